@@ -1,0 +1,7 @@
+"""steersman: kube-proxy for every node."""
+
+from typing import Final
+
+__all__ = ["__version__"]
+
+__version__: Final = "0.1.0"

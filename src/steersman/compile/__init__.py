@@ -1,0 +1,1 @@
+"""From a Snapshot to a NodePlan: every decision about traffic, made once. Pure functions only."""

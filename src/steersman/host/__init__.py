@@ -1,0 +1,1 @@
+"""The doors to this machine: subprocesses, netlink sockets, sysctls, facts."""

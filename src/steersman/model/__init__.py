@@ -1,0 +1,1 @@
+"""Values that the whole program speaks in: names, Kubernetes objects, plans. No behaviour."""

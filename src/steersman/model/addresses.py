@@ -1,0 +1,92 @@
+"""IP addresses and CIDRs as canonical strings.
+
+Kubernetes accepts IPv4 octets with leading zeros and reads them as decimal (SPEC 15); everything
+behind this module only sees the canonical spelling. Strings rather than `ipaddress` objects: one
+parse costs 3.4 us there, and a change should cost what changed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from functools import lru_cache
+
+from steersman.model.names import Family
+
+
+@lru_cache(maxsize=4096)
+def canonical_ip(text: str) -> str | None:
+    """Return the canonical spelling of an address, or None where `text` is not one.
+
+    IPv4 octets may have leading zeros, read as decimal; an IPv4-mapped IPv6 address is the IPv4
+    address it holds; a zone (`fe80::1%eth0`) is refused.
+    """
+    try:
+        if ":" not in text:
+            octets = text.split(".")
+            if len(octets) != 4 or not all(o.isascii() and o.isdigit() for o in octets):
+                return None
+            numbers = [int(octet) for octet in octets]
+            return ".".join(map(str, numbers)) if max(numbers) < 256 else None
+        packed = socket.inet_pton(socket.AF_INET6, text)
+    except (OSError, ValueError):
+        return None
+    if packed[:12] == b"\0" * 10 + b"\xff\xff":
+        return socket.inet_ntop(socket.AF_INET, packed[12:])
+    return str(ipaddress.IPv6Address(packed))
+
+
+def family_of(address: str) -> Family:
+    """Family of a canonical address or CIDR."""
+    return Family.IPV6 if ":" in address else Family.IPV4
+
+
+@lru_cache(maxsize=4096)
+def canonical_cidr(text: str) -> str | None:
+    """Return `network/length` with the host bits masked, or None where `text` is not a CIDR."""
+    address, slash, length = text.partition("/")
+    ip = canonical_ip(address)
+    if ip is None or not slash or not (length.isascii() and length.isdigit()):
+        return None
+    bits = int(length)
+    if ":" in address and ":" not in ip:  # IPv4-mapped: the length counts the 96 mapped bits
+        bits -= 96
+    if not 0 <= bits <= family_of(ip).bits:
+        return None
+    return str(ipaddress.ip_network((ip, bits), strict=False))
+
+
+@lru_cache(maxsize=65536)
+def _network(cidr: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    return ipaddress.ip_network(cidr)
+
+
+def in_cidr(address: str, cidr: str) -> bool:
+    """Whether a canonical address lies in a canonical CIDR (never across families)."""
+    network = _network(cidr)
+    return family_of(address).value == network.version and ipaddress.ip_address(address) in network
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a canonical address is a loopback one (127.0.0.0/8, ::1)."""
+    return address.startswith("127.") or address == "::1"
+
+
+def join_host_port(address: str, port: int) -> str:
+    """`address:port`, with an IPv6 address in brackets: the printed form of an endpoint."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def split_host_port(text: str) -> tuple[str, int]:
+    """Take `address:port` or `[address]:port` apart; ValueError where it is neither."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!r}: an IPv6 address with a port needs brackets, as in [::1]:80")
+    address = canonical_ip(host)
+    if not colon or address is None or not (port.isascii() and port.isdigit()):
+        raise ValueError(f"{text!r} is not ADDRESS:PORT")
+    if not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r}: the port must be between 1 and 65535")
+    return address, int(port)

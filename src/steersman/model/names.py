@@ -1,0 +1,70 @@
+"""The names of things: address families, protocols, Services and their ports."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class Family(enum.IntEnum):
+    """An IP address family; the value is the version number in the IP header."""
+
+    IPV4 = 4
+    IPV6 = 6
+
+    @property
+    def kubernetes(self) -> str:
+        """Kubernetes' spelling, as in `spec.ipFamilies` and `addressType`."""
+        return "IPv4" if self is Family.IPV4 else "IPv6"
+
+    @property
+    def bits(self) -> int:
+        """Length of an address, in bits."""
+        return 32 if self is Family.IPV4 else 128
+
+
+class Protocol(enum.StrEnum):
+    """A transport protocol, in Kubernetes' spelling."""
+
+    TCP = "TCP"
+    UDP = "UDP"
+    SCTP = "SCTP"
+
+
+class ObjectName(NamedTuple):
+    """Namespace and name of a Kubernetes object (namespace "" for cluster-scoped ones)."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+class ServicePortName(NamedTuple):
+    """One port of one Service: the unit in which everything is planned and programmed (SPEC 3)."""
+
+    namespace: str
+    service: str
+    port: str
+    protocol: Protocol
+
+    @property
+    def object_name(self) -> ObjectName:
+        """The Service that this port belongs to."""
+        return ObjectName(self.namespace, self.service)
+
+    def __str__(self) -> str:
+        """The printed name, `ns/name:port`, or `ns/name` when the port has no name (SPEC 3)."""
+        base = f"{self.namespace}/{self.service}"
+        return f"{base}:{self.port}" if self.port else base
+
+
+class PlanKey(NamedTuple):
+    """A ServicePort in one address family: the owner of a ServicePlan and of its kernel objects."""
+
+    name: ServicePortName
+    family: Family
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.name.protocol}, {self.family.kubernetes})"

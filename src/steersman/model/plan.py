@@ -1,0 +1,237 @@
+"""What this node should do, as mode-neutral data: the output of compile, the input of every mode.
+
+All decisions are made by the time a plan exists: which endpoints a packet may go to, whether its
+source is rewritten, who is dropped and who is refused. A mode translates; it never decides.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
+from steersman.model.addresses import join_host_port
+from steersman.model.names import Family, PlanKey
+
+
+class Value(msgspec.Struct, frozen=True, gc=False):
+    """Base of the values here: immutable, compared by value."""
+
+
+class Severity(enum.StrEnum):
+    """How bad a Finding is."""
+
+    WARNING = "warning"  # something was ignored, the rest is in force
+    ERROR = "error"  # the object (or this part of it) is not served
+
+
+class Finding(Value, frozen=True, order=True):
+    """Something wrong with an object, said to people: never an exception (STYLE 3.9)."""
+
+    object: str
+    """Kind and name, as in `Service shop/cart`; a file for what has no name."""
+    field: str
+    """Path of the field, as in `spec.ports[0].port`; "" for the whole object."""
+    reason: str
+    """What is wrong, and what to do about it."""
+    severity: Severity = Severity.WARNING
+
+    def __str__(self) -> str:
+        where = f"{self.object} {self.field}" if self.field else self.object
+        return f"{where}: {self.reason}"
+
+
+class Endpoint(Value, frozen=True, order=True):
+    """An address and port that connections are sent to."""
+
+    ip: str
+    port: int
+    local: bool = False
+    """Whether it runs on this node."""
+
+    def __str__(self) -> str:
+        return join_host_port(self.ip, self.port)
+
+
+class SourceClass(enum.StrEnum):
+    """Where a packet comes from. A source that is both is a pod first (SPEC 6)."""
+
+    POD = "pod"  # a pod of the cluster, as the node's detector tells
+    NODE = "node"  # an address of this node itself
+    EXTERNAL = "external"  # everyone else
+
+
+class Verdict(enum.StrEnum):
+    """What happens to a packet."""
+
+    FORWARD = "forward"
+    DROP = "drop"
+    REJECT = "reject"
+
+
+class Pool(enum.StrEnum):
+    """Which of a ServicePlan's two lists of endpoints is meant."""
+
+    CLUSTER = "cluster"
+    LOCAL = "local"
+
+
+class Action(Value, frozen=True):
+    """What is done with the packets of one SourceClass to one Frontend."""
+
+    verdict: Verdict
+    pool: Pool = Pool.CLUSTER
+    """For FORWARD: the endpoints to choose from; never an empty list."""
+    masquerade: bool = False
+    """For FORWARD: whether the source is rewritten to an address of this node."""
+
+
+class FrontendKind(enum.StrEnum):
+    """Why a destination belongs to a Service."""
+
+    CLUSTER_IP = "clusterIP"
+    EXTERNAL_IP = "externalIP"
+    LOAD_BALANCER_IP = "loadBalancerIP"
+    NODE_PORT = "nodePort"
+
+
+class Frontend(Value, frozen=True):
+    """A destination at which clients reach a ServicePort, and what happens to them there."""
+
+    kind: FrontendKind
+    address: str
+    """Canonical address; "" for a node port (the addresses are the node's: FamilySettings)."""
+    port: int
+    pod: Action
+    node: Action
+    external: Action
+    source_ranges: tuple[str, ...] = ()
+    """Canonical CIDRs that may use it, others are dropped whatever they are; () means everyone.
+    Already holds the addresses that SPEC 6 adds (the VIPs, where a range contains this node)."""
+
+    def action(self, source: SourceClass) -> Action:
+        """The Action for a class of sources."""
+        match source:
+            case SourceClass.POD:
+                return self.pod
+            case SourceClass.NODE:
+                return self.node
+            case _:
+                return self.external
+
+
+class ServicePlan(Value, frozen=True):
+    """What is to be done for one ServicePort in one family."""
+
+    key: PlanKey
+    frontends: tuple[Frontend, ...]
+    """clusterIP first, then external IPs, load balancer IPs and the node port."""
+    cluster: tuple[Endpoint, ...] = ()
+    """Endpoints of Pool.CLUSTER, sorted by their printed form; all equally likely."""
+    local: tuple[Endpoint, ...] = ()
+    """Endpoints of Pool.LOCAL, likewise."""
+    reachable: tuple[Endpoint, ...] = ()
+    """Every endpoint that any Action can reach, likewise."""
+    affinity_seconds: int = 0
+    """ClientIP session affinity: seconds after the last new connection; 0 for none."""
+    health_check_node_port: int = 0
+    """Port whose health check traffic is to be let in; 0 for none."""
+
+    @property
+    def uses_cluster(self) -> bool:
+        """Whether some Action forwards to Pool.CLUSTER."""
+        return self._uses(Pool.CLUSTER)
+
+    @property
+    def uses_local(self) -> bool:
+        """Whether some Action forwards to Pool.LOCAL."""
+        return self._uses(Pool.LOCAL)
+
+    def _uses(self, pool: Pool) -> bool:
+        return any(
+            action.verdict is Verdict.FORWARD and action.pool is pool
+            for frontend in self.frontends
+            for action in (frontend.pod, frontend.node, frontend.external)
+        )
+
+    def pool(self, pool: Pool) -> tuple[Endpoint, ...]:
+        """The endpoints of a pool."""
+        return self.cluster if pool is Pool.CLUSTER else self.local
+
+
+class Detector(Value, frozen=True):
+    """How traffic of local pods is recognised in a family; at most one field is set (SPEC 13)."""
+
+    cidr: str = ""
+    interface: str = ""
+    interface_prefix: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.cidr or self.interface or self.interface_prefix)
+
+
+class FamilySettings(Value, frozen=True):
+    """Everything about this node that modes need, in one family."""
+
+    detector: Detector = Detector()
+    """Falsy where pods cannot be told from others: then the pod class has no members."""
+    node_ip: str = ""
+    """Only decides whether a source range includes this node (SPEC 1.5)."""
+    local_addresses: tuple[str, ...] = ()
+    """Addresses on this node's interfaces, loopback included, sorted."""
+    node_port_addresses: tuple[str, ...] | None = None
+    """Addresses that serve node ports; None means every local one (SPEC 6). Loopback addresses
+    are never in it: `localhost_node_ports` says whether those serve."""
+    localhost_node_ports: bool = False
+    """Whether node ports answer on 127.0.0.0/8."""
+    service_cidrs: tuple[str, ...] = ()
+    """ServiceCIDRs of this family, sorted."""
+
+
+class Traits(Value, frozen=True):
+    """The few points at which modes legitimately differ in what traffic sees (SPEC 6)."""
+
+    refuses_node_ports_everywhere: bool = False
+    """Node-port reject and drop apply on every local address, not only on the serving ones."""
+    filters_without_endpoints: bool = False
+    """Source ranges are enforced also while a Service has no endpoints."""
+    rejects_unknown_ports: bool = False
+    """A known clusterIP on an unknown port is rejected."""
+    drops_unassigned_addresses: bool = False
+    """An unassigned address in the ServiceCIDRs is dropped."""
+    localhost_node_ports: bool = False
+    """The mode can serve node ports on IPv4 loopback."""
+
+
+class NodeSettings(Value, frozen=True):
+    """The node-wide part of a NodePlan; a change of it dirties every ServicePlan."""
+
+    node_name: str = ""
+    families: tuple[Family, ...] = (Family.IPV4,)
+    ipv4: FamilySettings = FamilySettings()
+    ipv6: FamilySettings = FamilySettings()
+    masquerade_all: bool = False
+    masquerade_bit: int = 14
+    traits: Traits = Traits()
+    many_services: bool = False
+    """More ServicePorts than the configured threshold: modes with lists split them."""
+    many_endpoints: bool = False
+    """More endpoints than the large-cluster threshold (SPEC 8.3): modes leave out comments."""
+
+    def family(self, family: Family) -> FamilySettings:
+        """The settings of one family."""
+        return self.ipv4 if family is Family.IPV4 else self.ipv6
+
+    @property
+    def masquerade_mark(self) -> int:
+        """The packet mark that asks for masquerading."""
+        return 1 << self.masquerade_bit
+
+
+class NodePlan(msgspec.Struct, frozen=True):
+    """All that this node should do."""
+
+    settings: NodeSettings
+    services: Mapping[PlanKey, ServicePlan]
+    findings: tuple[Finding, ...] = ()

@@ -1,0 +1,1 @@
+"""The modes: each translates plans into kernel objects and programs them."""

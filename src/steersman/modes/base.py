@@ -1,0 +1,66 @@
+"""What a mode is: the seam between plans and the kernel."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.modes.diff import Diff, Ruleset
+
+
+class Support(msgspec.Struct, frozen=True):
+    """Whether a mode can run on this machine."""
+
+    usable: bool
+    missing: tuple[str, ...] = ()
+    """What is missing and how to get it, a sentence each."""
+
+
+class ApplyError(Exception):
+    """The kernel refused a batch: some object in it is wrong. The batch can be halved."""
+
+
+class BusyError(Exception):
+    """The kernel could not be programmed just now (a lock, no memory): try the same again later."""
+
+
+class Mode(Protocol):
+    """One way of programming the kernel.
+
+    The rendering half is pure; `read` and `apply` are the only doors to the kernel.
+    """
+
+    name: str
+    traits: Traits
+
+    async def probe(self) -> Support:
+        """Say whether this mode can run here, and if not, what is missing."""
+        ...
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Render the fixed part: everything that belongs to the node."""
+        ...
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render one ServicePort's part; keys never collide with another plan's."""
+        ...
+
+    async def read(self) -> Ruleset:
+        """Return what the kernel has of ours, in the spelling that rendering produces.
+
+        Raises:
+            BusyError: it cannot be read now.
+        """
+        ...
+
+    async def apply(self, change: Diff) -> None:
+        """Carry out a Diff, all or nothing as far as the kernel can; the only writer.
+
+        Raises:
+            ApplyError: the kernel refused it; nothing (or, between two kernel transactions, only
+                a harmless part) is in force.
+            BusyError: it was not tried; the same Diff can be applied again.
+        """
+        ...

@@ -1,0 +1,83 @@
+"""Differences between what the kernel has and what it should have, as values.
+
+Law: `patch(have, diff(have, want)) == want`. Cleanup, drift, retry, dry-run and restart are all
+a diff applied (STYLE 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+Key: TypeAlias = Hashable
+"""Names one kernel object within a mode."""
+Ruleset: TypeAlias = Mapping[Any, Any]
+"""Kernel objects by key: what a mode renders, reads back and compares."""
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """What to do to get from one Ruleset to another."""
+
+    added: dict[Any, Any] = {}
+    """Objects to create."""
+    removed: dict[Any, Any] = {}
+    """Objects to delete, with the value they have."""
+    changed: dict[Any, tuple[Any, Any]] = {}
+    """Objects to replace: (value they have, value wanted)."""
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+    def __len__(self) -> int:
+        return len(self.added) + len(self.removed) + len(self.changed)
+
+    @property
+    def summary(self) -> str:
+        """Counts in words, for logs."""
+        return f"{len(self.added)} added, {len(self.changed)} changed, {len(self.removed)} removed"
+
+
+def diff(have: Ruleset, want: Ruleset) -> Diff:
+    """Return what leads from `have` to `want`."""
+    added: dict[Any, Any] = {}
+    changed: dict[Any, tuple[Any, Any]] = {}
+    for key, value in want.items():
+        if key not in have:
+            added[key] = value
+        elif have[key] != value:
+            changed[key] = (have[key], value)
+    removed = {key: value for key, value in have.items() if key not in want}
+    return Diff(added, removed, changed)
+
+
+def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
+    """Return `have` with a Diff applied to it."""
+    out = dict(have)
+    for key in change.removed:
+        del out[key]
+    out.update(change.added)
+    out.update((key, new) for key, (_, new) in change.changed.items())
+    return out
+
+
+def merge(parts: Iterable[Diff]) -> Diff:
+    """Unite Diffs of different owners, whose keys must not overlap.
+
+    Raises:
+        ValueError: two parts touch the same key.
+    """
+    added: dict[Any, Any] = {}
+    removed: dict[Any, Any] = {}
+    changed: dict[Any, tuple[Any, Any]] = {}
+    total = 0
+    for part in parts:
+        added.update(part.added)
+        removed.update(part.removed)
+        changed.update(part.changed)
+        total += len(part)
+    united = Diff(added, removed, changed)
+    if len(united) != total:
+        raise ValueError("two owners claim the same kernel object")
+    return united

@@ -1,0 +1,1 @@
+"""iptables mode: upstream's chains by their public names, written by what changed."""

@@ -1,0 +1,1 @@
+"""Where Services and EndpointSlices come from: a directory of manifests or an API server."""
