@@ -1,0 +1,116 @@
+"""From JSON (or values read from YAML) to objects; what is malformed becomes a Finding.
+
+Never raises on any input: one malformed object never stops the others (SPEC 4, STYLE 3.9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from steersman.model.kube import KINDS, KubeObject
+from steersman.model.plan import Finding, Severity
+
+_DECODERS = {kind: msgspec.json.Decoder(type_) for kind, type_ in KINDS.items()}
+_LIST_DECODERS: dict[str, msgspec.json.Decoder[list[KubeObject]]] = {
+    kind: msgspec.json.Decoder(list[type_])  # type: ignore[valid-type]
+    for kind, type_ in KINDS.items()
+}
+_RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_CLUSTER_SCOPED = frozenset({"Node", "ServiceCIDR"})
+
+
+def scope_of(kind: str, obj: KubeObject) -> str:
+    """The words that Findings use for an object, as in `Service shop/cart`."""
+    return f"{kind} {obj.metadata.object_name}"
+
+
+def decode_object(kind: str, raw: bytes | msgspec.Raw) -> KubeObject | Finding:
+    """Decode one JSON object of a known kind, or say what is wrong with it."""
+    try:
+        return _checked(kind, _DECODERS[kind].decode(raw))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _finding(kind, _identity(_loose(raw)), str(error))
+
+
+def decode_value(kind: str, value: Any) -> KubeObject | Finding:
+    """Turn an already parsed object (from YAML) of a known kind into a struct, likewise."""
+    try:
+        return _checked(kind, msgspec.convert(value, KINDS[kind], strict=True))
+    except (msgspec.ValidationError, RecursionError) as error:
+        return _finding(kind, _identity(value), str(error))
+
+
+def decode_items(
+    kind: str, raw: bytes | msgspec.Raw
+) -> tuple[Sequence[KubeObject], Sequence[Finding]]:
+    """Decode the JSON array of a list's items; malformed items become Findings.
+
+    Raises:
+        msgspec.DecodeError: it is not a JSON array at all.
+    """
+    try:
+        objects = _LIST_DECODERS[kind].decode(raw)
+        if all(_named(kind, obj) for obj in objects):
+            return objects, ()
+    except (msgspec.ValidationError, UnicodeDecodeError):
+        pass  # some item is malformed: find out which, item by item
+    return partition(decode_object(kind, item) for item in _RAW_LIST.decode(raw))
+
+
+def partition(
+    results: Iterable[KubeObject | Finding],
+) -> tuple[list[KubeObject], list[Finding]]:
+    """Separate decoded objects from Findings, in order."""
+    objects: list[KubeObject] = []
+    findings: list[Finding] = []
+    for result in results:
+        if isinstance(result, Finding):
+            findings.append(result)
+        else:
+            objects.append(result)
+    return objects, findings
+
+
+def _named(kind: str, obj: KubeObject) -> bool:
+    meta = obj.metadata
+    return bool(meta.name) and (bool(meta.namespace) or kind in _CLUSTER_SCOPED)
+
+
+def _checked(kind: str, obj: KubeObject) -> KubeObject | Finding:
+    if _named(kind, obj):
+        return obj
+    missing = "namespace" if obj.metadata.name else "name"
+    return Finding(
+        scope_of(kind, obj),
+        f"metadata.{missing}",
+        f"is missing; every {kind} needs one",
+        Severity.ERROR,
+    )
+
+
+def _loose(raw: bytes | msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _identity(value: Any) -> str:
+    """Name a malformed object as well as its remains allow."""
+    meta = value.get("metadata") if isinstance(value, dict) else None
+    parts = (meta.get("namespace"), meta.get("name")) if isinstance(meta, dict) else ()
+    return "/".join(part for part in parts if isinstance(part, str) and part) or "(unnamed)"
+
+
+def _finding(kind: str, name: str, message: str) -> Finding:
+    reason, _, path = message.partition(" - at `")
+    field = path.rstrip("`").removeprefix("$").lstrip(".")
+    return Finding(
+        f"{kind} {name}",
+        field,
+        f"{reason}; the object is ignored until it is mended",
+        Severity.ERROR,
+    )

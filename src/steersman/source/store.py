@@ -1,0 +1,283 @@
+"""The Store holds the cluster's objects as last seen and knows what changed since the last sync.
+
+It compares; it does not decide. Everything runs on the event loop, so nothing here locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from steersman.model.addresses import canonical_cidr
+from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from steersman.model.names import ObjectName
+from steersman.model.plan import Finding
+from steersman.model.snapshot import Snapshot
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What changed between two syncs."""
+
+    services: frozenset[ObjectName] = frozenset()
+    """Services of which the Service itself or one of its slices changed."""
+    service_objects: frozenset[ObjectName] = frozenset()
+    """Those of which the Service itself changed (and stayed changed, SPEC 3)."""
+    endpoints: frozenset[ObjectName] = frozenset()
+    """Those of which an EndpointSlice changed (SPEC 4)."""
+    node: bool = False
+    """This node's object or the ServiceCIDRs changed in a way that matters."""
+    udp: bool = False
+    """A changed Service had or has a UDP port: conntrack is to be looked at (SPEC 4, 12)."""
+    trigger_times: Mapping[ObjectName, tuple[str, ...]] = {}
+    """Trigger-time annotations of the slice updates that changed something, by Service."""
+
+    def __bool__(self) -> bool:
+        return bool(self.services or self.node)
+
+
+def service_essence(service: Service) -> object:
+    """What of a Service makes a difference; None where it is not ours to serve (SPEC 2, 3)."""
+    spec = service.spec
+    labels = service.metadata.labels
+    if labels is not None and labels.proxy_name is not None:
+        return None
+    if not spec.cluster_ip or spec.cluster_ip == "None" or spec.type == "ExternalName":
+        return None
+    lb = service.status.load_balancer if service.status else None
+    return spec, lb, service.metadata.creation_timestamp, service.metadata.annotations
+
+
+def _slice_owner(slice_: EndpointSlice) -> ObjectName | None:
+    """The Service of a slice; None where the slice is to be ignored (SPEC 2, 4)."""
+    labels = slice_.metadata.labels
+    meta = slice_.metadata
+    if labels is None or not labels.service_name or labels.headless is not None:
+        return None
+    return ObjectName(meta.namespace, labels.service_name) if meta.name and meta.namespace else None
+
+
+def _slice_essence(slice_: EndpointSlice) -> object:
+    return slice_.address_type, slice_.endpoints, slice_.ports
+
+
+def _node_essence(node: Node | None) -> object:
+    if node is None:
+        return None
+    zone = node.metadata.labels.zone if node.metadata.labels else None
+    addresses = node.status.addresses if node.status else None
+    return node.metadata.name, zone, node.spec.pod_cidr, node.spec.pod_cidrs, addresses
+
+
+def _has_udp(slice_: EndpointSlice) -> bool:
+    return any(port.protocol == "UDP" for port in slice_.ports or ())
+
+
+class Store:
+    """Holds objects; tells what changed. Implements `source.base.Sink`."""
+
+    def __init__(
+        self,
+        node_name: str = "",
+        on_change: Callable[[], None] = lambda: None,
+        essence: Callable[[Service], object] = service_essence,
+    ) -> None:
+        """Make an empty Store.
+
+        Args:
+            node_name: the Node of this name is this node; others are ignored.
+            on_change: called after each call that left something to be synced.
+            essence: what of a Service makes a difference (falsy: not served).
+        """
+        self._node_name = node_name
+        self._on_change = on_change
+        self._essence = essence
+        self._services: dict[ObjectName, Service] = {}
+        self._slices: dict[ObjectName, dict[str, EndpointSlice]] = {}
+        self._slice_service: dict[ObjectName, ObjectName] = {}
+        self._cidrs: dict[ObjectName, ServiceCIDR] = {}
+        self._node: Node | None = None
+        self._findings: dict[str, tuple[Finding, ...]] = {}
+        self._synced: set[str] = set()
+        self._before: dict[ObjectName, object] = {}  # essence at the last take, where it differs
+        self._endpoints: set[ObjectName] = set()
+        self._udp: set[ObjectName] = set()
+        self._triggers: dict[ObjectName, list[str]] = {}
+        self._node_changed = False
+
+    # What is known
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """A live, read-only view of everything."""
+        cidrs = {
+            canonical
+            for cidr in self._cidrs.values()
+            for text in cidr.spec.cidrs or ()
+            if (canonical := canonical_cidr(text))
+        }
+        return Snapshot(self._services, self._slices, self._node, tuple(sorted(cidrs)))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What sources reported, in order of scope."""
+        return tuple(f for scope in sorted(self._findings) for f in self._findings[scope])
+
+    @property
+    def synced(self) -> bool:
+        """Whether the initial lists of Services and of EndpointSlices are in (SPEC 2)."""
+        return {"Service", "EndpointSlice"} <= self._synced
+
+    def take(self) -> Changes:
+        """Return what changed since the last call, and start afresh."""
+        services = frozenset(self._before)
+        endpoints = frozenset(self._endpoints)
+        changes = Changes(
+            services=services | endpoints,
+            service_objects=services,
+            endpoints=endpoints,
+            node=self._node_changed,
+            udp=any(name in self._udp or self._udp_now(name) for name in endpoints),
+            trigger_times={name: tuple(times) for name, times in self._triggers.items()},
+        )
+        self._before = {}
+        self._endpoints = set()
+        self._udp = set()
+        self._triggers = {}
+        self._node_changed = False
+        return changes
+
+    # Sink
+
+    def replace(self, kind: str, objects: Iterable[KubeObject]) -> None:
+        """Take the complete list of a kind."""
+        new = {obj.metadata.object_name: obj for obj in objects}
+        changed = kind not in self._synced
+        for name in [name for name in self._names(kind) if name not in new]:
+            changed |= self._remove(kind, name)
+        for obj in new.values():
+            changed |= self._put(obj)
+        self._synced.add(kind)
+        self._told(changed)
+
+    def upsert(self, obj: KubeObject) -> bool:
+        """Take one object; return the `changed` flag of SPEC 3 and 4."""
+        return self._told(self._put(obj))
+
+    def delete(self, kind: str, name: ObjectName) -> bool:
+        """Drop one object; return the `changed` flag of SPEC 3 and 4."""
+        return self._told(self._remove(kind, name))
+
+    def report(self, scope: str, findings: Sequence[Finding]) -> None:
+        """Replace the Findings of a scope."""
+        if findings:
+            self._findings[scope] = tuple(findings)
+        else:
+            self._findings.pop(scope, None)
+
+    # How
+
+    def _told(self, changed: bool) -> bool:
+        if changed:
+            self._on_change()
+        return changed
+
+    def _names(self, kind: str) -> Iterable[ObjectName]:
+        known: Mapping[ObjectName, Any]
+        match kind:
+            case "Service":
+                known = self._services
+            case "EndpointSlice":
+                known = self._slice_service
+            case "ServiceCIDR":
+                known = self._cidrs
+            case _:
+                return [self._node.metadata.object_name] if self._node else []
+        return known
+
+    def _put(self, obj: KubeObject) -> bool:
+        match obj:
+            case Service():
+                return self._put_service(obj.metadata.object_name, obj)
+            case EndpointSlice():
+                return self._put_slice(obj)
+            case Node():
+                return obj.metadata.name == self._node_name and self._put_node(obj)
+            case _:
+                return self._put_cidr(obj.metadata.object_name, obj)
+
+    def _remove(self, kind: str, name: ObjectName) -> bool:
+        match kind:
+            case "Service":
+                return self._put_service(name, None)
+            case "EndpointSlice":
+                return self._remove_slice(name)
+            case "Node":
+                return name.name == self._node_name and self._put_node(None)
+            case _:
+                return self._put_cidr(name, None)
+
+    def _put_service(self, name: ObjectName, service: Service | None) -> bool:
+        old = self._services.get(name)
+        was = (self._essence(old) if old else None) or None
+        now = (self._essence(service) if service else None) or None
+        before = self._before.setdefault(name, was)
+        if before == now:
+            del self._before[name]
+        if service is None or now is None:
+            self._services.pop(name, None)
+        else:
+            self._services[name] = service
+        return bool(self._before)
+
+    def _put_slice(self, slice_: EndpointSlice) -> bool:
+        name = slice_.metadata.object_name
+        owner = _slice_owner(slice_)
+        old_owner = self._slice_service.get(name)
+        moved = old_owner is not None and old_owner != owner and self._remove_slice(name)
+        if owner is None:
+            return moved
+        old = self._slices.get(owner, {}).get(name.name)
+        if old is not None and _slice_essence(old) == _slice_essence(slice_):
+            return moved
+        self._touch(owner, old)
+        self._slices.setdefault(owner, {})[name.name] = slice_
+        self._slice_service[name] = owner
+        notes = slice_.metadata.annotations
+        if notes is not None and notes.trigger_time:
+            self._triggers.setdefault(owner, []).append(notes.trigger_time)
+        return True
+
+    def _remove_slice(self, name: ObjectName) -> bool:
+        owner = self._slice_service.pop(name, None)
+        if owner is None:
+            return False
+        slices = self._slices[owner]
+        self._touch(owner, slices.pop(name.name))
+        if not slices:
+            del self._slices[owner]
+        self._triggers.pop(owner, None)
+        return True
+
+    def _touch(self, owner: ObjectName, old: EndpointSlice | None) -> None:
+        self._endpoints.add(owner)
+        if (old is not None and _has_udp(old)) or self._udp_now(owner):
+            self._udp.add(owner)
+
+    def _udp_now(self, owner: ObjectName) -> bool:
+        return any(_has_udp(slice_) for slice_ in self._slices.get(owner, {}).values())
+
+    def _put_node(self, node: Node | None) -> bool:
+        changed = _node_essence(self._node) != _node_essence(node)
+        self._node = node
+        self._node_changed |= changed
+        return changed
+
+    def _put_cidr(self, name: ObjectName, obj: ServiceCIDR | None) -> bool:
+        old = self._cidrs.pop(name, None)
+        if obj is not None:
+            self._cidrs[name] = obj
+        changed = (old.spec if old else None) != (obj.spec if obj else None)
+        self._node_changed |= changed
+        return changed
