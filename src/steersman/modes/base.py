@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Protocol
 
 import msgspec
@@ -52,6 +53,13 @@ class Mode(Protocol):
 
         Raises:
             BusyError: it cannot be read now.
+        """
+        ...
+
+    async def fingerprint(self) -> Hashable | None:
+        """Return a token that differs whenever `read` could differ; None where there is none.
+
+        Cheap: it is asked for at every check for drift, `read` only when it has changed.
         """
         ...
 

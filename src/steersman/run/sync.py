@@ -1,0 +1,277 @@
+"""From what changed to what the kernel has: plan, render, diff, apply; the only owner of have/want.
+
+The Ruleset is kept per owner (a ServicePort in one family, or the node), so that a sync costs what
+changed. A batch that the kernel refuses is halved until the culprit stands alone: it keeps what it
+had, gets a Finding, and everybody else goes in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from steersman.compile.plan import PlanChange, Planner
+from steersman.model.names import PlanKey
+from steersman.model.plan import Finding, Severity
+from steersman.model.snapshot import HostFacts
+from steersman.modes.base import ApplyError, Mode
+from steersman.modes.diff import Diff, Ruleset, diff, merge
+from steersman.run.state import State, SyncResult
+from steersman.source.store import Store
+
+Owner: TypeAlias = PlanKey | str
+"""Who a kernel object belongs to: a ServicePort, NODE, or STALE (nobody any more)."""
+
+NODE = "the node"
+STALE = "leftovers"
+
+
+class Sync:
+    """The have/want loop body. `State` is replaced after each run; nothing else is shared."""
+
+    def __init__(
+        self,
+        store: Store,
+        planner: Planner,
+        mode: Mode,
+        facts: HostFacts,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_state: Callable[[State], None] = lambda _state: None,
+    ) -> None:
+        """Make the loop body; nothing is read or written before `run`."""
+        self.store = store
+        self.planner = planner
+        self.mode = mode
+        self.state = State(mode=mode.name)
+        self._facts = facts
+        self._facts_changed = True
+        self._clock = clock
+        self._on_state = on_state
+        self._want: dict[Owner, Ruleset] = {}
+        self._have: dict[Owner, Ruleset] = {}
+        self._dirty: set[Owner] = set()
+        self._verified = False
+        self._token: Hashable | None = None
+        self._refused: dict[Owner, str] = {}
+        self._phases: dict[str, float] = {}
+
+    def use_facts(self, facts: HostFacts) -> bool:
+        """Take new facts of this machine; return whether they differ (then a sync is due)."""
+        changed = facts != self._facts
+        self._facts = facts
+        self._facts_changed |= changed
+        return changed
+
+    async def run(self, reason: str = "changes") -> SyncResult | None:
+        """Bring the kernel up to date; None while the initial lists are not in (SPEC 2).
+
+        Raises:
+            BusyError: the kernel could not be programmed now; nothing is lost, run again.
+        """
+        if not self.store.synced:
+            return None
+        self._phases = {}
+        dirty = self._plan_and_render()
+        change = await self._reconcile() if not self._verified else await self._apply_dirty()
+        result = SyncResult(
+            revision=self.state.revision + 1,
+            reason=reason if self.state.result else "start",
+            dirty=dirty,
+            added=len(change.added),
+            removed=len(change.removed),
+            changed=len(change.changed),
+            phases=self._phases,
+            refused=len(self._refused),
+        )
+        self._publish(result)
+        return result
+
+    async def check(self) -> SyncResult | None:
+        """Compare the kernel with what it should have and repair it (rules flushed by others).
+
+        Costs one fingerprint where nobody touched the kernel since the last look.
+        """
+        if not self.state.result:
+            return None
+        token = await self.mode.fingerprint()
+        if token is not None and token == self._token and not self._refused:
+            return None
+        self._verified = False
+        return await self.run("drift")
+
+    async def preview(self) -> Diff:
+        """Return what a sync would do, and do nothing (`--dry-run`)."""
+        self._phases = {}
+        self._plan_and_render()
+        return diff(await self._read(), _flat(self._want.values()))
+
+    # Plan and render
+
+    def _plan_and_render(self) -> int:
+        with self._timed("plan"):
+            changes = self.store.take()
+            everything = changes.node or self._facts_changed
+            change = self.planner.update(
+                self.store.snapshot, self._facts, set(changes.services), everything
+            )
+            self._facts_changed = False
+        with self._timed("render"):
+            return self._render(change)
+
+    def _render(self, change: PlanChange) -> int:
+        settings = self.planner.plan.settings
+        plans = change.changed
+        if change.settings_changed or NODE not in self._want:
+            plans = dict(self.planner.plan.services)
+            self._put(NODE, self.mode.render_node(settings))
+        for key in change.removed:
+            self._put(key, {})
+        for key, plan in plans.items():
+            self._put(key, self.mode.render_service(plan, settings))
+        return len(plans)
+
+    def _put(self, owner: Owner, ruleset: Ruleset) -> None:
+        self._dirty.add(owner)
+        self._refused.pop(owner, None)
+        if ruleset:
+            self._want[owner] = ruleset
+        else:
+            self._want.pop(owner, None)
+
+    # Apply
+
+    async def _apply_dirty(self) -> Diff:
+        with self._timed("diff"):
+            change = merge(
+                diff(self._have.get(owner, {}), self._want.get(owner, {})) for owner in self._dirty
+            )
+        if change and not await self._try(change):
+            return await self._reconcile()
+        self._accept(self._dirty)
+        self._dirty.clear()
+        return change
+
+    async def _reconcile(self) -> Diff:
+        """Read the kernel and bring it to what is wanted, whatever it has."""
+        token = await self.mode.fingerprint()
+        kernel = await self._read()
+        with self._timed("diff"):
+            change = diff(kernel, _flat(map(self._effective, self._owners())))
+        if not change:
+            self._token = token
+        if not change or await self._try(change):
+            self._accept(self._owners() - self._refused.keys())
+            for owner in list(self._refused):
+                await self._settle([owner])
+        else:
+            await self._halve()
+        self._dirty.clear()
+        self._verified = True
+        return change
+
+    def _owners(self) -> set[Owner]:
+        return self._want.keys() | self._have.keys()
+
+    def _effective(self, owner: Owner) -> Ruleset:
+        """What an owner should have now: the last good version where the new one is refused."""
+        return (self._have if owner in self._refused else self._want).get(owner, {})
+
+    async def _try(self, change: Diff) -> bool:
+        with self._timed("apply"):
+            try:
+                await self.mode.apply(change)
+            except ApplyError:
+                self._verified = False
+                return False
+        return True
+
+    async def _halve(self) -> None:
+        await self._settle([NODE])
+        await self._settle([key for key in self._owners() if key != NODE])
+        await self._settle([STALE])
+
+    async def _settle(self, owners: Sequence[Owner]) -> None:
+        """Apply the part of some owners; where it is refused, halve it down to the culprits."""
+        if not owners:
+            return
+        change = self._part(await self._read(), owners)
+        try:
+            with self._timed("apply"):
+                if change:
+                    await self.mode.apply(change)
+        except ApplyError as error:
+            if len(owners) == 1:
+                self._refused[owners[0]] = str(error)
+                return
+            middle = len(owners) // 2
+            await self._settle(owners[:middle])
+            await self._settle(owners[middle:])
+        else:
+            self._accept(owners)
+
+    def _part(self, kernel: Ruleset, owners: Sequence[Owner]) -> Diff:
+        if owners[0] == STALE:
+            claimed = _keys(map(self._effective, self._owners()))
+            return Diff(removed={k: v for k, v in kernel.items() if k not in claimed})
+        want = _flat(self._want.get(owner, {}) for owner in owners)
+        keys = set(want) | _keys(self._have.get(owner, {}) for owner in owners)
+        return diff({key: kernel[key] for key in keys if key in kernel}, want)
+
+    def _accept(self, owners: Iterable[Owner]) -> None:
+        for owner in owners:
+            self._refused.pop(owner, None)
+            if owner in self._want:
+                self._have[owner] = self._want[owner]
+            else:
+                self._have.pop(owner, None)
+
+    async def _read(self) -> Ruleset:
+        with self._timed("read"):
+            return await self.mode.read()
+
+    # Report
+
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = self._clock()
+        try:
+            yield
+        finally:
+            self._phases[phase] = self._phases.get(phase, 0.0) + self._clock() - start
+
+    def _publish(self, result: SyncResult) -> None:
+        plan = self.planner.plan
+        refused = tuple(
+            _refusal(owner, why, self.mode.name) for owner, why in self._refused.items()
+        )
+        self.state = State(
+            revision=result.revision,
+            mode=self.mode.name,
+            snapshot=self.store.snapshot,
+            plan=plan,
+            result=result,
+            findings=self.store.findings + plan.findings + refused,
+            objects=sum(map(len, self._have.values())),
+        )
+        self._on_state(self.state)
+
+
+def _refusal(owner: Owner, why: str, mode: str) -> Finding:
+    name = f"Service {owner.name.object_name}" if isinstance(owner, PlanKey) else owner
+    field = f"port {owner}" if isinstance(owner, PlanKey) else ""
+    reason = f"{mode}: the kernel refuses its rules ({why}); what it had before stays in force"
+    return Finding(name, field, reason, Severity.ERROR)
+
+
+def _flat(parts: Iterable[Ruleset]) -> dict[Any, Any]:
+    out: dict[Any, Any] = {}
+    for part in parts:
+        out.update(part)
+    return out
+
+
+def _keys(parts: Iterable[Mapping[Any, Any]]) -> set[Any]:
+    return {key for part in parts for key in part}
