@@ -1,0 +1,132 @@
+"""What this machine is like: hostname, interfaces and their addresses, IPv6. Read, never changed.
+
+Interfaces and addresses come from rtnetlink, and so does the news that they changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from steersman.host.netlink import (
+    NETLINK_ROUTE,
+    AnswersLostError,
+    DumpInterruptedError,
+    Netlink,
+    Request,
+    Subscription,
+)
+from steersman.host.nlmsg import Message, attributes, string
+from steersman.model.addresses import canonical_ip
+from steersman.model.snapshot import HostFacts
+
+_RTM_GETLINK = 18
+_RTM_GETADDR = 22
+_RTNLGRP_LINK = 1
+_RTNLGRP_IPV4_IFADDR = 5
+_RTNLGRP_IPV6_IFADDR = 9
+_IFLA_IFNAME = 3
+_IFA_ADDRESS = 1
+_IFA_LOCAL = 2
+_IFINFOMSG = struct.Struct("=BxHiII")
+_IFADDRMSG = struct.Struct("=BBBBI")
+_ATTEMPTS = 8
+_SETTLE = 0.02  # seconds; adding one address makes several notifications
+
+
+async def read_facts() -> HostFacts:
+    """Read everything afresh.
+
+    Raises:
+        OSError: rtnetlink does not answer, which no Linux does on purpose.
+    """
+    with Netlink(NETLINK_ROUTE, buffer=1 << 20) as netlink:
+        interfaces = await asyncio.to_thread(_read_interfaces, netlink)
+    return HostFacts(hostname=hostname(), interfaces=interfaces, ipv6=has_ipv6())
+
+
+async def watch_addresses() -> AsyncIterator[HostFacts]:
+    """Yield the facts now, and again each time that they have become different."""
+    groups = (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR)
+    with Subscription(NETLINK_ROUTE, groups) as news:
+        facts = await read_facts()  # after joining: no change can fall between
+        yield facts
+        while True:
+            await _change(news)
+            latest = await read_facts()
+            if latest != facts:
+                facts = latest
+                yield facts
+
+
+async def _change(news: Subscription) -> None:
+    """Wait until something changed, and a little longer for the rest of the same change."""
+    try:
+        await news.receive()
+        await asyncio.sleep(_SETTLE)
+    except AnswersLostError:  # so many changes that some were lost: reading afresh covers them
+        return
+
+
+def hostname() -> str:
+    """Name of this machine as a node name: trimmed and in lower case (SPEC 1.1)."""
+    return socket.gethostname().strip().lower()
+
+
+def has_ipv6(proc: Path = Path("/proc")) -> bool:
+    """Whether the kernel has IPv6 and it is not disabled (SPEC 1.5)."""
+    try:
+        disabled = (proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1"
+    except OSError:
+        disabled = False
+    return (proc / "net/if_inet6").exists() and not disabled
+
+
+def _read_interfaces(netlink: Netlink) -> dict[str, tuple[str, ...]]:
+    for _ in range(_ATTEMPTS):
+        try:
+            return _interfaces(netlink)
+        except DumpInterruptedError:  # the addresses are changing right now
+            continue
+    return _interfaces(netlink, consistent=False)
+
+
+def _interfaces(netlink: Netlink, consistent: bool = True) -> dict[str, tuple[str, ...]]:
+    names = dict(map(_link, _list(netlink, Request(_RTM_GETLINK, bytes(16)), consistent)))
+    found: dict[str, list[str]] = {}
+    for reply in _list(netlink, Request(_RTM_GETADDR, bytes(8)), consistent):
+        index, address = _address(reply)
+        if address and index in names:
+            found.setdefault(names[index], []).append(address)
+    return {name: tuple(sorted(found[name])) for name in sorted(found)}
+
+
+def _list(netlink: Netlink, request: Request, consistent: bool) -> list[Message]:
+    replies: list[Message] = []
+    try:
+        replies.extend(netlink.dump(request))
+    except DumpInterruptedError:
+        if consistent:
+            raise
+    return replies
+
+
+def _link(reply: Message) -> tuple[int, str]:
+    """Index and name of a link."""
+    index: int = _IFINFOMSG.unpack_from(reply.payload)[2]
+    return index, string(attributes(reply.payload, 16).get(_IFLA_IFNAME, b""))
+
+
+def _address(reply: Message) -> tuple[int, str]:
+    """Index of the link, and `address/length` ("" where it is neither IPv4 nor IPv6)."""
+    family, length, _, _, index = _IFADDRMSG.unpack_from(reply.payload)
+    values = attributes(reply.payload, 8)
+    # On point-to-point links IFA_ADDRESS is the peer; IFA_LOCAL is absent in IPv6 otherwise.
+    packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS, b"")
+    if family not in (socket.AF_INET, socket.AF_INET6) or not packed:
+        return index, ""
+    address = canonical_ip(socket.inet_ntop(family, packed))
+    return index, f"{address}/{length}"

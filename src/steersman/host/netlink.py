@@ -1,0 +1,241 @@
+"""The only door to netlink sockets: requests, dumps, batches and notifications.
+
+`Netlink` blocks, as the kernel does its work inside the system call; callers on the event loop run
+it in a thread (`asyncio.to_thread`), one exchange at a time. `Subscription` is for notifications
+and waits on the loop. What is in the messages is the business of the modules on top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Self
+
+from steersman.host.nlmsg import (
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLM_F_REQUEST,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    Message,
+    answer,
+    message,
+    messages,
+)
+
+NETLINK_ROUTE = 0
+NETLINK_NETFILTER = 12
+NETLINK_GENERIC = 16
+
+_SOL_NETLINK = 270
+_NETLINK_ADD_MEMBERSHIP = 1
+_NETLINK_CAP_ACK = 10
+_NETLINK_EXT_ACK = 11
+_NETLINK_GET_STRICT_CHK = 12
+_SO_SNDBUFFORCE = 32
+_SO_RCVBUFFORCE = 33
+
+_RECEIVE = 1 << 17  # a kernel's datagram is at most 32 kB (64 kB with a large page)
+
+
+class NetlinkError(OSError):
+    """The kernel refused a request; `errno` says why, the text also what the kernel explained."""
+
+
+class DumpInterruptedError(NetlinkError):
+    """What was listed changed meanwhile (NLM_F_DUMP_INTR): the list may lack or repeat entries."""
+
+
+class AnswersLostError(NetlinkError):
+    """The receive buffer overflowed (ENOBUFS): messages for this socket are gone."""
+
+
+class Request(NamedTuple):
+    """One message to the kernel."""
+
+    kind: int
+    payload: bytes
+    flags: int = 0
+    """Beside NLM_F_REQUEST, which is always set."""
+
+
+def _open(protocol: int, buffer: int) -> socket.socket:
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+    for force, plain in (
+        (_SO_RCVBUFFORCE, socket.SO_RCVBUF),
+        (_SO_SNDBUFFORCE, socket.SO_SNDBUF),
+    ):
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, force, buffer)
+        except PermissionError:  # without CAP_NET_ADMIN: as much as rmem_max lets
+            sock.setsockopt(socket.SOL_SOCKET, plain, buffer)
+    for option in (_NETLINK_EXT_ACK, _NETLINK_CAP_ACK):
+        with suppress(OSError):  # before 4.12 and 4.3: plain errors, whole messages repeated
+            sock.setsockopt(_SOL_NETLINK, option, 1)
+    sock.bind((0, 0))
+    return sock
+
+
+def _error(code: int, explanation: str, what: str) -> NetlinkError:
+    reason = os.strerror(code) + (f" ({explanation})" if explanation else "")
+    return NetlinkError(code, f"{what}: {reason}")
+
+
+class Netlink:
+    """A socket of one netlink protocol, in the network namespace of the thread that makes it."""
+
+    def __init__(self, protocol: int, *, buffer: int = 8 << 20, timeout: float = 30.0) -> None:
+        """Open the socket.
+
+        Args:
+            protocol: NETLINK_ROUTE and so on.
+            buffer: bytes of receive and send buffer; a batch must fit.
+            timeout: seconds without any answer after which TimeoutError is raised.
+        """
+        self._socket = _open(protocol, buffer)
+        self._socket.settimeout(timeout)
+        self._sequence = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def dump(self, request: Request, *, strict: bool = False) -> Iterator[Message]:
+        """List objects, as a stream: at most a datagram of them is held.
+
+        The iteration must be finished before the socket is used again.
+
+        Args:
+            request: the listing request; NLM_F_DUMP is added.
+            strict: make the kernel check and honour filters in it (since 4.20).
+
+        Raises:
+            DumpInterruptedError: after the last object, where the list is not consistent.
+            NetlinkError: the request was refused.
+        """
+        with suppress(OSError):
+            self._socket.setsockopt(_SOL_NETLINK, _NETLINK_GET_STRICT_CHK, strict)
+        sequence = self._send([request._replace(flags=request.flags | NLM_F_DUMP)])
+        interrupted = False
+        while True:
+            for reply in self._receive():
+                if reply.sequence != sequence:
+                    continue
+                interrupted |= bool(reply.flags & NLM_F_DUMP_INTR)
+                if reply.kind in (NLMSG_DONE, NLMSG_ERROR):
+                    self._finish(reply, interrupted)
+                    return
+                yield reply
+
+    @staticmethod
+    def _finish(reply: Message, interrupted: bool) -> None:
+        code, explanation = answer(reply)
+        if code:
+            raise _error(code, explanation, "the kernel refused a listing")
+        if interrupted:
+            raise DumpInterruptedError(errno.EINTR, "the list changed while it was read")
+
+    def request(self, request: Request) -> list[Message]:
+        """Send one request and return what it is answered with (the acknowledgement left out).
+
+        Raises:
+            NetlinkError: the kernel refused it.
+        """
+        sequence = self._send([request._replace(flags=request.flags | NLM_F_ACK)])
+        replies: list[Message] = []
+        while True:
+            for reply in self._receive():
+                if reply.sequence != sequence:
+                    continue
+                if reply.kind == NLMSG_ERROR:
+                    code, explanation = answer(reply)
+                    if code:
+                        raise _error(code, explanation, f"request {request.kind:#x} was refused")
+                    return replies
+                replies.append(reply)
+
+    def batch(self, requests: Sequence[Request]) -> dict[int, NetlinkError]:
+        """Send requests in one datagram and return the refused ones by their index.
+
+        Give NLM_F_ACK to those whose outcome matters, and always to the last that the kernel
+        answers: the call waits for all acknowledgements asked for. A refused first message
+        (NFNL_MSG_BATCH_BEGIN, for want of memory or permission) ends the wait too.
+        """
+        first = self._send(requests)
+        waiting = {first + i for i, r in enumerate(requests) if r.flags & NLM_F_ACK}
+        refused: dict[int, NetlinkError] = {}
+        while waiting:
+            for reply in self._receive():
+                index = reply.sequence - first
+                if reply.kind != NLMSG_ERROR or not 0 <= index < len(requests):
+                    continue
+                waiting.discard(reply.sequence)
+                code, explanation = answer(reply)
+                if code:
+                    what = f"message {index + 1} of {len(requests)} was refused"
+                    refused[index] = _error(code, explanation, what)
+                    if index == 0:
+                        waiting.clear()
+        return refused
+
+    def _send(self, requests: Sequence[Request]) -> int:
+        """Send one datagram; the sequence number of its first message."""
+        self._sequence = first = self._sequence + 1
+        self._sequence += len(requests)
+        data = b"".join(
+            message(r.kind, r.flags | NLM_F_REQUEST, first + i, r.payload)
+            for i, r in enumerate(requests)
+        )
+        self._socket.send(data)
+        return first
+
+    def _receive(self) -> Iterator[Message]:
+        try:
+            return messages(self._socket.recv(_RECEIVE))
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                raise AnswersLostError(errno.ENOBUFS, "answers of the kernel were lost") from error
+            raise
+
+
+class Subscription:
+    """Notifications of multicast groups, received on the event loop."""
+
+    def __init__(self, protocol: int, groups: Sequence[int], *, buffer: int = 4 << 20) -> None:
+        """Join the groups (their numbers: RTNLGRP_*, NFNLGRP_*)."""
+        self._socket = _open(protocol, buffer)
+        self._socket.setblocking(False)
+        for group in groups:
+            self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    async def receive(self) -> list[Message]:
+        """Wait for notifications.
+
+        Raises:
+            AnswersLostError: some were lost: read afresh what they are about. The next call
+                goes on.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return list(messages(await loop.sock_recv(self._socket, _RECEIVE)))
+        except OSError as error:
+            if error.errno == errno.ENOBUFS:
+                raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
+            raise

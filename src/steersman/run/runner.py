@@ -1,0 +1,114 @@
+"""When to sync: soon after a request, not too often, never too rarely, again after a failure.
+
+It knows nothing of what the work is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+
+class Clock(Protocol):
+    """Monotonic time, and waiting in it: replaced in tests."""
+
+    def time(self) -> float:
+        """Seconds since some fixed moment."""
+        ...
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return when the event is set or the seconds have passed, whichever is first."""
+        ...
+
+
+class MonotonicClock:
+    """The machine's clock."""
+
+    def time(self) -> float:
+        """Seconds since some fixed moment."""
+        return time.monotonic()
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        """Return when the event is set or the seconds have passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+
+
+class Runner:
+    """Runs some work with bounded frequency (SPEC 7).
+
+    - A request runs the work at once, but no sooner than `min_interval` after the end of the last
+      run; requests until then make one run together.
+    - Without requests, the work runs `max_interval` after the end of the last run.
+    - After a run that failed, the work runs again after `retry_interval` (or `max_interval`, if
+      that is shorter), though never sooner than `min_interval`; any run takes the place of that.
+
+    All intervals are in seconds, counted from the end of a run. Runs never overlap.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], Awaitable[None]],
+        min_interval: float,
+        retry_interval: float,
+        max_interval: float,
+        clock: Clock | None = None,
+    ) -> None:
+        """Set up; nothing runs before `run`.
+
+        Args:
+            work: what to do; raises an Exception to say that it failed.
+            min_interval: seconds between the end of a run and the next start, at least.
+            retry_interval: seconds after which a failed run is repeated.
+            max_interval: seconds after which the work runs unasked.
+            clock: for tests.
+
+        Raises:
+            ValueError: `max_interval` is below `min_interval`.
+        """
+        if max_interval < min_interval:
+            raise ValueError(f"max_interval {max_interval} is below min_interval {min_interval}")
+        self._work = work
+        self._min = min_interval
+        self._retry = min(retry_interval, max_interval)
+        self._max = max_interval
+        self._clock = clock or MonotonicClock()
+        self._wake = asyncio.Event()
+        self._requested = False
+
+    def request(self) -> None:
+        """Ask for a run. Only from the event loop's thread."""
+        self._requested = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run the work as described above until cancelled; its failures are only logged."""
+        earliest = self._clock.time()
+        latest = earliest + self._max
+        while True:
+            await self._wait(earliest, latest)
+            self._requested = False  # a request during the run asks for another one
+            succeeded = await self._once()
+            ended = self._clock.time()
+            earliest = ended + self._min
+            latest = ended + self._max if succeeded else max(ended + self._retry, earliest)
+
+    async def _wait(self, earliest: float, latest: float) -> None:
+        while (left := (earliest if self._requested else latest) - self._clock.time()) > 0:
+            self._wake.clear()
+            await self._clock.wait(self._wake, left)
+
+    async def _once(self) -> bool:
+        try:
+            await self._work()
+        except Exception:
+            log.exception("A sync failed; the next try is in %g s or less", self._retry)
+            return False
+        return True

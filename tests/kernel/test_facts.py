@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+
+import pytest
+
+from steersman.host.facts import read_facts, watch_addresses
+from steersman.host.netlink import NETLINK_ROUTE, Netlink, NetlinkError, Request
+from steersman.model.snapshot import HostFacts
+from tests.kernel.namespace import in_namespace, sh
+
+pytestmark = pytest.mark.kernel
+
+
+def test_addresses_of_all_interfaces_are_read() -> None:
+    async def body() -> None:
+        sh("ip link add dm0 type bridge && ip link set dm0 up")
+        sh("ip address add 192.0.2.1/24 dev dm0 && ip address add 2001:db8::1/64 dev dm0 nodad")
+        sh("ip link add bare type bridge")
+        facts = await read_facts()
+        assert facts.interfaces["lo"] == ("127.0.0.1/8", "::1/128")
+        assert {"192.0.2.1/24", "2001:db8::1/64"} <= set(facts.interfaces["dm0"])
+        assert "bare" not in facts.interfaces
+        assert facts.hostname == sh("hostname").strip().lower()
+
+    in_namespace(body)
+
+
+def test_a_point_to_point_link_has_its_own_address_not_the_peers() -> None:
+    async def body() -> None:
+        sh("ip link add dm0 type bridge && ip address add 192.0.2.1 peer 192.0.2.9/32 dev dm0")
+        assert (await read_facts()).interfaces["dm0"] == ("192.0.2.1/32",)
+
+    in_namespace(body)
+
+
+def test_changes_are_noticed() -> None:
+    async def body() -> None:
+        facts = watch_addresses()
+        async with asyncio.timeout(10):
+            first = await anext(facts)
+            assert "dm0" not in first.interfaces
+            sh("ip link add dm0 type bridge && ip address add 192.0.2.1/24 dev dm0")
+            await _until(facts, "dm0", ("192.0.2.1/24",))
+            sh("ip link set dm0 name dm1")
+            await _until(facts, "dm1", ("192.0.2.1/24",))
+            sh("ip address del 192.0.2.1/24 dev dm1")
+            await _until(facts, "dm1", ())
+        await facts.aclose()  # type: ignore[attr-defined]
+
+    in_namespace(body)
+
+
+async def _until(facts: AsyncIterator[HostFacts], name: str, addresses: tuple[str, ...]) -> None:
+    async for latest in facts:
+        if latest.interfaces.get(name, ()) == addresses:
+            return
+
+
+def test_a_refused_request_says_why() -> None:
+    async def body() -> None:
+        with Netlink(NETLINK_ROUTE) as netlink:
+            with pytest.raises(NetlinkError) as caught:
+                netlink.request(Request(17, bytes(4) + (99).to_bytes(4, "little") + bytes(8)))
+            assert caught.value.errno == errno.ENODEV
+            refused = netlink.batch([Request(17, bytes(16), 4), Request(18, bytes(16), 4)])
+            assert 0 in refused
+
+    in_namespace(body)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from steersman.run.runner import MonotonicClock, Runner
+from tests.clock import FakeClock, settle
+
+
+@asynccontextmanager
+async def running(runner: Runner) -> AsyncIterator[None]:
+    task = asyncio.create_task(runner.run())
+    await settle()
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+class Work:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.gate: asyncio.Event | None = None
+        self.fails = False
+
+    async def __call__(self) -> None:
+        self.calls += 1
+        if self.gate:
+            await self.gate.wait()
+        if self.fails:
+            raise OSError("no")
+
+
+async def test_nothing_runs_unasked_before_the_maximum() -> None:
+    clock, work = FakeClock(), Work()
+    async with running(Runner(work, 1, 5, 10, clock)):
+        await clock.advance(9.999)
+        assert work.calls == 0
+        await clock.advance(0.001)
+        assert work.calls == 1
+
+
+async def test_a_request_during_a_run_makes_one_more_after_the_minimum() -> None:
+    clock, work = FakeClock(), Work()
+    work.gate = asyncio.Event()
+    runner = Runner(work, 1, 5, 10, clock)
+    async with running(runner):
+        runner.request()
+        await settle()
+        runner.request()
+        runner.request()
+        await clock.advance(3)
+        assert work.calls == 1
+        work.gate.set()
+        await settle()
+        await clock.advance(0.999)
+        assert work.calls == 1
+        await clock.advance(0.001)
+        assert work.calls == 2
+        await clock.advance(9.99)
+        assert work.calls == 2
+
+
+async def test_a_minimum_of_zero_runs_at_once() -> None:
+    clock, work = FakeClock(), Work()
+    runner = Runner(work, 0, 5, 10, clock)
+    async with running(runner):
+        for calls in range(1, 4):
+            runner.request()
+            await settle()
+            assert work.calls == calls
+
+
+async def test_failures_are_logged_and_do_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    clock, work = FakeClock(), Work()
+    work.fails = True
+    runner = Runner(work, 1, 50, 10, clock)
+    with caplog.at_level(logging.ERROR):
+        async with running(runner):
+            runner.request()
+            await settle()
+            await clock.advance(10)  # the maximum is sooner than the retry interval
+            assert work.calls == 2
+    assert "the next try is in 10 s" in caplog.text
+
+
+async def test_a_maximum_below_the_minimum_is_refused() -> None:
+    with pytest.raises(ValueError, match="below min_interval"):
+        Runner(Work(), 2, 1, 1)
+
+
+async def test_the_real_clock_waits_for_the_event_or_the_time() -> None:
+    clock, event = MonotonicClock(), asyncio.Event()
+    started = clock.time()
+    await clock.wait(event, 0.01)
+    assert clock.time() > started
+    event.set()
+    async with asyncio.timeout(10):
+        await clock.wait(event, 3600)
