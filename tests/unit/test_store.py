@@ -1,0 +1,233 @@
+"""The Store: what it holds, and what it says has changed (SPEC 2-4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from steersman.model.names import ObjectName
+from steersman.model.plan import Finding
+from steersman.source.decode import decode_value
+from steersman.source.store import Store
+
+WEB = ObjectName("shop", "web")
+
+
+def make(kind: str, value: dict[str, Any]) -> KubeObject:
+    obj = decode_value(kind, value)
+    assert not isinstance(obj, Finding), obj
+    return obj
+
+
+def service(name: str = "web", labels: dict[str, str] | None = None, **spec: Any) -> KubeObject:
+    meta = {"namespace": "shop", "name": name, "labels": labels or {}}
+    spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}], **spec}
+    return make("Service", {"metadata": meta, "spec": spec})
+
+
+def slice_(
+    name: str = "web-1",
+    service_name: str | None = "web",
+    ips: tuple[str, ...] = ("10.1.0.1",),
+    protocol: str = "TCP",
+    trigger: str | None = None,
+    headless: bool = False,
+) -> KubeObject:
+    labels = {"kubernetes.io/service-name": service_name} if service_name else {}
+    if headless:
+        labels["service.kubernetes.io/headless"] = ""
+    notes = {"endpoints.kubernetes.io/last-change-trigger-time": trigger} if trigger else {}
+    meta = {"namespace": "shop", "name": name, "labels": labels, "annotations": notes}
+    return make(
+        "EndpointSlice",
+        {
+            "metadata": meta,
+            "addressType": "IPv4",
+            "ports": [{"name": "", "port": 8080, "protocol": protocol}],
+            "endpoints": [{"addresses": [ip]} for ip in ips],
+        },
+    )
+
+
+def node(name: str = "me", zone: str = "a", rv: str = "1") -> KubeObject:
+    labels = {"topology.kubernetes.io/zone": zone}
+    return make("Node", {"metadata": {"name": name, "resourceVersion": rv, "labels": labels}})
+
+
+def test_nothing_is_synced_before_both_initial_lists() -> None:
+    store = Store()
+    store.replace("Service", [])
+    assert not store.synced
+    store.replace("EndpointSlice", [])
+    assert store.synced
+
+
+def test_a_change_of_service_or_slice_names_the_service_once() -> None:
+    store = Store()
+    assert store.upsert(service())
+    assert store.upsert(slice_())
+    changes = store.take()
+    assert changes.services == {WEB}
+    assert changes.service_objects == {WEB}
+    assert changes.endpoints == {WEB}
+    assert not store.take()
+
+
+def test_what_makes_no_difference_is_no_change() -> None:
+    store = Store()
+    store.upsert(service())
+    store.upsert(slice_())
+    store.take()
+    assert not store.upsert(service(labels={"color": "blue"}))
+    assert not store.upsert(slice_())
+    assert not store.take()
+
+
+def test_a_service_that_returns_to_what_it_was_is_no_change() -> None:
+    store = Store()
+    store.upsert(service())
+    store.take()
+    assert store.upsert(service(clusterIP="10.96.0.2"))
+    assert not store.upsert(service())
+    assert not store.take()
+
+
+def test_a_slice_that_returns_to_what_it_was_is_reported_all_the_same() -> None:
+    store = Store()
+    store.upsert(slice_())
+    store.take()
+    assert store.upsert(slice_(ips=("10.1.0.2",)))
+    assert store.upsert(slice_())
+    assert store.take().endpoints == {WEB}
+
+
+def test_services_that_are_not_ours_are_not_held() -> None:
+    store = Store()
+    assert not store.upsert(service("headless", clusterIP="None"))
+    assert not store.upsert(service("outside", type="ExternalName"))
+    assert not store.upsert(service("none", clusterIP=""))
+    assert not store.upsert(
+        service("other", labels={"service.kubernetes.io/service-proxy-name": "p"})
+    )
+    assert store.snapshot.services == {}
+
+
+def test_a_service_that_stops_being_ours_is_gone() -> None:
+    store = Store()
+    store.upsert(service())
+    store.take()
+    assert store.upsert(service(labels={"service.kubernetes.io/service-proxy-name": "p"}))
+    assert store.take().services == {WEB}
+    assert store.snapshot.services == {}
+
+
+def test_slices_without_service_or_headless_are_ignored() -> None:
+    store = Store()
+    assert not store.upsert(slice_(service_name=None))
+    assert not store.upsert(slice_(headless=True))
+    assert store.snapshot.slices == {}
+
+
+def test_a_slice_that_moves_to_another_service_leaves_the_first() -> None:
+    store = Store()
+    store.upsert(slice_())
+    store.take()
+    assert store.upsert(slice_(service_name="api"))
+    assert store.take().endpoints == {WEB, ObjectName("shop", "api")}
+    assert set(store.snapshot.slices) == {ObjectName("shop", "api")}
+    assert store.upsert(slice_(service_name=None))
+    assert store.snapshot.slices == {}
+
+
+def test_delete_of_the_unknown_is_no_change() -> None:
+    store = Store()
+    for kind in ("Service", "EndpointSlice", "ServiceCIDR", "Node"):
+        assert not store.delete(kind, ObjectName("shop", "ghost"))
+
+
+def test_a_list_is_a_difference_not_a_new_world() -> None:
+    store = Store()
+    store.replace("Service", [service(), service("api", clusterIP="10.96.0.2")])
+    store.replace("EndpointSlice", [slice_()])
+    store.take()
+    store.replace("Service", [service("api", clusterIP="10.96.0.2")])
+    store.replace("EndpointSlice", [slice_()])
+    assert store.take().services == {WEB}
+
+
+def test_listeners_hear_only_of_changes() -> None:
+    heard: list[int] = []
+    store = Store("me", on_change=lambda: heard.append(1))
+    store.replace("Service", [service()])
+    store.take()
+    store.replace("Service", [service()])
+    store.upsert(service())
+    store.delete("EndpointSlice", WEB)
+    assert len(heard) == 1
+
+
+def test_udp_is_noticed_in_the_old_and_in_the_new_slices() -> None:
+    store = Store()
+    store.upsert(slice_())
+    assert not store.take().udp
+    store.upsert(slice_(protocol="UDP"))
+    assert store.take().udp
+    store.upsert(slice_())
+    assert store.take().udp
+    store.upsert(slice_(ips=("10.1.0.9",)))
+    assert not store.take().udp
+
+
+def test_trigger_times_are_told_once_and_dropped_with_the_slice() -> None:
+    store = Store()
+    store.upsert(slice_(trigger="2026-01-01T00:00:00Z"))
+    store.upsert(slice_(trigger="2026-01-01T00:00:01Z"))  # changes nothing: not collected
+    assert store.take().trigger_times == {WEB: ("2026-01-01T00:00:00Z",)}
+    store.upsert(slice_(ips=("10.1.0.2",), trigger="2026-01-01T00:00:02Z"))
+    store.delete("EndpointSlice", ObjectName("shop", "web-1"))
+    assert store.take().trigger_times == {}
+
+
+def test_only_this_node_and_only_what_matters_of_it() -> None:
+    store = Store("me")
+    assert not store.upsert(node("other"))
+    assert store.upsert(node())
+    assert store.take().node
+    assert not store.upsert(node(rv="2"))
+    assert store.upsert(node(zone="b"))
+    assert not store.delete("Node", ObjectName("", "other"))
+    assert store.delete("Node", ObjectName("", "me"))
+    assert store.snapshot.node is None
+
+
+def test_a_node_that_a_list_leaves_out_is_gone() -> None:
+    store = Store("me")
+    store.replace("Node", [node()])
+    store.replace("Node", [])
+    assert store.snapshot.node is None
+
+
+def test_service_cidrs_are_united_and_canonical() -> None:
+    store = Store()
+    spec = {"cidrs": ["10.96.0.1/16", "fd00::/112", "junk"]}
+    store.upsert(make("ServiceCIDR", {"metadata": {"name": "a"}, "spec": spec}))
+    assert store.snapshot.service_cidrs == ("10.96.0.0/16", "fd00::/112")
+    assert store.take().node
+    assert store.delete("ServiceCIDR", ObjectName("", "a"))
+    assert store.snapshot.service_cidrs == ()
+
+
+def test_findings_are_replaced_by_scope() -> None:
+    store = Store()
+    one, two = Finding("Service a/b", "", "one"), Finding("Service a/a", "", "two")
+    store.report("Service a/b", [one])
+    store.report("Service a/a", [two])
+    assert store.findings == (two, one)
+    store.report("Service a/b", ())
+    store.report("Service a/c", ())
+    assert store.findings == (two,)
+
+
+def test_the_kinds_are_what_the_tests_think() -> None:
+    kinds = (service(), slice_(), node(), make("ServiceCIDR", {"metadata": {"name": "a"}}))
+    assert tuple(map(type, kinds)) == (Service, EndpointSlice, Node, ServiceCIDR)

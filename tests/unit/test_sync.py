@@ -1,0 +1,260 @@
+"""The sync loop body against a kernel in memory that can refuse, lose and be busy."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import pytest
+
+from steersman.compile.plan import Planner
+from steersman.model.config import NodeConfig
+from steersman.model.names import Family, ObjectName
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.model.snapshot import HostFacts
+from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.diff import Diff, Ruleset, patch
+from steersman.run.sync import Sync
+from steersman.source.store import Store
+from tests.unit.test_store import make, service, slice_
+
+FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": ("192.0.2.1/24",)}, ipv6=False)
+
+
+class MemoryMode:
+    """A mode whose kernel is a dict; `poison` values are refused, nothing of their batch goes in."""
+
+    name = "memory"
+    traits = Traits()
+
+    def __init__(self) -> None:
+        self.kernel: dict[Any, Any] = {}
+        self.poison: set[str] = set()
+        self.busy = False
+        self.applied: list[Diff] = []
+        self.reads = 0
+
+    async def probe(self) -> Support:
+        return Support(usable=True)
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        return {"node": settings.node_name or "-", "masq": settings.masquerade_all}
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        out = {f"{f.kind} {f.address}:{f.port}": str(plan.key) for f in plan.frontends}
+        out |= {f"{plan.key} {endpoint}": str(plan.key) for endpoint in plan.reachable}
+        return out
+
+    async def read(self) -> Ruleset:
+        self.reads += 1
+        return dict(self.kernel)
+
+    async def fingerprint(self) -> Hashable | None:
+        return tuple(sorted(self.kernel.items()))
+
+    async def apply(self, change: Diff) -> None:
+        if self.busy:
+            raise BusyError("somebody holds the lock")
+        new = [*change.added.values(), *(value for _, value in change.changed.values())]
+        if bad := [value for value in new if str(value) in self.poison]:
+            raise ApplyError(f"refused: {bad[0]}")
+        self.kernel = patch(self.kernel, change)
+        self.applied.append(change)
+
+
+class World:
+    """A Store, a mode and the Sync between them."""
+
+    def __init__(self, services: int = 4) -> None:
+        self.store = Store("me")
+        self.mode = MemoryMode()
+        self.start()
+        self.store.replace(
+            "Service", [service(f"s{i}", clusterIP=f"10.96.0.{i}") for i in range(1, services + 1)]
+        )
+        self.store.replace(
+            "EndpointSlice",
+            [slice_(f"s{i}-x", f"s{i}", (f"10.1.0.{i}",)) for i in range(1, services + 1)],
+        )
+
+    def start(self) -> None:
+        config = NodeConfig(node_name="me", families=(Family.IPV4,))
+        self.sync = Sync(self.store, Planner(config, self.mode.traits), self.mode, FACTS)
+
+    def fresh(self) -> Ruleset:
+        """What a fresh start would write for the same world."""
+        other = World(0)
+        other.store.replace("Service", self.store.snapshot.services.values())
+        slices = (s for by in self.store.snapshot.slices.values() for s in by.values())
+        other.store.replace("EndpointSlice", slices)
+        planner = Planner(NodeConfig(node_name="me", families=(Family.IPV4,)), Traits())
+        planner.update(other.store.snapshot, FACTS, set(), True)
+        want = dict(self.mode.render_node(planner.plan.settings))
+        for plan in planner.plan.services.values():
+            want.update(self.mode.render_service(plan, planner.plan.settings))
+        return want
+
+
+async def test_nothing_is_written_before_the_initial_lists_are_in() -> None:
+    world = World()
+    world.store = Store()
+    world.start()
+    assert await world.sync.run() is None
+    assert world.mode.kernel == {}
+    assert await world.sync.check() is None
+
+
+async def test_the_first_sync_writes_everything_and_the_second_nothing() -> None:
+    world = World()
+    first = await world.sync.run()
+    assert first is not None
+    assert (first.reason, first.dirty) == ("start", 4)
+    assert world.mode.kernel == world.fresh()
+    second = await world.sync.run()
+    assert second is not None
+    assert (second.dirty, second.added, len(world.mode.applied)) == (0, 0, 1)
+
+
+async def test_a_restart_with_nothing_changed_writes_nothing() -> None:
+    world = World()
+    await world.sync.run()
+    world.start()
+    world.store.take()
+    await world.sync.run()
+    assert len(world.mode.applied) == 1
+
+
+async def test_one_endpoint_costs_one_object_and_no_read() -> None:
+    world = World()
+    await world.sync.run()
+    reads = world.mode.reads
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.99")))
+    result = await world.sync.run()
+    assert result is not None
+    assert (result.dirty, result.added, result.removed, result.changed) == (1, 1, 0, 0)
+    assert world.mode.reads == reads
+    assert world.mode.kernel == world.fresh()
+
+
+async def test_leftovers_of_an_earlier_run_are_removed() -> None:
+    world = World()
+    world.mode.kernel = {"old chain": "x"}
+    await world.sync.run()
+    assert world.mode.kernel == world.fresh()
+
+
+async def test_the_culprit_stands_alone_and_the_others_go_in() -> None:
+    world = World(9)
+    poison = next(iter(world.store.snapshot.services))
+    world.mode.poison = {f"{poison} (TCP, IPv4)"}
+    result = await world.sync.run()
+    assert result is not None
+    assert result.refused == 1
+    fresh = world.fresh()
+    assert world.mode.kernel == {k: v for k, v in fresh.items() if v not in world.mode.poison}
+    (finding,) = world.sync.state.findings
+    assert finding.object == f"Service {poison}"
+    assert "refused: " in finding.reason
+    world.mode.poison = set()
+    await world.sync.check()
+    assert world.mode.kernel == fresh
+    assert world.sync.state.findings == ()
+
+
+async def test_a_refused_change_leaves_what_was_there_before() -> None:
+    world = World()
+    await world.sync.run()
+    before = dict(world.mode.kernel)
+    world.mode.poison = {"shop/s1 (TCP, IPv4)"}
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
+    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.88",)))
+    await world.sync.run()
+    kept = {k for k in before if k.startswith("shop/s1 ")}
+    assert {k for k in world.mode.kernel if k.startswith("shop/s1 ")} == kept
+    assert "shop/s2 (TCP, IPv4) 10.1.0.88:8080" in world.mode.kernel
+    await world.sync.check()  # a check for drift does not take the old version away either
+    assert {k for k in world.mode.kernel if k.startswith("shop/s1 ")} == kept
+    world.mode.poison = set()
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.78",)))
+    await world.sync.run()
+    assert world.mode.kernel == world.fresh()
+
+
+async def test_a_refused_node_part_does_not_hide_the_reason() -> None:
+    world = World()
+    world.mode.poison = {"me"}
+    await world.sync.run()
+    assert [finding.object for finding in world.sync.state.findings] == ["the node"]
+
+
+async def test_a_busy_kernel_loses_nothing() -> None:
+    world = World()
+    world.mode.busy = True
+    with pytest.raises(BusyError):
+        await world.sync.run()
+    world.mode.busy = False
+    await world.sync.run()
+    assert world.mode.kernel == world.fresh()
+    world.mode.busy = True
+    world.store.delete("Service", ObjectName("shop", "s1"))
+    with pytest.raises(BusyError):
+        await world.sync.run()
+    world.mode.busy = False
+    await world.sync.run()
+    assert world.mode.kernel == world.fresh()
+
+
+async def test_drift_is_noticed_and_repaired_and_no_drift_costs_no_read() -> None:
+    world = World()
+    await world.sync.run()
+    await world.sync.check()
+    reads = world.mode.reads
+    assert await world.sync.check() is None
+    assert world.mode.reads == reads
+    world.mode.kernel.popitem()
+    result = await world.sync.check()
+    assert result is not None
+    assert (result.reason, result.added) == ("drift", 1)
+    assert world.mode.kernel == world.fresh()
+
+
+async def test_new_facts_of_the_machine_are_used_at_the_next_sync() -> None:
+    world = World()
+    await world.sync.run()
+    other = HostFacts("me", {"eth0": ("192.0.2.2/24",)}, ipv6=False)
+    assert world.sync.use_facts(other)
+    assert not world.sync.use_facts(other)
+    result = await world.sync.run()
+    assert result is not None
+    assert world.sync.state.plan.settings.ipv4.local_addresses == ("192.0.2.2",)
+
+
+async def test_a_preview_changes_nothing() -> None:
+    world = World()
+    change = await world.sync.preview()
+    assert change.added == world.fresh()
+    assert world.mode.kernel == {}
+
+
+async def test_findings_of_sources_and_of_compile_are_in_the_state() -> None:
+    world = World()
+    bad = make(
+        "Service",
+        {
+            "metadata": {"namespace": "shop", "name": "bad"},
+            "spec": {"clusterIP": "10.96.0.300", "ports": [{"port": 80}]},
+        },
+    )
+    world.store.upsert(bad)
+    await world.sync.run()
+    assert any(finding.object == "Service shop/bad" for finding in world.sync.state.findings)
+
+
+def test_a_result_says_what_happened_in_one_sentence() -> None:
+    from steersman.run.state import SyncResult  # noqa: PLC0415 - only used here
+
+    text = str(SyncResult(3, "changes", 2, 4, 1, 0, {"plan": 0.001, "apply": 0.002}, 1))
+    assert text == (
+        "sync 3 (changes): 2 ServicePorts planned, kernel objects 4 added, 0 changed, 1 removed "
+        "in 3.0 ms (plan 1.0, apply 2.0); 1 refused by the kernel"
+    )
