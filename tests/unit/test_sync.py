@@ -6,8 +6,8 @@ from collections.abc import Hashable
 from typing import Any
 
 import pytest
-
 from steersman.compile.plan import Planner
+
 from steersman.model.config import NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
@@ -22,7 +22,7 @@ FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": ("192.0.2.1/24",)}, ipv
 
 
 class MemoryMode:
-    """A mode whose kernel is a dict; `poison` values are refused, nothing of their batch goes in."""
+    """A mode whose kernel is a dict; a batch with a `poison` value is refused whole."""
 
     name = "memory"
     traits = Traits()
