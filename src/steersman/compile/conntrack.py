@@ -7,12 +7,16 @@ the endpoint is gone; somebody has to cut them (SPEC 12). Pure: host/conntrack.p
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from steersman.compile.endpoints import EndpointState, build_endpoints
+from steersman.compile.service import PortSpec, service_ports
 from steersman.model.addresses import family_of
-from steersman.model.names import Family, Protocol
+from steersman.model.kube import EndpointSlice, Service
+from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint, Value
+from steersman.model.snapshot import Snapshot
 
 PROTOCOL_NUMBERS: dict[Protocol, int] = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
 """IANA's numbers, as in conntrack entries."""
@@ -77,6 +81,75 @@ class Stale(Value, frozen=True):
         destination = _socket(entry.destination, entry.destination_port)
         source = _socket(entry.source, entry.source_port)
         return self.contains(bytes((entry.protocol,)) + destination, source)
+
+
+def stale_entries(
+    snapshot: Snapshot,
+    family: Family,
+    names: Iterable[ObjectName] | None = None,
+    *,
+    allow_external_ips: bool = True,
+) -> Stale:
+    """Return what tells the stale entries of a family from the objects of the cluster.
+
+    Args:
+        snapshot: the objects.
+        family: the family.
+        names: only these Services are looked at; None for all. Their clients are all that a
+            change of just these can have left behind.
+        allow_external_ips: as for compile/service.py.
+    """
+    chosen = snapshot.services if names is None else names
+    return stale(
+        family,
+        (
+            port
+            for name in chosen
+            if (service := snapshot.services.get(name)) is not None
+            for port in served_ports(
+                service,
+                snapshot.slices.get(name, {}).values(),
+                family,
+                allow_external_ips=allow_external_ips,
+            )
+        ),
+    )
+
+
+def served_ports(
+    service: Service,
+    slices: Iterable[EndpointSlice],
+    family: Family,
+    *,
+    allow_external_ips: bool = True,
+) -> Iterator[ServedPort]:
+    """Return the ports of a Service whose entries may become stale."""
+    closes = closes_connections(service)
+    if not closes and all(port.protocol != "UDP" for port in service.spec.ports or ()):
+        return  # most Services: worth a short cut
+    endpoints = build_endpoints(slices, family, "")
+    specs = service_ports(service, family, allow_external_ips=allow_external_ips)
+    for name, spec in specs.items():
+        if spec.protocol is Protocol.UDP or closes:
+            yield _served_port(spec, endpoints.get((name.port, spec.protocol), ()), closes)
+
+
+def closes_connections(service: Service) -> bool:
+    """Whether a Service asks for connections to gone endpoints to be cut."""
+    annotations = service.metadata.annotations
+    return annotations is not None and annotations.close_connections == "true"
+
+
+def _served_port(spec: PortSpec, states: Iterable[EndpointState], closes: bool) -> ServedPort:
+    udp = spec.protocol is Protocol.UDP
+    return ServedPort(
+        protocol=spec.protocol,
+        port=spec.port,
+        addresses=(spec.cluster_ip, *spec.external_ips, *spec.load_balancer_vips),
+        node_port=spec.node_port,
+        endpoints=tuple(state.endpoint for state in states if state.serving or not udp),
+        close_connections=closes,
+    )
 
 
 def stale(family: Family, ports: Iterable[ServedPort]) -> Stale:

@@ -40,6 +40,8 @@ class Annotations(Lean, frozen=True, rename=None):
         name="endpoints.kubernetes.io/last-change-trigger-time", default=None
     )
     """On an EndpointSlice: when the change that led to it happened (RFC 3339)."""
+    close_connections: str | None = msgspec.field(name="steersman/close-connections", default=None)
+    """On a Service: "true" cuts TCP and SCTP connections to endpoints that are gone."""
 
 
 class ObjectMeta(Lean, frozen=True):
