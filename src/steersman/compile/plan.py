@@ -1,0 +1,245 @@
+"""From a Snapshot to a NodePlan: all at once, or only what an event touches.
+
+`Planner` is the one implementation; `compile_all` is a fresh Planner that sees everything dirty.
+Law (tests/properties/test_compile.py): after any events both agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from steersman.compile.actions import plan_port, without_frontends
+from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle
+from steersman.compile.endpoints import categorize, check_address_types, read_endpoints
+from steersman.compile.node import Totals, node_settings, with_totals, zone_of
+from steersman.compile.service import read_service
+from steersman.model.config import NodeConfig
+from steersman.model.kube import EndpointSlice, Node, Service
+from steersman.model.names import ObjectName, PlanKey
+from steersman.model.plan import Finding, NodePlan, NodeSettings, ServicePlan, Traits
+from steersman.model.snapshot import HostFacts, Snapshot
+
+Plans: TypeAlias = dict[PlanKey, ServicePlan]
+_NO_SLICES: Mapping[str, EndpointSlice] = {}
+
+
+class PlanChange(msgspec.Struct, frozen=True):
+    """What an update of a Planner changed."""
+
+    settings_changed: bool = False
+    """The node-wide part differs: every ServicePlan may be rendered differently."""
+    changed: Mapping[PlanKey, ServicePlan] = {}
+    """Plans that are new or differ."""
+    removed: frozenset[PlanKey] = frozenset()
+    """Plans that are gone."""
+
+
+def compile_service(
+    service: Service,
+    slices: Iterable[EndpointSlice],
+    settings: NodeSettings,
+    zone: str = "",
+    *,
+    allow_external_ips: bool = True,
+) -> tuple[Plans, tuple[Finding, ...]]:
+    """Return a Service's plans, by port and family, as if it were alone, and what is wrong with it.
+
+    Args:
+        service: the Service.
+        slices: its EndpointSlices, of all families.
+        settings: the node; `families` says which plans are made.
+        zone: this node's zone, "" where it has none.
+        allow_external_ips: feature gate AllowServiceExternalIPs.
+    """
+    by_family, findings = read_service(
+        service, settings.families, allow_external_ips=allow_external_ips
+    )
+    if not by_family:
+        return {}, findings
+    slices = tuple(slices)
+    findings += check_address_types(slices)
+    node_name = settings.node_name
+    plans: Plans = {}
+    for family, specs in by_family.items():
+        endpoints, more = read_endpoints(slices, family, node_name)
+        findings += more
+        for name, spec in specs.items():
+            states = endpoints.get((name.port, name.protocol), ())
+            key = PlanKey(name, family)
+            plans[key] = plan_port(key, spec, categorize(states, spec, node_name, zone), settings)
+    return plans, findings
+
+
+def compile_all(
+    snapshot: Snapshot, config: NodeConfig, facts: HostFacts, traits: Traits
+) -> NodePlan:
+    """Return the whole plan, clashes between Services settled."""
+    planner = Planner(config, traits)
+    planner.update(snapshot, facts, (), everything=True)
+    return planner.plan
+
+
+class Planner:
+    """Keeps a NodePlan up to date at the cost of what changed."""
+
+    def __init__(self, config: NodeConfig, traits: Traits) -> None:
+        self._config = config
+        self._traits = traits
+        self._settings: NodeSettings | None = None
+        self._zone = ""
+        self._node_input: tuple[Node | None, tuple[str, ...], HostFacts] | None = None
+        self._plans: Plans = {}
+        self._keys: dict[ObjectName, tuple[PlanKey, ...]] = {}
+        self._claims = Claims()
+        self._lost: dict[PlanKey, tuple[Claim, ...]] = {}
+        self._node_findings: tuple[Finding, ...] = ()
+        self._findings: dict[ObjectName, tuple[Finding, ...]] = {}
+        self._endpoints = 0
+
+    @property
+    def plan(self) -> NodePlan:
+        """The plan; `services` is a live view, the rest is as of the last update."""
+        service_findings = {f for findings in self._findings.values() for f in findings}
+        findings = (*self._node_findings, *sorted(service_findings))
+        return NodePlan(self._settings or NodeSettings(), self._plans, findings)
+
+    def update(
+        self,
+        snapshot: Snapshot,
+        facts: HostFacts,
+        dirty: Iterable[ObjectName],
+        everything: bool = False,
+    ) -> PlanChange:
+        """Take in what changed.
+
+        Args:
+            snapshot: the cluster as it is now.
+            facts: this machine as it is now.
+            dirty: Services of which the Service itself or a slice changed since the last update.
+            everything: take all Services to be dirty; implied where what all depend on changed.
+        """
+        before = self._settings
+        settings, policy_changed = self._node_part(snapshot, facts)
+        names = set(dirty)
+        if everything or policy_changed:
+            names.update(snapshot.services, self._keys)
+        changed, removed = self._services_part(names, snapshot, settings)
+        totals = Totals(
+            len(self._plans), self._endpoints, settings.many_services, settings.many_endpoints
+        )
+        self._settings = with_totals(settings, self._config, totals)
+        return PlanChange(self._settings != before, changed, frozenset(removed))
+
+    # The node
+
+    def _node_part(self, snapshot: Snapshot, facts: HostFacts) -> tuple[NodeSettings, bool]:
+        """Return the settings, with the last flags, and whether plans have to be made anew."""
+        before, zone_before = self._settings, self._zone
+        node_input = (snapshot.node, snapshot.service_cidrs, facts)
+        if before is not None and node_input == self._node_input:
+            return before, False
+        self._node_input = node_input
+        settings, self._node_findings = node_settings(snapshot, self._config, facts, self._traits)
+        self._zone = zone_of(snapshot.node)
+        if before is None:
+            return settings, True
+        settings = msgspec.structs.replace(
+            settings, many_services=before.many_services, many_endpoints=before.many_endpoints
+        )
+        return settings, self._zone != zone_before or _policy(settings) != _policy(before)
+
+    # The Services
+
+    def _services_part(
+        self, names: set[ObjectName], snapshot: Snapshot, settings: NodeSettings
+    ) -> tuple[Plans, set[PlanKey]]:
+        """Compile, claim, and settle for all who may be concerned."""
+        compiled = {name: self._compile(name, snapshot, settings) for name in names}
+        rivals: set[ObjectName] = set()
+        for name, (plans, _) in compiled.items():
+            rivals |= self._claim(name, plans)
+        for name in rivals - names:
+            compiled[name] = self._compile(name, snapshot, settings)
+        changed: Plans = {}
+        removed: set[PlanKey] = set()
+        for name, (plans, findings) in compiled.items():
+            settled, more = self._settle(plans, snapshot)
+            self._note(name, findings + more)
+            removed.update(self._store(name, settled, changed))
+        return changed, removed
+
+    def _compile(
+        self, name: ObjectName, snapshot: Snapshot, settings: NodeSettings
+    ) -> tuple[Plans, tuple[Finding, ...]]:
+        service = snapshot.services.get(name)
+        if service is None:
+            return {}, ()
+        return compile_service(
+            service,
+            snapshot.slices.get(name, _NO_SLICES).values(),
+            settings,
+            self._zone,
+            allow_external_ips=self._config.allow_service_external_ips,
+        )
+
+    def _claim(self, name: ObjectName, plans: Plans) -> set[ObjectName]:
+        """Bring the index up to date for one Service; return all who may be concerned."""
+        claims = self._claims
+        old = {(claim, key) for key in self._keys.get(name, ()) for claim in self._claimed(key)}
+        new = {(claim, key) for key, plan in plans.items() for claim in claims_of(plan)}
+        for claim, key in old - new:
+            claims.remove(claim, key)
+        for claim, key in new - old:
+            claims.add(claim, key)
+        return {rival for claim, _ in old | new for rival in claims.rivals(claim)}
+
+    def _claimed(self, key: PlanKey) -> Iterable[Claim]:
+        """Return what a plan asked for at the last update, lost Frontends included."""
+        yield from claims_of(self._plans[key])
+        yield from self._lost.get(key, ())
+
+    def _settle(self, plans: Plans, snapshot: Snapshot) -> tuple[Plans, tuple[Finding, ...]]:
+        settled: Plans = {}
+        findings: tuple[Finding, ...] = ()
+        for key, plan in plans.items():
+            kept, lost, more = settle(plan, self._claims, snapshot.services)
+            settled[key] = without_frontends(plan, kept) if lost else plan
+            findings += more
+            self._lost.pop(key, None)
+            if lost:
+                self._lost[key] = tuple(claim_of(key, frontend) for frontend in lost)
+        return settled, findings
+
+    def _note(self, name: ObjectName, findings: tuple[Finding, ...]) -> None:
+        self._findings.pop(name, None)
+        if findings:
+            self._findings[name] = findings
+
+    def _store(self, name: ObjectName, plans: Plans, changed: Plans) -> list[PlanKey]:
+        """Keep a Service's plans; add to `changed` what is new, and return what is gone."""
+        removed = [key for key in self._keys.pop(name, ()) if key not in plans]
+        for key in removed:
+            self._endpoints -= len(self._plans.pop(key).reachable)
+            self._lost.pop(key, None)
+        for key, plan in plans.items():
+            old = self._plans.get(key)
+            if old != plan:
+                self._endpoints += len(plan.reachable) - (len(old.reachable) if old else 0)
+                self._plans[key] = changed[key] = plan
+        if plans:
+            self._keys[name] = tuple(plans)
+        return removed
+
+
+def _policy(settings: NodeSettings) -> tuple[object, ...]:
+    """Return what of the settings plans are made from."""
+    return (
+        settings.node_name,
+        frozenset(settings.families),
+        settings.masquerade_all,
+        settings.traits.filters_without_endpoints,
+        [(bool(family.detector), family.node_ip) for family in (settings.ipv4, settings.ipv6)],
+    )
