@@ -74,20 +74,28 @@ def build_endpoints(
 
     Slices of another address type are ignored. Endpoints that are not ready are kept. Where two
     slices name one `ip:port`, the later (by slice name) counts, but never one that is terminating.
+    An address of the other family is kept as upstream's tracker does (the API server refuses it);
+    plans are made of what `read_endpoints` lets through.
     """
-    return read_endpoints(slices, family, node_name)[0]
+    return _read(slices, family, node_name, tuple(Family))[0]
 
 
 def read_endpoints(
     slices: Iterable[EndpointSlice], family: Family, node_name: str
 ) -> tuple[EndpointsByPort, tuple[Finding, ...]]:
-    """Do what `build_endpoints` does, and say what is wrong with the slices."""
+    """Do what `build_endpoints` does, for one family alone; say what is wrong with the slices."""
+    return _read(slices, family, node_name, (family,))
+
+
+def _read(
+    slices: Iterable[EndpointSlice], family: Family, node_name: str, accepted: tuple[Family, ...]
+) -> tuple[EndpointsByPort, tuple[Finding, ...]]:
     found: dict[PortKey, dict[str, EndpointState]] = {}
     findings: tuple[Finding, ...] = ()
     for slice_ in _in_order(slices):
         if slice_.address_type == family.kubernetes:
             notes = Notes("EndpointSlice", slice_.metadata.object_name)
-            _read_slice(slice_, family, node_name, found, notes)
+            _read_slice(slice_, accepted, node_name, found, notes)
             findings += notes.findings
     return {port: _sorted(states) for port, states in found.items()}, findings
 
@@ -132,21 +140,37 @@ def _sorted(states: dict[str, EndpointState]) -> tuple[EndpointState, ...]:
 
 def _read_slice(
     slice_: EndpointSlice,
-    family: Family,
+    accepted: tuple[Family, ...],
     node_name: str,
     found: dict[PortKey, dict[str, EndpointState]],
     notes: Notes,
 ) -> None:
+    entries = _entries(slice_, accepted, notes)
     for key, number in _slice_ports(slice_, notes):
         states = found.setdefault(key, {})
-        for index, entry in enumerate(slice_.endpoints or ()):
-            ip = _address(index, entry, family, notes)
-            if ip is None:
-                continue
-            printed = f"[{ip}]:{number}" if family is Family.IPV6 else f"{ip}:{number}"
-            state = _state(entry, Endpoint(ip, number, _is_local(entry, node_name)))
+        for ip, entry in entries:
+            local = entry.node_name == node_name and bool(node_name)
+            state = _state(entry, Endpoint(ip, number, local))
+            printed = f"[{ip}]:{number}" if ":" in ip else f"{ip}:{number}"
             if not (state.terminating and printed in states):
                 states[printed] = state
+
+
+def _entries(
+    slice_: EndpointSlice, accepted: tuple[Family, ...], notes: Notes
+) -> list[tuple[str, SliceEndpoint]]:
+    """Return the endpoints with the one address that counts, the first (SPEC 4)."""
+    out = []
+    for index, entry in enumerate(slice_.endpoints or ()):
+        if not entry.addresses:
+            continue
+        ip = canonical_ip(entry.addresses[0])
+        if ip is not None and family_of(ip) in accepted:
+            out.append((ip, entry))
+            continue
+        reason = f"{entry.addresses[0]!r} is not an {slice_.address_type} address"
+        notes.add(f"endpoints[{index}].addresses[0]", f"{reason}; the endpoint is ignored")
+    return out
 
 
 def _slice_ports(slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int]]:
@@ -163,23 +187,6 @@ def _slice_ports(slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int
         elif port.port:
             out.append(((port.name, protocol), port.port))
     return out
-
-
-def _address(index: int, entry: SliceEndpoint, family: Family, notes: Notes) -> str | None:
-    """Return the one address that counts, the first (SPEC 4)."""
-    if not entry.addresses:
-        return None
-    text = entry.addresses[0]
-    ip = canonical_ip(text)
-    if ip is not None and family_of(ip) is family:
-        return ip
-    reason = f"{text!r} is not an {family.kubernetes} address; the endpoint is ignored"
-    notes.add(f"endpoints[{index}].addresses[0]", reason)
-    return None
-
-
-def _is_local(entry: SliceEndpoint, node_name: str) -> bool:
-    return entry.node_name == node_name and bool(node_name)
 
 
 def _state(entry: SliceEndpoint, endpoint: Endpoint) -> EndpointState:

@@ -348,7 +348,7 @@ def _numbers(index: int, port: KubePort, notes: Notes) -> tuple[int, int]:
     return port.port, _port_number(f"spec.ports[{index}].nodePort", port.node_port, notes)
 
 
-_NOTHING_SHARED = _Shared()
+_PLAIN = _Shared()
 
 
 def _specs(
@@ -357,7 +357,7 @@ def _specs(
     shared: _Shared,
     ports: Sequence[tuple[ServicePortName, int, int]],
 ) -> PortSpecs:
-    if shared == _NOTHING_SHARED:  # most Services: worth a short cut
+    if shared == _PLAIN:  # most Services: worth a short cut
         return {
             name: PortSpec(address, port, name.protocol, node_port)
             for name, port, node_port in ports
