@@ -1,0 +1,194 @@
+"""From the bytes of a manifest file to plain values, with the lines they start at.
+
+Reads YAML as kubectl does and JSON as it streams. Knows nothing of kinds: see `manifests`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+import yaml
+
+_DEEPEST = 200  # levels; Kubernetes objects have about ten
+_BRACKET = re.compile(r"[][{}]")
+_INDENTED = re.compile(rf"^[-?: ]{{{_DEEPEST},}}", re.MULTILINE)
+
+
+class BrokenFileError(Exception):
+    """A file that cannot be read as YAML or JSON at all; `line` counts from 1."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        """Keep the line apart, so that a Finding can name it."""
+        super().__init__(f"line {line}: {reason}")
+        self.line = line
+        self.reason = reason
+
+
+class Document(NamedTuple):
+    """One document of a file."""
+
+    value: Any
+    line: int
+    """Line it starts at, from 1."""
+    item_lines: tuple[int, ...] = ()
+    """Lines at which the entries of its `items` start, where that is known (YAML)."""
+
+
+class _Loader(yaml.CSafeLoader):
+    """PyYAML's safe loader with the plain scalars of kubectl's YAML (go-yaml).
+
+    YAML 1.1 as PyYAML reads it makes a datetime of `creationTimestamp` and a number to base 60 of
+    `1:20:30` (an address without quotes may look so); those stay strings here.
+    """
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own spelling
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    (
+        "bool",
+        r"true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF",
+        list("tTfFyYnNoO"),
+    ),
+    ("int", r"[-+]?(?:0b[01_]+|0[0-7_]*|[1-9][0-9_]*|0x[0-9a-fA-F_]+)", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][-+]?[0-9]+)?|[-+]?\.[0-9]+|[-+]?\.inf|\.nan",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first
+    )
+
+
+def read_documents(data: bytes, *, only_json: bool = False) -> list[Document]:
+    """Take the bytes of a file apart into documents; empty ones are left out.
+
+    YAML is a superset of JSON but for tabs and streams of objects, so that a file that begins as
+    JSON is tried as JSON first.
+
+    Raises:
+        BrokenFileError: some part of it is not YAML (or, with `only_json`, not JSON).
+    """
+    text = _text(data)
+    if only_json or text.lstrip()[:1] in ("{", "["):
+        try:
+            return list(_json_documents(text))
+        except BrokenFileError:
+            if only_json:
+                raise
+    if _looks_deep(text):
+        _refuse_deep(text)
+    return list(_yaml_documents(text))
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BrokenFileError(line, "is not UTF-8 text") from None
+
+
+def _json_documents(text: str) -> Iterator[Document]:
+    decoder = json.JSONDecoder()
+    at = _skip_space(text, 0)
+    line, counted = 1, 0
+    while at < len(text):
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            _, end = decoder.raw_decode(text, at)
+            # Decoded twice: only msgspec refuses NaN, lone surrogates and the like.
+            value = msgspec.json.decode(text[at:end])
+        except json.JSONDecodeError as error:
+            raise BrokenFileError(error.lineno, f"is not JSON: {error.msg}") from None
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise BrokenFileError(line, f"is not JSON: {error}") from None
+        yield Document(value, line)
+        at = _skip_space(text, end)
+
+
+def _skip_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _yaml_documents(text: str) -> Iterator[Document]:
+    with _broken_yaml(text):
+        loader = _Loader(text)
+        try:
+            while loader.check_node():
+                node = loader.get_node()
+                value = _construct(loader, node) if node else None
+                if node and value is not None:
+                    yield Document(value, _line(node), _item_lines(node))
+        finally:
+            loader.dispose()
+
+
+@contextmanager
+def _broken_yaml(text: str) -> Iterator[None]:
+    """Turn PyYAML's errors into BrokenFileError."""
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = error.problem or error.context or "unknown error"
+        raise BrokenFileError(mark.line + 1 if mark else 1, f"is not YAML: {reason}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise BrokenFileError(line, f"is not YAML: {error.reason}") from None
+
+
+def _construct(loader: _Loader, node: yaml.Node) -> Any:
+    try:
+        return loader.construct_document(node)
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+        # Explicit tags (`!!int x`, `!!timestamp x`) fail in PyYAML in as many ways as there are.
+        raise BrokenFileError(_line(node), f"holds a value that YAML refuses: {error}") from None
+
+
+def _looks_deep(text: str) -> bool:
+    """Whether brackets or indentation may nest too deeply (or just look so, in a string)."""
+    depth = 0
+    for bracket in _BRACKET.finditer(text):
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth > _DEEPEST:
+            return True
+    return _INDENTED.search(text) is not None
+
+
+def _refuse_deep(text: str) -> None:
+    """Raise BrokenFileError where YAML nests too deeply.
+
+    PyYAML composes recursively in C without looking at the stack: it would be the end of us.
+    """
+    depth = 0
+    with _broken_yaml(text):
+        for event in yaml.parse(text, _Loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST:
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                raise BrokenFileError(line, "is nested too deeply")
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _item_lines(node: yaml.Node) -> tuple[int, ...]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == "items" and isinstance(value, yaml.SequenceNode):
+                return tuple(_line(item) for item in value.value)
+    return ()
