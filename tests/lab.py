@@ -98,6 +98,25 @@ def _nodad(address: str) -> str:
     return " nodad" if ":" in address else ""
 
 
+def _reach(address: str, device: str, number: int) -> list[str]:
+    """Route and neighbour entry by which a host reaches the far end of a link."""
+    return [
+        f"route add {_length(address)} dev {device}",
+        f"neigh add {address} lladdr {_mac(number, True)} dev {device} nud permanent",
+    ]
+
+
+def _default(device: str, number: int, inner: bool = False) -> list[str]:
+    """Default routes over a link, to the end that `inner` names (see `_mac`)."""
+    mac = _mac(number, inner)
+    return [
+        f"neigh add {GATEWAY4} lladdr {mac} dev {device} nud permanent",
+        f"neigh add {GATEWAY6} lladdr {mac} dev {device} nud permanent",
+        f"route add default via {GATEWAY4} dev {device} onlink",
+        f"route add ::/0 via {GATEWAY6} dev {device} onlink",
+    ]
+
+
 def _gateway(address: str) -> str:
     return GATEWAY6 if ":" in address else GATEWAY4
 
@@ -107,18 +126,12 @@ class Lab:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        tag = f"{PREFIX}{os.getpid()}-{next(_serial)}{random.randrange(16**4):04x}-"
-        self.names = {
-            name: f"{tag}{name}"
-            for name in ("node", "outside", "remote", *self._pod_names(layout.pods))
-        }
+        self._tag = f"{PREFIX}{os.getpid()}-{next(_serial)}{random.randrange(16**4):04x}-"
+        self._names: dict[str, str] = {}
         self._netns: dict[str, Netns] = {}
         self._owner: dict[str, str] = {}
+        self._pods: dict[str, Pod] = {}
         self.servers = Servers()
-
-    @staticmethod
-    def _pod_names(pods: Sequence[Pod]) -> list[str]:
-        return [f"p{number}" for number in range(len(pods))]
 
     def __enter__(self) -> Self:
         remove_leftovers()
@@ -142,10 +155,9 @@ class Lab:
         self.servers.close()
         for netns in self._netns.values():
             netns.close()
-        made = [f"netns del {name}" for name in self.names.values() if (RUN / name).exists()]
         subprocess.run(
             ["ip", "-force", "-batch", "-"],
-            input="\n".join(made),
+            input="\n".join(f"netns del {name}" for name in self._names.values()),
             text=True,
             capture_output=True,
             check=False,
@@ -156,55 +168,83 @@ class Lab:
         """The node's namespace."""
         return self._netns["node"]
 
+    @property
+    def node_addresses(self) -> frozenset[str]:
+        """What masqueraded packets may come from: the node's addresses, without loopback."""
+        lists = [v for name, v in self.layout.interfaces.items() if name != "lo"]
+        return frozenset(address.partition("/")[0] for group in lists for address in group)
+
     def netns(self, address: str) -> Netns:
         """The namespace that an address is in; addresses of nobody are in `remote`."""
         return self._netns[self._owner.get(address, "remote")]
 
+    def can_hold(self, layout: Layout) -> bool:
+        """Whether `extend` can make this lab fit another layout."""
+        same = ("interfaces", "bridge", "pod_prefix")
+        return all(getattr(layout, name) == getattr(self.layout, name) for name in same) and all(
+            self._pods.get(pod.address, pod) == pod for pod in layout.pods
+        )
+
     # -- building -------------------------------------------------------------------------
 
     def _build(self) -> None:
-        ip("", [f"netns add {name}" for name in self.names.values()])
-        for name, full in self.names.items():
-            self._netns[name] = Netns(str(RUN / full))
+        self._add_netns(["node", "outside", "remote"])
+        ip(
+            "",
+            [
+                self._link(("node", "outside"), ("eth0", "eth0"), 1),
+                self._link(("node", "remote"), ("eth1", "eth0"), 2),
+            ],
+        )
+        ip(self._names["node"], self._node())
+        for name, number in (("outside", 1), ("remote", 2)):
+            ip(self._names[name], ["link set eth0 up", *_default("eth0", number)])
+        self.extend(self.layout)
+
+    def extend(self, layout: Layout) -> None:
+        """Add the clients and pods of a layout that are not there yet."""
+        lines: dict[str, list[str]] = {"node": [], "outside": [], "remote": []}
+        for address in [a for a in layout.outside if a not in self._owner]:
+            self._owner[address] = "outside"
+            lines["outside"].append(f"addr add {_length(address)} dev eth0{_nodad(address)}")
+            lines["node"] += _reach(address, "eth0", 1)
+        pods = [pod for pod in layout.pods if pod.address not in self._pods]
+        for number, pod in enumerate(pods, len(self._pods)):
+            self._pods[pod.address], self._owner[pod.address] = pod, f"p{number}"
+            self._pod(lines, number, pod)
+        self._add_netns([self._owner[pod.address] for pod in pods])
+        if pods:
+            ip("", [self._pod_link(pod) for pod in pods])
+        for name, batch in lines.items():
+            if batch:
+                ip(self._names[name], batch)
+
+    def _add_netns(self, names: Sequence[str]) -> None:
+        full = {name: self._tag + name for name in names}
+        self._names.update(full)
+        if full:
+            ip("", [f"netns add {name}" for name in full.values()])
+        for name in names:
+            self._netns[name] = Netns(str(RUN / full[name]))
             self._netns[name].call(_set_sysctls)
-        ip("", self._links())
-        for name, lines in self._addresses().items():
-            ip(self.names[name], lines)
+            ip(full[name], ["link set lo up"])
 
     def _link(self, ends: tuple[str, str], names: tuple[str, str], number: int) -> str:
         return (
-            f"link add {names[0]} netns {self.names[ends[0]]} address {_mac(number, False)} "
-            f"type veth peer name {names[1]} netns {self.names[ends[1]]} "
+            f"link add {names[0]} netns {self._names[ends[0]]} address {_mac(number, False)} "
+            f"type veth peer name {names[1]} netns {self._names[ends[1]]} "
             f"address {_mac(number, True)}"
         )
 
-    def _links(self) -> list[str]:
-        lines = [
-            self._link(("node", "outside"), ("eth0", "eth0"), 1),
-            self._link(("node", "remote"), ("eth1", "eth0"), 2),
-        ]
-        for number, pod in enumerate(self.layout.pods):
-            host = "node" if pod.local else "remote"
-            device = f"{self.layout.pod_prefix}{number}"
-            lines.append(self._link((host, f"p{number}"), (device, "eth0"), 16 + number))
-        return lines
+    def _pod_link(self, pod: Pod) -> str:
+        name = self._owner[pod.address]
+        device = f"{self.layout.pod_prefix}{name[1:]}"
+        host = "node" if pod.local else "remote"
+        return self._link((host, name), (device, "eth0"), 16 + int(name[1:]))
 
-    def _addresses(self) -> dict[str, list[str]]:
-        lines = {name: ["link set lo up"] for name in self.names}
-        self._node(lines["node"])
-        for name, number in (("outside", 1), ("remote", 2)):
-            lines[name] += ["link set eth0 up", *self._default("eth0", number)]
-        for address in self.layout.outside:
-            self._owner[address] = "outside"
-            lines["outside"].append(f"addr add {_length(address)} dev eth0{_nodad(address)}")
-            lines["node"] += self._reach(address, "eth0", 1)
-        for number, pod in enumerate(self.layout.pods):
-            self._pod(lines, number, pod)
-        return lines
-
-    def _node(self, lines: list[str]) -> None:
+    def _node(self) -> list[str]:
         """Interfaces and addresses of the node; eth1 is the way to everything unknown."""
-        layout = self.layout
+        layout, lines = self.layout, []
         for name in [n for n in layout.interfaces if n not in ("lo", "eth0")]:
             lines.append(f"link add {name} type bridge")
         if layout.bridge:
@@ -216,45 +256,27 @@ class Lab:
                 self._owner[address.partition("/")[0]] = "node"
                 lines.append(f"addr add {address} dev {name}{_nodad(address)}")
         self._owner.update({"127.0.0.1": "node", "::1": "node", "": "node"})
-        lines += ["link set eth1 up", *self._default("eth1", 2, inner=True)]
+        return [*lines, "link set eth1 up", *_default("eth1", 2, inner=True)]
 
     def _pod(self, lines: dict[str, list[str]], number: int, pod: Pod) -> None:
-        layout, name, mac_number = self.layout, f"p{number}", 16 + number
+        layout, mac_number = self.layout, 16 + number
         device, host = f"{layout.pod_prefix}{number}", "node" if pod.local else "remote"
         bridged = bool(layout.bridge) and pod.local
-        self._owner[pod.address] = name
         address = f"{_length(pod.address)} dev eth0{_nodad(pod.address)}"
-        lines[name] += ["link set eth0 up", f"addr add {address}"]
-        lines[name] += self._default("eth0", 3 if bridged else mac_number)
+        lines[f"p{number}"] = [
+            "link set eth0 up",
+            f"addr add {address}",
+            *_default("eth0", 3 if bridged else mac_number),
+        ]
         if bridged:
             lines[host].append(f"link set {device} master {layout.bridge}")
             lines[host].append(f"link set {device} type bridge_slave hairpin on")
         lines[host].append(f"link set {device} up")
-        lines[host] += self._reach(pod.address, layout.bridge if bridged else device, mac_number)
+        lines[host] += _reach(pod.address, layout.bridge if bridged else device, mac_number)
         if not pod.local:
             lines["node"].append(
-                f"route add {_length(pod.address)} "
-                f"via {_gateway(pod.address)} dev eth1 onlink"
+                f"route add {_length(pod.address)} via {_gateway(pod.address)} dev eth1 onlink"
             )
-
-    @staticmethod
-    def _reach(address: str, device: str, number: int) -> list[str]:
-        """Route and neighbour entry by which a host reaches the far end of a link."""
-        return [
-            f"route add {_length(address)} dev {device}",
-            f"neigh add {address} lladdr {_mac(number, True)} dev {device} nud permanent",
-        ]
-
-    @staticmethod
-    def _default(device: str, number: int, inner: bool = False) -> list[str]:
-        """Default routes over a link, to the end that `inner` names (see `_mac`)."""
-        mac = _mac(number, inner)
-        return [
-            f"neigh add {GATEWAY4} lladdr {mac} dev {device} nud permanent",
-            f"neigh add {GATEWAY6} lladdr {mac} dev {device} nud permanent",
-            f"route add default via {GATEWAY4} dev {device} onlink",
-            f"route add ::/0 via {GATEWAY6} dev {device} onlink",
-        ]
 
     # -- using ----------------------------------------------------------------------------
 
@@ -270,7 +292,7 @@ class Lab:
         """Listen where an untouched packet to an address arrives; answers as `untouched`."""
         if address not in self._owner:
             self._owner[address] = "remote"
-            ip(self.names["remote"], [f"route add local {_length(address)} dev lo"])
+            ip(self._names["remote"], [f"route add local {_length(address)} dev lo"])
         self.serve(address, port, protocol, "untouched")
 
     def probe(

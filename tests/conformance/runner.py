@@ -1,0 +1,141 @@
+"""Runs a file of conformance cases in one way, and says what failed.
+
+The schema is described beside the data. A suite is found by the file's `suite` name; packet flows
+can be asked three ways, the other suites have one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tests.conformance import suites_host, suites_names, suites_pure
+from tests.conformance.world import world
+from tests.flows import FlowCase, by_packets, by_trace, compare
+from tests.modes import Ask, ModeUnderTest
+from tests.worlds import LabPool, World, program
+
+Case: TypeAlias = Mapping[str, Any]
+Suite: TypeAlias = Callable[[Any], None]
+
+SUITES: Mapping[str, Suite] = {
+    **suites_pure.SUITES,
+    **suites_host.SUITES,
+    **suites_names.SUITES,
+}
+"""The suites without flows, by `suite` name: they raise AssertionError."""
+KINDS = {"dnat": "forward", "drop": "drop", "reject": "reject"}
+"""Other kinds of the data, `none` and `accept`, mean that a packet is left alone."""
+
+
+class Skipped(Exception):
+    """A check cannot be made, and why."""
+
+
+@dataclass
+class Tally:
+    """What came of the checks."""
+
+    passed: int = 0
+    failures: list[str] = field(default_factory=list)
+    skips: list[str] = field(default_factory=list)
+
+    def take(self, name: str, check: Callable[[], str]) -> None:
+        """Make one check; it returns or raises what is wrong."""
+        try:
+            wrong = check()
+        except Skipped as why:
+            self.skips.append(f"{name}: {why}")
+            return
+        except Exception as error:  # a crash in one case is a failure of that case
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong:
+            self.failures.append(f"{name}: {wrong}")
+        else:
+            self.passed += 1
+
+
+@dataclass
+class Runner:
+    """The way in which flows are checked."""
+
+    mode: ModeUnderTest
+    how: str
+    variant: str
+    pool: LabPool = field(default_factory=LabPool)
+
+    def run(self, path: Path, tally: Tally, wanted: str = "") -> None:
+        """Check the cases of a file whose id contains `wanted`."""
+        data = json.loads(path.read_text())
+        for case in data["cases"]:
+            if wanted not in case["id"]:
+                continue
+            if "flows" in case:
+                self._flows(path, case, tally)
+            else:
+                tally.take(f"{path.name} {case['id']}", suite_check(data["suite"], case))
+
+    def _flows(self, path: Path, case: Case, tally: Tally) -> None:
+        setting = flow_world(case)
+        try:
+            ask = self._ask(setting)
+        except Exception as error:
+            tally.failures.append(f"{path.name} {case['id']}: {type(error).__name__}: {error}")
+            return
+        for flow in setting.flows:
+            name = f"{path.name} {case['id']}"
+            tally.take(name, lambda flow=flow: compare(flow, ask(flow)))  # type: ignore[misc]
+
+    def _ask(self, setting: World) -> Ask:
+        plan = setting.plan(self.mode.traits)
+        if self.how == "trace":
+            return lambda flow: by_trace(plan, flow)
+        if self.how == "rules":
+            if self.mode.evaluator is None:
+                raise Skipped(f"rules of mode {self.mode.name} cannot be evaluated")
+            return self.mode.evaluator(plan)
+        lab = self.pool.lab(setting)
+        program(lab, plan, self.mode, self.variant)
+        return lambda flow: by_packets(lab, flow)
+
+
+def suite_check(suite: str, case: Case) -> Callable[[], str]:
+    """The check of a case without flows."""
+
+    def check() -> str:
+        if suite not in SUITES:
+            raise Skipped(f"no suite {suite} here")
+        if why := suites_names.not_here(suite, case):
+            raise Skipped(why)
+        try:
+            SUITES[suite](case)
+        except AssertionError as error:
+            return str(error) or "assertion failed"
+        return ""
+
+    return check
+
+
+def flow_world(case: Case) -> World:
+    """The world of a case with flows."""
+    snapshot, config, facts = world(dict(case))
+    return World(case["id"], snapshot, config, facts, tuple(_flow_cases(case)))
+
+
+def _flow_cases(case: Case) -> Iterator[FlowCase]:
+    for flow in case["flows"]:
+        expect = flow["expect"]
+        kind = KINDS.get(expect["kind"], "untouched")
+        yield FlowCase(
+            flow["name"],
+            flow["sourceIP"],
+            flow["destIP"],
+            flow["destPort"],
+            flow["protocol"],
+            kind,
+            frozenset(expect["endpoints"] if kind == "forward" else ()),
+            bool(expect["masq"]) and kind == "forward",
+        )
