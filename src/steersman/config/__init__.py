@@ -1,0 +1,62 @@
+"""The command line and the configuration file (SPEC 1): read, defaulted, converted, checked.
+
+    v1alpha1 document -> defaults -> internal form -> flags over it -> platform defaults -> rules
+
+Nothing here acts on a configuration, and only `read_file` touches the file system.
+"""
+
+from steersman.config.check import Answer, check_config, show_config
+from steersman.config.commandline import (
+    Parsed,
+    default_config,
+    parse_command_line,
+    read_file,
+    reload_file,
+)
+from steersman.config.convert import to_internal, to_node_config, to_v1alpha1
+from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError
+from steersman.config.features import enabled
+from steersman.config.flag import Flag, Group
+from steersman.config.flags import FLAGS
+from steersman.config.help import SHELLS, completion, flagz, help_text
+from steersman.config.load import Loaded, load
+from steersman.config.reload import ReloadPlan, applied, reload_plan
+from steersman.config.types import KubeProxyConfiguration, ProxyConfig
+from steersman.config.validate import validate
+from steersman.config.write import configz, to_yaml
+
+__all__ = [
+    "FLAGS",
+    "SHELLS",
+    "Answer",
+    "ConfigError",
+    "FieldError",
+    "Flag",
+    "Group",
+    "Invalid",
+    "KubeProxyConfiguration",
+    "Loaded",
+    "Parsed",
+    "ProxyConfig",
+    "ReloadPlan",
+    "UsageError",
+    "applied",
+    "check_config",
+    "completion",
+    "configz",
+    "default_config",
+    "enabled",
+    "flagz",
+    "help_text",
+    "load",
+    "parse_command_line",
+    "read_file",
+    "reload_file",
+    "reload_plan",
+    "show_config",
+    "to_internal",
+    "to_node_config",
+    "to_v1alpha1",
+    "to_yaml",
+    "validate",
+]

@@ -1,0 +1,82 @@
+"""What can be wrong with a configuration, as values with upstream's paths and wording."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import msgspec
+
+from steersman.config.go import Duration
+from steersman.model.plan import Finding, Severity
+
+ROOT = "KubeProxyConfiguration"
+"""Where every path of a FieldError begins (SPEC 1.4)."""
+
+
+class ConfigError(Exception):
+    """A configuration or command line that cannot be used; the text says why and what to do."""
+
+
+class UsageError(ConfigError):
+    """A command line that cannot be understood."""
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """One broken rule of a configuration. Its text is upstream's `field.Error` (SPEC 1.4)."""
+
+    path: str
+    """Path in the internal configuration, as upstream prints it."""
+    kind: str
+    """`Invalid value`, `Unsupported value`, `Required value` or `Forbidden`."""
+    value: str
+    """The offending value as printed; "" where the kind prints none."""
+    detail: str
+    """What a right value is."""
+
+    def __str__(self) -> str:
+        parts = (self.path, self.kind, self.value, self.detail)
+        return ": ".join(part for part in parts if part)
+
+    @property
+    def finding(self) -> Finding:
+        """The same as a Finding on the configuration."""
+        field = self.path.removeprefix(ROOT + ".")
+        shown = f"{self.kind} {self.value}: {self.detail}" if self.value else self.detail
+        return Finding(ROOT, field, shown, Severity.ERROR)
+
+
+class Invalid(ConfigError):
+    """A configuration that was read but breaks rules; all of them are in `errors`."""
+
+    def __init__(self, errors: Iterable[FieldError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("; ".join(map(str, self.errors)))
+
+
+def printed(value: object) -> str:
+    """A value as upstream prints it in an error: strings and durations quoted, lists as JSON."""
+    if isinstance(value, Duration):
+        return f'"{value}"'
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+
+
+def invalid(path: str, value: object, detail: str) -> FieldError:
+    """The error of a value that breaks a rule."""
+    return FieldError(path, "Invalid value", printed(value), detail)
+
+
+def unsupported(path: str, value: str, choices: Iterable[str]) -> FieldError:
+    """The error of a value that is none of the choices."""
+    listed = ", ".join(map(printed, choices))
+    return FieldError(path, "Unsupported value", printed(value), f"supported values: {listed}")
+
+
+def required(path: str, detail: str) -> FieldError:
+    """The error of a value that is missing."""
+    return FieldError(path, "Required value", "", detail)
+
+
+def forbidden(path: str, detail: str) -> FieldError:
+    """The error of a value that is not allowed here."""
+    return FieldError(path, "Forbidden", "", detail)

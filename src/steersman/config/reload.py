@@ -1,0 +1,90 @@
+"""What a changed configuration means for a process that runs: a pure comparison.
+
+Not here: applying it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from steersman.config.convert import to_v1alpha1
+from steersman.config.types import ProxyConfig
+
+_RESTART: Final = (
+    "featureGates",
+    "clientConnection",
+    "hostnameOverride",
+    "healthzBindAddress",
+    "metricsBindAddress",
+    "bindAddressHardFail",
+    "enableProfiling",
+    "showHiddenMetricsForVersion",
+    "mode",
+    "winkernel",
+    "portRange",
+    "windowsRunAsService",
+    "steersman.manifests",
+    "steersman.apiServers",
+    "steersman.kubeconfigContext",
+    "steersman.iptablesVariant",
+)
+"""Fields, and sections whole, that are read once: at the start."""
+
+
+class ReloadPlan(NamedTuple):
+    """The fields that changed, by their paths in the document, in its order."""
+
+    applied_live: list[str]
+    needs_restart: list[str]
+
+
+def reload_plan(old: ProxyConfig, new: ProxyConfig) -> ReloadPlan:
+    """Tell what of a new configuration takes effect at once and what only after a restart."""
+    plan = ReloadPlan([], [])
+    for path in changed_fields(to_v1alpha1(old), to_v1alpha1(new), ""):
+        later = any(path == field or path.startswith(field + ".") for field in _RESTART)
+        (plan.needs_restart if later else plan.applied_live).append(path)
+    return plan
+
+
+def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
+    """The configuration in force after a reload: the new one, the old where a restart is due.
+
+    What a mode change moves between sections (the sync periods) comes from the new file.
+    """
+    return msgspec.structs.replace(
+        new,
+        feature_gates=old.feature_gates,
+        client_connection=old.client_connection,
+        hostname_override=old.hostname_override,
+        healthz_bind_address=old.healthz_bind_address,
+        metrics_bind_address=old.metrics_bind_address,
+        bind_address_hard_fail=old.bind_address_hard_fail,
+        enable_profiling=old.enable_profiling,
+        show_hidden_metrics_for_version=old.show_hidden_metrics_for_version,
+        mode=old.mode,
+        winkernel=old.winkernel,
+        port_range=old.port_range,
+        windows_run_as_service=old.windows_run_as_service,
+        steersman=msgspec.structs.replace(
+            new.steersman,
+            manifests=old.steersman.manifests,
+            api_servers=old.steersman.api_servers,
+            kubeconfig_context=old.steersman.kubeconfig_context,
+            iptables_variant=old.steersman.iptables_variant,
+        ),
+    )
+
+
+def changed_fields(old: msgspec.Struct, new: msgspec.Struct, prefix: str) -> Iterator[str]:
+    """Paths of the fields in which two parts of one kind differ."""
+    for field in msgspec.structs.fields(old):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        path = prefix + field.encode_name
+        if isinstance(before, msgspec.Struct) and type(before) is type(after):
+            yield from changed_fields(before, after, path + ".")
+        elif before != after:
+            yield path

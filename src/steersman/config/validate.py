@@ -1,0 +1,349 @@
+"""Every rule that a configuration must keep, in upstream's order and words (SPEC 1.4).
+
+All errors are collected; none is raised. Rules of our own block come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from steersman.config.errors import (
+    ROOT,
+    FieldError,
+    forbidden,
+    invalid,
+    required,
+    unsupported,
+)
+from steersman.config.features import GATES, enabled, suggest, unknown
+from steersman.config.go import Duration, parse_int, split_address
+from steersman.config.types import (
+    IPVS,
+    MODES,
+    UPSTREAM_MODES,
+    ClientConnection,
+    Conntrack,
+    DetectLocal,
+    IPTables,
+    Linux,
+    Logging,
+    LogOptions,
+    NFTables,
+    ProxyConfig,
+    Steersman,
+)
+from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
+from steersman.model.config import DetectLocalMode
+
+HIDDEN_METRICS_VERSION: Final = "1.35"
+"""The release before the one whose behaviour this is."""
+
+_POSITIVE = "must be greater than 0"
+_NOT_NEGATIVE = "must be greater than or equal to 0"
+_CIDR = "must be a valid CIDR"
+_CIDR_BLOCK = "must be a valid CIDR block (e.g. 10.100.0.0/16 or fde4:8dba:82e1::/48)"
+_CIDR_PAIR = (
+    "must be a either a single CIDR or dual-stack pair of CIDRs "
+    "(e.g. [10.100.0.0/16, fde4:8dba:82e1::/48]"
+)
+_VARIANTS = ("nft", "legacy", "")
+_MAX_VERBOSITY = 2**31 - 1
+
+
+def validate(config: ProxyConfig, *, strict_upstream: bool = False) -> list[FieldError]:
+    """Return everything that is wrong with a configuration, in upstream's order.
+
+    `strict_upstream` also refuses what only we accept: our own modes, and an empty metrics
+    address (upstream's flags promise that it disables the server, its validation refuses it).
+    """
+    return [
+        *validate_feature_gates(config.feature_gates, f"{ROOT}.featureGates"),
+        *validate_masquerade_bit(config.iptables, f"{ROOT}.KubeProxyIPTablesConfiguration"),
+        *_validate_mode_section(config),
+        *validate_linux(config.linux, f"{ROOT}.KubeProxyLinuxConfiguration"),
+        *validate_mode(config.mode, f"{ROOT}.Mode", strict_upstream=strict_upstream),
+        *validate_client_connection(config.client_connection, f"{ROOT}.ClientConnection"),
+        *_validate_periods(config),
+        *_validate_addresses(config, strict_upstream=strict_upstream),
+        *validate_hidden_metrics_version(
+            config.show_hidden_metrics_for_version, f"{ROOT}.ShowHiddenMetricsForVersion"
+        ),
+        *validate_detect_local_mode(config.detect_local_mode, f"{ROOT}.DetectLocalMode"),
+        *validate_detect_local(
+            config.detect_local_mode, config.detect_local, f"{ROOT}.DetectLocalConfiguration"
+        ),
+        *validate_logging(config.logging, config.feature_gates, f"{ROOT}.logging"),
+        *_validate_port_range(config),
+        *validate_steersman(config.steersman, f"{ROOT}.steersman"),
+    ]
+
+
+def validate_feature_gates(gates: dict[str, bool], path: str) -> Iterator[FieldError]:
+    """Every gate must be known, now or in an earlier release; the first that is not is named."""
+    for name in unknown(gates):
+        yield invalid(path, gates, f"unrecognized feature gate: {name}{suggest(name, GATES)}")
+        return
+
+
+def validate_masquerade_bit(section: IPTables | NFTables, path: str) -> Iterator[FieldError]:
+    """A mark has 32 bits."""
+    bit = section.masquerade_bit
+    if bit is not None and not 0 <= bit <= 31:
+        yield invalid(f"{path}.MasqueradeBit", bit, "must be within the range [0, 31]")
+
+
+def _validate_mode_section(config: ProxyConfig) -> Iterator[FieldError]:
+    if config.mode == "ipvs":
+        yield from validate_ipvs(config.ipvs, f"{ROOT}.KubeProxyIPVSConfiguration")
+    elif config.mode == "nftables":
+        path = f"{ROOT}.KubeProxyNFTablesConfiguration"
+        yield from validate_masquerade_bit(config.nftables, path)
+
+
+def validate_ipvs(section: IPVS, path: str) -> Iterator[FieldError]:
+    """Timeouts are not negative, the CIDRs to leave alone are CIDRs."""
+    yield from _not_negative(
+        (f"{path}.TCPTimeout", section.tcp_timeout),
+        (f"{path}.TCPFinTimeout", section.tcp_fin_timeout),
+        (f"{path}.UDPTimeout", section.udp_timeout),
+    )
+    yield from validate_exclude_cidrs(section.exclude_cidrs, f"{path}.ExcludeCidrs")
+
+
+def validate_exclude_cidrs(cidrs: Iterable[str], path: str) -> Iterator[FieldError]:
+    """Each is a CIDR."""
+    for index, cidr in enumerate(cidrs):
+        if canonical_cidr(cidr) is None:
+            yield invalid(f"{path}[{index}]", cidr, _CIDR)
+
+
+def validate_linux(section: Linux, path: str) -> Iterator[FieldError]:
+    """Conntrack sysctls, and the OOM score within the kernel's range."""
+    yield from validate_conntrack(section.conntrack, f"{path}.KubeProxyConntrackConfiguration")
+    score = section.oom_score_adj
+    if score is not None and not -1000 <= score <= 1000:
+        yield invalid(f"{path}.OOMScoreAdj", score, "must be within the range [-1000, 1000]")
+
+
+def validate_conntrack(section: Conntrack, path: str) -> Iterator[FieldError]:
+    """Nothing is negative."""
+    yield from _not_negative(
+        (f"{path}.MaxPerCore", section.max_per_core),
+        (f"{path}.Min", section.min),
+        (f"{path}.TCPEstablishedTimeout", section.tcp_established_timeout),
+        (f"{path}.TCPCloseWaitTimeout", section.tcp_close_wait_timeout),
+        (f"{path}.UDPTimeout", section.udp_timeout),
+        (f"{path}.UDPStreamTimeout", section.udp_stream_timeout),
+    )
+
+
+def validate_mode(mode: str, path: str, *, strict_upstream: bool = False) -> Iterator[FieldError]:
+    """The mode is one there is; "" is the default."""
+    modes = UPSTREAM_MODES if strict_upstream else MODES
+    if mode and mode not in modes:
+        listed = ", ".join(sorted(modes))
+        yield invalid(
+            f"{path}.ProxyMode",
+            mode,
+            f"must be {listed} or blank "
+            "(blank means the best-available proxy [currently iptables])",
+        )
+
+
+def validate_client_connection(section: ClientConnection, path: str) -> Iterator[FieldError]:
+    """The burst is not negative."""
+    yield from _not_negative((f"{path}.Burst", section.burst))
+
+
+def _validate_periods(config: ProxyConfig) -> Iterator[FieldError]:
+    if config.config_sync_period <= 0:
+        yield invalid(f"{ROOT}.ConfigSyncPeriod", config.config_sync_period, _POSITIVE)
+    if config.sync_period <= 0:
+        yield invalid(f"{ROOT}.SyncPeriod", config.sync_period, _POSITIVE)
+    yield from _not_negative((f"{ROOT}.MinSyncPeriod", config.min_sync_period))
+    if config.min_sync_period > config.sync_period:
+        # upstream prints the minimum as the value of the period (SPEC 1.4)
+        detail = f"must be greater than or equal to {ROOT}.MinSyncPeriod"
+        yield invalid(f"{ROOT}.SyncPeriod", config.min_sync_period, detail)
+
+
+def _validate_addresses(config: ProxyConfig, *, strict_upstream: bool) -> Iterator[FieldError]:
+    if canonical_ip(config.bind_address) is None:
+        detail = "not a valid textual representation of an IP address"
+        yield invalid(f"{ROOT}.BindAddress", config.bind_address, detail)
+    if config.healthz_bind_address:
+        path = f"{ROOT}.HealthzBindAddress"
+        yield from validate_host_port(config.healthz_bind_address, path)
+    if config.metrics_bind_address or strict_upstream:
+        path = f"{ROOT}.MetricsBindAddress"
+        yield from validate_host_port(config.metrics_bind_address, path)
+    path = f"{ROOT}.NodePortAddresses"
+    yield from validate_node_port_addresses(config.node_port_addresses, path)
+
+
+def validate_host_port(address: str, path: str) -> Iterator[FieldError]:
+    """The address is IP:port; a bad IP and a bad port are two errors."""
+    halves = split_address(address)
+    if halves is None:
+        yield invalid(path, address, "must be IP:port")
+        return
+    host, port = halves
+    if canonical_ip(host) is None:
+        yield invalid(path, host, "must be a valid IP")
+    if not _is_port(port):
+        yield invalid(path, port, "must be a valid port")
+
+
+def _is_port(text: str) -> bool:
+    digits = text.removeprefix("+")  # upstream's parser takes a sign
+    return digits.isascii() and digits.isdigit() and 0 < int(digits[:20]) < 65536
+
+
+def validate_node_port_addresses(addresses: Sequence[str], path: str) -> Iterator[FieldError]:
+    """CIDRs, or the one word `primary`; nothing after that word is looked at."""
+    for index, address in enumerate(addresses):
+        if address == "primary":
+            if len(addresses) != 1:
+                detail = "can't use both 'primary' and CIDRs"
+                yield invalid(f"{path}[{index}]", address, detail)
+            return
+        if canonical_cidr(address) is None:
+            yield invalid(f"{path}[{index}]", address, _CIDR)
+
+
+def validate_hidden_metrics_version(version: str, path: str) -> Iterator[FieldError]:
+    """Only the previous minor release can be asked for."""
+    if version not in ("", HIDDEN_METRICS_VERSION):
+        yield invalid(
+            path,
+            version,
+            "--show-hidden-metrics-for-version must be omitted or have the value "
+            f"'{HIDDEN_METRICS_VERSION}'. Only the previous minor version is allowed",
+        )
+
+
+def validate_detect_local_mode(mode: str, path: str) -> Iterator[FieldError]:
+    """One of the four, or "" for the default."""
+    choices = [*DetectLocalMode, ""]
+    if mode not in choices:
+        yield unsupported(path, mode, map(str, choices))
+
+
+def validate_detect_local(mode: str, section: DetectLocal, path: str) -> Iterator[FieldError]:
+    """What the mode needs is there."""
+    empty = "must not be empty"
+    if mode == DetectLocalMode.BRIDGE_INTERFACE and not section.bridge_interface:
+        yield invalid(f"{path}.InterfaceName", "", empty)
+    elif mode == DetectLocalMode.INTERFACE_NAME_PREFIX and not section.interface_name_prefix:
+        yield invalid(f"{path}.InterfacePrefix", "", empty)
+    elif mode == DetectLocalMode.CLUSTER_CIDR and section.cluster_cidrs:
+        yield from validate_dual_stack_cidrs(section.cluster_cidrs, f"{path}.ClusterCIDRs")
+
+
+def validate_dual_stack_cidrs(cidrs: Sequence[str], path: str) -> Iterator[FieldError]:
+    """One CIDR, or one of each family."""
+    if not cidrs:
+        yield invalid(path, list(cidrs), "must contain at least one CIDR")
+        return
+    if len(cidrs) > 2:
+        yield invalid(path, list(cidrs), _CIDR_PAIR)
+        return
+    parsed = [canonical_cidr(cidr) for cidr in cidrs]
+    for index, cidr in enumerate(parsed):
+        if cidr is None:
+            yield invalid(f"{path}[{index}]", cidrs[index], _CIDR_BLOCK)
+    families = [family_of(cidr) for cidr in parsed if cidr is not None]
+    if len(families) == 2 and families[0] is families[1]:
+        yield invalid(path, list(cidrs), _CIDR_PAIR)
+
+
+def validate_logging(section: Logging, gates: dict[str, bool], path: str) -> Iterator[FieldError]:
+    """Format, verbosity, patterns, and options that need an alpha gate."""
+    if section.format not in ("text", "json"):
+        yield invalid(f"{path}.format", section.format, "Unsupported log format")
+    if section.verbosity > _MAX_VERBOSITY:
+        yield _too_verbose(f"{path}.verbosity", section.verbosity)
+    yield from _validate_vmodule(section, f"{path}.vmodule")
+    if not enabled(gates, "LoggingAlphaOptions"):
+        yield from _validate_log_options(section.options.text, f"{path}.options.text")
+        yield from _validate_log_options(section.options.json, f"{path}.options.json")
+
+
+def _too_verbose(path: str, verbosity: int) -> FieldError:
+    return invalid(path, verbosity, f"Must be <= {_MAX_VERBOSITY}")
+
+
+def _validate_vmodule(section: Logging, path: str) -> Iterator[FieldError]:
+    if section.vmodule and section.format not in ("", "text"):
+        yield forbidden(path, "Only supported for text log format")
+    for index, item in enumerate(section.vmodule):
+        where = f"{path}[{index}]"
+        if not item.file_pattern:
+            yield required(where, "File pattern must not be empty")
+        if set("=,") & set(item.file_pattern):
+            detail = "File pattern must not contain equal sign or comma"
+            yield invalid(where, item.file_pattern, detail)
+        if item.verbosity > _MAX_VERBOSITY:
+            yield _too_verbose(where, item.verbosity)
+
+
+def _validate_log_options(options: LogOptions, path: str) -> Iterator[FieldError]:
+    detail = "Feature LoggingAlphaOptions is disabled"
+    if options.split_stream:
+        yield forbidden(f"{path}.splitStream", detail)
+    if options.info_buffer_size:
+        yield forbidden(f"{path}.infoBufferSize", detail)
+
+
+def _validate_port_range(config: ProxyConfig) -> Iterator[FieldError]:
+    if config.mode not in ("userspace", "winuserspace"):
+        return  # upstream ignores the field, so must every mode that upstream has
+    if parse_port_range(config.port_range) is None:
+        detail = "must be a valid port range (e.g. 300-2000)"
+        yield invalid(f"{ROOT}.PortRange", config.port_range, detail)
+
+
+def parse_port_range(text: str) -> tuple[int, int] | None:
+    """`first-last`, `first+count` or one port; (0, 0) for any port; None where it is no range."""
+    try:
+        if text in ("", "0", "0-0"):
+            return 0, 0
+        if "+" in text:
+            first, _, count = text.partition("+")
+            low = _port(first)
+            high = low + _port(count)
+        else:
+            first, dash, last = text.partition("-")
+            low = _port(first)
+            high = _port(last) if dash else low
+    except ValueError:
+        return None
+    return (low, high) if 0 < low <= high < 65536 else None
+
+
+def _port(text: str) -> int:
+    return parse_int(text.strip(), low=0, high=65535)
+
+
+def validate_steersman(block: Steersman, path: str) -> Iterator[FieldError]:
+    """Counts and spans of our own block are not negative, and an idle UDP client is forgotten."""
+    yield from _not_negative(
+        (f"{path}.splitThreshold", block.split_threshold),
+        (f"{path}.largeClusterEndpoints", block.large_cluster_endpoints),
+        (f"{path}.minSyncPeriod", block.min_sync_period),
+        (f"{path}.drainPeriod", block.drain_period),
+    )
+    if block.udp_idle_timeout <= 0:
+        yield invalid(f"{path}.udpIdleTimeout", block.udp_idle_timeout, _POSITIVE)
+    if block.iptables_variant not in _VARIANTS:
+        yield unsupported(f"{path}.iptablesVariant", block.iptables_variant, _VARIANTS)
+    for index, url in enumerate(block.api_servers):
+        if not url:
+            yield invalid(f"{path}.apiServers[{index}]", url, "must not be empty")
+
+
+def _not_negative(*values: tuple[str, int | Duration | None]) -> Iterator[FieldError]:
+    for path, value in values:
+        if value is not None and value < 0:
+            yield invalid(path, value, _NOT_NEGATIVE)
