@@ -88,9 +88,9 @@ class Claims:
 
     def rivals(self, claim: Claim) -> Iterable[ObjectName]:
         """Return the Services whose plans a change of this claim may touch."""
-        for related in _related(claim):
-            for key in self.holders(related):
-                yield key.name.object_name
+        if isinstance(claim, AddressClaim) and self.sole(claim):
+            return []
+        return [key.name.object_name for rel in _related(claim) for key in self.holders(rel)]
 
 
 def _related(claim: Claim) -> tuple[Claim, ...]:

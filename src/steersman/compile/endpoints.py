@@ -92,9 +92,10 @@ def _read(
 ) -> tuple[EndpointsByPort, tuple[Finding, ...]]:
     found: dict[PortKey, dict[str, EndpointState]] = {}
     findings: tuple[Finding, ...] = ()
+    address_type = family.kubernetes
     for slice_ in _in_order(slices):
-        if slice_.address_type == family.kubernetes:
-            notes = Notes("EndpointSlice", slice_.metadata.object_name)
+        if slice_.address_type == address_type:
+            notes = Notes("EndpointSlice", slice_.metadata)
             _read_slice(slice_, accepted, node_name, found, notes)
             findings += notes.findings
     return {port: _sorted(states) for port, states in found.items()}, findings
@@ -193,7 +194,7 @@ def _state(entry: SliceEndpoint, endpoint: Endpoint) -> EndpointState:
     conditions, hints = entry.conditions, entry.hints
     if conditions is None and hints is None:
         return EndpointState(endpoint)
-    zones, nodes = _hints(hints)
+    zones, nodes = _hints(hints) if hints else ((), ())
     if conditions is None:
         return EndpointState(endpoint, zone_hints=zones, node_hints=nodes)
     return EndpointState(
@@ -206,9 +207,7 @@ def _state(entry: SliceEndpoint, endpoint: Endpoint) -> EndpointState:
     )
 
 
-def _hints(hints: EndpointHints | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if hints is None:
-        return (), ()
+def _hints(hints: EndpointHints) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return _names(hints.for_zones), _names(hints.for_nodes)
 
 

@@ -194,7 +194,10 @@ class Planner:
             claims.remove(claim, key)
         for claim, key in new - old:
             claims.add(claim, key)
-        return {rival for claim, _ in old | new for rival in claims.rivals(claim)}
+        rivals: set[ObjectName] = set()
+        for claim, _ in old | new:
+            rivals.update(claims.rivals(claim))
+        return rivals
 
     def _claimed(self, key: PlanKey) -> Iterable[Claim]:
         """Return what a plan asked for at the last update, lost Frontends included."""

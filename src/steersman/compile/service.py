@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-import msgspec
-
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
-from steersman.model.kube import Service, ServiceSpec
+from steersman.model.kube import ObjectMeta, Service, ServiceSpec
 from steersman.model.kube import ServicePort as KubePort
 from steersman.model.names import Family, Protocol, ServicePortName
 from steersman.model.plan import Finding, Severity, Value
@@ -26,7 +24,9 @@ PROTOCOLS: Mapping[str | None, Protocol] = {
     **{protocol.value: protocol for protocol in Protocol},
 }
 _NEITHER = ("", "None")
+_FAMILIES = {family.kubernetes: family for family in Family}
 _TYPES = (None, "", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+_AFFINITIES = (None, "", "None", "ClientIP")
 _POLICIES = (None, "", "Cluster", "Local")
 
 
@@ -73,14 +73,16 @@ PortSpecs: TypeAlias = dict[ServicePortName, PortSpec]
 class Notes:
     """Collects Findings about one object while it is read, in order and each once."""
 
-    def __init__(self, kind: str, name: object = "") -> None:
+    __slots__ = ("_findings", "_kind", "_meta")
+
+    def __init__(self, kind: str, meta: ObjectMeta | None = None) -> None:
         self._kind = kind
-        self._name = name
+        self._meta = meta
         self._findings: dict[Finding, None] = {}
 
     def add(self, field: str, reason: str, severity: Severity = Severity.WARNING) -> None:
         """Note what is wrong with a field, and what to do about it."""
-        name = f"{self._kind} {self._name}".rstrip()
+        name = f"{self._kind} {self._meta.object_name}" if self._meta else self._kind
         self._findings[Finding(name, field, reason, severity)] = None
 
     @property
@@ -102,6 +104,11 @@ class _Shared(Value, frozen=True):
     internal_policy_local: bool = False
 
 
+_NO_AFFINITY = (None, "", "None")
+_CLUSTER = (None, "", "Cluster")
+_PLAIN = {word: _Shared(session_affinity=word or "") for word in _NO_AFFINITY}
+
+
 def service_ports(
     service: Service, family: Family, *, allow_external_ips: bool = True
 ) -> PortSpecs:
@@ -121,7 +128,7 @@ def read_service(
     """
     if not is_served(service):
         return {}, ()
-    notes = Notes("Service", service.metadata.object_name)
+    notes = Notes("Service", service.metadata)
     addresses = _cluster_ips(service.spec, families, notes)
     if not addresses:
         return {}, notes.findings
@@ -154,14 +161,15 @@ def affinity_timeout(seconds: int | None) -> int:
 def _cluster_ips(spec: ServiceSpec, families: Iterable[Family], notes: Notes) -> dict[Family, str]:
     if not spec.ip_families:
         return _only_cluster_ip(spec.cluster_ip or "", families, notes)
-    for i, word in enumerate(spec.ip_families):
-        if word not in ("IPv4", "IPv6"):
-            notes.add(f"spec.ipFamilies[{i}]", f"{word!r} is not a family; write IPv4 or IPv6")
-    out = {}
-    for family in families:
-        address = _nth_cluster_ip(spec, family, notes)
-        if address is not None:
-            out[family] = address
+    out: dict[Family, str] = {}
+    for index, word in enumerate(spec.ip_families):
+        family = _FAMILIES.get(word)
+        if family is None:
+            notes.add(f"spec.ipFamilies[{index}]", f"{word!r} is not IPv4 or IPv6; ignored")
+        elif family in families and family not in out:
+            address = _nth_cluster_ip(spec, index, family, notes)
+            if address is not None:
+                out[family] = address
     return out
 
 
@@ -173,22 +181,17 @@ def _only_cluster_ip(text: str, families: Iterable[Family], notes: Notes) -> dic
     return {family: address} if family in families else {}
 
 
-def _nth_cluster_ip(spec: ServiceSpec, family: Family, notes: Notes) -> str | None:
-    families, texts = spec.ip_families or [], spec.cluster_ips or []
-    if family.kubernetes not in families:
-        return None
-    index = families.index(family.kubernetes)
+def _nth_cluster_ip(spec: ServiceSpec, index: int, family: Family, notes: Notes) -> str | None:
+    texts = spec.cluster_ips or ()
     if index >= len(texts) or texts[index] in _NEITHER:
         return None
     field = f"spec.clusterIPs[{index}]"
     address = _cluster_ip(field, texts[index], notes)
-    if address is not None and family_of(address) is not family:
-        reason = (
-            f"{address} is not an {family.kubernetes} address, as spec.ipFamilies[{index}] says"
-        )
-        notes.add(field, f"{reason}; not served in this family", Severity.ERROR)
-        return None
-    return address
+    if address is None or family_of(address) is family:
+        return address
+    reason = f"{address} is not {family.kubernetes}, as spec.ipFamilies[{index}] says"
+    notes.add(field, f"{reason}; not served in this family", Severity.ERROR)
+    return None
 
 
 def _cluster_ip(field: str, text: str, notes: Notes) -> str | None:
@@ -201,17 +204,31 @@ def _cluster_ip(field: str, text: str, notes: Notes) -> str | None:
 
 def _shared(service: Service, allow_external_ips: bool, notes: Notes) -> _Shared:
     spec = service.spec
+    if spec.type != "ClusterIP" or spec.external_ips or spec.session_affinity not in _NO_AFFINITY:
+        return _all_shared(service, allow_external_ips, notes)
+    if spec.load_balancer_source_ranges or spec.external_traffic_policy or _has_ingress(service):
+        return _all_shared(service, allow_external_ips, notes)
+    if spec.internal_traffic_policy not in _CLUSTER:
+        return _all_shared(service, allow_external_ips, notes)
+    return _PLAIN[spec.session_affinity]  # most Services: worth a short cut
+
+
+def _has_ingress(service: Service) -> bool:
+    balancer = service.status.load_balancer if service.status else None
+    return bool(balancer and balancer.ingress)
+
+
+def _all_shared(service: Service, allow_external_ips: bool, notes: Notes) -> _Shared:
+    spec = service.spec
     _check_word("spec.type", spec.type, _TYPES, notes)
     external_local = _external_policy_local(spec, notes)
-    affinity = spec.session_affinity or ""
-    seconds = _affinity_seconds(spec, notes) if affinity not in _NEITHER else 0
     return _Shared(
-        external_ips=_external_ips(spec, notes) if allow_external_ips and spec.external_ips else (),
-        vips=_vips(service, notes) if service.status is not None else (),
+        external_ips=_external_ips(spec, notes) if allow_external_ips else (),
+        vips=_vips(service, notes),
         ranges=_ranges(spec.load_balancer_source_ranges, notes),
         health_check_node_port=_health_check_node_port(spec, external_local, notes),
-        session_affinity=affinity,
-        affinity_seconds=seconds,
+        session_affinity=spec.session_affinity or "",
+        affinity_seconds=_affinity_seconds(spec, notes),
         external_policy_local=external_local,
         internal_policy_local=_policy_local(
             "spec.internalTrafficPolicy", spec.internal_traffic_policy, notes
@@ -241,7 +258,7 @@ def _external_policy_local(spec: ServiceSpec, notes: Notes) -> bool:
 
 def _affinity_seconds(spec: ServiceSpec, notes: Notes) -> int:
     if spec.session_affinity != "ClientIP":
-        _check_word("spec.sessionAffinity", spec.session_affinity, ("ClientIP", "None"), notes)
+        _check_word("spec.sessionAffinity", spec.session_affinity, _AFFINITIES, notes)
         return 0
     config = spec.session_affinity_config
     given = config.client_ip.timeout_seconds if config and config.client_ip else None
@@ -348,40 +365,34 @@ def _numbers(index: int, port: KubePort, notes: Notes) -> tuple[int, int]:
     return port.port, _port_number(f"spec.ports[{index}].nodePort", port.node_port, notes)
 
 
-_PLAIN = _Shared()
-
-
 def _specs(
     address: str,
     family: Family,
     shared: _Shared,
     ports: Sequence[tuple[ServicePortName, int, int]],
 ) -> PortSpecs:
-    if shared == _PLAIN:  # most Services: worth a short cut
-        return {
-            name: PortSpec(address, port, name.protocol, node_port)
-            for name, port, node_port in ports
-        }
-    ranges = _of_family(shared.ranges, family)
-    common = PortSpec(
-        address,
-        0,
-        external_ips=_of_family(shared.external_ips, family),
-        load_balancer_vips=_of_family(shared.vips, family),
-        load_balancer_source_ranges=() if any(r.endswith("/0") for r in ranges) else ranges,
-        health_check_node_port=shared.health_check_node_port,
-        session_affinity=shared.session_affinity,
-        affinity_seconds=shared.affinity_seconds,
-        external_policy_local=shared.external_policy_local,
-        internal_policy_local=shared.internal_policy_local,
-    )
+    vips, ranges = _of_family(shared.vips, family), _of_family(shared.ranges, family)
+    if any(cidr.endswith("/0") for cidr in ranges):
+        ranges = ()
+    external_ips = _of_family(shared.external_ips, family)
     return {
-        name: msgspec.structs.replace(
-            common, port=port, protocol=name.protocol, node_port=node_port
+        name: PortSpec(
+            address,
+            port,
+            name.protocol,
+            node_port,
+            external_ips,
+            vips,
+            ranges,
+            shared.health_check_node_port,
+            shared.session_affinity,
+            shared.affinity_seconds,
+            shared.external_policy_local,
+            shared.internal_policy_local,
         )
         for name, port, node_port in ports
     }
 
 
 def _of_family(addresses: tuple[str, ...], family: Family) -> tuple[str, ...]:
-    return tuple(a for a in addresses if family_of(a) is family)
+    return tuple([a for a in addresses if family_of(a) is family]) if addresses else ()
