@@ -1,0 +1,115 @@
+"""The health servers: sockets around run/health.py."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from aiohttp import web
+
+from steersman.model.kube import Node
+from steersman.model.names import ObjectName
+from steersman.run.health import Moment, ProxyHealth, ServiceHealth, readyz
+from steersman.run.http import Answer, ListenError, Page, application, listen
+
+log = logging.getLogger(__name__)
+
+
+def now() -> Moment:
+    """Read both clocks."""
+    return Moment(time.time_ns(), time.monotonic())
+
+
+def proxy_health_app(
+    health: ProxyHealth,
+    node: Callable[[], Node | None],
+    *,
+    ready: Callable[[], bool] = lambda: True,
+    count: Callable[[str, int], None] = lambda _path, _status: None,
+    clock: Callable[[], Moment] = now,
+) -> web.Application:
+    """Return the application of `healthzBindAddress`.
+
+    Args:
+        health: whose health.
+        node: returns this node's object as it is now.
+        ready: says whether the first full sync reached the kernel.
+        count: told of each answer of `healthz` and `livez`, for the metrics.
+        clock: for tests.
+    """
+
+    def counted(name: str, answer: Callable[[], Answer]) -> Page:
+        def page(_: web.Request) -> Answer:
+            said = answer()
+            count(name, said.status)
+            return said
+
+        return page
+
+    return application(
+        {
+            "/healthz": counted("healthz", lambda: health.healthz(clock(), node())),
+            "/livez": counted("livez", lambda: health.livez(clock())),
+            "/readyz": lambda _: readyz(ready()),
+        }
+    )
+
+
+class ServiceHealthServers:
+    """Listens on the health check node ports of Services, in one or both families."""
+
+    def __init__(
+        self,
+        addresses: Callable[[], Sequence[str]],
+        proxy_healthy: Callable[[], bool],
+        on_failure: Callable[[ObjectName, int, str], None] = lambda *_: None,
+    ) -> None:
+        """Listen nowhere yet.
+
+        Args:
+            addresses: returns the addresses to listen on: the unspecified ones, or this node's
+                addresses that serve node ports.
+            proxy_healthy: says whether the kernel follows the cluster.
+            on_failure: told of a Service and its port that cannot be listened on, and why; for
+                the Event FailedToStartServiceHealthcheck.
+        """
+        self._state = ServiceHealth()
+        self._addresses = addresses
+        self._proxy_healthy = proxy_healthy
+        self._on_failure = on_failure
+        self._running: dict[tuple[ObjectName, int, str], web.AppRunner] = {}
+
+    async def sync(self, ports: Mapping[ObjectName, int], counts: Mapping[ObjectName, int]) -> None:
+        """Take the wanted ports and the counts of ready local endpoints.
+
+        What cannot be listened on is reported, and tried again the next time.
+        """
+        self._state.sync_services(ports)
+        addresses = self._addresses()
+        wanted = {(name, port, at) for name, port in ports.items() for at in addresses}
+        await self._close(key for key in self._running if key not in wanted)
+        for key in sorted(wanted - self._running.keys()):
+            await self._open(*key)
+        self._state.sync_endpoints(counts)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._close(self._running)
+
+    async def _close(self, keys: Iterable[tuple[ObjectName, int, str]]) -> None:
+        runners = [self._running.pop(key) for key in list(keys)]
+        await asyncio.gather(*(runner.cleanup() for runner in runners))
+
+    async def _open(self, name: ObjectName, port: int, address: str) -> None:
+        def page(_: web.Request) -> Answer:
+            return self._state.answer(name, self._proxy_healthy())
+
+        try:
+            runner = await listen(application({}, page), address, port)
+        except ListenError as error:
+            log.error("health check of %s: cannot %s", name, error.strerror)
+            self._on_failure(name, port, str(error.strerror))
+        else:
+            self._running[name, port, address] = runner

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
+from steersman.run.node import (
+    NodeTimeoutError,
+    Reaction,
+    Wait,
+    host_ips,
+    judge,
+    pod_cidrs,
+    react,
+    wait_for_node,
+)
+
+
+def node(*ips: str, cidrs: list[str] | None = None, cidr: str | None = None) -> Node:
+    return Node(
+        ObjectMeta(name="n"),
+        NodeSpec(pod_cidr=cidr, pod_cidrs=cidrs),
+        NodeStatus([NodeAddress("InternalIP", ip) for ip in ips]),
+    )
+
+
+BARE, ADDRESSED = node(), node("192.0.2.1")
+WHOLE = node("192.0.2.1", cidrs=["10.244.1.0/24"])
+
+
+@pytest.mark.parametrize(
+    ("current", "waited", "needs_pod_cidrs", "expected"),
+    [
+        (None, 0, False, Wait.ON),
+        (BARE, 29.9, False, Wait.ON),
+        (ADDRESSED, 0, False, Wait.START),
+        (None, 30, False, Wait.START),
+        (BARE, 30, False, Wait.START),
+        (ADDRESSED, 0, True, Wait.ON),
+        (ADDRESSED, 329, True, Wait.ON),
+        (None, 330, True, Wait.FAIL),
+        (ADDRESSED, 330, True, Wait.FAIL),
+        (WHOLE, 0, True, Wait.START),
+        (node(cidrs=["10.0.0.0/24"]), 29, True, Wait.ON),
+        (node(cidrs=["10.0.0.0/24"]), 30, True, Wait.START),
+    ],
+)
+def test_when_to_start(
+    current: Node | None, waited: float, needs_pod_cidrs: bool, expected: Wait
+) -> None:
+    assert judge(current, waited, needs_pod_cidrs=needs_pod_cidrs) is expected
+
+
+def test_what_is_read_of_a_node() -> None:
+    assert host_ips(None) == ()
+    assert host_ips(node("2001:db8::1", "192.0.2.1", "192.0.2.2")) == ("2001:db8::1", "192.0.2.1")
+    assert pod_cidrs(None) == ()
+    assert pod_cidrs(node(cidr="10.0.0.0/24")) == ("10.0.0.0/24",)
+    assert pod_cidrs(node(cidr="a", cidrs=["a", "b"])) == ("a", "b")
+
+
+@pytest.mark.parametrize("seen", [None, ADDRESSED])
+async def test_waiting_in_vain_for_pod_cidrs_fails_with_upstreams_words(seen: Node | None) -> None:
+    seconds = 0.0
+
+    async def sleep(duration: float) -> None:
+        nonlocal seconds
+        seconds += duration
+
+    words = "PodCIDR allocation on" if seen else ""
+    with pytest.raises(NodeTimeoutError, match=f'timeout waiting for {words}.*node "n"'):
+        await wait_for_node(
+            lambda: seen, "n", needs_pod_cidrs=True, clock=lambda: seconds, sleep=sleep
+        )
+    assert seconds == 330
+
+
+def test_changed_pod_cidrs_end_the_process_where_they_matter() -> None:
+    other = node("192.0.2.1", cidrs=["10.244.2.0/24"])
+    reaction = react(WHOLE, other, needs_pod_cidrs=True)
+    assert reaction.exits
+    assert "10.244.1.0/24 to 10.244.2.0/24" in reaction.message
+    assert react(WHOLE, other, needs_pod_cidrs=False) == Reaction()
+    assert react(WHOLE, WHOLE, needs_pod_cidrs=True) == Reaction()
+
+
+def test_other_changes_are_only_logged() -> None:
+    gone = react(WHOLE, None, needs_pod_cidrs=True)
+    assert not gone.exits
+    assert "deleted" in gone.message
+    moved = react(ADDRESSED, node("192.0.2.9"), needs_pod_cidrs=False)
+    assert not moved.exits
+    assert "192.0.2.1 to 192.0.2.9" in moved.message
+    assert "none to 192.0.2.1" in react(None, ADDRESSED, needs_pod_cidrs=False).message
