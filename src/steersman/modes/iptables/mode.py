@@ -1,0 +1,159 @@
+"""The iptables mode: pure rendering and the kernel put together behind the seam of modes/base."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable
+from pathlib import Path
+
+import msgspec
+
+from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
+from steersman.host.nlmsg import attributes
+from steersman.model.names import Family
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.modes.base import BusyError, Support
+from steersman.modes.diff import Diff, Ruleset
+from steersman.modes.iptables.apply import Iptables
+from steersman.modes.iptables.names import RuleKey, is_kubelets
+from steersman.modes.iptables.parse import parse
+from steersman.modes.iptables.render import Features, render_service
+from steersman.modes.iptables.render_node import render_node
+from steersman.modes.iptables.script import LIMITS, write_runs
+from steersman.modes.iptables.variant import Choice, choose
+
+_TCP_LIBERAL = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+_NFT_MSG_GETGEN = (10 << 8) | 16  # NFNL_SUBSYS_NFTABLES, linux/netfilter/nf_tables.h
+_NFTA_GEN_ID = 1
+_RANDOM_FULLY = (1, 6, 2)
+
+
+class IptablesOptions(msgspec.Struct, frozen=True):
+    """What may be set about this mode."""
+
+    variant: str = ""
+    """`nft`, `legacy`, or "" for the one that this machine uses."""
+    features: Features | None = None
+    """What rules may use; None: `probe` finds out."""
+    lock_wait: int = 5
+    """Seconds to wait for the lock of iptables-legacy."""
+
+
+class IptablesMode:
+    """Programs Services as iptables rules (SPEC 8), with the iptables of this machine."""
+
+    name = "iptables"
+    traits = Traits(refuses_node_ports_everywhere=True, localhost_node_ports=True)
+
+    def __init__(self, execute: Exec, options: IptablesOptions | None = None) -> None:
+        """Take how to run programs; nothing is run before `probe`, `read` or `apply`."""
+        self._execute = execute
+        self._options = options or IptablesOptions()
+        self.features = self._options.features or Features()
+        self.families: tuple[Family, ...] = tuple(Family)
+        """The families that can be served, as far as known."""
+        self._iptables: Iptables | None = None
+        self._spelled: dict[int, dict[str, str]] = {}
+        self._held: frozenset[tuple[int, str, str]] = frozenset()
+        self._left: set[RuleKey] = set()
+
+    async def probe(self) -> Support:
+        """Find the iptables to use and what it can do."""
+        choice: Choice = await choose(self._execute, self._options.variant)
+        if choice.tool is None:
+            return Support(usable=False, missing=choice.missing)
+        self.families = choice.families
+        if self._options.features is None:
+            self.features = Features(
+                random_fully=choice.tool.version >= _RANDOM_FULLY, tcp_liberal=_tcp_liberal()
+            )
+        self._iptables = Iptables(self._execute, choice.tool, self._options.lock_wait)
+        return Support(usable=True, missing=choice.missing)
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Render the fixed part, in the families that can be served."""
+        families = tuple(family for family in settings.families if family in self.families)
+        return render_node(msgspec.structs.replace(settings, families=families), self.features)
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render one ServicePort's part."""
+        if plan.key.family not in self.families:
+            return {}
+        return render_service(plan, settings, self.features)
+
+    async def read(self) -> Ruleset:
+        """Return what the kernel has of ours; see `Mode.read`."""
+        iptables = await self._ready()
+        ruleset: dict[RuleKey, str] = {}
+        held: set[tuple[int, str, str]] = set()
+        for family in self.families:
+            found = parse(await iptables.save(family), int(family))
+            ruleset.update(found.ruleset)
+            self._spelled[int(family)] = found.spelled
+            held.update((int(family), table, chain) for table, chain in found.held)
+        self._held = frozenset(held)
+        for key in self._left & ruleset.keys():
+            del ruleset[key]
+        return ruleset
+
+    async def fingerprint(self) -> Hashable | None:
+        """Return the generation of the kernel's nf_tables rules; None with iptables-legacy.
+
+        None too where commands run elsewhere (another network namespace): ours tells nothing then.
+        """
+        if (await self._ready()).tool.variant != "nft":
+            return None
+        here = isinstance(self._execute, SubprocessExec) and not self._execute.prefix
+        return _generation() if here else None
+
+    async def apply(self, change: Diff) -> None:
+        """Carry out a Diff; see `Mode.apply`. One run per family, unless it is a very large one."""
+        iptables = await self._ready()
+        change = self._without_left(change)
+        spelled = {k: v for words in self._spelled.values() for k, v in words.items()}
+        limits = LIMITS[iptables.tool.variant]
+        for run in write_runs(change, limits, spelled, self._held):
+            await iptables.restore(run)
+
+    async def canary_present(self) -> bool:
+        """Whether nobody flushed our tables (`iptables -F -X`); cheap, see SPEC 8.5."""
+        iptables = await self._ready()
+        return all([await iptables.has_canary(family) for family in self.families])
+
+    async def _ready(self) -> Iptables:
+        if self._iptables is None:
+            support = await self.probe()
+            if self._iptables is None:
+                raise BusyError(" ".join(support.missing))
+        return self._iptables
+
+    def _without_left(self, change: Diff) -> Diff:
+        """Leave what is shared with kubelet where it is, and from then on out of sight.
+
+        Whether kubelet or this process wrote it cannot be told, so it is never removed (SPEC 8.1);
+        were it read back, every diff would try again.
+        """
+        back = self._left & change.added.keys()
+        self._left -= back
+        self._left.update(filter(is_kubelets, change.removed))
+        if not back:
+            return change
+        added = {key: value for key, value in change.added.items() if key not in back}
+        return Diff(added, change.removed, change.changed)
+
+
+def _tcp_liberal() -> bool:
+    try:
+        return _TCP_LIBERAL.read_text().strip() not in ("", "0")
+    except OSError:
+        return False
+
+
+def _generation() -> int | None:
+    try:
+        with Netlink(NETLINK_NETFILTER, buffer=1 << 16) as netlink:
+            (reply,) = netlink.request(Request(_NFT_MSG_GETGEN, bytes(4)))
+        return int(struct.unpack(">I", attributes(reply.payload, 4)[_NFTA_GEN_ID])[0])
+    except (OSError, ValueError, KeyError):
+        return None
