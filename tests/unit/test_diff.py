@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from steersman.modes.diff import Diff, diff, merge, patch
+
+
+def test_diff_names_what_is_added_removed_and_changed() -> None:
+    change = diff({"a": 1, "b": 2, "c": 3}, {"b": 2, "c": 4, "d": 5})
+    assert change == Diff({"d": 5}, {"a": 1}, {"c": (3, 4)})
+    assert len(change) == 3
+    assert change.summary == "1 added, 1 changed, 1 removed"
+    assert patch({"a": 1, "b": 2, "c": 3}, change) == {"b": 2, "c": 4, "d": 5}
+
+
+def test_nothing_to_do_is_false() -> None:
+    assert not diff({"a": 1}, {"a": 1})
+    assert diff({}, {"a": None})
+
+
+def test_merge_unites_owners() -> None:
+    assert merge([Diff({"a": 1}), Diff({}, {"b": 2}), Diff({}, {}, {"c": (1, 2)})]) == Diff(
+        {"a": 1}, {"b": 2}, {"c": (1, 2)}
+    )
+
+
+def test_merge_refuses_two_owners_of_one_object() -> None:
+    with pytest.raises(ValueError, match="two owners"):
+        merge([Diff({"a": 1}), Diff({"a": 2})])
