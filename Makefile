@@ -1,0 +1,45 @@
+# Everything a developer needs; each target does its own set-up (see scripts/setup.sh).
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
+
+# Modules that are pure: every branch of them is tested (comma-separated for coverage).
+PURE := */model/*,*/compile/*,*/modes/diff.py,*/modes/*/render.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test demo bench lock clean
+
+help: ## Say what there is
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## Packages, virtual environment, locked dependencies
+	@scripts/setup.sh
+
+check: setup ## Format, lint, types and the tests that need no root
+	ruff format --check
+	ruff check
+	mypy
+	pytest -q -m "not kernel"
+
+format: setup ## Put the code in shape
+	ruff format
+	ruff check --fix
+
+test: setup ## Every test, kernel tests as root, and full coverage of the pure modules
+	pytest -q --cov --cov-report= --durations=10
+	coverage report --include='$(PURE)' --fail-under=100 --skip-covered
+
+demo: setup ## A small cluster in network namespaces, explained as it runs (root)
+	@python scripts/demo.py
+
+bench: setup ## Figures beside iptables-restore of upstream-shaped rules (root); ONLY=name QUICK=1
+	@python -m benchmarks
+
+lock: setup ## Resolve the dependencies anew
+	python -m pip install --quiet pip-tools
+	pip-compile --quiet --upgrade --generate-hashes --extra dev --strip-extras --allow-unsafe \
+		--no-build-isolation --no-header --no-emit-index-url --no-emit-find-links \
+		--no-emit-trusted-host --no-emit-options --output-file requirements.lock pyproject.toml
+
+clean: ## Remove what was made here
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Set up all that `make` needs: Debian packages (as root, when missing), a virtual environment in
+# .venv, the locked dependencies and steersman itself. Done already: returns at once.
+#
+# Environment: PYTHON, an interpreter to use (3.11 or newer); pip's own settings (index, proxy).
+# Without root: says in one line what is missing for demo, kernel tests and benchmarks.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
+
+venv=.venv
+stamp=$venv/.steersman-setup
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+# Command of each tool that demo, kernel tests and benchmarks call, and its Debian package.
+missing_packages() {
+    local tool package
+    while read -r tool package; do
+        command -v "$tool" >/dev/null || printf '%s\n' "$package"
+    done <<'TOOLS' | sort -u
+iptables iptables
+ip6tables-legacy iptables
+nft nftables
+ipset ipset
+conntrack conntrack
+ip iproute2
+unshare util-linux
+sysctl procps
+TOOLS
+}
+
+can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+install_packages() {
+    say "installing $*"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1 ||
+        { apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@" >/dev/null; }
+}
+
+system_tools() {
+    local packages
+    packages=$(missing_packages | tr '\n' ' ')
+    [ -z "$packages" ] && return
+    if can_install; then
+        # shellcheck disable=SC2086 - one word per package
+        install_packages $packages || say "could not install: $packages"
+    else
+        say "missing for demo, kernel tests and benchmarks: ${packages% } (apt-get install, as root)"
+    fi
+}
+
+# An interpreter that runs (a shim of pyenv may not), is new enough and can make environments.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-} python3.11 python3 python3.12 python3.13 /usr/bin/python3; do
+        if "$candidate" -c 'import sys, venv, ensurepip; assert sys.version_info >= (3, 11)' \
+            >/dev/null 2>&1; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+make_venv() {
+    local python
+    if ! python=$(find_python); then
+        can_install && install_packages python3 python3-venv
+        python=$(find_python) || {
+            say "missing: Python 3.11 or newer with venv (apt-get install python3-venv, as root)"
+            exit 1
+        }
+    fi
+    "$python" -m venv --clear "$venv"
+}
+
+install_python_packages() {
+    "$venv/bin/python" -c 'import pip' 2>/dev/null || make_venv
+    say "installing the locked Python packages into $venv"
+    "$venv/bin/python" -m pip install --quiet --require-hashes -r requirements.lock
+    "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
+}
+
+# The directory is part of it: a virtual environment does not survive being moved.
+wanted=$(cat requirements.lock pyproject.toml scripts/setup.sh <(pwd) | sha256sum)
+system_tools
+if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+    install_python_packages
+    printf '%s\n' "$wanted" >"$stamp"
+fi
