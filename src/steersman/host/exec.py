@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -51,14 +51,22 @@ class Exec(Protocol):
 class SubprocessExec:
     """Runs programs as child processes."""
 
-    def __init__(self, prefix: Sequence[str] = ()) -> None:
-        """Take words to put before every command, such as `ip netns exec NAME`."""
+    def __init__(
+        self, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Take what every command gets.
+
+        Args:
+            prefix: words to put before it, such as `ip netns exec NAME`.
+            environment: variables to add to our own.
+        """
         self.prefix = tuple(prefix)
         path = os.environ.get("PATH", "")
         self._environment = {
             **os.environ,
             "LC_ALL": "C",  # messages are shown and looked at
             "PATH": f"{path}:{_PATH}" if path else _PATH,  # daemons often lack sbin
+            **(environment or {}),
         }
 
     async def run(
