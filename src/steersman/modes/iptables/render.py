@@ -31,6 +31,7 @@ from steersman.modes.iptables.names import (
     NODE_PORTS,
     PROXY_FIREWALL,
     SEP,
+    SERVICE_PREFIXES,
     SERVICES,
     SVC,
     SVL,
@@ -63,6 +64,7 @@ _REFUSE = {
     (Family.IPV4, Verdict.DROP): ("no local endpoints", "DROP"),
     (Family.IPV6, Verdict.DROP): ("no local endpoints", "DROP"),
 }
+_PLACES = {prefix[5:8]: place for place, prefix in enumerate(SERVICE_PREFIXES)}
 _WORDS = {
     FrontendKind.CLUSTER_IP: "cluster IP",
     FrontendKind.EXTERNAL_IP: "external IP",
@@ -93,9 +95,9 @@ def render_service(
 ) -> dict[RuleKey, str]:
     """Render one ServicePort's part of the Ruleset.
 
-    The values are complete `-A CHAIN ...` lines, joined by newlines. Within a shared chain they
-    are in the order in which they have to stand; all keys hold the ServicePort's name, in the
-    chain (hashed) or in the part.
+    The values are complete `-A CHAIN ...` lines, joined by newlines. A chain comes after those
+    that it leads to, so that a large Diff can be cut anywhere (script.py). All keys hold the
+    ServicePort's name: hashed in the chain, or as the part.
     """
     return _Port(plan, settings, features).render()
 
@@ -146,8 +148,8 @@ class _Port:
     def _ruleset(self) -> dict[RuleKey, str]:
         family = int(self.plan.key.family)
         out: dict[RuleKey, str] = {}
-        for chain, text in self.chains.items():
-            out[family, NAT, chain, WHOLE] = text
+        for chain in sorted(self.chains, key=_place):
+            out[family, NAT, chain, WHOLE] = self.chains[chain]
         for (table, chain), lines in self.groups.items():
             # a health check is TCP whatever the ServicePort is, and parse.py sees only the rule
             protocol = "tcp" if table == FILTER and chain == NODE_PORTS else self.protocol
@@ -332,6 +334,10 @@ class _Port:
             f" --mask {mask} --rsource -j {target}"
             for head, (target, _) in zip(heads, endpoints, strict=True)
         ]
+
+
+def _place(chain: str) -> int:
+    return _PLACES[chain[5:8]]
 
 
 def _forwards(frontend: Frontend) -> bool:

@@ -1,0 +1,66 @@
+"""A network namespace of its own for each test of the iptables mode."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from steersman.host.exec import Result, SubprocessExec
+
+_numbers = itertools.count()
+
+
+class Namespace:
+    """A network namespace and how to run commands in it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.prefix = ("ip", "netns", "exec", name)
+        self.execute = SubprocessExec(self.prefix)
+
+    def sh(self, *argv: str, stdin: str = "") -> str:
+        """Run a command that has to succeed; return its output."""
+        result = subprocess.run(
+            [*self.prefix, *argv], input=stdin, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, f"{argv}: {result.stderr}"
+        return result.stdout
+
+
+@contextmanager
+def namespace() -> Iterator[Namespace]:
+    """Make a namespace, and remove it after failures too."""
+    name = f"sm-ipt-{os.getpid()}-{next(_numbers)}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        yield Namespace(name)
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+class Recorder:
+    """Runs commands in a namespace, notes them, and can be told to fail from a point on."""
+
+    def __init__(self, inside: Namespace) -> None:
+        self._execute = inside.execute
+        self.restores: list[str] = []
+        self.allowed: int | None = None
+        """How many more iptables-restore runs succeed; None for all."""
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        if argv[0].endswith("-restore") and stdin:
+            if self.allowed is not None:
+                if self.allowed == 0:
+                    raise KilledError
+                self.allowed -= 1
+            self.restores.append(stdin.decode())
+        return await self._execute.run(argv, stdin, timeout=timeout)
+
+
+class KilledError(Exception):
+    """The process was killed here."""
