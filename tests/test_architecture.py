@@ -1,0 +1,137 @@
+"""The shape of the program: who may import whom, what is pure, what modes never speak of."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src"
+PACKAGE = SOURCE / "steersman"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+LAYERS: dict[str, set[str]] = {
+    # a part of the package and the parts that it may import, beside itself
+    "model": set(),
+    "host": {"model"},
+    "source": {"model", "host"},  # credentials may come from a program: host/exec.py
+    "compile": {"model"},
+    "modes": {"model", "host"},
+    "config": {"model"},
+    "run": {"model", "host", "source", "compile", "modes", "config"},
+    "cli": {"model", "host", "source", "compile", "modes", "config", "run"},
+    "__main__": {"cli"},
+}
+PURE_IN_MODES = {"render", "render_node", "diff", "names", "parse", "canonical", "script", "base"}
+"""Modules of modes that do not touch the kernel; the others may import host."""
+IMPURE = {"asyncio", "logging", "os", "subprocess", "time", "random"}
+POLICY_WORDS = re.compile(
+    r"(?<![a-z])(ready|readiness|terminating|zones?|traffic_?polic(y|ies))(?![a-z])"
+)
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+
+
+def ours(path: Path) -> set[str]:
+    """Parts of the package that a file imports (the package itself: its version)."""
+    names = [name.split(".") for name in imports(path)]
+    return {name[1] for name in names if name[0] == "steersman" and len(name) > 1}
+
+
+def is_pure(path: Path) -> bool:
+    part = part_of(path)
+    return part in {"model", "compile"} or (part == "modes" and path.stem in PURE_IN_MODES)
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of the body without the docstring."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def words(path: Path) -> Iterator[tuple[int, str]]:
+    """Identifiers, strings and comments of a file, split where camelCase is, in lower case."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type in {tokenize.NAME, tokenize.STRING, tokenize.COMMENT}:
+                text = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", token.string).lower()
+                yield token.start[0], text
+
+
+def test_every_part_has_its_place() -> None:
+    assert {part_of(path) for path in MODULES} - {"__init__"} <= LAYERS.keys()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_imports_point_one_way(path: Path) -> None:
+    part = part_of(path)
+    if part != "__init__":
+        assert ours(path) <= LAYERS[part] | {part}
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if is_pure(p)], ids=relative)
+def test_pure_modules_know_no_world(path: Path) -> None:
+    assert {name.split(".")[0] for name in imports(path)} & IMPURE == set()
+    assert "host" not in ours(path)
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) == "modes"], ids=relative)
+def test_modes_never_speak_of_policy(path: Path) -> None:
+    found = [f"line {line}: {hit[0]}" for line, text in words(path) if (hit := policy(text))]
+    assert found == []
+
+
+def policy(text: str) -> re.Match[str] | None:
+    return POLICY_WORDS.search(text)
+
+
+@pytest.mark.parametrize("text", ["is ready", "external_traffic_policy", "zone", "_ready", "zones"])
+def test_policy_words_are_found(text: str) -> None:
+    assert policy(text)
+
+
+@pytest.mark.parametrize("text", ["already", "readyz", "horizonal", "determinating", "policy"])
+def test_other_words_are_not(text: str) -> None:
+    assert not policy(text)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_functions_and_modules_are_short(path: Path) -> None:
+    long = {function.name: body_lines(function) for function in functions(path)}
+    assert {name: lines for name, lines in long.items() if lines > 60} == {}
+    assert len(path.read_text().splitlines()) <= 500
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_only_host_starts_processes_and_opens_netlink(path: Path) -> None:
+    text = path.read_text()
+    if relative(path) != "host/exec.py":
+        assert "subprocess" not in {name.split(".")[0] for name in imports(path)}
+        assert "create_subprocess" not in text
+    if part_of(path) != "host":
+        assert "AF_NETLINK" not in text
