@@ -195,10 +195,25 @@ def _at_frontend(walk: _Walk, match: Match) -> Decision:
     source = classify(walk.plan.settings, walk.flow)
     walk.say(_who(walk, source))
     action = frontend.action(source)
+    if action.verdict is not Verdict.FORWARD and _is_spared(walk, frontend):
+        walk.say("this mode refuses nothing that this node itself sends there: left as it is")
+        return walk.decide("accept")
     if action.verdict is not Verdict.FORWARD:
         walk.say(_REFUSALS[action.verdict])
         return walk.decide(_OUTCOMES[action.verdict], match)
     return _forward(walk, match, action.pool, action.masquerade)
+
+
+def _is_spared(walk: _Walk, frontend: Frontend) -> bool:
+    """Whether refusing it is left out: a node's own packets are never forwarded to a far IP."""
+    flow, family = walk.flow, walk.family
+    own = flow.source is SourceClass.NODE or _is_local(str(flow.source), family)
+    return (
+        walk.settings.traits.spares_own_external_traffic
+        and frontend.kind in (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER_IP)
+        and own
+        and not _is_local(flow.destination, family)
+    )
 
 
 _OUTCOMES: Mapping[Verdict, Outcome] = {

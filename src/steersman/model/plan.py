@@ -194,6 +194,9 @@ class Traits(Value, frozen=True):
 
     refuses_node_ports_everywhere: bool = False
     """Node-port reject and drop apply on every local address, not only on the serving ones."""
+    spares_own_external_traffic: bool = False
+    """This node's own traffic to an external or load balancer IP without endpoints is not
+    rejected: its rules are on the ways in and through only (SPEC 8.1)."""
     filters_without_endpoints: bool = False
     """Source ranges are enforced also while a Service has no endpoints."""
     rejects_unknown_ports: bool = False

@@ -44,7 +44,11 @@ class IptablesMode:
     """Programs Services as iptables rules (SPEC 8), with the iptables of this machine."""
 
     name = "iptables"
-    traits = Traits(refuses_node_ports_everywhere=True, localhost_node_ports=True)
+    traits = Traits(
+        refuses_node_ports_everywhere=True,
+        spares_own_external_traffic=True,
+        localhost_node_ports=True,
+    )
 
     def __init__(self, execute: Exec, options: IptablesOptions | None = None) -> None:
         """Take how to run programs; nothing is run before `probe`, `read` or `apply`."""
