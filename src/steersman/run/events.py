@@ -1,0 +1,166 @@
+"""Events about this node and about Services, in events.k8s.io/v1 (SPEC 13).
+
+Recording never waits and never fails; posting happens in a task of its own, in order, and an Event
+that cannot be posted is only logged: nothing depends on them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from steersman.model.names import ObjectName
+
+log = logging.getLogger(__name__)
+
+CONTROLLER = "kube-proxy"
+_QUEUE = 100
+_NOTE_BYTES = 1024  # the API server's limit
+_REPEAT_SECONDS = 600.0
+
+
+Event: TypeAlias = dict[str, Any]
+"""An events.k8s.io/v1 Event as JSON."""
+
+
+class EventPoster(Protocol):
+    """Creates Events at the API server."""
+
+    async def post_event(self, namespace: str, event: Event) -> None:
+        """Create an Event. Any Exception is logged by the caller."""
+        ...
+
+
+class Regarding(msgspec.Struct, frozen=True):
+    """The object that an Event is about."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+    def reference(self) -> dict[str, str]:
+        """Write it as an ObjectReference."""
+        fields = {
+            "apiVersion": "v1",
+            "kind": self.kind,
+            "name": self.name,
+            "namespace": self.namespace,
+            "uid": self.uid,
+        }
+        return {key: value for key, value in fields.items() if value}
+
+
+class Recorder:
+    """Takes Events from anywhere in the process and posts them."""
+
+    def __init__(
+        self,
+        poster: EventPoster,
+        node_name: str,
+        *,
+        hostname: str = "",
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Take where to post to and who reports.
+
+        Args:
+            poster: creates the Events.
+            node_name: this node, which most Events are about.
+            hostname: of this machine, part of the reporting instance.
+            clock: nanoseconds since 1970.
+        """
+        self._poster = poster
+        self._node = Regarding("Node", node_name)
+        self._instance = f"{CONTROLLER}-{hostname or node_name}"
+        self._clock = clock
+        self._queue: asyncio.Queue[tuple[str, Event]] = asyncio.Queue(_QUEUE)
+        self._recorded: dict[tuple[Regarding, str, str], int] = {}
+
+    def starting(self) -> None:
+        """Say that the proxy starts."""
+        self.node("Normal", "Starting", "StartKubeProxy", "")
+
+    def node(self, kind: Literal["Normal", "Warning"], reason: str, action: str, note: str) -> None:
+        """Record an Event about this node."""
+        self.record(self._node, kind, reason, action, note)
+
+    def health_check_failed(self, service: ObjectName, port: int, error: str) -> None:
+        """Say that a Service's health check node port cannot be listened on."""
+        note = f'node {self._node.name} failed to start healthcheck "{service}" on port {port}'
+        about = Regarding("Service", service.name, service.namespace)
+        reason = "FailedToStartServiceHealthcheck"
+        self.record(about, "Warning", reason, "Listen", f"{note}: {error}")
+
+    def record(
+        self,
+        regarding: Regarding,
+        kind: Literal["Normal", "Warning"],
+        reason: str,
+        action: str,
+        note: str,
+    ) -> None:
+        """Record an Event; the same one is not repeated within ten minutes."""
+        now = self._clock()
+        key = (regarding, reason, note)
+        last = self._recorded.get(key)
+        if last is not None and now - last < _REPEAT_SECONDS * 1e9:
+            return
+        self._recorded = {
+            k: t for k, t in self._recorded.items() if now - t < _REPEAT_SECONDS * 1e9
+        }
+        namespace = regarding.namespace or "default"
+        try:
+            event = self._event(regarding, now, kind=kind, reason=reason, action=action, note=note)
+            self._queue.put_nowait((namespace, event))
+        except asyncio.QueueFull:
+            log.warning("too many events are waiting: %s %s was dropped", reason, regarding.name)
+            return
+        self._recorded[key] = now
+
+    def _event(
+        self, regarding: Regarding, now: int, *, kind: str, reason: str, action: str, note: str
+    ) -> Event:
+        seconds, fraction = divmod(now, 10**9)
+        when = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {
+                "name": f"{regarding.name}.{now:x}",
+                "namespace": regarding.namespace or "default",
+            },
+            "eventTime": f"{when}.{fraction // 1000:06d}Z",
+            "reportingController": CONTROLLER,
+            "reportingInstance": self._instance[:128],
+            "action": action,
+            "reason": reason,
+            "regarding": regarding.reference(),
+            "type": kind,
+            **({"note": _cut(note)} if note else {}),
+        }
+
+    async def run(self) -> None:
+        """Post what is recorded until cancelled."""
+        while True:
+            namespace, event = await self._queue.get()
+            try:
+                await self._poster.post_event(namespace, event)
+            except Exception as error:
+                log.warning("event %s could not be posted: %s", event["reason"], error)
+            finally:
+                self._queue.task_done()
+
+    async def flush(self) -> None:
+        """Wait until everything recorded so far was posted or given up."""
+        await self._queue.join()
+
+
+def _cut(note: str) -> str:
+    return note.encode()[:_NOTE_BYTES].decode(errors="ignore")

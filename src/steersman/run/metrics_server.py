@@ -1,0 +1,183 @@
+"""The metrics server (SPEC 13): `/metrics`, `/proxyMode`, `/configz` and what helps to debug.
+
+Every page is a function of what it is given; nothing here knows how any of it comes about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import io
+import platform
+import pstats
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.exposition import choose_encoder
+
+from steersman import __version__
+from steersman.run.http import Answer, Page, application
+from steersman.run.metrics import Metrics
+
+_NOT_FOR_MACHINES = (
+    "Warning: This endpoint is not meant to be machine parseable, has no formatting "
+    "compatibility guarantees and is for debugging purposes only."
+)
+_PROFILE_SECONDS = 30.0
+_EMULATES = "1.36"
+
+
+class Pages(msgspec.Struct, frozen=True):
+    """What the server shows; a page whose source is None is not there."""
+
+    metrics: Metrics
+    mode: str
+    configz: Callable[[], bytes] | None = None
+    """The configuration in force as JSON, under its component name."""
+    flags: Callable[[], Mapping[str, str]] | None = None
+    """Every flag and its value as text (`/flagz`)."""
+    state: Callable[[], bytes] | None = None
+    """The one State as JSON (beyond upstream)."""
+    healthy: Callable[[], bool] = lambda: True
+    """Whether the kernel follows the cluster, for `/metrics/slis`."""
+    statusz: bool = True
+    profiling: bool = False
+    """`/debug/pprof` and `/debug/flags/v` are served too."""
+    set_verbosity: Callable[[int], None] = lambda _verbosity: None
+    started: float = 0.0
+    """When the process started, in seconds since 1970."""
+    clock: Callable[[], float] = time.time
+
+
+def metrics_app(pages: Pages) -> web.Application:
+    """Return the application of `metricsBindAddress`."""
+    found: dict[str, Page] = {
+        "/healthz": lambda _: Answer("ok"),
+        "/proxyMode": lambda _: Answer(pages.mode),
+        "/metrics": lambda request: _metrics(pages.metrics, request),
+        "/metrics/slis": _slis(pages.healthy),
+    }
+    for path, source in (("/configz", pages.configz), ("/state", pages.state)):
+        if source is not None:
+            found[path] = _json(source)
+    if (flags := pages.flags) is not None:
+        found["/flagz"] = lambda _: Answer(flagz(flags()), nosniff=False)
+    if pages.statusz:
+        listed = tuple(sorted({*found, "/statusz"} - {"/statusz", "/metrics/slis"}))
+        found["/statusz"] = lambda _: Answer(statusz(pages, listed), nosniff=False)
+    if pages.profiling:
+        found |= _debug(pages)
+    return application(found)
+
+
+def _json(source: Callable[[], bytes]) -> Page:
+    return lambda _: Answer(source(), content_type="application/json")
+
+
+async def _metrics(metrics: Metrics, request: web.Request) -> Answer:
+    accept = request.headers.get("Accept", "")
+    body, content_type = await asyncio.to_thread(metrics.render, accept)
+    return Answer(body, content_type=content_type, nosniff=False)
+
+
+def _slis(healthy: Callable[[], bool]) -> Page:
+    """Component health as upstream's components show it; looked at whenever it is asked for."""
+    registry = CollectorRegistry()
+    labels = ("name", "type")
+    now = Gauge("kubernetes_healthcheck", "1 while a check succeeds", labels, registry=registry)
+    total = Counter(
+        "kubernetes_healthchecks_total", "Checks by result", (*labels, "status"), registry=registry
+    )
+
+    def page(request: web.Request) -> Answer:
+        good = healthy()
+        now.labels("sync", "healthz").set(good)
+        total.labels("sync", "healthz", "success" if good else "error").inc()
+        encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return Answer(encoder(registry), content_type=content_type, nosniff=False)
+
+    return page
+
+
+def flagz(flags: Mapping[str, str]) -> str:
+    """Write the flags, sorted, as upstream does."""
+    lines = (f"{name} {flags[name]}\n" for name in sorted(flags))
+    return f"\nkube-proxy flagz\n{_NOT_FOR_MACHINES}\n{''.join(lines)}"
+
+
+def statusz(pages: Pages, paths: tuple[str, ...]) -> str:
+    """Write what runs and since when, as upstream does."""
+    minutes, seconds = divmod(max(0, int(pages.clock() - pages.started)), 60)
+    hours, minutes = divmod(minutes, 60)
+    started = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(pages.started))
+    return (
+        f"\nkube-proxy statusz\n{_NOT_FOR_MACHINES}\n\n"
+        f"Started:  {started}\n"
+        f"Up:  {hours} hr {minutes:02d} min {seconds:02d} sec\n"
+        f"Python version:  {platform.python_version()}\n"
+        f"Binary version:  {__version__}\n"
+        f"Emulation version:  {_EMULATES}\n"
+        f"Paths:  {' '.join(paths)}\n"
+    )
+
+
+# /debug
+
+
+def _debug(pages: Pages) -> dict[str, Page]:
+    return {
+        "/debug/flags/v": lambda request: _verbosity(request, pages.set_verbosity),
+        "/debug/pprof/": lambda _: Answer("cmdline\ngoroutine\nprofile?seconds=30\n"),
+        "/debug/pprof/cmdline": lambda _: Answer(Path("/proc/self/cmdline").read_bytes()),
+        "/debug/pprof/goroutine": lambda _: Answer(stacks()),
+        "/debug/pprof/profile": _profile,
+    }
+
+
+async def _verbosity(request: web.Request, set_verbosity: Callable[[int], None]) -> Answer:
+    if request.method != "PUT":
+        return Answer("only PUT is understood here\n", 405)
+    text = (await request.text()).strip()
+    if not (text.isascii() and text.isdigit()):
+        return Answer(f"{text[:40]!r} is not a verbosity; put a number\n", 400)
+    set_verbosity(int(text))
+    return Answer(f"successfully set klog.logging.verbosity to {text}")
+
+
+def stacks() -> str:
+    """Write the stacks of all tasks and threads: what Go's goroutine profile is for."""
+    out = io.StringIO()
+    for task in asyncio.all_tasks():
+        task.print_stack(file=out)
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        out.write(f"Thread {names.get(ident, ident)}:\n")
+        traceback.print_stack(frame, file=out)
+    return out.getvalue()
+
+
+async def _profile(request: web.Request) -> Answer:
+    """Profile the event loop's thread for some seconds."""
+    try:
+        seconds = min(float(request.query.get("seconds", "30")), 10 * _PROFILE_SECONDS)
+    except ValueError:
+        return Answer("seconds must be a number\n", 400)
+    profile = cProfile.Profile()
+    try:
+        profile.enable()
+    except ValueError:
+        return Answer("another profile is being taken; try again later\n", 409)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        profile.disable()
+    out = io.StringIO()
+    pstats.Stats(profile, stream=out).sort_stats("cumulative").print_stats(60)
+    return Answer(out.getvalue())

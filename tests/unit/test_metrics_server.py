@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from steersman import __version__
+from steersman.run.metrics import Metrics
+from steersman.run.metrics_server import Pages, metrics_app
+from tests.unit.test_health_server import Reply, ask, serving
+
+
+def pages(**changes: object) -> Pages:
+    return Pages(Metrics("iptables"), "iptables", **changes)  # type: ignore[arg-type]
+
+
+async def fetch(shown: Pages, path: str, method: str = "GET", data: str | None = None) -> Reply:
+    async with serving(metrics_app(shown)) as port:
+        return await ask(port, path, method, data)
+
+
+@pytest.mark.parametrize(("path", "body"), [("/healthz", "ok"), ("/proxyMode", "iptables")])
+async def test_plain_pages_are_upstreams(path: str, body: str) -> None:
+    reply = await fetch(pages(), path)
+    assert (reply.status, reply.body) == (200, body)
+    assert reply.received["Content-Type"] == "text/plain; charset=utf-8"
+    assert reply.received["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/livez", "/configz", "/flagz", "/state", "/statusz", "/debug/pprof/", "/debug/flags/v"],
+)
+async def test_what_is_not_offered_is_not_found(path: str) -> None:
+    reply = await fetch(pages(statusz=False), path)
+    assert (reply.status, reply.body) == (404, "404 page not found\n")
+
+
+async def test_metrics_are_rendered() -> None:
+    reply = await fetch(pages(), "/metrics")
+    assert "kubeproxy_sync_proxy_rules_duration_seconds_count" in str(reply.body)
+    assert reply.received["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_slis_tell_health_at_each_look() -> None:
+    healthy = True
+    shown = pages(healthy=lambda: healthy)
+    async with serving(metrics_app(shown)) as port:
+        name = 'kubernetes_healthcheck{name="sync",type="healthz"}'
+        assert f"{name} 1.0" in str((await ask(port, "/metrics/slis")).body)
+        healthy = False
+        text = str((await ask(port, "/metrics/slis")).body)
+    assert f"{name} 0.0" in text
+    assert 'kubernetes_healthchecks_total{name="sync",status="error",type="healthz"} 1.0' in text
+
+
+async def test_configuration_and_state_are_json() -> None:
+    config = {"kubeproxy.config.k8s.io": {"mode": "iptables"}}
+    shown = pages(configz=lambda: json.dumps(config).encode(), state=lambda: b"{}")
+    reply = await fetch(shown, "/configz")
+    assert json.loads(reply.body) == config
+    assert reply.received["Content-Type"] == "application/json"
+    assert (await fetch(shown, "/state")).body == "{}"
+
+
+async def test_flags_are_listed_sorted() -> None:
+    reply = await fetch(pages(flags=lambda: {"v": "2", "cleanup": "false", "master": ""}), "/flagz")
+    lines = str(reply.body).split("\n")
+    assert lines[:2] == ["", "kube-proxy flagz"]
+    assert lines[2].startswith("Warning: This endpoint is not meant to be machine parseable")
+    assert lines[3:] == ["cleanup false", "master ", "v 2", ""]
+    assert "X-Content-Type-Options" not in reply.received
+
+
+async def test_status_says_what_runs_since_when() -> None:
+    began = 1_795_232_326.0
+    shown = pages(started=began, clock=lambda: began + 3725, configz=lambda: b"{}")
+    text = str((await fetch(shown, "/statusz")).body)
+    assert "Started:  Sat Nov 21 03:38:46 UTC 2026\nUp:  1 hr 02 min 05 sec\n" in text
+    assert f"Binary version:  {__version__}\n" in text
+    assert text.endswith("Paths:  /configz /healthz /metrics /proxyMode\n")
+
+
+async def test_verbosity_is_put() -> None:
+    put = list[int]()
+    shown = pages(profiling=True, set_verbosity=put.append)
+    reply = await fetch(shown, "/debug/flags/v", "PUT", "4")
+    assert (reply.status, reply.body) == (200, "successfully set klog.logging.verbosity to 4")
+    assert (await fetch(shown, "/debug/flags/v")).status == 405
+    assert (await fetch(shown, "/debug/flags/v", "PUT", "much")).status == 400
+    assert put == [4]
+
+
+async def test_profiling_shows_stacks_and_profiles() -> None:
+    shown = pages(profiling=True)
+    assert "MainThread" in str((await fetch(shown, "/debug/pprof/goroutine")).body)
+    assert (await fetch(shown, "/debug/pprof/cmdline")).status == 200
+    assert "profile" in str((await fetch(shown, "/debug/pprof/")).body)
+    reply = await fetch(shown, "/debug/pprof/profile?seconds=0.01")
+    assert "function calls" in str(reply.body)
+    assert (await fetch(shown, "/debug/pprof/profile?seconds=x")).status == 400
