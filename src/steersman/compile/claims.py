@@ -86,11 +86,11 @@ class Claims:
         """Whether at most one plan asks for it."""
         return isinstance(self._holders.get(claim), PlanKey)
 
-    def rivals(self, claim: Claim) -> Iterable[ObjectName]:
-        """Return the Services whose plans a change of this claim may touch."""
-        if isinstance(claim, AddressClaim) and self.sole(claim):
-            return []
-        return [key.name.object_name for rel in _related(claim) for key in self.holders(rel)]
+    def rivals(self, claim: Claim, key: PlanKey) -> list[ObjectName]:
+        """Return the Services whose plans a change of this claim by `key` may touch."""
+        if isinstance(claim, AddressClaim) and self._holders.get(claim) == key:
+            return []  # by far the most
+        return [holder.name.object_name for rel in _related(claim) for holder in self.holders(rel)]
 
 
 def _related(claim: Claim) -> tuple[Claim, ...]:

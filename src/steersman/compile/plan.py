@@ -195,8 +195,8 @@ class Planner:
         for claim, key in new - old:
             claims.add(claim, key)
         rivals: set[ObjectName] = set()
-        for claim, _ in old | new:
-            rivals.update(claims.rivals(claim))
+        for claim, key in old | new:
+            rivals.update(claims.rivals(claim, key))
         return rivals
 
     def _claimed(self, key: PlanKey) -> Iterable[Claim]:
