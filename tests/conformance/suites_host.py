@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from steersman.compile.conntrack import PROTOCOL_NUMBERS, Entry, ServedPort, stale
+from steersman.compile.conntrack import ServedPort, stale
 from steersman.host.sysctl import ConntrackConfig, conntrack_max, conntrack_settings
+from steersman.model.conntrack import PROTOCOL_NUMBERS, Entry
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from steersman.compile.conntrack import Entry, ServedPort, stale
+from steersman.compile.conntrack import ServedPort, stale
 from steersman.host import conntrack
+from steersman.model.conntrack import Entry
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
 from tests.kernel.flows import FlowEntry, add_entries

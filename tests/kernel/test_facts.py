@@ -7,7 +7,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from steersman.host.facts import read_facts, watch_addresses
-from steersman.host.netlink import NETLINK_ROUTE, Netlink, NetlinkError, Request
+from steersman.host.netlink import (
+    NETLINK_ROUTE,
+    AnswersLostError,
+    Netlink,
+    NetlinkError,
+    Request,
+    Subscription,
+)
 from steersman.model.snapshot import HostFacts
 from tests.kernel.namespace import in_namespace, sh
 
@@ -67,5 +74,23 @@ def test_a_refused_request_says_why() -> None:
             assert caught.value.errno == errno.ENODEV
             refused = netlink.batch([Request(17, bytes(16), 4), Request(18, bytes(16), 4)])
             assert 0 in refused
+
+    in_namespace(body)
+
+
+def test_lost_notifications_are_told_and_the_next_ones_come() -> None:
+    async def body() -> None:
+        with Subscription(NETLINK_ROUTE, (5,), buffer=4096) as news:
+            sh("for i in $(seq 100); do ip address add 192.0.2.$i/32 dev lo; done")
+            lost = False
+            async with asyncio.timeout(10):
+                while not lost:
+                    try:
+                        await news.receive()
+                    except AnswersLostError:
+                        lost = True
+                sh("ip address add 198.51.100.1/32 dev lo")
+                while not any(b"\xc6\x33\x64\x01" in m.payload for m in await news.receive()):
+                    pass
 
     in_namespace(body)

@@ -2,16 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.compile.conntrack import (
-    PROTOCOL_NUMBERS,
-    Entry,
-    ServedPort,
-    Stale,
-    served_ports,
-    stale,
-    stale_entries,
-)
+from steersman.compile.conntrack import ServedPort, served_ports, stale, stale_entries
 from steersman.model import kube
+from steersman.model.conntrack import PROTOCOL_NUMBERS, Entry, Stale
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint
 from steersman.model.snapshot import Snapshot

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from steersman.compile.conntrack import Entry, Stale
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
     DumpInterruptedError,
@@ -24,6 +23,7 @@ from steersman.host.netlink import (
 )
 from steersman.host.nlmsg import NLM_F_ACK, attr, attributes, nested, u8, u32
 from steersman.host.sysctl import read
+from steersman.model.conntrack import Entry, Stale
 from steersman.model.names import Family
 
 _CT_GET = 0x101

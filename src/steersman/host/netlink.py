@@ -40,6 +40,7 @@ _NETLINK_GET_STRICT_CHK = 12
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 
+_LAST_SEQUENCE = 1 << 31
 _RECEIVE = 1 << 17  # a kernel's datagram is at most 32 kB (64 kB with a large page)
 
 
@@ -191,7 +192,9 @@ class Netlink:
 
     def _send(self, requests: Sequence[Request]) -> int:
         """Send one datagram; the sequence number of its first message."""
-        self._sequence = first = self._sequence + 1
+        if self._sequence >= _LAST_SEQUENCE:
+            self._sequence = 0
+        first = self._sequence + 1
         self._sequence += len(requests)
         data = b"".join(
             message(r.kind, r.flags | NLM_F_REQUEST, first + i, r.payload)
@@ -236,6 +239,13 @@ class Subscription:
         try:
             return list(messages(await loop.sock_recv(self._socket, _RECEIVE)))
         except OSError as error:
-            if error.errno == errno.ENOBUFS:
-                raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
-            raise
+            if error.errno != errno.ENOBUFS:
+                raise
+            self._drain()
+            raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
+
+    def _drain(self) -> None:
+        """Empty the queue: until then the kernel goes on dropping, and says so only once."""
+        with suppress(BlockingIOError):
+            while True:
+                self._socket.recv(_RECEIVE)
