@@ -14,6 +14,7 @@ from steersman.model.plan import (
     Action,
     Finding,
     Frontend,
+    FrontendKind,
     NodePlan,
     ServicePlan,
     SourceClass,
@@ -113,7 +114,8 @@ def _why(snapshot: Snapshot, plan: NodePlan, name: ObjectName, key: PlanKey) -> 
 def _port_lines(plan: ServicePlan, why: Iterable[str]) -> list[str]:
     lines = [f"  port {plan.key.name.port!r} {plan.key.name.protocol} {plan.key.family.kubernetes}"]
     for frontend in plan.frontends:
-        lines.append(f"    {frontend.kind.value} {describe(plan.key, frontend)}")
+        kind = "" if frontend.kind is FrontendKind.NODE_PORT else f"{frontend.kind.value} "
+        lines.append(f"    {kind}{describe(plan.key, frontend)}")
         lines += [f"      {words}" for words in _action_lines(plan, frontend)]
     if plan.affinity_seconds:
         lines.append(f"    session affinity by client address, {plan.affinity_seconds} s")
