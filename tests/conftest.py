@@ -34,3 +34,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         "kernel tests need" in str(r.longrepr) for r in terminalreporter.stats.get("skipped", ())
     ):
         terminalreporter.write_line(f"KERNEL TESTS DID NOT RUN: {missing_for_kernel_tests()}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update", action="store_true", help="rewrite golden files, for review with git diff"
+    )
+
+
+@pytest.fixture
+def update(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update"))

@@ -131,6 +131,7 @@ class Lab:
         self._netns: dict[str, Netns] = {}
         self._owner: dict[str, str] = {}
         self._pods: dict[str, Pod] = {}
+        self._sentinels: list[str] = []
         self.servers = Servers()
 
     def __enter__(self) -> Self:
@@ -292,8 +293,19 @@ class Lab:
         """Listen where an untouched packet to an address arrives; answers as `untouched`."""
         if address not in self._owner:
             self._owner[address] = "remote"
-            ip(self._names["remote"], [f"route add local {_length(address)} dev lo"])
+            self._sentinels.append(address)
+            ip(self._names["remote"], [f"addr add {_length(address)} dev lo{_nodad(address)}"])
         self.serve(address, port, protocol, "untouched")
+
+    def silence(self) -> None:
+        """Stop all servers and sentinels."""
+        self.servers.silence()
+        if self._sentinels:
+            lines = [f"addr del {_length(address)} dev lo" for address in self._sentinels]
+            ip(self._names["remote"], lines)
+        for address in self._sentinels:
+            del self._owner[address]
+        self._sentinels.clear()
 
     def probe(
         self,

@@ -13,7 +13,7 @@ from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodePlan, Traits
 from steersman.modes.base import Mode
 from steersman.modes.diff import Ruleset
-from steersman.modes.iptables.mode import IptablesMode, Options
+from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from tests.flows import Answer, FlowCase, by_rules
 from tests.iptables_rules import Rules, parse
 
@@ -56,7 +56,7 @@ def render(plan: NodePlan, mode: Mode) -> Ruleset:
 
 
 def _iptables(exec_: Exec, variant: str) -> Mode:
-    return IptablesMode(exec_, Options(variant=variant))
+    return IptablesMode(exec_, IptablesOptions(variant=variant))
 
 
 _PART_ORDER = {"kubelet": 0, "jumps": 1, "split": 1, "node ports": 3}

@@ -54,9 +54,10 @@ class World:
         node = {a.partition("/")[0] for group in interfaces.values() for a in group}
         pods = {pod.address: pod for pod in self._endpoint_pods()}
         outside = set()
-        for source in sorted({flow.source for flow in self.flows} - node - {"127.0.0.1", "::1"}):
+        clients = {flow.source: flow.interface for flow in self.flows}
+        for source in sorted(clients.keys() - node - {"127.0.0.1", "::1"}):
             if any(in_cidr(source, cidr) for cidr in POD_NETWORKS):
-                pods.setdefault(source, Pod(source))
+                pods.setdefault(source, Pod(source, local=clients[source] != "eth1"))
             else:
                 outside.add(source)
         return Layout(
@@ -106,6 +107,8 @@ def snapshot_of(node_name: str, objects: Iterable[dict[str, Any]]) -> tuple[Snap
 
 async def apply(plan: NodePlan, mode: Mode) -> None:
     """Bring the kernel that a mode sees to a plan, whatever it has now."""
+    support = await mode.probe()
+    assert support.usable, support.missing
     await mode.apply(diff(await mode.read(), render(plan, mode)))
 
 
@@ -120,23 +123,26 @@ class LabPool:
     """Hands out labs, and the same one again where it fits: most worlds share one node."""
 
     def __init__(self) -> None:
-        self._lab: Lab | None = None
+        self._labs: dict[str, Lab] = {}
 
-    def lab(self, world: World) -> Lab:
-        """A lab that fits a world, its endpoints answering."""
-        layout = world.layout()
-        if self._lab is None or not self._lab.can_hold(layout):
-            self.close()
-            self._lab = Lab(layout).__enter__()
-        lab = self._lab
-        lab.servers.silence()
+    def lab(self, world: World, use: str = "") -> Lab:
+        """A lab that fits a world, its endpoints answering.
+
+        Labs of different `use` are never the same: what programs one would be lost on another.
+        """
+        layout, lab = world.layout(), self._labs.get(use)
+        if lab is None or not lab.can_hold(layout):
+            if lab is not None:
+                lab.close()
+            lab = self._labs[use] = Lab(layout).__enter__()
+        lab.silence()
         lab.extend(layout)
         for address, port, protocol in world.servers():
             lab.serve(address, port, protocol)
         return lab
 
     def close(self) -> None:
-        """Remove the lab."""
-        if self._lab is not None:
-            self._lab.close()
-            self._lab = None
+        """Remove the labs."""
+        for lab in self._labs.values():
+            lab.close()
+        self._labs.clear()
