@@ -21,8 +21,8 @@ from steersman.config.flags import FLAGS
 from steersman.config.help import SHELLS, completion, flagz, help_text
 from steersman.config.load import Loaded, load
 from steersman.config.reload import ReloadPlan, applied, reload_plan
+from steersman.config.rules import validate
 from steersman.config.types import KubeProxyConfiguration, ProxyConfig
-from steersman.config.validate import validate
 from steersman.config.write import configz, to_yaml
 
 __all__ = [

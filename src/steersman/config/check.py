@@ -9,8 +9,8 @@ from steersman.config.defaults import apply_platform_defaults
 from steersman.config.errors import ConfigError
 from steersman.config.features import gate_warnings
 from steersman.config.load import load
+from steersman.config.rules import validate
 from steersman.config.types import ProxyConfig
-from steersman.config.validate import validate
 from steersman.config.write import to_document, to_yaml
 
 

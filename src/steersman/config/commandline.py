@@ -27,8 +27,8 @@ from steersman.config.flag import Flag
 from steersman.config.flags import FLAGS, LOGGING, OWN
 from steersman.config.go import Duration, with_port
 from steersman.config.load import load
+from steersman.config.rules import validate
 from steersman.config.types import ZERO, KubeProxyConfiguration, ProxyConfig
-from steersman.config.validate import validate
 
 Read = Callable[[str], bytes]
 _S = TypeVar("_S", bound=msgspec.Struct)
@@ -124,7 +124,7 @@ def reload_file(parsed: Parsed, *, read: Read = read_file) -> Parsed:
 def _resolve(arguments: Arguments, read: Read) -> Parsed:
     given = arguments.values
     path = _text(arguments, "config")
-    config, warnings = _from_file(path, given, read) if path else (_from_flags(given), ())
+    config, warnings = from_file(path, given, read) if path else (from_flags(given), ())
     config = apply_platform_defaults(_overrides(config, arguments))
     notes = [*_flag_warnings(given), *warnings, *gate_warnings(config.feature_gates)]
     return Parsed(
@@ -144,9 +144,10 @@ def _text(arguments: Arguments, name: str) -> str:
     return str(arguments.values.get(name, ""))
 
 
-def _from_file(
+def from_file(
     path: str, given: Mapping[str, Value], read: Read
 ) -> tuple[ProxyConfig, tuple[str, ...]]:
+    """Read a file and lay the flags that beat it over it; also say what there is to warn of."""
     try:
         loaded = load(read(path))
     except ConfigError as error:
@@ -172,7 +173,8 @@ def _ignored(given: Mapping[str, Value]) -> Iterator[str]:
         yield f"ignored because --config is given: {listed}"
 
 
-def _from_flags(given: Mapping[str, Value]) -> ProxyConfig:
+def from_flags(given: Mapping[str, Value]) -> ProxyConfig:
+    """The configuration of flags alone, before platform defaults."""
     config = _assign_all(default_config(), given)
     kind = "ipvs" if config.mode == "ipvs" else "iptables"
     period = given.get(f"{kind}-sync-period", config.sync_period)

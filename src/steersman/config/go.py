@@ -25,7 +25,7 @@ _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 _INT = re.compile(r"[+-]?(0[xX][0-9a-fA-F_]+|0[bB][01_]+|0[oO]?[0-7_]*|[1-9][0-9_]*)", re.ASCII)
 _QUANTITY = re.compile(
-    r"[+-]?[0-9]+(\.[0-9]*)?([EPTGMk]i?|Ki|[num]|[eE][+-]?[0-9]{1,3})?", re.ASCII
+    r"[+-]?[0-9]+(\.[0-9]*)?([EPTGM]i?|Ki|[numk]|[eE][+-]?[0-9]{1,3})?", re.ASCII
 )
 
 

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from steersman.config import (
+    Answer,
+    ProxyConfig,
+    applied,
+    check_config,
+    default_config,
+    load,
+    reload_plan,
+    show_config,
+)
+from steersman.config.commandline import assign
+from steersman.config.defaults import apply_platform_defaults
+from steersman.config.go import Duration
+
+HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+BASE = apply_platform_defaults(default_config())
+
+
+def test_a_good_file() -> None:
+    assert check_config("f", HEAD) == Answer(0, "f: ok, mode iptables\n")
+
+
+def test_broken_rules_and_warnings() -> None:
+    answer = check_config("f", HEAD + "oomScoreAdj: 5000\nmood: x\n")
+    assert answer.status == 1
+    first, second = answer.text.splitlines()
+    assert first.startswith("f: error: KubeProxyConfiguration.KubeProxyLinuxConfiguration")
+    assert second == 'f: warning: unknown field "mood" (did you mean mode?)'
+
+
+def test_warnings_count_only_when_strict() -> None:
+    body = HEAD + "featureGates: {SCTPSupport: true}\n"
+    assert check_config("f", body).status == 0
+    assert check_config("f", body, strict=True).status == 1
+    assert check_config("f", HEAD, strict=True).status == 0
+
+
+def test_our_modes_are_refused_when_strict() -> None:
+    assert check_config("f", HEAD + "mode: ebpf\n").status == 0
+    assert check_config("f", HEAD + "mode: ebpf\n", strict=True).status == 1
+
+
+def test_what_cannot_be_read() -> None:
+    answer = check_config("f", b"\xff")
+    assert answer == Answer(2, "f: error: failed to decode: yaml: not UTF-8 at byte 0\n")
+
+
+def test_showing() -> None:
+    answer = show_config(BASE)
+    assert answer.status == 0
+    assert load(answer.text).config == apply_platform_defaults(load(answer.text).config)
+    document = json.loads(show_config(BASE, "json").text)
+    assert document["conntrack"]["tcpEstablishedTimeout"] == "24h0m0s"
+    assert show_config(BASE, "xml") == Answer(2, "output 'xml': give yaml or json\n")
+
+
+def changed(**paths: object) -> ProxyConfig:
+    config = BASE
+    for path, value in paths.items():
+        config = assign(config, path.replace("__", "."), value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "live", "later"),
+    [
+        ("sync_period", Duration(5), ["iptables.syncPeriod"], []),
+        ("logging__verbosity", 4, ["logging.verbosity"], []),
+        ("node_port_addresses", ("primary",), ["nodePortAddresses"], []),
+        ("detect_local__cluster_cidrs", ("10.0.0.0/8",), ["clusterCIDR"], []),
+        ("steersman__split_threshold", 7, ["steersman.splitThreshold"], []),
+        ("linux__conntrack__min", 7, ["conntrack.min"], []),
+        ("steersman__manifests", ("a",), [], ["steersman.manifests"]),
+        ("client_connection__qps", 7.0, [], ["clientConnection.qps"]),
+        ("feature_gates", {"AllBeta": True}, [], ["featureGates"]),
+        ("hostname_override", "x", [], ["hostnameOverride"]),
+    ],
+)
+def test_what_a_reload_does(path: str, value: object, live: list[str], later: list[str]) -> None:
+    new = changed(**{path: value})
+    assert reload_plan(BASE, new) == (live, later)
+    assert applied(BASE, new) == (new if live else BASE)
+
+
+def test_nothing_changed() -> None:
+    assert reload_plan(BASE, BASE) == ([], [])
+
+
+def test_a_mode_change_waits_for_the_restart() -> None:
+    new = replace(BASE, mode="ipvs")
+    plan = reload_plan(BASE, new)
+    assert plan.needs_restart == ["mode"]
+    assert applied(BASE, new).mode == "iptables"
+
+
+def test_pointers_that_appear_are_changes() -> None:
+    new = changed(linux__conntrack__tcp_established_timeout=None)
+    assert reload_plan(BASE, new).applied_live == ["conntrack.tcpEstablishedTimeout"]
