@@ -24,7 +24,11 @@ T = TypeVar("T", bound=KubeObject)
 
 DATA = Path(__file__).parents[2] / "../shared/conformance"
 TRAITS: Mapping[str, Traits] = {
-    "iptables": Traits(refuses_node_ports_everywhere=True, localhost_node_ports=True),
+    "iptables": Traits(
+        refuses_node_ports_everywhere=True,
+        spares_own_external_traffic=True,
+        localhost_node_ports=True,
+    ),
     "nftables": Traits(
         filters_without_endpoints=True,
         rejects_unknown_ports=True,

@@ -18,7 +18,16 @@ from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import NodePlan, ServicePlan, SourceClass, Traits, Verdict
 from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.source.store import Store
-from tests.unit.objects import CONFIG, FACTS, IPTABLES, NFTABLES, NODE, settings_of
+from tests.unit.objects import (
+    CONFIG,
+    FACTS,
+    IPTABLES,
+    NFTABLES,
+    NODE,
+    port,
+    service,
+    settings_of,
+)
 
 # Few values each, so that objects meet and clash.
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -153,8 +162,35 @@ def take(store: Store, event: KubeObject | tuple[str, str]) -> None:
         store.upsert(event)
 
 
-@settings(max_examples=150, deadline=None)
-@given(BATCHES, CONFIGS, TRAITS)
+def service_like(name: str, created: str | None, vip: str, number: int, check: int) -> Service:
+    return service(
+        name,
+        created=created,
+        type="LoadBalancer",
+        clusterIP=vip,
+        externalTrafficPolicy="Local",
+        healthCheckNodePort=check,
+        ports=[port(nodePort=number)],
+    )
+
+
+SMALL_NUMBERS = st.sampled_from([30000, 30001])
+CLASHING = st.builds(
+    service_like,
+    st.sampled_from("abc"),
+    TIMES,
+    st.sampled_from(["10.96.0.1", "10.96.0.2"]),
+    SMALL_NUMBERS,
+    SMALL_NUMBERS,
+)
+GONE = st.tuples(st.just("Service"), st.sampled_from("abc"))
+ONE_BY_ONE = st.lists(CLASHING | CLASHING | GONE, max_size=12).map(
+    lambda events: [([event], FACTS, False) for event in events]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(BATCHES | ONE_BY_ONE, CONFIGS, TRAITS)
 def test_incremental_equals_full(
     batches: list[tuple[list[Any], HostFacts, bool]], config: NodeConfig, traits: Traits
 ) -> None:

@@ -172,6 +172,26 @@ def test_source_ranges(source: str | SourceClass, ranges: list[str], expected: s
     assert "may use it" in " ".join(decision.reasons)
 
 
+@pytest.mark.parametrize(
+    ("source", "destination", "spares", "expected"),
+    [
+        (NODE_IP, "198.51.100.7", True, "accept"),
+        (SourceClass.NODE, "192.0.2.1", True, "accept"),
+        (NODE_IP, "198.51.100.7", False, "reject"),
+        (OUTSIDE, "198.51.100.7", True, "reject"),
+        (POD, "192.0.2.1", True, "reject"),
+        (NODE_IP, "192.168.1.2", True, "reject"),
+        (NODE_IP, "10.96.0.10", True, "reject"),
+    ],
+)
+def test_own_traffic_to_far_addresses_without_endpoints(
+    source: str | SourceClass, destination: str, spares: bool, expected: str
+) -> None:
+    obj = service(externalIPs=["198.51.100.7", "192.168.1.2"], ingress=[{"ip": "192.0.2.1"}])
+    traits = msgspec.structs.replace(IPTABLES, spares_own_external_traffic=spares)
+    assert short(decide(plan_of(obj, traits=traits), source, destination)) == expected
+
+
 # Node ports
 
 
