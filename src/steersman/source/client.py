@@ -1,0 +1,313 @@
+"""GET requests to one cluster's API servers: who answers, how to ask, and what is an answer.
+
+Everything that is not the JSON that was asked for leaves here as one exception, `ApiError`, with a
+short reason to count; when to try again is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from steersman import __version__
+from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr
+from steersman.source.backoff import Timing
+from steersman.source.credentials import CredentialError, Credentials
+from steersman.source.kubeconfig import ClusterAccess
+from steersman.source.stats import SourceStats
+from steersman.source.tls import TlsContexts, TlsError
+
+MAX_ERROR_BODY = 64 << 10
+"""Bytes of an error's body that are looked at."""
+
+log = logging.getLogger("steersman.source")
+
+
+class ApiError(Exception):
+    """A request failed or was answered by something else than asked for."""
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        status: int = 0,
+        retry_after: float = 0.0,
+        causes: Sequence[str] = (),
+    ) -> None:
+        """Take what happened.
+
+        Args:
+            reason: a short word to count it under, such as `http_403`.
+            message: what happened, for people.
+            status: HTTP status (or code of an ERROR event), 0 where there is none.
+            retry_after: seconds that the server wants to be left alone.
+            causes: reasons in the details of a Status, such as `ResourceVersionTooLarge`.
+        """
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+        self.retry_after = retry_after
+        self.causes = tuple(causes)
+
+
+class _Cause(msgspec.Struct, frozen=True):
+    reason: str | None = None
+
+
+class _Details(msgspec.Struct, frozen=True, rename="camel"):
+    retry_after_seconds: float | None = None
+    causes: list[_Cause] | None = None
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The fields read of a Kubernetes `Status` object."""
+
+    message: str | None = None
+    reason: str | None = None
+    code: int | None = None
+    details: _Details | None = None
+
+    def error(self, retry_after: float = 0.0, status: int = 0) -> ApiError:
+        """Turn it into an ApiError; the HTTP status and header, where given, come first."""
+        code = status or self.code or 0
+        details = self.details or _Details()
+        return ApiError(
+            f"http_{code}",
+            f"{code}: {self.message or self.reason or 'no reason given'}",
+            status=code,
+            retry_after=retry_after or details.retry_after_seconds or 0.0,
+            causes=[cause.reason for cause in details.causes or () if cause.reason],
+        )
+
+
+class ApiClient:
+    """Asks the server that last worked, or the next one."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        stats: SourceStats,
+        timing: Timing,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self._access = access
+        self._stats = stats
+        self._timing = timing
+        self._credentials = credentials or Credentials(access)
+        self._tls = TlsContexts(access)
+        self._current = 0
+        self._session: aiohttp.ClientSession | None = None
+        stats.server = access.servers[0]
+
+    async def __aenter__(self) -> Self:
+        encoding = "identity" if self._access.disable_compression else "gzip"
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, socket_factory=_socket),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={
+                "Accept": "application/json",
+                "Accept-Encoding": encoding,
+                "User-Agent": f"steersman/{__version__}",
+            },
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def failed(self, server: str) -> None:
+        """Take note that a server does not work: the next request goes to the next one."""
+        servers = self._access.servers
+        if len(servers) > 1 and servers[self._current] == server:
+            self._current = (self._current + 1) % len(servers)
+            self._stats.server = servers[self._current]
+            self._stats.failovers += 1
+            log.warning("API server %s does not work, trying %s", server, self._stats.server)
+
+    @asynccontextmanager
+    async def get(
+        self, path: str, params: Mapping[str, str], quiet: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Ask, and give the answer while its body is still to be read.
+
+        Args:
+            path: with a leading slash.
+            params: the query.
+            quiet: seconds without a byte after which the connection is given up.
+
+        Raises:
+            ApiError: no server can be reached, or the answer is not JSON with status 200; also out
+                of the caller's block, when the connection breaks there.
+        """
+        response, server = await self._first_answer(path, params, quiet)
+        try:
+            await self._check(response, server)
+            yield response
+        except _BROKEN as error:
+            self.failed(server)
+            raise _broken(error) from error
+        finally:
+            response.close()
+
+    async def _first_answer(
+        self, path: str, params: Mapping[str, str], quiet: float
+    ) -> tuple[aiohttp.ClientResponse, str]:
+        """Ask each server once, beginning with the current one, until one answers."""
+        last: Exception | None = None
+        for _ in self._access.servers:
+            server = self._access.servers[self._current]
+            try:
+                return await self._ask(server, path, params, quiet), server
+            except (CredentialError, TlsError) as error:
+                raise ApiError("credentials", str(error)) from error
+            except _BROKEN as error:
+                last = error
+                self.failed(server)
+        assert last is not None
+        raise _broken(last) from last
+
+    async def _ask(
+        self, server: str, path: str, params: Mapping[str, str], quiet: float
+    ) -> aiohttp.ClientResponse:
+        assert self._session is not None, "used outside of `async with`"
+        secure = server.startswith("https:")
+        tls = self._tls.current(await self._credentials.key_pair()) if secure else None
+        timing = self._timing
+        async with asyncio.timeout(timing.connect + timing.answer):
+            return await self._session.get(
+                server + path,
+                params=params,
+                headers=await self._credentials.headers(),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None, connect=timing.connect, sock_read=quiet),
+                ssl=tls or True,
+                server_hostname=(self._access.tls_server_name or None) if tls else None,
+                proxy=self._access.proxy_url or environment_proxy(server, os.environ),
+            )
+
+    async def _check(self, response: aiohttp.ClientResponse, server: str) -> None:
+        """Raise ApiError unless this is JSON with status 200."""
+        status = response.status
+        if status == 200 and response.content_type == "application/json":
+            return
+        if status == 401:
+            self._credentials.refused()
+        if status >= 500 or status in (200, 429):
+            self.failed(server)
+        body = await _beginning(response)
+        if status == 200:
+            kind = response.content_type
+            raise ApiError("not_json", f"the answer is {kind}, not JSON: is this an API server?")
+        if 300 <= status < 400:
+            target = response.headers.get("Location", "nowhere")
+            raise ApiError("redirect", f"{status}: redirected to {target}", status=status)
+        wish = _seconds(response.headers.get("Retry-After", ""))
+        raise _status_of(body).error(wish, status)
+
+
+_BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+
+
+def _broken(error: Exception) -> ApiError:
+    text = str(error) or type(error).__name__
+    match error:
+        case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
+            return ApiError("tls", f"TLS: {text}")
+        case aiohttp.ClientConnectorError():
+            return ApiError("connect", text)
+        case asyncio.TimeoutError():
+            return ApiError("timeout", f"the server stopped sending: {text}")
+        case _:
+            return ApiError("connection", f"the connection broke: {text}")
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> bytes:
+    body = b""
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > MAX_ERROR_BODY:
+            break
+    return body[:MAX_ERROR_BODY]
+
+
+def _status_of(body: bytes) -> Status:
+    try:
+        return msgspec.json.decode(body, type=Status)
+    except (ValueError, RecursionError):
+        text = body[:200].decode(errors="replace")
+        return Status(message=" ".join(text.split()) or "no body")
+
+
+def _seconds(text: str) -> float:
+    """`Retry-After` in seconds; its other form, a date, is not used by API servers."""
+    return float(text) if text.isascii() and text.isdigit() else 0.0
+
+
+def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:
+    """Make a socket that notices within about half a minute that the other end is gone."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 15),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 30_000),  # milliseconds; Linux
+    ):
+        if hasattr(socket, name):
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
+
+
+def environment_proxy(server: str, environ: Mapping[str, str]) -> str | None:
+    """Return the proxy that `HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` ask for, as Go reads them.
+
+    Addresses of the loopback network never go through one; `NO_PROXY` takes names (with their
+    subdomains), addresses and CIDRs.
+    """
+    parts = urlsplit(server)
+    proxies = _proxies(environ)
+    proxy = proxies.get(parts.scheme)
+    if not proxy or _bypassed(parts.hostname or "", proxies.get("no", "")):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _proxies(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name.lower().removesuffix("_proxy"): value
+        for name, value in environ.items()
+        if name.lower().endswith("_proxy")
+    }
+
+
+def _bypassed(host: str, no_proxy: str) -> bool:
+    address = canonical_ip(host)
+    if host == "localhost" or (address and (address.startswith("127.") or address == "::1")):
+        return True
+    for word in (part.strip().lower() for part in no_proxy.split(",")):
+        cidr = canonical_cidr(word)
+        if word == "*" or (word and word == host):
+            return True
+        if address and cidr and in_cidr(address, cidr):
+            return True
+        if word and not address and host.endswith("." + word.lstrip("*").lstrip(".")):
+            return True
+    return False

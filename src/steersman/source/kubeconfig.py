@@ -1,0 +1,393 @@
+"""How to reach the API server: a kubeconfig file, or the files that every pod is given.
+
+Reads and checks; opens no connection. Key material in files is only named here: it is read when
+it is used, because it rotates.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_PROXY_SCHEMES = ("http", "https")
+
+
+class KubeconfigError(Exception):
+    """The access to the API server is not configured well: which file, which field, what to do."""
+
+    def __init__(self, file: str, field: str, problem: str) -> None:
+        super().__init__(f"{file}: {field}: {problem}" if field else f"{file}: {problem}")
+        self.file = file
+        self.field = field
+        self.problem = problem
+
+
+class Value(msgspec.Struct, frozen=True):
+    """Base of the values here."""
+
+
+class Material(Value, frozen=True):
+    """PEM text: given itself, or a file to be read whenever it is used."""
+
+    data: bytes = b""
+    path: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.data or self.path)
+
+    def read(self) -> bytes:
+        """Return the PEM text as it is now; OSError where the file cannot be read."""
+        return self.data or Path(self.path).read_bytes()
+
+
+class ExecPlugin(Value, frozen=True):
+    """A program that hands out credentials (client.authentication.k8s.io)."""
+
+    command: str
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    api_version: str = EXEC_VERSIONS[0]
+    install_hint: str = ""
+    """What to tell people when there is no such program."""
+    cluster: Mapping[str, Any] | None = None
+    """`spec.cluster` of the request, for plugins that want it (provideClusterInfo)."""
+
+
+class ClusterAccess(Value, frozen=True):
+    """Where the API server is and how to show who we are."""
+
+    servers: tuple[str, ...]
+    """URLs of one cluster's API servers, without a final slash, tried in turn."""
+    origin: str = "--master"
+    """Where this was read, for messages."""
+    ca: Material = Material()
+    """Certificates that sign the server's; falsy means the system's."""
+    insecure: bool = False
+    tls_server_name: str = ""
+    proxy_url: str = ""
+    disable_compression: bool = False
+    token: str = ""
+    token_file: str = ""
+    """Beats `token`; read again for every request."""
+    username: str = ""
+    password: str = ""
+    client_certificate: Material = Material()
+    client_key: Material = Material()
+    exec_plugin: ExecPlugin | None = None
+    impersonate: tuple[tuple[str, str], ...] = ()
+    """`Impersonate-*` headers; that of groups repeats."""
+
+
+class _Kebab(msgspec.Struct, frozen=True, rename="kebab"):
+    pass
+
+
+class _Cluster(_Kebab, frozen=True):
+    server: str = ""
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str = ""
+    proxy_url: str = ""
+    disable_compression: bool = False
+    extensions: list[dict[str, Any]] = []
+
+
+class _Variable(msgspec.Struct, frozen=True):
+    name: str
+    value: str = ""
+
+
+class _Exec(msgspec.Struct, frozen=True, rename="camel"):
+    command: str
+    api_version: str
+    args: list[str] = []
+    env: list[_Variable] = []
+    install_hint: str = ""
+    provide_cluster_info: bool = False
+    interactive_mode: str = ""
+
+
+class _User(_Kebab, frozen=True):
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    token: str = ""
+    token_file: str = msgspec.field(name="tokenFile", default="")
+    username: str = ""
+    password: str = ""
+    exec: _Exec | None = None
+    auth_provider: Any = None
+    as_: str = msgspec.field(name="as", default="")
+    as_uid: str = ""
+    as_groups: list[str] = []
+
+
+class _Context(_Kebab, frozen=True):
+    cluster: str = ""
+    user: str = ""
+
+
+class _NamedCluster(msgspec.Struct, frozen=True):
+    name: str
+    cluster: _Cluster = _Cluster()
+
+
+class _NamedUser(msgspec.Struct, frozen=True):
+    name: str
+    user: _User = _User()
+
+
+class _NamedContext(msgspec.Struct, frozen=True):
+    name: str
+    context: _Context = _Context()
+
+
+class _File(_Kebab, frozen=True):
+    clusters: list[_NamedCluster] = []
+    users: list[_NamedUser] = []
+    contexts: list[_NamedContext] = []
+    current_context: str = ""
+
+
+def load_cluster_access(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    masters: Sequence[str] = (),
+    context: str = "",
+    environ: Mapping[str, str] = os.environ,
+    service_account: Path = SERVICE_ACCOUNT,
+) -> ClusterAccess:
+    """Find out how to reach the API server.
+
+    Args:
+        path: a kubeconfig file; without one, `masters` alone, else what a pod is given.
+        masters: URLs that override the server, tried in turn (`--master`).
+        context: the context to use; "" is the file's current one.
+        environ: the environment, for the in-cluster case.
+        service_account: folder of the pod's token and CA.
+
+    Raises:
+        KubeconfigError: something is missing or malformed.
+    """
+    if path:
+        return _from_file(Path(path), tuple(masters), context)
+    if masters:
+        return ClusterAccess(servers=tuple(_server("--master", "", url) for url in masters))
+    return _in_cluster(environ, service_account)
+
+
+def _in_cluster(environ: Mapping[str, str], folder: Path) -> ClusterAccess:
+    host = environ.get("KUBERNETES_SERVICE_HOST", "")
+    port = environ.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port:
+        raise KubeconfigError(
+            "environment",
+            "KUBERNETES_SERVICE_HOST",
+            "is not set, so this is no pod; give --kubeconfig, --master or --manifests",
+        )
+    token, ca = folder / "token", folder / "ca.crt"
+    if not token.is_file():
+        raise KubeconfigError(str(token), "", "no such file; mount the service account's token")
+    authority = f"[{host}]" if ":" in host else host
+    return ClusterAccess(
+        servers=(f"https://{authority}:{port}",),
+        origin=str(folder),
+        ca=Material(path=str(ca)) if ca.is_file() else Material(),
+        token_file=str(token),
+    )
+
+
+def _from_file(path: Path, masters: tuple[str, ...], context: str) -> ClusterAccess:
+    file = str(path)
+    config = _parse(file, _read(path))
+    name = context or config.current_context
+    if not name and (config.contexts or not masters):
+        raise KubeconfigError(file, "current-context", "is not set; set it or name a context")
+    chosen = _find(file, "contexts", config.contexts, name).context if name else _Context()
+    clusters = config.clusters
+    cluster = _find(file, "clusters", clusters, chosen.cluster).cluster if chosen.cluster else None
+    user = _find(file, "users", config.users, chosen.user).user if chosen.user else _User()
+    if cluster is None and not masters:
+        raise KubeconfigError(file, f"contexts[{name}].cluster", "is not set; name a cluster")
+    cluster = cluster or _Cluster()
+    where = f"clusters[{chosen.cluster}]"
+    servers = tuple(_server("--master", "", url) for url in masters)
+    reader = _Reader(file, path.resolve().parent)
+    return ClusterAccess(
+        servers=servers or (_server(file, f"{where}.server", cluster.server),),
+        origin=file,
+        **reader.cluster(where, cluster),
+        **reader.user(f"users[{chosen.user}]", user, cluster),
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise KubeconfigError(str(path), "", f"cannot be read: {reason}") from error
+
+
+def _parse(file: str, text: bytes) -> _File:
+    try:
+        value = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return msgspec.convert(_without_null(value or {}), _File)
+    except msgspec.ValidationError as error:
+        reason, _, field = str(error).partition(" - at `$")
+        raise KubeconfigError(file, field.rstrip("`").lstrip("."), reason) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise KubeconfigError(file, "", f"is not YAML: {problem}") from error
+
+
+def _without_null(value: Any) -> Any:
+    """Drop what is null: Kubernetes reads it like absence (`args: null` is common)."""
+    if isinstance(value, dict):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    return value
+
+
+def _find(file: str, section: str, entries: Sequence[Any], name: str) -> Any:
+    for entry in entries:
+        if entry.name == name:
+            return entry
+    known = ", ".join(sorted(entry.name for entry in entries)) or "none"
+    raise KubeconfigError(file, section, f"there is no {name!r} (there is: {known})")
+
+
+def _server(file: str, field: str, url: str) -> str:
+    try:
+        parts = urlsplit(url if "://" in url else f"https://{url}")
+        usable = bool(url and parts.hostname) and parts.scheme in ("http", "https")
+        usable = usable and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment:
+        raise KubeconfigError(file, field, f"{url!r} is not a URL such as https://10.0.0.1:6443")
+    return parts.geturl().rstrip("/")
+
+
+class _Reader:
+    """Turns the sections of one file into values; paths are relative to the file's folder."""
+
+    def __init__(self, file: str, folder: Path) -> None:
+        self._file = file
+        self._folder = folder
+
+    def cluster(self, where: str, cluster: _Cluster) -> dict[str, Any]:
+        if cluster.proxy_url and urlsplit(cluster.proxy_url).scheme not in _PROXY_SCHEMES:
+            problem = f"{cluster.proxy_url!r}: only http and https proxies are supported"
+            raise KubeconfigError(self._file, f"{where}.proxy-url", problem)
+        ca = self._material(f"{where}.certificate-authority", cluster.certificate_authority_data,
+                            cluster.certificate_authority)  # fmt: skip
+        if ca and cluster.insecure_skip_tls_verify:
+            problem = "cannot be given together with a certificate authority; drop one"
+            raise KubeconfigError(self._file, f"{where}.insecure-skip-tls-verify", problem)
+        return {
+            "ca": ca,
+            "insecure": cluster.insecure_skip_tls_verify,
+            "tls_server_name": cluster.tls_server_name,
+            "proxy_url": cluster.proxy_url,
+            "disable_compression": cluster.disable_compression,
+        }
+
+    def user(self, where: str, user: _User, cluster: _Cluster) -> dict[str, Any]:
+        if user.auth_provider is not None:
+            problem = "was removed from Kubernetes in 1.26; use an exec plugin"
+            raise KubeconfigError(self._file, f"{where}.auth-provider", problem)
+        certificate = self._material(
+            f"{where}.client-certificate", user.client_certificate_data, user.client_certificate
+        )
+        key = self._material(f"{where}.client-key", user.client_key_data, user.client_key)
+        if bool(certificate) != bool(key):
+            lone, missing = ("certificate", "key") if certificate else ("key", "certificate")
+            problem = f"is missing, there is only a client-{lone}"
+            raise KubeconfigError(self._file, f"{where}.client-{missing}", problem)
+        return {
+            "token": user.token,
+            "token_file": self._path(user.token_file),
+            "username": user.username,
+            "password": user.password,
+            "client_certificate": certificate,
+            "client_key": key,
+            "exec_plugin": self._plugin(f"{where}.exec", user.exec, cluster),
+            "impersonate": _impersonation(user),
+        }
+
+    def _path(self, text: str) -> str:
+        return str(self._folder / text) if text else ""
+
+    def _material(self, field: str, data: str, path: str) -> Material:
+        if not data:
+            file = Path(self._path(path)) if path else None
+            if file is not None and not file.is_file():
+                raise KubeconfigError(self._file, field, f"{file}: no such file")
+            return Material(path=str(file)) if file else Material()
+        try:
+            return Material(data=base64.b64decode("".join(data.split()), validate=True))
+        except (binascii.Error, ValueError) as error:
+            raise KubeconfigError(self._file, f"{field}-data", "is not base64") from error
+
+    def _plugin(self, where: str, plugin: _Exec | None, cluster: _Cluster) -> ExecPlugin | None:
+        if plugin is None:
+            return None
+        if plugin.api_version not in EXEC_VERSIONS:
+            problem = f"{plugin.api_version!r} is not one of {', '.join(EXEC_VERSIONS)}"
+            raise KubeconfigError(self._file, f"{where}.apiVersion", problem)
+        if plugin.interactive_mode == "Always":
+            problem = "is Always, but nobody is there to answer; use IfAvailable or Never"
+            raise KubeconfigError(self._file, f"{where}.interactiveMode", problem)
+        command = self._path(plugin.command) if os.sep in plugin.command else plugin.command
+        return ExecPlugin(
+            command=command,
+            args=tuple(plugin.args),
+            env={variable.name: variable.value for variable in plugin.env},
+            api_version=plugin.api_version,
+            install_hint=plugin.install_hint,
+            cluster=self._cluster_info(cluster) if plugin.provide_cluster_info else None,
+        )
+
+    def _cluster_info(self, cluster: _Cluster) -> dict[str, Any]:
+        data = cluster.certificate_authority_data
+        if not data and cluster.certificate_authority:
+            authority = Path(self._path(cluster.certificate_authority))
+            data = base64.b64encode(authority.read_bytes()).decode()
+        known = {
+            "server": cluster.server,
+            "tls-server-name": cluster.tls_server_name,
+            "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+            "certificate-authority-data": data,
+            "proxy-url": cluster.proxy_url,
+            "disable-compression": cluster.disable_compression,
+            "config": _exec_extension(cluster.extensions),
+        }
+        return {field: value for field, value in known.items() if value}
+
+
+def _exec_extension(extensions: Sequence[Mapping[str, Any]]) -> Any:
+    """Per-cluster settings of the plugin: the extension of this reserved name."""
+    for extension in extensions:
+        if extension.get("name") == "client.authentication.k8s.io/exec":
+            return extension.get("extension")
+    return None
+
+
+def _impersonation(user: _User) -> tuple[tuple[str, str], ...]:
+    groups = [("Impersonate-Group", group) for group in user.as_groups]
+    headers = [("Impersonate-User", user.as_), ("Impersonate-Uid", user.as_uid), *groups]
+    return tuple((name, value) for name, value in headers if value)
