@@ -118,7 +118,10 @@ def random_plan(rng: Random, number: int, family: Family) -> ServicePlan:
     if rng.random() < 0.4:
         source = "192.0.2.0/24" if family is Family.IPV4 else "2001:db8::/64"
         ranges = rng.choice([(), (source,)]) if external is not REFUSED else ()
-        frontends += [load_balancer(at(98), external, ranges), load_balancer(at(99), external, ranges)]
+        frontends += [
+            load_balancer(at(98), external, ranges),
+            load_balancer(at(99), external, ranges),
+        ]
     if rng.random() < 0.5:
         frontends.append(node_port(30000 + number, external))
     draft = ServicePlan(name, tuple(frontends))

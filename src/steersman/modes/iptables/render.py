@@ -13,7 +13,6 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
     Action,
     Detector,
-    Endpoint,
     Frontend,
     FrontendKind,
     NodeSettings,
@@ -113,6 +112,7 @@ class _Port:
         "hash",
         "name",
         "plan",
+        "pools",
         "protocol",
         "settings",
     )
@@ -126,6 +126,7 @@ class _Port:
         self.protocol = _LOWER[key.name.protocol]
         self.hash = chain_hash(self.name + self.protocol)
         self.bits = _BITS[key.family]
+        self.pools: set[Pool] = set()  # those that some rule leads to
         self.chains: dict[str, str] = {}
         self.groups: dict[tuple[str, str], list[str]] = {}
 
@@ -226,6 +227,7 @@ class _Port:
     # Chains
 
     def _pool_chain(self, pool: Pool) -> str:
+        self.pools.add(pool)
         return (SVC if pool is Pool.CLUSTER else SVL) + self.hash
 
     def _external_chain(self, frontend: Frontend) -> str:
@@ -285,19 +287,22 @@ class _Port:
     def _endpoint_lists(self) -> None:
         """Write KUBE-SVC and KUBE-SVL, and a KUBE-SEP chain for every endpoint."""
         plan = self.plan
-        names: dict[Endpoint, tuple[str, str]] = {}
         seed = self.name + self.protocol
+        everyone: list[tuple[str, str]] = []
         for endpoint in plan.reachable:
             printed = str(endpoint)
             chain = SEP + chain_hash(seed + printed)
-            names[endpoint] = chain, printed
+            everyone.append((chain, printed))
             self._endpoint_chain(chain, endpoint.ip, printed)
-        for pool, used in ((Pool.CLUSTER, plan.uses_cluster), (Pool.LOCAL, plan.uses_local)):
-            if used:
-                chain = self._pool_chain(pool)
-                lines = [self.chains[chain]] if chain in self.chains else []
-                lines += self._choices(chain, [names[e] for e in plan.pool(pool)])
-                self.chains[chain] = "\n".join(lines)
+        for pool in self.pools:
+            chosen, endpoints = plan.pool(pool), everyone
+            if chosen != plan.reachable:
+                names = dict(zip(plan.reachable, everyone, strict=True))
+                endpoints = [names[endpoint] for endpoint in chosen]
+            chain = (SVC if pool is Pool.CLUSTER else SVL) + self.hash
+            lines = [self.chains[chain]] if chain in self.chains else []
+            lines += self._choices(chain, endpoints)
+            self.chains[chain] = "\n".join(lines)
 
     def _endpoint_chain(self, chain: str, address: str, printed: str) -> None:
         comment = "" if self.settings.many_endpoints else f' -m comment --comment "{self.name}"'

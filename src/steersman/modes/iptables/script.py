@@ -135,7 +135,7 @@ def _chain_steps(key: RuleKey, new: str | None, held: bool) -> list[Step]:
         # Not by `order`: rendering puts chains after those that they lead to, and a run that holds
         # all chains of its owners takes iptables-nft two thirds of the time.
         phase = (_NODE_CHAINS if of_node else _SERVICE_CHAINS, 0)
-        return [Step(phase, table, declare=chain, append=new)]
+        return [Step(phase, table, chain, "", new)]
     remove = "" if held else chain
     if not of_node:
         return [Step((_REMOVE_SERVICE, -order), table, declare=chain, remove=remove)]
@@ -183,19 +183,19 @@ def _write(steps: list[Step], spelled: Mapping[str, str]) -> str:
         own = [step for step in steps if step.table == table]
         if own:
             lines.append(f"*{table}")
-            lines += _table(own, spelled)
+            _table(own, spelled, lines)
             lines.append("COMMIT")
-    return "\n".join(lines) + "\n"
+    lines.append("")
+    return "\n".join(lines)
 
 
-def _table(steps: list[Step], spelled: Mapping[str, str]) -> Iterator[str]:
-    declared = dict.fromkeys(step.declare for step in steps if step.declare)
-    yield from (f":{chain} - [0:0]" for chain in declared)
-    yield from (f"-N {step.create}" for step in steps if step.create)
-    yield from (step.append for step in steps if step.append)
+def _table(steps: list[Step], spelled: Mapping[str, str], lines: list[str]) -> None:
+    declared = dict.fromkeys([step.declare for step in steps if step.declare])
+    lines += [f":{chain} - [0:0]" for chain in declared]
+    lines += [f"-N {step.create}" for step in steps if step.create]
+    lines += [step.append for step in steps if step.append]
     for step in steps:
-        yield from (f"-D{spelled.get(rule, rule)[2:]}" for rule in step.delete)
-        yield from (f"-I{rule[2:]}" for rule in reversed(step.insert))
-    for step in steps:
-        yield from step.last
-    yield from (f"-X {step.remove}" for step in steps if step.remove)
+        lines += [f"-D{spelled.get(rule, rule)[2:]}" for rule in step.delete]
+        lines += [f"-I{rule[2:]}" for rule in reversed(step.insert)]
+    lines += [rule for step in steps for rule in step.last]
+    lines += [f"-X {step.remove}" for step in steps if step.remove]
