@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.conformance import suites_host, suites_names, suites_pure
+from tests.conformance import suites_config, suites_host, suites_names, suites_pure
 from tests.conformance.world import world
 from tests.flows import FlowCase, by_packets, by_trace, compare
 from tests.modes import Ask, ModeUnderTest
@@ -24,6 +24,7 @@ Suite: TypeAlias = Callable[[Any], None]
 SUITES: Mapping[str, Suite] = {
     **suites_pure.SUITES,
     **suites_host.SUITES,
+    **suites_config.SUITES,
     **suites_names.SUITES,
 }
 """The suites without flows, by `suite` name: they raise AssertionError."""
@@ -74,11 +75,12 @@ class Runner:
             if wanted not in case["id"]:
                 continue
             if "flows" in case:
-                self._flows(path, case, tally)
+                self.flows(path, case, tally)
             else:
                 tally.take(f"{path.name} {case['id']}", suite_check(data["suite"], case))
 
-    def _flows(self, path: Path, case: Case, tally: Tally) -> None:
+    def flows(self, path: Path, case: Case, tally: Tally) -> None:
+        """Check every flow of a case."""
         setting = flow_world(case)
         try:
             ask = self._ask(setting)

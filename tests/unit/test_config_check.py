@@ -5,13 +5,17 @@ from msgspec.structs import replace
 
 from steersman.config import (
     Answer,
+    ConfigError,
+    Invalid,
     ProxyConfig,
     applied,
     check_config,
     default_config,
+    findings,
     load,
     reload_plan,
     show_config,
+    validate,
 )
 from steersman.config.commandline import assign
 from steersman.config.defaults import apply_platform_defaults
@@ -48,6 +52,16 @@ def test_our_modes_are_refused_when_strict() -> None:
 def test_what_cannot_be_read() -> None:
     answer = check_config("f", b"\xff")
     assert answer == Answer(2, "f: error: failed to decode: yaml: not UTF-8 at byte 0\n")
+
+
+def test_a_refused_configuration_is_shown_as_findings() -> None:
+    broken = Invalid(validate(changed(mode="x", linux__oom_score_adj=9999)))
+    assert [finding.field for finding in findings(broken, "f")] == [
+        "KubeProxyLinuxConfiguration.OOMScoreAdj",
+        "Mode.ProxyMode",
+    ]
+    (finding,) = findings(ConfigError("failed to decode: x"), "/etc/config.yaml")
+    assert str(finding) == "/etc/config.yaml: failed to decode: x; the old one stays in force"
 
 
 def test_showing() -> None:

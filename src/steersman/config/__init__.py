@@ -14,7 +14,7 @@ from steersman.config.commandline import (
     reload_file,
 )
 from steersman.config.convert import to_internal, to_node_config, to_v1alpha1
-from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError
+from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError, findings
 from steersman.config.features import enabled
 from steersman.config.flag import Flag, Group
 from steersman.config.flags import FLAGS
@@ -46,6 +46,7 @@ __all__ = [
     "configz",
     "default_config",
     "enabled",
+    "findings",
     "flagz",
     "help_text",
     "load",

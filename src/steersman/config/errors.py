@@ -54,6 +54,16 @@ class Invalid(ConfigError):
         super().__init__("; ".join(map(str, self.errors)))
 
 
+def findings(error: ConfigError, name: str) -> tuple[Finding, ...]:
+    """What to show of a configuration that was refused: a Finding for each error.
+
+    `name` is the file's, for an error that is about the file as a whole.
+    """
+    if isinstance(error, Invalid):
+        return tuple(broken.finding for broken in error.errors)
+    return (Finding(name, "", f"{error}; the old one stays in force", Severity.ERROR),)
+
+
 def printed(value: object) -> str:
     """A value as upstream prints it in an error: strings and durations quoted, lists as JSON."""
     if isinstance(value, Duration):
