@@ -54,6 +54,11 @@ TREES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=20,
 )
+relaxed = settings(
+    deadline=None,  # machines are slow at times
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 HEAD = {"apiVersion": GROUP_VERSION, "kind": KIND}
 DOCUMENTS = st.dictionaries(NAMES, TREES, max_size=6).map(lambda tree: {**HEAD, **tree})
 
@@ -74,28 +79,31 @@ def total(data: bytes | str) -> None:
 
 
 @given(st.binary(max_size=200))
+@relaxed
 def test_any_bytes(data: bytes) -> None:
     total(data)
 
 
 @given(st.text(max_size=200))
+@relaxed
 def test_any_text_after_the_right_head(text: str) -> None:
     total(f"apiVersion: {GROUP_VERSION}\nkind: {KIND}\n{text}")
 
 
 @given(st.text(alphabet="{}[]:,-&*a<?!|>'\"#\n \t~%@", max_size=60))
+@relaxed
 def test_any_yaml_punctuation(text: str) -> None:
     total(text)
 
 
 @given(DOCUMENTS)
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@relaxed
 def test_any_yaml_document(tree: dict[str, Any]) -> None:
     total(yaml.safe_dump(tree, allow_unicode=True))
 
 
 @given(DOCUMENTS)
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@relaxed
 def test_any_json_document(tree: dict[str, Any]) -> None:
     total(json.dumps(tree))
 
@@ -146,7 +154,7 @@ def lean(config: ProxyConfig) -> ProxyConfig:
 
 
 @given(CONFIGS)
-@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@relaxed
 def test_what_is_written_is_read_again(config: ProxyConfig) -> None:
     config = lean(config)
     assert to_internal(apply_defaults(to_v1alpha1(config))) == config
@@ -154,7 +162,7 @@ def test_what_is_written_is_read_again(config: ProxyConfig) -> None:
 
 
 @given(CONFIGS, CONFIGS)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@relaxed
 def test_a_reload_leaves_only_what_needs_a_restart(old: ProxyConfig, new: ProxyConfig) -> None:
     new = msgspec.structs.replace(new, mode=old.mode)
     after = applied(old, new)
@@ -164,7 +172,7 @@ def test_a_reload_leaves_only_what_needs_a_restart(old: ProxyConfig, new: ProxyC
 
 
 @given(CONFIGS)
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@relaxed
 def test_defaults_are_idempotent(config: ProxyConfig) -> None:
     once = apply_platform_defaults(config)
     assert apply_platform_defaults(once) == once
@@ -173,11 +181,13 @@ def test_defaults_are_idempotent(config: ProxyConfig) -> None:
 
 
 @given(DURATIONS)
+@relaxed
 def test_durations_survive_writing(duration: Duration) -> None:
     assert Duration.parse(str(duration)) == duration
 
 
 @given(st.text(max_size=20))
+@relaxed
 def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
     for read in (Duration.parse, Quantity.parse, split_list):
         with suppress(ValueError):
@@ -185,6 +195,7 @@ def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
 
 
 @given(st.lists(st.text(st.characters(exclude_characters=',"'), max_size=5), min_size=2))
+@relaxed
 def test_lists_survive_joining(items: list[str]) -> None:
     assert split_list(",".join(items)) == tuple(items)
     assert split_list(",".join(f'"{item}"' for item in items)) == tuple(items)
@@ -198,6 +209,7 @@ ARGUMENT = st.one_of(
 
 
 @given(st.lists(ARGUMENT, max_size=6))
+@relaxed
 def test_any_command_line(argv: list[str]) -> None:
     try:
         parsed = parse_command_line(argv, read=lambda _: json.dumps(HEAD).encode())
@@ -209,6 +221,7 @@ def test_any_command_line(argv: list[str]) -> None:
 
 
 @given(st.sampled_from(sorted(FLAGS)), st.data())
+@relaxed
 def test_a_flags_shown_value_reads_as_the_same(name: str, data: st.DataObject) -> None:
     flag = FLAGS[name]
     text = {

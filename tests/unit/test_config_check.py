@@ -1,6 +1,9 @@
 import json
+from pathlib import Path
 
+import msgspec
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from steersman.config import (
@@ -20,6 +23,7 @@ from steersman.config import (
 from steersman.config.commandline import assign
 from steersman.config.defaults import apply_platform_defaults
 from steersman.config.go import Duration
+from steersman.config.types import Steersman
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 BASE = apply_platform_defaults(default_config())
@@ -115,3 +119,13 @@ def test_a_mode_change_waits_for_the_restart() -> None:
 def test_pointers_that_appear_are_changes() -> None:
     new = changed(linux__conntrack__tcp_established_timeout=None)
     assert reload_plan(BASE, new).applied_live == ["conntrack.tcpEstablishedTimeout"]
+
+
+def test_the_documentation_shows_every_field_of_ours_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs/configuration.md").read_text()
+    body = page.partition("```yaml\n")[2].partition("```")[0]
+    shown = yaml.safe_load(body)["steersman"]
+    assert set(shown) == {field.encode_name for field in msgspec.structs.fields(Steersman)}
+    loaded = load(body)
+    assert loaded.warnings == ()
+    assert loaded.config == load(HEAD + "mode: nftables\n").config
