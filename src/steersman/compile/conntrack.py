@@ -49,20 +49,23 @@ def stale_entries(
         allow_external_ips: as for compile/service.py.
     """
     chosen = snapshot.services if names is None else names
-    return stale(
-        family,
-        (
-            port
-            for name in chosen
-            if (service := snapshot.services.get(name)) is not None
-            for port in served_ports(
-                service,
-                snapshot.slices.get(name, {}).values(),
-                family,
-                allow_external_ips=allow_external_ips,
-            )
-        ),
-    )
+    ports = ports_in(snapshot, family, chosen, allow_external_ips=allow_external_ips)
+    return stale(family, ports)
+
+
+def ports_in(
+    snapshot: Snapshot,
+    family: Family,
+    names: Iterable[ObjectName],
+    *,
+    allow_external_ips: bool = True,
+) -> Iterator[ServedPort]:
+    """Return the ports of some Services whose entries may become stale."""
+    for name in names:
+        service = snapshot.services.get(name)
+        if service is not None:
+            slices = snapshot.slices.get(name, {}).values()
+            yield from served_ports(service, slices, family, allow_external_ips=allow_external_ips)
 
 
 def served_ports(

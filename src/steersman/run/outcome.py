@@ -6,6 +6,7 @@ run/health_server.py; decides nothing about traffic.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Literal
 
-from steersman.compile.conntrack import stale_entries
+from steersman.compile.conntrack import ServedPort, ports_in, stale
 from steersman.compile.endpoints import build_endpoints, local_ready_count
 from steersman.host.conntrack import Cleanup, delete_stale
 from steersman.model.conntrack import Stale
@@ -23,6 +24,8 @@ from steersman.model.snapshot import Snapshot
 from steersman.run.metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+_CHUNK = 100  # Services, about 2 ms
 
 TrafficPolicy = Literal["internal", "external"]
 
@@ -133,12 +136,12 @@ async def clean_conntrack(
         delete: deletes what is stale.
         clock: monotonic seconds.
     """
-    chosen = None if names is None else tuple(names)
+    chosen = tuple(snapshot.services if names is None else names)
     for family in families:
-        stale = stale_entries(snapshot, family, chosen, allow_external_ips=allow_external_ips)
+        ports = await _ports(snapshot, family, chosen, allow_external_ips)
         began = clock()
         try:
-            result = await delete(stale)
+            result = await delete(await asyncio.to_thread(stale, family, ports))
         except OSError as error:
             log.error("stale %s conntrack entries stay: %s", family.kubernetes, error)
             continue
@@ -153,3 +156,15 @@ async def clean_conntrack(
                 result.failed,
                 "" if result.complete else ", list incomplete",
             )
+
+
+async def _ports(
+    snapshot: Snapshot, family: Family, names: tuple[ObjectName, ...], allow_external_ips: bool
+) -> list[ServedPort]:
+    """Collect what is served, with pauses for the rest of the process."""
+    ports: list[ServedPort] = []
+    for start in range(0, len(names), _CHUNK):
+        chunk = names[start : start + _CHUNK]
+        ports += ports_in(snapshot, family, chunk, allow_external_ips=allow_external_ips)
+        await asyncio.sleep(0)
+    return ports
