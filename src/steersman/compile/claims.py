@@ -63,28 +63,32 @@ class Claims:
 
     def __init__(self) -> None:
         self._holders: dict[Claim, PlanKey | tuple[PlanKey, ...]] = {}
+        self.contended: set[Claim] = set()
+        """What more than one plan asks for; most clusters have none."""
 
     def add(self, claim: Claim, key: PlanKey) -> None:
         """Note that a plan asks for a destination."""
         known = self.holders(claim)
+        if known:
+            self.contended.add(claim)
         self._holders[claim] = (*known, key) if known else key
 
     def remove(self, claim: Claim, key: PlanKey) -> None:
         """Note that a plan no longer asks for a destination."""
         left = tuple(holder for holder in self.holders(claim) if holder != key)
-        if not left:
-            del self._holders[claim]
+        if len(left) > 1:
+            self._holders[claim] = left
+            return
+        self.contended.discard(claim)
+        if left:
+            self._holders[claim] = left[0]
         else:
-            self._holders[claim] = left if len(left) > 1 else left[0]
+            del self._holders[claim]
 
     def holders(self, claim: Claim) -> tuple[PlanKey, ...]:
         """Return who asks for a destination, in no particular order."""
         found = self._holders.get(claim, ())
         return (found,) if isinstance(found, PlanKey) else found
-
-    def sole(self, claim: Claim) -> bool:
-        """Whether at most one plan asks for it."""
-        return isinstance(self._holders.get(claim), PlanKey)
 
     def rivals(self, claim: Claim, key: PlanKey) -> list[ObjectName]:
         """Return the Services whose plans a change of this claim by `key` may touch."""
@@ -121,7 +125,7 @@ def settle(
     kept, lost, findings = [], [], []
     for frontend in plan.frontends:
         claim = claim_of(plan.key, frontend)
-        if claims.sole(claim):
+        if claim not in claims.contended:
             kept.append(frontend)
             continue
         first = winner(claims.holders(claim), services)

@@ -22,6 +22,9 @@ PortKey: TypeAlias = tuple[str, Protocol]
 """Port name and protocol: what joins a Service's port with a slice's."""
 
 
+_ADDRESS_TYPES = [family.kubernetes for family in Family]
+
+
 class EndpointState(Value, frozen=True):
     """An endpoint of a ServicePort and all that decides whether traffic goes there."""
 
@@ -101,17 +104,15 @@ def _read(
     return {port: _sorted(states) for port, states in found.items()}, findings
 
 
-def check_address_types(slices: Iterable[EndpointSlice]) -> tuple[Finding, ...]:
+def check_address_types(slices: Sequence[EndpointSlice]) -> tuple[Finding, ...]:
     """Say which slices are of no family at all (SPEC 2: FQDN is ignored)."""
-    return tuple(
-        Finding(
-            f"EndpointSlice {slice_.metadata.object_name}",
-            "addressType",
-            f"{slice_.address_type!r} is not served; write IPv4 or IPv6",
-        )
-        for slice_ in slices
-        if slice_.address_type not in ("IPv4", "IPv6")
-    )
+    findings: tuple[Finding, ...] = ()
+    for slice_ in slices:
+        if slice_.address_type not in _ADDRESS_TYPES:
+            name, word = slice_.metadata.object_name, slice_.address_type
+            reason = f"{word!r} is not served; write IPv4 or IPv6"
+            findings += (Finding(f"EndpointSlice {name}", "addressType", reason),)
+    return findings
 
 
 def local_ready_count(endpoints: Mapping[PortKey, Sequence[EndpointState]]) -> int:

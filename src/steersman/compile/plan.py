@@ -59,7 +59,7 @@ def compile_service(
     )
     if not by_family:
         return {}, findings
-    slices = tuple(slices)
+    slices = list(slices)
     findings += check_address_types(slices)
     node_name = settings.node_name
     plans: Plans = {}
@@ -205,6 +205,9 @@ class Planner:
         yield from self._lost.get(key, ())
 
     def _settle(self, plans: Plans, snapshot: Snapshot) -> tuple[Plans, tuple[Finding, ...]]:
+        checks = any(plan.health_check_node_port for plan in plans.values())
+        if not (checks or self._claims.contended or self._lost):
+            return plans, ()  # by far the most
         settled: Plans = {}
         findings: tuple[Finding, ...] = ()
         for key, plan in plans.items():

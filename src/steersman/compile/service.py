@@ -371,10 +371,11 @@ def _specs(
     shared: _Shared,
     ports: Sequence[tuple[ServicePortName, int, int]],
 ) -> PortSpecs:
-    vips, ranges = _of_family(shared.vips, family), _of_family(shared.ranges, family)
-    if any(cidr.endswith("/0") for cidr in ranges):
-        ranges = ()
-    external_ips = _of_family(shared.external_ips, family)
+    external_ips: tuple[str, ...] = ()
+    vips: tuple[str, ...] = ()
+    ranges: tuple[str, ...] = ()
+    if shared.external_ips or shared.vips or shared.ranges:
+        external_ips, vips, ranges = _external_of_family(shared, family)
     return {
         name: PortSpec(
             address,
@@ -394,5 +395,15 @@ def _specs(
     }
 
 
+def _external_of_family(
+    shared: _Shared, family: Family
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return external IPs, VIPs and source ranges; a range of everything is no restriction."""
+    ranges = _of_family(shared.ranges, family)
+    if any(cidr.endswith("/0") for cidr in ranges):
+        ranges = ()
+    return _of_family(shared.external_ips, family), _of_family(shared.vips, family), ranges
+
+
 def _of_family(addresses: tuple[str, ...], family: Family) -> tuple[str, ...]:
-    return tuple([a for a in addresses if family_of(a) is family]) if addresses else ()
+    return tuple(a for a in addresses if family_of(a) is family)
