@@ -104,9 +104,7 @@ def _config(node: Mapping[str, Any]) -> NodeConfig:
     return NodeConfig(node_name=NODE, families=families, detect_local_mode=mode, **fields)
 
 
-def _flows(
-    flows: list[dict[str, Any]], config: NodeConfig, traits: Traits
-) -> Iterator[FlowCase]:
+def _flows(flows: list[dict[str, Any]], config: NodeConfig, traits: Traits) -> Iterator[FlowCase]:
     for flow in flows:
         if _counts(flow.get("where", ""), traits):
             yield _flow(flow, config)

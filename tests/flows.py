@@ -47,7 +47,9 @@ class FlowCase:
         """The Answer that is right."""
         return Answer(
             self.kind,
-            frozenset((name, self.masquerade or self.calls_itself(name)) for name in self.endpoints),
+            frozenset(
+                (name, self.masquerade or self.calls_itself(name)) for name in self.endpoints
+            ),
         )
 
     def calls_itself(self, endpoint: str) -> bool:

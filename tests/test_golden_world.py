@@ -1,0 +1,114 @@
+"""The recorded world: what we render for it equals what upstream's kube-proxy had in the kernel.
+
+Chain by chain and byte for byte; within a chain that Services share the order of Services is free.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from steersman.host.exec import SubprocessExec
+from steersman.model.config import NodeConfig
+from steersman.model.names import Family
+from steersman.model.plan import NodePlan
+from steersman.model.snapshot import HostFacts
+from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.names import BUILT_IN, SHARED_CHAINS
+from steersman.modes.iptables.render import Features
+from tests.modes import iptables_save, render
+from tests.worlds import World, snapshot_of
+
+GOLDEN = Path(__file__).parents[1] / "../shared/golden"
+FILES = {Family.IPV4: "iptables-save.txt", Family.IPV6: "ip6tables-save.txt"}
+NODE_NAME = "peer-node"
+INTERFACES = {
+    "lo": ("127.0.0.1/8", "::1/128"),
+    "eth0": ("10.250.1.2/24", "fd00:10:250:1::2/64"),
+}
+API_SERVER: tuple[dict[str, Any], ...] = (
+    {
+        "kind": "Service",
+        "metadata": {"name": "kubernetes", "namespace": "default"},
+        "spec": {"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]},
+    },
+    {
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "kubernetes",
+            "namespace": "default",
+            "labels": {"kubernetes.io/service-name": "kubernetes"},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "https", "port": 6443, "protocol": "TCP"}],
+        "endpoints": [{"addresses": ["10.250.0.1"]}],
+    },
+)
+"""The API server's own Service, which the list of objects leaves out and the rules show."""
+pytestmark = pytest.mark.skipif(
+    not (GOLDEN / "objects-from-api.yaml").exists(), reason="no golden world beside the project"
+)
+
+
+def mode() -> IptablesMode:
+    features = Features(nfacct=True)
+    return IptablesMode(SubprocessExec(), IptablesOptions(features=features))
+
+
+@pytest.fixture(scope="module")
+def plan() -> NodePlan:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    items = yaml.load((GOLDEN / "objects-from-api.yaml").read_text(), loader)["items"]
+    node = yaml.load((GOLDEN / "node.yaml").read_text(), loader)
+    kinds = ("Service", "EndpointSlice")
+    snapshot, malformed = snapshot_of(
+        NODE_NAME, [node, *API_SERVER, *(item for item in items if item["kind"] in kinds)]
+    )
+    assert not malformed
+    config = NodeConfig(node_name=NODE_NAME, cluster_cidrs=("10.244.0.0/16", *cidrs6()))
+    facts = HostFacts(hostname=NODE_NAME, interfaces=INTERFACES)
+    return World("golden", snapshot, config, facts).plan(mode().traits)
+
+
+def cidrs6() -> tuple[str, ...]:
+    """The IPv6 cluster CIDR of the recording, if it had one: its rules say."""
+    text = (GOLDEN / "iptables" / FILES[Family.IPV6]).read_text()
+    words = text.split()
+    found = {words[i + 2] for i, word in enumerate(words) if word == "!" and words[i + 1] == "-s"}
+    return tuple(found - {"127.0.0.0/8"})
+
+
+def chains(text: str) -> dict[tuple[str, str], list[str]]:
+    """Rules by table and chain; a chain without rules counts too, a built-in one does not."""
+    out: dict[tuple[str, str], list[str]] = {}
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith(":") and line[1:].split()[0] not in BUILT_IN:
+            out.setdefault((table, line[1:].split()[0]), [])
+        elif line.startswith("-A"):
+            out.setdefault((table, line.split()[1]), []).append(line)
+    return {
+        place: sorted(rules) if place in SHARED_CHAINS else rules for place, rules in out.items()
+    }
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_every_chain_is_the_same(plan: NodePlan, family: Family) -> None:
+    theirs = chains((GOLDEN / "iptables" / FILES[family]).read_text())
+    ours = chains(iptables_save(render(plan, mode()), int(family)))
+    assert ours.keys() == theirs.keys()
+    assert {p: r for p, r in ours.items() if r != theirs[p]} == {}
+    assert sum(map(len, theirs.values())) > 50  # the recording is not empty
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_the_rule_that_must_be_last_is_last(family: Family, plan: NodePlan) -> None:
+    text = iptables_save(render(plan, mode()), int(family))
+    services: Any = [line for line in text.splitlines() if line.startswith("-A KUBE-SERVICES")]
+    last = [i for i, line in enumerate(services) if "NOTE: this must be the last rule" in line]
+    assert last == [len(services) - 1]
