@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from steersman.compile.endpoints import Categories, union
-from steersman.compile.service import MAX_PORT, PortSpec
+from steersman.compile.notes import MAX_PORT
+from steersman.compile.service import PortSpec
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import PlanKey
 from steersman.model.plan import (

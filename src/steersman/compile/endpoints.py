@@ -12,7 +12,8 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from steersman.compile.service import MAX_PORT, PROTOCOLS, Notes, PortSpec
+from steersman.compile.notes import MAX_PORT, PROTOCOLS, Notes
+from steersman.compile.service import PortSpec
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.kube import EndpointHints, EndpointSlice, ForZone, SliceEndpoint
 from steersman.model.names import Family, Protocol

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.compile.service import Notes
+from steersman.compile.notes import Notes
 from steersman.model.addresses import (
     canonical_cidr,
     canonical_ip,

@@ -9,25 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
-from steersman.model.kube import ObjectMeta, Service, ServiceSpec
+from steersman.compile.fields import Shared, read_shared
+from steersman.compile.notes import MAX_PORT, PROTOCOLS, Notes, port_number
+from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.kube import Service, ServiceSpec
 from steersman.model.kube import ServicePort as KubePort
 from steersman.model.names import Family, Protocol, ServicePortName
 from steersman.model.plan import Finding, Severity, Value
 
-MAX_PORT = 65535
-DEFAULT_AFFINITY_SECONDS = 10800
-MAX_AFFINITY_SECONDS = 86400
-PROTOCOLS: Mapping[str | None, Protocol] = {
-    None: Protocol.TCP,
-    "": Protocol.TCP,
-    **{protocol.value: protocol for protocol in Protocol},
-}
 _NEITHER = ("", "None")
 _FAMILIES = {family.kubernetes: family for family in Family}
-_TYPES = (None, "", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
-_AFFINITIES = (None, "", "None", "ClientIP")
-_POLICIES = (None, "", "Cluster", "Local")
 
 
 class PortSpec(Value, frozen=True):
@@ -70,45 +61,6 @@ class PortSpec(Value, frozen=True):
 PortSpecs: TypeAlias = dict[ServicePortName, PortSpec]
 
 
-class Notes:
-    """Collects Findings about one object while it is read, in order and each once."""
-
-    __slots__ = ("_findings", "_kind", "_meta")
-
-    def __init__(self, kind: str, meta: ObjectMeta | None = None) -> None:
-        self._kind = kind
-        self._meta = meta
-        self._findings: dict[Finding, None] = {}
-
-    def add(self, field: str, reason: str, severity: Severity = Severity.WARNING) -> None:
-        """Note what is wrong with a field, and what to do about it."""
-        name = f"{self._kind} {self._meta.object_name}" if self._meta else self._kind
-        self._findings[Finding(name, field, reason, severity)] = None
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """What was noted."""
-        return tuple(self._findings)
-
-
-class _Shared(Value, frozen=True):
-    """What all ports of a Service share, both families together where addresses are meant."""
-
-    external_ips: tuple[str, ...] = ()
-    vips: tuple[str, ...] = ()
-    ranges: tuple[str, ...] = ()
-    health_check_node_port: int = 0
-    session_affinity: str = ""
-    affinity_seconds: int = 0
-    external_policy_local: bool = False
-    internal_policy_local: bool = False
-
-
-_NO_AFFINITY = (None, "", "None")
-_CLUSTER = (None, "", "Cluster")
-_PLAIN = {word: _Shared(session_affinity=word or "") for word in _NO_AFFINITY}
-
-
 def service_ports(
     service: Service, family: Family, *, allow_external_ips: bool = True
 ) -> PortSpecs:
@@ -132,7 +84,7 @@ def read_service(
     addresses = _cluster_ips(service.spec, families, notes)
     if not addresses:
         return {}, notes.findings
-    shared = _shared(service, allow_external_ips, notes)
+    shared = read_shared(service, allow_external_ips, notes)
     _check_vips(shared, addresses, notes)
     ports = _ports(service, notes)
     return {
@@ -149,13 +101,6 @@ def is_served(service: Service) -> bool:
         and spec.type != "ExternalName"
         and (labels is None or labels.proxy_name is None)
     )
-
-
-def affinity_timeout(seconds: int | None) -> int:
-    """Seconds of ClientIP affinity; upstream's default where absent or out of range."""
-    if seconds is None or not 0 < seconds <= MAX_AFFINITY_SECONDS:
-        return DEFAULT_AFFINITY_SECONDS
-    return seconds
 
 
 def _cluster_ips(spec: ServiceSpec, families: Iterable[Family], notes: Notes) -> dict[Family, str]:
@@ -202,136 +147,12 @@ def _cluster_ip(field: str, text: str, notes: Notes) -> str | None:
     return address
 
 
-def _shared(service: Service, allow_external_ips: bool, notes: Notes) -> _Shared:
-    spec = service.spec
-    if spec.type != "ClusterIP" or spec.external_ips or spec.session_affinity not in _NO_AFFINITY:
-        return _all_shared(service, allow_external_ips, notes)
-    if spec.load_balancer_source_ranges or spec.external_traffic_policy or _has_ingress(service):
-        return _all_shared(service, allow_external_ips, notes)
-    if spec.internal_traffic_policy not in _CLUSTER:
-        return _all_shared(service, allow_external_ips, notes)
-    return _PLAIN[spec.session_affinity]  # most Services: worth a short cut
-
-
-def _has_ingress(service: Service) -> bool:
-    balancer = service.status.load_balancer if service.status else None
-    return bool(balancer and balancer.ingress)
-
-
-def _all_shared(service: Service, allow_external_ips: bool, notes: Notes) -> _Shared:
-    spec = service.spec
-    _check_word("spec.type", spec.type, _TYPES, notes)
-    external_local = _external_policy_local(spec, notes)
-    return _Shared(
-        external_ips=_external_ips(spec, notes) if allow_external_ips else (),
-        vips=_vips(service, notes),
-        ranges=_ranges(spec.load_balancer_source_ranges, notes),
-        health_check_node_port=_health_check_node_port(spec, external_local, notes),
-        session_affinity=spec.session_affinity or "",
-        affinity_seconds=_affinity_seconds(spec, notes),
-        external_policy_local=external_local,
-        internal_policy_local=_policy_local(
-            "spec.internalTrafficPolicy", spec.internal_traffic_policy, notes
-        ),
-    )
-
-
-def _check_word(field: str, word: str | None, known: Sequence[str | None], notes: Notes) -> None:
-    if word not in known:
-        words = ", ".join(w for w in known if w)
-        notes.add(field, f"{word!r} is unknown and was ignored; write one of {words}")
-
-
-def _policy_local(field: str, word: str | None, notes: Notes) -> bool:
-    _check_word(field, word, _POLICIES, notes)
-    return word == "Local"
-
-
-def _external_policy_local(spec: ServiceSpec, notes: Notes) -> bool:
-    """Whether the policy is Local and the Service is externally accessible by its spec (SPEC 3)."""
-    accessible = spec.type in ("LoadBalancer", "NodePort") or (
-        spec.type == "ClusterIP" and bool(spec.external_ips)
-    )
-    word = spec.external_traffic_policy
-    return _policy_local("spec.externalTrafficPolicy", word, notes) and accessible
-
-
-def _affinity_seconds(spec: ServiceSpec, notes: Notes) -> int:
-    if spec.session_affinity != "ClientIP":
-        _check_word("spec.sessionAffinity", spec.session_affinity, _AFFINITIES, notes)
-        return 0
-    config = spec.session_affinity_config
-    given = config.client_ip.timeout_seconds if config and config.client_ip else None
-    seconds = affinity_timeout(given)
-    if given is not None and given != seconds:
-        field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
-        limits = f"must be 1 to {MAX_AFFINITY_SECONDS}"
-        notes.add(field, f"{given} {limits}; {DEFAULT_AFFINITY_SECONDS} is used")
-    return seconds
-
-
-def _external_ips(spec: ServiceSpec, notes: Notes) -> tuple[str, ...]:
-    out = []
-    for i, text in enumerate(spec.external_ips or ()):
-        address = canonical_ip(text.strip())
-        if address is not None:
-            out.append(address)
-        elif text.strip():
-            notes.add(f"spec.externalIPs[{i}]", f"{text!r} is not an IP address; ignored")
-    return tuple(out)
-
-
-def _vips(service: Service, notes: Notes) -> tuple[str, ...]:
-    balancer = service.status.load_balancer if service.status else None
-    out = []
-    for i, ingress in enumerate((balancer.ingress if balancer else None) or ()):
-        field = f"status.loadBalancer.ingress[{i}]"
-        _check_word(f"{field}.ipMode", ingress.ip_mode, (None, "VIP", "Proxy"), notes)
-        if not ingress.ip or ingress.ip_mode not in (None, "VIP"):
-            continue
-        address = canonical_ip(ingress.ip)
-        if address is None:
-            notes.add(f"{field}.ip", f"{ingress.ip!r} is not an IP address; ignored")
-        else:
-            out.append(address)
-    return tuple(out)
-
-
-def _check_vips(shared: _Shared, cluster_ips: Mapping[Family, str], notes: Notes) -> None:
+def _check_vips(shared: Shared, cluster_ips: Mapping[Family, str], notes: Notes) -> None:
     """Warn where a VIP is served as something else, for which no source ranges count."""
     for vip in shared.vips if shared.ranges else ():
         if vip in shared.external_ips or vip in cluster_ips.values():
             reason = f"{vip} is also the clusterIP or an externalIP: source ranges do not guard it"
             notes.add("status.loadBalancer.ingress", f"{reason}; give it to one of them only")
-
-
-def _ranges(texts: Sequence[str] | None, notes: Notes) -> tuple[str, ...]:
-    out = []
-    for i, text in enumerate(texts or ()):
-        cidr = canonical_cidr(text.strip())
-        if cidr is not None:
-            out.append(cidr)
-        elif text.strip():
-            reason = f"{text!r} is not a CIDR such as 192.0.2.0/24; nobody is let in by it"
-            notes.add(f"spec.loadBalancerSourceRanges[{i}]", reason)
-    if texts and not out:
-        reason = "no valid CIDR is left: everyone may use the load balancer; correct the list"
-        notes.add("spec.loadBalancerSourceRanges", reason)
-    return tuple(out)
-
-
-def _health_check_node_port(spec: ServiceSpec, external_local: bool, notes: Notes) -> int:
-    if spec.type != "LoadBalancer" or not external_local or not spec.health_check_node_port:
-        return 0
-    return _port_number("spec.healthCheckNodePort", spec.health_check_node_port, notes)
-
-
-def _port_number(field: str, number: int, notes: Notes) -> int:
-    """Return a port number, 0 where it is none."""
-    if 0 <= number <= MAX_PORT:
-        return number
-    notes.add(field, f"{number} must be 1 to {MAX_PORT}; ignored")
-    return 0
 
 
 def _ports(service: Service, notes: Notes) -> list[tuple[ServicePortName, int, int]]:
@@ -362,13 +183,13 @@ def _numbers(index: int, port: KubePort, notes: Notes) -> tuple[int, int]:
         notes.add(f"spec.ports[{index}].port", reason, Severity.ERROR)
     if not port.node_port:
         return port.port, 0
-    return port.port, _port_number(f"spec.ports[{index}].nodePort", port.node_port, notes)
+    return port.port, port_number(f"spec.ports[{index}].nodePort", port.node_port, notes)
 
 
 def _specs(
     address: str,
     family: Family,
-    shared: _Shared,
+    shared: Shared,
     ports: Sequence[tuple[ServicePortName, int, int]],
 ) -> PortSpecs:
     external_ips: tuple[str, ...] = ()
@@ -396,7 +217,7 @@ def _specs(
 
 
 def _external_of_family(
-    shared: _Shared, family: Family
+    shared: Shared, family: Family
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Return external IPs, VIPs and source ranges; a range of everything is no restriction."""
     ranges = _of_family(shared.ranges, family)
