@@ -7,9 +7,10 @@ why an endpoint is in the plan or not is told by `compile.reasons`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from steersman.compile.claims import describe
+from steersman.compile.flow import Decision, Flow, Outcome, canonical, classify, is_local
 from steersman.model.addresses import (
     canonical_ip,
     family_of,
@@ -19,7 +20,6 @@ from steersman.model.addresses import (
 )
 from steersman.model.names import PlanKey, Protocol
 from steersman.model.plan import (
-    Detector,
     Endpoint,
     FamilySettings,
     Frontend,
@@ -29,44 +29,10 @@ from steersman.model.plan import (
     Pool,
     ServicePlan,
     SourceClass,
-    Value,
     Verdict,
 )
 
-
-class Flow(Value, frozen=True):
-    """A new connection (or first datagram) that this node sees."""
-
-    source: str | SourceClass
-    """The client's address, or just what kind of client it is."""
-    destination: str
-    port: int
-    protocol: Protocol = Protocol.TCP
-    interface: str = ""
-    """Interface it comes in by; "" for a process of this node, or where it does not matter."""
-
-    def __str__(self) -> str:
-        return f"{self.source} to {join_host_port(self.destination, self.port)}/{self.protocol}"
-
-
-Outcome: TypeAlias = Literal["forward", "drop", "reject", "accept"]
-
-
-class Decision(Value, frozen=True):
-    """What becomes of a Flow."""
-
-    verdict: Outcome
-    """`accept` means that it is left as it is: not ours."""
-    endpoints: tuple[Endpoint, ...] = ()
-    """Where a forwarded Flow may go, all equally likely."""
-    masquerade: bool = False
-    """Whether the endpoint sees an address of this node instead of the client's. True as well
-    where every endpoint is the client itself; where only some are, just those see it."""
-    plan: PlanKey | None = None
-    frontend: Frontend | None = None
-    reasons: tuple[str, ...] = ()
-    """Rule by rule, in plain words."""
-
+__all__ = ["Decision", "Flow", "classify", "trace"]
 
 Match: TypeAlias = tuple[ServicePlan, Frontend]
 
@@ -102,7 +68,7 @@ def trace(plan: NodePlan, flow: Flow) -> Decision:
     Addresses in the Flow may be spelled in any way. A destination that is no address matches
     nothing; a source that is none is taken to be outside the cluster.
     """
-    walk = _Walk(plan, _canonical(flow))
+    walk = _Walk(plan, canonical(flow))
     if canonical_ip(walk.flow.destination) is None:
         walk.say(f"{flow.destination!r} is not an IP address: give one, names are not looked up")
         return walk.decide("accept")
@@ -113,14 +79,6 @@ def trace(plan: NodePlan, flow: Flow) -> Decision:
     if match is not None:
         return _at_frontend(walk, match)
     return _elsewhere(walk)
-
-
-def _canonical(flow: Flow) -> Flow:
-    source = flow.source
-    if not isinstance(source, SourceClass):
-        source = canonical_ip(source) or SourceClass.EXTERNAL
-    destination = canonical_ip(flow.destination) or flow.destination
-    return Flow(source, destination, flow.port, flow.protocol, flow.interface)
 
 
 # Which destination is it?
@@ -152,7 +110,7 @@ _KINDS = {
 
 def _at_node_port(walk: _Walk) -> Match | None:
     flow = walk.flow
-    if not _is_local(flow.destination, walk.family):
+    if not is_local(flow.destination, walk.family):
         return None
     for plan in _plans(walk):
         for frontend in plan.frontends:
@@ -160,10 +118,6 @@ def _at_node_port(walk: _Walk) -> Match | None:
                 walk.say(f"{describe(plan.key, frontend)} is the node port of {plan.key.name}")
                 return plan, frontend
     return None
-
-
-def _is_local(address: str, family: FamilySettings) -> bool:
-    return address in family.local_addresses or is_loopback(address)
 
 
 def _serves_node_ports(walk: _Walk) -> bool:
@@ -207,12 +161,12 @@ def _at_frontend(walk: _Walk, match: Match) -> Decision:
 def _is_spared(walk: _Walk, frontend: Frontend) -> bool:
     """Whether refusing it is left out: a node's own packets are never forwarded to a far IP."""
     flow, family = walk.flow, walk.family
-    own = flow.source is SourceClass.NODE or _is_local(str(flow.source), family)
+    own = flow.source is SourceClass.NODE or is_local(str(flow.source), family)
     return (
         walk.settings.traits.spares_own_external_traffic
         and frontend.kind in (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER_IP)
         and own
-        and not _is_local(flow.destination, family)
+        and not is_local(flow.destination, family)
     )
 
 
@@ -248,24 +202,6 @@ def _source_allowed(walk: _Walk, frontend: Frontend) -> bool:
     where = "in" if allowed else "not in"
     walk.say(f"{source} is {where} the ranges that may use it ({ranges})")
     return allowed
-
-
-def classify(settings: NodeSettings, flow: Flow) -> SourceClass:
-    """Tell what kind of client a Flow comes from; one that is a pod and this node is a pod."""
-    if isinstance(flow.source, SourceClass):
-        return flow.source
-    family = settings.family(family_of(flow.destination))
-    if _is_pod(family.detector, flow.source, flow.interface):
-        return SourceClass.POD
-    return SourceClass.NODE if _is_local(flow.source, family) else SourceClass.EXTERNAL
-
-
-def _is_pod(detector: Detector, source: str, interface: str) -> bool:
-    if detector.cidr:
-        return in_cidr(source, detector.cidr)
-    if detector.interface:
-        return interface == detector.interface
-    return bool(detector.interface_prefix) and interface.startswith(detector.interface_prefix)
 
 
 def _who(walk: _Walk, source: SourceClass) -> str:
@@ -332,7 +268,7 @@ def _elsewhere(walk: _Walk) -> Decision:
 
 def _health_check(walk: _Walk) -> ServicePlan | None:
     flow = walk.flow
-    if flow.protocol is not Protocol.TCP or not _is_local(flow.destination, walk.family):
+    if flow.protocol is not Protocol.TCP or not is_local(flow.destination, walk.family):
         return None
     for key, plan in walk.plan.services.items():
         if key.family is walk.family_name and plan.health_check_node_port == flow.port:
