@@ -1,0 +1,191 @@
+"""Traffic while rules change: nobody who has an endpoint throughout may notice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from steersman.compile.plan import Planner, compile_all
+from steersman.host.exec import SubprocessExec
+from steersman.model.config import NodeConfig
+from steersman.model.names import ObjectName
+from steersman.model.snapshot import HostFacts
+from steersman.run.sync import Sync
+from steersman.source.store import Store
+from tests.lab import Lab, Layout, Pod
+from tests.lab_sockets import Outcome
+from tests.modes import MODES, ModeUnderTest, render
+from tests.unit.objects import endpoint, port, service, slice_
+
+pytestmark = pytest.mark.kernel
+
+NODE = "node-a"
+NODE_IP, OUTSIDE, CLIENT = "192.168.0.2", "203.0.113.9", "10.244.1.100"
+INTERFACES = {"lo": ("127.0.0.1/8",), "eth0": (f"{NODE_IP}/24",)}
+FACTS = HostFacts(NODE, INTERFACES)
+CONFIG = NodeConfig(node_name=NODE, cluster_cidrs=("10.244.0.0/16",), split_threshold=12)
+"""So low a threshold that lists are split and joined again while the traffic runs."""
+STEADY = range(4)
+"""Numbers of the Services that always have their first endpoint; others come and go."""
+LOCAL = tuple(f"10.244.1.{n}" for n in range(10, 18))
+REMOTE = tuple(f"10.244.2.{n}" for n in range(10, 14))
+CONTESTED = "198.51.100.200"
+"""An external IP that several Services claim now and then."""
+CHANGES = 200
+BY_VARIANT = [pytest.param(m, v, id=f"{m.name}-{v}") for m in MODES.values() for v in m.variants]
+
+
+def address(number: int) -> str:
+    return f"10.96.0.{10 + number}"
+
+
+def external_ip(number: int) -> str:
+    return f"198.51.100.{10 + number}"
+
+
+@dataclass
+class Cluster:
+    """A Store that is changed at random; whatever happens, the steady Services keep working."""
+
+    store: Store
+    rng: random.Random
+    others: set[int] = field(default_factory=set)
+
+    def start(self) -> None:
+        self.store.replace("Service", ())
+        self.store.replace("EndpointSlice", ())
+        for number in STEADY:
+            self.change_service(number)
+            self.change_endpoints(number)
+
+    def change(self) -> None:
+        """One random change."""
+        number = self.rng.choice(STEADY)
+        what = self.rng.randrange(5)
+        if what == 0:
+            self.change_service(number)
+        elif what <= 2:
+            self.change_endpoints(number)
+        else:
+            self.change_other(self.rng.randrange(100, 120))
+
+    def change_service(self, number: int) -> None:
+        pick = self.rng.choice
+        self.store.upsert(
+            service(
+                f"s{number}",
+                type="NodePort",
+                clusterIP=address(number),
+                ports=[port(nodePort=30080 + number), port("more", 81)][: pick((1, 2))],
+                externalIPs=[external_ip(number), CONTESTED][: pick((1, 2))],
+                externalTrafficPolicy=pick(("Local", "Cluster")),
+                internalTrafficPolicy=pick(("Local", "Cluster")),
+                sessionAffinity=pick(("None", "ClientIP")),
+            )
+        )
+
+    def change_endpoints(self, number: int) -> None:
+        """Other endpoints come and go; the first one is always ready, and on this node."""
+        others = self.rng.sample(LOCAL[len(STEADY) :] + REMOTE, self.rng.randrange(6))
+        first = endpoint(LOCAL[number], NODE)
+        more = [
+            endpoint(a, NODE if a in LOCAL else "node-b", ready=self.rng.random() < 0.7)
+            for a in others
+        ]
+        self.store.upsert(slice_(first, *more, name=f"s{number}-1", owner=f"s{number}"))
+
+    def change_other(self, number: int) -> None:
+        """Add a Service that nobody watches, or remove it."""
+        name = f"s{number}"
+        if number in self.others:
+            self.others.remove(number)
+            self.store.delete("Service", ObjectName("shop", name))
+            self.store.delete("EndpointSlice", ObjectName("shop", f"{name}-1"))
+            return
+        self.others.add(number)
+        self.store.upsert(service(name, clusterIP=address(number)))
+        some = self.rng.sample(REMOTE, self.rng.randrange(3))
+        self.store.upsert(
+            slice_(*(endpoint(a, "node-b") for a in some), name=f"{name}-1", owner=name)
+        )
+
+
+class Traffic:
+    """Clients that connect without pause until told to stop, and note what went wrong."""
+
+    def __init__(self, lab: Lab, seeds: Sequence[int]) -> None:
+        self._lab = lab
+        self._stop = threading.Event()
+        self.failed: list[tuple[str, str, int, Outcome]] = []
+        self.answered: Counter[tuple[str, str, int]] = Counter()
+        self._threads = [threading.Thread(target=self._run, args=(s,)) for s in seeds]
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, seed: int) -> None:
+        rng = random.Random(seed)
+        while not self._stop.is_set():
+            number = rng.choice(STEADY)
+            source, target, target_port = rng.choice(
+                (
+                    (CLIENT, address(number), 80),
+                    (CLIENT, external_ip(number), 80),
+                    (OUTSIDE, NODE_IP, 30080 + number),
+                    (OUTSIDE, external_ip(number), 80),
+                    (NODE_IP, address(number), 80),
+                    (LOCAL[number], address(number), 80),
+                )
+            )
+            outcome = self._lab.probe(source, target, target_port, timeout=0.9)
+            if outcome.kind == "answered":
+                self.answered[source, target, target_port] += 1
+            else:
+                self.failed.append((source, target, target_port, outcome))
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    pods = (Pod(CLIENT), *(Pod(a) for a in LOCAL), *(Pod(a, local=False) for a in REMOTE))
+    with Lab(Layout(INTERFACES, (OUTSIDE,), pods)) as lab:
+        for pod in pods[1:]:
+            lab.serve(pod.address, 8080, "TCP")
+        yield lab
+
+
+@pytest.mark.parametrize(("mode", "variant"), BY_VARIANT)
+async def test_changes_break_no_connection(lab: Lab, mode: ModeUnderTest, variant: str) -> None:
+    made = mode.make(SubprocessExec(lab.exec_argv(())), variant)
+    assert (await made.probe()).usable
+    store = Store(NODE)
+    cluster = Cluster(store, random.Random(20260))
+    sync = Sync(store, Planner(CONFIG, made.traits), made, FACTS)
+    cluster.start()
+    assert await sync.run()
+    split = set()
+    with Traffic(lab, (1, 2)) as traffic:
+        for _ in range(CHANGES):
+            cluster.change()
+            assert await sync.run()
+            split.add(sync.planner.plan.settings.many_services)
+            await asyncio.sleep(0)
+    assert traffic.failed == []
+    assert split == {False, True}, "the lists were never split, or always"
+    assert len(traffic.answered) == 6 * len(STEADY), "some way in was never tried"
+    assert all(CONTESTED in str(finding) for finding in sync.state.findings)
+    plan, fresh = sync.planner.plan, compile_all(store.snapshot, CONFIG, FACTS, made.traits)
+    assert dict(plan.services) == dict(fresh.services)
+    assert dict(await made.read()) == dict(render(plan, made))
