@@ -406,3 +406,21 @@ def test_frontend_kinds_print_as_in_kubernetes() -> None:
         "loadBalancerIP",
         "nodePort",
     ]
+
+
+def test_a_destination_passes_on_in_order_of_age() -> None:
+    planner = Planner(CONFIG, IPTABLES)
+    claimants = [service(name, clusterIP="10.96.0.9") for name in "abc"]
+
+    def served(*names: str) -> set[str]:
+        world = snapshot(*(s for s in claimants if s.metadata.name in names))
+        planner.update(world, FACTS, {s.metadata.object_name for s in claimants})
+        return {key.name.service for key, p in planner.plan.services.items() if p.frontends}
+
+    assert served("a", "b", "c") == {"a"}
+    assert served("b", "c") == {"b"}
+    assert len(planner.plan.findings) == 1
+    assert served("c") == {"c"}
+    assert served("b", "c") == {"b"}
+    assert served() == set()
+    assert planner.plan.findings == ()
