@@ -30,7 +30,7 @@ def add_entries(flows: Iterable[FlowEntry]) -> None:
     """Put flows into the conntrack table of the caller's namespace."""
     with Netlink(NETLINK_NETFILTER) as netlink:
         batch: list[Request] = []
-        for request in map(_new, flows):
+        for request in map(creation, flows):
             batch.append(request)
             if len(batch) == _BATCH:
                 _send(netlink, batch)
@@ -44,7 +44,8 @@ def _send(netlink: Netlink, batch: list[Request]) -> None:
         assert not refused, next(iter(refused.values()))
 
 
-def _new(flow: FlowEntry) -> Request:
+def creation(flow: FlowEntry) -> Request:
+    """The request that creates a flow; its payload is laid out as in the kernel's own messages."""
     there = _tuple(flow.protocol, flow.client, flow.destination, flow.client_port, flow.port)
     back = _tuple(flow.protocol, flow.source, flow.client, flow.source_port, flow.client_port)
     family = socket.AF_INET6 if ":" in flow.client else socket.AF_INET

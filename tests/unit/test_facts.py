@@ -1,11 +1,16 @@
 from __future__ import annotations
 
 import socket
+import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from steersman.host import facts
+from steersman.host.netlink import DumpInterruptedError, Request
+from steersman.host.nlmsg import Message, attr, text
 from steersman.host.process import set_oom_score_adjustment
 
 
@@ -35,3 +40,44 @@ def test_the_oom_score_is_set_or_the_reason_told(tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     assert set_oom_score_adjustment(-999, tmp_path) == ""
     assert (tmp_path / "self/oom_score_adj").read_text() == "-999"
+
+
+class Kernel:
+    """Lists two links and three addresses; interrupts some of the lists."""
+
+    def __init__(self, interruptions: int) -> None:
+        self.interruptions = interruptions
+
+    def __call__(self, _protocol: int, **_: int) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def dump(self, request: Request) -> Iterator[Message]:
+        if request.kind == 18:
+            for index, name in ((1, "lo"), (2, "eth0")):
+                header = struct.pack("=BxHiII", 0, 1, index, 0, 0)
+                yield Message(16, 0, 1, header + text(3, name))
+        else:
+            for family, index, packed in (
+                (socket.AF_INET, 2, b"\xc0\0\2\1"),
+                (socket.AF_INET, 9, b"\xc0\0\2\2"),
+                (12, 2, b"\1\2"),
+            ):
+                header = struct.pack("=BBBBI", family, 24, 0, 0, index)
+                yield Message(20, 0, 1, header + attr(1, packed))
+        self.interruptions -= 1
+        if self.interruptions >= 0:
+            raise DumpInterruptedError(4, "changed")
+
+
+@pytest.mark.parametrize("interruptions", [0, 1, 2, 1000])
+async def test_interrupted_lists_are_read_again_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, interruptions: int
+) -> None:
+    monkeypatch.setattr(facts, "Netlink", Kernel(interruptions))
+    assert (await facts.read_facts()).interfaces == {"eth0": ("192.0.2.1/24",)}

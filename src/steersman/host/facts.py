@@ -9,6 +9,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 from steersman.host.netlink import (
@@ -64,11 +65,9 @@ async def watch_addresses() -> AsyncIterator[HostFacts]:
 
 async def _change(news: Subscription) -> None:
     """Wait until something changed, and a little longer for the rest of the same change."""
-    try:
+    with suppress(AnswersLostError):  # so many that some were lost: all is read afresh anyway
         await news.receive()
-        await asyncio.sleep(_SETTLE)
-    except AnswersLostError:  # so many changes that some were lost: reading afresh covers them
-        return
+    await asyncio.sleep(_SETTLE)
 
 
 def hostname() -> str:
