@@ -37,11 +37,11 @@ def chains(
     """Chain name to rules without the `-A CHAIN `, this Service's hash shown as #."""
     out: dict[str, list[str]] = {}
     for (_, table, chain, part), text in render_service(service, settings, features).items():
-        if part:
-            assert part.startswith("shop/cart")
-            chain = f"{table} {chain}"
+        assert not part or part.startswith("shop/cart")
         rules = [rule.removeprefix("-A ").partition(" ")[2] for rule in text.split("\n")]
-        out[chain.replace(HASH, "#")] = [rule.replace(HASH, "#") for rule in rules]
+        out[(f"{table} {chain}" if part else chain).replace(HASH, "#")] = [
+            rule.replace(HASH, "#") for rule in rules
+        ]
     return out
 
 

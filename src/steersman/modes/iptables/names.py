@@ -6,7 +6,7 @@ import re
 from hashlib import sha256
 from typing import TypeAlias
 
-from steersman.model.names import Family, ServicePortName
+from steersman.model.names import ServicePortName
 
 RuleKey: TypeAlias = tuple[int, str, str, str]
 """Family, table, chain and part of the chain: see README.md. Plain tuples, as there are many."""
@@ -142,8 +142,3 @@ def is_ours(table: str, chain: str) -> bool:
 def is_kubelets(key: RuleKey) -> bool:
     """Whether an object is shared with kubelet: added where missing, never removed (SPEC 8.1)."""
     return key[3] == KUBELET or key[2] == KUBELET_FIREWALL
-
-
-def bits(family: int) -> int:
-    """Length of an address of a family."""
-    return Family(family).bits

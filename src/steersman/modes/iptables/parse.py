@@ -49,7 +49,8 @@ _RENDERED = re.compile(
     r"|-m recent (?:--set|--rcheck --seconds \d+ --reap) --name \S+ --mask \S+ --rsource "
     r"|-m statistic --mode random --probability \d\.\d{11} )?"
     rf"{_PORT}(?:-m nfacct --nfacct-name  \S+ )?"
-    r"(?:-j (?P<target>\S+)(?: --\S+(?: \S+)?)?)?",
+    r"(?:-j (?P<target>\S+)(?: --random-fully| --(?:reject-with|to-destination) \S+"
+    r"| --set-xmark 0x[1-9a-f][\da-f]*/0x(?:0|[1-9a-f][\da-f]*))?)?",
     re.ASCII,
 ).fullmatch
 

@@ -147,12 +147,12 @@ def _split(family: Family) -> Iterator[_Object]:
     for i in range(16):
         chain = f"{BY_ADDRESS}{i:x}"
         values = range(16 * i, 16 * i + 16)
+        for value in values:
+            yield (NAT, part_chain(value), WHOLE), ""
         yield (
             (NAT, chain, WHOLE),
             "\n".join(f"-A {chain} {match(v, full)} -j {part_chain(v)}" for v in values),
         )
-        for value in values:
-            yield (NAT, part_chain(value), WHOLE), ""
 
 
 def _tail(family: Family, settings: FamilySettings) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from steersman.modes.diff import Diff
 from steersman.modes.iptables.names import (
+    BY_ADDRESS,
     FILTER,
     JUMPS,
     KUBELET,
@@ -139,7 +140,8 @@ def _chain_steps(key: RuleKey, new: str | None, held: bool) -> list[Step]:
     remove = "" if held else chain
     if not of_node:
         return [Step((_REMOVE_SERVICE, -order), table, declare=chain, remove=remove)]
-    empty = [Step((_RULES, 0), table, declare=chain)] if is_shared(table, chain) else []
+    leads_on = is_shared(table, chain) or chain.startswith(BY_ADDRESS)
+    empty = [Step((_RULES, 0), table, declare=chain)] if leads_on else []
     return [*empty, Step((_REMOVE_NODE, 0), table, declare=chain, remove=remove)]
 
 

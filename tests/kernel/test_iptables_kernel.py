@@ -1,0 +1,341 @@
+# ruff: noqa: E501  (rules are one line each, as iptables has them)
+"""The iptables mode against real kernels: both variants, both families."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from steersman.model.names import Family, PlanKey, ServicePortName
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.modes.base import ApplyError
+from steersman.modes.diff import Diff, Ruleset, diff
+from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.names import is_kubelets
+from steersman.modes.iptables.script import LIMITS, Limits
+from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan, random_plan, simple
+from tests.kernel.iptables_lab import KilledError, Namespace, Recorder, namespace
+
+pytestmark = pytest.mark.kernel
+
+FOREIGN = """
+*filter
+:DOCKER - [0:0]
+-A INPUT -p tcp -m tcp --dport 22 -j ACCEPT
+-A FORWARD -j DOCKER
+-A DOCKER -s 192.0.2.0/24 -j DROP
+COMMIT
+*nat
+:CNI-HOSTPORT-SETMARK - [0:0]
+-A POSTROUTING -s 192.0.2.0/24 -j MASQUERADE
+-A CNI-HOSTPORT-SETMARK -j RETURN
+COMMIT
+"""
+
+
+@pytest.fixture(params=["nft", "legacy"])
+def variant(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def inside() -> Iterator[Namespace]:
+    with namespace() as made:
+        yield made
+
+
+@pytest.fixture
+def execute(inside: Namespace) -> Recorder:
+    return Recorder(inside)
+
+
+@pytest.fixture
+def mode(execute: Recorder, variant: str) -> IptablesMode:
+    return IptablesMode(execute, IptablesOptions(variant=variant))
+
+
+def rendered(mode: IptablesMode, settings: NodeSettings = SETTINGS, *plans: ServicePlan) -> Ruleset:
+    want = dict(mode.render_node(settings))
+    for one in plans:
+        want.update(mode.render_service(one, settings))
+    return want
+
+
+def some_plans(seed: int, count: int = 25) -> list[ServicePlan]:
+    rng = Random(seed)
+    return [random_plan(rng, n, family) for n in range(count) for family in Family]
+
+
+async def start(mode: IptablesMode, want: Ruleset) -> Diff:
+    """What a start does; returns what it found to do."""
+    await mode.probe()
+    change = diff(await mode.read(), want)
+    await mode.apply(change)
+    return change
+
+
+def saved(inside: Namespace, variant: str) -> str:
+    """Everything in the kernel, without what changes by itself."""
+    texts = [inside.sh(f"{command}-{variant}-save") for command in ("iptables", "ip6tables")]
+    return "\n".join(line for t in texts for line in t.split("\n") if not line.startswith("#"))
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_what_was_applied_is_read_back(mode: IptablesMode, split: bool) -> None:
+    want = rendered(mode, replace(SETTINGS, many_services=split), *some_plans(1))
+    assert await start(mode, want)
+    assert await mode.read() == want
+
+
+async def test_a_restart_with_nothing_changed_writes_nothing(
+    mode: IptablesMode, execute: Recorder
+) -> None:
+    want = rendered(mode, SETTINGS, *some_plans(2))
+    await start(mode, want)
+    execute.restores.clear()
+    again = IptablesMode(execute, IptablesOptions(variant=(await _variant(mode))))
+    assert not await start(again, want)
+    assert not execute.restores
+
+
+async def _variant(mode: IptablesMode) -> str:
+    assert mode._iptables is not None
+    return mode._iptables.tool.variant
+
+
+@pytest.mark.parametrize("seed", [11, 12, 13])
+async def test_changes_one_by_one_end_as_a_fresh_start_does(
+    mode: IptablesMode, variant: str, seed: int
+) -> None:
+    rng = Random(seed)
+    settings = SETTINGS
+    plans: dict[PlanKey, ServicePlan] = {}
+    have: Ruleset = rendered(mode)
+    await start(mode, have)
+    for _ in range(25):
+        for _ in range(rng.randint(1, 4)):
+            new = random_plan(rng, rng.randrange(12), rng.choice(list(Family)))
+            name = next((k for k in plans if _same_port(k, new.key)), None)
+            if name:
+                del plans[name]
+            if rng.random() < 0.8:
+                plans[new.key] = new
+        if rng.random() < 0.2:
+            settings = replace(settings, many_services=not settings.many_services)
+        want = rendered(mode, settings, *plans.values())
+        await mode.apply(diff(have, want))
+        have = want
+    assert await mode.read() == have
+    with namespace() as other:
+        fresh = IptablesMode(Recorder(other), IptablesOptions(variant=variant))
+        await start(fresh, have)
+        assert await fresh.read() == have
+
+
+def _same_port(one: PlanKey, other: PlanKey) -> bool:
+    return (one.family, one.name.service) == (other.family, other.name.service)
+
+
+async def test_cleanup_leaves_what_is_foreign_and_nothing_of_ours(
+    mode: IptablesMode, inside: Namespace, variant: str
+) -> None:
+    for command in ("iptables", "ip6tables"):
+        text = (
+            FOREIGN if command == "iptables" else FOREIGN.replace("192.0.2.0/24", "2001:db8::/64")
+        )
+        inside.sh(f"{command}-{variant}-restore", stdin=text)
+        inside.sh(f"{command}-{variant}", "-t", "mangle", "-N", "KUBE-KUBELET-CANARY")
+        inside.sh(f"{command}-{variant}", "-N", "KUBE-FIREWALL")
+        inside.sh(
+            f"{command}-{variant}",
+            "-A",
+            "KUBE-FIREWALL",
+            "-m",
+            "mark",
+            "--mark",
+            "0x8000",
+            "-j",
+            "DROP",
+        )
+    before = saved(inside, variant)
+    want = rendered(mode, SETTINGS, *some_plans(3))
+    await start(mode, want)
+    assert await mode.read() == want
+    await mode.apply(diff(await mode.read(), {}))
+    assert not await mode.read()
+    after = saved(inside, variant)
+    kubelets = {want[k] for k in want if is_kubelets(k)} - {""}
+    assert set(after.split("\n")) - set(before.split("\n")) <= kubelets
+    assert [line for line in after.split("\n") if line not in kubelets] == before.split("\n")
+
+
+async def test_after_a_cleanup_everything_can_come_back(mode: IptablesMode) -> None:
+    want = rendered(mode, SETTINGS, simple(1))
+    await start(mode, want)
+    await mode.apply(diff(await mode.read(), {}))
+    await mode.apply(diff(await mode.read(), want))
+    assert await mode.read() == want
+
+
+async def test_chains_that_foreign_rules_lead_to_survive_a_cleanup(
+    mode: IptablesMode, inside: Namespace, variant: str
+) -> None:
+    want = rendered(mode)
+    await start(mode, want)
+    inside.sh(f"iptables-{variant}", "-t", "nat", "-N", "CNI-MARK")
+    inside.sh(f"iptables-{variant}", "-t", "nat", "-A", "CNI-MARK", "-j", "KUBE-MARK-MASQ")
+    await mode.apply(diff(await mode.read(), {}))
+    assert await mode.read() == {(4, "nat", "KUBE-MARK-MASQ", ""): ""}
+    assert "-A CNI-MARK -j KUBE-MARK-MASQ" in saved(inside, variant)
+    await mode.apply(diff(await mode.read(), want))
+    assert await mode.read() == want
+
+
+FLUSHES = {
+    "flush": ["iptables -F", "iptables -t nat -F"],
+    "flush and delete": ["iptables -F", "iptables -X", "iptables -t nat -F", "iptables -t nat -X"],
+    "flush nat": ["iptables -t nat -F"],
+    "flush dispatch": ["iptables -t nat -F KUBE-SERVICES"],
+    "jumps gone": ["iptables -F INPUT", "iptables -F FORWARD"],
+    "canary": ["iptables -t mangle -X KUBE-PROXY-CANARY"],
+    "one rule": ["iptables -t nat -D KUBE-SERVICES 1"],
+    "tail no longer last": ["iptables -t nat -A KUBE-SERVICES -d 192.0.2.1 -j RETURN"],
+    "jump doubled": ["iptables -I INPUT -m comment --comment 'kubernetes health check service ports' -j KUBE-NODEPORTS"],
+    "stale chain": ["iptables -t nat -N KUBE-SEP-AAAAAAAAAAAAAAAA"],
+    "rule of our own chain changed": ["iptables -t nat -A KUBE-MARK-MASQ -j RETURN"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FLUSHES)
+async def test_what_others_break_is_repaired(
+    mode: IptablesMode, inside: Namespace, variant: str, what: str
+) -> None:
+    want = rendered(mode, SETTINGS, *some_plans(4, 8))
+    await start(mode, want)
+    for command in FLUSHES[what]:
+        inside.sh("sh", "-c", command.replace("iptables", f"iptables-{variant}"))
+    change = diff(await mode.read(), want)
+    assert change
+    await mode.apply(change)
+    assert await mode.read() == want
+    tail = [r for r in saved(inside, variant).split("\n") if r.startswith("-A KUBE-SERVICES")][-1]
+    assert "NOTE: this must be the last rule" in tail
+
+
+async def test_a_firewall_loaded_over_ours_is_repaired_around(
+    mode: IptablesMode, inside: Namespace, variant: str
+) -> None:
+    want = rendered(mode, SETTINGS, *some_plans(5, 8))
+    await start(mode, want)
+    inside.sh(f"iptables-{variant}-restore", stdin=FOREIGN)
+    await mode.apply(diff(await mode.read(), want))
+    assert await mode.read() == want
+    for line in FOREIGN.split("\n"):
+        if line.startswith("-A"):
+            assert line in saved(inside, variant)
+
+
+async def test_canary(mode: IptablesMode, inside: Namespace, variant: str) -> None:
+    await start(mode, rendered(mode))
+    assert await mode.canary_present()
+    inside.sh(f"ip6tables-{variant}", "-t", "mangle", "-X", "KUBE-PROXY-CANARY")
+    assert not await mode.canary_present()
+
+
+def poison() -> ServicePlan:
+    """A Service that every iptables refuses: an affinity that `-m recent` cannot keep."""
+    return plan(
+        key("ns/poison"), cluster_ip("10.96.9.9"), cluster=endpoints("10.200.9.9"), affinity=-1
+    )
+
+
+async def test_a_refused_batch_changes_nothing(
+    mode: IptablesMode, inside: Namespace, variant: str
+) -> None:
+    await start(mode, rendered(mode, SETTINGS, simple(1)))
+    before = saved(inside, variant)
+    want = rendered(mode, SETTINGS, simple(1), simple(2), poison())
+    with pytest.raises(ApplyError, match="KUBE-"):
+        await mode.apply(diff(await mode.read(), want))
+    assert saved(inside, variant) == before
+
+
+async def test_any_part_of_a_diff_can_be_applied(mode: IptablesMode) -> None:
+    plans = some_plans(6, 10)
+    await start(mode, rendered(mode))
+    for one in plans[1::2] + plans[::2]:
+        await mode.apply(diff({}, mode.render_service(one, SETTINGS)))
+    assert await mode.read() == rendered(mode, SETTINGS, *plans)
+
+
+async def test_a_rule_that_somebody_else_deleted_is_refused_and_then_healed(
+    mode: IptablesMode, inside: Namespace, variant: str
+) -> None:
+    want = rendered(mode, SETTINGS, simple(1))
+    await start(mode, want)
+    inside.sh(f"iptables-{variant}", "-t", "nat", "-D", "KUBE-SERVICES", "1")
+    with pytest.raises(ApplyError, match="line"):
+        await mode.apply(diff(want, rendered(mode)))
+    await mode.apply(diff(await mode.read(), rendered(mode)))
+    assert await mode.read() == rendered(mode)
+
+
+async def test_killed_between_any_two_commands_the_next_start_repairs(
+    mode: IptablesMode, execute: Recorder, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS, variant, Limits(whole=20, run=150))
+    first = rendered(mode, SETTINGS, *some_plans(7, 15))
+    second = rendered(mode, replace(SETTINGS, many_services=True), *some_plans(8, 15))
+    await mode.probe()
+    for allowed in (0, 1, 3, 5, 8):
+        for want in (first, second, {}):
+            execute.allowed = allowed
+            try:
+                await mode.apply(diff(await mode.read(), want))
+            except KilledError:
+                execute.allowed = None
+                again = IptablesMode(execute, IptablesOptions(variant=variant))
+                await start(again, want)
+                left = {k: v for k, v in (await again.read()).items() if want or not is_kubelets(k)}
+                assert left == want
+
+
+async def test_upstreams_own_rules_are_taken_over(
+    mode: IptablesMode, inside: Namespace, variant: str
+) -> None:
+    """The order and the spelling of upstream's restore input, as it is before iptables prints it."""
+    inside.sh(f"iptables-{variant}-restore", stdin=UPSTREAM)
+    service = plan(
+        PlanKey(ServicePortName("ns", "a", "http", key("ns/a").name.protocol), Family.IPV4),
+        cluster_ip("10.96.0.1"),
+        cluster=endpoints("10.200.0.1"),
+    )
+    want = rendered(mode, SETTINGS, service)
+    change = await start(mode, want)
+    assert (4, "nat", "KUBE-SERVICES", "ns/a:http tcp") not in change.changed
+    assert (4, "nat", "KUBE-MARK-MASQ", "") not in {*change.added, *change.changed}
+    assert await mode.read() == want
+
+
+UPSTREAM = """
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-MARK-MASQ - [0:0]
+:KUBE-SVC-STALE - [0:0]
+:KUBE-SVC-PDNTG4S5GI55M4RT - [0:0]
+-A KUBE-MARK-MASQ -j MARK --or-mark 0x00004000
+-A KUBE-SERVICES -m comment --comment "ns/a:http cluster IP" -m tcp -p tcp -d 10.96.0.1 --dport 80 -j KUBE-SVC-PDNTG4S5GI55M4RT
+-A KUBE-SERVICES -m comment --comment "ns/gone cluster IP" -m tcp -p tcp -d 10.96.0.2 --dport 80 -j KUBE-SVC-STALE
+COMMIT
+"""
+
+
+def test_no_namespace_is_left_behind() -> None:
+    with namespace() as made:
+        name = made.name
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    assert name not in listed.stdout.split()
