@@ -5,6 +5,7 @@ Chain by chain and byte for byte; within a chain that Services share the order o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import yaml
 from steersman.host.exec import SubprocessExec
 from steersman.model.config import NodeConfig
 from steersman.model.names import Family
-from steersman.model.plan import NodePlan
+from steersman.model.plan import FrontendKind, NodePlan
 from steersman.model.snapshot import HostFacts
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import BUILT_IN, SHARED_CHAINS
 from steersman.modes.iptables.render import Features
+from tests.flows import FlowCase, by_rules, by_trace
+from tests.iptables_rules import Rules, parse
 from tests.modes import iptables_save, render
 from tests.worlds import World, snapshot_of
 
@@ -112,3 +115,46 @@ def test_the_rule_that_must_be_last_is_last(family: Family, plan: NodePlan) -> N
     services: Any = [line for line in text.splitlines() if line.startswith("-A KUBE-SERVICES")]
     last = [i for i, line in enumerate(services) if "NOTE: this must be the last rule" in line]
     assert last == [len(services) - 1]
+
+
+CLIENTS = {
+    Family.IPV4: ("10.244.0.9", "10.250.1.2", "10.251.0.7", "203.0.113.9", "127.0.0.1"),
+    Family.IPV6: ("fd00:10:244::9", "fd00:10:250:1::2", "2001:db8:99::9"),
+}
+"""A pod, the node, clients outside (one within the source ranges), loopback."""
+NODE_ADDRESSES = {
+    Family.IPV4: ("10.250.1.2", "127.0.0.1"),
+    Family.IPV6: ("fd00:10:250:1::2", "::1"),
+}
+
+
+def flows(plan: NodePlan, family: Family) -> Iterator[FlowCase]:
+    """Every client to every frontend, and to the port beside it; endpoints are clients too."""
+    for key, service in plan.services.items():
+        if key.family is not family:
+            continue
+        protocol = str(key.name.protocol)
+        clients = (*CLIENTS[family], *(e.ip for e in service.reachable))
+        for frontend in service.frontends:
+            node_port = frontend.kind is FrontendKind.NODE_PORT
+            targets = NODE_ADDRESSES[family] if node_port else (frontend.address,)
+            for source in clients:
+                for target in targets:
+                    if target.startswith("127.") == source.startswith("127."):
+                        for number in (frontend.port, 9):
+                            yield FlowCase(str(key), source, target, number, protocol, "")
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_trace_agrees_with_the_rules_that_upstream_wrote(plan: NodePlan, family: Family) -> None:
+    local = frozenset(plan.settings.family(family).local_addresses)
+    text = (GOLDEN / "iptables" / FILES[family]).read_text()
+    upstream = {family: Rules(parse(text), local)}
+    asked = list(flows(plan, family))
+    assert len(asked) > 50
+    wrong = [
+        f"{flow}: trace {by_trace(plan, flow)}, upstream {by_rules(upstream, flow)}"
+        for flow in asked
+        if by_trace(plan, flow) != by_rules(upstream, flow)
+    ]
+    assert wrong == []
