@@ -1,0 +1,1 @@
+"""The nftables mode: a fixed skeleton of rules, everything that changes as elements of maps."""

@@ -1,0 +1,182 @@
+"""Rules as expressions of the nf_tables machine, for the rules that nft 1.0.6 cannot write.
+
+Registers are the 32-bit ones (NFT_REG32_00 = 8 and up); an IPv6 address takes four.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from steersman.host.netlink import Request
+from steersman.host.nlmsg import attr, be32, nested, text, u8
+from steersman.model.names import Family, Protocol
+from steersman.modes.nftables.affinity import POOLS, base_of, members_name, memory_name
+from steersman.modes.nftables.layout import PROTOCOL_NUMBERS
+from steersman.modes.nftables.wire import flush_chain, new_chain, new_rule
+
+_FIRST = 8
+_JUMP, _GOTO = -3, -4
+_NETWORK, _TRANSPORT = 1, 2
+_META_L4PROTO = 16
+_CT_PROTO_DST, _CT_DST_IP, _CT_DST_IP6 = 12, 20, 22
+_SOURCE_AT = {Family.IPV4: 12, Family.IPV6: 8}
+_NF_NAT_RANGE_PROTO_RANDOM_FULLY = 1 << 4
+
+
+def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
+    """Create or refill a ServicePort's chain from its value (affinity.py)."""
+    kind, *words = value.split()
+    rules = (_lookup_rules if kind == "lookup" else _learn_rules)(family, base_of(chain), words)
+    return [
+        new_chain(family, chain),
+        flush_chain(family, chain),
+        # The first rule's comment is the value, for reading back.
+        *(
+            new_rule(family, chain, *rule, comment="" if number else value)
+            for number, rule in enumerate(rules)
+        ),
+    ]
+
+
+def rule_count(value: str) -> int:
+    """Number of rules that a value stands for."""
+    kind, *words = value.split()
+    return 2 + (words[1] != "-") if kind == "lookup" else len(words) - 1
+
+
+def _lookup_rules(family: Family, base: str, words: Sequence[str]) -> list[list[bytes]]:
+    protocol, mark, pool, draw = words
+    number = bytes((PROTOCOL_NUMBERS[Protocol(protocol.upper())],))
+    memory = memory_name(base, pool == POOLS[True])
+    width = _width(family)
+    return [
+        *([] if mark == "-" else [[_verdict(_JUMP, mark)]]),
+        [
+            _meta(_META_L4PROTO, _FIRST),
+            _equal(_FIRST, number),
+            _load_source(family, _FIRST),
+            _lookup(memory, _FIRST, _FIRST),
+            _dnat(family, _FIRST, _FIRST + width),
+        ],
+        [_verdict(_GOTO, draw)],
+    ]
+
+
+def _learn_rules(family: Family, base: str, words: Sequence[str]) -> list[list[bytes]]:
+    seconds, *pools = words
+    width = _width(family)
+    client = _FIRST + width + 1
+    return [
+        [
+            _load_destination(family, _FIRST),
+            _load_port(_FIRST + width),
+            _lookup(members_name(base, local), _FIRST),
+            _load_source(family, client),
+            _update(memory_name(base, local), client, _FIRST, int(seconds)),
+        ]
+        for local in (pool == POOLS[True] for pool in pools)
+    ]
+
+
+def fixed_rules(family: Family) -> list[Request]:
+    """The rules of the foundation that match the destination before DNAT."""
+    width = _width(family)
+    service = [
+        _original(family, _FIRST),
+        _meta(_META_L4PROTO, _FIRST + width),
+        _original_port(_FIRST + width + 1),
+    ]
+    node_port = [_meta(_META_L4PROTO, _FIRST), _original_port(_FIRST + 1)]
+    ends = [_load_source(family, _FIRST), _load_destination(family, _FIRST + width)]
+    third = _FIRST + 2 * width
+    masquerade = _expression("masq", be32(1, _NF_NAT_RANGE_PROTO_RANDOM_FULLY))
+    return [
+        new_rule(family, "affinity-learn", *service, _lookup("affinity-ips", _FIRST, 0)),
+        new_rule(family, "affinity-learn", *node_port, _lookup("affinity-nodeports", _FIRST, 0)),
+        new_rule(
+            family,
+            "hairpin",
+            *ends,
+            _meta(_META_L4PROTO, third),
+            _original(family, third + 1),
+            _original_port(third + 1 + width),
+            _lookup("hairpin-services", _FIRST),
+            masquerade,
+        ),
+        new_rule(
+            family,
+            "hairpin",
+            *ends,
+            _meta(_META_L4PROTO, third),
+            _original_port(third + 1),
+            _lookup("hairpin-nodeports", _FIRST),
+            masquerade,
+        ),
+    ]
+
+
+def _width(family: Family) -> int:
+    """Registers that an address takes."""
+    return family.bits // 32
+
+
+def _expression(name: str, *attributes: bytes) -> bytes:
+    return nested(1, text(1, name), nested(2, *attributes))
+
+
+def _payload(register: int, base: int, offset: int, size: int) -> bytes:
+    return _expression("payload", be32(1, register), be32(2, base), be32(3, offset), be32(4, size))
+
+
+def _load_source(family: Family, register: int) -> bytes:
+    return _payload(register, _NETWORK, _SOURCE_AT[family], family.bits // 8)
+
+
+def _load_destination(family: Family, register: int) -> bytes:
+    size = family.bits // 8
+    return _payload(register, _NETWORK, _SOURCE_AT[family] + size, size)
+
+
+def _load_port(register: int) -> bytes:
+    return _payload(register, _TRANSPORT, 2, 2)
+
+
+def _meta(key: int, register: int) -> bytes:
+    return _expression("meta", be32(2, key), be32(1, register))
+
+
+def _equal(register: int, value: bytes) -> bytes:
+    return _expression("cmp", be32(1, register), be32(2, 0), nested(3, attr(1, value)))
+
+
+def _original(family: Family, register: int) -> bytes:
+    """The destination that the client used."""
+    key = _CT_DST_IP if family is Family.IPV4 else _CT_DST_IP6
+    return _expression("ct", be32(1, register), be32(2, key), u8(3, 0))
+
+
+def _original_port(register: int) -> bytes:
+    return _expression("ct", be32(1, register), be32(2, _CT_PROTO_DST), u8(3, 0))
+
+
+def _lookup(name: str, source: int, destination: int | None = None) -> bytes:
+    into = () if destination is None else (be32(3, destination),)
+    return _expression("lookup", text(1, name), be32(2, source), *into)
+
+
+def _verdict(code: int, chain: str) -> bytes:
+    verdict = nested(2, attr(1, struct.pack(">i", code)), text(2, chain))
+    return _expression("immediate", be32(1, 0), nested(2, verdict))
+
+
+def _dnat(family: Family, address: int, port: int) -> bytes:
+    number = 2 if family is Family.IPV4 else 10
+    return _expression(
+        "nat", be32(1, 1), be32(2, number), be32(3, address), be32(5, port), be32(7, 2)
+    )
+
+
+def _update(name: str, key: int, data: int, seconds: int) -> bytes:
+    timeout = attr(6, struct.pack(">Q", seconds * 1000))
+    return _expression("dynset", text(1, name), be32(3, 1), be32(4, key), be32(5, data), timeout)

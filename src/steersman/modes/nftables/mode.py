@@ -1,0 +1,128 @@
+"""The nftables mode as the rest of the program sees it (modes/base.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from steersman.host.exec import Exec
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.model.names import Family
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.modes.base import Support
+from steersman.modes.diff import Diff, Ruleset
+from steersman.modes.nftables import render
+from steersman.modes.nftables.apply import Tables, resolve_texts
+from steersman.modes.nftables.layout import (
+    LOCAL_SLOTS,
+    Kind,
+    pack_slot,
+    unpack_slot,
+)
+from steersman.modes.nftables.probe import probe
+from steersman.modes.nftables.skeleton import foundation
+
+_BUFFER = 1 << 28  # bytes of the largest transaction, 50,000 Services take 20 MB
+_INLINE = 64  # objects up to which the system call is not worth a thread
+
+
+def open_netlink() -> Netlink:
+    """Open the socket, in the network namespace of the calling thread."""
+    return Netlink(NETLINK_NETFILTER, buffer=_BUFFER)
+
+
+class NftablesMode:
+    """Programs nftables: text for the skeleton, raw elements for all that changes."""
+
+    name = "nftables"
+    traits = Traits(
+        filters_without_endpoints=True,
+        rejects_unknown_ports=True,
+        drops_unassigned_addresses=True,
+    )
+
+    def __init__(self, execute: Exec, connect: Callable[[], Netlink] = open_netlink) -> None:
+        """Make the mode; nothing is opened before it is used.
+
+        Args:
+            execute: the door to `nft`.
+            connect: opens the netlink socket (in another network namespace, for tests).
+        """
+        self._exec = execute
+        self._connect = connect
+        self._tables: Tables | None = None
+        self._lock = asyncio.Lock()
+        self._texts = {foundation(family) for family in Family}
+        self._early: tuple[int, dict[bytes, Any]] | None = None
+        """What the kernel had when the mode was probed: the first `read` need not look again."""
+        self.slots: dict[bytes, tuple[bytes, ...]] = {}
+        """Which endpoint has which slot: the one value that rendering keeps (render.py)."""
+
+    async def probe(self) -> Support:
+        """Say whether nftables can be programmed here; learn the slots in use if so."""
+        support = await probe(self._exec, self._connect)
+        if support.usable:
+            async with self._lock:
+                objects = await asyncio.to_thread(self._opened().read)
+                self._early = (self._opened().strangers(), objects)
+            self.slots = slots_of(objects)
+        return support
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Render the texts of the skeleton."""
+        ruleset = render.render_node(settings)
+        self._texts.update(text for text in ruleset.values() if isinstance(text, str))
+        return ruleset
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render one ServicePort; the slots of its endpoints are kept for the next time."""
+        return render.render_service(plan, settings, self.slots)
+
+    async def read(self) -> Ruleset:
+        """Dump what is in our tables."""
+        async with self._lock:
+            tables = self._opened()
+            early, self._early = self._early, None
+            if early and early[0] == tables.strangers():
+                return resolve_texts(early[1], self._texts)
+            return resolve_texts(await asyncio.to_thread(tables.read), self._texts)
+
+    async def fingerprint(self) -> Hashable | None:
+        """How often others changed the ruleset; our own transactions do not count."""
+        async with self._lock:
+            return self._opened().strangers()
+
+    async def apply(self, change: Diff) -> None:
+        """Carry out a Diff: at most one run of nft, then one transaction for everything else."""
+        async with self._lock:
+            tables = self._opened()
+            if tables.needs_nft(change):
+                change = await tables.load_texts(change)
+            if len(change) <= _INLINE:
+                tables.write(change)
+            else:
+                await asyncio.to_thread(tables.write, change)
+        for key in change.removed:
+            if key[0] in _ENDPOINTS and key[-4:] in _FIRST_SLOTS:
+                self.slots.pop(key, None)
+
+    def _opened(self) -> Tables:
+        if self._tables is None:
+            self._tables = Tables(self._connect(), self._exec)
+        return self._tables
+
+
+_ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
+_FIRST_SLOTS = (pack_slot(0), pack_slot(LOCAL_SLOTS))
+
+
+def slots_of(objects: Ruleset) -> dict[bytes, tuple[bytes, ...]]:
+    """Slots as they are in the kernel, by the key of the first one."""
+    found: dict[bytes, dict[int, bytes]] = {}
+    for key, endpoint in objects.items():
+        if key[0] in _ENDPOINTS:
+            slot = unpack_slot(key)
+            first = key[:-4] + _FIRST_SLOTS[slot >= LOCAL_SLOTS]
+            found.setdefault(first, {})[slot] = endpoint
+    return {first: tuple(ends[slot] for slot in sorted(ends)) for first, ends in found.items()}

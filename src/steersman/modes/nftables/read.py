@@ -1,0 +1,292 @@
+"""What the kernel has of ours, read by raw dumps, in the spelling that rendering produces."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from steersman.host.netlink import DumpInterruptedError, Netlink
+from steersman.host.nlmsg import attributes, string, text
+from steersman.model.names import Family
+from steersman.modes.base import BusyError
+from steersman.modes.nftables import wire
+from steersman.modes.nftables.affinity import base_of, members_name, memory_name
+from steersman.modes.nftables.expressions import rule_count
+from steersman.modes.nftables.layout import (
+    CLUSTER_IP_SUFFIX,
+    SETS,
+    TABLE,
+    Form,
+    Kind,
+    SetSpec,
+    named,
+    prefix,
+)
+from steersman.modes.nftables.skeleton import RULE_CHAINS
+
+_ATTEMPTS = 6
+_MARK = "steersman-"
+_SPECS = {spec.name: spec for spec in SETS.values()}
+CLUSTER_KINDS = (Kind.SERVICE_IPS, Kind.REJECT_SERVICES, Kind.DROP_SERVICES)
+"""Where clusterIPs are found."""
+
+
+class Mark(NamedTuple):
+    """What the name of our marker chain says: hashes of the texts that were loaded, and of the
+    rules that the kernel made of them."""
+
+    foundation: str
+    rules: str
+    foundation_digest: str
+    rules_digest: str
+
+    @property
+    def chain(self) -> str:
+        """Name of the marker chain."""
+        return _MARK + "-".join(self)
+
+
+class Table(NamedTuple):
+    """One family's table."""
+
+    mark: Mark | None
+    """None where the table is not ours, or not as we made it."""
+    intact: bool
+    """Whether the rules that follow the settings are as we made them."""
+    objects: dict[bytes, bytes]
+    """Everything but the skeleton."""
+
+
+def text_hash(text_: str) -> str:
+    """Short hash of a text, for the marker."""
+    return hashlib.sha256(text_.encode()).hexdigest()[:8]
+
+
+def generation(netlink: Netlink) -> int:
+    """The number of the ruleset's generation: every transaction of anyone makes a new one."""
+    for reply in netlink.request(wire.request(wire.GETGEN, None)):
+        return int.from_bytes(attributes(reply.payload, 4).get(1, b""), "big")
+    return 0
+
+
+def read_table(netlink: Netlink, family: Family, foundation: str) -> Table | None:
+    """Read one family's table; None where there is none.
+
+    A table on another foundation than this one (its hash) is not ours.
+
+    Raises:
+        BusyError: it changes faster than it can be read.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return _read_table(netlink, family, foundation)
+        except DumpInterruptedError:
+            continue
+    raise BusyError("nftables: the ruleset changes faster than it can be read")
+
+
+def _read_table(netlink: Netlink, family: Family, foundation: str) -> Table | None:
+    chains = _chains(netlink, family)
+    if chains is None:
+        return None
+    mark = next((_parse_mark(name) for name in chains if name.startswith(_MARK)), None)
+    if mark is None or mark.foundation != foundation:
+        return Table(None, False, {})
+    rules = list(_rules(netlink, family))
+    fixed, refilled = digests(rules)
+    if fixed != mark.foundation_digest:
+        return Table(None, False, {})
+    objects = dict(_service_chains(family, chains, rules))
+    names = _sets(netlink, family)
+    for name in names:
+        objects.update(_elements(netlink, family, name))
+        if "/" in name and name.startswith("affinity-"):
+            objects.update(_forgotten(netlink, family, name, names))
+    _check_cluster_ips(objects, family)
+    return Table(mark, refilled == mark.rules_digest, objects)
+
+
+def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator[bytes]:
+    request = wire.request(kind, family, text(1, TABLE), *more)
+    return (reply.payload for reply in netlink.dump(request))
+
+
+def _chains(netlink: Netlink, family: Family) -> set[str] | None:
+    """Names of our chains; None where there is no table of our name."""
+    tables = [attributes(payload, 4) for payload in _dump(netlink, wire.GETTABLE, family)]
+    if all(string(table.get(1, b"")) != TABLE for table in tables):
+        return None
+    chains = [attributes(payload, 4) for payload in _dump(netlink, wire.GETCHAIN, family)]
+    return {string(chain[3]) for chain in chains if string(chain[1]) == TABLE}
+
+
+def _sets(netlink: Netlink, family: Family) -> list[str]:
+    found = [attributes(payload, 4) for payload in _dump(netlink, wire.GETSET, family)]
+    return [string(each[2]) for each in found if string(each[1]) == TABLE]
+
+
+def _parse_mark(name: str) -> Mark | None:
+    words = name.removeprefix(_MARK).split("-")
+    return Mark(*words) if len(words) == 4 else None
+
+
+class RuleRead(NamedTuple):
+    """A rule as far as it is compared."""
+
+    chain: str
+    expressions: bytes
+    comment: str
+
+
+def _rules(netlink: Netlink, family: Family) -> Iterator[RuleRead]:
+    for payload in _dump(netlink, wire.GETRULE, family):
+        rule = attributes(payload, 4)
+        if string(rule[1]) == TABLE:
+            comment = wire.comment_of(rule.get(7, b"")).decode(errors="replace")
+            yield RuleRead(string(rule[2]), rule.get(4, b""), comment)
+
+
+def read_digests(netlink: Netlink, family: Family) -> tuple[str, str]:
+    """Digests of the rules in force, for the marker."""
+    return digests(_rules(netlink, family))
+
+
+def digests(rules: Iterable[RuleRead]) -> tuple[str, str]:
+    """Hash the foundation's rules and those that follow the settings."""
+    foundation, refilled = hashlib.sha256(), hashlib.sha256()
+    for rule in rules:
+        if "/" not in rule.chain:
+            hasher = refilled if rule.chain in RULE_CHAINS else foundation
+            hasher.update(f"{rule.chain}\0{len(rule.expressions)}\0".encode())
+            hasher.update(rule.expressions)
+    return foundation.hexdigest()[:8], refilled.hexdigest()[:8]
+
+
+def _service_chains(
+    family: Family, chains: Iterable[str], rules: Iterable[RuleRead]
+) -> Iterator[tuple[bytes, bytes]]:
+    """ServicePorts' chains; one whose rules are not as many as they should be has no value."""
+    values: dict[str, list[str]] = {name: [] for name in chains if "/" in name}
+    for rule in rules:
+        if rule.chain in values:
+            values[rule.chain].append(rule.comment)
+    for name, comments in values.items():
+        whole = bool(comments and comments[0]) and rule_count(comments[0]) == len(comments)
+        yield named(Kind.CHAIN, family, name), comments[0].encode() if whole else b""
+
+
+def _elements(netlink: Netlink, family: Family, name: str) -> Iterator[tuple[bytes, bytes]]:
+    if name in _SPECS:
+        yield from _fixed_elements(netlink, family, _SPECS[name])
+    elif "/" in name and name.startswith("members-"):
+        yield named(Kind.MEMBERS, family, name), b""
+        start = named(Kind.MEMBER, family, name) + b"\0"
+        size = family.bits // 8 + 4
+        for content in set_elements(netlink, family, name):
+            yield start + content[8 : 8 + size], b""
+    elif "/" in name:
+        yield named(Kind.AFFINITY, family, name), b""
+
+
+def _forgotten(
+    netlink: Netlink, family: Family, name: str, names: Iterable[str]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Clients in a map that stick to an endpoint that is no member."""
+    remembered = list(memory(netlink, family, name))
+    if not remembered:
+        return
+    base = base_of(name)
+    local = base.startswith("local-")
+    members = members_name(base.removeprefix("local-"), local)
+    size = family.bits // 8 + 4
+    contents = set_elements(netlink, family, members) if members in names else ()
+    known = {content[8 : 8 + size] for content in contents}
+    start = named(Kind.REMEMBERED, family, name) + b"\0"
+    for client, endpoint in remembered:
+        if endpoint not in known:
+            yield start + client, endpoint
+
+
+def memory(netlink: Netlink, family: Family, name: str) -> Iterator[tuple[bytes, bytes]]:
+    """Clients and endpoints in an affinity map."""
+    key, data = family.bits // 8, family.bits // 8 + 4
+    for content in set_elements(netlink, family, name):
+        yield content[8 : 8 + key], content[16 + key : 16 + key + data]
+
+
+def set_elements(netlink: Netlink, family: Family, name: str) -> Iterator[bytes]:
+    """Contents of a set's elements: key (its value at 8), then data (its value 16 behind)."""
+    for payload in _dump(netlink, wire.GETSETELEM, family, text(2, name)):
+        yield from wire.element_lists(payload)
+
+
+def _fixed_elements(
+    netlink: Netlink, family: Family, spec: SetSpec
+) -> Iterator[tuple[bytes, bytes]]:
+    start = prefix(spec.kind, family)
+    size = spec.key_size(family)
+    value = _VALUES[spec.form]
+    rest, width = 8 + size, family.bits // 8
+    for content in set_elements(netlink, family, spec.name):
+        yield start + content[8:rest], value(content, rest, width)
+
+
+def _set_value(content: bytes, rest: int, _width: int) -> bytes:
+    if len(content) <= rest:
+        return b""
+    return wire.comment_of(attributes(content, rest).get(wire.ELEMENT_USERDATA, b""))
+
+
+def _verdict_value(content: bytes, rest: int, _width: int) -> bytes:
+    found = attributes(content, rest)
+    data = attributes(found.get(wire.ELEMENT_DATA, b""))
+    verdict = attributes(data.get(2, b""))
+    comment = wire.comment_of(found.get(wire.ELEMENT_USERDATA, b""))
+    return verdict.get(2, b"").rstrip(b"\0") + b"\0" + comment
+
+
+def _endpoint_value(content: bytes, rest: int, width: int) -> bytes:
+    return content[rest + 8 : rest + 12 + width]
+
+
+def _interval_value(content: bytes, rest: int, width: int) -> bytes:
+    end = attributes(content, rest).get(wire.ELEMENT_KEY_END, b"")
+    return end[-width:]
+
+
+_VALUES: dict[Form, Callable[[bytes, int, int], bytes]] = {
+    Form.SET: _set_value,
+    Form.VERDICTS: _verdict_value,
+    Form.ENDPOINTS: _endpoint_value,
+    Form.INTERVALS: _interval_value,
+}
+
+
+def cluster_ip(key: bytes, value: bytes) -> bytes:
+    """Family and address, where an element makes a clusterIP known; else b""."""
+    if key[0] in CLUSTER_KINDS and value.endswith(CLUSTER_IP_SUFFIX):
+        return key[1:-8]
+    return b""
+
+
+def _check_cluster_ips(objects: dict[bytes, bytes], family: Family) -> None:
+    """Leave out of `objects` what `cluster-ips` lacks, and everything in it that belongs there."""
+    known: dict[bytes, list[bytes]] = {}
+    for key, value in objects.items():
+        if address := cluster_ip(key, value):
+            known.setdefault(address[1:], []).append(key)
+    start = prefix(Kind.CLUSTER_IPS, family)
+    for address, keys in known.items():
+        if start + address in objects:
+            del objects[start + address]
+        else:
+            for key in keys:
+                del objects[key]
+
+
+def service_memory(members: bytes) -> str:
+    """Name of the map that learns the endpoints of a set."""
+    name = members.decode().removeprefix("members-")
+    local = name.startswith("local-")
+    return memory_name(name.removeprefix("local-"), local)

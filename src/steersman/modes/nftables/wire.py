@@ -1,0 +1,219 @@
+"""nf_tables over netlink: messages for elements, sets, chains and the few rules nft cannot write.
+
+Layouts are those of linux/netfilter/nf_tables.h. Attributes that hold numbers are in network byte
+order; keys and values of elements are as the data path has them in its registers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+from steersman.host.netlink import Request
+from steersman.host.nlmsg import (
+    NLM_F_ACK,
+    NLM_F_APPEND,
+    NLM_F_CREATE,
+    attr,
+    be32,
+    iter_attributes,
+    nested,
+    text,
+)
+from steersman.model.names import Family
+from steersman.modes.nftables.layout import TABLE
+
+_SUBSYSTEM = 10 << 8
+NEWTABLE, GETTABLE, DELTABLE, NEWCHAIN, GETCHAIN, DELCHAIN, NEWRULE, GETRULE, DELRULE = range(9)
+NEWSET, GETSET, DELSET, NEWSETELEM, GETSETELEM, DELSETELEM, NEWGEN, GETGEN = range(9, 17)
+DESTROYTABLE, DESTROYSETELEM = 26, 30
+"""Since kernel 6.3: deleting what is not there is no error."""
+_BATCH_BEGIN, _BATCH_END = 16, 17
+
+_NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
+FAMILY_OF = {number: family for family, number in _NFPROTO.items()}
+"""Families by their netfilter numbers."""
+_NFGENMSG = struct.Struct("=BB2s")
+_CHUNK = 60_000  # bytes of elements in a message: an attribute's length has 16 bits
+
+ELEMENT_KEY, ELEMENT_DATA, ELEMENT_USERDATA, ELEMENT_EXPR, ELEMENT_KEY_END = 1, 2, 6, 7, 10
+_DATA_VALUE, _DATA_VERDICT = 1, 2
+_JUMP, _GOTO = struct.pack(">i", -3), struct.pack(">i", -4)
+
+
+def request(kind: int, family: Family | None, *attributes: bytes, flags: int = 0) -> Request:
+    """Return a request of nf_tables; family None for all."""
+    number = _NFPROTO[family] if family else 0
+    return Request(
+        _SUBSYSTEM | kind, _NFGENMSG.pack(number, 0, b"\0\0") + b"".join(attributes), flags
+    )
+
+
+def batch(requests: Sequence[Request]) -> list[Request]:
+    """Return requests as one transaction; errors are answered, and the last one is."""
+    edge = _NFGENMSG.pack(0, 0, b"\0\x0a")
+    last = requests[-1]
+    return [
+        Request(_BATCH_BEGIN, edge),
+        *requests[:-1],
+        last._replace(flags=last.flags | NLM_F_ACK),
+        Request(_BATCH_END, edge),
+    ]
+
+
+# -- elements ------------------------------------------------------------------------------
+
+
+def element(key: bytes) -> bytes:
+    """Return an element that is only a key."""
+    return nested(1, nested(ELEMENT_KEY, attr(_DATA_VALUE, key)))
+
+
+def interval(key: bytes, end: bytes) -> bytes:
+    """Return an element of an interval set of concatenations."""
+    begin = nested(ELEMENT_KEY, attr(_DATA_VALUE, key))
+    return nested(1, begin, nested(ELEMENT_KEY_END, attr(_DATA_VALUE, end)))
+
+
+def data_element(key: bytes, data: bytes) -> bytes:
+    """Return an element of a data map."""
+    begin = nested(ELEMENT_KEY, attr(_DATA_VALUE, key))
+    return nested(1, begin, nested(ELEMENT_DATA, attr(_DATA_VALUE, data)))
+
+
+def verdict_element(key: bytes, chain: bytes, comment: bytes) -> bytes:
+    """Return an element of a verdict map that goes to a chain."""
+    begin = nested(ELEMENT_KEY, attr(_DATA_VALUE, key))
+    return nested(1, begin, _goto(chain), *_userdata(comment))
+
+
+def commented(key: bytes, comment: bytes) -> bytes:
+    """Return an element of a set, with a comment."""
+    begin = nested(ELEMENT_KEY, attr(_DATA_VALUE, key))
+    return nested(1, begin, *_userdata(comment))
+
+
+def _goto(chain: bytes) -> bytes:
+    verdict = nested(_DATA_VERDICT, attr(1, _GOTO), attr(2, chain + b"\0"))
+    return nested(ELEMENT_DATA, verdict)
+
+
+def _userdata(comment: bytes, kind: int = ELEMENT_USERDATA) -> tuple[bytes, ...]:
+    """A comment as nft's own type-length-value (libnftnl udata, type 0)."""
+    if not comment:
+        return ()
+    return (attr(kind, bytes((0, len(comment) + 1)) + comment + b"\0"),)
+
+
+def comment_of(userdata: bytes) -> bytes:
+    """Return the comment in user data; b"" where there is none."""
+    if len(userdata) < 3 or userdata[0] != 0:
+        return b""
+    return userdata[2 : 1 + userdata[1]]
+
+
+def elements(kind: int, family: Family, set_name: str, items: Iterable[bytes]) -> Iterator[Request]:
+    """Return requests that add or delete elements, as few as an attribute's length allows."""
+    head = text(1, TABLE) + text(2, set_name)
+    flags = NLM_F_CREATE if kind == NEWSETELEM else 0
+    chunk: list[bytes] = []
+    size = 0
+    for item in items:
+        if size + len(item) > _CHUNK:
+            yield request(kind, family, head, nested(3, *chunk), flags=flags)
+            chunk, size = [], 0
+        chunk.append(item)
+        size += len(item)
+    if chunk:
+        yield request(kind, family, head, nested(3, *chunk), flags=flags)
+
+
+def element_lists(payload: bytes) -> Iterator[bytes]:
+    """Take a GETSETELEM answer apart: the content of each element."""
+    for kind, value in iter_attributes(payload, 4):
+        if kind == 3:
+            for _, content in iter_attributes(value):
+                yield content
+
+
+# -- chains, sets, rules ---------------------------------------------------------------------
+
+
+def new_chain(family: Family, name: str) -> Request:
+    """Add a chain."""
+    return request(NEWCHAIN, family, text(1, TABLE), text(3, name), flags=NLM_F_CREATE)
+
+
+def delete_chain(family: Family, name: str) -> Request:
+    """Delete an empty chain."""
+    return request(DELCHAIN, family, text(1, TABLE), text(3, name))
+
+
+def flush_chain(family: Family, name: str) -> Request:
+    """Delete all rules of a chain."""
+    return request(DELRULE, family, text(1, TABLE), text(2, name))
+
+
+def delete_set(family: Family, name: str) -> Request:
+    """Delete a set or map that no rule uses."""
+    return request(DELSET, family, text(1, TABLE), text(2, name))
+
+
+def delete_table(family: Family) -> Request:
+    """Delete our table with all that is in it."""
+    return request(DELTABLE, family, text(1, TABLE))
+
+
+def new_rule(family: Family, chain: str, *expressions: bytes, comment: str = "") -> Request:
+    """Append a rule."""
+    return request(
+        NEWRULE,
+        family,
+        text(1, TABLE),
+        text(2, chain),
+        nested(4, *expressions),
+        *_userdata(comment.encode(), kind=7),
+        flags=NLM_F_CREATE | NLM_F_APPEND,
+    )
+
+
+_IPV4_ADDR, _IPV6_ADDR, _INET_SERVICE = 7, 8, 13  # nft's own numbers of its data types
+_SET_MAP, _SET_TIMEOUT, _SET_EVAL, _SET_CONCAT = 0x8, 0x10, 0x20, 0x80
+
+
+def new_members(family: Family, name: str) -> Request:
+    """Add a set of endpoints (address . port)."""
+    key_type, size = _endpoint_type(family)
+    fields = (be32(4, key_type), be32(5, size))
+    return _new_set(family, name, 0, fields)
+
+
+def new_memory(family: Family, name: str) -> Request:
+    """Add a map from clients to endpoints that the data path fills, with a timeout for each."""
+    data_type, size = _endpoint_type(family)
+    address = _IPV4_ADDR if family is Family.IPV4 else _IPV6_ADDR
+    fields = (be32(4, address), be32(5, family.bits // 8), be32(6, data_type), be32(7, size))
+    limit = nested(9, be32(1, _CLIENTS))
+    return _new_set(family, name, _SET_MAP | _SET_TIMEOUT | _SET_EVAL, (*fields, limit))
+
+
+_CLIENTS = 262_144
+"""Clients that one ServicePort remembers; the kernel only takes the memory that is used."""
+
+
+def _endpoint_type(family: Family) -> tuple[int, int]:
+    address = _IPV4_ADDR if family is Family.IPV4 else _IPV6_ADDR
+    return address << 6 | _INET_SERVICE, family.bits // 8 + 4
+
+
+def _new_set(family: Family, name: str, flags: int, fields: Iterable[bytes]) -> Request:
+    return request(
+        NEWSET,
+        family,
+        text(1, TABLE),
+        text(2, name),
+        be32(3, flags),
+        *fields,
+        be32(10, 1),  # an id is asked for; names serve
+        flags=NLM_F_CREATE,
+    )
