@@ -1,9 +1,9 @@
 """An API server for tests: speaks list and watch as the real one does, and misbehaves on demand.
 
-In the test's own loop: `async with ApiServer() as server`. In a thread: `with ServerThread() as
-server` (calls go through `control`). As a process: `python -m tests.apiserver --port N --objects
-FILE`; it prints `listening on URL`. Every method named in OPERATIONS can also be called with
-`POST /__control__ {"op": NAME, ...arguments}`.
+In the test's own loop: `async with ApiServer() as server`. In a thread: `ServerThread` of
+`tests.apiserver_remote`. As a process: `python -m tests.apiserver --port N --objects FILE`; it
+prints `listening on URL`. Every method named in OPERATIONS can also be called with
+`POST /__control__ {"op": NAME, ...arguments}`, see `tests.apiserver_remote.control`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import asyncio
 import json
 import signal
 import ssl
-import threading
 import time
-import urllib.request
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -23,7 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import yaml
 from aiohttp import web
 
 from tests.apiserver_answers import (
@@ -49,6 +46,7 @@ from tests.apiserver_world import (
     bookmark,
     continue_token,
     key_of,
+    read_objects,
     read_token,
     status,
     watch_event,
@@ -72,6 +70,8 @@ class Fault:
     kind: str = ""
     verb: str = ""
     times: int = 1
+    skip: int = 0
+    """Requests that it would take, but lets pass first."""
     status: int = 500
     retry_after: int = 0
     message: str = ""
@@ -279,7 +279,9 @@ class ApiServer:
         if refusal is not None:
             return refusal
         fault = next((f for f in self._faults if f.takes(kind.kind, verb)), None)
-        if fault is not None:
+        if fault is not None and fault.skip:
+            fault.skip -= 1
+        elif fault is not None:
             fault.times -= fault.times > 0
             answer = await self._misbehave(request, fault, kind)
             if answer is not None:
@@ -461,59 +463,6 @@ async def _not_found(request: web.Request) -> web.Response:
 
 async def _ready(request: web.Request) -> web.Response:
     return web.Response(text="ok")
-
-
-# For tests that are not in its loop
-
-
-def control(url: str, operation: str, **arguments: Any) -> Any:
-    """Call an operation of a server in another thread or process."""
-    data = json.dumps({"op": operation, **arguments}).encode()
-    request = urllib.request.Request(f"{url}/__control__", data, method="POST")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=30) as answer:
-        return json.loads(answer.read())["result"]
-
-
-class ServerThread:
-    """An ApiServer in a thread, driven through `control`."""
-
-    def __init__(self, objects: Iterable[Object] = ()) -> None:
-        self._objects = list(objects)
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
-        self.url = ""
-
-    async def _main(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with ApiServer(self._objects) as server:
-            self.url = server.url
-            self._ready.set()
-            await self._stop.wait()
-
-    def control(self, operation: str, **arguments: Any) -> Any:
-        return control(self.url, operation, **arguments)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._ready.wait(10), "the API server did not start"
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-
-
-def read_objects(path: Path) -> list[Object]:
-    """The objects of a YAML or JSON file, Lists taken apart."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    documents = [document for document in yaml.load_all(path.read_bytes(), loader) if document]
-    return [obj for document in documents for obj in document.get("items") or [document]]
 
 
 async def _main(args: argparse.Namespace) -> None:

@@ -8,7 +8,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 Object = dict[str, Any]
 Key = tuple[str, str]
@@ -143,12 +146,10 @@ class World:
     def restart(self, version: int) -> None:
         """Begin another life: same objects, another history of resourceVersions."""
         self.version = version
-        self.compact()
-        self.compacted = 0
         for kind in KINDS:
             for obj in list(self.objects[kind].values()):
                 self.put(obj)
-        self.history.clear()
+        self.compact()
 
     def select(self, kind: str, selector: Selector) -> list[Object]:
         found = (obj for obj in self.objects[kind].values() if selector.matches(obj))
@@ -220,3 +221,10 @@ def status(code: int, message: str = "", *, details: Object | None = None) -> Ob
     if details is not None:
         answer["details"] = details
     return {**answer, "code": code}
+
+
+def read_objects(path: Path) -> list[Object]:
+    """The objects of a YAML or JSON file, Lists taken apart."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    documents = [document for document in yaml.load_all(path.read_bytes(), loader) if document]
+    return [obj for document in documents for obj in document.get("items") or [document]]

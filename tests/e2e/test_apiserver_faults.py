@@ -1,0 +1,333 @@
+"""An API server that misbehaves: every fault is a counted retry, and the world stays."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import pytest
+
+from tests.apiserver import ApiServer
+from tests.e2e.reading import WORLD, WatchedStore, reading, service, slice_, timing, until
+
+FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("http_403", {"what": "status", "status": 403}),
+    ("http_410", {"what": "status", "status": 410}),
+    ("http_429", {"what": "status", "status": 429}),
+    ("http_500", {"what": "status", "status": 500}),
+    ("http_503", {"what": "status", "status": 503}),
+    ("not_json", {"what": "html"}),
+    ("redirect", {"what": "redirect"}),
+    ("connection", {"what": "drop"}),
+    ("http_500", {"what": "error_event", "status": 500}),
+    ("http_410", {"what": "error_event", "status": 410}),
+)
+LIST_FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("malformed", {"what": "empty"}),
+    ("malformed", {"what": "wrong_kind"}),
+    ("malformed", {"what": "truncate"}),
+    ("malformed", {"what": "huge_line"}),
+    ("malformed", {"what": "end"}),
+    ("timeout", {"what": "stall"}),
+)
+WATCH_FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("truncated", {"what": "empty"}),  # no newline ends it
+    ("truncated", {"what": "truncate"}),
+    ("relist", {"what": "huge_line"}),
+    ("short_watch", {"what": "end"}),
+    ("timeout", {"what": "stall"}),
+)
+
+
+def names(rows: tuple[tuple[str, dict[str, Any]], ...]) -> list[str]:
+    return [f"{fault['what']}-{fault.get('status', '')}".rstrip("-") for _, fault in rows]
+
+
+@pytest.mark.parametrize(("reason", "fault"), FAULTS[:8] + LIST_FAULTS,
+                         ids=names(FAULTS[:8] + LIST_FAULTS))  # fmt: skip
+async def test_initial_pages(reason: str, fault: dict[str, Any]) -> None:
+    async with ApiServer(WORLD) as server:
+        server.fault(kind="Service", verb="list", times=2, **fault)
+        async with reading(server, watch_list=False) as r:
+            await r.synced()
+            assert r.store.services == {"cart", "till"}
+            assert r.store.replaced.count(("Service", 2)) == 1
+            assert r.source.stats.kind("Service").errors[reason] >= 1
+            assert r.source.stats.kind("Service").retries >= 1
+
+
+@pytest.mark.parametrize("fault", [f for _, f in FAULTS + WATCH_FAULTS],
+                         ids=names(FAULTS + WATCH_FAULTS))  # fmt: skip
+async def test_initial_watch_list(fault: dict[str, Any]) -> None:
+    async with ApiServer(WORLD) as server:
+        server.fault(kind="Service", verb="watchlist", times=2, **fault)
+        async with reading(server) as r:
+            await r.synced()
+            assert r.store.services == {"cart", "till"}
+            assert {size for kind, size in r.store.replaced if kind == "Service"} == {2}
+
+
+@pytest.mark.parametrize(("reason", "fault"), FAULTS + WATCH_FAULTS,
+                         ids=names(FAULTS + WATCH_FAULTS))  # fmt: skip
+async def test_watch(reason: str, fault: dict[str, Any]) -> None:
+    async with ApiServer(WORLD) as server:
+        server.fault(kind="Service", verb="watch", times=2, **fault)
+        async with reading(server) as r:
+            await until(lambda: r.store.services == {"cart", "till"})
+            server.add(service("new"))
+            server.delete("Service", "till", "shop")
+            await until(lambda: r.store.services == {"cart", "new"})
+            await until(lambda: r.source.stats.kind("Service").errors[reason] >= 1)
+            assert min(size for kind, size in r.store.replaced if kind == "Service") == 2
+
+
+@pytest.mark.parametrize(("reason", "fault"), FAULTS[:8] + LIST_FAULTS,
+                         ids=names(FAULTS[:8] + LIST_FAULTS))  # fmt: skip
+async def test_the_world_is_never_emptied(reason: str, fault: dict[str, Any]) -> None:
+    async with ApiServer(WORLD) as server, reading(server, watch_list=False) as r:
+        await r.synced()
+        server.fault(kind="Service", verb="list", times=-1, **fault)
+        server.expire()
+        await until(lambda: r.source.stats.kind("Service").errors[reason] >= 2)
+        assert r.store.services == {"cart", "till"}
+        assert not r.source.stats.connected
+        server.add(service("new"))
+        server.clear_faults()
+        await until(lambda: r.store.services == {"cart", "till", "new"})
+        assert r.source.stats.kind("Service").relists >= 1
+
+
+async def test_a_dropped_watch_resumes_where_it_was() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        version = server.add(service("first"))
+        await until(lambda: "first" in r.store.services)
+        server.drop()
+        server.delete("Service", "till", "shop")
+        await until(lambda: "till" not in r.store.services)
+        assert server.requests("Service", "watch")[-1].query["resourceVersion"] == version
+        assert r.source.stats.kind("Service").lists == 1
+
+
+async def test_a_stalled_watch_is_dropped() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        server.stall(True)
+        server.add(service("new"))
+        await until(lambda: r.source.stats.kind("Service").errors["timeout"] >= 1)
+        server.stall(False)
+        await until(lambda: "new" in r.store.services)
+        assert r.source.stats.kind("Service").lists == 1
+
+
+async def test_expired_history_is_a_relist() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        server.stall(True)
+        server.delete("Service", "till", "shop")
+        server.compact()
+        server.stall(False)
+        server.drop()
+        await until(lambda: r.store.services == {"cart"})
+        assert r.source.stats.kind("Service").relists == 1
+        assert r.source.stats.kind("Service").errors["http_410"] == 1
+
+
+@pytest.mark.parametrize("version", [1, 50, 100_000])
+async def test_another_life_of_the_server(version: int) -> None:
+    async with ApiServer(WORLD) as server:
+        server.world.version = 5000
+        server.load(WORLD)
+        async with reading(server) as r:
+            await r.synced()
+            server.restart(version)
+            server.delete("Service", "till", "shop")
+            server.add(service("new"))
+            await until(lambda: r.store.services == {"cart", "new"})
+
+
+async def test_a_watch_from_the_future_that_stays_silent() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        server.world.version = 50  # nothing was dropped: only the silence tells
+        server.add(service("new"))
+        await until(lambda: "new" in r.store.services)
+        assert r.source.stats.kind("Service").errors["relist"] >= 1
+
+
+async def test_a_server_that_was_down() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        await server.stop_listening()
+        await until(lambda: r.source.stats.kind("Service").errors["connect"] >= 2)
+        assert r.store.services == {"cart", "till"}
+        await server.listen_again()
+        server.add(service("new"))
+        await until(lambda: "new" in r.store.services)
+
+
+async def test_absent_and_forbidden_kinds_hold_nothing_up() -> None:
+    async with ApiServer(WORLD) as server:
+        server.absent, server.forbidden = frozenset({"ServiceCIDR"}), frozenset({"Node"})
+        async with reading(server) as r:
+            await r.synced()
+            assert r.store.services == {"cart", "till"}
+            assert r.store.snapshot.node is None
+            server.absent = server.forbidden = frozenset()
+            await until(lambda: r.store.snapshot.node is not None)
+            await until(lambda: r.store.snapshot.service_cidrs)
+
+
+async def test_a_kind_that_becomes_forbidden_keeps_what_is_known() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        server.forbidden = frozenset({"Node"})
+        server.drop("Node")
+        await until(lambda: r.source.stats.kind("Node").errors["http_403"] >= 2)
+        assert r.store.snapshot.node is not None
+
+
+async def test_a_malformed_object_keeps_its_last_good_version() -> None:
+    bad = slice_("cart-x", "cart", "10.244.0.1")
+    bad["ports"] = "none"
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        version = server.add(bad)
+        await until(lambda: r.store.findings)
+        (finding,) = r.store.findings
+        assert (finding.object, finding.field) == ("EndpointSlice shop/cart-x", "ports")
+        server.drop()
+        await until(lambda: len(server.requests("EndpointSlice", "watch")) == 2)
+        assert server.requests("EndpointSlice", "watch")[-1].query["resourceVersion"] == version
+        server.expire()
+        await until(lambda: r.source.stats.kind("EndpointSlice").lists == 2)
+        assert r.store.addresses("cart") == {"10.244.0.1", "10.244.0.2"}
+        assert len(r.store.findings) == 1
+        server.add(slice_("cart-x", "cart", "10.244.0.5"))
+        await until(lambda: r.store.addresses("cart") == {"10.244.0.5"})
+        assert not r.store.findings
+
+
+@pytest.mark.parametrize("watch_list", [True, False])
+async def test_a_malformed_object_in_a_list_stops_no_other(watch_list: bool) -> None:
+    bad = service("bad")
+    bad["spec"]["ports"] = [{"port": "http"}]
+    async with ApiServer((*WORLD, bad)) as server, reading(server, watch_list=watch_list) as r:
+        await r.synced()
+        assert r.store.services == {"cart", "till"}
+        assert [f.object for f in r.store.findings] == ["Service shop/bad"]
+        server.delete("Service", "bad", "shop")
+        await until(lambda: r.store.findings == ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}\n",
+        "[]\n",
+        '{"type":"GREETING","object":{}}\n',
+        '{"type":"ERROR","object":[]}\n',
+        '{"type":"BOOKMARK","object":3}\n{"type":7}\n',
+        "\x00\x01\n",
+        '{"type":"ADDED","object":' + "[" * 5000 + "\n",
+        "\n \n<html>\n",
+    ],
+)
+async def test_rubbish_in_a_watch(text: str) -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        server.send("Service", text)
+        server.add(service("new"))
+        await until(lambda: "new" in r.store.services)
+        assert r.source.stats.kind("Service").errors
+        assert r.store.services == {"cart", "till", "new"}
+
+
+async def test_retry_after_is_honoured_and_waits_grow() -> None:
+    waits: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+
+    slow = timing(sleep=note, first=1.0, longest=8.0, random=lambda: 0.5)
+    async with ApiServer(WORLD) as server:
+        server.fault("status", kind="Service", verb="list", status=500, times=5)
+        server.fault("status", kind="Service", verb="list", status=429, retry_after=7)
+        async with reading(server, watch_list=False, timing=slow) as r:
+            await r.synced()
+    assert waits[:5] == [1.0, 2.0, 4.0, 8.0, 8.0]
+    assert waits[5] >= 7.0
+
+
+async def test_no_more_requests_than_waits() -> None:
+    async with ApiServer(WORLD) as server:
+        server.fault("end", kind="Service", verb="watch", times=20)
+        async with reading(server) as r:
+            await until(lambda: r.source.stats.kind("Service").errors["short_watch"] == 20)
+            stats = r.source.stats.kind("Service")
+            asked = len(server.requests("Service"))
+        assert asked <= 2 * stats.retries + 3  # a resumed watch is preceded by a probe
+
+
+async def test_the_same_failure_is_logged_once_per_wait(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "steersman.source")
+    async with ApiServer(WORLD) as server:
+        server.fault("status", kind="Service", verb="list", status=500, times=30)
+        async with reading(server, watch_list=False) as r:
+            await r.synced()
+    lines = [record for record in caplog.messages if record.startswith("Service: 500")]
+    assert 1 <= len(lines) <= 4
+    assert "what is known stays" in lines[0]
+
+
+def misbehave(server: ApiServer, dice: random.Random) -> None:
+    version = server.world.version
+    match dice.randrange(4):
+        case 0:
+            server.drop()
+        case 1:
+            server.expire()
+        case 2:
+            server.restart(version + dice.choice([-100_000, 100_000]))
+        case _:
+            server.fault(dice.choice(["html", "truncate", "drop", "end", "status"]))
+
+
+def change(server: ApiServer, dice: random.Random, step: int) -> None:
+    name = f"s{dice.randrange(12)}"
+    match dice.randrange(6):
+        case 0 | 1:
+            server.delete("Service", name, "shop")
+        case 2:
+            server.add(slice_(f"{name}-x", name, f"10.244.0.{step}"))
+        case _:
+            server.add(service(name, f"10.96.1.{step}"))
+
+
+def view(store: WatchedStore) -> object:
+    """What is known, without the resourceVersions (they differ from life to life)."""
+    services = {name.name: s.spec for name, s in store.snapshot.services.items()}
+    return services, {name.name: store.addresses(name.name) for name in store.snapshot.slices}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_chaos_ends_like_a_fresh_start(seed: int) -> None:
+    dice = random.Random(seed)
+    async with ApiServer() as server:
+        server.world.version = 1_000_000
+        server.load(WORLD)
+        async with reading(server) as r:
+            for step in range(150):
+                if dice.random() < 0.3:
+                    misbehave(server, dice)
+                else:
+                    change(server, dice, step)
+                if dice.random() < 0.3:
+                    requests = len(server.log)
+                    await until(lambda before=requests: len(server.log) > before)  # type: ignore[misc]
+            server.clear_faults()
+            async with reading(server) as fresh:
+                await fresh.synced()
+                await until(lambda: view(fresh.store) == view(r.store))
+            assert r.source.stats.kind("Service").relists

@@ -1,0 +1,158 @@
+"""Following the objects of an API server that behaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from steersman.source.kubeconfig import load_cluster_access
+from tests.apiserver import ApiServer
+from tests.apiserver_remote import ServerThread
+from tests.e2e.reading import (
+    WORLD,
+    node,
+    reading,
+    service,
+    service_cidr,
+    slice_,
+    timing,
+    until,
+)
+
+MODES = pytest.mark.parametrize("watch_list", ["on", "off", "ignore"])
+
+
+@MODES
+async def test_initial_lists(watch_list: str) -> None:
+    async with ApiServer(WORLD) as server:
+        server.watch_list = watch_list
+        async with reading(server) as r:
+            await r.synced()
+            assert r.store.services == {"cart", "till"}
+            assert r.store.addresses("cart") == {"10.244.0.1", "10.244.0.2"}
+            assert r.store.snapshot.node is not None
+            assert r.store.snapshot.service_cidrs == ("10.96.0.0/12",)
+            assert sorted(r.store.replaced) == [
+                ("EndpointSlice", 1),
+                ("Node", 1),
+                ("Service", 2),
+                ("ServiceCIDR", 1),
+            ]
+        assert bool(server.requests("Service", "list")) == (watch_list != "on")
+        assert len(server.requests("Service", "watchlist")) == 1
+
+
+async def test_an_empty_cluster_is_complete() -> None:
+    async with ApiServer() as server, reading(server) as r:
+        await r.synced()
+        assert r.store.synced
+        assert {size for _, size in r.store.replaced} == {0}
+
+
+@MODES
+async def test_selectors(watch_list: str) -> None:
+    foreign = service("foreign", labels={"service.kubernetes.io/service-proxy-name": "other"})
+    headless = slice_("headless-x", "none", "10.244.0.9", **{"service.kubernetes.io/headless": ""})
+    async with ApiServer(WORLD) as server:
+        server.watch_list = watch_list
+        server.load([foreign, service("none", "None"), headless, node("node-b")])
+        async with reading(server) as r:
+            await r.synced()
+            assert sorted(r.store.replaced)[1:3] == [("Node", 1), ("Service", 2)]
+        for kind, name, value in (
+            ("Service", "labelSelector", "!service.kubernetes.io/service-proxy-name"),
+            ("Service", "fieldSelector", "spec.clusterIP!=None"),
+            ("EndpointSlice", "labelSelector", "!service.kubernetes.io/headless"),
+            ("Node", "fieldSelector", "metadata.name=node-a"),
+        ):
+            assert {request.query[name] for request in server.requests(kind)} == {value}
+
+
+async def test_an_object_that_stops_matching_is_gone() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        server.add(service("cart", labels={"service.kubernetes.io/service-proxy-name": "other"}))
+        await until(lambda: r.store.services == {"till"})
+
+
+@MODES
+async def test_events(watch_list: str) -> None:
+    async with ApiServer(WORLD) as server:
+        server.watch_list = watch_list
+        async with reading(server) as r:
+            await r.synced()
+            server.add(service("new", "10.96.0.7"))
+            server.add(slice_("cart-x", "cart", "10.244.0.3"))
+            server.delete("Service", "till", "shop")
+            server.delete("ServiceCIDR", "kubernetes")
+            await until(lambda: r.store.services == {"cart", "new"})
+            await until(lambda: r.store.addresses("cart") == {"10.244.0.3"})
+            await until(lambda: r.store.snapshot.service_cidrs == ())
+            server.add(service_cidr("10.97.0.0/16"))
+            await until(lambda: r.store.snapshot.service_cidrs == ("10.97.0.0/16",))
+            stats = r.source.stats.kind("Service")
+            assert (stats.events, stats.objects, stats.lists) == (2, 2, 1)
+
+
+async def test_pages_and_gzip() -> None:
+    many = [service(f"s{i}", f"10.96.{i // 250}.{i % 250}") for i in range(1200)]
+    async with ApiServer(many) as server:
+        async with reading(server, watch_list=False) as r:
+            await r.synced()
+            assert len(r.store.services) == 1200
+        pages = server.requests("Service", "list")
+        assert [request.query["limit"] for request in pages] == ["500"] * 3
+        assert {request.headers["Accept-Encoding"] for request in pages} == {"gzip"}
+
+
+async def test_pages_that_expire_are_read_again() -> None:
+    many = [service(f"s{i}", f"10.96.{i // 250}.{i % 250}") for i in range(600)]
+    async with ApiServer(many) as server:
+        server.fault("status", status=410, kind="Service", verb="list", skip=1)
+        async with reading(server, watch_list=False) as r:
+            await r.synced()
+            assert len(r.store.services) == 600
+        assert "limit" not in server.requests("Service", "list")[-1].query
+
+
+async def test_bookmarks_move_the_resource_version() -> None:
+    async with ApiServer(WORLD) as server:
+        server.bookmark_seconds = 0.05
+        async with reading(server) as r:
+            await r.synced()
+            server.add(node("another"))  # moves the version, but is no event of a Service
+            version = str(server.world.version)
+            before = r.source.stats.kind("Service").bookmarks
+            await until(lambda: r.source.stats.kind("Service").bookmarks >= before + 2)
+            server.drop("Service")
+            await until(lambda: len(server.requests("Service", "watch")) == 2)
+            assert server.requests("Service", "watch")[-1].query["resourceVersion"] == version
+            assert r.source.stats.kind("Service").lists == 1
+
+
+async def test_watches_end_in_time_and_go_on() -> None:
+    short = timing(watch_shortest=1.0, watch_longest=1.0, quiet=5.0, steady=0.5)
+    async with ApiServer(WORLD) as server, reading(server, timing=short) as r:
+        await r.synced()
+        await until(lambda: len(server.requests("Service", "watch")) >= 2)
+        server.add(service("new"))
+        await until(lambda: "new" in r.store.services)
+        assert r.source.stats.kind("Service").lists == 1
+        assert server.requests("Service", "watch")[0].query["timeoutSeconds"] == "1"
+
+
+async def test_a_large_object_is_one_line() -> None:
+    addresses = [f"10.{i // 62500}.{i // 250 % 250}.{i % 250}" for i in range(20_000)]
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        server.add(slice_("cart-x", "cart", *addresses))
+        await until(lambda: len(r.store.addresses("cart")) == 20_000)
+
+
+async def test_a_server_in_a_thread_is_driven_over_http() -> None:
+    with ServerThread(WORLD) as server:
+        async with reading(load_cluster_access(masters=[server.url])) as r:
+            await r.synced()
+            server.control("add", object=service("new"))
+            server.control("delete", kind="Service", name="till", namespace="shop")
+            await until(lambda: r.store.services == {"cart", "new"})
+            assert len(server.control("requests", kind="Node", verb="watch")) == 1

@@ -1,0 +1,171 @@
+"""The small parts of reading an API server: lines, waits, credentials."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman.host.exec import Exec, Result
+from steersman.source.backoff import Backoff, Timing
+from steersman.source.credentials import CredentialError, Credentials, KeyPair
+from steersman.source.kubeconfig import ClusterAccess, ExecPlugin
+from steersman.source.lines import LineSplitter, LineTooLongError
+
+V1 = "client.authentication.k8s.io/v1"
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
+def test_lines_do_not_depend_on_the_chunks(text: bytes, cuts: list[int]) -> None:
+    splitter = LineSplitter()
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    lines = [
+        line
+        for start, end in itertools.pairwise(bounds)
+        for line in splitter.feed(text[start:end])
+    ]
+    *wanted, rest = text.split(b"\n")
+    assert lines == [line for line in wanted if line.strip()]
+    assert splitter.rest == rest
+
+
+@pytest.mark.parametrize("chunks", [[b"x" * 11], [b"x" * 6, b"x" * 6], [b"x" * 11 + b"\n"],
+                                    [b"x" * 6, b"x" * 6 + b"\n"]])  # fmt: skip
+def test_a_line_that_is_too_long(chunks: list[bytes]) -> None:
+    splitter = LineSplitter(max_line=10)
+    with pytest.raises(LineTooLongError):
+        [splitter.feed(chunk) for chunk in chunks]
+
+
+def test_waits_grow_to_their_limit_and_start_anew() -> None:
+    backoff = Backoff(Timing(random=lambda: 0.5, first=1.0, longest=5.0))
+    assert [backoff.next() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    backoff.reset()
+    assert backoff.next() == 1.0
+
+
+@given(dice=st.floats(0, 1, exclude_max=True), wish=st.floats(0, 1e6), tries=st.integers(1, 8))
+def test_waits_have_bounds(dice: float, wish: float, tries: int) -> None:
+    backoff = Backoff(Timing(random=lambda: dice, first=1.0, longest=8.0))
+    wait = [backoff.next(wish) for _ in range(tries)][-1]
+    assert min(wish, 300.0) <= wait <= 312.0
+    assert wait >= 0.5
+
+
+class FakeExec:
+    def __init__(self, answers: Sequence[Any]) -> None:
+        self.answers = list(answers)
+        self.environment: Mapping[str, str] = {}
+        self.runs: list[tuple[str, ...]] = []
+
+    def make(self, environment: Mapping[str, str]) -> Exec:
+        self.environment = environment
+        return self
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        self.runs.append(tuple(argv))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, Result) else Result(0, answer, b"")
+
+
+def credential(**status: str) -> bytes:
+    value = {"apiVersion": V1, "kind": "ExecCredential", "status": status}
+    return json.dumps(value).encode()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plugged(clock: Clock, *answers: Any) -> tuple[Credentials, FakeExec]:
+    plugin = ExecPlugin("get", ("a",), {"X": "1"}, install_hint="apt install get")
+    fake = FakeExec(answers)
+    access = ClusterAccess(servers=("http://x",), exec_plugin=plugin)
+    return Credentials(access, fake.make, clock), fake
+
+
+async def test_a_plugin_is_asked_once_until_its_credential_expires() -> None:
+    clock = Clock()
+    first = credential(token="one", expirationTimestamp="2001-09-09T02:46:40Z")  # 3600 s later
+    credentials, fake = plugged(clock, first, credential(token="two"))
+    for _ in range(3):
+        assert await credentials.headers() == [("Authorization", "Bearer one")]
+    assert fake.runs == [("get", "a")]
+    assert fake.environment["X"] == "1"
+    request = json.loads(fake.environment["KUBERNETES_EXEC_INFO"])
+    assert request == {"apiVersion": V1, "kind": "ExecCredential", "spec": {"interactive": False}}
+    clock.now += 3595  # within the margin
+    assert await credentials.headers() == [("Authorization", "Bearer two")]
+
+
+async def test_a_refused_credential_is_asked_for_again_but_not_at_once() -> None:
+    clock = Clock()
+    credentials, fake = plugged(clock, credential(token="one"), credential(token="two"))
+    await credentials.headers()
+    credentials.refused()
+    assert await credentials.headers() == [("Authorization", "Bearer one")]
+    clock.now += 60
+    credentials.refused()
+    assert await credentials.headers() == [("Authorization", "Bearer two")]
+    assert len(fake.runs) == 2
+
+
+async def test_a_plugin_can_give_a_certificate() -> None:
+    answer = credential(clientCertificateData="C", clientKeyData="K")
+    credentials, _ = plugged(Clock(), answer)
+    assert await credentials.key_pair() == KeyPair(b"C", b"K")
+    assert await credentials.headers() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (FileNotFoundError(), "no such program; apt install get"),
+        (TimeoutError("did not end"), "did not end"),
+        (Result(3, b"", b"log in\nfirst"), "ended with status 3: log in first"),
+        (b"<html>", "not an ExecCredential"),
+        (b'{"apiVersion": "v9", "kind": "ExecCredential"}', "answered v9 ExecCredential"),
+        (credential(), "neither a token nor a certificate"),
+        (credential(token="t", clientCertificateData="C"), "must come together"),
+        (credential(token="t", expirationTimestamp="soon"), "not an ExecCredential"),
+    ],
+)
+async def test_what_a_plugin_can_do_wrong(answer: Any, words: str) -> None:
+    credentials, _ = plugged(Clock(), answer)
+    with pytest.raises(CredentialError, match=words):
+        await credentials.headers()
+
+
+async def test_a_token_file_beats_the_token_and_keeps_the_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    access = ClusterAccess(servers=("http://x",), token="old", token_file=str(path))
+    credentials = Credentials(access)
+    for text, wanted in ((None, "old"), ("new\n", "new"), ("", "new"), ("newer", "newer")):
+        if text is not None:
+            path.write_text(text)
+        assert await credentials.headers() == [("Authorization", f"Bearer {wanted}")]
+    path.unlink()
+    assert await credentials.headers() == [("Authorization", "Bearer newer")]
+
+
+async def test_a_token_beats_a_password() -> None:
+    access = ClusterAccess(servers=("http://x",), token="t", username="u", password="p")
+    assert await Credentials(access).headers() == [("Authorization", "Bearer t")]
+    basic = Credentials(ClusterAccess(servers=("http://x",), username="u", password="p"))
+    word = base64.b64encode(b"u:p").decode()
+    assert await basic.headers() == [("Authorization", f"Basic {word}")]
