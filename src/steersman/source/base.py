@@ -11,7 +11,10 @@ from steersman.model.plan import Finding
 
 
 class Sink(Protocol):
-    """Takes what a Source reads. Calls are cheap and never fail; all come from the event loop."""
+    """Takes what a Source reads. Calls are cheap and never fail; all come from the event loop.
+
+    What `upsert` and `delete` return is of no use to a Source.
+    """
 
     def replace(self, kind: str, objects: Iterable[KubeObject]) -> None:
         """Take the complete list of a kind. What is not in it is gone; the rest is compared.
@@ -20,11 +23,11 @@ class Sink(Protocol):
         """
         ...
 
-    def upsert(self, obj: KubeObject) -> None:
+    def upsert(self, obj: KubeObject) -> object:
         """Take one object that was added or changed."""
         ...
 
-    def delete(self, kind: str, name: ObjectName) -> None:
+    def delete(self, kind: str, name: ObjectName) -> object:
         """Take note that one object is gone; an unknown one is no change."""
         ...
 
