@@ -1,0 +1,72 @@
+"""`make demo` shows what it says, and leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.kernel
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "demo.py"
+
+
+@contextmanager
+def demo() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPT)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()  # it cleans up, also when a check here failed
+
+
+def left_by(pid: int) -> list[str]:
+    """Namespaces and processes that the demo of a pid left."""
+    prefix = f"sm-demo-{pid}-"
+    running = [
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if prefix.encode() in _read(path)
+    ]
+    return [path.name for path in Path("/run/netns").glob(f"{prefix}*")] + running
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_the_demo_shows_what_it_promises() -> None:
+    with demo() as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "failed: 0" in output
+    assert "shop/web" in output
+    assert "All cleaned up" in output
+    assert left_by(process.pid) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", ["1.", "3.", "6."])
+def test_the_demo_cleans_up_when_it_is_stopped(number: signal.Signals, step: str) -> None:
+    with demo() as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(step):
+                process.send_signal(number)
+                break
+        output = process.stdout.read()
+        process.wait(30)
+    assert process.returncode == 130, output
+    assert f"stopped by {number.name}" in output
+    assert left_by(process.pid) == []
