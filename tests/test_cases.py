@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,23 @@ def test_packets(name: str, mode: ModeUnderTest, variant: str, pool: LabPool) ->
     lab = pool.lab(world, mode.name + variant)
     program(lab, world.plan(mode.traits), mode, variant)
     assert not failures(world.flows, lambda flow: by_packets(lab, flow))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("mode", "variant"),
+    [pytest.param(m, v, id=f"{m.name}-{v}") for m in MODES.values() for v in m.variants],
+)
+def test_endpoints_are_equally_likely(mode: ModeUnderTest, variant: str, pool: LabPool) -> None:
+    world = case_files.world("many-endpoints", mode.traits)
+    lab = pool.lab(world, mode.name + variant)
+    program(lab, world.plan(mode.traits), mode, variant)
+    (flow,) = world.flows
+    seen = Counter(
+        lab.probe(flow.source, flow.address, flow.port).endpoint for _ in range(100 * 12)
+    )
+    assert seen.keys() == flow.endpoints
+    assert all(50 < count < 150 for count in seen.values()), seen  # more than five sigma
 
 
 # -- the comparison itself ------------------------------------------------------------------

@@ -6,13 +6,16 @@ can be asked three ways, the other suites have one.
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tests.conformance import suites_config, suites_host, suites_names, suites_pure
+import tests.conformance
+from tests.conformance.suites_names import not_here
 from tests.conformance.world import world
 from tests.flows import FlowCase, by_packets, by_trace, compare
 from tests.modes import Ask, ModeUnderTest
@@ -21,13 +24,15 @@ from tests.worlds import LabPool, World, program
 Case: TypeAlias = Mapping[str, Any]
 Suite: TypeAlias = Callable[[Any], None]
 
-SUITES: Mapping[str, Suite] = {
-    **suites_pure.SUITES,
-    **suites_host.SUITES,
-    **suites_config.SUITES,
-    **suites_names.SUITES,
-}
-"""The suites without flows, by `suite` name: they raise AssertionError."""
+
+def _suites() -> Iterator[tuple[str, Suite]]:
+    for module in pkgutil.iter_modules(tests.conformance.__path__, "tests.conformance."):
+        if module.name.rpartition(".")[2].startswith("suites_"):
+            yield from importlib.import_module(module.name).SUITES.items()
+
+
+SUITES: Mapping[str, Suite] = dict(_suites())
+"""By `suite` name, from every suites_*.py beside this file: they raise AssertionError."""
 KINDS = {"dnat": "forward", "drop": "drop", "reject": "reject"}
 """Other kinds of the data, `none` and `accept`, mean that a packet is left alone."""
 
@@ -81,15 +86,29 @@ class Runner:
 
     def flows(self, path: Path, case: Case, tally: Tally) -> None:
         """Check every flow of a case."""
-        setting = flow_world(case)
         try:
+            setting = flow_world(case)
             ask = self._ask(setting)
+        except Skipped as why:
+            tally.skips.append(f"{path.name} {case['id']}: {why}")
+            return
         except Exception as error:
             tally.failures.append(f"{path.name} {case['id']}: {type(error).__name__}: {error}")
             return
-        for flow in setting.flows:
-            name = f"{path.name} {case['id']}"
-            tally.take(name, lambda flow=flow: compare(flow, ask(flow)))  # type: ignore[misc]
+        for flow, expected in zip(setting.flows, case["flows"], strict=True):
+            check = self._check(flow, ask, case, expected)
+            tally.take(f"{path.name} {case['id']}", check)
+
+    def _check(
+        self, flow: FlowCase, ask: Ask, case: Case, expected: Mapping[str, Any]
+    ) -> Callable[[], str]:
+        def check() -> str:
+            known = case.get("mode") in (self.mode.name, "any", None)
+            if not known and not expected.get("agrees"):
+                raise Skipped(f"{flow}: this is said of mode {case['mode']} only")
+            return compare(flow, ask(flow))
+
+        return check
 
     def _ask(self, setting: World) -> Ask:
         plan = setting.plan(self.mode.traits)
@@ -110,7 +129,7 @@ def suite_check(suite: str, case: Case) -> Callable[[], str]:
     def check() -> str:
         if suite not in SUITES:
             raise Skipped(f"no suite {suite} here")
-        if why := suites_names.not_here(suite, case):
+        if why := not_here(suite, case):
             raise Skipped(why)
         try:
             SUITES[suite](case)

@@ -21,9 +21,7 @@ CASES = [
     for name in FILES
     for case in load(name.format(mode=mode.name))
 ]
-pytestmark = pytest.mark.skipif(
-    not CASES, reason="the conformance data is not beside the project"
-)
+pytestmark = pytest.mark.skipif(not CASES, reason="the conformance data is not beside the project")
 each_case = pytest.mark.parametrize(("mode", "case"), CASES)
 
 
