@@ -1,35 +1,67 @@
-"""The `steersman` command: parses, calls, prints; decides nothing."""
+"""The commands `steersman` and `kube-proxy`: parse, call, print; they decide nothing."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from steersman import __version__
-from steersman.compile.explain import explain_flow, explain_service
+from steersman.compile.explain import Explanation, explain_flow, explain_service
 from steersman.compile.plan import compile_all
 from steersman.compile.trace import Flow
+from steersman.config import (
+    SHELLS,
+    ConfigError,
+    Flag,
+    Group,
+    Parsed,
+    ProxyConfig,
+    check_config,
+    completion,
+    help_text,
+    parse_command_line,
+    read_file,
+    show_config,
+    to_yaml,
+)
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
+from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import canonical_ip, split_host_port
-from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
 from steersman.modes.base import ApplyError, BusyError
-from steersman.modes.diff import Diff
-from steersman.modes.registry import MODES, ModeOptions
-from steersman.run.daemon import (
-    Daemon,
-    Options,
-    UnusableModeError,
+from steersman.run.daemon import Daemon
+from steersman.run.klog import Logging
+from steersman.run.preview import format_diff, preview
+from steersman.run.report import status_text
+from steersman.run.startup import (
+    StartError,
     clean_up,
     load_store,
-    preview,
+    mode_options,
+    new_mode,
+    node_config,
+    set_conntrack,
+)
+from steersman.source.kubeconfig import KubeconfigError
+
+EXPLAIN_FLAGS: Final = (
+    Flag("from", "string", "external", Group.OWN, "Who connects: an address, pod, node, external."),
+    Flag("to", "string", "", Group.OWN, "Where to: IP:PORT, IP:PORT/udp or IP:PORT/sctp."),
+    Flag("interface", "string", "", Group.OWN, "Interface that the packet comes in by."),
+    Flag("output", "string", "text", Group.OWN, "text or json.", choices=("text", "json")),
+)
+OUTPUT: Final = (Flag("output", "string", "yaml", Group.OWN, "yaml or json."),)
+CHECK_FLAGS: Final = (
+    Flag("strict", "bool", "false", Group.OWN, "Refuse what upstream would only warn of."),
 )
 
 
@@ -37,156 +69,231 @@ class CommandError(Exception):
     """A command cannot be carried out; the message says why and what to do."""
 
 
-def format_diff(change: Diff) -> str:
-    """Write a Diff for people: a line per line of kernel text, marked `+` or `-`."""
-    lines: list[str] = []
-    for mark, objects in (("-", change.removed), ("+", change.added)):
-        for key in sorted(objects, key=str):
-            lines += [f"{mark} {text}" for text in _text(key, objects[key])]
-    for key in sorted(change.changed, key=str):
-        old, new = (_text(key, value) for value in change.changed[key])
-        lines += [f"- {text}" for text in old if text not in new]
-        lines += [f"+ {text}" for text in new if text not in old]
-    return "\n".join(lines)
+_EXPECTED: Final = (
+    ApplyError,
+    BusyError,
+    CommandError,
+    ConfigError,
+    KubeconfigError,
+    StartError,
+    SysctlError,
+    TimeoutError,
+)
+"""Errors whose text says all that a user needs."""
 
 
-def _text(key: object, value: object) -> list[str]:
-    parts = key if isinstance(key, tuple) else (key,)
-    name = " ".join(str(part) for part in parts if part != "")
-    return [f"{name}: {line}" for line in str(value).splitlines() or [""]]
-
-
-def _options(args: argparse.Namespace) -> Options:
-    config = NodeConfig(
-        node_name=args.hostname_override,
-        detect_local_mode=DetectLocalMode(args.detect_local_mode),
-        cluster_cidrs=_words(args.cluster_cidr),
-        bridge_interface=args.pod_bridge_interface,
-        interface_name_prefix=args.pod_interface_name_prefix,
-        node_port_addresses=_words(args.nodeport_addresses),
-        localhost_node_ports=args.iptables_localhost_nodeports,
-        masquerade_all=args.masquerade_all,
-        split_threshold=args.split_threshold,
-    )
-    return Options(
-        config=config,
-        mode=args.proxy_mode,
-        mode_options=ModeOptions(iptables_variant=args.iptables_variant),
-        manifests=tuple(args.manifests),
-        kubeconfig=args.kubeconfig,
-        masters=tuple(args.master),
-        min_sync_period=args.iptables_min_sync_period,
-        sync_period=args.iptables_sync_period,
-    )
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def _run(args: argparse.Namespace) -> int:
-    options = _options(args)
-    if args.dry_run:
-        change, findings = asyncio.run(preview(options))
-        print(format_diff(change) or "nothing to change")
-        for finding in findings:
-            print(f"finding: {finding}", file=sys.stderr)
-        return 0
-    asyncio.run(Daemon(options).run())
+def _run(argv: Sequence[str], program: str = "steersman run") -> int:
+    parsed = parse_command_line(argv)
+    if parsed.help:
+        print(help_text(program))
+    elif parsed.version:
+        print(__version__ if parsed.version == "raw" else f"steersman {__version__}")
+    elif parsed.write_config_to:
+        _write_config(parsed)
+    else:
+        return _start(parsed)
     return 0
 
 
-def _clean(args: argparse.Namespace) -> int:
-    options = ModeOptions(iptables_variant=args.iptables_variant)
-    for mode, change in asyncio.run(clean_up(SubprocessExec(), options)).items():
+def _write_config(parsed: Parsed) -> None:
+    try:
+        with open(parsed.write_config_to, "w", encoding="utf-8") as file:
+            file.write(to_yaml(parsed.config))
+    except OSError as error:
+        raise CommandError(
+            f"--write-config-to {parsed.write_config_to}: {error.strerror}"
+        ) from error
+
+
+def _start(parsed: Parsed) -> int:
+    logs = _logging(parsed.config)
+    for warning in parsed.warnings:
+        logging.getLogger("steersman").warning("%s", warning)
+    if parsed.cleanup:
+        return _remove(parsed.config)
+    if parsed.init_only:
+        set_conntrack(parsed.config)
+        return 0
+    if parsed.dry_run:
+        return _preview(parsed.config)
+    asyncio.run(Daemon(parsed, logs).run())
+    return 0
+
+
+def _logging(config: ProxyConfig) -> Logging:
+    patterns = ",".join(f"{m.file_pattern}={m.verbosity}" for m in config.logging.vmodule)
+    return Logging(config.logging.format or "text", config.logging.verbosity, patterns)
+
+
+def _preview(config: ProxyConfig) -> int:
+    change, findings = asyncio.run(preview(config))
+    print(format_diff(change) or "nothing to change")
+    for finding in findings:
+        print(f"finding: {finding}", file=sys.stderr)
+    return 0
+
+
+def _remove(config: ProxyConfig) -> int:
+    for mode, change in asyncio.run(clean_up(SubprocessExec(), mode_options(config))).items():
         print(f"{mode}: {len(change.removed)} kernel objects removed")
     return 0
 
 
-def _explain(args: argparse.Namespace) -> int:
-    answer = asyncio.run(_explanation(args))
-    print(json.dumps(answer.data, indent=2) if args.output == "json" else answer.text)
+def _cleanup(argv: Sequence[str]) -> int:
+    return _remove(parse_command_line(argv).config)
+
+
+def _explain(argv: Sequence[str]) -> int:
+    parsed = parse_command_line(argv, extra=EXPLAIN_FLAGS, allow_arguments=True)
+    if parsed.help:
+        print(help_text("steersman explain [NAMESPACE/SERVICE]", EXPLAIN_FLAGS))
+        return 0
+    answer = asyncio.run(_explanation(parsed))
+    output = str(parsed.values.get("output", "text"))
+    print(json.dumps(answer.data, indent=2) if output == "json" else answer.text)
     return 0
 
 
-async def _explanation(args: argparse.Namespace):  # type: ignore[no-untyped-def]
-    options = _options(args)
-    store = await load_store(options)
-    mode = MODES[options.mode](SubprocessExec(), options.mode_options)
-    plan = compile_all(store.snapshot, options.config, await read_facts(), mode.traits)
-    if args.service:
-        namespace, _, name = args.service.partition("/")
-        if not name:
-            raise CommandError(f"{args.service!r}: give the Service as NAMESPACE/NAME")
-        return explain_service(store.snapshot, plan, ObjectName(namespace, name))
-    return explain_flow(plan, _flow(args))
+async def _explanation(parsed: Parsed) -> Explanation:
+    service = parsed.arguments[0] if parsed.arguments else ""
+    flow = None if service else _flow(parsed.values)
+    namespace, _, name = service.partition("/")
+    if service and not name:
+        raise CommandError(f"{service!r}: give the Service as NAMESPACE/NAME")
+    store = await load_store(parsed.config)
+    traits = new_mode(parsed.config).traits
+    plan = compile_all(store.snapshot, node_config(parsed.config), await read_facts(), traits)
+    if flow is not None:
+        return explain_flow(plan, flow)
+    return explain_service(store.snapshot, plan, ObjectName(namespace, name))
 
 
-def _flow(args: argparse.Namespace) -> Flow:
-    if not args.to:
+def _flow(values: Mapping[str, object]) -> Flow:
+    text = str(values.get("to", ""))
+    if not text:
         raise CommandError("give a Service (NAMESPACE/NAME), or --to IP:PORT with --from")
-    destination, _, protocol = args.to.partition("/")
-    address, port = split_host_port(destination)
-    source = args.source
+    destination, _, word = text.partition("/")
+    try:
+        address, port = split_host_port(destination)
+        protocol = Protocol((word or "tcp").upper())
+    except ValueError as error:
+        raise CommandError(f"--to {text}: {error}") from error
+    return Flow(_who(values), address, port, protocol, str(values.get("interface", "")))
+
+
+def _who(values: Mapping[str, object]) -> str | SourceClass:
+    source = str(values.get("from", "external"))
     if source in tuple(SourceClass):
-        source = SourceClass(source)
-    elif canonical_ip(source) is None:
-        raise CommandError(f"--from {source!r}: give an address, pod, node or external")
-    return Flow(source, address, port, Protocol((protocol or "tcp").upper()), args.interface)
+        return SourceClass(source)
+    address = canonical_ip(source)
+    if address is None:
+        raise CommandError(f"--from {source}: give an address, pod, node or external")
+    return address
 
 
-def _common(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--manifests", type=Path, action="append", default=[], metavar="DIR")
-    add("--kubeconfig", default="", metavar="FILE")
-    add("--master", action="append", default=[], metavar="URL")
-    add("--hostname-override", default="", metavar="NAME")
-    add("--proxy-mode", default="iptables", choices=sorted(MODES))
-    add("--cluster-cidr", default="", metavar="CIDR[,CIDR]")
-    add("--detect-local-mode", default="ClusterCIDR", choices=[str(m) for m in DetectLocalMode])
-    add("--pod-bridge-interface", default="", metavar="NAME")
-    add("--pod-interface-name-prefix", default="", metavar="PREFIX")
-    add("--nodeport-addresses", default="", metavar="CIDR[,CIDR]")
-    add("--masquerade-all", action=argparse.BooleanOptionalAction, default=False)
-    add("--iptables-localhost-nodeports", action=argparse.BooleanOptionalAction, default=True)
-    add("--iptables-min-sync-period", type=float, default=1.0, metavar="SECONDS")
-    add("--iptables-sync-period", type=float, default=30.0, metavar="SECONDS")
-    add("--iptables-variant", default="", choices=["", "nft", "legacy"])
-    add("--split-threshold", type=int, default=500, metavar="SERVICEPORTS")
+def _config(argv: Sequence[str]) -> int:
+    match list(argv):
+        case ["check", *rest]:
+            parsed = parse_command_line(rest, extra=CHECK_FLAGS, allow_arguments=True)
+            if len(parsed.arguments) != 1:
+                raise CommandError("give the file: steersman config check FILE")
+            (name,) = parsed.arguments
+            answer = check_config(name, read_file(name), strict=bool(parsed.values.get("strict")))
+        case ["show", *rest]:
+            parsed = parse_command_line(rest, extra=OUTPUT)
+            answer = show_config(parsed.config, str(parsed.values.get("output", "yaml")))
+        case _:
+            raise CommandError("give `check FILE` or `show`")
+    print(answer.text, end="")
+    return answer.status
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Build the parser of the whole command line."""
-    parser = argparse.ArgumentParser(prog="steersman", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"steersman {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def _status(argv: Sequence[str]) -> int:
+    address = parse_command_line(argv).config.metrics_bind_address
+    if not address:
+        raise CommandError("the metrics server is off, so there is nobody to ask")
+    try:
+        with urllib.request.urlopen(f"http://{address}/state", timeout=10) as reply:
+            document = json.load(reply)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise CommandError(
+            f"nobody answers at {address} ({error}); is steersman running here? "
+            "Its address is --metrics-bind-address"
+        ) from error
+    print(status_text(document, time.time()))
+    return 0
 
-    def command(name: str, call: Callable[[argparse.Namespace], int], text: str):  # type: ignore[no-untyped-def]
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(call=call)
-        _common(sub)
-        return sub
 
-    run = command("run", _run, "watch Services and program this node's kernel")
-    run.add_argument("--dry-run", action="store_true", help="print what would change, and stop")
-    command("cleanup", _clean, "remove everything that steersman wrote into the kernel")
-    explain = command("explain", _explain, "say what happens to a connection, and why")
-    explain.add_argument("service", nargs="?", default="", metavar="NAMESPACE/SERVICE")
-    explain.add_argument(
-        "--from", dest="source", default="external", metavar="ADDR|pod|node|external"
+def _completion(argv: Sequence[str]) -> int:
+    shell = argv[0] if argv else ""
+    if shell not in SHELLS:
+        raise CommandError(f"give the shell: {', '.join(SHELLS)}")
+    print(completion(shell, program="steersman", commands=tuple(COMMANDS)))
+    return 0
+
+
+def _version(_: Sequence[str]) -> int:
+    print(f"steersman {__version__}")
+    return 0
+
+
+Command = Callable[[Sequence[str]], int]
+COMMANDS: Final[Mapping[str, tuple[Command, str]]] = {
+    "run": (_run, "watch Services and program this node's kernel"),
+    "explain": (_explain, "say what happens to a connection, or of a Service, and why"),
+    "status": (_status, "say on one screen how the running process is"),
+    "cleanup": (_cleanup, "remove everything that was written into the kernel"),
+    "config": (_config, "check FILE, or show the configuration in force"),
+    "completion": (_completion, "print shell completion: bash, zsh or fish"),
+    "version": (_version, "print the version"),
+}
+
+
+def usage() -> str:
+    """Name the commands."""
+    lines = [f"  {name:12}{text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Usage: steersman COMMAND [flags]",
+            "",
+            *lines,
+            "",
+            "steersman run --help lists the flags.",
+        ]
     )
-    explain.add_argument("--to", default="", metavar="IP:PORT[/udp|sctp]")
-    explain.add_argument("--interface", default="", help="interface that the packet comes in by")
-    explain.add_argument("--output", default="text", choices=["text", "json"])
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    args = make_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    """Run `steersman`; return the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] == "--version":
+        return _version(())
+    command = COMMANDS.get(words[0])
+    if command is None:
+        print(f"steersman: unknown command {words[0]!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    return _guarded(lambda: command[0](words[1:]), "steersman")
+
+
+def kube_proxy(argv: Sequence[str] | None = None) -> int:
+    """Run `kube-proxy`: upstream's command line; return the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return _guarded(lambda: _run(words, "kube-proxy"), "kube-proxy")
+
+
+def _guarded(call: Callable[[], int], program: str) -> int:
+    """Turn expected errors, also those of a task of the daemon, into a sentence and status 1."""
     try:
-        return int(args.call(args))
-    except (ApplyError, BusyError, CommandError, OSError, UnusableModeError, ValueError) as error:
-        print(f"steersman: {error}", file=sys.stderr)
-        return 1
+        return call()
+    except _EXPECTED as error:
+        print(f"{program}: {error}", file=sys.stderr)
+    except BaseExceptionGroup as group:
+        expected, others = group.split(_EXPECTED)
+        if others is not None or expected is None:
+            raise
+        for inner in expected.exceptions:
+            print(f"{program}: {inner}", file=sys.stderr)
+    return 1

@@ -3,205 +3,260 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
-import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from steersman.compile.plan import Planner
-from steersman.host.exec import SubprocessExec
+from steersman.config import ConfigError, Parsed, applied, reload_file, reload_plan
+from steersman.config import findings as config_findings
 from steersman.host.facts import read_facts, watch_addresses
-from steersman.model.config import NodeConfig
-from steersman.model.plan import Finding
-from steersman.modes.base import BusyError, Mode
-from steersman.modes.diff import Diff, diff
-from steersman.modes.registry import MODES, ModeOptions
+from steersman.host.process import set_oom_score_adjustment
+from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.kube import Node
+from steersman.model.plan import Finding, Severity
+from steersman.run.effects import Effects
+from steersman.run.klog import Logging
+from steersman.run.node import NodeTimeoutError, react, wait_for_node
+from steersman.run.reload import file_changes
 from steersman.run.runner import Runner
-from steersman.run.state import State
+from steersman.run.servers import Servers
+from steersman.run.startup import (
+    StartError,
+    allow_localhost_node_ports,
+    make_mode,
+    make_source,
+    node_config,
+    set_conntrack,
+)
+from steersman.run.state import Synced
 from steersman.run.sync import Sync
 from steersman.source.apiserver import ApiServerSource
-from steersman.source.base import Source
-from steersman.source.files import FileSource
-from steersman.source.kubeconfig import load_cluster_access
 from steersman.source.store import Store
 
 log = logging.getLogger("steersman")
 
-
-class Options(msgspec.Struct, frozen=True):
-    """What `steersman run` was asked to do."""
-
-    config: NodeConfig = NodeConfig()
-    mode: str = "iptables"
-    mode_options: ModeOptions = ModeOptions()
-    manifests: tuple[Path, ...] = ()
-    """Directories of manifests; () means the API server."""
-    kubeconfig: str = ""
-    masters: tuple[str, ...] = ()
-    """API server URLs that override the kubeconfig's, tried in turn."""
-    min_sync_period: float = 1.0
-    """Seconds from the end of a sync to the start of the next (SPEC 7)."""
-    sync_period: float = 30.0
-    """Seconds between checks for drift, and before a failed sync is retried."""
-
-    @property
-    def node_name(self) -> str:
-        """This node's name: the override, else the host's name (SPEC 1.1)."""
-        return (self.config.node_name or socket.gethostname()).strip().lower()
-
-
-class UnusableModeError(Exception):
-    """The mode cannot run on this machine; the message says what is missing."""
-
-
-def make_source(options: Options) -> Source:
-    """Build the source of objects that the options name."""
-    if options.manifests:
-        return FileSource(options.manifests)
-    access = load_cluster_access(options.kubeconfig or None, masters=options.masters)
-    return ApiServerSource(access, options.node_name)
-
-
-async def make_mode(options: Options) -> Mode:
-    """Build the mode and see that it can run here.
-
-    Raises:
-        UnusableModeError: something is missing.
-    """
-    mode = MODES[options.mode](SubprocessExec(), options.mode_options)
-    support = await mode.probe()
-    if not support.usable:
-        raise UnusableModeError(f"{options.mode} mode cannot run here: {' '.join(support.missing)}")
-    for sentence in support.missing:
-        log.warning("%s", sentence)
-    return mode
-
-
-async def load_store(options: Options, *, timeout: float = 30.0) -> Store:
-    """Read the source once, for commands that do not run on.
-
-    Raises:
-        TimeoutError: the source did not deliver its initial lists in time.
-    """
-    loaded = asyncio.Event()
-    store = Store(options.node_name, on_change=lambda: loaded.set() if store.synced else None)
-    task = asyncio.create_task(make_source(options).run(store))
-    try:
-        async with asyncio.timeout(timeout):
-            await loaded.wait()
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    return store
+_MAX_INTERVAL = 3600.0  # seconds; SPEC 7
 
 
 class Daemon:
     """Everything that runs in `steersman run`."""
 
-    def __init__(self, options: Options) -> None:
-        """Take the options; nothing happens before `run`."""
-        self._options = options
-        self._reported: frozenset[Finding] = frozenset()
+    def __init__(self, parsed: Parsed, logs: Logging) -> None:
+        """Take what the command line asked for; nothing happens before `run`."""
+        self._parsed = parsed
+        self._file = parsed.config_file
+        self._config = parsed.config
+        self._logs = logs
+        self._stop = asyncio.Event()
+        self._failed = ""
         self._drift = False
+        self._synced: list[Synced] = []
+        self._reported: frozenset[Finding] = frozenset()
+        self._started_with: Node | None = None
+        self._said = ""
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT; the rules stay in force."""
-        options = self._options
-        mode = await make_mode(options)
-        config = msgspec.structs.replace(options.config, node_name=options.node_name)
-        runner = Runner(
-            self._work, options.min_sync_period, options.sync_period, max_interval=3600.0
-        )
-        store = Store(options.node_name, on_change=runner.request)
-        self._sync = Sync(
-            store,
-            Planner(config, mode.traits),
-            mode,
-            await read_facts(),
-            on_state=self._on_state,
-        )
-        log.info("Using %s Proxier", mode.name)
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        """Run until SIGTERM or SIGINT; the rules stay in force.
+
+        Raises:
+            StartError: it cannot run here, or has to be started afresh.
+            SysctlError: a start-up setting cannot be written (SPEC 1.1).
+        """
+        self._follow_signals()
+        await self._set_up()
         async with asyncio.TaskGroup() as tasks:
-            running = [
-                tasks.create_task(make_source(options).run(store), name="source"),
-                tasks.create_task(runner.run(), name="sync"),
-                tasks.create_task(self._check_for_drift(runner), name="drift"),
-                tasks.create_task(self._follow_addresses(runner), name="addresses"),
-            ]
-            await stop.wait()
+            running = [tasks.create_task(self._main(), name="sync"), *self._tasks(tasks)]
+            await self._stop.wait()
             log.info("stopping; the rules stay in force")
             for task in running:
                 task.cancel()
+        await self._servers.close()
+        if self._failed:
+            raise StartError(self._failed)
+
+    def stop(self, failed: str = "") -> None:
+        """End in order; with a reason, as a failure that a supervisor should answer."""
+        self._failed = self._failed or failed
+        self._stop.set()
+
+    # Starting
+
+    def _follow_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+
+    async def _set_up(self) -> None:
+        config = self._config
+        mode = await make_mode(config)
+        facts = await read_facts()
+        node = allow_localhost_node_ports(node_config(config), mode, facts)
+        set_conntrack(config)
+        self._node_config = node
+        self._store = Store(node.node_name, on_change=self._changed)
+        self._source = make_source(config, node.node_name)
+        self._runner = Runner(
+            self._work, config.min_sync_interval.seconds, config.sync_period.seconds, _MAX_INTERVAL
+        )
+        self._servers = Servers(
+            config, self._parsed.values, node.node_name, self._store, self._logs
+        )
+        self._effects = Effects(
+            self._store,
+            self._servers.metrics,
+            self._servers.health,
+            self._servers.health_checks(lambda: self._sync.state.plan.settings),
+            allow_external_ips=node.allow_service_external_ips,
+        )
+        self._sync = Sync(
+            self._store,
+            Planner(node, mode.traits),
+            mode,
+            facts,
+            on_synced=self._synced.append,
+            on_refused=self._refused,
+        )
+        self._servers.watch(self._sync, getattr(self._source, "stats", None))
+
+    def _tasks(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        work: dict[str, Coroutine[Any, Any, None]] = {
+            "source": self._source.run(self._store),
+            "addresses": self._follow_addresses(),
+            "drift": self._check_for_drift(),
+            "configuration": self._follow_configuration(),
+            **self._servers.tasks(),
+        }
+        return [tasks.create_task(call, name=name) for name, call in work.items()]
+
+    async def _main(self) -> None:
+        """Wait for this node's object, then sync until cancelled."""
+        if warning := self._oom_score():
+            log.info("%s", warning)
+        if isinstance(self._source, ApiServerSource):
+            await self._wait_for_node()
+        log.info("Using %s Proxier", self._sync.mode.name)
+        self._servers.recorder.starting()
+        self._effects.started(self._node_config.families)
+        await self._runner.run()
+
+    def _oom_score(self) -> str:
+        value = self._config.linux.oom_score_adj
+        return set_oom_score_adjustment(value) if value is not None else ""
+
+    async def _wait_for_node(self) -> None:
+        try:
+            self._started_with = await wait_for_node(
+                lambda: self._store.snapshot.node,
+                self._node_config.node_name,
+                needs_pod_cidrs=self._needs_pod_cidrs(),
+            )
+        except NodeTimeoutError as error:
+            self.stop(str(error))
+
+    def _needs_pod_cidrs(self) -> bool:
+        return self._node_config.detect_local_mode is DetectLocalMode.NODE_CIDR
+
+    # Running
+
+    def _changed(self) -> None:
+        self._runner.request()
+        self._effects.queued(self._node_config.families)
+        if self._started_with is not None:
+            self._node_changed()
+
+    def _node_changed(self) -> None:
+        node = self._store.snapshot.node
+        reaction = react(self._started_with, node, needs_pod_cidrs=self._needs_pod_cidrs())
+        if reaction.message and reaction.message != self._said:
+            log.warning("%s", reaction.message)
+        self._said = reaction.message
+        if reaction.exits:
+            self.stop(reaction.message)
 
     async def _work(self) -> None:
         drift, self._drift = self._drift, False
+        first = self._sync.state.result is None
         result = await (self._sync.check() if drift else self._sync.run())
+        for synced in self._synced:
+            await self._effects.after(synced, self._sync.objects())
+            self._tell_findings(synced.state.findings)
+        self._synced.clear()
         if result is not None and (not drift or result.added or result.changed or result.removed):
             log.info("%s", result)
+        if first and result is not None:  # what is there now stays: spare the collector the walk
+            gc.collect()
+            gc.freeze()
 
-    async def _check_for_drift(self, runner: Runner) -> None:
+    async def _check_for_drift(self) -> None:
         while True:
-            await asyncio.sleep(self._options.sync_period)
+            await asyncio.sleep(self._config.sync_period.seconds)
             self._drift = True
-            runner.request()
+            self._runner.request()
 
-    async def _follow_addresses(self, runner: Runner) -> None:
+    async def _follow_addresses(self) -> None:
         async for facts in watch_addresses():
             if self._sync.use_facts(facts):
-                runner.request()
+                self._runner.request()
 
-    def _on_state(self, state: State) -> None:
-        findings = frozenset(state.findings)
-        for finding in sorted(findings - self._reported):
-            log.warning("%s", finding)
-        for finding in sorted(self._reported - findings):
+    def _refused(self, partial: bool) -> None:
+        self._effects.refused(self._sync.mode.name, self._node_config.families, partial)
+
+    def _tell_findings(self, findings: tuple[Finding, ...]) -> None:
+        now = frozenset(findings)
+        for finding in sorted(now - self._reported):
+            level = logging.ERROR if finding.severity is Severity.ERROR else logging.WARNING
+            log.log(level, "%s", finding)
+        for finding in sorted(self._reported - now):
             log.info("mended: %s", finding)
-        self._reported = findings
+        self._reported = now
 
+    # Configuration
 
-async def preview(options: Options) -> tuple[Diff, Sequence[Finding]]:
-    """Return what a sync would do now and the Findings; changes nothing (`--dry-run`)."""
-    mode = await make_mode(options)
-    store = await load_store(options)
-    config = msgspec.structs.replace(options.config, node_name=options.node_name)
-    planner = Planner(config, mode.traits)
-    change = await Sync(store, planner, mode, await read_facts()).preview()
-    return change, store.findings + planner.plan.findings
+    async def _follow_configuration(self) -> None:
+        if self._file:
+            async for _ in file_changes(Path(self._file)):
+                self._reload()
 
+    def _reload(self) -> None:
+        """Read the configuration file again and apply what can be applied (SPEC 1.1 step 8)."""
+        if not self._file:
+            log.info("there is no configuration file to read again")
+            return
+        try:
+            fresh = reload_file(self._parsed)
+        except ConfigError as error:
+            self._store.report(self._file, config_findings(error, self._file))
+            log.error("%s; the configuration of before stays in force", error)
+            return
+        self._store.report(self._file, ())
+        plan = reload_plan(self._config, fresh.config)
+        if plan.needs_restart:
+            log.warning("takes effect after a restart: %s", ", ".join(plan.needs_restart))
+        if plan.applied_live:
+            log.info("applied: %s", ", ".join(plan.applied_live))
+            self._apply(fresh)
 
-async def clean_up(execute: SubprocessExec, options: ModeOptions) -> dict[str, Diff]:
-    """Remove everything of ours, in every mode that can run here; nothing else is touched.
-
-    Raises:
-        ApplyError: the kernel refused to remove something.
-        BusyError: the kernel could not be programmed now.
-    """
-    removed: dict[str, Diff] = {}
-    for name, factory in MODES.items():
-        mode = factory(execute, options)
-        if (await mode.probe()).usable:
-            change = diff(await mode.read(), {})
-            if change:
-                await mode.apply(change)
-            removed[name] = change
-    return removed
-
-
-__all__ = [
-    "BusyError",
-    "Daemon",
-    "Options",
-    "UnusableModeError",
-    "clean_up",
-    "load_store",
-    "make_mode",
-    "make_source",
-    "preview",
-]
+    def _apply(self, fresh: Parsed) -> None:
+        self._config = applied(self._config, fresh.config)
+        self._logs.verbosity = self._config.logging.verbosity
+        set_conntrack(self._config)
+        node: NodeConfig = node_config(self._config)
+        node = msgspec.structs.replace(
+            node,
+            localhost_node_ports=node.localhost_node_ports
+            and self._node_config.localhost_node_ports,
+        )
+        self._node_config = node
+        self._servers.config = self._config
+        self._runner.set_intervals(
+            self._config.min_sync_interval.seconds, self._config.sync_period.seconds
+        )
+        self._sync.use_planner(Planner(node, self._sync.mode.traits))
+        self._runner.request()

@@ -134,7 +134,6 @@ UPSTREAM: tuple[Row, ...] = (
 
 OURS: tuple[Row, ...] = (
     Row("findings", "gauge", "Things wrong with objects or configuration now", ("severity",)),
-    Row("watch_errors_total", "counter", "Failed requests and watches", ("kind", "reason")),
     Row("sync_phase_seconds", "histogram", "Of a phase of a sync", ("phase",), _PHASE_BUCKETS),
     Row("syncs_total", "counter", "Syncs by outcome", ("reason", "outcome")),
     Row("kernel_objects", "gauge", "Kernel objects of ours in force"),

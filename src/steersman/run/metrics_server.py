@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -41,8 +41,8 @@ class Pages(msgspec.Struct, frozen=True):
     mode: str
     configz: Callable[[], bytes] | None = None
     """The configuration in force as JSON, under its component name."""
-    flags: Callable[[], Mapping[str, str]] | None = None
-    """Every flag and its value as text (`/flagz`)."""
+    flags: Callable[[], str] | None = None
+    """The page of flags and their values (`/flagz`)."""
     state: Callable[[], bytes] | None = None
     """The one State as JSON (beyond upstream)."""
     healthy: Callable[[], bool] = lambda: True
@@ -68,7 +68,7 @@ def metrics_app(pages: Pages) -> web.Application:
         if source is not None:
             found[path] = _json(source)
     if (flags := pages.flags) is not None:
-        found["/flagz"] = lambda _: Answer(flagz(flags()), nosniff=False)
+        found["/flagz"] = lambda _: Answer(flags(), nosniff=False)
     if pages.statusz:
         listed = tuple(sorted({*found, "/statusz"} - {"/statusz", "/metrics/slis"}))
         found["/statusz"] = lambda _: Answer(statusz(pages, listed), nosniff=False)
@@ -104,12 +104,6 @@ def _slis(healthy: Callable[[], bool]) -> Page:
         return Answer(encoder(registry), content_type=content_type, nosniff=False)
 
     return page
-
-
-def flagz(flags: Mapping[str, str]) -> str:
-    """Write the flags, sorted, as upstream does."""
-    lines = (f"{name} {flags[name]}\n" for name in sorted(flags))
-    return f"\nkube-proxy flagz\n{_NOT_FOR_MACHINES}\n{''.join(lines)}"
 
 
 def statusz(pages: Pages, paths: tuple[str, ...]) -> str:

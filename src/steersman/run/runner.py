@@ -83,6 +83,11 @@ class Runner:
         self._wake = asyncio.Event()
         self._requested = False
 
+    def set_intervals(self, min_interval: float, retry_interval: float) -> None:
+        """Use other intervals (seconds) from the end of the next run on."""
+        self._min = min_interval
+        self._retry = min(retry_interval, self._max)
+
     def request(self) -> None:
         """Ask for a run. Only from the event loop's thread."""
         self._requested = True

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from steersman.compile.plan import PlanChange
 from steersman.model.plan import Finding, NodePlan, NodeSettings
 from steersman.model.snapshot import Snapshot
+from steersman.modes.diff import Diff
+from steersman.source.store import Changes
 
 
 class SyncResult(msgspec.Struct, frozen=True):
@@ -55,3 +58,20 @@ class State(msgspec.Struct, frozen=True):
     """From sources, compile and kernel."""
     objects: int = 0
     """Kernel objects in force."""
+    at: float = 0.0
+    """When the last sync reached the kernel, in seconds since 1970."""
+
+
+class Synced(msgspec.Struct, frozen=True):
+    """What a successful sync brought into force, for those who tell the world (run/effects.py)."""
+
+    state: State
+    result: SyncResult
+    changes: tuple[Changes, ...]
+    """What the sources said since the last success; several where a sync failed in between."""
+    plans: tuple[PlanChange, ...]
+    """What was planned anew, likewise."""
+    written: Diff
+    """What was written into the kernel."""
+    whole: bool
+    """The kernel was read and everything compared, not only what changed."""

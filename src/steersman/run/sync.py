@@ -18,8 +18,8 @@ from steersman.model.plan import Finding, Severity
 from steersman.model.snapshot import HostFacts
 from steersman.modes.base import ApplyError, Mode
 from steersman.modes.diff import Diff, Ruleset, diff, merge
-from steersman.run.state import State, SyncResult
-from steersman.source.store import Store
+from steersman.run.state import State, Synced, SyncResult
+from steersman.source.store import Changes, Store
 
 Owner: TypeAlias = PlanKey | str
 """Who a kernel object belongs to: a ServicePort, NODE, or STALE (nobody any more)."""
@@ -39,7 +39,9 @@ class Sync:
         facts: HostFacts,
         *,
         clock: Callable[[], float] = time.monotonic,
-        on_state: Callable[[State], None] = lambda _state: None,
+        wall: Callable[[], float] = time.time,
+        on_synced: Callable[[Synced], None] = lambda _synced: None,
+        on_refused: Callable[[bool], None] = lambda _partial: None,
     ) -> None:
         """Make the loop body; nothing is read or written before `run`."""
         self.store = store
@@ -48,8 +50,11 @@ class Sync:
         self.state = State(mode=mode.name)
         self._facts = facts
         self._facts_changed = True
+        self._want_all_anew = True
         self._clock = clock
-        self._on_state = on_state
+        self._wall = wall
+        self._on_synced = on_synced
+        self._on_refused = on_refused
         self._want: dict[Owner, Ruleset] = {}
         self._have: dict[Owner, Ruleset] = {}
         self._dirty: set[Owner] = set()
@@ -57,6 +62,14 @@ class Sync:
         self._token: Hashable | None = None
         self._refused: dict[Owner, str] = {}
         self._phases: dict[str, float] = {}
+        self._taken: list[Changes] = []
+        self._planned: list[PlanChange] = []
+
+    def use_planner(self, planner: Planner) -> None:
+        """Plan everything anew with another configuration at the next sync."""
+        self.planner = planner
+        self._facts_changed = True
+        self._want_all_anew = True
 
     def use_facts(self, facts: HostFacts) -> bool:
         """Take new facts of this machine; return whether they differ (then a sync is due)."""
@@ -75,6 +88,7 @@ class Sync:
             return None
         self._phases = {}
         dirty = self._plan_and_render()
+        whole = not self._verified
         change = await self._reconcile() if not self._verified else await self._apply_dirty()
         result = SyncResult(
             revision=self.state.revision + 1,
@@ -86,7 +100,7 @@ class Sync:
             phases=self._phases,
             refused=len(self._refused),
         )
-        self._publish(result)
+        self._publish(result, change, whole)
         return result
 
     async def check(self) -> SyncResult | None:
@@ -108,23 +122,34 @@ class Sync:
         self._plan_and_render()
         return diff(await self._read(), _flat(self._want.values()))
 
+    def objects(self) -> Iterator[tuple[Any, Any]]:
+        """Every kernel object that is in force, as far as known."""
+        for part in tuple(self._have.values()):
+            yield from part.items()
+
     # Plan and render
 
     def _plan_and_render(self) -> int:
         with self._timed("plan"):
             changes = self.store.take()
+            self._taken.append(changes)
             everything = changes.node or self._facts_changed
             change = self.planner.update(
                 self.store.snapshot, self._facts, set(changes.services), everything
             )
             self._facts_changed = False
+            self._planned.append(change)
         with self._timed("render"):
             return self._render(change)
 
     def _render(self, change: PlanChange) -> int:
         settings = self.planner.plan.settings
         plans = change.changed
-        if change.settings_changed or NODE not in self._want:
+        if self._want_all_anew:
+            for owner in tuple(self._want):
+                self._put(owner, {})
+        if change.settings_changed or self._want_all_anew:
+            self._want_all_anew = False
             plans = dict(self.planner.plan.services)
             self._put(NODE, self.mode.render_node(settings))
         for key in change.removed:
@@ -184,6 +209,7 @@ class Sync:
             try:
                 await self.mode.apply(change)
             except ApplyError:
+                self._on_refused(self._verified)
                 self._verified = False
                 return False
         return True
@@ -242,7 +268,7 @@ class Sync:
         finally:
             self._phases[phase] = self._phases.get(phase, 0.0) + self._clock() - start
 
-    def _publish(self, result: SyncResult) -> None:
+    def _publish(self, result: SyncResult, written: Diff, whole: bool) -> None:
         plan = self.planner.plan
         refused = tuple(
             _refusal(owner, why, self.mode.name) for owner, why in self._refused.items()
@@ -254,9 +280,12 @@ class Sync:
             plan=plan,
             result=result,
             findings=self.store.findings + plan.findings + refused,
-            objects=sum(map(len, self._have.values())),
+            objects=sum(len(part) for part in self._have.values()),
+            at=self._wall(),
         )
-        self._on_state(self.state)
+        taken, planned = tuple(self._taken), tuple(self._planned)
+        self._taken, self._planned = [], []
+        self._on_synced(Synced(self.state, result, taken, planned, written, whole))
 
 
 def _refusal(owner: Owner, why: str, mode: str) -> Finding:

@@ -166,15 +166,29 @@ class ApiClient:
         finally:
             response.close()
 
+    async def post(self, path: str, body: object) -> None:
+        """Create an object.
+
+        Raises:
+            ApiError: no server can be reached, or it refuses.
+        """
+        response, server = await self._first_answer(path, {}, self._timing.answer, body)
+        try:
+            await self._check(response, server, good=(200, 201, 202))
+        except _BROKEN as error:
+            raise _broken(error) from error
+        finally:
+            response.close()
+
     async def _first_answer(
-        self, path: str, params: Mapping[str, str], quiet: float
+        self, path: str, params: Mapping[str, str], quiet: float, body: object = None
     ) -> tuple[aiohttp.ClientResponse, str]:
         """Ask each server once, beginning with the current one, until one answers."""
         last: Exception | None = None
         for _ in self._access.servers:
             server = self._access.servers[self._current]
             try:
-                return await self._ask(server, path, params, quiet), server
+                return await self._ask(server, path, params, quiet, body), server
             except (CredentialError, TlsError) as error:
                 raise ApiError("credentials", str(error)) from error
             except _BROKEN as error:
@@ -184,16 +198,18 @@ class ApiClient:
         raise _broken(last) from last
 
     async def _ask(
-        self, server: str, path: str, params: Mapping[str, str], quiet: float
+        self, server: str, path: str, params: Mapping[str, str], quiet: float, body: object
     ) -> aiohttp.ClientResponse:
         assert self._session is not None, "used outside of `async with`"
         secure = server.startswith("https:")
         tls = self._tls.current(await self._credentials.key_pair()) if secure else None
         timing = self._timing
         async with asyncio.timeout(timing.connect + timing.answer):
-            return await self._session.get(
+            return await self._session.request(
+                "GET" if body is None else "POST",
                 server + path,
                 params=params,
+                json=body,
                 headers=await self._credentials.headers(),
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=None, connect=timing.connect, sock_read=quiet),
@@ -202,10 +218,12 @@ class ApiClient:
                 proxy=self._access.proxy_url or environment_proxy(server, os.environ),
             )
 
-    async def _check(self, response: aiohttp.ClientResponse, server: str) -> None:
-        """Raise ApiError unless this is JSON with status 200."""
+    async def _check(
+        self, response: aiohttp.ClientResponse, server: str, good: Sequence[int] = (200,)
+    ) -> None:
+        """Raise ApiError unless this is JSON with a good status."""
         status = response.status
-        if status == 200 and response.content_type == "application/json":
+        if status in good and response.content_type == "application/json":
             return
         if status == 401:
             self._credentials.refused()

@@ -5,6 +5,7 @@ It compares; it does not decide. Everything runs on the event loop, so nothing h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -105,6 +106,8 @@ class Store:
         self._udp: set[ObjectName] = set()
         self._triggers: dict[ObjectName, list[str]] = {}
         self._node_changed = False
+        self.seen: Counter[str] = Counter()
+        """Changes seen so far that made a difference, by kind."""
 
     # What is known
 
@@ -222,6 +225,7 @@ class Store:
         old = self._services.get(name)
         was = (self._essence(old) if old else None) or None
         now = (self._essence(service) if service else None) or None
+        self.seen["Service"] += was != now
         before = self._before.setdefault(name, was)
         if before == now:
             del self._before[name]
@@ -262,6 +266,7 @@ class Store:
 
     def _touch(self, owner: ObjectName, old: EndpointSlice | None) -> None:
         self._endpoints.add(owner)
+        self.seen["EndpointSlice"] += 1
         if (old is not None and _has_udp(old)) or self._udp_now(owner):
             self._udp.add(owner)
 

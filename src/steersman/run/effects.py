@@ -1,0 +1,171 @@
+"""What the world outside is told after each sync: metrics, health, health checks, conntrack.
+
+In SPEC 7's order. Nothing here decides about traffic, and nothing here can fail a sync.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from steersman.model.names import Family, ObjectName
+from steersman.model.plan import Severity
+from steersman.modes.iptables.count import Rules, count_rules, count_written
+from steersman.run.health import Moment, ProxyHealth
+from steersman.run.health_server import ServiceHealthServers, now
+from steersman.run.metrics import Metrics
+from steersman.run.outcome import Tally, clean_conntrack, health_counts, programming_seconds
+from steersman.run.state import Synced, SyncResult
+from steersman.source.store import Store
+
+_POLICIES: tuple[Literal["internal", "external"], ...] = ("internal", "external")
+
+
+class Effects:
+    """Tells metrics, health and the health check servers of each sync, and cleans conntrack."""
+
+    def __init__(
+        self,
+        store: Store,
+        metrics: Metrics,
+        health: ProxyHealth,
+        servers: Mapping[Family, ServiceHealthServers],
+        *,
+        allow_external_ips: bool = True,
+        wall: Callable[[], float] = time.time,
+        moment: Callable[[], Moment] = now,
+    ) -> None:
+        """Take who is to be told; `servers` serve the health check node ports of each family."""
+        self._store = store
+        self._metrics = metrics
+        self._health = health
+        self._servers = servers
+        self._allow_external_ips = allow_external_ips
+        self._wall = wall
+        self._moment = moment
+        self._started = wall()
+        self._tally = Tally()
+        self._rules: Rules = Counter()
+        self._seen: Counter[str] = Counter()
+        self._synced: Counter[str] = Counter()
+
+    def queued(self, families: Iterable[Family]) -> None:
+        """Note that a change waits to be synced."""
+        for family in families:
+            self._health.queued(family, self._moment())
+            label = family.kubernetes
+            name = "sync_proxy_rules_last_queued_timestamp_seconds"
+            self._metrics.set(name, self._wall(), label)
+        self._count_changes()
+
+    def started(self, families: Iterable[Family]) -> None:
+        """Note that the loop runs: healthy until a change waits too long (SPEC 7)."""
+        for family in families:
+            self._health.updated(family, self._moment())
+
+    def refused(self, mode: str, families: Iterable[Family], partial: bool) -> None:
+        """Note that the kernel refused a batch; `partial`: one of only what had changed."""
+        kinds = ["restore", *(["partial_restore"] if partial else [])]
+        for family in families:
+            label = family.kubernetes
+            for kind in kinds:
+                self._metrics.add(f"sync_proxy_rules_{mode}_{kind}_failures_total", label)
+            self._metrics.add(f"sync_proxy_rules_{mode}_sync_failures_total", label)
+
+    async def after(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
+        """Tell of a successful sync; `objects` is everything in force (read when needed)."""
+        plan = synced.state.plan
+        families = plan.settings.families
+        for change in synced.plans:
+            self._tally.update(change.changed, change.removed)
+        self._latency(synced, families)
+        self._gauges(synced, families, objects)
+        for family in families:
+            self._health.updated(family, self._moment())
+            name = "sync_proxy_rules_last_timestamp_seconds"
+            self._metrics.set(name, self._wall(), family.kubernetes)
+        await self._health_checks(synced)
+        if any(changes.udp for changes in synced.changes) or synced.result.reason == "start":
+            await self._clean(synced, families)
+
+    def _latency(self, synced: Synced, families: Iterable[Family]) -> None:
+        for changes in synced.changes:
+            seconds = programming_seconds(changes.trigger_times, self._wall(), self._started)
+            for value in seconds:
+                for family in families:
+                    name = "network_programming_duration_seconds"
+                    self._metrics.observe(name, value, family.kubernetes)
+
+    def _gauges(
+        self, synced: Synced, families: Iterable[Family], objects: Iterable[tuple[Any, Any]]
+    ) -> None:
+        metrics, result = self._metrics, synced.result
+        for family in families:
+            label = family.kubernetes
+            extent = "full" if synced.whole else "partial"
+            metrics.observe("sync_proxy_rules_duration_seconds", result.seconds, label)
+            name = f"sync_{extent}_proxy_rules_duration_seconds"
+            metrics.observe(name, result.seconds, label)
+            for policy in _POLICIES:
+                count = self._tally.no_local_endpoints(policy, family)
+                metrics.set("sync_proxy_rules_no_local_endpoints_total", count, policy, label)
+        if metrics.has("sync_proxy_rules_iptables_total"):
+            self._count_rules(synced, objects)
+        self._synced = Counter(self._store.seen)
+        self._count_changes()
+        self._ours(synced, result)
+
+    def _count_rules(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
+        written, growth = count_written(synced.written)
+        if synced.whole:
+            self._rules = count_rules(objects)
+        else:
+            self._rules.update(growth)
+        for table in ("nat", "filter"):
+            for family in synced.state.plan.settings.families:
+                key, labels = (table, family), (table, family.kubernetes)
+                name = "sync_proxy_rules_iptables"
+                self._metrics.set(f"{name}_total", self._rules[key], *labels)
+                self._metrics.set(f"{name}_last", written[key], *labels)
+
+    def _count_changes(self) -> None:
+        for kind, word in (("Service", "service"), ("EndpointSlice", "endpoint")):
+            seen = self._store.seen[kind]
+            name = f"sync_proxy_rules_{word}_changes"
+            self._metrics.add(f"{name}_total", amount=seen - self._seen[kind])
+            self._metrics.set(f"{name}_pending", seen - self._synced[kind])
+            self._seen[kind] = seen
+
+    def _ours(self, synced: Synced, result: SyncResult) -> None:
+        metrics = self._metrics
+        severities = Counter(finding.severity for finding in synced.state.findings)
+        for severity in Severity:
+            metrics.set("findings", severities[severity], severity.value)
+        for phase, seconds in result.phases.items():
+            metrics.observe("sync_phase_seconds", seconds, phase)
+        metrics.add("syncs_total", result.reason, "refused" if result.refused else "ok")
+        metrics.set("kernel_objects", synced.state.objects)
+        metrics.set("refused_service_ports", result.refused)
+        for word in ("added", "changed", "removed"):
+            metrics.add("kernel_writes_total", word, amount=getattr(result, word))
+
+    async def _health_checks(self, synced: Synced) -> None:
+        node_name = synced.state.plan.settings.node_name
+        for family, servers in self._servers.items():
+            ports = self._tally.health_ports(family)
+            counts = health_counts(synced.state.snapshot, ports, family, node_name)
+            await servers.sync(ports, counts)
+
+    async def _clean(self, synced: Synced, families: Iterable[Family]) -> None:
+        names: set[ObjectName] | None = None
+        if synced.result.reason != "start":
+            names = {name for changes in synced.changes for name in changes.services}
+        await clean_conntrack(
+            synced.state.snapshot,
+            families,
+            self._metrics,
+            names=names,
+            allow_external_ips=self._allow_external_ips,
+        )

@@ -1,0 +1,187 @@
+"""What is done once, before the loop: build the source and the mode, set the kernel's switches."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from steersman.compile.node import node_settings
+from steersman.config import ProxyConfig, to_node_config
+from steersman.config.go import Duration
+from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.facts import hostname
+from steersman.host.sysctl import (
+    ConntrackConfig,
+    SysctlError,
+    apply,
+    conntrack_settings,
+    iptables_settings,
+)
+from steersman.model.config import NodeConfig
+from steersman.model.snapshot import HostFacts, Snapshot
+from steersman.modes.base import Mode
+from steersman.modes.diff import Diff, diff
+from steersman.modes.registry import MODES, ModeOptions
+from steersman.source.apiserver import ApiServerSource
+from steersman.source.base import Source
+from steersman.source.files import FileSource
+from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
+from steersman.source.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The process cannot start; the message says why and what to do."""
+
+
+def node_config(config: ProxyConfig) -> NodeConfig:
+    """The part of the configuration that shapes the plan, this node's name filled in.
+
+    Raises:
+        StartError: this machine has no name.
+    """
+    result = to_node_config(config, node_name=hostname())
+    if not result.node_name:
+        raise StartError("this machine has no hostname; give --hostname-override")
+    return result
+
+
+def cluster_access(config: ProxyConfig) -> ClusterAccess:
+    """Find out how to reach the API server; KubeconfigError where that is not configured well."""
+    block = config.steersman
+    return load_cluster_access(
+        config.client_connection.kubeconfig or None,
+        masters=block.api_servers,
+        context=block.kubeconfig_context,
+    )
+
+
+def make_source(config: ProxyConfig, node_name: str) -> Source:
+    """Build the source of objects that the configuration names."""
+    if paths := config.steersman.manifests:
+        return FileSource([Path(path) for path in paths])
+    return ApiServerSource(cluster_access(config), node_name)
+
+
+def mode_options(config: ProxyConfig) -> ModeOptions:
+    """What the configuration says about modes."""
+    return ModeOptions(iptables_variant=config.steersman.iptables_variant)
+
+
+def new_mode(config: ProxyConfig, execute: Exec | None = None) -> Mode:
+    """Build the mode; nothing is read or run.
+
+    Raises:
+        StartError: there is no such mode.
+    """
+    factory = MODES.get(config.mode)
+    if factory is None:
+        known = ", ".join(sorted(MODES))
+        raise StartError(f"mode {config.mode} is not there yet; this version has {known}")
+    return factory(execute or SubprocessExec(), mode_options(config))
+
+
+async def make_mode(config: ProxyConfig) -> Mode:
+    """Build the mode and see that it can run here.
+
+    Raises:
+        StartError: something is missing.
+    """
+    mode = new_mode(config)
+    support = await mode.probe()
+    if not support.usable:
+        raise StartError(f"{mode.name} mode cannot run here: {' '.join(support.missing)}")
+    for sentence in support.missing:
+        log.warning("%s", sentence)
+    return mode
+
+
+async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:
+    """Read the source once, for commands that do not run on.
+
+    Raises:
+        TimeoutError: the source did not deliver its initial lists in time.
+    """
+    node_name = node_config(config).node_name
+    loaded = asyncio.Event()
+    store = Store(node_name, on_change=lambda: loaded.set() if store.synced else None)
+    task = asyncio.create_task(make_source(config, node_name).run(store))
+    try:
+        async with asyncio.timeout(seconds):
+            await loaded.wait()
+    except TimeoutError:
+        raise TimeoutError(
+            f"no Services were read in {seconds:g} s; is the source there?"
+        ) from None
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return store
+
+
+def set_conntrack(config: ProxyConfig) -> None:
+    """Set the start-up sysctls of conntrack (SPEC 1.6).
+
+    The table's size belongs to the machine's first network namespace: elsewhere it cannot be set,
+    which is only a warning.
+
+    Raises:
+        SysctlError: a setting cannot be written.
+    """
+    block = config.linux.conntrack
+
+    def seconds(value: Duration | None) -> float | None:
+        return None if value is None else value.seconds
+
+    wanted = ConntrackConfig(
+        max_per_core=block.max_per_core,
+        min=block.min,
+        tcp_established_timeout=seconds(block.tcp_established_timeout),
+        tcp_close_wait_timeout=seconds(block.tcp_close_wait_timeout),
+        tcp_be_liberal=block.tcp_be_liberal,
+        udp_timeout=seconds(block.udp_timeout),
+        udp_stream_timeout=seconds(block.udp_stream_timeout),
+    )
+    for setting in conntrack_settings(wanted, os.cpu_count() or 1):
+        try:
+            for warning in apply([setting]):
+                log.warning("%s", warning)
+        except SysctlError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM) or not setting.path.endswith("_max"):
+                raise
+            log.warning("%s; it can be set only in the first network namespace", error.strerror)
+
+
+def allow_localhost_node_ports(config: NodeConfig, mode: Mode, facts: HostFacts) -> NodeConfig:
+    """Route 127.0.0.0/8 where node ports are to answer there; without them where it cannot be."""
+    settings, _ = node_settings(Snapshot(), config, facts, mode.traits)
+    try:
+        apply(iptables_settings(settings.ipv4.localhost_node_ports))
+    except SysctlError as error:
+        log.warning("no node ports on localhost: %s", error.strerror)
+        return msgspec.structs.replace(config, localhost_node_ports=False)
+    return config
+
+
+async def clean_up(execute: Exec, options: ModeOptions) -> dict[str, Diff]:
+    """Remove everything of ours, in every mode that can run here; nothing else is touched.
+
+    Raises:
+        ApplyError: the kernel refused to remove something.
+        BusyError: the kernel could not be programmed now.
+    """
+    removed: dict[str, Diff] = {}
+    for name, factory in MODES.items():
+        mode = factory(execute, options)
+        if (await mode.probe()).usable:
+            change = diff(await mode.read(), {})
+            if change:
+                await mode.apply(change)
+            removed[name] = change
+    return removed
