@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import tests.conformance
+from tests.conformance.replay import replay
 from tests.conformance.suites_names import not_here
 from tests.conformance.world import world
 from tests.flows import FlowCase, by_packets, by_trace, compare
@@ -95,9 +96,17 @@ class Runner:
         except Exception as error:
             tally.failures.append(f"{path.name} {case['id']}: {type(error).__name__}: {error}")
             return
+        if case.get("steps"):
+            tally.take(f"{path.name} {case['id']} steps", lambda: self._replay(case, setting))
         for flow, expected in zip(setting.flows, case["flows"], strict=True):
             check = self._check(flow, ask, case, expected)
             tally.take(f"{path.name} {case['id']}", check)
+
+    def _replay(self, case: Case, setting: World) -> str:
+        """Whether the history of a case leads to the plan of its end."""
+        traits = self.mode.traits
+        same = dict(replay(dict(case), traits).services) == dict(setting.plan(traits).services)
+        return "" if same else "replaying the steps gives another plan than their end"
 
     def _check(
         self, flow: FlowCase, ask: Ask, case: Case, expected: Mapping[str, Any]

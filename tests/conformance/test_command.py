@@ -120,3 +120,25 @@ def test_a_case_that_makes_no_sense_is_a_failure_of_that_case(
 def test_an_unknown_variant_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main([write(tmp_path / "f.json", "packetflow"), "--variant", "ebtables"])
+
+
+def step(op: str, obj: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"op": op} | ({"object": obj} if obj else {})
+
+
+ADDED = [step("addService", SERVICE), step("sync"), step("addEndpointSlice", SLICE)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "count"),
+    [
+        ([*ADDED, step("sync")], "3 passed, 0 failed"),
+        ([*ADDED, step("deleteEndpointSlice", SLICE), step("sync")], "2 passed, 1 failed"),
+        ([step("addService", SERVICE), step("sync")], "2 passed, 1 failed"),
+    ],
+)
+def test_the_history_of_a_case_is_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: list[dict[str, Any]], count: str
+) -> None:
+    main([write(tmp_path / "f.json", "packetflow", case("good", *RIGHT) | {"steps": steps})])
+    assert capsys.readouterr().out.splitlines()[-1] == count
