@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from typing import Any
@@ -230,6 +231,7 @@ async def test_a_malformed_object_in_a_list_stops_no_other(watch_list: bool) -> 
         '{"type":"ERROR","object":[]}\n',
         '{"type":"BOOKMARK","object":3}\n{"type":7}\n',
         "\x00\x01\n",
+        '{"type":"DELETED","object":{"metadata":{"name":7}}}\n',
         '{"type":"ADDED","object":' + "[" * 5000 + "\n",
         "\n \n<html>\n",
     ],
@@ -242,6 +244,16 @@ async def test_rubbish_in_a_watch(text: str) -> None:
         await until(lambda: "new" in r.store.services)
         assert r.source.stats.kind("Service").errors
         assert r.store.services == {"cart", "till", "new"}
+
+
+async def test_a_malformed_object_can_be_deleted() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        meta = {"namespace": "shop", "name": "till", "annotations": {"a": 1}, "labels": 2}
+        event = {"type": "DELETED", "object": {"metadata": meta, "spec": []}}
+        server.send("Service", json.dumps(event) + "\n")
+        await until(lambda: r.store.services == {"cart"})
+        assert not r.source.stats.errors()
 
 
 async def test_retry_after_is_honoured_and_waits_grow() -> None:

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[2] / "../shared/recordings"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="no recordings beside the project")
 
 PER_REQUEST = {"Audit-Id", "Date", "Content-Length", "Transfer-Encoding", "Server"}
-SELECT = {
+SELECT: dict[str, Any] = {
     "labelSelector": "!service.kubernetes.io/service-proxy-name",
     "fieldSelector": "spec.clusterIP!=None",
 }

@@ -9,8 +9,9 @@ from steersman.source.base import Sink
 from steersman.source.client import ApiClient
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess
-from steersman.source.reflector import Reflector, Resource
+from steersman.source.reflector import Reflector
 from steersman.source.stats import SourceStats
+from steersman.source.wire import Resource
 
 
 def resources(node_name: str) -> tuple[Resource, ...]:

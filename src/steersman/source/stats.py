@@ -26,7 +26,7 @@ class KindStats:
     """Failed requests and broken watches by reason, a short word such as `http_403`."""
     retries: int = 0
     """Waits before another attempt."""
-    bytes: int = 0
+    received_bytes: int = 0
     """Body bytes received, after decompression."""
     objects: int = 0
     """Objects of the last list, with those added and without those deleted since."""
@@ -34,6 +34,11 @@ class KindStats:
     """A watch is open, or the kind is known not to be there."""
     last_event: float | None = None
     """When bytes last came, by the clock of `Timing`."""
+
+    def received(self, chunk: bytes, now: float) -> None:
+        """Take note of bytes that came."""
+        self.received_bytes += len(chunk)
+        self.last_event = now
 
 
 @dataclass

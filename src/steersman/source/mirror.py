@@ -1,0 +1,86 @@
+"""What a Sink was told of one kind: decodes, and keeps the last good version of each object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from steersman.model.kube import KubeObject
+from steersman.model.names import ObjectName
+from steersman.model.plan import Finding
+from steersman.source.base import Sink
+from steersman.source.decode import decode_object, scope_of
+from steersman.source.stats import KindStats
+from steersman.source.wire import RelistError, outline
+
+
+class Mirror:
+    """Passes one kind's objects on to a Sink."""
+
+    def __init__(self, kind: str, sink: Sink, stats: KindStats) -> None:
+        self._kind = kind
+        self._sink = sink
+        self._stats = stats
+        self._known: dict[ObjectName, KubeObject] = {}
+        self._malformed: set[str] = set()
+
+    def empty(self) -> None:
+        """Say that there are no such objects, so that nobody waits for their list."""
+        self._sink.replace(self._kind, ())
+
+    def replace(self, objects: Sequence[KubeObject], findings: Iterable[Finding]) -> None:
+        """Hand a complete list over; of what is malformed in it, the last good version stays."""
+        kind = self._kind
+        known = {obj.metadata.object_name: obj for obj in objects}
+        bad = {finding.object: finding for finding in findings}
+        if bad:
+            for name, obj in self._known.items():
+                if scope_of(kind, obj) in bad:
+                    known.setdefault(name, obj)
+        self._known = known
+        self._sink.replace(kind, known.values())
+        for scope in self._malformed - bad.keys():
+            self._sink.report(scope, ())
+        for scope, finding in bad.items():
+            self._sink.report(scope, (finding,))
+        self._malformed = set(bad)
+        stats = self._stats
+        stats.relists += stats.lists > 0
+        stats.lists += 1
+        stats.malformed += len(bad)
+        stats.objects = len(known)
+
+    def upsert(self, raw: msgspec.Raw) -> str:
+        """Take one object that was added or changed; return its resourceVersion, "" if unknown."""
+        self._stats.events += 1
+        obj = decode_object(self._kind, raw)
+        if isinstance(obj, Finding):
+            self._stats.malformed += 1
+            self._malformed.add(obj.object)
+            self._sink.report(obj.object, (obj,))
+            return outline(raw).resource_version
+        self._known[obj.metadata.object_name] = obj
+        self._stats.objects = len(self._known)
+        self._sink.upsert(obj)
+        if self._malformed:
+            self._mended(scope_of(self._kind, obj))
+        return obj.metadata.resource_version
+
+    def delete(self, raw: msgspec.Raw) -> str:
+        """Take a deletion, likewise; the name is enough, whatever else is wrong with the object."""
+        self._stats.events += 1
+        meta = outline(raw)
+        if not meta.name:
+            raise RelistError(f"a {self._kind} without a name was deleted")
+        name = ObjectName(meta.namespace, meta.name)
+        self._known.pop(name, None)
+        self._stats.objects = len(self._known)
+        self._sink.delete(self._kind, name)
+        self._mended(f"{self._kind} {name}")
+        return meta.resource_version
+
+    def _mended(self, scope: str) -> None:
+        if scope in self._malformed:
+            self._malformed.remove(scope)
+            self._sink.report(scope, ())
