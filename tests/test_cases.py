@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from steersman.model.plan import NodePlan
 from tests import case_files
 from tests.flows import Answer, FlowCase, by_packets, by_trace, compare
 from tests.modes import MODES, Ask, ModeUnderTest
@@ -42,6 +44,18 @@ def test_rules(name: str, mode: ModeUnderTest) -> None:
         pytest.skip(f"rules of mode {mode.name} can only be evaluated by a kernel")
     world = case_files.world(name, mode.traits)
     assert not failures(world.flows, mode.evaluator(world.plan(mode.traits)))
+
+
+@in_every_mode
+def test_rules_of_a_large_cluster(name: str, mode: ModeUnderTest) -> None:
+    """Modes write other rules where there is much; they must mean the same."""
+    if mode.evaluator is None:
+        pytest.skip(f"rules of mode {mode.name} can only be evaluated by a kernel")
+    world = case_files.world(name, mode.traits)
+    plan = world.plan(mode.traits)
+    settings = replace(plan.settings, many_services=True, many_endpoints=True)
+    ask = mode.evaluator(NodePlan(settings, plan.services))
+    assert not failures(world.flows, ask)
 
 
 @in_every_mode
