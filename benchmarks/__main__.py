@@ -1,0 +1,47 @@
+"""`make bench`: run the benchmarks (ONLY=name for one, QUICK=1 for under a minute)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import change, cold, idle, memory, packets
+from benchmarks.figures import Figure, table
+
+BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
+    "memory": memory.run,
+    "cold": cold.run,
+    "change": change.run,
+    "packets": packets.run,
+    "idle": idle.run,
+}
+NEED_ROOT = set(BENCHMARKS) - {"memory"}
+
+
+def main() -> int:
+    """Run what is asked for; print a table and write build/bench.json."""
+    only, quick = os.environ.get("ONLY", ""), os.environ.get("QUICK", "") not in ("", "0")
+    if only and only not in BENCHMARKS:
+        print(f"ONLY={only}: there is {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    figures: list[Figure] = []
+    for name, run in BENCHMARKS.items():
+        if only in ("", name) and (os.geteuid() == 0 or name not in NEED_ROOT):
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            figures += run(quick)
+    if os.geteuid() != 0:
+        print(f"left out, they need root: {', '.join(sorted(NEED_ROOT))}", file=sys.stderr)
+    print(table(figures))
+    build = Path(__file__).parents[1] / "build"
+    build.mkdir(exist_ok=True)
+    encoded = msgspec.json.format(msgspec.json.encode(figures), indent=2)
+    (build / "bench.json").write_bytes(encoded + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

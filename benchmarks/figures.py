@@ -1,0 +1,64 @@
+"""What a benchmark yields, and how it is printed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A measured value beside its reference."""
+
+    name: str
+    mode: str
+    size: int
+    """Services, of three endpoints each."""
+    value: float
+    unit: str
+    reference: float | None = None
+    """The same job done the other way (`iptables-restore` in upstream's shape, or no rules)."""
+    ratio: float | None = None
+    """value / reference."""
+
+
+def figure(
+    name: str, mode: str, size: int, measured: tuple[float, str], reference: float | None = None
+) -> Figure:
+    """Round a value (given with its unit) and compare it."""
+    value, unit = measured
+    ratio = value / reference if reference else None
+    return Figure(
+        name,
+        mode,
+        size,
+        round(value, 3),
+        unit,
+        None if reference is None else round(reference, 3),
+        None if ratio is None else round(ratio, 3),
+    )
+
+
+def interleaved(runs: int, *measures: Callable[[], float]) -> list[float]:
+    """Call each in turn, again and again; the median of each: noise of the machine hits all."""
+    values: list[list[float]] = [[] for _ in measures]
+    for _ in range(runs):
+        for measure, seen in zip(measures, values, strict=True):
+            seen.append(measure())
+    return [statistics.median(seen) for seen in values]
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """Lay figures out for people."""
+    lines = [
+        f"{'what':34} {'mode':16} {'size':>6} {'value':>10} {'unit':5} {'reference':>10} ratio"
+    ]
+    for each in figures:
+        reference = "" if each.reference is None else f"{each.reference:.2f}"
+        ratio = "" if each.ratio is None else f"{each.ratio:.3f}"
+        lines.append(
+            f"{each.name:34} {each.mode:16} {each.size:6} {each.value:10.2f} {each.unit:5}"
+            f" {reference:>10} {ratio}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,138 @@
+"""A node to measure on: a network namespace of our own and steersman's parts in it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+
+from benchmarks import world
+from steersman.compile.plan import Planner
+from steersman.host.exec import Result, SubprocessExec
+from steersman.host.facts import read_facts
+from steersman.model.config import NodeConfig
+from steersman.model.names import Family
+from steersman.model.plan import Finding
+from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.run.sync import Sync
+from steersman.source.decode import decode_object
+from steersman.source.store import Store
+
+_CLONE_NEWNET = 0x40000000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Netns:
+    """A nameless network namespace; the main thread moves in and out. Gone when closed."""
+
+    def __init__(self) -> None:
+        _check(_libc.unshare(_CLONE_NEWNET))
+        self._fd = os.open("/proc/self/ns/net", os.O_RDONLY)
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+    def enter(self) -> None:
+        _check(_libc.setns(self._fd, _CLONE_NEWNET))
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class TimedExec(SubprocessExec):
+    """Counts the seconds that child processes take."""
+
+    seconds = 0.0
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        begun = time.perf_counter()
+        try:
+            return await super().run(argv, stdin, timeout=max(timeout, 600.0))
+        finally:
+            self.seconds += time.perf_counter() - begun
+
+
+class Node:
+    """steersman with a Store, fed with JSON events as they come from an API server."""
+
+    def __init__(self, variant: str, services: int, split_threshold: int = 500) -> None:
+        self.netns = Netns()
+        config = NodeConfig(
+            node_name=world.NODE,
+            families=(Family.IPV4,),
+            cluster_cidrs=(world.CLUSTER_CIDR,),
+            split_threshold=split_threshold,
+        )
+        self.exec = TimedExec()
+        self._mode = IptablesMode(self.exec, IptablesOptions(variant=variant))
+        self._runner = asyncio.Runner()
+        facts = self._runner.run(read_facts())
+        support = self._runner.run(self._mode.probe())
+        if not support.usable:
+            raise RuntimeError(" ".join(support.missing))
+        self.store = Store(world.NODE)
+        self.store.replace("Service", ())
+        self.store.replace("EndpointSlice", ())
+        for number in range(services):
+            self.add(number)
+        self._sync = Sync(self.store, Planner(config, self._mode.traits), self._mode, facts)
+
+    def event(self, kind: str, raw: bytes) -> None:
+        obj = decode_object(kind, raw)
+        assert not isinstance(obj, Finding), obj
+        self.store.upsert(obj)
+
+    def add(self, number: int) -> None:
+        """Feed a Service and its slice."""
+        self.event("Service", world.service(number))
+        self.event("EndpointSlice", world.endpoint_slice(number, world.pods(number)))
+
+    def sync(self) -> None:
+        self.netns.enter()
+        result = self._runner.run(self._sync.run())
+        assert result is not None
+        assert not result.refused, self._sync.state.findings
+
+    def close(self) -> None:
+        self._runner.close()
+        self.netns.close()
+
+
+class Flat:
+    """The yardstick: iptables-restore fed with rules in upstream's shape."""
+
+    def __init__(self, variant: str) -> None:
+        self.netns = Netns()
+        self._command = f"iptables-{variant}-restore"
+
+    def restore(self, text: str) -> None:
+        self.netns.enter()
+        argv = [self._command, "-w", "5", "--noflush", "--counters"]
+        subprocess.run(argv, input=text.encode(), check=True)
+
+    def fill(self, services: int) -> None:
+        """Bring all rules in, chunk by chunk: how they got there is not measured."""
+        chunk = 400 if "nft" in self._command else services
+        self.restore(world.restore_text((), (), world.JUMPS))
+        for first in range(0, services, chunk):
+            numbers = range(first, min(first + chunk, services))
+            self.restore(appended(numbers))
+
+    def close(self) -> None:
+        self.netns.close()
+
+
+def appended(numbers: Iterable[int]) -> str:
+    """A restore that adds Services to what is there."""
+    own = [line for n in numbers for line in world.service_rules(n, world.pods(n))]
+    lines = [*own, *map(world.dispatch_rule, numbers)]
+    lines.sort(key=lambda line: not line.startswith(":"))
+    return "\n".join(("*nat", *lines, "COMMIT", ""))
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

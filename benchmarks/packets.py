@@ -1,0 +1,92 @@
+"""The first packet of a connection: what the list of rules costs everyone who connects."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import struct
+import subprocess
+import time
+
+from benchmarks import world
+from benchmarks.figures import Figure, figure
+from benchmarks.node import Flat, Netns, Node
+
+_SERVER = "10.0.0.1"  # an address on lo; connections come from the node itself
+_ROUND = 100
+
+
+class _Client:
+    """Connects to an address in a namespace, where a server listens on an endpoint's."""
+
+    def __init__(self, netns: Netns, address: str, port: int) -> None:
+        self._netns = netns
+        self._target = (address, port)
+        netns.enter()
+        for command in (f"addr add {_SERVER}/32 dev lo", "route add default dev lo"):
+            subprocess.run(["ip", *command.split()], check=True)
+        self._server = socket.create_server((_SERVER, 8080), backlog=1024)
+        self.times: list[float] = []
+
+    def connect(self) -> None:
+        """Time some connections."""
+        self._netns.enter()
+        for _ in range(_ROUND):
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                begun = time.perf_counter()
+                client.connect(self._target)
+                self.times.append(time.perf_counter() - begun)
+                self._server.accept()[0].close()
+
+    def close(self) -> None:
+        self._server.close()
+
+    @property
+    def p50(self) -> float:
+        """Median, in microseconds."""
+        return statistics.median(self.times) * 1e6
+
+
+def _through_node(variant: str, services: int) -> tuple[Node, _Client]:
+    node = Node(variant, services)
+    last = services - 1
+    node.event("EndpointSlice", world.endpoint_slice(last, [_SERVER]))
+    node.sync()
+    return node, _Client(node.netns, world.cluster_ip(last), 80)
+
+
+def _through_flat(variant: str, services: int) -> tuple[Flat, _Client]:
+    flat = Flat(variant)
+    flat.fill(services)
+    last = services - 1
+    lines = [*world.service_rules(last, [_SERVER])]
+    lines.sort(key=lambda line: not line.startswith(":"))
+    flat.restore("\n".join(("*nat", *lines, "COMMIT", "")))
+    return flat, _Client(flat.netns, world.cluster_ip(last), 80)
+
+
+def run(quick: bool) -> list[Figure]:
+    """Measure the last of 10,000 Services (1,000 when quick) beside a node without Services."""
+    services, rounds = (1000, 5) if quick else (10000, 20)
+    figures = []
+    for variant in ("nft", "legacy"):
+        empty = Node(variant, 0)  # with connection tracking, as every node has it
+        empty.sync()
+        direct = _Client(empty.netns, _SERVER, 8080)
+        node, ours = _through_node(variant, services)
+        flat, upstream = _through_flat(variant, services)
+        clients = (direct, ours, upstream)
+        for _ in range(rounds):
+            for client in clients:
+                client.connect()
+        mode = f"iptables-{variant}"
+        figures += [
+            figure("first packet, beside direct", mode, services, (ours.p50, "us"), direct.p50),
+            figure("  upstream's shape", mode, services, (upstream.p50, "us"), direct.p50),
+        ]
+        for client in clients:
+            client.close()
+        for each in (empty, node, flat):
+            each.close()
+    return figures
