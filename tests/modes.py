@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodePlan, Traits
 from steersman.modes.base import Mode
 from steersman.modes.diff import Ruleset
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.nftables.text import ruleset_text
 from tests.flows import Answer, FlowCase, by_rules
 from tests.iptables_rules import Rules, parse
+from tests.kernel.nft import mode_behind
 
 Ask: TypeAlias = Callable[[FlowCase], Answer]
 
@@ -103,4 +105,19 @@ def _iptables_golden(plan: NodePlan) -> str:
 IPTABLES = ModeUnderTest(
     "iptables", ("nft", "legacy"), _iptables, _iptables_evaluator, _iptables_golden
 )
-MODES = {mode.name: mode for mode in (IPTABLES,)}
+
+
+# -- nftables ------------------------------------------------------------------------------
+
+
+def _nftables_golden(plan: NodePlan) -> str:
+    mode, out = NFTABLES.offline(), dict[Any, Any]()
+    for service in plan.services.values():
+        out.update(mode.render_service(service, plan.settings))
+    return ruleset_text(out)
+
+
+NFTABLES = ModeUnderTest(
+    "nftables", ("nft",), lambda exec_, _: mode_behind(exec_), None, _nftables_golden
+)
+MODES = {mode.name: mode for mode in (IPTABLES, NFTABLES)}

@@ -8,6 +8,7 @@ elements in one transaction, so that there is no moment without rules.
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,11 @@ from steersman.model.names import Family
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import wire
+from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.expressions import fixed_rules
-from steersman.modes.nftables.layout import SETS, TABLE, Kind, prefix
+from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, prefix
 from steersman.modes.nftables.read import (
+    CLUSTER_KINDS,
     Mark,
     Table,
     cluster_ip,
@@ -51,6 +54,7 @@ class Tables:
     def __init__(self, netlink: Netlink, execute: Exec) -> None:
         """Take the socket and the door to nft."""
         self.netlink = netlink
+        weakref.finalize(self, netlink.close)  # modes are dropped, not closed
         self._exec = execute
         self._marks: dict[Family, Mark | None] = {}
         """Tables that exist; None where they are not ours."""
@@ -175,11 +179,7 @@ class Tables:
         self._commit(steps, self._with_cluster_ips(change, counts))
         for family in dropped:
             self._marks.pop(family, None)
-        self._cluster_ips = {
-            key: count
-            for key, count in {**self._cluster_ips, **counts}.items()
-            if count > 0 and key[0] not in dropped
-        }
+        self._keep_counts(counts, dropped)
         self._forget(change)
 
     def _commit(self, steps: Sequence[Step], change: Diff) -> None:
@@ -230,7 +230,7 @@ class Tables:
     @staticmethod
     def _count(objects: Ruleset, by: int, counts: dict[bytes, int]) -> None:
         for key, value in objects.items():
-            if isinstance(value, bytes) and (address := cluster_ip(key, value)):
+            if key[0] in CLUSTER_KINDS and (address := cluster_ip(key, value)):
                 counts[address] = counts.get(address, 0) + by
 
     def _changed_counts(self, change: Diff) -> dict[bytes, int]:
@@ -240,6 +240,14 @@ class Tables:
         self._count({key: pair[1] for key, pair in change.changed.items()}, 1, by)
         self._count({key: pair[0] for key, pair in change.changed.items()}, -1, by)
         return {key: self._cluster_ips.get(key, 0) + delta for key, delta in by.items() if delta}
+
+    def _keep_counts(self, counts: Mapping[bytes, int], dropped: set[Family]) -> None:
+        self._cluster_ips.update(counts)
+        for key in counts:
+            if self._cluster_ips[key] <= 0:
+                del self._cluster_ips[key]
+        if dropped:
+            self._cluster_ips = {k: n for k, n in self._cluster_ips.items() if k[0] not in dropped}
 
     def _with_cluster_ips(self, change: Diff, counts: Mapping[bytes, int]) -> Diff:
         """Add the elements of `cluster-ips` that come and go with this Diff."""
@@ -276,8 +284,8 @@ class Tables:
     def _delete_clients(self, family: Family, name: str, clients: Iterable[bytes]) -> None:
         kind = wire.DESTROYSETELEM if self._destroy else wire.DELSETELEM
         for client in clients:  # one each: without DESTROY an expired one would refuse the rest
-            item = [wire.element(client)]
-            requests: list[Request] = list(wire.elements(kind, family, name, item))
+            items = encode(Form.SET, [(client, b"")], keys_only=True)
+            requests: list[Request] = list(wire.elements(kind, family, name, items))
             if not self.netlink.batch(wire.batch(requests)):
                 self._made_transaction()
 

@@ -227,14 +227,13 @@ class _ServiceRender:
     def _hairpin(
         self, space: _Space, address: bytes, key: bytes, actions: Sequence[Action]
     ) -> None:
-        """Let a local endpoint that reaches itself be masqueraded, where not everyone is."""
+        """Let an endpoint that reaches itself be masqueraded, where not everyone is."""
         pools = {a.pool for a in actions if a.verdict is Verdict.FORWARD and not a.masquerade}
         rest = self._protocol + address + key[-4:]
         for pool in pools:
-            for endpoint in self._plan.pool(pool):
-                if endpoint.local:
-                    ip = pack_address(endpoint.ip)
-                    self._out[space.hairpin + ip + ip + rest] = b""
+            for endpoint in self._pools[pool]:
+                ip = endpoint[:-4]
+                self._out[space.hairpin + ip + ip + rest] = b""
 
     def _firewall(self, key: bytes, comment: bytes, ranges: Sequence[str]) -> None:
         family = self._plan.key.family

@@ -6,17 +6,18 @@ added. What was deleted by someone else meanwhile is no error where the kernel c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from steersman.host.netlink import Request
 from steersman.model.names import Family
 from steersman.modes.diff import Diff
 from steersman.modes.nftables import expressions, wire
+from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.layout import SETS, Form, Kind
 
 _Pairs = Iterable[tuple[bytes, Any]]
-_ELEMENTS = frozenset({*SETS, Kind.MEMBER, Kind.REMEMBERED})
 
 
 class Step(NamedTuple):
@@ -52,32 +53,36 @@ def _set_of(key: bytes) -> bytes:
 
 
 def _elements(verb: int, pairs: _Pairs) -> Iterator[Step]:
-    groups: dict[tuple[int, str], list[tuple[bytes, bytes]]] = {}
-    for key, value in pairs:
-        if key[0] in _ELEMENTS:
-            spec = SETS.get(key[0])
-            name = spec.name if spec else _set_of(key)[1:].decode()
-            groups.setdefault((key[1], name), []).append((key, value))
-    for (family, name), members in groups.items():
-        form = SETS[members[0][0][0]].form if members[0][0][0] in SETS else Form.SET
-        items = [_element(form, key, value, verb) for key, value in members]
-        keys = tuple(key for key, _ in members)
-        for request in wire.elements(verb, Family(family), name, items):
-            yield Step(request, keys)
+    """Elements, a set at a time."""
+    groups: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
+    own: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
+    for pair in pairs:
+        kind = pair[0][0]
+        if kind in SETS:
+            groups[pair[0][:2]].append(pair)
+        elif kind in _NAMED_ELEMENTS:
+            own[_set_of(pair[0])].append(pair)
+    for start, members in groups.items():
+        spec = SETS[start[0]]
+        cut = [(key[2:], value) for key, value in members]
+        items = encode(spec.form, cut, keys_only=verb != wire.NEWSETELEM)
+        yield from _steps(verb, start[1], spec.name, items, members)
+    for where, members in own.items():
+        cut = [(key.split(b"\0", 1)[1], value) for key, value in members]
+        items = encode(Form.SET, cut, keys_only=verb != wire.NEWSETELEM)
+        yield from _steps(verb, where[0], where[1:].decode(), items, members)
 
 
-def _element(form: Form, key: bytes, value: bytes, verb: int) -> bytes:
-    own = key[2:] if key[0] in SETS else key.split(b"\0", 1)[1]
-    if form is Form.INTERVALS:
-        return wire.interval(own, own[: -len(value)] + value)
-    if verb != wire.NEWSETELEM:
-        return wire.element(own)
-    if form is Form.ENDPOINTS:
-        return wire.data_element(own, value)
-    if form is Form.VERDICTS:
-        chain, _, comment = value.partition(b"\0")
-        return wire.verdict_element(own, chain, comment)
-    return wire.commented(own, value)
+def _steps(
+    verb: int,
+    family: int,
+    name: str,
+    items: Sequence[bytes],
+    members: Sequence[tuple[bytes, bytes]],
+) -> Iterator[Step]:
+    keys = tuple(key for key, _ in members)
+    for request in wire.elements(verb, Family(family), name, items):
+        yield Step(request, keys)
 
 
 def _removed_objects(removed: Mapping[bytes, Any]) -> Iterator[Step]:
@@ -91,14 +96,15 @@ def _removed_objects(removed: Mapping[bytes, Any]) -> Iterator[Step]:
             yield Step(wire.delete_set(Family(key[1]), key[2:].decode()), (key,))
 
 
+_NEW_SETS = {Kind.AFFINITY: wire.new_memory, Kind.MEMBERS: wire.new_members}
+
+
 def _new_objects(new: _Pairs) -> Iterator[Step]:
     chains: list[tuple[bytes, bytes]] = []
     for key, value in new:
-        family, name = Family(key[1]), key[2:]
-        if key[0] == Kind.AFFINITY:
-            yield Step(wire.new_memory(family, name.decode()), (key,))
-        elif key[0] == Kind.MEMBERS:
-            yield Step(wire.new_members(family, name.decode()), (key,))
+        if key[0] in _NEW_SETS:
+            make = _NEW_SETS[key[0]]
+            yield Step(make(Family(key[1]), key[2:].decode()), (key,))
         elif key[0] == Kind.CHAIN:
             chains.append((key, value))
     for key, value in chains:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from steersman.host.netlink import Request
 from steersman.host.nlmsg import (
+    NLA_F_NESTED,
     NLM_F_ACK,
     NLM_F_APPEND,
     NLM_F_CREATE,
@@ -37,8 +38,8 @@ _NFGENMSG = struct.Struct("=BB2s")
 _CHUNK = 60_000  # bytes of elements in a message: an attribute's length has 16 bits
 
 ELEMENT_KEY, ELEMENT_DATA, ELEMENT_USERDATA, ELEMENT_EXPR, ELEMENT_KEY_END = 1, 2, 6, 7, 10
-_DATA_VALUE, _DATA_VERDICT = 1, 2
-_JUMP, _GOTO = struct.pack(">i", -3), struct.pack(">i", -4)
+_DATA_VERDICT = 2
+_GOTO = struct.pack(">i", -4)
 
 
 def request(kind: int, family: Family | None, *attributes: bytes, flags: int = 0) -> Request:
@@ -64,45 +65,17 @@ def batch(requests: Sequence[Request]) -> list[Request]:
 # -- elements ------------------------------------------------------------------------------
 
 
-def element(key: bytes) -> bytes:
-    """Return an element that is only a key."""
-    return nested(1, nested(ELEMENT_KEY, attr(_DATA_VALUE, key)))
-
-
-def interval(key: bytes, end: bytes) -> bytes:
-    """Return an element of an interval set of concatenations."""
-    begin = nested(ELEMENT_KEY, attr(_DATA_VALUE, key))
-    return nested(1, begin, nested(ELEMENT_KEY_END, attr(_DATA_VALUE, end)))
-
-
-def data_element(key: bytes, data: bytes) -> bytes:
-    """Return an element of a data map."""
-    begin = nested(ELEMENT_KEY, attr(_DATA_VALUE, key))
-    return nested(1, begin, nested(ELEMENT_DATA, attr(_DATA_VALUE, data)))
-
-
-def verdict_element(key: bytes, chain: bytes, comment: bytes) -> bytes:
-    """Return an element of a verdict map that goes to a chain."""
-    begin = nested(ELEMENT_KEY, attr(_DATA_VALUE, key))
-    return nested(1, begin, _goto(chain), *_userdata(comment))
-
-
-def commented(key: bytes, comment: bytes) -> bytes:
-    """Return an element of a set, with a comment."""
-    begin = nested(ELEMENT_KEY, attr(_DATA_VALUE, key))
-    return nested(1, begin, *_userdata(comment))
-
-
-def _goto(chain: bytes) -> bytes:
+def verdict_goto(chain: bytes) -> bytes:
+    """Return the data of an element that goes to a chain."""
     verdict = nested(_DATA_VERDICT, attr(1, _GOTO), attr(2, chain + b"\0"))
     return nested(ELEMENT_DATA, verdict)
 
 
-def _userdata(comment: bytes, kind: int = ELEMENT_USERDATA) -> tuple[bytes, ...]:
-    """A comment as nft's own type-length-value (libnftnl udata, type 0)."""
+def userdata(comment: bytes, kind: int = ELEMENT_USERDATA) -> bytes:
+    """Return a comment as nft's own type-length-value (libnftnl udata, type 0)."""
     if not comment:
-        return ()
-    return (attr(kind, bytes((0, len(comment) + 1)) + comment + b"\0"),)
+        return b""
+    return attr(kind, bytes((0, len(comment) + 1)) + comment + b"\0")
 
 
 def comment_of(userdata: bytes) -> bytes:
@@ -112,20 +85,14 @@ def comment_of(userdata: bytes) -> bytes:
     return userdata[2 : 1 + userdata[1]]
 
 
-def elements(kind: int, family: Family, set_name: str, items: Iterable[bytes]) -> Iterator[Request]:
+def elements(kind: int, family: Family, name: str, items: Sequence[bytes]) -> Iterator[Request]:
     """Return requests that add or delete elements, as few as an attribute's length allows."""
-    head = text(1, TABLE) + text(2, set_name)
+    head = text(1, TABLE) + text(2, name)
     flags = NLM_F_CREATE if kind == NEWSETELEM else 0
-    chunk: list[bytes] = []
-    size = 0
-    for item in items:
-        if size + len(item) > _CHUNK:
-            yield request(kind, family, head, nested(3, *chunk), flags=flags)
-            chunk, size = [], 0
-        chunk.append(item)
-        size += len(item)
-    if chunk:
-        yield request(kind, family, head, nested(3, *chunk), flags=flags)
+    step = max(1, _CHUNK // max(map(len, items)))
+    for at in range(0, len(items), step):
+        content = b"".join(items[at : at + step])
+        yield request(kind, family, head, attr(3 | NLA_F_NESTED, content), flags=flags)
 
 
 def element_lists(payload: bytes) -> Iterator[bytes]:
@@ -172,7 +139,7 @@ def new_rule(family: Family, chain: str, *expressions: bytes, comment: str = "")
         text(1, TABLE),
         text(2, chain),
         nested(4, *expressions),
-        *_userdata(comment.encode(), kind=7),
+        userdata(comment.encode(), kind=7),
         flags=NLM_F_CREATE | NLM_F_APPEND,
     )
 
