@@ -42,7 +42,10 @@ async def measure(variant: str, services: int, *, rounds: int = 5) -> dict[str, 
     """Return milliseconds by what was measured, medians; `own` is all but child processes."""
     plans = [simple(number) for number in range(services)]
     settings = msgspec.structs.replace(
-        SETTINGS, families=SETTINGS.families[:1], many_services=services > 500
+        SETTINGS,
+        families=SETTINGS.families[:1],
+        many_services=services > 500,
+        many_endpoints=sum(len(plan.reachable) for plan in plans) > 1000,
     )
     figures: dict[str, list[float]] = {}
 
