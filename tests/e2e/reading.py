@@ -24,10 +24,10 @@ FAST = Timing(
     longest=0.04,
     seldom=0.05,
     connect=2.0,
-    answer=0.3,
-    initial_quiet=0.3,
+    answer=1.0,
+    initial_quiet=1.0,
     initial_total=5.0,
-    quiet=0.4,
+    quiet=1.0,
     steady=0.5,
 )
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+from pathlib import Path
+
 import pytest
+import yaml
 
 from steersman.source.kubeconfig import load_cluster_access
 from tests.apiserver import ApiServer
-from tests.apiserver_remote import ServerThread
+from tests.apiserver_remote import ServerThread, control
 from tests.e2e.reading import (
     WORLD,
     node,
@@ -156,3 +161,25 @@ async def test_a_server_in_a_thread_is_driven_over_http() -> None:
             server.control("delete", kind="Service", name="till", namespace="shop")
             await until(lambda: r.store.services == {"cart", "new"})
             assert len(server.control("requests", kind="Node", verb="watch")) == 1
+
+
+async def test_a_server_as_a_process(tmp_path: Path) -> None:
+    """As tests in network namespaces use it."""
+    (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(WORLD))
+    command = ("-m", "tests.apiserver", "--objects", str(tmp_path / "objects.yaml"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    try:
+        assert process.stdout is not None
+        words = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().split()
+        assert words[:2] == ["listening", "on"]
+        url = words[2]
+        async with reading(load_cluster_access(masters=[url])) as r:
+            await r.synced()
+            await asyncio.to_thread(control, url, "restart", version=7)
+            await asyncio.to_thread(control, url, "add", object=service("new"))
+            await until(lambda: r.store.services == {"cart", "till", "new"})
+    finally:
+        process.terminate()
+        assert await process.wait() == 0
