@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -30,16 +30,17 @@ def plans(seed: int, count: int) -> list[ServicePlan]:
 
 
 def world(seed: int, count: int, split: bool = False) -> Rules:
-    settings = replace(SETTINGS, many_services=split)
-    want = render_node(settings, FEATURES)
+    node = replace(SETTINGS, many_services=split)
+    want = render_node(node, FEATURES)
     for plan in plans(seed, count):
-        want.update(render_service(plan, settings, FEATURES))
+        want.update(render_service(plan, node, FEATURES))
     return want
 
 
 seeds = st.integers(0, 1 << 32)
 
 
+@settings(deadline=None)  # a duration says nothing about a law
 @given(seeds)
 def test_what_is_rendered_is_spelled_the_one_way(seed: int) -> None:
     for (family, *_), text in world(seed, 4).items():
@@ -47,6 +48,7 @@ def test_what_is_rendered_is_spelled_the_one_way(seed: int) -> None:
             assert canonical(rule, family) == rule
 
 
+@settings(deadline=None)
 @given(seeds, seeds, st.booleans(), st.sampled_from([LIMITS["legacy"], Limits(30, 40)]))
 def test_applying_a_diff_leads_to_what_is_wanted(
     one: int, other: int, split: bool, limits: Limits
@@ -66,6 +68,7 @@ def test_applying_a_diff_leads_to_what_is_wanted(
         have = {**want, **{k: v for k, v in found.items() if k not in left}}
 
 
+@settings(deadline=None)
 @given(seeds, seeds)
 def test_keys_of_two_service_ports_never_meet(one: int, other: int) -> None:
     first = plans(one, 1)[0]
@@ -76,6 +79,7 @@ def test_keys_of_two_service_ports_never_meet(one: int, other: int) -> None:
     assert not ours.keys() & render_node(SETTINGS, FEATURES).keys()
 
 
+@settings(deadline=None)
 @given(st.text(), st.text())
 def test_no_name_leaves_its_comment(service: str, port: str) -> None:
     name = key("ns/svc").name._replace(service=service, port=port)
@@ -84,6 +88,7 @@ def test_no_name_leaves_its_comment(service: str, port: str) -> None:
     assert printed.isascii()
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200), st.sampled_from([4, 6]))
 def test_any_text_can_be_parsed(text: str, family: int) -> None:
     for table in ("nat", "filter"):

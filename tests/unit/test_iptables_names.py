@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from steersman.modes.iptables.endpoints import probability
 from steersman.modes.iptables.names import (
     FILTER,
     NAT,
@@ -16,7 +17,6 @@ from steersman.modes.iptables.names import (
     part_chain,
     printed_name,
 )
-from steersman.modes.iptables.render import probability
 from tests.iptables_plans import key
 
 CONFORMANCE = Path(__file__).parents[2] / "../shared/conformance/chain_names.json"

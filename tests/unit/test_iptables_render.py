@@ -4,8 +4,9 @@ from msgspec.structs import replace
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Detector, FamilySettings, NodeSettings, ServicePlan
+from steersman.modes.iptables.endpoints import probability
 from steersman.modes.iptables.names import chain_hash
-from steersman.modes.iptables.render import Features, local_source, probability, render_service
+from steersman.modes.iptables.render import Features, local_source, render_service
 from steersman.modes.iptables.render_node import render_node
 from tests.iptables_plans import (
     DROPPED,

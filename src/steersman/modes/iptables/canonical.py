@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from steersman.model.addresses import canonical_ip, family_of
+from steersman.modes.iptables.endpoints import probability
 from steersman.modes.iptables.names import BUILT_IN
-from steersman.modes.iptables.render import probability
 
 _COUNTERS = re.compile(r"\s*\[\d+:\d+\]\s+")
 _PLAIN = re.compile(r"[\w-]+", re.ASCII).fullmatch

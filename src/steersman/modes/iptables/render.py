@@ -20,6 +20,7 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
+from steersman.modes.iptables.endpoints import Endpoints, probability
 from steersman.modes.iptables.names import (
     EXT,
     EXTERNAL_SERVICES,
@@ -29,7 +30,6 @@ from steersman.modes.iptables.names import (
     NAT,
     NODE_PORTS,
     PROXY_FIREWALL,
-    SEP,
     SERVICE_PREFIXES,
     SERVICES,
     SVC,
@@ -56,7 +56,6 @@ class Features(msgspec.Struct, frozen=True):
 
 _LOWER = {protocol: protocol.lower() for protocol in Protocol}
 _BITS = {Family.IPV4: "/32", Family.IPV6: "/128"}
-_MASK = {Family.IPV4: "255.255.255.255", Family.IPV6: ":".join(["ffff"] * 8)}
 _REFUSE = {
     (Family.IPV4, Verdict.REJECT): ("no endpoints", "REJECT --reject-with icmp-port-unreachable"),
     (Family.IPV6, Verdict.REJECT): ("no endpoints", "REJECT --reject-with icmp6-port-unreachable"),
@@ -69,13 +68,6 @@ _WORDS = {
     FrontendKind.EXTERNAL_IP: "external IP",
     FrontendKind.LOAD_BALANCER_IP: "loadbalancer IP",
 }
-
-
-@lru_cache(maxsize=4096)
-def probability(choices: int) -> str:
-    """Return `1/choices` as iptables-save prints it: given with ten decimals, kept in 31 bits."""
-    kept = int(float(f"{1 / choices:.10f}") * (1 << 31) + 0.5)
-    return f"{kept / (1 << 31):.11f}"
 
 
 @lru_cache(maxsize=64)
@@ -282,63 +274,15 @@ class _Port:
         )
         return chain
 
-    # Endpoints
-
     def _endpoint_lists(self) -> None:
-        """Write KUBE-SVC and KUBE-SVL, and a KUBE-SEP chain for every endpoint."""
-        plan = self.plan
-        seed = self.name + self.protocol
-        everyone: list[tuple[str, str]] = []
-        for endpoint in plan.reachable:
-            printed = str(endpoint)
-            chain = SEP + chain_hash(seed + printed)
-            everyone.append((chain, printed))
-            self._endpoint_chain(chain, endpoint.ip, printed)
+        """Write KUBE-SEP chains, and KUBE-SVC and KUBE-SVL as far as rules lead there."""
+        plan, comments = self.plan, not self.settings.many_endpoints
+        writer = Endpoints(self.name, self.protocol, plan, comments)
+        self.chains.update(writer.chains())
         for pool in self.pools:
-            chosen, endpoints = plan.pool(pool), everyone
-            if chosen != plan.reachable:
-                names = dict(zip(plan.reachable, everyone, strict=True))
-                endpoints = [names[endpoint] for endpoint in chosen]
             chain = (SVC if pool is Pool.CLUSTER else SVL) + self.hash
             lines = [self.chains[chain]] if chain in self.chains else []
-            lines += self._choices(chain, endpoints)
-            self.chains[chain] = "\n".join(lines)
-
-    def _endpoint_chain(self, chain: str, address: str, printed: str) -> None:
-        comment = "" if self.settings.many_endpoints else f' -m comment --comment "{self.name}"'
-        recent = ""
-        if self.plan.affinity_seconds:
-            mask = _MASK[self.plan.key.family]
-            recent = f" -m recent --set --name {chain} --mask {mask} --rsource"
-        protocol = self.protocol
-        self.chains[chain] = (
-            f"-A {chain} -s {address}{self.bits}{comment} -j {MARK_MASQ}\n"
-            f"-A {chain} -p {protocol}{comment}{recent} -m {protocol}"
-            f" -j DNAT --to-destination {printed}"
-        )
-
-    def _choices(self, chain: str, endpoints: list[tuple[str, str]]) -> list[str]:
-        """Choose an endpoint: the one that the client had, else any, all equally likely."""
-        if self.settings.many_endpoints:
-            heads = [f"-A {chain}"] * len(endpoints)
-        else:
-            start = f'-A {chain} -m comment --comment "{self.name} -> '
-            heads = [f'{start}{printed}"' for _, printed in endpoints]
-        lines = self._affinity(heads, endpoints) if self.plan.affinity_seconds else []
-        left = len(endpoints)
-        for head, (target, _) in zip(heads, endpoints, strict=True):
-            chance = f" -m statistic --mode random --probability {probability(left)}"
-            lines.append(f"{head}{chance if left > 1 else ''} -j {target}")
-            left -= 1
-        return lines
-
-    def _affinity(self, heads: list[str], endpoints: list[tuple[str, str]]) -> list[str]:
-        mask, seconds = _MASK[self.plan.key.family], self.plan.affinity_seconds
-        return [
-            f"{head} -m recent --rcheck --seconds {seconds} --reap --name {target}"
-            f" --mask {mask} --rsource -j {target}"
-            for head, (target, _) in zip(heads, endpoints, strict=True)
-        ]
+            self.chains[chain] = "\n".join(lines + writer.choices(chain, plan.pool(pool)))
 
 
 def _place(chain: str) -> int:
@@ -350,3 +294,6 @@ def _forwards(frontend: Frontend) -> bool:
         action.verdict is Verdict.FORWARD
         for action in (frontend.pod, frontend.node, frontend.external)
     )
+
+
+__all__ = ["Features", "local_source", "probability", "render_service"]
