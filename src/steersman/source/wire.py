@@ -80,7 +80,7 @@ def decode_list(kind: str, body: bytes | bytearray) -> ObjectList:
         raise ApiError("malformed", f"asked for a {wanted}, was given a {page.kind!r}")
     if not page.metadata.resource_version:
         raise ApiError("malformed", f"the {wanted} has no resourceVersion")
-    if memoryview(page.items)[:4] == b"null":  # Go's empty list
+    if bytes(memoryview(page.items)[:4]) == b"null":  # Go's empty list
         return msgspec.structs.replace(page, items=msgspec.Raw(b"[]"))
     return page
 
