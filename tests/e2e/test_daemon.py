@@ -1,0 +1,297 @@
+"""The whole process in a network namespace: what operators, probes and supervisors see of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.apiserver import ApiServer
+from tests.e2e.reading import service, slice_
+from tests.kernel.namespace import in_namespace, sh
+
+pytestmark = pytest.mark.kernel
+
+NODE = "node-a"
+FLAGS = (
+    f"--hostname-override={NODE}",
+    "--cluster-cidr=10.244.0.0/16",
+    "--conntrack-max-per-core=0",
+    "--iptables-min-sync-period=0s",
+)
+
+
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await true():  # noqa: ASYNC110 - the other process sets no event
+            await asyncio.sleep(0.02)
+
+
+class Process:
+    """A running steersman."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        async with asyncio.timeout(20):
+            return await self.process.wait()
+
+    async def said(self, text: str) -> None:
+        async def has_said() -> bool:
+            assert self.process.returncode is None or text in self.log, self.log
+            return text in self.log
+
+        await until(has_said)
+
+
+async def command(*words: str) -> tuple[int, str, str]:
+    argv = [sys.executable, "-m", "steersman", *words]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe)
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def steersman(tmp: Path, *flags: str, name: str = "log") -> AsyncIterator[Process]:
+    log = tmp / name
+    with log.open("w") as file:
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "steersman", "run", *FLAGS, *flags], stdout=file, stderr=file
+        )
+    running = Process(process, log)
+    try:
+        yield running
+    finally:
+        await running.stop(signal.SIGKILL)
+
+
+async def get(path: str, port: int = 10249) -> tuple[int, str, Mapping[str, str]]:
+    url = f"http://127.0.0.1:{port}{path}"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        return answer.status, await answer.text(), answer.headers
+
+
+async def answers(path: str, port: int = 10249, status: int = 200) -> None:
+    async def does() -> bool:
+        try:
+            return (await get(path, port))[0] == status
+        except aiohttp.ClientError:
+            return False
+
+    await until(does)
+
+
+def manifests(folder: Path, *objects: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    new = folder / ".new"
+    versions = {"EndpointSlice": "discovery.k8s.io/v1"}
+    new.write_text(
+        yaml.safe_dump_all([{"apiVersion": versions.get(o["kind"], "v1"), **o} for o in objects])
+    )
+    new.replace(folder / "world.yaml")
+    return folder
+
+
+def rules(table: str = "nat") -> str:
+    return sh(f"iptables-save -t {table}")
+
+
+def world(*addresses: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    return service("web"), slice_("web-1", "web", *(addresses or ("10.244.0.5",)))
+
+
+def test_manifests_reach_the_kernel_and_changes_follow(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        async with steersman(tmp_path, f"--manifests={folder}") as proxy:
+            await proxy.said("Using iptables Proxier")
+            await until(lambda: in_rules("10.244.0.5:"))
+            manifests(folder, *world("10.244.0.6"))
+            await until(lambda: in_rules("10.244.0.6:"))
+            assert "10.244.0.5:" not in rules()
+            assert await proxy.stop() == 0
+            assert "10.244.0.6:" in rules()  # the data path outlives the process
+        status, out, _ = await command("cleanup")
+        assert (status, "KUBE-SVC" in rules()) == (0, False)
+        assert out.startswith("iptables: ")
+
+    in_namespace(body)
+
+
+async def in_rules(text: str) -> bool:
+    return text in rules()
+
+
+def test_a_restart_that_finds_nothing_to_change_writes_nothing(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        async with steersman(tmp_path, f"--manifests={folder}") as proxy:
+            await proxy.said("sync 1 (start)")
+            await proxy.stop(signal.SIGKILL)
+        async with steersman(tmp_path, f"--manifests={folder}", name="second") as proxy:
+            await proxy.said("sync 1 (start): 1 ServicePorts planned, kernel objects 0 added, 0 ")
+
+    in_namespace(body)
+
+
+def test_a_dry_run_shows_the_difference_and_changes_nothing(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        status, out, _ = await command("run", "--dry-run", f"--manifests={folder}", *FLAGS)
+        assert status == 0
+        assert any(line.startswith("+ ") and "10.244.0.5:" in line for line in out.splitlines())
+        assert "KUBE-" not in rules()
+
+    in_namespace(body)
+
+
+def test_flushed_rules_are_back_within_the_sync_period(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}", "--iptables-sync-period=300ms")
+        async with steersman(tmp_path, *flags) as proxy:
+            await proxy.said("sync 1 (start)")
+            sh("iptables -t nat -F; iptables -F")
+            await until(lambda: in_rules("10.244.0.5:"))
+            await proxy.said("(drift)")
+
+    in_namespace(body)
+
+
+def test_servers_answer_as_probes_and_monitoring_expect(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        async with steersman(tmp_path, f"--manifests={folder}", "--v=2"):
+            await answers("/readyz", 10256)
+            health = json.loads((await get("/healthz", 10256))[1])
+            assert health["healthy"]
+            assert set(health["status"]) >= {"IPv4"}
+            assert (await get("/livez", 10256))[0] == 200
+            assert (await get("/proxyMode"))[1] == "iptables"
+            assert "kubeproxy.config.k8s.io" in json.loads((await get("/configz"))[1])
+            metrics = (await get("/metrics"))[1]
+            assert (
+                'kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv4"} 1' in metrics
+            )
+            assert 'sync_proxy_rules_iptables_total{ip_family="IPv4",table="nat"} ' in metrics
+            state = json.loads((await get("/state"))[1])
+            assert state["objects"]["servicePorts"] == 1
+            status, out, _ = await command("status")
+            assert status == 0
+            assert "1 Services, 1 EndpointSlices, 1 ServicePorts" in out
+
+    in_namespace(body)
+
+
+def test_the_health_check_node_port_tells_of_local_endpoints(tmp_path: Path) -> None:
+    async def body() -> None:
+        spec = {
+            "type": "LoadBalancer",
+            "clusterIP": "10.96.0.1",
+            "externalTrafficPolicy": "Local",
+            "healthCheckNodePort": 32100,
+            "ports": [{"port": 80, "nodePort": 30080}],
+        }
+        lb = {"kind": "Service", "metadata": {"namespace": "shop", "name": "web"}, "spec": spec}
+        slice_here = slice_("web-1", "web", "10.244.0.5")
+        slice_here["endpoints"][0]["nodeName"] = NODE
+        folder = manifests(tmp_path / "m", lb, slice_here)
+        async with steersman(tmp_path, f"--manifests={folder}"):
+            await answers("/", 32100)
+            _, body, headers = await get("/", 32100)
+            assert json.loads(body)["localEndpoints"] == 1
+            assert headers["X-Load-Balancing-Endpoint-Weight"] == "1"
+            slice_here["endpoints"][0]["nodeName"] = "elsewhere"
+            manifests(folder, lb, slice_here)
+            await answers("/", 32100, status=503)
+
+    in_namespace(body)
+
+
+def test_the_api_server_is_followed_and_told_of_the_start(tmp_path: Path) -> None:
+    async def body() -> None:
+        node = {
+            "kind": "Node",
+            "metadata": {"name": NODE},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+        }
+        async with ApiServer([*world(), node]) as server:  # noqa: SIM117 - the flag needs its URL
+            async with steersman(tmp_path, f"--master={server.url}") as proxy:
+                await proxy.said("sync 1 (start)")
+                server.add(slice_("web-1", "web", "10.244.0.9"))
+                await until(lambda: in_rules("10.244.0.9:"))
+                await answers("/healthz", 10256)
+                node["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"  # type: ignore[index]
+                server.add(node)
+                await answers("/healthz", 10256, status=503)
+                assert await proxy.stop() == 0
+
+    in_namespace(body)
+
+
+def test_a_changed_configuration_is_applied_live_and_a_bad_one_refused(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        file = tmp_path / "config.yaml"
+
+        def write(text: str) -> None:
+            new = tmp_path / "config.new"
+            new.write_text(
+                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+                f"conntrack: {{maxPerCore: 0}}\nclusterCIDR: 10.244.0.0/16\n{text}"
+            )
+            os.replace(new, file)
+
+        write("")
+        flags = (f"--manifests={folder}", f"--config={file}")
+        async with steersman(tmp_path, *flags) as proxy:
+            await proxy.said("sync 1 (start)")
+            assert "! -s 10.244.0.0/16" in rules()
+            write("iptables: {masqueradeAll: true}\n")
+            await proxy.said("applied: iptables.masqueradeAll")
+            await until(lambda: not_in_rules("! -s 10.244.0.0/16"))
+            write("iptables: {masqueradeBit: 99}\n")
+            await proxy.said("the configuration of before stays in force")
+            write("mode: nftables\n")
+            await proxy.said("takes effect after a restart: mode")
+            assert proxy.process.returncode is None
+
+    in_namespace(body)
+
+
+async def not_in_rules(text: str) -> bool:
+    return text not in rules()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--proxy-mod=iptables",), "--proxy-mode"),
+        (("--kubeconfig=/nowhere/config",), "/nowhere/config"),
+        (("--proxy-mode=fast",), "proxy"),
+    ],
+)
+async def test_what_cannot_start_says_why_in_one_line(flags: tuple[str, ...], message: str) -> None:
+    status, _, err = await command("run", *flags)
+    assert status == 1
+    assert message in err.splitlines()[-1]
+    assert "Traceback" not in err
