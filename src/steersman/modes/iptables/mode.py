@@ -88,7 +88,7 @@ class IptablesMode:
 
     async def read(self) -> Ruleset:
         """Return what the kernel has of ours; see `Mode.read`."""
-        iptables = await self._ready()
+        iptables = await self._probed()
         ruleset: dict[RuleKey, str] = {}
         held: set[tuple[int, str, str]] = set()
         for family in self.families:
@@ -106,14 +106,14 @@ class IptablesMode:
 
         None too where commands run elsewhere (another network namespace): ours tells nothing then.
         """
-        if (await self._ready()).tool.variant != "nft":
+        if (await self._probed()).tool.variant != "nft":
             return None
         here = isinstance(self._execute, SubprocessExec) and not self._execute.prefix
         return _generation() if here else None
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff; see `Mode.apply`. One run per family, unless it is a very large one."""
-        iptables = await self._ready()
+        iptables = await self._probed()
         change = self._without_left(change)
         spelled = {k: v for words in self._spelled.values() for k, v in words.items()}
         limits = LIMITS[iptables.tool.variant]
@@ -122,10 +122,10 @@ class IptablesMode:
 
     async def canary_present(self) -> bool:
         """Whether nobody flushed our tables (`iptables -F -X`); cheap, see SPEC 8.5."""
-        iptables = await self._ready()
+        iptables = await self._probed()
         return all([await iptables.has_canary(family) for family in self.families])
 
-    async def _ready(self) -> Iptables:
+    async def _probed(self) -> Iptables:
         if self._iptables is None:
             support = await self.probe()
             if self._iptables is None:
