@@ -126,9 +126,9 @@ def by_rules(rules: dict[Family, Rules], flow: FlowCase) -> Answer:
 def by_packets(lab: Lab, flow: FlowCase) -> Answer:
     """Open connections until every expected endpoint was seen, and none other."""
     if flow.kind != "forward":
-        lab.sentinel(flow.address, flow.port, flow.protocol)
         patience = DROP_TIMEOUT6 if ":" in flow.address else DROP_TIMEOUT
-        return _probe(lab, flow, patience if flow.kind == "drop" else 3.0)
+        with lab.sentinel(flow.address, flow.port, flow.protocol):
+            return _probe(lab, flow, patience if flow.kind == "drop" else 3.0)
     wanted = flow.expected.ends
     seen: set[tuple[str, bool]] = set()
     for count in range(max(TRIES, TRIES * len(wanted))):

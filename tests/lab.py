@@ -16,7 +16,8 @@ import itertools
 import os
 import random
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -131,7 +132,6 @@ class Lab:
         self._netns: dict[str, Netns] = {}
         self._owner: dict[str, str] = {}
         self._pods: dict[str, Pod] = {}
-        self._sentinels: list[str] = []
         self.servers = Servers()
 
     def __enter__(self) -> Self:
@@ -289,23 +289,29 @@ class Lab:
         """Start a server on an address, in the namespace that has it."""
         self.servers.listen(self.netns(address), address, port, protocol, name)
 
-    def sentinel(self, address: str, port: int, protocol: str) -> None:
-        """Listen where an untouched packet to an address arrives; answers as `untouched`."""
-        if address not in self._owner:
+    @contextmanager
+    def sentinel(self, address: str, port: int, protocol: str) -> Iterator[None]:
+        """Listen for a while where an untouched packet arrives, and answer as `untouched`.
+
+        An address of nobody is then one of `remote`, so its own pods do not get beyond it.
+        """
+        foreign = address not in self._owner
+        if foreign:
             self._owner[address] = "remote"
-            self._sentinels.append(address)
-            ip(self._names["remote"], [f"addr add {_length(address)} dev lo{_nodad(address)}"])
+            address_of_lo = f"{_length(address)} dev lo{_nodad(address)}"
+            ip(self._names["remote"], [f"addr add {address_of_lo}"])
         self.serve(address, port, protocol, "untouched")
+        try:
+            yield
+        finally:
+            self.servers.silence(address)
+            if foreign:
+                del self._owner[address]
+                ip(self._names["remote"], [f"addr del {_length(address)} dev lo"])
 
     def silence(self) -> None:
-        """Stop all servers and sentinels."""
+        """Stop all servers."""
         self.servers.silence()
-        if self._sentinels:
-            lines = [f"addr del {_length(address)} dev lo" for address in self._sentinels]
-            ip(self._names["remote"], lines)
-        for address in self._sentinels:
-            del self._owner[address]
-        self._sentinels.clear()
 
     def probe(
         self,

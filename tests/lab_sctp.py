@@ -6,6 +6,7 @@ sent, the server answers an INIT ACK that carries its words as a parameter (RFC 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
@@ -13,6 +14,10 @@ import struct
 
 INIT, INIT_ACK = 1, 2
 COOKIE = 7  # the parameter that an INIT ACK carries opaque bytes in
+
+
+PORTS = random.SystemRandom()
+"""Whoever seeds `random` does not repeat ports: conntrack would know the association already."""
 
 
 def _crc_table() -> list[int]:
@@ -54,8 +59,9 @@ def payload(sock: socket.socket, data: bytes) -> bytes:
 
 def ask(sock: socket.socket, port: int) -> str:
     """Send an INIT from a random port and return the words of the INIT ACK."""
-    own_port = random.randrange(20000, 60000)
-    sock.send(packet(own_port, port, 0, INIT, b""))
+    own_port = PORTS.randrange(20000, 60000)
+    with contextlib.suppress(PermissionError):  # OUTPUT drops it, or rejects: recv will tell
+        sock.send(packet(own_port, port, 0, INIT, b""))
     while True:
         data = payload(sock, sock.recv(500))
         source, destination = struct.unpack_from("!HH", data)

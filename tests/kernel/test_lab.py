@@ -50,11 +50,13 @@ def test_everyone_reaches_everyone(lab: Lab, source: str, target: str, protocol:
     assert (outcome.kind, outcome.endpoint, outcome.source) == ("answered", "it", source)
 
 
+@pytest.mark.parametrize("chain", ["FORWARD", "OUTPUT"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_rejected_packet_is_refused(lab: Lab, protocol: str) -> None:
+def test_a_rejected_packet_is_refused(lab: Lab, protocol: str, chain: str) -> None:
     lab.serve(FAR, 80, protocol)
-    lab.run("iptables", "-A", "FORWARD", "-d", FAR, "-j", "REJECT")
-    assert lab.probe(OUTSIDE, FAR, 80, protocol).kind == "refused"
+    lab.run("iptables", "-A", chain, "-d", FAR, "-j", "REJECT")
+    source = "192.168.0.2" if chain == "OUTPUT" else OUTSIDE
+    assert lab.probe(source, FAR, 80, protocol).kind == "refused"
 
 
 @pytest.mark.parametrize("chain", ["FORWARD", "OUTPUT"])
@@ -73,8 +75,9 @@ def test_where_nobody_listens_the_stack_refuses(lab: Lab) -> None:
 @pytest.mark.parametrize("address", ["198.51.100.1", "192.168.0.2", "2001:db8:100::1"])
 def test_an_untouched_packet_is_seen_to_arrive(lab: Lab, address: str) -> None:
     source = OUTSIDE6 if ":" in address else OUTSIDE
-    lab.sentinel(address, 80, "TCP")
-    assert lab.probe(source, address, 80).endpoint == "untouched"
+    with lab.sentinel(address, 80, "TCP"):
+        assert lab.probe(source, address, 80).endpoint == "untouched"
+    assert lab.probe(source, address, 80, timeout=0.4).kind != "answered"
 
 
 def flow(kind: str, *endpoints: str, masquerade: bool = False) -> FlowCase:
