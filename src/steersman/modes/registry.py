@@ -10,6 +10,7 @@ import msgspec
 from steersman.host.exec import Exec
 from steersman.modes.base import Mode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.nftables.mode import NftablesMode
 
 
 class ModeOptions(msgspec.Struct, frozen=True):
@@ -26,4 +27,8 @@ def _iptables(execute: Exec, options: ModeOptions) -> Mode:
     return IptablesMode(execute, IptablesOptions(variant=options.iptables_variant))
 
 
-MODES: Mapping[str, Factory] = {"iptables": _iptables}
+def _nftables(execute: Exec, _options: ModeOptions) -> Mode:
+    return NftablesMode(execute)
+
+
+MODES: Mapping[str, Factory] = {"iptables": _iptables, "nftables": _nftables}

@@ -7,7 +7,7 @@ added. What was deleted by someone else meanwhile is no error where the kernel c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from steersman.host.netlink import Request
@@ -96,7 +96,10 @@ def _removed_objects(removed: Mapping[bytes, Any]) -> Iterator[Step]:
             yield Step(wire.delete_set(Family(key[1]), key[2:].decode()), (key,))
 
 
-_NEW_SETS = {Kind.AFFINITY: wire.new_memory, Kind.MEMBERS: wire.new_members}
+_NEW_SETS: dict[int, Callable[[Family, str], Request]] = {
+    Kind.AFFINITY: wire.new_memory,
+    Kind.MEMBERS: wire.new_members,
+}
 
 
 def _new_objects(new: _Pairs) -> Iterator[Step]:

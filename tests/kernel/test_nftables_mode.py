@@ -1,0 +1,295 @@
+"""The nftables mode against the kernel: what is written is read back, damage is seen and healed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from steersman.host.exec import SubprocessExec
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
+from steersman.modes.base import ApplyError
+from steersman.modes.diff import Diff, diff, merge
+from steersman.modes.nftables.layout import Kind, prefix
+from steersman.modes.nftables.mode import NftablesMode
+from tests import nftables_plans as make
+from tests.kernel.namespace import in_namespace, sh
+
+pytestmark = pytest.mark.kernel
+V4 = Family.IPV4
+
+
+def new_mode() -> NftablesMode:
+    return NftablesMode(SubprocessExec())
+
+
+def render(
+    mode: NftablesMode, plans: Iterable[ServicePlan], of: NodeSettings = make.SETTINGS
+) -> dict[Any, Any]:
+    out = dict(mode.render_node(of))
+    for plan in plans:
+        out.update(mode.render_service(plan, of))
+    return out
+
+
+async def program(
+    mode: NftablesMode, plans: Iterable[ServicePlan], of: NodeSettings = make.SETTINGS
+) -> dict[Any, Any]:
+    assert (await mode.probe()).usable
+    want = render(mode, plans, of)
+    await mode.apply(diff(await mode.read(), want))
+    assert await mode.read() == want
+    return want
+
+
+def nft(script: str) -> None:
+    """What some other program does."""
+    subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
+
+
+def listing() -> str:
+    return sh("nft list ruleset")
+
+
+def elements(name: str, family: str = "ip") -> list[Any]:
+    """What nft itself says is in a set."""
+    said = json.loads(sh(f"nft -j list set {family} kube-proxy {name}"))
+    found: list[Any] = said["nftables"][1]["set"].get("elem", [])
+    return found
+
+
+def frontends(actions: make.Actions, port: int = 80) -> list[Frontend]:
+    """One of each kind."""
+    return [
+        Frontend(FrontendKind.CLUSTER_IP, "10.96.0.10", port, *make.PLAIN),
+        Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", port, *actions),
+        Frontend(FrontendKind.LOAD_BALANCER_IP, "192.0.2.81", port, *actions, ("10.0.0.0/8",)),
+        Frontend(FrontendKind.NODE_PORT, "", 30000 + port, *actions),
+    ]
+
+
+FORMS = {
+    "plain": make.plan(),
+    "one": make.plan([1]),
+    "many": make.plan(range(40)),
+    "thousands": make.plan(range(5000)),
+    "masquerade": make.plan(frontends=frontends(make.MASQUERADED)),
+    "external local": make.plan(frontends=frontends(make.EXTERNAL_LOCAL)),
+    "none here": make.plan(frontends=frontends(make.NONE_HERE)),
+    "internal local": make.plan(frontends=[make.cluster_ip(make.INTERNAL_LOCAL)]),
+    "rejected": make.plan((), frontends=frontends(make.REJECTED)),
+    "dropped": make.plan((), frontends=frontends(make.DROPPED)),
+    "affinity": make.plan(frontends=frontends(make.EXTERNAL_LOCAL), affinity=60),
+    "affinity masqueraded": make.plan(frontends=frontends(make.MASQUERADED), affinity=10800),
+    "sctp": make.plan(of=make.key(protocol=Protocol.SCTP), affinity=60),
+    "udp": make.plan(of=make.key(protocol=Protocol.UDP), affinity=60),
+    "ipv6": make.plan(
+        of=make.key(family=Family.IPV6),
+        frontends=[
+            make.cluster_ip(address="fd00:96::a"),
+            Frontend(FrontendKind.NODE_PORT, "", 30080, *make.EXTERNAL_LOCAL),
+            Frontend(
+                FrontendKind.LOAD_BALANCER_IP, "2001:db8::1", 80, *make.MASQUERADED, ("fd00::/8",)
+            ),
+        ],
+        affinity=60,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("of", [make.SETTINGS, make.NO_DETECTOR, make.INTERFACES])
+def test_every_form_is_read_back_and_listed(form: str, of: NodeSettings) -> None:
+    async def body() -> None:
+        await program(new_mode(), [FORMS[form]], of)
+        assert "chain services" in listing()
+
+    in_namespace(body)
+
+
+def test_listed_elements_say_whose_they_are() -> None:
+    async def body() -> None:
+        await program(new_mode(), [make.plan()])
+        assert "goto cluster-lb-4" in listing()
+        assert 'comment "shop/web:http cluster IP"' in listing()
+
+    in_namespace(body)
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],  # shrinking takes a namespace for each attempt
+)
+@given(worlds=st.tuples(make.worlds(), make.worlds(), make.worlds()))
+def test_changes_lead_where_a_fresh_start_leads(
+    worlds: tuple[dict[Any, ServicePlan], ...],
+) -> None:
+    async def body() -> None:
+        mode = new_mode()
+        have: dict[Any, Any] = {None: await program(mode, [])}
+        for world in worlds:
+            want = {None: have[None]} | {
+                owner: mode.render_service(plan, make.SETTINGS) for owner, plan in world.items()
+            }
+            owners = have.keys() | want.keys()
+            await mode.apply(merge(diff(have.get(o, {}), want.get(o, {})) for o in owners))
+            have = want
+            kernel = await mode.read()
+            assert kernel == {k: v for part in want.values() for k, v in part.items()}
+        known = {f.address for p in worlds[-1].values() for f in p.frontends[:1]}
+        listed = {*elements("cluster-ips"), *elements("cluster-ips", "ip6")}
+        assert listed == known
+        listing()
+        again = new_mode()
+        assert (await again.probe()).usable
+        restarted = render(again, worlds[-1].values())
+        change = diff(await again.read(), restarted)
+        assert not change, change
+
+    in_namespace(body)
+
+
+def test_an_endpoint_of_a_thousand_costs_two_slots() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        want = await program(mode, [make.plan(range(1000))])
+        fewer = render(mode, [make.plan([n for n in range(1000) if n != 10])])
+        change = diff(want, fewer)
+        slots = [k for k in (*change.removed, *change.changed) if k[0] == Kind.SERVICE_ENDPOINTS]
+        assert len(slots) == 2
+        assert len(change) == 3  # and whether it may reach itself
+        await mode.apply(change)
+        assert await mode.read() == fewer
+
+    in_namespace(body)
+
+
+def test_a_refused_transaction_changes_nothing_and_names_the_object() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        want = await program(mode, [make.plan()])
+        start = prefix(Kind.SERVICE_IPS, V4)
+        good = make.plan(of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
+        bad = start + bytes((10, 96, 0, 12, 6, 0, 0, 0, 0, 80, 0, 0))
+        change = Diff({**mode.render_service(good, make.SETTINGS), bad: b"no-such-chain\0x"})
+        with pytest.raises(ApplyError, match=r"element .* of service-ips"):
+            await mode.apply(change)
+        assert await mode.read() == want
+        assert elements("cluster-ips") == ["10.96.0.10"]
+
+    in_namespace(body)
+
+
+DAMAGE = {
+    "everything": "flush ruleset",
+    "table": "delete table ip kube-proxy",
+    "rules": "flush chain ip kube-proxy services",
+    "foreign rule": "add rule ip kube-proxy services drop",
+    "fixed rules": "flush chain ip kube-proxy lb-4",
+    "base chain": "flush chain ip kube-proxy nat-prerouting",
+    "element": "delete element ip kube-proxy service-ips { 10.96.0.10 . tcp . 80 }",
+    "foreign element": "add element ip kube-proxy drop-services { 1.2.3.4 . tcp . 80 }",
+    "cluster IP": "delete element ip kube-proxy cluster-ips { 10.96.0.10 }",
+    "foreign cluster IP": "add element ip kube-proxy cluster-ips { 10.96.0.99 }",
+    "service chain": "",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_seen_and_healed(damage: str) -> None:
+    async def body() -> None:
+        mode = new_mode()
+        want = await program(mode, [make.plan(affinity=60)])
+        token = await mode.fingerprint()
+        command = DAMAGE[damage]
+        if damage == "service chain":
+            words = sh("nft list chains ip").split()
+            (name,) = (w for w in words if w.startswith("affinity-learn-") and "/" in w)
+            command = f"flush chain ip kube-proxy {name}"
+        nft(command)
+        assert await mode.fingerprint() != token
+        change = diff(await mode.read(), want)
+        assert change
+        await mode.apply(change)
+        assert await mode.read() == want
+        assert "10.96.0.10" in elements("cluster-ips")
+        assert "10.96.0.99" not in elements("cluster-ips")
+
+    in_namespace(body)
+
+
+def test_own_transactions_are_not_mistaken_for_damage() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        want = await program(mode, [make.plan()])
+        token = await mode.fingerprint()
+        more = render(mode, [make.plan(range(5), affinity=60)])
+        await mode.apply(diff(want, more))
+        await mode.apply(diff(more, render(mode, [], make.NO_DETECTOR)))
+        assert await mode.fingerprint() == token
+
+    in_namespace(body)
+
+
+UPSTREAM = """
+add table ip kube-proxy
+add map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }
+add set ip kube-proxy cluster-ips { type ipv4_addr ; }
+add chain ip kube-proxy service-x
+add rule ip kube-proxy service-x meta l4proto tcp dnat to 10.244.0.9:80
+add chain ip kube-proxy services
+add rule ip kube-proxy services ip daddr . meta l4proto . th dport vmap @service-ips
+add chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100 ; }
+add rule ip kube-proxy nat-prerouting jump services
+add element ip kube-proxy service-ips { 10.96.0.10 . tcp . 80 : goto service-x }
+add element ip kube-proxy cluster-ips { 10.96.0.10 }
+"""
+FOREIGN = "add table ip other; add chain ip other mine; add rule ip other mine drop\n"
+
+
+def test_a_table_of_upstreams_is_replaced_at_once() -> None:
+    async def body() -> None:
+        nft(UPSTREAM + FOREIGN)
+        mode = new_mode()
+        sticky = [make.cluster_ip(address="10.96.0.7")]
+        plans = [make.plan(), make.plan(of=make.key("s"), frontends=sticky, affinity=60)]
+        await program(mode, plans)
+        assert sorted(elements("cluster-ips")) == ["10.96.0.10", "10.96.0.7"]
+        assert "service-x" not in listing()
+        assert "chain mine" in listing()
+
+    in_namespace(body)
+
+
+def test_cleanup_leaves_only_what_is_not_ours() -> None:
+    async def body() -> None:
+        nft(FOREIGN)
+        mode = new_mode()
+        await program(mode, [make.plan(affinity=60)])
+        await mode.apply(diff(await mode.read(), {}))
+        assert "kube-proxy" not in listing()
+        assert "chain mine" in listing()
+        assert await mode.read() == {}
+
+    in_namespace(body)
+
+
+def test_a_family_can_go() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        want = await program(mode, [make.plan()])
+        only = NodeSettings(families=(Family.IPV4,), ipv4=make.SETTINGS.ipv4)
+        less = render(mode, [make.plan()], only)
+        await mode.apply(diff(want, less))
+        assert await mode.read() == less
+        assert "table ip6 kube-proxy" not in listing()
+
+    in_namespace(body)
