@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 PURE := */model/*,*/compile/*,*/modes/diff.py,*/modes/*/render*.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test demo bench lock clean
+.PHONY: help setup check format test demo bench image lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -33,6 +33,9 @@ demo: setup ## A small cluster in network namespaces, explained as it runs (root
 
 bench: setup ## Figures beside iptables-restore of upstream-shaped rules (root); ONLY=name QUICK=1
 	@python -m benchmarks
+
+image: setup ## The container image, in the builder's storage and in build/image (root is best)
+	@scripts/image.sh
 
 lock: setup ## Resolve the dependencies anew
 	python -m pip install --quiet pip-tools

@@ -1,0 +1,44 @@
+"""Print the part of requirements.lock that the program needs to run, hashes and all."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+LOCK = Path(__file__).parents[1] / "requirements.lock"
+
+
+def needed(package: str, extras: frozenset[str], seen: set[str]) -> set[str]:
+    """Names of all packages that a package needs, directly or not, without tools of developers."""
+    for text in requires(package) or ():
+        requirement = Requirement(text)
+        environments = [{"extra": extra} for extra in ("", *extras)]
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate(each) for each in environments):
+            continue
+        name = canonicalize_name(requirement.name)
+        if name not in seen:
+            seen.add(name)
+            needed(name, frozenset(requirement.extras), seen)
+    return seen
+
+
+def entries(text: str) -> dict[str, str]:
+    """The lock's entries by the names of their packages."""
+    blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)
+    named = (block for block in blocks if "==" in block)
+    return {str(canonicalize_name(block.partition("==")[0])): block for block in named}
+
+
+def main() -> None:
+    """Print the entries of what steersman needs."""
+    locked = entries(LOCK.read_text())
+    print("".join(locked[name] for name in sorted(needed("steersman", frozenset(), set()))), end="")
+
+
+if __name__ == "__main__":
+    main()
