@@ -1,0 +1,147 @@
+"""ClientIP affinity over time, on every path that a connection can take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from steersman.host.exec import SubprocessExec
+from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
+from steersman.modes.diff import diff
+from steersman.modes.nftables.mode import NftablesMode
+from tests import nftables_plans as make
+from tests.kernel.nft import mode_behind
+from tests.lab import Lab, Layout, Pod
+
+pytestmark = pytest.mark.kernel
+NODE, OUTSIDE, POD = "192.0.2.1", "203.0.113.9", "10.244.7.7"
+ENDS = tuple(f"10.244.0.{n}" for n in range(3))
+
+
+def frontends(actions: make.Actions) -> list[Frontend]:
+    return [
+        make.cluster_ip(),
+        Frontend(FrontendKind.EXTERNAL_IP, "198.51.100.1", 80, *actions),
+        Frontend(FrontendKind.NODE_PORT, "", 30080, *actions),
+    ]
+
+
+WAYS = (("10.96.0.10", 80), ("198.51.100.1", 80), (NODE, 30080))
+
+
+class Cluster:
+    """A lab with a mode in it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.mode: NftablesMode = mode_behind(SubprocessExec(lab.exec_argv(())))
+        self.have: dict[Any, Any] = {}
+
+    def program(self, *plans: ServicePlan) -> None:
+        asyncio.run(self._program(plans))
+
+    async def _program(self, plans: tuple[ServicePlan, ...]) -> None:
+        want = dict(self.mode.render_node(make.SETTINGS))
+        for plan in plans:
+            want.update(self.mode.render_service(plan, make.SETTINGS))
+        await self.mode.apply(diff(await self.mode.read(), want))
+
+    def reached(self, source: str, address: str, port: int) -> str:
+        outcome = self.lab.probe(source, address, port)
+        assert outcome.kind == "answered", outcome
+        return outcome.endpoint
+
+    def remembered(self) -> str:
+        """What nft says about affinity maps."""
+        said = self.lab.run("nft", "list", "table", "ip", "kube-proxy")
+        return "".join(block for block in said.split("map ") if block.startswith("affinity-"))
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    pods = (*(Pod(address, local=n % 2 == 0) for n, address in enumerate(ENDS)), Pod(POD))
+    with Lab(Layout({"eth0": (f"{NODE}/24",)}, (OUTSIDE,), pods)) as lab:
+        for address in (*ENDS, NODE):
+            lab.serve(address, 8080, "TCP")
+        yield lab
+
+
+@pytest.fixture
+def cluster(lab: Lab) -> Cluster:
+    return Cluster(lab)
+
+
+@pytest.mark.parametrize("source", [OUTSIDE, ENDS[0], POD, NODE])
+def test_a_client_sticks_whatever_service_ip_it_uses(cluster: Cluster, source: str) -> None:
+    cluster.program()
+    cluster.program(make.plan(frontends=frontends(make.MASQUERADED), affinity=600))
+    first = cluster.reached(source, *WAYS[0])
+    assert {cluster.reached(source, *way) for way in WAYS * 6} == {first}
+    assert f"{source} timeout 10m" in cluster.remembered()
+
+
+def test_pools_are_remembered_apart_and_never_mixed(cluster: Cluster) -> None:
+    cluster.program()
+    cluster.program(make.plan(frontends=frontends(make.EXTERNAL_LOCAL), affinity=600))
+    local = {cluster.reached(OUTSIDE, *way) for way in WAYS[1:] * 6}
+    assert len(local) == 1
+    assert local < {f"{ENDS[0]}:8080", f"{ENDS[2]}:8080"}
+    assert {cluster.reached(OUTSIDE, *WAYS[0]) for _ in range(6)} == local  # it may be used there
+
+
+def test_a_removed_endpoint_is_forgotten(cluster: Cluster) -> None:
+    cluster.program()
+    ways = frontends(make.MASQUERADED)
+    cluster.program(make.plan(frontends=ways, affinity=600))
+    first = cluster.reached(OUTSIDE, *WAYS[2])
+    left = [n for n in range(3) if f"{ENDS[n]}:8080" != first]
+    cluster.program(make.plan(left, frontends=ways, affinity=600))
+    assert first.partition(":")[0] + " ." not in cluster.remembered()
+    second = cluster.reached(OUTSIDE, *WAYS[2])
+    assert second != first
+    cluster.program(make.plan(frontends=ways, affinity=600))
+    assert {cluster.reached(OUTSIDE, *WAYS[2]) for _ in range(8)} == {second}
+
+
+def test_memory_of_an_unknown_endpoint_is_repaired_at_start(cluster: Cluster) -> None:
+    cluster.program()
+    plan = make.plan(affinity=600)
+    cluster.program(plan)
+    cluster.reached(OUTSIDE, *WAYS[0])
+    name = next(w for w in cluster.remembered().split() if w.startswith("affinity-") and "/" in w)
+    stale = f"add element ip kube-proxy {name} {{ 203.0.113.99 timeout 1h : 10.244.9.9 . 80 }}"
+    cluster.lab.run("nft", stale)
+    fresh = Cluster(cluster.lab)
+    fresh.program(plan)
+    assert "10.244.9.9" not in fresh.remembered()
+    assert OUTSIDE in fresh.remembered()
+
+
+def test_time_slides_with_every_connection_and_ends(cluster: Cluster) -> None:
+    cluster.program()
+    cluster.program(make.plan(frontends=frontends(make.MASQUERADED), affinity=1))
+    first = cluster.reached(OUTSIDE, *WAYS[1])
+    until = time.monotonic() + 2.2  # twice the time-out
+    while time.monotonic() < until:
+        assert cluster.reached(OUTSIDE, *WAYS[1]) == first
+    deadline = time.monotonic() + 10
+    while OUTSIDE in cluster.remembered():
+        assert time.monotonic() < deadline, "the client is never forgotten"
+
+
+def test_an_endpoint_in_the_hosts_network_is_learned(cluster: Cluster) -> None:
+    """Its packets go to the input hook, never to postrouting."""
+    cluster.program()
+    own = (Endpoint(NODE, 8080, True), Endpoint(ENDS[0], 8080, True))
+    plan = ServicePlan(make.key(), tuple(frontends(make.EXTERNAL_LOCAL)), own, own, own, 600)
+    cluster.program(plan)
+    deadline = time.monotonic() + 20
+    while cluster.reached(OUTSIDE, *WAYS[2]) != f"{NODE}:8080":
+        assert time.monotonic() < deadline, "the node's own endpoint is never drawn"
+        cluster.program()
+        cluster.program(plan)
+    assert {cluster.reached(OUTSIDE, *WAYS[2]) for _ in range(10)} == {f"{NODE}:8080"}
