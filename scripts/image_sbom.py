@@ -54,9 +54,7 @@ def debian(root: Path) -> Iterator[dict[str, Any]]:
     for path in sorted((root / STATUS).iterdir()):
         control: Message = Parser().parsestr(path.read_text())
         name, version, arch = (control[key] for key in ("Package", "Version", "Architecture"))
-        purl = (
-            f"pkg:deb/debian/{name}@{version.replace('+', '%2B').replace(':', '%3A')}?arch={arch}"
-        )
+        purl = f"pkg:deb/debian/{name}@{quote(version, safe='~')}?arch={arch}"
         yield package("deb", name, version, purl, supplier=f"Person: {control['Maintainer']}")
 
 
