@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -13,12 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
-from demo_cluster import CLIENT, NODE, POD_CIDR, PODS, Cluster, Pod, ask
+from demo_cluster import CLIENT, NODE, POD_CIDR, PODS, Cluster, Pod, Stop, ask, signals
 
 WEB, CART, NODE_PORT = "10.96.0.10", "10.96.0.20", 30080
 MANIFESTS = Path(__file__).parents[1] / "demo"
@@ -36,10 +34,6 @@ PICTURE = f"""
       pod-1      pod-2            pod-3
       10.244.1.11  10.244.1.12    10.244.2.13
 """
-
-
-class Stop(Exception):
-    """Somebody asked the demo to end."""
 
 
 class Demo:
@@ -232,20 +226,13 @@ def missing() -> str:
     return f"make demo needs {', '.join(tools)}: install them, or run it as root" if tools else ""
 
 
-def stop(number: int, _frame: FrameType | None) -> None:
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # cleaning up is not to be interrupted
-    raise Stop(signal.Signals(number).name)
-
-
 def main() -> int:
     """Play the demo; clean up whatever happens. Returns the exit status."""
     if reason := missing():
         print(reason, file=sys.stderr)
         return 1
     begun = time.monotonic()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+    signals.watch()
     cluster = Cluster()
     with tempfile.TemporaryDirectory(prefix="sm-demo-") as directory:
         manifests = Path(directory) / "demo"  # a copy: one step edits it
@@ -259,8 +246,7 @@ def main() -> int:
             print(f"\nthe demo failed: {error}", file=sys.stderr)
             return 1
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
+            signals.ignore()
             cluster.close()
             say(f"\nAll cleaned up, after {time.monotonic() - begun:.0f} s.")
     return 0

@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import IO, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -23,6 +24,52 @@ PREFIX = "sm-demo-"
 NODE, SECOND_NODE, CLIENT = "192.0.2.1", "192.0.2.2", "192.0.2.100"
 PORT = 8080
 POD_CIDR = "10.244.0.0/16"
+
+
+class Stop(Exception):
+    """Somebody asked the demo to end."""
+
+
+class Signals:
+    """Turns signals into Stop, but never while a process is being made: it would go astray."""
+
+    WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self._holds = 0
+        self._stop = ""
+
+    def watch(self) -> None:
+        for number in self.WATCHED:
+            signal.signal(number, self._take)
+
+    def ignore(self) -> None:
+        """From here on nothing interrupts, as befits cleaning up."""
+        for number in self.WATCHED:
+            signal.signal(number, signal.SIG_IGN)
+        self._stop = ""
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+        self._raise()
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self._stop = signal.Signals(number).name
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._stop and not self._holds:
+            why = self._stop
+            self.ignore()
+            raise Stop(why)
+
+
+signals = Signals()
 
 
 class Pod(NamedTuple):
@@ -86,13 +133,13 @@ class Cluster:
         self, name: str, key: str, argv: Sequence[str], output: IO[bytes] | int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
         """Start a program in a namespace; it gets no Ctrl-C of its own."""
-        process = subprocess.Popen(
-            self.argv(name, argv),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._processes[key] = process
+        with signals.held():
+            self._processes[key] = process = subprocess.Popen(
+                self.argv(name, argv),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         return process
 
     def stop(self, key: str) -> None:
@@ -185,7 +232,6 @@ def remove(prefix: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)
-        path.unlink(missing_ok=True)  # made, but not mounted yet: `ip netns add` was interrupted
 
 
 def remove_leftovers() -> None:
@@ -197,7 +243,9 @@ def remove_leftovers() -> None:
 
 
 def _run(*argv: str) -> None:
-    # A session of its own: Ctrl-C is for the demo to handle.
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, start_new_session=True)
+    with signals.held():  # in a session of its own: Ctrl-C is for the demo
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, start_new_session=True
+        )
     if done.returncode:
         raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
