@@ -12,6 +12,7 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
 from steersman.modes.diff import diff
+from steersman.modes.nftables.affinity import base_name, memory_name
 from steersman.modes.nftables.mode import NftablesMode
 from tests import nftables_plans as make
 from tests.kernel.nft import mode_behind
@@ -19,6 +20,7 @@ from tests.lab import Lab, Layout, Pod
 
 pytestmark = pytest.mark.kernel
 NODE, OUTSIDE, POD = "192.0.2.1", "203.0.113.9", "10.244.7.7"
+MEMORY = memory_name(base_name(make.key()), local=False)
 ENDS = tuple(f"10.244.0.{n}" for n in range(3))
 
 
@@ -112,8 +114,7 @@ def test_memory_of_an_unknown_endpoint_is_repaired_at_start(cluster: Cluster) ->
     plan = make.plan(affinity=600)
     cluster.program(plan)
     cluster.reached(OUTSIDE, *WAYS[0])
-    name = next(w for w in cluster.remembered().split() if w.startswith("affinity-") and "/" in w)
-    stale = f"add element ip kube-proxy {name} {{ 203.0.113.99 timeout 1h : 10.244.9.9 . 80 }}"
+    stale = f"add element ip kube-proxy {MEMORY} {{ 203.0.113.99 timeout 1h : 10.244.9.9 . 80 }}"
     cluster.lab.run("nft", stale)
     fresh = Cluster(cluster.lab)
     fresh.program(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Iterable
@@ -291,5 +292,24 @@ def test_a_family_can_go() -> None:
         await mode.apply(diff(want, less))
         assert await mode.read() == less
         assert "table ip6 kube-proxy" not in listing()
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize("script", ["flush ruleset", "delete table ip kube-proxy"])
+def test_a_flush_by_others_is_heard(script: str) -> None:
+    async def body() -> None:
+        mode = new_mode()
+        want = await program(mode, [make.plan()])
+        waiting = asyncio.create_task(mode.lost())
+        more = render(mode, [make.plan(range(5), affinity=60)])
+        await mode.apply(diff(want, more))  # not by others
+        nft(FOREIGN)  # not ours
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        nft(script)
+        await asyncio.wait_for(waiting, 10)
+        await mode.apply(diff(await mode.read(), more))
+        assert await mode.read() == more
 
     in_namespace(body)

@@ -108,6 +108,12 @@ class Netlink:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def port(self) -> int:
+        """The kernel's number of this socket, as in `Message.port`."""
+        port: int = self._socket.getsockname()[0]
+        return port
+
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()

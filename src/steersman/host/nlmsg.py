@@ -47,6 +47,8 @@ class Message(NamedTuple):
     """The sequence of the request it answers; 0 in notifications."""
     payload: bytes
     """Everything behind the netlink header."""
+    port: int = 0
+    """In notifications: the socket whose request made the change; 0 for the kernel itself."""
 
 
 def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
@@ -59,10 +61,10 @@ def messages(data: bytes) -> Iterator[Message]:
     """Take a datagram apart; what is cut off at its end is left out."""
     offset, end = 0, len(data)
     while offset + 16 <= end:
-        size, kind, flags, sequence, _ = HEADER.unpack_from(data, offset)
+        size, kind, flags, sequence, port = HEADER.unpack_from(data, offset)
         if size < 16 or offset + size > end:
             return
-        yield Message(kind, flags, sequence, data[offset + 16 : offset + size])
+        yield Message(kind, flags, sequence, data[offset + 16 : offset + size], port)
         offset += (size + 3) & ~3
 
 

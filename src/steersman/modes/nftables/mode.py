@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.netlink import NETLINK_NETFILTER, AnswersLostError, Netlink, Subscription
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import Support
@@ -16,20 +16,40 @@ from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import Tables, resolve_texts
 from steersman.modes.nftables.layout import (
     LOCAL_SLOTS,
+    TABLE,
     Kind,
     pack_slot,
     unpack_slot,
 )
 from steersman.modes.nftables.probe import probe
 from steersman.modes.nftables.skeleton import foundation
+from steersman.modes.nftables.wire import NEWGEN, table_of
 
 _BUFFER = 1 << 28  # bytes of the largest transaction, 50,000 Services take 20 MB
+_NFNLGRP_NFTABLES = 7
 _INLINE = 64  # objects up to which the system call is not worth a thread
 
 
 def open_netlink() -> Netlink:
     """Open the socket, in the network namespace of the calling thread."""
     return Netlink(NETLINK_NETFILTER, buffer=_BUFFER)
+
+
+def subscribe() -> Subscription:
+    """Open the socket for notifications, in the network namespace of the calling thread."""
+    return Subscription(NETLINK_NETFILTER, (_NFNLGRP_NFTABLES,))
+
+
+async def _concerns_us(news: Subscription, own_port: int) -> bool:
+    """Wait for a notification; whether it may be of somebody else's change to our tables."""
+    try:
+        heard = await news.receive()
+    except AnswersLostError:
+        return True
+    return any(
+        each.port != own_port and each.kind & 0xFF != NEWGEN and table_of(each.payload) == TABLE
+        for each in heard
+    )
 
 
 class NftablesMode:
@@ -42,15 +62,22 @@ class NftablesMode:
         drops_unassigned_addresses=True,
     )
 
-    def __init__(self, execute: Exec, connect: Callable[[], Netlink] = open_netlink) -> None:
+    def __init__(
+        self,
+        execute: Exec,
+        connect: Callable[[], Netlink] = open_netlink,
+        subscribe: Callable[[], Subscription] = subscribe,
+    ) -> None:
         """Make the mode; nothing is opened before it is used.
 
         Args:
             execute: the door to `nft`.
             connect: opens the netlink socket (in another network namespace, for tests).
+            subscribe: opens the socket for notifications, likewise.
         """
         self._exec = execute
         self._connect = connect
+        self._subscribe = subscribe
         self._tables: Tables | None = None
         self._lock = asyncio.Lock()
         self._texts = {foundation(family) for family in Family}
@@ -92,6 +119,18 @@ class NftablesMode:
         """How often others changed the ruleset; our own transactions do not count."""
         async with self._lock:
             return self._opened().strangers()
+
+    async def lost(self) -> None:
+        """Wait until somebody else changed our tables (or all of the ruleset)."""
+        with self._subscribe() as news:
+            async with self._lock:
+                before = self._opened().strangers()
+            while True:
+                if not await _concerns_us(news, self._opened().netlink.port):
+                    continue
+                async with self._lock:  # our own nft is over then, and accounted for
+                    if self._opened().strangers() != before:
+                        return
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""

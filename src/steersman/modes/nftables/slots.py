@@ -39,6 +39,4 @@ def _close(slots: list[bytes | None], holes: Sequence[int]) -> tuple[bytes, ...]
             slots.pop()
         if hole < len(slots):
             slots[hole] = slots.pop()
-    while slots and slots[-1] is None:
-        slots.pop()
     return tuple(endpoint for endpoint in slots if endpoint is not None)

@@ -16,9 +16,11 @@ from steersman.host.nlmsg import (
     NLM_F_APPEND,
     NLM_F_CREATE,
     attr,
+    attributes,
     be32,
     iter_attributes,
     nested,
+    string,
     text,
 )
 from steersman.model.names import Family
@@ -60,6 +62,11 @@ def batch(requests: Sequence[Request]) -> list[Request]:
         last._replace(flags=last.flags | NLM_F_ACK),
         Request(_BATCH_END, edge),
     ]
+
+
+def table_of(payload: bytes) -> str:
+    """Name of the table that a message of nf_tables (but for generations) is about."""
+    return string(attributes(payload, 4).get(1, b""))
 
 
 # -- elements ------------------------------------------------------------------------------
