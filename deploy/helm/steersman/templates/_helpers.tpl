@@ -1,0 +1,71 @@
+{{- define "steersman.labels" -}}
+{{ include "steersman.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "steersman.selector" -}}
+app.kubernetes.io/name: steersman
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "steersman.account" -}}
+{{ .Values.serviceAccount.name | default .Release.Name }}
+{{- end }}
+
+{{- define "steersman.configMap" -}}
+{{ .Values.existingConfigMap | default .Release.Name }}
+{{- end }}
+
+{{- /* What both containers have: image, environment, mounts. */}}
+{{- define "steersman.container" -}}
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+env:
+  - name: NODE_NAME
+    valueFrom:
+      fieldRef:
+        fieldPath: spec.nodeName
+  {{- with .Values.extraEnv }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+resources:
+  {{- toYaml .Values.resources | nindent 2 }}
+volumeMounts:
+  - name: config
+    mountPath: /var/lib/kube-proxy
+    readOnly: true
+  {{- if .Values.hostPaths.modules }}
+  - name: modules
+    mountPath: /lib/modules
+    readOnly: true
+  {{- end }}
+  {{- if .Values.hostPaths.xtablesLock }}
+  - name: xtables-lock
+    mountPath: /run/xtables.lock
+  {{- end }}
+  {{- if .Values.hostPaths.bpf }}
+  - name: bpf
+    mountPath: /sys/fs/bpf
+  - name: cgroup
+    mountPath: /sys/fs/cgroup
+  {{- end }}
+{{- end }}
+
+{{- define "steersman.args" -}}
+- --config=/var/lib/kube-proxy/config.conf
+- --hostname-override=$(NODE_NAME)
+{{- with .Values.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* setpriv's way to write the capabilities to hand on: +net_admin,+net_raw */}}
+{{- define "steersman.setpriv" -}}
+{{- $words := list }}
+{{- range .Values.capabilities }}
+{{- $words = append $words (printf "+%s" (lower .)) }}
+{{- end }}
+{{- join "," $words }}
+{{- end }}
