@@ -20,9 +20,11 @@ def measure(path: Path, services: int) -> tuple[float, float]:
     from steersman.model.plan import Finding  # noqa: PLC0415
     from steersman.model.snapshot import HostFacts  # noqa: PLC0415
     from steersman.modes.iptables.mode import IptablesMode  # noqa: PLC0415
+    from steersman.run.collector import collect_seldom  # noqa: PLC0415
     from steersman.source.decode import decode_object  # noqa: PLC0415
     from steersman.source.store import Store  # noqa: PLC0415
 
+    collect_seldom()
     config = NodeConfig(node_name=world.NODE, cluster_cidrs=(world.CLUSTER_CIDR,))
     mode = IptablesMode(SubprocessExec())
     begun = time.perf_counter()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
+from steersman.config import flagz
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.run.health import ProxyHealth, ServiceHealth
@@ -61,7 +62,7 @@ def metrics_pages(mode: str) -> web.Application:
             Metrics(mode),
             mode,
             configz=lambda: b"{}",
-            flags=lambda: {"v": "2"},
+            flags=lambda: flagz({"v": 2}),
         )
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -82,10 +82,10 @@ class WatchedStore(Store):
         super().__init__(NODE)
         self.replaced: list[tuple[str, int]] = []
 
-    def replace(self, kind: str, objects: Iterable[KubeObject]) -> None:
+    def replace(self, kind: str, objects: Iterable[KubeObject], keep: Container[str] = ()) -> None:
         complete = list(objects)
         self.replaced.append((kind, len(complete)))
-        super().replace(kind, complete)
+        super().replace(kind, complete, keep)
 
     @property
     def services(self) -> set[str]:

@@ -208,11 +208,11 @@ async def test_a_real_cluster_is_read() -> None:
         server.add(event)
         owner = event["metadata"]["labels"]["kubernetes.io/service-name"]
         name = ObjectName(event["metadata"]["namespace"], owner)
-        version = str(server.world.version)
+        told = [endpoint["addresses"] for endpoint in event["endpoints"]]
 
         def arrived() -> bool:
-            versions = (s.metadata.resource_version for s in r.store.snapshot.slices[name].values())
-            return version in versions
+            slice_ = r.store.snapshot.slices[name].get(event["metadata"]["name"])
+            return slice_ is not None and told == [e.addresses for e in slice_.endpoints or ()]
 
         await until(arrived)
 

@@ -423,4 +423,4 @@ def test_a_destination_passes_on_in_order_of_age() -> None:
     assert served("c") == {"c"}
     assert served("b", "c") == {"b"}
     assert served() == set()
-    assert planner.plan.findings == ()
+    assert not planner.plan.findings

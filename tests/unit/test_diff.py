@@ -27,3 +27,12 @@ def test_merge_unites_owners() -> None:
 def test_merge_refuses_two_owners_of_one_object() -> None:
     with pytest.raises(ValueError, match="two owners"):
         merge([Diff({"a": 1}), Diff({"a": 2})])
+
+
+def test_a_key_that_changes_hands_is_a_change() -> None:
+    assert merge([Diff({}, {"a": 1}), Diff({"a": 2})]) == Diff({}, {}, {"a": (1, 2)})
+
+
+def test_merge_refuses_a_change_of_what_another_takes() -> None:
+    with pytest.raises(ValueError, match="two owners"):
+        merge([Diff({}, {}, {"a": (1, 2)}), Diff({"a": 3})])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ class Seen:
         self.feeds = 0
         self._news = asyncio.Event()
 
-    def replace(self, kind: str, objects: Iterable[KubeObject]) -> None:
+    def replace(self, kind: str, objects: Iterable[KubeObject], keep: Container[str] = ()) -> None:
         self.objects[kind] = list(objects)
         self.feeds += 1
         self._news.set()

@@ -211,10 +211,10 @@ def test_service_cidrs_are_united_and_canonical() -> None:
     store = Store()
     spec = {"cidrs": ["10.96.0.1/16", "fd00::/112", "junk"]}
     store.upsert(make("ServiceCIDR", {"metadata": {"name": "a"}, "spec": spec}))
-    assert store.snapshot.service_cidrs == ("10.96.0.0/16", "fd00::/112")
+    assert list(store.snapshot.service_cidrs) == ["10.96.0.0/16", "fd00::/112"]
     assert store.take().node
     assert store.delete("ServiceCIDR", ObjectName("", "a"))
-    assert store.snapshot.service_cidrs == ()
+    assert not store.snapshot.service_cidrs
 
 
 def test_findings_are_replaced_by_scope() -> None:
@@ -222,12 +222,33 @@ def test_findings_are_replaced_by_scope() -> None:
     one, two = Finding("Service a/b", "", "one"), Finding("Service a/a", "", "two")
     store.report("Service a/b", [one])
     store.report("Service a/a", [two])
-    assert store.findings == (two, one)
+    assert list(store.findings) == [two, one]
     store.report("Service a/b", ())
     store.report("Service a/c", ())
-    assert store.findings == (two,)
+    assert list(store.findings) == [two]
 
 
 def test_the_kinds_are_what_the_tests_think() -> None:
     kinds = (service(), slice_(), node(), make("ServiceCIDR", {"metadata": {"name": "a"}}))
     assert tuple(map(type, kinds)) == (Service, EndpointSlice, Node, ServiceCIDR)
+
+
+def test_objects_are_kept_without_what_nobody_reads() -> None:
+    store = Store()
+    store.replace("Service", [service("a"), service("b")])
+    store.upsert(slice_(trigger="2026-01-01T00:00:00Z"))
+    store.upsert(slice_("web-2"))
+    one, two = store.snapshot.services.values()
+    assert one.spec.ports is two.spec.ports
+    assert one == service("a")
+    first, second = store.snapshot.slices[WEB].values()
+    assert first.metadata.annotations is None
+    assert first.ports is second.ports
+    assert first.endpoints == second.endpoints
+
+
+def test_what_cannot_be_read_now_stays_as_it_was() -> None:
+    store = Store()
+    store.replace("Service", [service(), service("api", clusterIP="10.96.0.2")])
+    store.replace("Service", [], keep={"Service shop/web"})
+    assert set(store.snapshot.services) == {WEB}

@@ -258,3 +258,19 @@ def test_a_result_says_what_happened_in_one_sentence() -> None:
         "sync 3 (changes): 2 ServicePorts planned, kernel objects 4 added, 0 changed, 1 removed "
         "in 3.0 ms (plan 1.0, apply 2.0); 1 refused by the kernel"
     )
+
+
+async def test_an_object_that_changes_hands_is_not_lost() -> None:
+    world = World()
+    await world.sync.run()
+    # the node port moves from one Service to another in one step: the same key, two owners
+    for name, port in (("s1", 30080), ("s2", 30081)):
+        spec = {"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}
+        world.store.upsert(service(name, **{"clusterIP": f"10.96.0.{name[1]}", **spec}))
+    await world.sync.run()
+    for name, port in (("s1", 30081), ("s2", 30080)):
+        spec = {"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}
+        world.store.upsert(service(name, **{"clusterIP": f"10.96.0.{name[1]}", **spec}))
+    await world.sync.run()
+    assert world.mode.kernel == world.fresh()
+    assert world.mode.kernel["nodePort :30080"] == "shop/s2 (TCP, IPv4)"

@@ -63,10 +63,12 @@ def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
 
 
 def merge(parts: Iterable[Diff]) -> Diff:
-    """Unite Diffs of different owners, whose keys must not overlap.
+    """Unite Diffs of different owners.
+
+    A key that one owner gives up and another one takes is a change of its value.
 
     Raises:
-        ValueError: two parts touch the same key.
+        ValueError: two owners want the same key, or give up the same.
     """
     added: dict[Any, Any] = {}
     removed: dict[Any, Any] = {}
@@ -77,7 +79,8 @@ def merge(parts: Iterable[Diff]) -> Diff:
         removed.update(part.removed)
         changed.update(part.changed)
         total += len(part)
-    united = Diff(added, removed, changed)
-    if len(united) != total:
+    if len(added) + len(removed) + len(changed) != total or changed.keys() & (added | removed):
         raise ValueError("two owners claim the same kernel object")
-    return united
+    for key in added.keys() & removed.keys():
+        changed[key] = (removed.pop(key), added.pop(key))
+    return Diff(added, removed, changed)

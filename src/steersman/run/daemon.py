@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 from collections.abc import Coroutine
@@ -20,6 +19,7 @@ from steersman.host.process import set_oom_score_adjustment
 from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node
 from steersman.model.plan import Finding, Severity
+from steersman.run.collector import collect_seldom, keep_what_is_there
 from steersman.run.effects import Effects
 from steersman.run.klog import Logging
 from steersman.run.node import NodeTimeoutError, react, wait_for_node
@@ -68,6 +68,7 @@ class Daemon:
             StartError: it cannot run here, or has to be started afresh.
             SysctlError: a start-up setting cannot be written (SPEC 1.1).
         """
+        collect_seldom()
         self._follow_signals()
         await self._set_up()
         async with asyncio.TaskGroup() as tasks:
@@ -190,9 +191,8 @@ class Daemon:
         self._synced.clear()
         if result is not None and (not drift or result.added or result.changed or result.removed):
             log.info("%s", result)
-        if first and result is not None:  # what is there now stays: spare the collector the walk
-            gc.collect()
-            gc.freeze()
+        if first and result is not None:
+            keep_what_is_there()
 
     async def _check_for_drift(self) -> None:
         while True:

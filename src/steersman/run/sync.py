@@ -170,14 +170,20 @@ class Sync:
 
     async def _apply_dirty(self) -> Diff:
         with self._timed("diff"):
-            change = merge(
-                diff(self._have.get(owner, {}), self._want.get(owner, {})) for owner in self._dirty
-            )
-        if change and not await self._try(change):
+            change = self._merged()
+        if change is None or (change and not await self._try(change)):
             return await self._reconcile()
         self._accept(self._dirty)
         self._dirty.clear()
         return change
+
+    def _merged(self) -> Diff | None:
+        """The Diffs of what is dirty as one; None where an object changes hands between owners."""
+        parts = (diff(self._have.get(o, {}), self._want.get(o, {})) for o in self._dirty)
+        try:
+            return merge(parts)
+        except ValueError:
+            return None
 
     async def _reconcile(self) -> Diff:
         """Read the kernel and bring it to what is wanted, whatever it has."""

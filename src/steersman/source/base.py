@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Protocol
 
 from steersman.model.kube import KubeObject
@@ -16,8 +16,11 @@ class Sink(Protocol):
     What `upsert` and `delete` return is of no use to a Source.
     """
 
-    def replace(self, kind: str, objects: Iterable[KubeObject]) -> None:
+    def replace(self, kind: str, objects: Iterable[KubeObject], keep: Container[str] = ()) -> None:
         """Take the complete list of a kind. What is not in it is gone; the rest is compared.
+
+        `keep` has the scopes (`Service shop/cart`) of objects that could not be read now: of
+        those, the last good version stays.
 
         The first call for a kind also says that the kind's initial list is in.
         """

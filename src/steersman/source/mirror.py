@@ -1,4 +1,4 @@
-"""What a Sink was told of one kind: decodes, and keeps the last good version of each object."""
+"""What a Sink is told of one kind: decodes, and sees that the last good version stays in force."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mirror:
         self._kind = kind
         self._sink = sink
         self._stats = stats
-        self._known: dict[ObjectName, KubeObject] = {}
+        self._known: set[ObjectName] = set()
         self._malformed: set[str] = set()
 
     def empty(self) -> None:
@@ -32,14 +32,12 @@ class Mirror:
     def replace(self, objects: Sequence[KubeObject], findings: Iterable[Finding]) -> None:
         """Hand a complete list over; of what is malformed in it, the last good version stays."""
         kind = self._kind
-        known = {obj.metadata.object_name: obj for obj in objects}
         bad = {finding.object: finding for finding in findings}
-        if bad:
-            for name, obj in self._known.items():
-                if scope_of(kind, obj) in bad:
-                    known.setdefault(name, obj)
-        self._known = known
-        self._sink.replace(kind, known.values())
+        self._known = {
+            *(obj.metadata.object_name for obj in objects),
+            *(name for name in self._known if f"{kind} {name}" in bad),
+        }
+        self._sink.replace(kind, objects, bad)
         for scope in self._malformed - bad.keys():
             self._sink.report(scope, ())
         for scope, finding in bad.items():
@@ -49,7 +47,7 @@ class Mirror:
         stats.relists += stats.lists > 0
         stats.lists += 1
         stats.malformed += len(bad)
-        stats.objects = len(known)
+        stats.objects = len(self._known)
 
     def upsert(self, raw: msgspec.Raw) -> str:
         """Take one object that was added or changed; return its resourceVersion, "" if unknown."""
@@ -60,7 +58,7 @@ class Mirror:
             self._malformed.add(obj.object)
             self._sink.report(obj.object, (obj,))
             return outline(raw).resource_version
-        self._known[obj.metadata.object_name] = obj
+        self._known.add(obj.metadata.object_name)
         self._stats.objects = len(self._known)
         self._sink.upsert(obj)
         if self._malformed:
@@ -74,7 +72,7 @@ class Mirror:
         if not meta.name:
             raise RelistError(f"a {self._kind} without a name was deleted")
         name = ObjectName(meta.namespace, meta.name)
-        self._known.pop(name, None)
+        self._known.discard(name)
         self._stats.objects = len(self._known)
         self._sink.delete(self._kind, name)
         self._mended(f"{self._kind} {name}")

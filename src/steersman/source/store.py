@@ -6,7 +6,7 @@ It compares; it does not decide. Everything runs on the event loop, so nothing h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, Servi
 from steersman.model.names import ObjectName
 from steersman.model.plan import Finding
 from steersman.model.snapshot import Snapshot
+from steersman.source.lean import lean_service, lean_slice
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -47,7 +48,8 @@ def service_essence(service: Service) -> object:
     if not spec.cluster_ip or spec.cluster_ip == "None" or spec.type == "ExternalName":
         return None
     lb = service.status.load_balancer if service.status else None
-    return spec, lb, service.metadata.creation_timestamp, service.metadata.annotations
+    ingress = (lb.ingress if lb else None) or None
+    return spec, ingress, service.metadata.creation_timestamp, service.metadata.annotations
 
 
 def _slice_owner(slice_: EndpointSlice) -> ObjectName | None:
@@ -153,12 +155,14 @@ class Store:
 
     # Sink
 
-    def replace(self, kind: str, objects: Iterable[KubeObject]) -> None:
-        """Take the complete list of a kind."""
+    def replace(self, kind: str, objects: Iterable[KubeObject], keep: Container[str] = ()) -> None:
+        """Take the complete list of a kind; objects whose scope is in `keep` stay as they are."""
         new = {obj.metadata.object_name: obj for obj in objects}
         changed = kind not in self._synced
-        for name in [name for name in self._names(kind) if name not in new]:
-            changed |= self._remove(kind, name)
+        gone = [name for name in self._names(kind) if name not in new]
+        for name in gone:
+            if f"{kind} {name}" not in keep:
+                changed |= self._remove(kind, name)
         for obj in new.values():
             changed |= self._put(obj)
         self._synced.add(kind)
@@ -232,7 +236,7 @@ class Store:
         if service is None or now is None:
             self._services.pop(name, None)
         else:
-            self._services[name] = service
+            self._services[name] = lean_service(service)
         return bool(self._before)
 
     def _put_slice(self, slice_: EndpointSlice) -> bool:
@@ -246,7 +250,7 @@ class Store:
         if old is not None and _slice_essence(old) == _slice_essence(slice_):
             return moved
         self._touch(owner, old)
-        self._slices.setdefault(owner, {})[name.name] = slice_
+        self._slices.setdefault(owner, {})[name.name] = lean_slice(slice_)
         self._slice_service[name] = owner
         notes = slice_.metadata.annotations
         if notes is not None and notes.trigger_time:

@@ -1,0 +1,19 @@
+"""Python's cycle collector, told that nearly all objects here are values without cycles."""
+
+from __future__ import annotations
+
+import gc
+
+_YOUNG = 50_000
+"""New containers before the collector looks: reading 10,000 Services makes about 400,000."""
+
+
+def collect_seldom() -> None:
+    """Look for cycles less often: while a cluster is first read, looking costs a tenth or more."""
+    gc.set_threshold(_YOUNG, 20, 100)
+
+
+def keep_what_is_there() -> None:
+    """Take everything alive now to stay alive: later collections need not walk it."""
+    gc.collect()
+    gc.freeze()
