@@ -23,6 +23,7 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.probe import probe
 from steersman.modes.nftables.skeleton import foundation
+from steersman.modes.nftables.text import diff_text
 from steersman.modes.nftables.wire import NEWGEN, table_of
 
 _BUFFER = 1 << 28  # bytes of the largest transaction, 50,000 Services take 20 MB
@@ -120,8 +121,16 @@ class NftablesMode:
         async with self._lock:
             return self._opened().strangers()
 
+    def describe(self, change: Diff) -> str:
+        """Print a Diff as nft commands (`--dry-run`)."""
+        return diff_text(change)
+
     async def lost(self) -> None:
-        """Wait until somebody else changed our tables (or all of the ruleset)."""
+        """Wait until somebody else changed our tables (or all of the ruleset).
+
+        Call it after the first sync: while somebody listens, the kernel tells of every element,
+        which doubles the cost of a cold start.
+        """
         with self._subscribe() as news:
             async with self._lock:
                 before = self._opened().strangers()

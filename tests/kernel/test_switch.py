@@ -1,0 +1,214 @@
+"""Switching modes under live connections: none breaks, and every new one gets through."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from steersman.host.exec import SubprocessExec
+from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
+from steersman.modes.base import Mode
+from steersman.modes.diff import diff
+from steersman.run.switch import clean_leftovers, others
+from tests import nftables_plans as make
+from tests.lab import Lab, Layout, Pod
+from tests.modes import MODES, render
+
+pytestmark = pytest.mark.kernel
+NODE, OUTSIDE, CLIENT = "192.0.2.1", "203.0.113.9", "10.244.7.7"
+ENDS = ("10.244.0.0", "10.244.0.2")
+WAYS = (
+    (CLIENT, "10.96.0.10", 80),
+    (OUTSIDE, NODE, 30080),
+    (OUTSIDE, "198.51.100.1", 80),
+    (NODE, "10.96.0.10", 80),
+    (ENDS[0], "10.96.0.10", 80),
+)
+FRONTENDS = (
+    make.cluster_ip(),
+    Frontend(FrontendKind.EXTERNAL_IP, "198.51.100.1", 80, *make.MASQUERADED),
+    Frontend(FrontendKind.NODE_PORT, "", 30080, *make.MASQUERADED),
+)
+ONLY_V4 = NodeSettings(node_name="here", ipv4=make.SETTINGS.ipv4)
+SERVICE = make.plan([0, 2], frontends=FRONTENDS)
+PLAN = NodePlan(ONLY_V4, {SERVICE.key: SERVICE})
+UPSTREAM = """
+add table ip kube-proxy
+add map ip kube-proxy service-ips { type ipv4_addr . inet_proto . inet_service : verdict ; }
+add map ip kube-proxy service-nodeports { type inet_proto . inet_service : verdict ; }
+add chain ip kube-proxy mark-it
+add rule ip kube-proxy mark-it mark set mark or 0x4000
+add chain ip kube-proxy service-ULMVA6XW-shop/web/tcp/http
+add rule ip kube-proxy service-ULMVA6XW-shop/web/tcp/http jump mark-it
+add rule ip kube-proxy service-ULMVA6XW-shop/web/tcp/http meta l4proto tcp dnat ip to \
+numgen random mod 2 map { 0 : 10.244.0.0 . 8080, 1 : 10.244.0.2 . 8080 }
+add chain ip kube-proxy services
+add rule ip kube-proxy services ip daddr . meta l4proto . th dport vmap @service-ips
+add rule ip kube-proxy services ip daddr 192.0.2.1 meta l4proto . th dport vmap @service-nodeports
+add chain ip kube-proxy nat-prerouting { type nat hook prerouting priority -100 ; }
+add rule ip kube-proxy nat-prerouting jump services
+add chain ip kube-proxy nat-output { type nat hook output priority -100 ; }
+add rule ip kube-proxy nat-output jump services
+add chain ip kube-proxy nat-postrouting { type nat hook postrouting priority 100 ; }
+add rule ip kube-proxy nat-postrouting mark and 0x4000 != 0 masquerade
+add element ip kube-proxy service-ips { 10.96.0.10 . tcp . 80 : \
+goto service-ULMVA6XW-shop/web/tcp/http, \
+198.51.100.1 . tcp . 80 : goto service-ULMVA6XW-shop/web/tcp/http }
+add element ip kube-proxy service-nodeports { tcp . 30080 : \
+goto service-ULMVA6XW-shop/web/tcp/http }
+"""
+
+
+class Echo:
+    """Endpoints that send back what they get, for as long as a connection lasts."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._sockets: list[socket.socket] = []
+        for address in ENDS:
+            server = lab.netns(address).socket(address, "TCP")
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind((address, 8080))
+            server.listen(64)
+            self._sockets.append(server)
+            threading.Thread(target=self._accept, args=(server,), daemon=True).start()
+
+    def _accept(self, server: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    @staticmethod
+    def _serve(client: socket.socket) -> None:
+        with client:
+            while data := client.recv(100):
+                client.sendall(data)
+
+    def close(self) -> None:
+        for server in self._sockets:
+            server.shutdown(socket.SHUT_RDWR)
+            server.close()
+
+
+class Clients:
+    """Connections that stay open, and new ones opened without pause."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._stop = threading.Event()
+        self.opened = 0
+        self.failed: list[str] = []
+        self.live = [self._connect(*way) for way in WAYS]
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _connect(self, source: str, address: str, port: int) -> socket.socket:
+        sock = self._lab.netns(source).socket(source, "TCP")
+        sock.settimeout(0.9)  # before a lost SYN is sent again
+        sock.bind((source, 0))
+        sock.connect((address, port))
+        return sock
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for way in WAYS:
+                try:
+                    with self._connect(*way) as sock:
+                        sock.sendall(b"new")
+                        assert sock.recv(9) == b"new"
+                except (OSError, AssertionError) as error:
+                    self.failed.append(f"{way}: {error!r}")
+                self.opened += 1
+
+    def check(self) -> None:
+        """Every live connection still carries data, both ways."""
+        for sock in self.live:
+            sock.sendall(b"live")
+            assert sock.recv(9) == b"live"
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        for sock in self.live:
+            sock.close()
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    pods = tuple(Pod(address) for address in (*ENDS, CLIENT))
+    with Lab(Layout({"eth0": (f"{NODE}/24",)}, (OUTSIDE,), pods)) as lab:
+        echo = Echo(lab)
+        yield lab
+        echo.close()
+
+
+def mode_of(lab: Lab, name: str, variant: str) -> Mode:
+    return MODES[name].make(SubprocessExec(lab.exec_argv(())), variant)
+
+
+async def program(mode: Mode) -> None:
+    assert (await mode.probe()).usable
+    want = render(PLAN, mode)
+    await mode.apply(diff(await mode.read(), want))
+
+
+def serves(lab: Lab, name: str, variant: str) -> bool:
+    """Whether a mode's rules for the Service are in the kernel."""
+    if name == "iptables":
+        return "KUBE-SERVICES" in lab.run(f"iptables-{variant}-save")
+    return "table ip kube-proxy" in lab.run("nft", "list", "tables")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (("iptables", "nft"), ("nftables", "nft")),
+        (("iptables", "legacy"), ("nftables", "nft")),
+        (("nftables", "nft"), ("iptables", "nft")),
+        (("nftables", "nft"), ("iptables", "legacy")),
+        (("upstream", ""), ("nftables", "nft")),
+    ],
+)
+def test_connections_live_through_a_switch(
+    lab: Lab, old: tuple[str, str], new: tuple[str, str]
+) -> None:
+    async def switch() -> None:
+        await program(mode_of(lab, *new))
+        clients.check()
+        left = [(name, mode_of(lab, *old)) for name in (old[0],) if name in MODES]
+        said = await clean_leftovers(left)
+        assert [s for s in said if "removed" in s] == said
+        assert len(said) == len(left)
+
+    if old[0] in MODES:
+        asyncio.run(program(mode_of(lab, *old)))
+    else:
+        lab.run("nft", "-f", "-", stdin=UPSTREAM)
+    clients = Clients(lab)
+    try:
+        clients.check()
+        asyncio.run(switch())
+        clients.check()
+        before = clients.opened
+        while clients.opened < before + 20:
+            clients.check()
+    finally:
+        clients.close()
+    assert clients.failed == []
+    assert serves(lab, *new)
+    if old[0] in MODES:
+        assert not serves(lab, *old)
+    assert "ULMVA6XW" not in lab.run("nft", "list", "ruleset")
+
+
+def test_each_mode_leaves_the_other_behind() -> None:
+    names = [name for name, _ in others("nftables", SubprocessExec())]
+    assert names == ["iptables (nft)", "iptables (legacy)"]
+    assert [name for name, _ in others("iptables", SubprocessExec())] == ["nftables"]
+    assert [name for name, _ in others("elsewhere", SubprocessExec())] == []
