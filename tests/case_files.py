@@ -27,7 +27,7 @@ from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import Traits
 from steersman.model.snapshot import HostFacts
-from tests.flows import FlowCase
+from tests.flows import FlowCase, as_served
 from tests.worlds import POD_NETWORKS, World, snapshot_of
 
 CASES = Path(__file__).parent / "cases"
@@ -107,7 +107,7 @@ def _config(node: Mapping[str, Any]) -> NodeConfig:
 def _flows(flows: list[dict[str, Any]], config: NodeConfig, traits: Traits) -> Iterator[FlowCase]:
     for flow in flows:
         if _counts(flow.get("where", ""), traits):
-            yield _flow(flow, config)
+            yield as_served(_flow(flow, config), traits)
 
 
 def _counts(where: str, traits: Traits) -> bool:

@@ -6,12 +6,12 @@ disagree neither with each other nor with the case.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from steersman.compile.trace import Flow, trace
 from steersman.model.addresses import canonical_ip, split_host_port
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import NodePlan
+from steersman.model.plan import NodePlan, Traits
 from tests.iptables_rules import Packet, Rules
 from tests.lab import Lab
 
@@ -61,6 +61,14 @@ class FlowCase:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.source} -> {self.address} port {self.port}/{self.protocol})"
+
+
+def as_served(flow: FlowCase, traits: Traits) -> FlowCase:
+    """A flow as modes of these traits serve it, where the question is of no particular mode."""
+    if flow.protocol == "SCTP" and not traits.forwards_sctp:
+        return replace(flow, kind="untouched", endpoints=frozenset(), masquerade=False)
+    hidden = flow.kind == "forward" and traits.hides_clients
+    return replace(flow, masquerade=flow.masquerade or hidden)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ removes itself, and the next one removes what dead processes left.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.lab_sockets import Netns, Outcome, Servers, probe
+from tests.lab_sockets import CGROUPS, Netns, Outcome, Servers, probe
 
 RUN = Path("/run/netns")
 PREFIX = "sm-"
@@ -300,7 +301,8 @@ class Lab:
             self._owner[address] = "remote"
             address_of_lo = f"{_length(address)} dev lo{_nodad(address)}"
             ip(self._names["remote"], [f"addr add {address_of_lo}"])
-        self.serve(address, port, protocol, "untouched")
+        with contextlib.suppress(OSError):  # the mode itself listens there: then nobody else can
+            self.serve(address, port, protocol, "untouched")
         try:
             yield
         finally:
@@ -323,7 +325,13 @@ class Lab:
         timeout: float = 3.0,
     ) -> Outcome:
         """One new connection from an address of the lab ("" for any of the node's)."""
-        return probe(self.netns(source), source, address, port, protocol, timeout)
+        cgroup = CGROUPS.get(self.node.path) if self._is_ours(source) else None
+        return probe(self.netns(source), source, address, port, protocol, timeout, cgroup)
+
+    def _is_ours(self, address: str) -> bool:
+        """Whether an address is of the node or of a pod on it."""
+        pod = self._pods.get(address)
+        return pod.local if pod else self._owner.get(address) == "node"
 
     def exec_argv(self, argv: Sequence[str]) -> list[str]:
         """A command line that runs in the node's namespace."""

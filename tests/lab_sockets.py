@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from tests import lab_sctp
@@ -29,6 +30,9 @@ ANSWER_TIMEOUT = 10.0
 KINDS = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM, "SCTP": socket.SOCK_RAW}
 
 _libc = ctypes.CDLL(None, use_errno=True)
+CGROUPS: dict[str, Path] = {}
+"""By path of a lab's node: the cgroup that sockets of it and of its pods are to be in."""
+
 _worker = ThreadPoolExecutor(1, thread_name_prefix="netns")
 
 
@@ -53,14 +57,30 @@ class Netns:
 
         return _worker.submit(inside).result()
 
-    def socket(self, address: str, protocol: str) -> socket.socket:
-        """Make a socket inside, of the family of `address`."""
+    def socket(
+        self, address: str, protocol: str, cgroup: Path | None = None
+    ) -> socket.socket:
+        """Make a socket inside, of the family of `address`; in a threaded cgroup where given."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         number = socket.IPPROTO_SCTP if protocol == "SCTP" else 0
-        return self.call(lambda: socket.socket(family, KINDS[protocol], number))
+
+        def make() -> socket.socket:
+            return socket.socket(family, KINDS[protocol], number)
+
+        return self.call(lambda: _within(cgroup, make) if cgroup else make())
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _within(cgroup: Path, make: Callable[[], T]) -> T:
+    """Call a function while this thread is in a cgroup."""
+    thread = str(threading.get_native_id())
+    (cgroup / "cgroup.threads").write_text(thread)
+    try:
+        return make()
+    finally:
+        (cgroup.parent / "cgroup.threads").write_text(thread)
 
 
 def printed(address: str, port: int) -> str:
@@ -93,14 +113,20 @@ def _failed(error: OSError) -> Outcome:
 
 
 def probe(
-    netns: Netns, source: str, address: str, port: int, protocol: str, timeout: float
+    netns: Netns,
+    source: str,
+    address: str,
+    port: int,
+    protocol: str,
+    timeout: float,
+    cgroup: Path | None = None,
 ) -> Outcome:
     """Open one new connection (or send one datagram) and say what came of it.
 
     `source` may be "": then the kernel chooses. Within `timeout` seconds TCP must be connected,
     others must have answered; below one second not even the first packet may be lost.
     """
-    with netns.socket(address, protocol) as sock:
+    with netns.socket(address, protocol, cgroup) as sock:
         sock.settimeout(timeout)
         try:
             if source:
@@ -150,9 +176,13 @@ class Servers:
             return
         sock = netns.socket(address, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address, 0 if protocol == "SCTP" else port))
-        if protocol == "TCP":
-            sock.listen(64)
+        try:
+            sock.bind((address, 0 if protocol == "SCTP" else port))
+            if protocol == "TCP":
+                sock.listen(64)
+        except OSError:
+            sock.close()
+            raise
         sock.setblocking(False)
         handler = {"TCP": self._accept, "UDP": _answer, "SCTP": lab_sctp.answer}[protocol]
         self._listening[key] = sock

@@ -18,6 +18,7 @@ from steersman.modes.nftables.text import ruleset_text
 from tests.flows import Answer, FlowCase, by_rules
 from tests.iptables_rules import Rules, parse
 from tests.kernel.nft import mode_behind
+from tests.userspace_modes import userspace_behind
 
 Ask: TypeAlias = Callable[[FlowCase], Answer]
 
@@ -120,4 +121,18 @@ def _nftables_golden(plan: NodePlan) -> str:
 NFTABLES = ModeUnderTest(
     "nftables", ("nft",), lambda exec_, _: mode_behind(exec_), None, _nftables_golden
 )
-MODES = {mode.name: mode for mode in (IPTABLES, NFTABLES)}
+
+
+# -- userspace -----------------------------------------------------------------------------
+
+
+def _userspace_golden(plan: NodePlan) -> str:
+    mode, lines = USERSPACE.offline(), []
+    for service in plan.services.values():
+        ruleset = mode.render_service(service, plan.settings)
+        lines += [f"{key}: {ruleset[key]}" for key in sorted(ruleset)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+USERSPACE = ModeUnderTest("userspace", ("nft", "legacy"), userspace_behind, None, _userspace_golden)
+MODES = {mode.name: mode for mode in (IPTABLES, NFTABLES, USERSPACE)}

@@ -18,7 +18,7 @@ import tests.conformance
 from tests.conformance.replay import replay
 from tests.conformance.suites_names import not_here
 from tests.conformance.world import world
-from tests.flows import FlowCase, by_packets, by_trace, compare
+from tests.flows import FlowCase, as_served, by_packets, by_trace, compare
 from tests.modes import Ask, ModeUnderTest
 from tests.worlds import LabPool, World, program
 
@@ -88,7 +88,7 @@ class Runner:
     def flows(self, path: Path, case: Case, tally: Tally) -> None:
         """Check every flow of a case."""
         try:
-            setting = flow_world(case)
+            setting = flow_world(case, self.mode.traits)
             ask = self._ask(setting)
         except Skipped as why:
             tally.skips.append(f"{path.name} {case['id']}: {why}")
@@ -149,10 +149,11 @@ def suite_check(suite: str, case: Case) -> Callable[[], str]:
     return check
 
 
-def flow_world(case: Case) -> World:
-    """The world of a case with flows."""
+def flow_world(case: Case, traits: Traits) -> World:
+    """The world of a case with flows, as modes of these traits serve them."""
     snapshot, config, facts = world(dict(case))
-    return World(case["id"], snapshot, config, facts, tuple(_flow_cases(case)))
+    flows = tuple(as_served(flow, traits) for flow in _flow_cases(case))
+    return World(case["id"], snapshot, config, facts, flows)
 
 
 def _flow_cases(case: Case) -> Iterator[FlowCase]:

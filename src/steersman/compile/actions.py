@@ -71,6 +71,8 @@ def without_frontends(plan: ServicePlan, kept: tuple[Frontend, ...]) -> ServiceP
         union(cluster, local),
         plan.affinity_seconds,
         plan.health_check_node_port,
+        plan.least_connections,
+        plan.proxy_protocol,
     )
 
 
@@ -84,21 +86,25 @@ def internal_actions(spec: PortSpec, found: Categories, settings: NodeSettings) 
         plain, masqueraded = TO_LOCAL, TO_LOCAL_MASQUERADED
     else:
         return _ALL_DROP
-    if settings.masquerade_all:
+    if settings.masquerade_all or settings.traits.hides_clients:
         return (masqueraded, masqueraded, masqueraded)
     if settings.family(family_of(spec.cluster_ip)).detector:
         return (plain, masqueraded, masqueraded)
     return (plain, plain, plain)
 
 
-def external_actions(spec: PortSpec, found: Categories, family: FamilySettings) -> Actions:
+def external_actions(
+    spec: PortSpec, found: Categories, family: FamilySettings, *, hides_clients: bool = False
+) -> Actions:
     """Decide what happens at external IPs, load balancer VIPs and the node port."""
     if not found.has_any:
         return _ALL_REJECT
     if not spec.external_policy_local:
         return _ALL_MASQUERADED
-    others = TO_LOCAL if found.local else DROP
-    pod = TO_CLUSTER if family.detector else others
+    to_local = TO_LOCAL_MASQUERADED if hides_clients else TO_LOCAL
+    others = to_local if found.local else DROP
+    to_cluster = TO_CLUSTER_MASQUERADED if hides_clients else TO_CLUSTER
+    pod = to_cluster if family.detector else others
     return (pod, TO_CLUSTER_MASQUERADED, others)
 
 
@@ -130,7 +136,8 @@ def _frontends(
 def _external_frontends(
     spec: PortSpec, found: Categories, family: FamilySettings, settings: NodeSettings
 ) -> Iterable[Frontend]:
-    actions = external_actions(spec, found, family)
+    hides_clients = settings.traits.hides_clients
+    actions = external_actions(spec, found, family, hides_clients=hides_clients)
     guarded = found.has_any or settings.traits.filters_without_endpoints
     ranges = allowed_sources(spec, family) if guarded else ()
     seen = {spec.cluster_ip}

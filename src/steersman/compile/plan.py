@@ -16,6 +16,7 @@ from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle
 from steersman.compile.endpoints import categorize, check_address_types, read_endpoints
 from steersman.compile.node import Totals, node_settings, with_totals, zone_of
 from steersman.compile.service import read_service
+from steersman.compile.wishes import with_wishes, without_sctp
 from steersman.model.config import NodeConfig
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName, PlanKey
@@ -59,6 +60,9 @@ def compile_service(
     )
     if not by_family:
         return {}, findings
+    if not settings.traits.forwards_sctp:
+        by_family, refused = without_sctp(service, by_family)
+        findings += refused
     slices = list(slices)
     findings += check_address_types(slices)
     node_name = settings.node_name
@@ -70,7 +74,8 @@ def compile_service(
             states = endpoints.get((name.port, name.protocol), ())
             key = PlanKey(name, family)
             plans[key] = plan_port(key, spec, categorize(states, spec, node_name, zone), settings)
-    return plans, findings
+    plans, more = with_wishes(service, plans)
+    return plans, findings + more
 
 
 def compile_all(

@@ -42,6 +42,10 @@ class Annotations(Lean, frozen=True, rename=None):
     """On an EndpointSlice: when the change that led to it happened (RFC 3339)."""
     close_connections: str | None = msgspec.field(name="steersman/close-connections", default=None)
     """On a Service: "true" cuts TCP and SCTP connections to endpoints that are gone."""
+    load_balancing: str | None = msgspec.field(name="steersman/load-balancing", default=None)
+    """On a Service: "least-connections" prefers idle endpoints, in modes that count connections."""
+    proxy_protocol: str | None = msgspec.field(name="steersman/proxy-protocol", default=None)
+    """On a Service: "v2" tells TCP endpoints the client's address, in the userspace modes."""
 
 
 class ObjectMeta(Lean, frozen=True):

@@ -137,6 +137,10 @@ class ServicePlan(Value, frozen=True):
     """ClientIP session affinity: seconds after the last new connection; 0 for none."""
     health_check_node_port: int = 0
     """Port whose health check traffic is to be let in; 0 for none."""
+    least_connections: bool = False
+    """Prefer the endpoint with the fewest connections, where the mode can count them."""
+    proxy_protocol: bool = False
+    """Tell endpoints who the client is by the PROXY protocol, where the mode ends connections."""
 
     @property
     def uses_cluster(self) -> bool:
@@ -205,6 +209,10 @@ class Traits(Value, frozen=True):
     """An unassigned address in the ServiceCIDRs is dropped."""
     localhost_node_ports: bool = False
     """The mode can serve node ports on IPv4 loopback."""
+    hides_clients: bool = False
+    """Endpoints always see an address of this node: connections end in the proxy."""
+    forwards_sctp: bool = True
+    """SCTP can be served."""
 
 
 class NodeSettings(Value, frozen=True):

@@ -1,0 +1,67 @@
+"""What only some modes can do: asked for by annotation, or not to be had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from steersman.compile.notes import Notes
+from steersman.compile.service import PortSpecs
+from steersman.model.kube import Service
+from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.plan import Finding, ServicePlan, Severity
+
+_LEAST_CONNECTIONS = "least-connections"
+_BALANCING = (None, "", "round-robin", _LEAST_CONNECTIONS)
+_PROXY_PROTOCOLS = (None, "", "v2")
+
+
+def with_wishes(
+    service: Service, plans: dict[PlanKey, ServicePlan]
+) -> tuple[dict[PlanKey, ServicePlan], tuple[Finding, ...]]:
+    """Return plans with what the Service's annotations ask of its connections, and what is wrong.
+
+    `steersman/load-balancing` and `steersman/proxy-protocol`; an unknown word is ignored.
+    """
+    asked = service.metadata.annotations
+    if asked is None or not (asked.load_balancing or asked.proxy_protocol):
+        return plans, ()
+    notes = Notes("Service", service.metadata)
+    _check("steersman/load-balancing", asked.load_balancing, _BALANCING, notes)
+    _check("steersman/proxy-protocol", asked.proxy_protocol, _PROXY_PROTOCOLS, notes)
+    least = asked.load_balancing == _LEAST_CONNECTIONS
+    tells = asked.proxy_protocol == "v2"
+    changed = {
+        key: msgspec.structs.replace(
+            plan,
+            least_connections=least,
+            proxy_protocol=tells and key.name.protocol is Protocol.TCP,
+        )
+        for key, plan in plans.items()
+    }
+    return changed, notes.findings
+
+
+def _check(name: str, word: str | None, known: tuple[str | None, ...], notes: Notes) -> None:
+    if word not in known:
+        words = ", ".join(w for w in known if w)
+        notes.add(
+            f"metadata.annotations[{name}]", f"{word!r} is unknown and was ignored; write {words}"
+        )
+
+
+def without_sctp(
+    service: Service, by_family: Mapping[Family, PortSpecs]
+) -> tuple[dict[Family, PortSpecs], tuple[Finding, ...]]:
+    """Return the ServicePorts without those of SCTP, and a Finding where there are such."""
+    kept = {
+        family: {name: spec for name, spec in specs.items() if name.protocol is not Protocol.SCTP}
+        for family, specs in by_family.items()
+    }
+    if all(len(kept[family]) == len(specs) for family, specs in by_family.items()):
+        return kept, ()
+    notes = Notes("Service", service.metadata)
+    reason = "SCTP cannot be forwarded in this mode; the port is not served, use another mode"
+    notes.add("spec.ports", reason, Severity.ERROR)
+    return kept, notes.findings

@@ -1,0 +1,178 @@
+"""The listeners of this process: started, changed and stopped to follow a Diff."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from steersman.model.names import Family, PlanKey, Protocol
+from steersman.modes.base import ApplyError
+from steersman.modes.userspace.balance import Balancer
+from steersman.modes.userspace.incoming import note_interfaces
+from steersman.modes.userspace.names import FrontendKey, Listener
+from steersman.modes.userspace.route import Route
+from steersman.modes.userspace.sockets import (
+    OpenSocket,
+    Ports,
+    Room,
+    descriptor_limit,
+    listen,
+    prepare,
+    wildcard,
+)
+from steersman.modes.userspace.tcp import TcpListener
+from steersman.modes.userspace.traffic import Traffic
+from steersman.modes.userspace.udp import UdpListener
+
+AnyListener = TcpListener | UdpListener
+_DRAIN_LOOK = 0.05  # seconds
+
+
+class Proxy:
+    """Every listener, and what they share."""
+
+    def __init__(
+        self, open_socket: OpenSocket, ports: Ports, udp_idle: float, limit: int = 0
+    ) -> None:
+        """Make a proxy without listeners.
+
+        Args:
+            open_socket: makes sockets (in another network namespace, for tests).
+            ports: gives out proxy ports.
+            udp_idle: seconds after which an idle UDP client is forgotten.
+            limit: descriptors for listeners and connections; 0 for what the system allows.
+        """
+        self.traffic = Traffic()
+        self.room = Room(limit or descriptor_limit())
+        self._open_socket = open_socket
+        self._ports = ports
+        self._udp_idle = udp_idle
+        self._listeners: dict[FrontendKey, AnyListener] = {}
+        self._balancers: dict[PlanKey, Balancer] = {}
+        self._owned: Counter[PlanKey] = Counter()
+        self._left: list[AnyListener] = []
+        """Stopped ones whose connections go on."""
+
+    @property
+    def listeners(self) -> dict[FrontendKey, Listener]:
+        """What there is."""
+        return {key: listener.route.plan for key, listener in self._listeners.items()}
+
+    def port(self, key: FrontendKey) -> int:
+        """The port of a listener; 0 where there is none."""
+        return self._listeners[key].port if key in self._listeners else 0
+
+    @property
+    def open_connections(self) -> int:
+        """TCP connections and UDP sessions now."""
+        self._left = [listener for listener in self._left if listener.open_connections]
+        every = (*self._listeners.values(), *self._left)
+        return sum(listener.open_connections for listener in every)
+
+    async def start(self, wanted: Mapping[FrontendKey, Listener]) -> list[AnyListener]:
+        """Start listeners, or give them other plans; return those that are replaced.
+
+        They still accept: `stop` them when nothing leads to them any more.
+
+        Raises:
+            ApplyError: one cannot be started; then none is, and none has another plan.
+        """
+        fresh: dict[FrontendKey, AnyListener] = {}
+        try:
+            for key, plan in wanted.items():
+                if not self._fits(key, plan):
+                    fresh[key] = await self._open(key, plan)
+        except OSError as error:
+            self.stop(fresh.values())
+            raise ApplyError(_trouble(key, plan, error)) from error
+        replaced = [self._listeners[key] for key in fresh if key in self._listeners]
+        for key in wanted.keys() - fresh.keys():
+            route = self._listeners[key].route
+            self._count(route.plan.owner, -1)
+            route.plan = wanted[key]
+            route.balancer = self._balancer(route.plan.owner)
+            self._count(route.plan.owner, 1)
+        self._listeners.update(fresh)
+        return replaced
+
+    def take(self, keys: Iterable[FrontendKey]) -> list[AnyListener]:
+        """Give listeners up; they still accept until they are stopped."""
+        return [self._listeners.pop(key) for key in keys if key in self._listeners]
+
+    def stop(self, listeners: Iterable[AnyListener]) -> None:
+        """Accept no more; TCP connections go on."""
+        for listener in listeners:
+            self._ports.free(listener.port)
+            listener.stop()
+            self.room.give_back(1)
+            self._count(listener.route.plan.owner, -1)
+            if listener.open_connections:
+                self._left.append(listener)
+
+    def _fits(self, key: FrontendKey, plan: Listener) -> bool:
+        """Whether a listener is there already and just needs another plan."""
+        if key not in self._listeners:
+            return False
+        have = self._listeners[key].route.plan
+        return (have.bind, have.port) == (plan.bind, plan.port)
+
+    async def _open(self, key: FrontendKey, plan: Listener) -> AnyListener:
+        address = plan.bind or wildcard(key.family is Family.IPV6)
+        sock = self._open_socket(address, key.protocol)
+        try:
+            prepare(sock, shared=bool(plan.port))
+            if plan.port:
+                sock.bind((address, plan.port))
+            else:
+                self._ports.bind(sock, address)
+            listener = await self._listen(sock, key, plan)
+        except OSError:
+            sock.close()
+            raise
+        self.room.used += 1
+        self._count(plan.owner, 1)
+        return listener
+
+    async def _listen(self, sock: socket.socket, key: FrontendKey, plan: Listener) -> AnyListener:
+        balancer = self._balancer(plan.owner)
+        route = Route(plan, balancer, self.traffic, self.room, self._open_socket)
+        if key.protocol is Protocol.TCP:
+            note_interfaces(sock)
+            listen(sock)
+            return TcpListener(sock, route)
+        udp = UdpListener(sock, route, self._udp_idle)
+        await udp.start()
+        return udp
+
+    def _balancer(self, owner: PlanKey) -> Balancer:
+        return self._balancers.setdefault(owner, Balancer())
+
+    def _count(self, owner: PlanKey, change: int) -> None:
+        """Count the listeners of a ServicePort; forget what they shared with the last one."""
+        self._owned[owner] += change
+        if not self._owned[owner]:
+            del self._owned[owner]
+            self._balancers.pop(owner, None)
+            self.traffic.forget(owner)
+
+    async def drain(self, seconds: float) -> int:
+        """Stop all listeners, wait for the connections to end; return how many had to be cut."""
+        self.stop(self.take(list(self._listeners)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.open_connections:  # noqa: ASYNC110  # every end would have to tell
+                    await asyncio.sleep(_DRAIN_LOOK)
+        cut = self.open_connections
+        for listener in self._left:
+            listener.abort()
+        await asyncio.sleep(0)
+        return cut
+
+
+def _trouble(key: FrontendKey, plan: Listener, error: OSError) -> str:
+    where = f"{plan.bind or 'every address'} port {plan.port or '(a free one)'}/{key.protocol}"
+    why = error.strerror or str(error)
+    return f"{plan.owner}: {where} cannot be listened on: {why}; end what else uses it"

@@ -1,0 +1,145 @@
+"""The userspace mode: listeners in this process, and what leads clients to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+
+import msgspec
+
+from steersman.host.exec import Exec
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.modes.base import ApplyError, Support
+from steersman.modes.diff import Diff, Ruleset
+from steersman.modes.userspace import render
+from steersman.modes.userspace.apply import AnyListener, Proxy
+from steersman.modes.userspace.names import (
+    LISTENER,
+    PORTAL,
+    BaseKey,
+    FrontendKey,
+    Listener,
+    Portal,
+)
+from steersman.modes.userspace.portals import IptablesPortals
+from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
+
+
+class UserspaceOptions(msgspec.Struct, frozen=True):
+    """What may be set about the userspace modes."""
+
+    ports: tuple[int, int] | None = None
+    """First and last proxy port (`--proxy-port-range`); None leaves it to the kernel."""
+    udp_idle: float = 0.25
+    """Seconds after which an idle UDP client is forgotten (`--udp-timeout`)."""
+    iptables_variant: str = ""
+    """`nft`, `legacy`, or "" for the one that this machine uses."""
+    limit: int = 0
+    """Descriptors for listeners and connections; 0 for what the system allows."""
+
+
+class UserspaceMode:
+    """Proxies TCP and UDP itself; rules of iptables lead Service addresses to it."""
+
+    name = "userspace"
+    traits = Traits(hides_clients=True, forwards_sctp=False, localhost_node_ports=True)
+
+    def __init__(
+        self,
+        execute: Exec,
+        options: UserspaceOptions | None = None,
+        open_socket: OpenSocket = open_socket,
+    ) -> None:
+        """Make the mode; nothing is run or opened before it is used.
+
+        Args:
+            execute: the door to iptables.
+            options: what the operator set.
+            open_socket: makes sockets (in another network namespace, for tests).
+        """
+        options = options or UserspaceOptions()
+        self.portals = IptablesPortals(execute, options.iptables_variant)
+        self.proxy = Proxy(open_socket, Ports(options.ports), options.udp_idle, options.limit)
+        self._lock = asyncio.Lock()
+
+    async def probe(self) -> Support:
+        """Say whether there is an iptables."""
+        return await self.portals.probe()
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Render the chains that portals are in."""
+        families = self.portals.families or settings.families
+        ruleset = render.render_node(settings)
+        return {key: value for key, value in ruleset.items() if key.family in families}
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render the listeners and portals of one ServicePort."""
+        families = self.portals.families or settings.families
+        return render.render_redirect(plan, settings) if plan.key.family in families else {}
+
+    async def read(self) -> Ruleset:
+        """What listens, and what of ours iptables has."""
+        async with self._lock:
+            return {**self.proxy.listeners, **await self.portals.read()}
+
+    async def fingerprint(self) -> Hashable | None:
+        """None: reading the rules is all that there is."""
+        return None
+
+    async def apply(self, change: Diff) -> None:
+        """Start listeners, switch the rules to them, stop the others."""
+        async with self._lock:
+            before = self.proxy.listeners
+            wanted = listeners_of(change)
+            replaced = await self.proxy.start(wanted)
+            gone = {k for k in change.removed if k[0] == LISTENER} - wanted.keys()
+            try:
+                await self._lead(change, wanted)
+            except Exception:
+                await self._take_back(before, wanted, replaced)
+                raise
+            self.proxy.stop([*replaced, *self.proxy.take(gone)])
+
+    async def _lead(self, change: Diff, listeners: dict[FrontendKey, Listener]) -> None:
+        portals = portals_of(change)
+        for key in listeners:  # their port may be another one now
+            portal = self.portals.known(key.of(PORTAL))
+            if portal is not None and key.of(PORTAL) not in change.removed:
+                portals.setdefault(key.of(PORTAL), portal)
+        gone = [key for key in change.removed if key[0] != LISTENER and key not in portals]
+        bases = [key for key in change.added if isinstance(key, BaseKey)]
+        ports = {key: self.proxy.port(key.of(LISTENER)) for key in portals}
+        await self.portals.apply(gone, portals, bases, ports)
+
+    async def _take_back(
+        self,
+        before: dict[FrontendKey, Listener],
+        wanted: dict[FrontendKey, Listener],
+        replaced: list[AnyListener],
+    ) -> None:
+        """Undo `start`, as far as it can be: what was replaced is opened anew."""
+        self.proxy.stop(replaced)
+        self.proxy.stop(self.proxy.take(key for key in wanted if key not in before))
+        again = {key: before[key] for key in wanted if key in before}
+        try:
+            await self.proxy.start(again)
+        except ApplyError:
+            self.proxy.stop(self.proxy.take(again))
+
+    async def close(self, seconds: float = 0.0) -> int:
+        """Stop listening, let connections end; return how many were cut after `seconds`."""
+        return await self.proxy.drain(seconds)
+
+
+def listeners_of(change: Diff) -> dict[FrontendKey, Listener]:
+    """The listeners that a Diff adds or changes."""
+    return {key: value for key, value in _new(change) if isinstance(value, Listener)}
+
+
+def portals_of(change: Diff) -> dict[FrontendKey, Portal]:
+    """The portals that a Diff adds or changes."""
+    return {key: value for key, value in _new(change) if isinstance(value, Portal)}
+
+
+def _new(change: Diff) -> list[tuple[FrontendKey, Listener | Portal | str]]:
+    return [*change.added.items(), *((key, new) for key, (_, new) in change.changed.items())]

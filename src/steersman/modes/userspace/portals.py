@@ -1,0 +1,152 @@
+"""Portal rules through iptables: the kernel's and ours, kept as sets of lines per family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import TypeGuard
+
+from steersman.host.exec import Exec
+from steersman.model.names import Family
+from steersman.modes.base import BusyError, Support
+from steersman.modes.iptables.apply import Iptables
+from steersman.modes.iptables.script import Run
+from steersman.modes.iptables.variant import choose
+from steersman.modes.userspace.names import BASE, STRAY, BaseKey, FrontendKey, Key, Portal, StrayKey
+from steersman.modes.userspace.rules import CHAINS, Kernel, Rule, parse, portal_rules, write
+
+_LOCK_WAIT = 5  # seconds, for the lock of iptables-legacy
+_NOTHING = Kernel(frozenset(), frozenset(), frozenset())
+
+
+class IptablesPortals:
+    """The portals of this node, and the rules that they are made of."""
+
+    def __init__(self, execute: Exec, variant: str = "") -> None:
+        """Take how to run programs; variant: `nft`, `legacy`, or "" for the one in use here."""
+        self._execute = execute
+        self._variant = variant
+        self._iptables: Iptables | None = None
+        self.families: tuple[Family, ...] = ()
+        self._portals: dict[FrontendKey, Portal] = {}
+        self._rules: dict[FrontendKey, tuple[Rule, ...]] = {}
+        self._kernel: dict[Family, Kernel] = {}
+
+    async def probe(self) -> Support:
+        """Find the iptables to use."""
+        choice = await choose(self._execute, self._variant)
+        if choice.tool is None:
+            return Support(usable=False, missing=choice.missing)
+        self.families = choice.families
+        self._iptables = Iptables(self._execute, choice.tool, _LOCK_WAIT)
+        return Support(usable=True, missing=choice.missing)
+
+    async def read(self) -> dict[Key, Portal | str]:
+        """Return the portals whose rules are all there, and what else is in our chains."""
+        found: dict[Key, Portal | str] = {}
+        iptables = await self._tool()
+        for family in self.families:
+            kernel = parse(await iptables.save(int(family)))
+            self._kernel[family] = kernel
+            if kernel.complete:
+                found[BaseKey(BASE, family)] = ""
+            found.update(self._in_force(family, kernel))
+        return found
+
+    def _in_force(self, family: Family, kernel: Kernel) -> dict[Key, Portal | str]:
+        found: dict[Key, Portal | str] = {}
+        known: set[Rule] = set()
+        for key in [key for key in self._rules if key.family is family]:
+            if kernel.rules.issuperset(self._rules[key]):
+                found[key] = self._portals[key]
+                known.update(self._rules[key])
+            else:  # what is left of it is a stray
+                del self._rules[key], self._portals[key]
+        strays = sorted(kernel.rules - known)
+        found.update({StrayKey(STRAY, family, rule.table, rule.line): rule.line for rule in strays})
+        if not kernel.complete and (kernel.chains or kernel.jumps):
+            found[StrayKey(STRAY, family, "", BASE)] = ""  # something of the base is left
+        return found
+
+    async def apply(
+        self,
+        gone: Iterable[Key],
+        wanted: Mapping[FrontendKey, Portal],
+        bases: Iterable[BaseKey],
+        ports: Mapping[FrontendKey, int],
+    ) -> None:
+        """Write rules, in one run per family.
+
+        Args:
+            gone: portals, strays and bases to remove.
+            wanted: portals to write, those included whose listener has another port now.
+            bases: families whose chains and jumps are to be made.
+            ports: the port of each portal's listener.
+        """
+        gone = set(gone)
+        iptables = await self._tool()
+        for family in self.families:
+            fresh = BaseKey(BASE, family) in bases
+            text = self._script(family, gone, wanted, fresh, ports)
+            if text:
+                await iptables.restore(Run(int(family), text))
+            self._accept(family, gone, wanted, ports)
+
+    def _script(
+        self,
+        family: Family,
+        gone: set[Key],
+        wanted: Mapping[FrontendKey, Portal],
+        fresh: bool,
+        ports: Mapping[FrontendKey, int],
+    ) -> str:
+        kernel = self._kernel.get(family, _NOTHING)
+        if BaseKey(BASE, family) in gone and not fresh:
+            return write((), (), gone=kernel)
+        if StrayKey(STRAY, family, "", BASE) in gone and not fresh:
+            return write((), (), gone=kernel)
+        mine = {
+            key: portal_rules(key, portal, ports[key])
+            for key, portal in wanted.items()
+            if key.family is family
+        }
+        if fresh:
+            kept = [k for k in self._rules if k.family is family and k not in gone]
+            rules = {**{key: self._rules[key] for key in kept}, **mine}
+            return write((), chain.from_iterable(rules.values()), fresh=kernel.jumps)
+        changed = {key: rules for key, rules in mine.items() if self._rules.get(key) != rules}
+        old = [k for k in self._rules if k.family is family and (k in gone or k in changed)]
+        removed = list(chain.from_iterable(self._rules[key] for key in old))
+        removed += [Rule(k.where, k.text) for k in gone if _is_stray(k, family)]
+        return write(removed, chain.from_iterable(changed.values()))
+
+    def _accept(
+        self,
+        family: Family,
+        gone: set[Key],
+        wanted: Mapping[FrontendKey, Portal],
+        ports: Mapping[FrontendKey, int],
+    ) -> None:
+        for key in gone:
+            if isinstance(key, FrontendKey) and key.family is family and key not in wanted:
+                self._portals.pop(key, None)
+                self._rules.pop(key, None)
+        for key, portal in wanted.items():
+            if key.family is family:
+                self._portals[key] = portal
+                self._rules[key] = portal_rules(key, portal, ports[key])
+
+    def known(self, key: FrontendKey) -> Portal | None:
+        """The portal in force at a destination, as far as this process wrote it."""
+        return self._portals.get(key)
+
+    async def _tool(self) -> Iptables:
+        if self._iptables is None:
+            support = await self.probe()
+            if self._iptables is None:
+                raise BusyError(" ".join(support.missing))
+        return self._iptables
+
+
+def _is_stray(key: Key, family: Family) -> TypeGuard[StrayKey]:
+    return isinstance(key, StrayKey) and key.family is family and key.where in CHAINS

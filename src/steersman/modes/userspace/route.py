@@ -1,0 +1,76 @@
+"""What a listener does with a client: whom it asks for endpoints, whom it tells what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from steersman.model.addresses import canonical_ip
+from steersman.model.plan import Endpoint, Verdict
+from steersman.modes.userspace.balance import Balancer
+from steersman.modes.userspace.names import Listener
+from steersman.modes.userspace.sockets import OpenSocket, Room
+from steersman.modes.userspace.traffic import Tally, Traffic
+
+
+class Route:
+    """A listener's plan, which may be replaced at any time, and what is shared around it."""
+
+    def __init__(
+        self,
+        plan: Listener,
+        balancer: Balancer,
+        traffic: Traffic,
+        room: Room,
+        open_socket: OpenSocket,
+    ) -> None:
+        """Take the plan, what the ServicePort's listeners share, and what all listeners share."""
+        self.plan = plan
+        self.balancer = balancer
+        self.room = room
+        self.open_socket = open_socket
+        self._traffic = traffic
+
+    def endpoints(self, client: str, interface: str = "") -> list[Endpoint]:
+        """The endpoints to try for a new connection of a client, in order; [] to turn it away."""
+        plan = self.plan
+        address = canonical_ip(client) or client
+        choice = plan.choice(address, interface)
+        if choice.verdict is not Verdict.FORWARD:
+            return []
+        return self.balancer.order(
+            address,
+            choice.endpoints,
+            time.monotonic(),
+            affinity_seconds=plan.affinity_seconds,
+            least_connections=plan.least_connections,
+        )
+
+    def serves(self, endpoint: Endpoint) -> bool:
+        """Whether some client may still be sent to an endpoint."""
+        plan = self.plan
+        return any(endpoint in c.endpoints for c in (plan.external, plan.node, plan.pod))
+
+    def reached(self, client: str, endpoint: Endpoint, seconds: float) -> Tally:
+        """Note a connection that was made; return where its bytes are counted."""
+        now = time.monotonic()
+        address = canonical_ip(client) or client
+        self.balancer.reached(address, endpoint, now, self.plan.affinity_seconds)
+        tally = self._traffic.of(self.plan.owner, endpoint)
+        tally.dialled(seconds)
+        return tally
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """Note an endpoint that could not be reached."""
+        self.balancer.failed(endpoint, time.monotonic())
+        self._traffic.of(self.plan.owner, endpoint).failures += 1
+
+    def ended(self, endpoint: Endpoint, descriptors: int) -> None:
+        """Note the end of a connection."""
+        self.balancer.ended(endpoint)
+        self.room.give_back(descriptors)
+
+
+def spread(endpoints: Sequence[Endpoint], attempts: int) -> list[Endpoint]:
+    """The endpoints over and over, as many times as there are attempts."""
+    return [endpoints[i % len(endpoints)] for i in range(attempts)]

@@ -1,0 +1,160 @@
+"""Sockets of the proxy: how they are made and bound, proxy ports, how many there may be."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from steersman.model.names import Protocol
+
+OpenSocket: TypeAlias = Callable[[str, str], socket.socket]
+"""From an address (for its family) and a protocol to a new socket."""
+
+_KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
+_COOL_DOWN = 0.5  # seconds until a freed proxy port is given out again
+_BACKLOG = 4096
+_SHARE = 64  # descriptors that are not for connections
+_DEFAULT_LIMIT = 8192
+_WANTED_LIMIT = 1 << 20
+_KEEPALIVE = {"TCP_KEEPIDLE": 120, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 5}
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class PortError(OSError):
+    """No proxy port is free."""
+
+
+def open_socket(address: str, protocol: str) -> socket.socket:
+    """Make a socket of the family of an address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.socket(family, _KINDS[Protocol(protocol)])
+
+
+def wildcard(ipv6: bool) -> str:
+    """The address that means all."""
+    return "::" if ipv6 else "0.0.0.0"
+
+
+class Ports:
+    """Gives out proxy ports: any free one, or those of a range in turn."""
+
+    def __init__(
+        self,
+        chosen: tuple[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Take the first and last port of the range; None leaves the choice to the kernel."""
+        self._range = range(chosen[0], chosen[1] + 1) if chosen else range(1)
+        self._next = random.randrange(len(self._range))
+        self._freed: dict[int, float] = {}
+        self._clock = clock
+
+    def bind(self, sock: socket.socket, address: str) -> int:
+        """Bind a socket to a proxy port and return it.
+
+        Raises:
+            PortError: all ports of the range are in use.
+            OSError: the address cannot be bound.
+        """
+        for _ in self._range:
+            port = self._range[self._next]
+            self._next = (self._next + 1) % len(self._range)
+            if port and self._freed.get(port, 0.0) > self._clock():
+                continue
+            try:
+                sock.bind((address, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            self._freed.pop(port, None)
+            return int(sock.getsockname()[1])
+        words = f"{self._range[0]}-{self._range[-1]}"
+        raise PortError(errno.EADDRINUSE, f"no proxy port of {words} is free; widen the range")
+
+    def free(self, port: int) -> None:
+        """Take a port back: it cools down before it is given out again."""
+        if port in self._range:
+            self._freed[port] = self._clock() + _COOL_DOWN
+
+
+def prepare(sock: socket.socket, *, shared: bool) -> None:
+    """Set what a listening socket needs before it is bound.
+
+    Args:
+        sock: the socket.
+        shared: let the next process bind the same port while this one still drains.
+    """
+    sock.setblocking(False)
+    if hasattr(socket, "SO_REUSEPORT"):  # on Windows SO_REUSEADDR would let others steal the port
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+
+
+def listen(sock: socket.socket) -> None:
+    """Let a bound TCP socket accept."""
+    sock.listen(_BACKLOG)
+
+
+def tune(sock: socket.socket) -> None:
+    """Send at once, and notice a peer that vanished."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def reset(sock: socket.socket) -> None:
+    """Close a TCP connection with a reset."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+    sock.close()
+
+
+class Room:
+    """How many descriptors connections may take, and how many they have taken."""
+
+    def __init__(self, limit: int) -> None:
+        """Take the limit; see `descriptor_limit`."""
+        self.limit = limit
+        self.used = 0
+        self.refused = 0
+        """Connections and datagrams that there was no room for."""
+
+    def take(self, count: int) -> bool:
+        """Take some descriptors, or note that there are none left."""
+        if self.used + count > self.limit:
+            self.refused += 1
+            return False
+        self.used += count
+        return True
+
+    def give_back(self, count: int) -> None:
+        """Return descriptors."""
+        self.used -= count
+
+
+def descriptor_limit() -> int:
+    """Raise the limit of descriptors as far as it goes; return what connections may have of it."""
+    try:
+        import resource  # noqa: PLC0415  # POSIX only
+    except ImportError:
+        return _DEFAULT_LIMIT
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _WANTED_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return max(soft - _SHARE, _SHARE)

@@ -1,0 +1,54 @@
+"""What went through the proxy, per endpoint: for metrics. Counts only ever grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from steersman.model.names import PlanKey
+from steersman.model.plan import Endpoint
+
+LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
+"""Upper ends of the buckets of dial latencies, in seconds; one more bucket is above them."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """The counts of one endpoint of a ServicePort."""
+
+    connections: int = 0
+    """Connections made; clients for UDP."""
+    failures: int = 0
+    """Dials that were refused or not answered in time."""
+    moved: list[int] = field(default_factory=lambda: [0, 0])
+    """Bytes from clients to the endpoint, and back."""
+    dial_seconds: float = 0.0
+    """Time that successful dials took, together."""
+    dial_buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS) + 1))
+
+    def dialled(self, seconds: float) -> None:
+        """Note a connection that was made."""
+        self.connections += 1
+        self.dial_seconds += seconds
+        bucket = sum(seconds > end for end in LATENCY_BUCKETS)
+        self.dial_buckets[bucket] += 1
+
+
+class Traffic:
+    """The counts of all endpoints."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[PlanKey, dict[Endpoint, Tally]] = {}
+
+    def of(self, owner: PlanKey, endpoint: Endpoint) -> Tally:
+        """The counts of an endpoint, from zero if need be."""
+        return self._tallies.setdefault(owner, {}).setdefault(endpoint, Tally())
+
+    def forget(self, owner: PlanKey) -> None:
+        """Drop the counts of a ServicePort that is gone."""
+        self._tallies.pop(owner, None)
+
+    def __iter__(self) -> Iterator[tuple[PlanKey, Endpoint, Tally]]:
+        for owner, tallies in tuple(self._tallies.items()):
+            for endpoint, tally in tuple(tallies.items()):
+                yield owner, endpoint, tally

@@ -1,0 +1,175 @@
+"""UDP: a session per client, a socket towards an endpoint each, forgotten when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any, TypeAlias, cast
+
+from steersman.model.plan import Endpoint
+from steersman.modes.userspace.route import Route
+from steersman.modes.userspace.traffic import Tally
+
+Address: TypeAlias = tuple[Any, ...]
+_QUEUE = 16  # datagrams that wait while a session is made
+_DESCRIPTORS = 1  # of one session
+
+
+class Session(asyncio.DatagramProtocol):
+    """The way to an endpoint for one client."""
+
+    def __init__(self, listener: UdpListener, client: Address, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._listener = listener
+        self._client = client
+        self._transport: asyncio.DatagramTransport | None = None
+        self._waiting: list[bytes] = []
+        self._closed = False
+        self._tally: Tally = listener.route.reached(client[0], endpoint, 0.0)
+        self._used = listener.loop.time()
+        self._timer = listener.loop.call_later(listener.idle_seconds, self._check)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send what has been waiting."""
+        self._transport = cast(asyncio.DatagramTransport, transport)
+        if self._closed:
+            self._transport.abort()
+            return
+        for data in self._waiting:
+            self._transport.sendto(data)
+        self._waiting.clear()
+
+    def send(self, data: bytes) -> None:
+        """Pass a datagram of the client on."""
+        self._used = self._listener.loop.time()
+        self._tally.moved[0] += len(data)
+        if self._transport is not None:
+            self._transport.sendto(data)
+        elif len(self._waiting) < _QUEUE:
+            self._waiting.append(data)
+
+    def datagram_received(self, data: bytes, addr: Address) -> None:
+        """Pass an answer back."""
+        del addr
+        self._used = self._listener.loop.time()
+        self._tally.moved[1] += len(data)
+        self._listener.answer(data, self._client)
+
+    def error_received(self, exc: Exception) -> None:
+        """The endpoint refuses: the client's next datagram goes to another one."""
+        if isinstance(exc, ConnectionRefusedError):
+            self._listener.route.failed(self.endpoint)
+            self.close()
+
+    def _check(self) -> None:
+        """Close when nothing has moved for long enough."""
+        loop, idle = self._listener.loop, self._listener.idle_seconds
+        left = self._used + idle - loop.time()
+        if left > 0:
+            self._timer = loop.call_later(left, self._check)
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Forget the client."""
+        if not self._closed:
+            self._closed = True
+            self._listener.forget(self._client, self)
+            self._timer.cancel()
+            self._listener.route.ended(self.endpoint, _DESCRIPTORS)
+            if self._transport is not None:
+                self._transport.close()
+
+
+class UdpListener(asyncio.DatagramProtocol):
+    """Takes the datagrams of a Route's clients; answers go out by the same socket."""
+
+    def __init__(self, sock: socket.socket, route: Route, idle_seconds: float) -> None:
+        """Take a bound socket; `start` begins."""
+        self.route = route
+        self.idle_seconds = idle_seconds
+        self.loop = asyncio.get_running_loop()
+        self._socket = sock
+        self._transport: asyncio.DatagramTransport | None = None
+        self._sessions: dict[Address, Session] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Take datagrams from now on."""
+        await self.loop.create_datagram_endpoint(lambda: self, sock=self._socket)
+
+    @property
+    def port(self) -> int:
+        """The port that it is bound to."""
+        return int(self._socket.getsockname()[1])
+
+    @property
+    def open_connections(self) -> int:
+        """Sessions now."""
+        return len(self._sessions)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: Address) -> None:
+        """Pass a datagram on, in the client's session or a new one."""
+        session = self._sessions.get(addr)
+        if session is not None and not self.route.serves(session.endpoint):
+            session.close()
+            session = None
+        if session is None:
+            session = self._open(addr)
+        if session is not None:
+            session.send(data)
+
+    def error_received(self, exc: Exception) -> None:
+        """A client cannot be reached: it is not waiting any more."""
+        del exc
+
+    def _open(self, client: Address) -> Session | None:
+        endpoints = self.route.endpoints(client[0])
+        if not endpoints or not self.route.room.take(_DESCRIPTORS):
+            return None
+        session = self._sessions[client] = Session(self, client, endpoints[0])
+        task = self.loop.create_task(self._connect(session))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return session
+
+    async def _connect(self, session: Session) -> None:
+        endpoint = session.endpoint
+        sock: socket.socket | None = None
+        try:
+            sock = self.route.open_socket(endpoint.ip, "UDP")
+            sock.setblocking(False)
+            await self.loop.sock_connect(sock, (endpoint.ip, endpoint.port))
+            await self.loop.create_datagram_endpoint(lambda: session, sock=sock)
+        except OSError:
+            if sock is not None:
+                sock.close()
+            self.route.failed(endpoint)
+            session.close()
+
+    def answer(self, data: bytes, client: Address) -> None:
+        """Send a datagram to a client."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.sendto(data, client)
+
+    def forget(self, client: Address, session: Session) -> None:
+        """Drop a session."""
+        if self._sessions.get(client) is session:
+            del self._sessions[client]
+
+    def stop(self) -> None:
+        """Close the socket, and the sessions: there is no way back for their answers."""
+        self.abort()
+        if self._transport is not None:
+            self._transport.close()
+        else:
+            self._socket.close()
+
+    def abort(self) -> None:
+        """Forget every client."""
+        for session in tuple(self._sessions.values()):
+            session.close()
