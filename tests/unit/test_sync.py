@@ -6,8 +6,8 @@ from collections.abc import Hashable
 from typing import Any
 
 import pytest
-from steersman.compile.plan import Planner
 
+from steersman.compile.plan import Planner
 from steersman.model.config import NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
@@ -263,14 +263,15 @@ def test_a_result_says_what_happened_in_one_sentence() -> None:
 async def test_an_object_that_changes_hands_is_not_lost() -> None:
     world = World()
     await world.sync.run()
-    # the node port moves from one Service to another in one step: the same key, two owners
-    for name, port in (("s1", 30080), ("s2", 30081)):
-        spec = {"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}
-        world.store.upsert(service(name, **{"clusterIP": f"10.96.0.{name[1]}", **spec}))
+
+    def give_node_ports(**ports: int) -> None:
+        for name, port in ports.items():
+            spec: dict[str, Any] = {"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}
+            world.store.upsert(service(name, None, clusterIP=f"10.96.0.{name[1]}", **spec))
+
+    give_node_ports(s1=30080, s2=30081)
     await world.sync.run()
-    for name, port in (("s1", 30081), ("s2", 30080)):
-        spec = {"type": "NodePort", "ports": [{"port": 80, "nodePort": port}]}
-        world.store.upsert(service(name, **{"clusterIP": f"10.96.0.{name[1]}", **spec}))
+    give_node_ports(s1=30081, s2=30080)  # the same keys, each with another owner
     await world.sync.run()
     assert world.mode.kernel == world.fresh()
     assert world.mode.kernel["nodePort :30080"] == "shop/s2 (TCP, IPv4)"

@@ -132,6 +132,7 @@ class Daemon:
             "addresses": self._follow_addresses(),
             "drift": self._check_for_drift(),
             "configuration": self._follow_configuration(),
+            "conntrack": self._effects.clean_conntrack(),
             **self._servers.tasks(),
         }
         return [tasks.create_task(call, name=name) for name, call in work.items()]

@@ -5,11 +5,14 @@ In SPEC 7's order. Nothing here decides about traffic, and nothing here can fail
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from steersman.compile.conntrack import closes_connections
+from steersman.model.kube import Service
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Severity
 from steersman.modes.iptables.count import Rules, count_rules, count_written
@@ -17,7 +20,7 @@ from steersman.run.health import Moment, ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now
 from steersman.run.metrics import Metrics
 from steersman.run.outcome import Tally, clean_conntrack, health_counts, programming_seconds
-from steersman.run.state import Synced, SyncResult
+from steersman.run.state import State, Synced, SyncResult
 from steersman.source.store import Store
 
 _POLICIES: tuple[Literal["internal", "external"], ...] = ("internal", "external")
@@ -50,6 +53,10 @@ class Effects:
         self._rules: Rules = Counter()
         self._seen: Counter[str] = Counter()
         self._synced: Counter[str] = Counter()
+        self._to_clean = asyncio.Event()
+        self._stale: set[ObjectName] | None = set()
+        """Services whose conntrack entries are to be looked at; None for all."""
+        self._state = State()
 
     def queued(self, families: Iterable[Family]) -> None:
         """Note that a change waits to be synced."""
@@ -87,8 +94,7 @@ class Effects:
             name = "sync_proxy_rules_last_timestamp_seconds"
             self._metrics.set(name, self._wall(), family.kubernetes)
         await self._health_checks(synced)
-        if any(changes.udp for changes in synced.changes) or synced.result.reason == "start":
-            await self._clean(synced, families)
+        self._note_conntrack(synced)
 
     def _latency(self, synced: Synced, families: Iterable[Family]) -> None:
         for changes in synced.changes:
@@ -111,7 +117,7 @@ class Effects:
             for policy in _POLICIES:
                 count = self._tally.no_local_endpoints(policy, family)
                 metrics.set("sync_proxy_rules_no_local_endpoints_total", count, policy, label)
-        if metrics.has("sync_proxy_rules_iptables_total"):
+        if synced.state.mode == "iptables":
             self._count_rules(synced, objects)
         self._synced = Counter(self._store.seen)
         self._count_changes()
@@ -158,14 +164,38 @@ class Effects:
             counts = health_counts(synced.state.snapshot, ports, family, node_name)
             await servers.sync(ports, counts)
 
-    async def _clean(self, synced: Synced, families: Iterable[Family]) -> None:
-        names: set[ObjectName] | None = None
-        if synced.result.reason != "start":
-            names = {name for changes in synced.changes for name in changes.services}
-        await clean_conntrack(
-            synced.state.snapshot,
-            families,
-            self._metrics,
-            names=names,
-            allow_external_ips=self._allow_external_ips,
-        )
+    # Conntrack: in a task of its own, as a large table takes longer than a sync may
+
+    def _note_conntrack(self, synced: Synced) -> None:
+        """Have stale entries deleted now that the rules are in (SPEC 12)."""
+        if synced.result.reason == "start":
+            self._stale = None
+        elif self._stale is not None:
+            services = synced.state.snapshot.services
+            for changes in synced.changes:
+                self._stale.update(
+                    name
+                    for name in changes.services
+                    if changes.udp or _closes_connections(services.get(name))
+                )
+        if self._stale is None or self._stale:
+            self._state = synced.state
+            self._to_clean.set()
+
+    async def clean_conntrack(self) -> None:
+        """Delete stale entries whenever a sync asked for it, until cancelled."""
+        while True:
+            await self._to_clean.wait()
+            self._to_clean.clear()
+            names, self._stale = self._stale, set()
+            await clean_conntrack(
+                self._state.snapshot,
+                self._state.plan.settings.families,
+                self._metrics,
+                names=names,
+                allow_external_ips=self._allow_external_ips,
+            )
+
+
+def _closes_connections(service: Service | None) -> bool:
+    return service is not None and closes_connections(service)
