@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -71,4 +71,22 @@ class Mode(Protocol):
                 a harmless part) is in force.
             BusyError: it was not tried; the same Diff can be applied again.
         """
+        ...
+
+
+@runtime_checkable
+class Watchful(Protocol):
+    """A mode that hears at once when others touch its objects."""
+
+    async def lost(self) -> None:
+        """Return when somebody else may have changed or removed objects of ours."""
+        ...
+
+
+@runtime_checkable
+class Draining(Protocol):
+    """A mode whose process carries connections itself."""
+
+    async def close(self, seconds: float = 0.0) -> int:
+        """Stop taking connections, wait for those there are; how many were cut at the end."""
         ...

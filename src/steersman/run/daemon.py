@@ -14,11 +14,13 @@ import msgspec
 from steersman.compile.plan import Planner
 from steersman.config import ConfigError, Parsed, applied, reload_file, reload_plan
 from steersman.config import findings as config_findings
+from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts, watch_addresses
 from steersman.host.process import set_oom_score_adjustment
 from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node
 from steersman.model.plan import Finding, Severity
+from steersman.modes.base import Draining, Watchful
 from steersman.run.collector import collect_seldom, keep_what_is_there
 from steersman.run.effects import Effects
 from steersman.run.klog import Logging
@@ -35,6 +37,7 @@ from steersman.run.startup import (
     set_conntrack,
 )
 from steersman.run.state import Synced
+from steersman.run.switch import clean_leftovers, others
 from steersman.run.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.store import Store
@@ -54,6 +57,7 @@ class Daemon:
         self._config = parsed.config
         self._logs = logs
         self._stop = asyncio.Event()
+        self._serving = asyncio.Event()
         self._failed = ""
         self._drift = False
         self._synced: list[Synced] = []
@@ -77,9 +81,17 @@ class Daemon:
             log.info("stopping; the rules stay in force")
             for task in running:
                 task.cancel()
-        await self._servers.close()
+        await self._close()
         if self._failed:
             raise StartError(self._failed)
+
+    async def _close(self) -> None:
+        await self._servers.close()
+        mode = self._sync.mode
+        if isinstance(mode, Draining):
+            cut = await mode.close(self._config.steersman.drain_period.seconds)
+            if cut:
+                log.warning("%d connections were cut; --drain-period gives them more time", cut)
 
     def stop(self, failed: str = "") -> None:
         """End in order; with a reason, as a failure that a supervisor should answer."""
@@ -133,6 +145,8 @@ class Daemon:
             "drift": self._check_for_drift(),
             "configuration": self._follow_configuration(),
             "conntrack": self._effects.clean_conntrack(),
+            "losses": self._heal_losses(),
+            "leftovers": self._leave_others(),
             **self._servers.tasks(),
         }
         return [tasks.create_task(call, name=name) for name, call in work.items()]
@@ -193,6 +207,7 @@ class Daemon:
         if result is not None and (not drift or result.added or result.changed or result.removed):
             log.info("%s", result)
         if first and result is not None:
+            self._serving.set()
             keep_what_is_there()
 
     async def _check_for_drift(self) -> None:
@@ -200,6 +215,20 @@ class Daemon:
             await asyncio.sleep(self._config.sync_period.seconds)
             self._drift = True
             self._runner.request()
+
+    async def _heal_losses(self) -> None:
+        """Look for drift as soon as the mode hears of it, not only every sync period."""
+        mode = self._sync.mode
+        while isinstance(mode, Watchful):
+            await mode.lost()
+            self._drift = True
+            self._runner.request()
+
+    async def _leave_others(self) -> None:
+        """Remove what other modes left, once ours serve (make before break)."""
+        await self._serving.wait()
+        for sentence in await clean_leftovers(others(self._sync.mode.name, SubprocessExec())):
+            log.info("%s", sentence)
 
     async def _follow_addresses(self) -> None:
         async for facts in watch_addresses():
