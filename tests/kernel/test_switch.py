@@ -110,9 +110,13 @@ class Clients:
 
     def _connect(self, source: str, address: str, port: int) -> socket.socket:
         sock = self._lab.netns(source).socket(source, "TCP")
-        sock.settimeout(0.9)  # before a lost SYN is sent again
-        sock.bind((source, 0))
-        sock.connect((address, port))
+        try:
+            sock.settimeout(0.9)  # before a lost SYN is sent again
+            sock.bind((source, 0))
+            sock.connect((address, port))
+        except OSError:
+            sock.close()
+            raise
         return sock
 
     def _run(self) -> None:

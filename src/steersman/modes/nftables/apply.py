@@ -21,7 +21,7 @@ from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.expressions import fixed_rules
-from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, prefix
+from steersman.modes.nftables.layout import TABLE, Form, Kind, prefix
 from steersman.modes.nftables.read import (
     CLUSTER_KINDS,
     Mark,
@@ -35,6 +35,7 @@ from steersman.modes.nftables.read import (
     text_hash,
 )
 from steersman.modes.nftables.skeleton import HEADER, foundation
+from steersman.modes.nftables.takeover import hairpin_meanwhile, loadable
 from steersman.modes.nftables.text import describe, ruleset_text
 from steersman.modes.nftables.transaction import Step, transaction
 
@@ -121,11 +122,12 @@ class Tables:
         families = [f for f in Family if {prefix(k, f) for k in _TEXTS} & new.keys()]
         script, loaded = "", dict[bytes, Any]()
         for family in families:
-            if prefix(Kind.SKELETON, family) in new and family in self._marks:
-                script += f"delete table {HEADER[family]} {TABLE}\n"
-                loaded |= {k: v for k, v in new.items() if k[1] == family and _loadable(k, v)}
             script += new.get(prefix(Kind.SKELETON, family), "")
             script += new.get(prefix(Kind.RULES, family), "")
+            if prefix(Kind.SKELETON, family) in new and family in self._marks:
+                script = f"delete table {HEADER[family]} {TABLE}\n{script}"
+                loaded |= loadable(family, new)
+                script += hairpin_meanwhile(family, loaded)
         counts: dict[bytes, int] = {}
         self._count(loaded, 1, counts)
         known = {bytes((Kind.CLUSTER_IPS,)) + address: b"" for address in counts}
@@ -147,10 +149,10 @@ class Tables:
     def _mark(self, family: Family, new: Mapping[bytes, Any]) -> None:
         """Write the rules that nft cannot, then say in the kernel what was loaded."""
         old = self._marks.get(family)
-        requests = []
         if prefix(Kind.SKELETON, family) in new:
             old = None
-            self._send([Step(request, ()) for request in fixed_rules(family)])
+            requests = [wire.flush_chain(family, "hairpin"), *fixed_rules(family)]
+            self._send([Step(request, ()) for request in requests])
         foundation = new.get(prefix(Kind.SKELETON, family))
         rules = new.get(prefix(Kind.RULES, family))
         mark = Mark(
@@ -313,11 +315,6 @@ def resolve_texts(objects: dict[bytes, Any], texts: Iterable[str]) -> dict[bytes
     return objects
 
 
-def _loadable(key: bytes, value: Any) -> bool:
-    """Whether nft can load it as text: elements that go to no ServicePort's own chain."""
-    return key[0] in SETS and b"/" not in value.partition(b"\0")[0]
-
-
 def _outside(change: Diff, dropped: set[Family]) -> Diff:
     """Leave out what goes with its table."""
     if not dropped:
@@ -328,11 +325,15 @@ def _outside(change: Diff, dropped: set[Family]) -> Diff:
 
 def _without(change: Diff, loaded: Mapping[bytes, Any]) -> Diff:
     """What remains to do when the texts and these elements are in."""
-
-    def rest(part: Mapping[bytes, Any]) -> dict[bytes, Any]:
-        return {k: v for k, v in part.items() if k[0] not in _TEXTS and k not in loaded}
-
-    return Diff(rest(change.added), dict(change.removed), rest(change.changed))
+    added: dict[bytes, Any] = {}
+    changed: dict[bytes, Any] = {}
+    for key, value in change.added.items():
+        if key in loaded and loaded[key] != value:
+            changed[key] = (loaded[key], value)
+        elif key not in loaded and key[0] not in _TEXTS:
+            added[key] = value
+    changed |= {k: v for k, v in change.changed.items() if k[0] not in _TEXTS}
+    return Diff(added, dict(change.removed), changed)
 
 
 def _reason(error: NetlinkError) -> str:

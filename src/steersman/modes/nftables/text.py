@@ -71,7 +71,7 @@ def element(key: bytes, value: bytes) -> str:
         case Form.ENDPOINTS:
             return f"{' . '.join(fields)} : {endpoint(value)}"
         case Form.INTERVALS:
-            fields[-1] += f"-{_address(value)}"
+            fields[-1] += f"-{address(value)}"
             return " . ".join(fields)
         case _:
             return " . ".join(fields) + _comment(value)
@@ -93,14 +93,15 @@ def describe(keys: Iterable[bytes]) -> str:
 
 def endpoint(data: bytes) -> str:
     """Address and port."""
-    return f"{_address(data[:-4])} . {int.from_bytes(data[-4:-2], 'big')}"
+    return f"{address(data[:-4])} . {int.from_bytes(data[-4:-2], 'big')}"
 
 
 def _comment(comment: bytes) -> str:
     return f' comment "{comment.decode()}"' if comment else ""
 
 
-def _address(data: bytes) -> str:
+def address(data: bytes) -> str:
+    """A packed address."""
     return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 
 
@@ -109,7 +110,7 @@ def _fields(fields: str, key: bytes) -> Iterator[str]:
     for field in fields:
         if field == "a":
             size = Family(key[1]).bits // 8
-            yield _address(key[at : at + size])
+            yield address(key[at : at + size])
             at += size
             continue
         word = key[at : at + 4]
