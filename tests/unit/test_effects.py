@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -160,40 +162,37 @@ class Cleaned:
         return self.names[-1]
 
 
-async def test_conntrack_is_cleaned_of_what_udp_changes_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cleaned = Cleaned(monkeypatch)
-    told = Told()
+@asynccontextmanager
+async def cleaning(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Told, Cleaned]]:
+    """A world after its first sync, with the task running that cleans conntrack."""
+    cleaned, told = Cleaned(monkeypatch), Told()
     task = asyncio.create_task(told.effects.clean_conntrack())
     await told.sync()
     assert await cleaned.next() is None  # at the start: everything
-    told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
-    await told.sync()  # TCP: nothing to clean
-    told.world.store.upsert(slice_("s2-x", "s2", ("10.1.0.9",), protocol="UDP"))
-    await told.sync()
-    assert await cleaned.next() == {ObjectName("shop", "s2")}
+    yield told, cleaned
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert len(cleaned.names) == 2
+
+
+async def test_conntrack_is_cleaned_of_what_udp_changes_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with cleaning(monkeypatch) as (told, cleaned):
+        told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
+        await told.sync()  # TCP: nothing to clean
+        told.world.store.upsert(slice_("s2-x", "s2", ("10.1.0.9",), protocol="UDP"))
+        await told.sync()
+        assert await cleaned.next() == {ObjectName("shop", "s2")}
+        assert len(cleaned.names) == 2
 
 
 async def test_services_that_ask_for_it_have_their_connections_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cleaned = Cleaned(monkeypatch)
-    told = Told()
-    task = asyncio.create_task(told.effects.clean_conntrack())
-    await told.sync()
-    await cleaned.next()
-    meta = {
-        "namespace": "shop",
-        "name": "s1",
-        "annotations": {"steersman/close-connections": "true"},
-    }
+    notes = {"steersman/close-connections": "true"}
+    meta = {"namespace": "shop", "name": "s1", "annotations": notes}
     spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}
-    told.world.store.upsert(make("Service", {"metadata": meta, "spec": spec}))
-    await told.sync()
-    assert await cleaned.next() == {ObjectName("shop", "s1")}
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with cleaning(monkeypatch) as (told, cleaned):
+        told.world.store.upsert(make("Service", {"metadata": meta, "spec": spec}))
+        await told.sync()
+        assert await cleaned.next() == {ObjectName("shop", "s1")}
