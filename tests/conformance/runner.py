@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import tests.conformance
+from steersman.model.plan import Traits
 from tests.conformance.replay import replay
 from tests.conformance.suites_names import not_here
 from tests.conformance.world import world
