@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import change, cold, idle, memory, packets
+from benchmarks import change, cold, idle, memory, nftables, packets
 from benchmarks.figures import Figure, table
 
 BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "cold": cold.run,
     "change": change.run,
     "packets": packets.run,
+    "nftables": nftables.run,
     "idle": idle.run,
 }
 NEED_ROOT = set(BENCHMARKS) - {"memory"}

@@ -16,7 +16,9 @@ from steersman.host.facts import read_facts
 from steersman.model.config import NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import Finding
+from steersman.modes.base import Mode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
 from steersman.source.decode import decode_object
 from steersman.source.store import Store
@@ -67,7 +69,7 @@ class Node:
             split_threshold=split_threshold,
         )
         self.exec = TimedExec()
-        self._mode = IptablesMode(self.exec, IptablesOptions(variant=variant))
+        self._mode: Mode = self._make(variant)
         self._runner = asyncio.Runner()
         facts = self._runner.run(read_facts())
         support = self._runner.run(self._mode.probe())
@@ -79,6 +81,12 @@ class Node:
         for number in range(services):
             self.add(number)
         self._sync = Sync(self.store, Planner(config, self._mode.traits), self._mode, facts)
+
+    def _make(self, variant: str) -> Mode:
+        """`nftables`, or the iptables mode on a variant."""
+        if variant == "nftables":
+            return NftablesMode(self.exec)
+        return IptablesMode(self.exec, IptablesOptions(variant=variant))
 
     def event(self, kind: str, raw: bytes) -> None:
         obj = decode_object(kind, raw)

@@ -1,0 +1,230 @@
+"""The nftables mode: cold start, changes, restart, memory, first packets; upstream's beside it."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import world
+from benchmarks.figures import Figure, figure
+from benchmarks.nft_world import NftFlat, endpoints, service
+from benchmarks.node import Node
+from benchmarks.packets import _SERVER, _Client
+from steersman.compile.plan import Planner
+from steersman.host.facts import read_facts
+from steersman.model.config import NodeConfig
+from steersman.model.names import Family, ObjectName
+from steersman.modes.nftables.mode import NftablesMode
+from steersman.run.collector import collect_seldom, keep_what_is_there
+from steersman.run.sync import Sync
+from steersman.source.store import Store
+
+MODE = "nftables"
+Events = Sequence[tuple[str, bytes]]
+
+
+class NftNode(Node):
+    """A node in nftables mode, measured from the event to the kernel."""
+
+    def __init__(self) -> None:
+        super().__init__(MODE, 0)
+        self.kernel = 0.0
+        assert isinstance(self._mode, NftablesMode)
+        netlink: Any = self._mode._opened().netlink
+        batch = netlink.batch
+
+        def timed(requests: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return batch(requests)
+            finally:
+                self.kernel += time.perf_counter() - begun
+
+        netlink.batch = timed
+
+    def feed(self, events: Events, gone: str = "") -> float:
+        """Milliseconds from JSON in memory to the kernel."""
+        self.netns.enter()
+        return self._runner.run(self._feed(events, gone))
+
+    async def _feed(self, events: Events, gone: str) -> float:
+        begun = time.perf_counter()
+        for kind, raw in events:
+            self.event(kind, raw)
+        if gone:
+            self.store.delete("Service", ObjectName("bench", gone))
+            self.store.delete("EndpointSlice", ObjectName("bench", f"{gone}-abcde"))
+        assert await self._sync.run()
+        return (time.perf_counter() - begun) * 1e3
+
+    def restart(self) -> tuple[float, int]:
+        """Seconds that a new process' first sync takes over the same objects; what it wrote."""
+        self.netns.enter()
+        return self._runner.run(self._restart())
+
+    async def _restart(self) -> tuple[float, int]:
+        store, snapshot = Store(world.NODE), self.store.snapshot
+        store.replace("Service", snapshot.services.values())
+        slices = (each for group in snapshot.slices.values() for each in group.values())
+        store.replace("EndpointSlice", slices)
+        config = NodeConfig(
+            node_name=world.NODE, families=(Family.IPV4,), cluster_cidrs=(world.CLUSTER_CIDR,)
+        )
+        facts = await read_facts()
+        mode = NftablesMode(self.exec)
+        begun = time.perf_counter()
+        assert (await mode.probe()).usable
+        result = await Sync(store, Planner(config, mode.traits), mode, facts).run()
+        assert result is not None
+        return time.perf_counter() - begun, result.added + result.changed + result.removed
+
+
+def events_of(numbers: Sequence[int], count: int = world.ENDPOINTS) -> list[tuple[str, bytes]]:
+    """Services with so many endpoints each, as JSON."""
+    out = []
+    for number in numbers:
+        pods = [world.pod_ip(number * count + index) for index in range(count)]
+        out.append(("Service", world.service(number)))
+        out.append(("EndpointSlice", world.endpoint_slice(number, pods)))
+    return out
+
+
+def _slice(number: int, pods: Sequence[str]) -> list[tuple[str, bytes]]:
+    return [("EndpointSlice", world.endpoint_slice(number, pods))]
+
+
+def _cold(services: int, count: int, runs: int) -> list[Figure]:
+    events, whole, kernel = events_of(range(services), count), [], []
+    for _ in range(runs):
+        node = NftNode()
+        gc.collect()
+        whole.append(node.feed(events) / 1e3)
+        kernel.append(node.kernel)
+        node.close()
+    return [
+        figure(f"cold start x {count}, from JSON", MODE, services, (statistics.median(whole), "s")),
+        figure("  the kernel's share", MODE, services, (statistics.median(kernel), "s")),
+    ]
+
+
+class _Changes:
+    """Changes of one kind and another, on a node that holds a cluster."""
+
+    def __init__(self, services: int, runs: int) -> None:
+        self.services, self.runs, self.count = services, runs, 0
+        self.node = NftNode()
+        self.node.feed(events_of(range(services)))
+        keep_what_is_there()
+
+    def _figures(self, name: str, values: list[float], flat: list[float]) -> list[Figure]:
+        values.sort()
+        reference = statistics.median(flat) if flat else None
+        p99 = values[int(len(values) * 0.99)]
+        return [
+            figure(name, MODE, self.services, (statistics.median(values), "ms"), reference),
+            figure("  p99", MODE, self.services, (p99, "ms")),
+        ]
+
+    def endpoint(self, flat: NftFlat | None) -> list[Figure]:
+        """Replace one, add one, remove one, in turn; upstream replaces."""
+        replaced, grown, shrunk, upstream = [], [], [], []
+        for number in range(self.runs):
+            self.count += 1
+            at, pods = number * 37 % self.services, world.pods(number * 37 % self.services)
+            new = world.pods(at, self.count)
+            replaced.append(self.node.feed(_slice(at, new)))
+            grown.append(self.node.feed(_slice(at, [*new, pods[-1]])))
+            shrunk.append(self.node.feed(_slice(at, new)))
+            if flat and number < 9:
+                begun = time.perf_counter()
+                flat.load(endpoints(at, new))
+                upstream.append((time.perf_counter() - begun) * 1e3)
+        return [
+            *self._figures("one endpoint replaced", replaced, upstream),
+            *self._figures("one endpoint added", grown, []),
+            *self._figures("one endpoint removed", shrunk, []),
+        ]
+
+    def service(self, flat: NftFlat | None) -> list[Figure]:
+        """Add a Service that was not there, and remove it."""
+        added, removed, upstream = [], [], []
+        for number in range(self.services, self.services + self.runs):
+            added.append(self.node.feed(events_of([number])))
+            if flat and number < self.services + 9:
+                begun = time.perf_counter()
+                flat.load(service(number, world.pods(number)))
+                upstream.append((time.perf_counter() - begun) * 1e3)
+        for number in range(self.services, self.services + self.runs):
+            removed.append(self.node.feed((), f"service-{number}"))
+        return [
+            *self._figures("one Service added", added, upstream),
+            *self._figures("one Service removed", removed, []),
+        ]
+
+    def rest(self) -> list[Figure]:
+        """A thousand at once; a restart."""
+        many = [
+            each
+            for number in range(min(1000, self.services))
+            for each in _slice(number, world.pods(number, 70_000 + number))
+        ]
+        batch = self.node.feed(many)
+        seconds, wrote = self.node.restart()
+        return [
+            figure("1,000 changes in one batch", MODE, self.services, (batch, "ms")),
+            figure(f"restart, {wrote} objects written", MODE, self.services, (seconds, "s")),
+        ]
+
+
+def _changes(services: int, runs: int, flat_services: int) -> list[Figure]:
+    flat = NftFlat(flat_services) if flat_services else None
+    changes = _Changes(services, runs)
+    figures = [*changes.endpoint(flat), *changes.service(flat), *changes.rest()]
+    changes.node.close()
+    if flat:
+        flat.close()
+    return figures
+
+
+def _packets(services: int, rounds: int) -> list[Figure]:
+    """Connection set-up through the last Service, beside direct and beside upstream's rules."""
+    last = services - 1
+    empty, node, flat = NftNode(), NftNode(), NftFlat(services)
+    empty.feed(())
+    node.feed(events_of(range(services)))
+    node.feed(_slice(last, [_SERVER]))
+    flat.load(endpoints(last, [_SERVER]))
+    direct = _Client(empty.netns, _SERVER, 8080)
+    ours = _Client(node.netns, world.cluster_ip(last), 80)
+    upstream = _Client(flat.netns, world.cluster_ip(last), 80)
+    for _ in range(rounds):
+        for client in (direct, ours, upstream):
+            client.connect()
+    figures = [
+        figure("first packet, beside direct", MODE, services, (ours.p50, "us"), direct.p50),
+        figure("  upstream's shape", MODE, services, (upstream.p50, "us"), direct.p50),
+    ]
+    for client in (direct, ours, upstream):
+        client.close()
+    for each in (empty, node, flat):
+        each.close()
+    return figures
+
+
+def run(quick: bool) -> list[Figure]:
+    """Measure at 1,000, 10,000 and 50,000 Services (500 when quick)."""
+    collect_seldom()
+    if quick:
+        return [*_cold(500, 3, 1), *_changes(500, 20, 500), *_packets(500, 5)]
+    return [
+        *_cold(10_000, 3, 3),
+        *_cold(50_000, 3, 1),
+        *_cold(5_000, 50, 1),
+        *_changes(1_000, 200, 1_000),
+        *_changes(10_000, 200, 2_000),
+        *_changes(50_000, 200, 0),
+        *_packets(10_000, 20),
+    ]
