@@ -15,6 +15,7 @@ from steersman.compile.actions import plan_port, without_frontends
 from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle
 from steersman.compile.endpoints import categorize, check_address_types, read_endpoints
 from steersman.compile.node import Totals, node_settings, with_totals, zone_of
+from steersman.compile.own_addresses import without_own_addresses
 from steersman.compile.service import read_service
 from steersman.compile.wishes import with_wishes, without_sctp
 from steersman.model.config import NodeConfig
@@ -74,6 +75,9 @@ def compile_service(
             states = endpoints.get((name.port, name.protocol), ())
             key = PlanKey(name, family)
             plans[key] = plan_port(key, spec, categorize(states, spec, node_name, zone), settings)
+    if settings.traits.holds_addresses:
+        plans, more = without_own_addresses(service, plans, settings)
+        findings += more
     plans, more = with_wishes(service, plans)
     return plans, findings + more
 
@@ -247,10 +251,13 @@ class Planner:
 
 def _policy(settings: NodeSettings) -> tuple[object, ...]:
     """Return what of the settings plans are made from."""
+    families = (settings.ipv4, settings.ipv6)
+    own = [f.local_addresses for f in families] if settings.traits.holds_addresses else []
     return (
         settings.node_name,
         frozenset(settings.families),
         settings.masquerade_all,
         settings.traits.filters_without_endpoints,
-        [(bool(family.detector), family.node_ip) for family in (settings.ipv4, settings.ipv6)],
+        [(bool(family.detector), family.node_ip) for family in families],
+        own,
     )

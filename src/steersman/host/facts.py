@@ -35,6 +35,8 @@ _IFA_LOCAL = 2
 _IFINFOMSG = struct.Struct("=BxHiII")
 _IFADDRMSG = struct.Struct("=BBBBI")
 _ATTEMPTS = 8
+_NOT_OURS = frozenset({"kube-ipvs0"})
+"""Interfaces whose addresses are those of Services (SPEC 10), whatever mode is in use now."""
 _SETTLE = 0.02  # seconds; adding one address makes several notifications
 
 
@@ -98,7 +100,7 @@ def _interfaces(netlink: Netlink, consistent: bool = True) -> dict[str, tuple[st
     found: dict[str, list[str]] = {}
     for reply in _list(netlink, Request(_RTM_GETADDR, bytes(8)), consistent):
         index, address = _address(reply)
-        if address and index in names:
+        if address and index in names and names[index] not in _NOT_OURS:
             found.setdefault(names[index], []).append(address)
     return {name: tuple(sorted(found[name])) for name in sorted(found)}
 

@@ -209,6 +209,8 @@ class Traits(Value, frozen=True):
     """An unassigned address in the ServiceCIDRs is dropped."""
     localhost_node_ports: bool = False
     """The mode can serve node ports on IPv4 loopback."""
+    holds_addresses: bool = False
+    """Addresses of Services become addresses of this node: those that it has are not served."""
     hides_clients: bool = False
     """Endpoints always see an address of this node: connections end in the proxy."""
     forwards_sctp: bool = True

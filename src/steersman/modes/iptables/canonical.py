@@ -151,12 +151,17 @@ def _nfacct(options: Words, _family: int) -> Words:
     return [options[0], "", *options[1:]]  # 1.8.9 prints two blanks
 
 
+def _bpf(options: Words, _family: int) -> Words:
+    return [options[0], f'"{options[1]}"', *options[2:]]
+
+
 _MATCHES: dict[str, Callable[[Words, int], Sequence[str]]] = {
     "comment": _comment,
     "mark": _mark,
     "recent": _recent,
     "statistic": _statistic,
     "nfacct": _nfacct,
+    "bpf": _bpf,
 }
 
 

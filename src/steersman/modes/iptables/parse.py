@@ -80,7 +80,7 @@ class _Parser:
         self._held: set[tuple[str, str]] = set()
 
     def parse(self, text: str) -> Parsed:
-        for table, chain, lines in _chains(text):
+        for table, chain, lines in chains(text):
             if not lines:
                 self._declared(table, chain)
             elif is_ours(table, chain):
@@ -150,8 +150,11 @@ class _Parser:
         return text
 
 
-def _chains(text: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (table, chain, rules): each declared chain without rules first, then those with."""
+def chains(text: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Take the output of iptables-save apart into chains, foreign ones too.
+
+    Yields (table, chain, rules): each declared chain without rules first, then those with.
+    """
     table = chain = prefix = ""
     lines: list[str] = []
     if "\n[" in text:  # printed with counters (iptables-save -c)

@@ -81,7 +81,8 @@ def _family(settings: NodeSettings, family: Family, features: Features) -> Itera
     yield (FILTER, FORWARD, WHOLE), "\n".join(_forward(settings, features))
     mark = f"{settings.masquerade_mark:#x}"
     yield (NAT, MARK_MASQ, WHOLE), f"-A {MARK_MASQ} -j MARK --set-xmark {mark}/{mark}"
-    yield (NAT, POSTROUTING, WHOLE), _postrouting(mark, features)
+    masquerade = postrouting_rules(mark, features)
+    yield (NAT, POSTROUTING, WHOLE), "\n".join(f"-A {POSTROUTING} {r}" for r in masquerade)
     if settings.many_services:
         yield from _split(family)
     if tail := "\n".join(_tail(family, settings.family(family))):
@@ -115,13 +116,14 @@ def _forward(settings: NodeSettings, features: Features) -> Iterator[str]:
     yield f"-A {FORWARD} {comment} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
 
 
-def _postrouting(mark: str, features: Features) -> str:
+def postrouting_rules(mark: str, features: Features) -> tuple[str, ...]:
+    """Return the rules, without their chain, that masquerade what is marked (SPEC 8.2)."""
     random = " --random-fully" if features.random_fully else ""
     comment = _comment("kubernetes service traffic requiring SNAT")
     return (
-        f"-A {POSTROUTING} -m mark ! --mark {mark}/{mark} -j RETURN\n"
-        f"-A {POSTROUTING} -j MARK --set-xmark {mark}/0x0\n"
-        f"-A {POSTROUTING} {comment} -j MASQUERADE{random}"
+        f"-m mark ! --mark {mark}/{mark} -j RETURN",
+        f"-j MARK --set-xmark {mark}/0x0",
+        f"{comment} -j MASQUERADE{random}",
     )
 
 

@@ -1,0 +1,75 @@
+"""Whether this machine can do ipvs, and what is missing where it cannot."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Callable
+
+from steersman.host.exec import Exec
+from steersman.host.netlink import Netlink, NetlinkError
+from steersman.model.names import Protocol
+from steersman.modes.base import ApplyError
+from steersman.modes.ipvs.apply import Servers
+from steersman.modes.ipvs.names import Server, ServerKey
+from steersman.modes.ipvs.wire import list_services, resolve
+
+_TRIAL = ServerKey(Protocol.TCP, "198.51.100.0", 20000)
+"""A virtual server that nobody uses (RFC 5737): making it loads the scheduler (SPEC 10)."""
+_IPSET = re.compile(r"v(\d+)\.(\d+)")
+
+
+async def load_module(execute: Exec, name: str) -> str:
+    """Ask for a kernel module; return why it cannot be had, "" where it could."""
+    try:
+        result = await execute.run(["modprobe", name])
+    except (FileNotFoundError, TimeoutError) as error:
+        return f"modprobe: {error}"
+    return "" if result.returncode == 0 else result.message or f"modprobe {name} failed"
+
+
+async def find_family(execute: Exec, netlink: Netlink) -> tuple[int, str]:
+    """Return the number of the IPVS family and "", or 0 and what is missing."""
+    try:
+        return resolve(netlink), ""
+    except NetlinkError as error:
+        if error.errno != errno.ENOENT:
+            return 0, f"IPVS cannot be spoken to: {error.strerror}."
+    why = await load_module(execute, "ip_vs")
+    try:
+        return resolve(netlink), ""
+    except NetlinkError:
+        said = f" ({why})" if why else ""
+        return 0, f"The kernel has no ip_vs{said}; run `modprobe ip_vs` on the host."
+
+
+async def check_ipset(execute: Exec) -> str:
+    """Return what is wrong with ipset, "" where it works."""
+    try:
+        result = await execute.run(["ipset", "version"])
+    except FileNotFoundError:
+        return "ipset is not installed; install the package ipset."
+    found = _IPSET.search(result.stdout.decode(errors="replace"))
+    if found and int(found[1]) < 6:
+        return f"ipset {found[0]} is too old; 6.0 or newer is needed."
+    if (await execute.run(["ipset", "save"])).returncode:
+        return "The kernel has no ipset; run `modprobe ip_set` on the host."
+    return ""
+
+
+def check_scheduler(
+    netlink: Netlink, family: int, scheduler: str, inside: Callable[[Callable[[], str]], str]
+) -> str:
+    """Return what is wrong with a scheduler, "" where a virtual server can have it."""
+    known = list(list_services(netlink, family))
+    if any(listed.scheduler == scheduler for listed in known):
+        return ""
+    servers = Servers(netlink, family, inside)
+    try:
+        servers.write([(_TRIAL, None, Server(scheduler))])
+        made = any(listed.key == _TRIAL for listed in list_services(netlink, family))
+        servers.delete([_TRIAL])
+    except ApplyError as error:
+        hint = f"run `modprobe ip_vs_{scheduler}` on the host, or choose another one"
+        return f"The scheduler {scheduler} cannot be used ({error}); {hint}."
+    return "" if made else "IPVS takes a virtual server and does not list it."

@@ -1,0 +1,114 @@
+"""From one ServicePlan to virtual servers and set entries. Pure.
+
+The kernel chooses among the real servers of a destination whoever asks, so a Frontend whose
+classes of sources go to different lists gets the list of those outside (README.md, Differences).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from steersman.model.addresses import is_loopback
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import (
+    FamilySettings,
+    Frontend,
+    FrontendKind,
+    NodeSettings,
+    ServicePlan,
+    SourceClass,
+    Verdict,
+)
+from steersman.modes.ipvs.names import (
+    ALLOWED,
+    GUARDED,
+    PORTS,
+    MemberKey,
+    Server,
+    ServerKey,
+    Target,
+    action_set,
+    role_set,
+)
+
+NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
+"""Protocol numbers; ipset looks up a name in /etc/protocols for every entry."""
+_PERSISTENT = 0x1
+SCHEDULER_FLAGS = {"mh": 0x10}
+"""Flags that a scheduler always gets: mh hashes the port of the source too (SPEC 10)."""
+_CLASSES = (SourceClass.EXTERNAL, SourceClass.POD, SourceClass.NODE)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What may be set about scheduling."""
+
+    scheduler: str = "rr"
+
+
+def render_service(
+    plan: ServicePlan, settings: NodeSettings, options: Options
+) -> dict[tuple[Any, ...], Any]:
+    """Render one ServicePort: a virtual server and its entries for every destination."""
+    family = settings.family(plan.key.family)
+    out: dict[tuple[Any, ...], Any] = {}
+    for frontend in plan.frontends:
+        held = frontend.kind is not FrontendKind.NODE_PORT
+        server = _server(plan, frontend, options, held)
+        for address in (frontend.address,) if held else node_port_addresses(family):
+            out[ServerKey(plan.key.name.protocol, address, frontend.port)] = server
+            place = f"{address},{NUMBERS[plan.key.name.protocol]}:{frontend.port}"
+            out.update((member, "") for member in _members(plan.key.family, frontend, place))
+    return out
+
+
+def node_port_addresses(family: FamilySettings) -> tuple[str, ...]:
+    """Return the addresses that serve node ports: a virtual server needs each by name."""
+    if family.node_port_addresses is not None:
+        return family.node_port_addresses
+    return tuple(a for a in family.local_addresses if not (is_loopback(a) or _is_link_local(a)))
+
+
+def _is_link_local(address: str) -> bool:
+    return ":" in address and address[:3] in ("fe8", "fe9", "fea", "feb")
+
+
+def _server(plan: ServicePlan, frontend: Frontend, options: Options, held: bool) -> Server:
+    seconds = plan.affinity_seconds
+    flags = SCHEDULER_FLAGS.get(options.scheduler, 0) | (_PERSISTENT if seconds else 0)
+    return Server(options.scheduler, flags, seconds, held, _targets(plan, frontend))
+
+
+def _targets(plan: ServicePlan, frontend: Frontend) -> tuple[Target, ...]:
+    for source in _CLASSES:
+        action = frontend.action(source)
+        if action.verdict is Verdict.FORWARD:
+            return tuple(sorted((e.ip, e.port) for e in plan.pool(action.pool)))
+    return ()
+
+
+def _members(family: Family, frontend: Frontend, place: str) -> Iterator[MemberKey]:
+    held = frontend.kind is not FrontendKind.NODE_PORT
+    if held:
+        yield MemberKey(role_set(PORTS, family), place)
+    for source in SourceClass:
+        action = frontend.action(source)
+        # A connection of the node itself to an address that it holds comes from that address.
+        own = held and source is SourceClass.NODE
+        if action.verdict is not Verdict.FORWARD or action.masquerade or own:
+            yield MemberKey(action_set(source, action.verdict, family), place)
+    if frontend.source_ranges:
+        yield MemberKey(role_set(GUARDED, family), place)
+        for cidr in frontend.source_ranges:
+            for part in _networks(cidr, family):
+                yield MemberKey(role_set(ALLOWED, family), f"{place},{part}")
+
+
+def _networks(cidr: str, family: Family) -> tuple[str, ...]:
+    """Spell a network as ipset does: one address without a length, everything as two halves."""
+    address, _, length = cidr.partition("/")
+    if length == "0":
+        return ("0.0.0.0/1", "128.0.0.0/1") if family is Family.IPV4 else ("::/1", "8000::/1")
+    return (address,) if length == str(family.bits) else (cidr,)

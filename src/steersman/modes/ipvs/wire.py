@@ -1,0 +1,155 @@
+"""IPVS over generic netlink: messages built and taken apart (linux/ip_vs.h). No sockets here."""
+
+from __future__ import annotations
+
+import enum
+import socket
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from steersman.host.netlink import Netlink, Request
+from steersman.host.nlmsg import (
+    NLM_F_ACK,
+    Message,
+    attr,
+    attributes,
+    be16,
+    nested,
+    string,
+    text,
+    u32,
+)
+from steersman.model.addresses import canonical_ip
+from steersman.model.names import Protocol
+from steersman.modes.ipvs.names import Server, ServerKey, Target
+
+_GENL_ID_CTRL = 16
+_CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 3, 1, 2
+_HASHED = 0x2  # added by the kernel to everything it lists
+_SERVICE, _DEST, _TIMEOUT_TCP, _TIMEOUT_FIN, _TIMEOUT_UDP = 1, 2, 4, 5, 6
+_FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 16}
+_NUMBERS = {6: Protocol.TCP, 17: Protocol.UDP, 132: Protocol.SCTP}
+_PROTOCOLS = {protocol: number for number, protocol in _NUMBERS.items()}
+
+
+class Command(enum.IntEnum):
+    """IPVS_CMD_*."""
+
+    NEW_SERVICE = 1
+    SET_SERVICE = 2
+    DEL_SERVICE = 3
+    GET_SERVICE = 4
+    NEW_DEST = 5
+    SET_DEST = 6
+    DEL_DEST = 7
+    GET_DEST = 8
+    SET_CONFIG = 12
+
+
+class Stats(NamedTuple):
+    """Counters of a virtual or real server since it was made."""
+
+    connections: int
+    packets_in: int
+    packets_out: int
+    bytes_in: int
+    bytes_out: int
+
+
+class Listed(NamedTuple):
+    """A virtual server as the kernel lists it; its real servers are listed apart."""
+
+    key: ServerKey
+    scheduler: str
+    flags: int
+    timeout: int
+    stats: Stats
+
+
+def resolve(netlink: Netlink) -> int:
+    """Ask for the number of the IPVS family; NetlinkError where the kernel has no ip_vs."""
+    payload = _header(_CTRL_CMD_GETFAMILY) + text(_CTRL_ATTR_FAMILY_NAME, "IPVS")
+    (reply,) = netlink.request(Request(_GENL_ID_CTRL, payload))
+    return int(struct.unpack("=H", attributes(reply.payload, 4)[_CTRL_ATTR_FAMILY_ID])[0])
+
+
+def _header(command: int) -> bytes:
+    return bytes((command, 1, 0, 0))
+
+
+def _packed(address: str) -> tuple[int, bytes]:
+    """Address family, and the address in a union of 16 bytes."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return family, socket.inet_pton(family, address).ljust(16, b"\0")
+
+
+def _u16(kind: int, value: int) -> bytes:
+    return attr(kind, struct.pack("=H", value))
+
+
+def _identity(key: ServerKey) -> tuple[bytes, ...]:
+    family, address = _packed(key.address)
+    protocol = _PROTOCOLS[key.protocol]
+    return _u16(1, family), _u16(2, protocol), attr(3, address), be16(4, key.port)
+
+
+def service(family: int, command: Command, key: ServerKey, server: Server | None = None) -> Request:
+    """A request about a virtual server; `server` for those that make or change it."""
+    parts = _identity(key)
+    if server is not None:
+        netmask = 128 if ":" in key.address else 0xFFFFFFFF
+        flags = attr(7, struct.pack("=II", server.flags, 0xFFFFFFFF))
+        options = text(6, server.scheduler), flags, u32(8, server.timeout), u32(9, netmask)
+        parts += options
+    return Request(family, _header(command) + nested(_SERVICE, *parts), NLM_F_ACK)
+
+
+def destination(
+    family: int, command: Command, key: ServerKey, target: Target, weight: int = 1
+) -> Request:
+    """A request about a real server: masqueraded forwarding, without thresholds."""
+    number, address = _packed(target[0])
+    parts = [attr(1, address), be16(2, target[1]), _u16(11, number)]
+    if command is not Command.DEL_DEST:
+        parts += [u32(3, 0), u32(4, weight), u32(5, 0), u32(6, 0)]
+    body = nested(_SERVICE, *_identity(key)) + nested(_DEST, *parts)
+    return Request(family, _header(command) + body, NLM_F_ACK)
+
+
+def timeouts(family: int, tcp: int, fin: int, udp: int) -> Request:
+    """A request to set how long idle connections live, in seconds; 0 leaves one as it is."""
+    body = u32(_TIMEOUT_TCP, tcp) + u32(_TIMEOUT_FIN, fin) + u32(_TIMEOUT_UDP, udp)
+    return Request(family, _header(Command.SET_CONFIG) + body, NLM_F_ACK)
+
+
+def list_services(netlink: Netlink, family: int) -> Iterator[Listed]:
+    """List the virtual servers; those found by fwmark are passed over."""
+    for reply in netlink.dump(Request(family, _header(Command.GET_SERVICE))):
+        if (found := read_service(reply)) is not None:
+            yield found
+
+
+def read_service(reply: Message) -> Listed | None:
+    """Take an answer to GET_SERVICE apart; None for a server found by fwmark."""
+    values = attributes(attributes(reply.payload, 4).get(_SERVICE, b""))
+    if not {1, 2, 3, 4} <= values.keys():
+        return None
+    protocol = _NUMBERS.get(_int(values[2]))
+    family = _int(values[1])
+    if protocol is None:
+        return None
+    address = socket.inet_ntop(family, values[3][: _FAMILIES[socket.AddressFamily(family)]])
+    key = ServerKey(protocol, canonical_ip(address) or address, int.from_bytes(values[4], "big"))
+    flags = struct.unpack_from("=I", values[7])[0] & ~_HASHED
+    return Listed(key, string(values[6]), flags, _int(values[8]), read_stats(values))
+
+
+def read_stats(values: dict[int, bytes]) -> Stats:
+    """Take counters apart: 64-bit ones, or the 32-bit ones of kernels before 4.1."""
+    found = attributes(values.get(12) or values.get(10, b""))
+    return Stats(*(_int(found.get(kind, b"\0\0\0\0")) for kind in range(1, 6)))
+
+
+def _int(value: bytes) -> int:
+    return int(struct.unpack({2: "=H", 4: "=I", 8: "=Q"}[len(value)], value)[0])

@@ -1,0 +1,31 @@
+"""`python -m tests.vm COMMAND...`: run a command in the virtual machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.vm.kernel import DEFAULT, MachineError
+from tests.vm.machine import run
+
+
+def main() -> int:
+    """Run the command; its exit status is ours, 125 where the machine failed, 124 in time out."""
+    parser = argparse.ArgumentParser(prog="python -m tests.vm", description=__doc__)
+    parser.add_argument("--kernel", default=DEFAULT, help="Debian package of the kernel")
+    parser.add_argument("--memory", default="1G")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    argv = given.command[1:] if given.command[:1] == ["--"] else given.command
+    if not argv:
+        parser.error("no command")
+    try:
+        return run(argv, kernel=given.kernel, timeout=given.timeout, memory=given.memory)
+    except MachineError as error:
+        print(error, file=sys.stderr)
+        return 125
+
+
+if __name__ == "__main__":
+    sys.exit(main())
