@@ -39,12 +39,14 @@ from steersman.run.startup import (
 from steersman.run.state import Synced
 from steersman.run.switch import clean_leftovers, others
 from steersman.run.sync import Sync
+from steersman.run.tasks import Wake, guarded
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.store import Store
 
 log = logging.getLogger("steersman")
 
 _MAX_INTERVAL = 3600.0  # seconds; SPEC 7
+_RETRY = 5.0  # seconds, after rtnetlink failed
 
 
 class Daemon:
@@ -58,7 +60,9 @@ class Daemon:
         self._logs = logs
         self._stop = asyncio.Event()
         self._serving = asyncio.Event()
+        self._news = Wake()
         self._failed = ""
+        self._due = False
         self._drift = False
         self._synced: list[Synced] = []
         self._reported: frozenset[Finding] = frozenset()
@@ -76,7 +80,7 @@ class Daemon:
         self._follow_signals()
         await self._set_up()
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._main(), name="sync"), *self._tasks(tasks)]
+            running = self._tasks(tasks)
             await self._stop.wait()
             log.info("stopping; the rules stay in force")
             for task in running:
@@ -140,6 +144,7 @@ class Daemon:
 
     def _tasks(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         work: dict[str, Coroutine[Any, Any, None]] = {
+            "sync": self._main(),
             "source": self._source.run(self._store),
             "addresses": self._follow_addresses(),
             "drift": self._check_for_drift(),
@@ -149,7 +154,10 @@ class Daemon:
             "leftovers": self._leave_others(),
             **self._servers.tasks(),
         }
-        return [tasks.create_task(call, name=name) for name, call in work.items()]
+        return [
+            tasks.create_task(guarded(name, call, self.stop), name=name)
+            for name, call in work.items()
+        ]
 
     async def _main(self) -> None:
         """Wait for this node's object, then sync until cancelled."""
@@ -172,6 +180,7 @@ class Daemon:
                 lambda: self._store.snapshot.node,
                 self._node_config.node_name,
                 needs_pod_cidrs=self._needs_pod_cidrs(),
+                sleep=self._news.sleep,
             )
         except NodeTimeoutError as error:
             self.stop(str(error))
@@ -181,8 +190,14 @@ class Daemon:
 
     # Running
 
-    def _changed(self) -> None:
+    def _request(self) -> None:
+        self._due = True
         self._runner.request()
+
+    def _changed(self) -> None:
+        self._news.up()
+        if self._store.synced:  # before, a run would do nothing but put off the first real one
+            self._request()
         self._effects.queued(self._node_config.families)
         if self._started_with is not None:
             self._node_changed()
@@ -197,9 +212,12 @@ class Daemon:
             self.stop(reaction.message)
 
     async def _work(self) -> None:
-        drift, self._drift = self._drift, False
         first = self._sync.state.result is None
-        result = await (self._sync.check() if drift else self._sync.run())
+        drift, self._drift = self._drift and not first, False
+        due, self._due = self._due, False
+        result = await self._sync.check() if drift else None
+        if result is None and (due or not drift):
+            result = await self._sync.run()
         for synced in self._synced:
             await self._effects.after(synced, self._sync.objects())
             self._tell_findings(synced.state.findings)
@@ -231,9 +249,14 @@ class Daemon:
             log.info("%s", sentence)
 
     async def _follow_addresses(self) -> None:
-        async for facts in watch_addresses():
-            if self._sync.use_facts(facts):
-                self._runner.request()
+        while True:
+            try:
+                async for facts in watch_addresses():
+                    if self._sync.use_facts(facts):
+                        self._request()
+            except OSError as error:
+                log.warning("addresses cannot be watched: %s; next try in %g s", error, _RETRY)
+            await asyncio.sleep(_RETRY)
 
     def _refused(self, partial: bool) -> None:
         self._effects.refused(self._sync.mode.name, self._node_config.families, partial)
@@ -250,9 +273,13 @@ class Daemon:
     # Configuration
 
     async def _follow_configuration(self) -> None:
-        if self._file:
+        if not self._file:
+            return
+        try:
             async for _ in file_changes(Path(self._file)):
                 self._reload()
+        except OSError as error:
+            log.warning("%s is not watched: %s; SIGHUP reads it again", self._file, error)
 
     def _reload(self) -> None:
         """Read the configuration file again and apply what can be applied (SPEC 1.1 step 8)."""
@@ -289,4 +316,4 @@ class Daemon:
             self._config.min_sync_interval.seconds, self._config.sync_period.seconds
         )
         self._sync.use_planner(Planner(node, self._sync.mode.traits))
-        self._runner.request()
+        self._request()
