@@ -38,13 +38,14 @@ from steersman.model.addresses import canonical_ip, split_host_port
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
 from steersman.modes.base import ApplyError, BusyError
+from steersman.run.cleanup import clean_up
 from steersman.run.daemon import Daemon
 from steersman.run.klog import Logging
 from steersman.run.preview import format_diff, preview
 from steersman.run.report import status_text
 from steersman.run.startup import (
     StartError,
-    clean_up,
+    allow_localhost_node_ports,
     load_store,
     mode_options,
     new_mode,
@@ -112,12 +113,18 @@ def _start(parsed: Parsed) -> int:
     if parsed.cleanup:
         return _remove(parsed.config)
     if parsed.init_only:
-        set_conntrack(parsed.config)
+        asyncio.run(_initialize(parsed.config))
         return 0
     if parsed.dry_run:
         return _preview(parsed.config)
     asyncio.run(Daemon(parsed, logs).run())
     return 0
+
+
+async def _initialize(config: ProxyConfig) -> None:
+    """Do what takes more than NET_ADMIN: the kernel's switches (SPEC 1.6)."""
+    set_conntrack(config)
+    allow_localhost_node_ports(node_config(config), new_mode(config), await read_facts())
 
 
 def _logging(config: ProxyConfig) -> Logging:
@@ -134,8 +141,8 @@ def _preview(config: ProxyConfig) -> int:
 
 
 def _remove(config: ProxyConfig) -> int:
-    for mode, change in asyncio.run(clean_up(SubprocessExec(), mode_options(config))).items():
-        print(f"{mode}: {len(change.removed)} kernel objects removed")
+    for mode, removed in asyncio.run(clean_up(SubprocessExec(), mode_options(config))).items():
+        print(f"{mode}: {removed} kernel objects removed")
     return 0
 
 
