@@ -8,7 +8,8 @@
 #   STORAGE    directory for podman's and buildah's storage; the user's own otherwise
 #   MIRROR     Debian mirror; mmdebstrap's default otherwise
 #   SOURCE_DATE_EPOCH   time of everything in it; that of the last commit otherwise
-# Result: the image in the builder's storage, and in build/image/: steersman.oci.tar (for
+#   OUT, PYTHON         where results go (build/image), and an interpreter that has steersman
+# Result: the image in the builder's storage, and in OUT: steersman.oci.tar (for
 # `ctr -n k8s.io images import`), rootfs.tar, sbom.spdx.json.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,8 +17,8 @@ export PATH="$PATH:/usr/sbin:/sbin" PIP_DISABLE_PIP_VERSION_CHECK=1
 
 suite=bookworm
 packages=python3-minimal,libpython3-stdlib,iptables,nftables,ipset,kmod,libbpf1,libstdc++6,util-linux
-out=build/image
-python=.venv/bin/python
+out=${OUT:-build/image}
+python=${PYTHON:-.venv/bin/python}
 
 say() { printf 'image: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }

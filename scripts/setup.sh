@@ -13,7 +13,7 @@ stamp=$venv/.steersman-setup
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
-# Command of each tool that demo, kernel tests and benchmarks call, and its Debian package.
+# Command of each tool that demo, kernel tests, benchmarks and image call, and its Debian package.
 missing_packages() {
     local tool package
     while read -r tool package; do
@@ -27,6 +27,8 @@ conntrack conntrack
 ip iproute2
 unshare util-linux
 sysctl procps
+mmdebstrap mmdebstrap
+buildah buildah
 TOOLS
 }
 
@@ -47,7 +49,7 @@ system_tools() {
         # shellcheck disable=SC2086 - one word per package
         install_packages $packages || say "could not install: $packages"
     else
-        say "missing for demo, kernel tests and benchmarks: ${packages% } (apt-get install, as root)"
+        say "missing for demo, kernel tests, benchmarks and image: ${packages% } (apt-get install, as root)"
     fi
 }
 

@@ -1,0 +1,246 @@
+"""The image: built, run as its manifests say, in a namespace against the test API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from steersman import __version__
+from steersman.modes.registry import MODES
+from tests.e2e.container import Object, argv, buildah, prepare
+
+ROOT = Path(__file__).parents[2]
+TAG = "steersman:test"
+SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
+ADDRESS, ENDPOINT, CLUSTER_IP = "192.0.2.1", "10.244.1.5", "10.96.0.10"
+RULES = {"iptables": ["iptables-save", "-t", "nat"], "nftables": ["nft", "list", "ruleset"]}
+PROXY_MODE = "http://127.0.0.1:10249/proxyMode"
+READY = "http://127.0.0.1:10256/readyz"
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+
+WORLD: list[Object] = [
+    {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "node-a"},
+        "status": {"addresses": [{"type": "InternalIP", "address": ADDRESS}]},
+    },
+    {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {"clusterIP": CLUSTER_IP, "clusterIPs": [CLUSTER_IP], "ports": [{"port": 80}]},
+    },
+    {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "addressType": "IPv4",
+        "metadata": {
+            "namespace": "shop",
+            "name": "web-1",
+            "labels": {"kubernetes.io/service-name": "web"},
+        },
+        "endpoints": [{"addresses": [ENDPOINT], "conditions": {"ready": True}}],
+        "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder with the image's files; its storage is in `storage` there."""
+    for tool in ("mmdebstrap", "buildah"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing: `make image` as root installs it")
+    out = tmp_path_factory.mktemp("image")
+    given = {"OUT": out, "STORAGE": out / "storage", "IMAGE": TAG, "PYTHON": sys.executable}
+    environment = os.environ | {name: str(value) for name, value in given.items()}
+    done = subprocess.run(
+        [ROOT / "scripts" / "image.sh"],
+        env=environment | {"BUILDER": "buildah"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    yield out
+    shutil.rmtree(out)
+
+
+@pytest.fixture
+def root(built: Path) -> Iterator[Path]:
+    """The root filesystem of a new container of the image."""
+    storage = built / "storage"
+    container = buildah(storage, "from", "--pull-never", TAG)
+    yield Path(buildah(storage, "mount", container))
+    buildah(storage, "rm", container)
+
+
+@pytest.fixture
+def netns() -> Iterator[str]:
+    """A network namespace with this node's address."""
+    name = f"sm-image-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        for words in (
+            "link set lo up",
+            "link add eth0 type veth peer name peer",
+            f"addr add {ADDRESS}/24 dev eth0",
+            "link set eth0 up",
+        ):
+            subprocess.run(["ip", "-n", name, *words.split()], check=True)
+        # A new namespace has what the machine's first one has.
+        inside(name, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=0")
+        yield name
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture
+def api_server(netns: str, tmp_path: Path) -> Iterator[str]:
+    """URL of an API server in the namespace."""
+    objects = tmp_path / "objects.yaml"
+    objects.write_text(yaml.safe_dump_all(WORLD))
+    command = [sys.executable, "-m", "tests.apiserver", "--objects", str(objects)]
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", netns, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout
+        yield process.stdout.readline().split()[-1]
+        process.terminate()
+
+
+def inside(netns: str, *command: str) -> str:
+    """What a program of this machine prints in the namespace; "" where it fails."""
+    words = ["ip", "netns", "exec", netns, *command]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+
+
+def page(netns: str, url: str) -> str:
+    script = f"import urllib.request as r; print(r.urlopen({url!r}, timeout=5).read().decode())"
+    return inside(netns, sys.executable, "-c", script).strip()
+
+
+def wait(process: subprocess.Popen[str], log: Path, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def chart(mode: str, api_server: str) -> list[Object]:
+    """The chart's objects for a mode."""
+    helm = pytest.importorskip("helm_python")
+    folder = ROOT / "deploy" / "helm" / "steersman"
+    values = yaml.safe_load((folder / f"values-{mode}.yaml").read_text())
+    with helm.Chart.load(folder) as loaded:
+        values |= {"apiServers": [api_server]}
+        # The size of the machine's table can be set in its first network namespace only.
+        values["config"] |= {"conntrack": {"maxPerCore": 0}}
+        texts = loaded.render(values, name="steersman")
+    documents = [yaml.safe_load_all(t) for name, t in texts.items() if name.endswith(".yaml")]
+    return [each for document in documents for each in document if each]
+
+
+def test_says_its_version(built: Path) -> None:
+    storage = built / "storage"
+    container = buildah(storage, "from", "--pull-never", TAG)
+    said = buildah(
+        storage,
+        *("run", "--isolation", "chroot", container),
+        *("/usr/local/bin/kube-proxy", "--version=raw"),
+    )
+    buildah(storage, "rm", container)
+    assert said == __version__
+
+
+def test_labels_and_entrypoint(built: Path) -> None:
+    text = buildah(built / "storage", "inspect", "--type", "image", TAG)
+    config = json.loads(text)["OCIv1"]["config"]
+    assert config["Entrypoint"] == ["/usr/local/bin/kube-proxy"]
+    assert config["Labels"]["org.opencontainers.image.version"] == __version__
+
+
+def test_every_library_that_is_used_is_there(root: Path) -> None:
+    """Each program and each compiled Python module finds what it is linked with."""
+    binaries = [*root.glob("usr/sbin/*"), *root.glob("usr/bin/*"), *root.glob("usr/local/bin/*")]
+    binaries += [*root.glob("usr/lib/python3*/**/*.so"), *root.glob("usr/lib/*/xtables/*.so")]
+    loader = next(root.glob("usr/lib*/ld-linux-*")).relative_to(root)
+    missing = []
+    for path in binaries:
+        if path.is_symlink() or path.read_bytes()[:4] != b"\x7fELF":
+            continue
+        command = ["chroot", str(root), f"/{loader}", "--list", f"/{path.relative_to(root)}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if "not found" in done.stdout + done.stderr:
+            missing.append((path.name, done.stdout, done.stderr))
+    assert missing == []
+
+
+def test_list_of_contents_is_complete(built: Path, root: Path) -> None:
+    document = json.loads((built / "sbom.spdx.json").read_text())
+    assert document == json.loads((root / "usr/share/sbom/steersman.spdx.json").read_text())
+    listed = {each["SPDXID"] for each in document["packages"]}
+    assert len(listed) == len(document["packages"])
+    assert {"SPDXRef-pypi-steersman", "SPDXRef-deb-nftables", "SPDXRef-deb-libc6"} <= listed
+    folders = (root / "usr/lib/python3/dist-packages").glob("*.dist-info")
+    found = sum(each.startswith("SPDXRef-pypi-") for each in listed)
+    assert found == len(list(folders))
+    contained = {each["relatedSpdxElement"] for each in document["relationships"]}
+    assert contained == listed
+
+
+def test_nothing_of_this_machine_is_in_it(root: Path) -> None:
+    for name in ("etc/hostname", "etc/resolv.conf", "etc/apt", "bin/sh", "usr/bin/dpkg"):
+        assert not (root / name).exists(), name
+    assert not any(str(ROOT) in path.read_text("latin-1") for path in root.glob("usr/local/bin/*"))
+
+
+@pytest.mark.parametrize("mode", sorted(RULES.keys() & MODES.keys()))
+def test_runs_as_the_chart_says(
+    mode: str, root: Path, netns: str, api_server: str, tmp_path: Path
+) -> None:
+    """Settings by the init container, rules by the other one, with no more rights than given."""
+    objects = chart(mode, api_server)
+    (config,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
+    (daemons,) = (each for each in objects if each["kind"] == "DaemonSet")
+    pod = daemons["spec"]["template"]["spec"]
+    files = {f"/var/lib/kube-proxy/{name}": text for name, text in config.items()}
+    secrets = {f"{SECRETS}/token": "token", f"{SECRETS}/ca.crt": ""}
+    prepare(root, files | secrets | {"/run/xtables.lock": ""})
+    start = {"NODE_NAME": "node-a"}
+    (first,) = pod["initContainers"]
+    done = subprocess.run(
+        argv(root, netns, first, start), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    log = tmp_path / "log"
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            argv(root, netns, pod["containers"][0], start), stderr=output, text=True
+        ) as process,
+    ):
+        wait(process, log, lambda: ENDPOINT in inside(netns, *RULES[mode]))
+        wait(process, log, lambda: page(netns, READY) == "ok")
+        assert page(netns, PROXY_MODE) == mode
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        assert f"Uid:\t{65532 if mode == 'nftables' else 0}\t" in status
+        process.terminate()
+        assert process.wait(20) == 0, log.read_text()
+    assert ENDPOINT in inside(netns, *RULES[mode])
+    assert "no node ports on localhost" not in log.read_text()
+    localhost = inside(netns, "sysctl", "-n", "net.ipv4.conf.all.route_localnet").strip()
+    assert localhost == ("1" if mode == "iptables" else "0")
