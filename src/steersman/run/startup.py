@@ -25,7 +25,6 @@ from steersman.host.sysctl import (
 from steersman.model.config import NodeConfig
 from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.modes.base import Mode
-from steersman.modes.diff import Diff, diff
 from steersman.modes.registry import MODES, ModeOptions
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
@@ -167,21 +166,3 @@ def allow_localhost_node_ports(config: NodeConfig, mode: Mode, facts: HostFacts)
         log.warning("no node ports on localhost: %s", error.strerror)
         return msgspec.structs.replace(config, localhost_node_ports=False)
     return config
-
-
-async def clean_up(execute: Exec, options: ModeOptions) -> dict[str, Diff]:
-    """Remove everything of ours, in every mode that can run here; nothing else is touched.
-
-    Raises:
-        ApplyError: the kernel refused to remove something.
-        BusyError: the kernel could not be programmed now.
-    """
-    removed: dict[str, Diff] = {}
-    for name, factory in MODES.items():
-        mode = factory(execute, options)
-        if (await mode.probe()).usable:
-            change = diff(await mode.read(), {})
-            if change:
-                await mode.apply(change)
-            removed[name] = change
-    return removed

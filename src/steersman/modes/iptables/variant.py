@@ -18,6 +18,7 @@ _COMMANDS = {"": "iptables", "nft": "iptables-nft", "legacy": "iptables-legacy"}
 _KUBELETS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
 """Chains that kubelet makes in the mangle table of the iptables that it was built for."""
 _OURS = ("KUBE-PROXY-CANARY", "KUBE-SERVICES")
+_KUBERNETES = "\n:KUBE-"
 
 
 class Tool(NamedTuple):
@@ -69,6 +70,23 @@ async def choose(execute: Exec, wanted: str) -> Choice:
     return Choice(None, (), tuple(problems))
 
 
+async def variants_in_use(execute: Exec) -> tuple[str, ...]:
+    """Find the variants that hold chains of Kubernetes, without creating a table by asking."""
+    in_use = []
+    for tool in await _installed(execute, ""):
+        texts = [await _saved(execute, [f"{tool.of(family)}-save"]) for family in Family]
+        if any(_KUBERNETES in text for text in texts):
+            in_use.append(tool.variant)
+    return tuple(in_use)
+
+
+async def _saved(execute: Exec, argv: Sequence[str]) -> str:
+    try:
+        return (await execute.run(argv)).stdout.decode(errors="replace")
+    except OSError:
+        return ""
+
+
 async def _installed(execute: Exec, wanted: str) -> list[Tool]:
     """List the variants that are installed, the one that `iptables` means first."""
     found: dict[str, Tool] = {}
@@ -104,10 +122,7 @@ async def _hint(execute: Exec, tool: Tool) -> int:
     argv = [f"{tool.command}-save"]
     if tool.variant == "nft":
         argv += ["-t", "mangle"]  # asking legacy for a table would create it
-    try:
-        text = (await execute.run(argv)).stdout.decode(errors="replace")
-    except OSError:
-        return 0
+    text = await _saved(execute, argv)
     if any(f":{chain} " in text for chain in _KUBELETS):
         return 2
     return int(any(f":{chain} " in text for chain in _OURS))
