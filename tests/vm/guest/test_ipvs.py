@@ -8,40 +8,63 @@ from collections.abc import Iterator
 import pytest
 
 from steersman.host.exec import SubprocessExec
+from steersman.model.plan import NodePlan
+from steersman.modes.diff import diff
+from steersman.modes.ipvs.mode import IpvsMode
 from tests import case_files
 from tests.conformance.runner import Case, flow_world
 from tests.conformance.world import load
-from tests.flows import FlowCase, by_packets, compare
+from tests.flows import by_packets, compare
+from tests.modes import render
 from tests.vm.guest.ipvs import IPVS, mode_behind
-from tests.worlds import LabPool, World, apply
+from tests.worlds import LabPool, World
 
 FLOWS: list[Case] = [*load("packetflow_common")]
 
 
+class Nodes:
+    """Labs, and the mode that programs the node of each: finding out what is there takes long."""
+
+    def __init__(self) -> None:
+        self.pool = LabPool()
+        self._modes: dict[str, IpvsMode] = {}
+
+    def close(self) -> None:
+        for mode in self._modes.values():
+            mode.disconnect()
+        self.pool.close()
+
+    def wrong(self, world: World) -> list[str]:
+        """What is other than it should be when a world is in force."""
+        lab = self.pool.lab(world)
+        if lab.node.path not in self._modes:
+            self._modes[lab.node.path] = mode_behind(SubprocessExec(lab.exec_argv(())))
+            assert asyncio.run(self._modes[lab.node.path].probe()).usable
+        mode, plan = self._modes[lab.node.path], world.plan(IPVS.traits)
+        asyncio.run(bring(plan, mode))
+        return [found for flow in world.flows if (found := compare(flow, by_packets(lab, flow)))]
+
+
+async def bring(plan: NodePlan, mode: IpvsMode) -> None:
+    """Bring the kernel to a plan; nothing is left to do afterwards."""
+    await mode.apply(diff(await mode.read(), render(plan, mode)))
+    assert not diff(await mode.read(), render(plan, mode))
+
+
 @pytest.fixture(scope="module")
-def pool() -> Iterator[LabPool]:
-    pool = LabPool()
-    yield pool
-    pool.close()
-
-
-def wrong(pool: LabPool, world: World, flows: tuple[FlowCase, ...]) -> list[str]:
-    lab = pool.lab(world)
-    mode = mode_behind(SubprocessExec(lab.exec_argv(())))
-    try:
-        asyncio.run(apply(world.plan(IPVS.traits), mode))
-    finally:
-        mode.close()
-    return [found for flow in flows if (found := compare(flow, by_packets(lab, flow)))]
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    nodes.close()
 
 
 @pytest.mark.parametrize("name", case_files.names())
-def test_case(name: str, pool: LabPool) -> None:
+def test_case(name: str, nodes: Nodes) -> None:
     world = case_files.world(name, IPVS.traits)
-    assert wrong(pool, world, world.flows) == []
+    assert nodes.wrong(world) == []
 
 
 @pytest.mark.parametrize("case", FLOWS, ids=lambda case: case["id"])
-def test_conformance(case: Case, pool: LabPool) -> None:
+def test_conformance(case: Case, nodes: Nodes) -> None:
     world = flow_world(case, IPVS.traits)
-    assert wrong(pool, world, world.flows) == []
+    assert nodes.wrong(world) == []

@@ -60,6 +60,8 @@ class IpvsOptions(msgspec.Struct, frozen=True):
     tcp_fin_timeout: int = 0
     udp_timeout: int = 0
     iptables_variant: str = ""
+    load_modules: bool = True
+    """Whether `probe` may load ip_vs where it is not there."""
 
 
 def here(function: Callable[[], T]) -> T:
@@ -104,9 +106,10 @@ class IpvsMode:
 
     async def probe(self) -> Support:
         """Find out whether ip_vs, its scheduler, ipset and iptables are there."""
-        self.close()
+        self.disconnect()
         netlink = self._open(NETLINK_GENERIC)
-        family, lacking = await find_family(self._execute, netlink)
+        loads = self._options.load_modules
+        family, lacking = await find_family(self._execute, netlink, loads=loads)
         lacking = lacking or await check_ipset(self._execute)
         scheduler = self._options.scheduler
         if lacking := lacking or check_scheduler(netlink, family, scheduler, self._inside):
@@ -124,7 +127,7 @@ class IpvsMode:
         self._set_timeouts(netlink, family)
         return Support(usable=True, missing=choice.missing)
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         """Close the sockets; the kernel keeps what it has."""
         self._doors = None
         for netlink in self._sockets:
@@ -168,7 +171,10 @@ class IpvsMode:
         return render.render_service(plan, settings, render.Options(self._options.scheduler))
 
     async def read(self) -> Ruleset:
-        """Return what the kernel has of ours; real servers that are drained by now are removed."""
+        """Return what the kernel has of ours; real servers that are drained by now are removed.
+
+        Without our interface no virtual server is ours: another program made them.
+        """
         async with self._lock:
             servers, device, iptables = await self._opened()
             ruleset: dict[Any, Any] = dict(await self._sets.read())
@@ -182,7 +188,7 @@ class IpvsMode:
                 found = await asyncio.to_thread(servers.read)
             except OSError as error:
                 raise BusyError(f"virtual servers cannot be read: {error}") from error
-            for key, server in found.items():
+            for key, server in found.items() if DeviceKey(DEVICE) in ruleset else ():
                 if not any(in_cidr(key.address, cidr) for cidr in self._options.exclude_cidrs):
                     whole = key.address in held and key.address in marked
                     ruleset[key] = msgspec.structs.replace(server, held=whole)

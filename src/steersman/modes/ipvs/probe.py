@@ -28,14 +28,20 @@ async def load_module(execute: Exec, name: str) -> str:
     return "" if result.returncode == 0 else result.message or f"modprobe {name} failed"
 
 
-async def find_family(execute: Exec, netlink: Netlink) -> tuple[int, str]:
-    """Return the number of the IPVS family and "", or 0 and what is missing."""
+async def find_family(execute: Exec, netlink: Netlink, *, loads: bool) -> tuple[int, str]:
+    """Return the number of the IPVS family and "", or 0 and what is missing.
+
+    Args:
+        execute: runs modprobe.
+        netlink: a socket of generic netlink.
+        loads: whether to load the module where it is not there.
+    """
     try:
         return resolve(netlink), ""
     except NetlinkError as error:
         if error.errno != errno.ENOENT:
             return 0, f"IPVS cannot be spoken to: {error.strerror}."
-    why = await load_module(execute, "ip_vs")
+    why = await load_module(execute, "ip_vs") if loads else "it is not loaded"
     try:
         return resolve(netlink), ""
     except NetlinkError:
