@@ -39,7 +39,6 @@ from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
 from steersman.modes.base import ApplyError, BusyError
 from steersman.run.cleanup import clean_up
-from steersman.run.cleanup import clean_up
 from steersman.run.daemon import Daemon
 from steersman.run.klog import Logging
 from steersman.run.preview import format_diff, preview
