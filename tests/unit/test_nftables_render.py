@@ -73,7 +73,7 @@ def test_sources_with_different_fates_are_looked_up_by_class() -> None:
     assert text[2:5] == [
         "pod-nodeports { tcp . 30080 : goto np-lb-1 }",
         "node-nodeports { tcp . 30080 : goto np-masquerade-lb-1 }",
-        'drop-nodeports { tcp . 30080 comment "shop/web:http node port" }',
+        'no-endpoint-nodeports { tcp . 30080 comment "shop/web:http node port" : drop }',
     ]
 
 
@@ -88,10 +88,11 @@ def test_pods_that_cannot_be_told_are_like_everyone_else() -> None:
 def test_refusals() -> None:
     rejected = make.plan((), frontends=[make.cluster_ip(make.REJECTED)])
     comment = 'comment "shop/web:http cluster IP"'
+    element = f"no-endpoint-services {{ 10.96.0.10 . tcp . 80 {comment}"
     start = "add element ip kube-proxy"
-    assert lines(rejected) == [f"{start} reject-services {{ 10.96.0.10 . tcp . 80 {comment} }}"]
+    assert lines(rejected) == [f"{start} {element} : continue }}"]
     dropped = make.plan((), frontends=[make.cluster_ip(make.DROPPED)], affinity=60)
-    assert lines(dropped) == [f"{start} drop-services {{ 10.96.0.10 . tcp . 80 {comment} }}"]
+    assert lines(dropped) == [f"{start} {element} : drop }}"]
 
 
 def test_source_ranges_are_made_disjoint() -> None:
@@ -224,7 +225,7 @@ def test_packed_elements_are_what_nested_attributes_make(form: Form, keys_only: 
     rest = {
         Form.INTERVALS: nested(wire.ELEMENT_KEY_END, attr(1, key[:8] + value)),
         Form.ENDPOINTS: nested(wire.ELEMENT_DATA, attr(1, value)),
-        Form.VERDICTS: wire.verdict_goto(b"lb-4") + wire.userdata(b"words"),
+        Form.VERDICTS: wire.verdict(b"lb-4") + wire.userdata(b"words"),
         Form.SET: wire.userdata(b"words"),
     }[form]
     assert packed == nested(1, begin, b"" if keys_only and form is not Form.INTERVALS else rest)

@@ -17,7 +17,7 @@ from steersman.modes.nftables.wire import (
     ELEMENT_KEY,
     ELEMENT_KEY_END,
     userdata,
-    verdict_goto,
+    verdict,
 )
 
 _LIST_ELEM = 1
@@ -68,10 +68,10 @@ def _verdicts(size: int, pairs: _Pairs) -> Iterable[bytes]:
     chains: dict[bytes, bytes] = {}
     for key, value in pairs:
         chain, _, comment = value.partition(b"\0")
-        verdict = chains.get(chain)
-        if verdict is None:
-            verdict = chains[chain] = verdict_goto(chain)
-        yield _with(size, key, verdict + userdata(comment))
+        data = chains.get(chain)
+        if data is None:
+            data = chains[chain] = verdict(chain)
+        yield _with(size, key, data + userdata(comment))
 
 
 def _interval(key: bytes, end: bytes) -> bytes:

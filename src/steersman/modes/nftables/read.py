@@ -28,7 +28,7 @@ from steersman.modes.nftables.skeleton import RULE_CHAINS
 _ATTEMPTS = 6
 _MARK = "steersman-"
 _SPECS = {spec.name: spec for spec in SETS.values()}
-CLUSTER_KINDS = (Kind.SERVICE_IPS, Kind.REJECT_SERVICES, Kind.DROP_SERVICES)
+CLUSTER_KINDS = (Kind.SERVICE_IPS, Kind.NO_ENDPOINT_SERVICES)
 """Where clusterIPs are found."""
 
 
@@ -240,10 +240,8 @@ def _set_value(content: bytes, rest: int, _width: int) -> bytes:
 
 def _verdict_value(content: bytes, rest: int, _width: int) -> bytes:
     found = attributes(content, rest)
-    data = attributes(found.get(wire.ELEMENT_DATA, b""))
-    verdict = attributes(data.get(2, b""))
-    comment = wire.comment_of(found.get(wire.ELEMENT_USERDATA, b""))
-    return verdict.get(2, b"").rstrip(b"\0") + b"\0" + comment
+    word = wire.verdict_word(found.get(wire.ELEMENT_DATA, b""))
+    return word + b"\0" + wire.comment_of(found.get(wire.ELEMENT_USERDATA, b""))
 
 
 def _endpoint_value(content: bytes, rest: int, width: int) -> bytes:

@@ -24,8 +24,10 @@ from steersman.modes.nftables import skeleton
 from steersman.modes.nftables.affinity import AffinityNames
 from steersman.modes.nftables.layout import (
     CLUSTER_IP_SUFFIX,
+    DROP,
     LOCAL_SLOTS,
     PROTOCOLS,
+    REJECT,
     SIZES,
     Kind,
     lb_chain,
@@ -62,8 +64,7 @@ class _Space:
             self.pod,
             self.node,
             self.external,
-            self.reject,
-            self.drop,
+            self.refused,
             self.hairpin,
             self.affinity,
         ) = (prefix(kind, family) for kind in kinds)
@@ -75,8 +76,7 @@ _SERVICE_KINDS = (
     Kind.POD_SERVICE_IPS,
     Kind.NODE_SERVICE_IPS,
     Kind.EXTERNAL_SERVICE_IPS,
-    Kind.REJECT_SERVICES,
-    Kind.DROP_SERVICES,
+    Kind.NO_ENDPOINT_SERVICES,
     Kind.HAIRPIN_SERVICES,
     Kind.AFFINITY_IPS,
 )
@@ -86,8 +86,7 @@ _NODEPORT_KINDS = (
     Kind.POD_NODEPORTS,
     Kind.NODE_NODEPORTS,
     Kind.EXTERNAL_NODEPORTS,
-    Kind.REJECT_NODEPORTS,
-    Kind.DROP_NODEPORTS,
+    Kind.NO_ENDPOINT_NODEPORTS,
     Kind.HAIRPIN_NODEPORTS,
     Kind.AFFINITY_NODEPORTS,
 )
@@ -173,8 +172,8 @@ class _ServiceRender:
         """Whoever is not sent on ends in the filter chains; the first of the Actions counts."""
         for action in actions:
             if action.verdict is not Verdict.FORWARD:
-                kind = space.drop if action.verdict is Verdict.DROP else space.reject
-                self._out[kind + key] = comment
+                verdict = DROP if action.verdict is Verdict.DROP else REJECT
+                self._out[space.refused + key] = verdict + b"\0" + comment
                 return
 
     def _endpoints(self, space: _Space, key: bytes, pool: Pool) -> None:

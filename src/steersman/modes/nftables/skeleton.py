@@ -52,10 +52,7 @@ _FOUNDATION: Mapping[str, tuple[str, ...]] = {
     "nat-input": ("ct status dnat jump affinity-learn",),
     "firewall-check": (f"{_SERVICE} @firewall-ips goto firewall",),
     "firewall": (f"{_SERVICE} . {{A}} saddr @firewall-allowed return", "drop"),
-    "service-endpoints-check": (
-        f"{_SERVICE} @drop-services drop",
-        f"{_SERVICE} @reject-services reject",
-    ),
+    "service-endpoints-check": (f"{_SERVICE} vmap @no-endpoint-services reject",),
     "by-source-pod": (f"{_SERVICE} vmap @pod-service-ips",),
     "by-source-node": (f"{_SERVICE} vmap @node-service-ips",),
     "np-by-source-pod": (f"{_NODEPORT} vmap @pod-nodeports",),
@@ -66,10 +63,7 @@ _FOUNDATION: Mapping[str, tuple[str, ...]] = {
 }
 """Rules by chain, whatever the settings."""
 _RULES: Mapping[str, tuple[str, ...]] = {
-    "nodeport-endpoints-check": (
-        f"{{NP}} {_NODEPORT} @drop-nodeports drop",
-        f"{{NP}} {_NODEPORT} @reject-nodeports reject",
-    ),
+    "nodeport-endpoints-check": (f"{{NP}} {_NODEPORT} vmap @no-endpoint-nodeports reject",),
     "cluster-ips-check": ("{A} daddr @cluster-ips reject", "{A} daddr { {CIDRS} } drop"),
     "services": (
         f"{_SERVICE} vmap @service-ips",

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from steersman.model.names import Family
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables.layout import (
+    DROP,
     PROTOCOL_NUMBERS,
+    REJECT,
     SETS,
     TABLE,
     Form,
@@ -67,7 +69,8 @@ def element(key: bytes, value: bytes) -> str:
     match spec.form:
         case Form.VERDICTS:
             chain, _, comment = value.partition(b"\0")
-            return f"{' . '.join(fields)}{_comment(comment)} : goto {chain.decode()}"
+            verdict = chain.decode() if chain in (DROP, REJECT) else f"goto {chain.decode()}"
+            return f"{' . '.join(fields)}{_comment(comment)} : {verdict}"
         case Form.ENDPOINTS:
             return f"{' . '.join(fields)} : {endpoint(value)}"
         case Form.INTERVALS:

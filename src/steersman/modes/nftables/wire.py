@@ -24,7 +24,7 @@ from steersman.host.nlmsg import (
     text,
 )
 from steersman.model.names import Family
-from steersman.modes.nftables.layout import TABLE
+from steersman.modes.nftables.layout import DROP, REJECT, TABLE
 
 _SUBSYSTEM = 10 << 8
 NEWTABLE, GETTABLE, DELTABLE, NEWCHAIN, GETCHAIN, DELCHAIN, NEWRULE, GETRULE, DELRULE = range(9)
@@ -72,10 +72,22 @@ def table_of(payload: bytes) -> str:
 # -- elements ------------------------------------------------------------------------------
 
 
-def verdict_goto(chain: bytes) -> bytes:
-    """Return the data of an element that goes to a chain."""
-    verdict = nested(_DATA_VERDICT, attr(1, _GOTO), attr(2, chain + b"\0"))
-    return nested(ELEMENT_DATA, verdict)
+_PLAIN = {DROP: struct.pack(">i", 0), REJECT: struct.pack(">i", -1)}
+_PLAIN_NAMES = {code: name for name, code in _PLAIN.items()}
+
+
+def verdict(word: bytes) -> bytes:
+    """Return the data of an element that goes to a chain, or is DROP or REJECT."""
+    if word in _PLAIN:
+        return nested(ELEMENT_DATA, nested(_DATA_VERDICT, attr(1, _PLAIN[word])))
+    goto = nested(_DATA_VERDICT, attr(1, _GOTO), attr(2, word + b"\0"))
+    return nested(ELEMENT_DATA, goto)
+
+
+def verdict_word(data: bytes) -> bytes:
+    """Read what `verdict` made."""
+    found = attributes(attributes(data).get(_DATA_VERDICT, b""))
+    return found.get(2, b"").rstrip(b"\0") or _PLAIN_NAMES.get(found.get(1, b""), b"?")
 
 
 def userdata(comment: bytes, kind: int = ELEMENT_USERDATA) -> bytes:
