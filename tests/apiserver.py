@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from tests import apiserver_events
 from tests.apiserver_answers import (
     answer_expired,
     answer_json,
@@ -85,7 +86,7 @@ class Request:
     time: float
     kind: str
     verb: str
-    """list, watch or watchlist."""
+    """list, watch, watchlist or create."""
     query: dict[str, str]
     headers: dict[str, str]
     subject: str = ""
@@ -115,6 +116,8 @@ class ApiServer:
     ) -> None:
         self.world = World()
         self.log: list[Request] = []
+        self.events: list[Object] = []
+        """Events that were posted."""
         self.tokens: frozenset[str] = frozenset()
         """Accepted bearer tokens; empty: no authentication."""
         self.forbidden: frozenset[str] = frozenset()
@@ -134,6 +137,7 @@ class ApiServer:
         app.router.add_get("/readyz", _ready)
         for kind in KINDS.values():
             app.router.add_get(kind.path, self._serve)
+        app.router.add_post(apiserver_events.PATH, self._take_event)
         app.router.add_route("*", "/{rest:.*}", _not_found)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -265,16 +269,22 @@ class ApiServer:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         kind = next(kind for kind in KINDS.values() if kind.path == request.path)
         verb = verb_of(request)
-        self.log.append(
-            Request(
-                time.monotonic(),
-                kind.kind,
-                verb,
-                dict(request.query),
-                dict(request.headers),
-                subject_of(request),
-            )
-        )
+        answer = await self._special(request, kind, verb)
+        if answer is not None:
+            return answer
+        return await (self._list if verb == "list" else self._watch)(request, kind)
+
+    async def _take_event(self, request: web.Request) -> web.StreamResponse:
+        answer = await self._special(request, apiserver_events.EVENT, "create")
+        return answer if answer is not None else await apiserver_events.take(request, self.events)
+
+    async def _special(
+        self, request: web.Request, kind: Kind, verb: str
+    ) -> web.StreamResponse | None:
+        """Log a request; the answer if it is refused or meets a fault."""
+        query, headers = dict(request.query), dict(request.headers)
+        entry = Request(time.monotonic(), kind.kind, verb, query, headers, subject_of(request))
+        self.log.append(entry)
         refusal = self._refusal(request, kind)
         if refusal is not None:
             return refusal
@@ -283,10 +293,8 @@ class ApiServer:
             fault.skip -= 1
         elif fault is not None:
             fault.times -= fault.times > 0
-            answer = await self._misbehave(request, fault, kind)
-            if answer is not None:
-                return answer
-        return await (self._list if verb == "list" else self._watch)(request, kind)
+            return await self._misbehave(request, fault, kind)
+        return None
 
     def _refusal(self, request: web.Request, kind: Kind) -> web.Response | None:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
