@@ -57,6 +57,7 @@ class Sync:
         self._on_refused = on_refused
         self._want: dict[Owner, Ruleset] = {}
         self._have: dict[Owner, Ruleset] = {}
+        self._objects = 0
         self._dirty: set[Owner] = set()
         self._verified = False
         self._token: Hashable | None = None
@@ -255,8 +256,10 @@ class Sync:
     def _accept(self, owners: Iterable[Owner]) -> None:
         for owner in owners:
             self._refused.pop(owner, None)
+            self._objects -= len(self._have.get(owner, ()))
             if owner in self._want:
                 self._have[owner] = self._want[owner]
+                self._objects += len(self._want[owner])
             else:
                 self._have.pop(owner, None)
 
@@ -286,7 +289,7 @@ class Sync:
             plan=plan,
             result=result,
             findings=self.store.findings + plan.findings + refused,
-            objects=sum(len(part) for part in self._have.values()),
+            objects=self._objects,
             at=self._wall(),
         )
         taken, planned = tuple(self._taken), tuple(self._planned)
