@@ -326,7 +326,8 @@ class Lab:
     ) -> Outcome:
         """One new connection from an address of the lab ("" for any of the node's)."""
         cgroup = CGROUPS.get(self.node.path) if self._is_ours(source) else None
-        return probe(self.netns(source), source, address, port, protocol, timeout, cgroup)
+        bound = "" if cgroup and source == "127.0.0.1" else source  # else it could not leave
+        return probe(self.netns(source), bound, address, port, protocol, timeout, cgroup)
 
     def _is_ours(self, address: str) -> bool:
         """Whether an address is of the node or of a pod on it."""

@@ -57,9 +57,7 @@ class Netns:
 
         return _worker.submit(inside).result()
 
-    def socket(
-        self, address: str, protocol: str, cgroup: Path | None = None
-    ) -> socket.socket:
+    def socket(self, address: str, protocol: str, cgroup: Path | None = None) -> socket.socket:
         """Make a socket inside, of the family of `address`; in a threaded cgroup where given."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         number = socket.IPPROTO_SCTP if protocol == "SCTP" else 0

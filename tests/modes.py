@@ -17,6 +17,7 @@ from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.text import ruleset_text
 from tests.flows import Answer, FlowCase, by_rules
 from tests.iptables_rules import Rules, parse
+from tests.kernel import ebpf
 from tests.kernel.nft import mode_behind
 from tests.userspace_modes import userspace_behind
 
@@ -36,6 +37,8 @@ class ModeUnderTest:
     """Evaluates what is rendered for a plan; None where that cannot be done without a kernel."""
     golden: Callable[[NodePlan], str]
     """What is rendered for a plan's Services, as text."""
+    like: str = ""
+    """For a mode of which the conformance data knows nothing: whose expectations hold for it."""
 
     def offline(self) -> Mode:
         """The mode, for its pure half only."""
@@ -135,4 +138,12 @@ def _userspace_golden(plan: NodePlan) -> str:
 
 
 USERSPACE = ModeUnderTest("userspace", ("nft", "legacy"), userspace_behind, None, _userspace_golden)
-MODES = {mode.name: mode for mode in (IPTABLES, NFTABLES, USERSPACE)}
+
+
+# -- ebpf ----------------------------------------------------------------------------------
+
+EBPF = ModeUnderTest(
+    "ebpf", ("tcx",), lambda exec_, _: ebpf.mode_behind(exec_), None, ebpf.golden, like="nftables"
+)
+
+MODES = {mode.name: mode for mode in (IPTABLES, NFTABLES, USERSPACE, EBPF)}

@@ -113,7 +113,7 @@ class Runner:
         self, flow: FlowCase, ask: Ask, case: Case, expected: Mapping[str, Any]
     ) -> Callable[[], str]:
         def check() -> str:
-            known = case.get("mode") in (self.mode.name, "any", None)
+            known = case.get("mode") in (self.mode.name, self.mode.like, "any", None)
             if not known and not expected.get("agrees"):
                 raise Skipped(f"{flow}: this is said of mode {case['mode']} only")
             return compare(flow, ask(flow))

@@ -19,7 +19,7 @@ CASES = [
     pytest.param(mode, case, id=f"{mode.name}-{case['id']}")
     for mode in MODES.values()
     for name in FILES
-    for case in load(name.format(mode=mode.name))
+    for case in load(name.format(mode=mode.like or mode.name))
 ]
 pytestmark = pytest.mark.skipif(not CASES, reason="the conformance data is not beside the project")
 each_case = pytest.mark.parametrize(("mode", "case"), CASES)

@@ -1,0 +1,135 @@
+"""Programs at their places: links to the cgroup and to devices, and the pins that keep them.
+
+    PINS/maps/NAME              maps
+    PINS/links/PROGRAM          one link per program of sockets, to the cgroup
+    PINS/links/INDEX-PROGRAM    two links per device
+
+What is pinned goes on working without us. A new process finds it, and replaces programs in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, TCX_EGRESS, TCX_INGRESS, Link
+from steersman.modes.ebpf.loader import LoadedObject
+
+DEVICE_PROGRAMS = {"sm_ingress": TCX_INGRESS, "sm_egress": TCX_EGRESS}
+
+
+class HeldError(Exception):
+    """Another process works with these pins."""
+
+
+class Pins:
+    """A directory in a bpffs that belongs to one process at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.maps, self.links = root / "maps", root / "links"
+        self._lock = -1
+
+    @property
+    def exist(self) -> bool:
+        """Whether something of ours is pinned."""
+        return self.maps.is_dir()
+
+    def make(self) -> None:
+        """Make the directories."""
+        for directory in (self.root, self.maps, self.links):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def hold(self) -> None:
+        """Keep other processes away for as long as this one lives; HeldError where one has it."""
+        if self._lock >= 0:
+            return
+        lock = os.open(self.root, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise HeldError(f"another process holds {self.root}") from error
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let others have it; twice is once."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def remove(self) -> None:
+        """Remove every pin: maps go, and what is still attached goes too."""
+        self.release()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def link(self, name: str) -> Link | None:
+        """A pinned link."""
+        with contextlib.suppress(FileNotFoundError):
+            return Link.pinned(self.links / name)
+        return None
+
+    def names(self) -> list[str]:
+        """Names of the pinned links."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(os.listdir(self.links))
+        return []
+
+
+def attach_sockets(pins: Pins, loaded: LoadedObject, cgroup: Path) -> None:
+    """Attach every program of sockets to a cgroup, or replace it there."""
+    target, identity = os.open(cgroup, os.O_RDONLY | os.O_CLOEXEC), cgroup.stat().st_ino
+    try:
+        for name, place in CGROUP_ATTACH_TYPES.items():
+            _attach(pins, name, loaded.programs[name], (target, identity), place)
+    finally:
+        os.close(target)
+
+
+def attach_device(pins: Pins, loaded: LoadedObject, index: int) -> None:
+    """Attach both programs to a device, or replace them there."""
+    for name, place in DEVICE_PROGRAMS.items():
+        _attach(pins, f"{index}-{name}", loaded.programs[name], (index, index), place)
+
+
+def _attach(pins: Pins, name: str, program: int, target: tuple[int, int], place: int) -> None:
+    where, identity = target
+    link = pins.link(name)
+    if link is not None and link.target == identity:
+        link.replace(program)
+    else:
+        if link is not None:
+            (pins.links / name).unlink()
+            link.close()
+        link = Link.attach(program, where, place)
+        link.pin(pins.links / name)
+    link.close()
+
+
+def intact(pins: Pins, cgroup: Path, devices: Iterable[int]) -> bool:
+    """Whether every program is where it should be."""
+    wanted = {name: cgroup.stat().st_ino for name in CGROUP_ATTACH_TYPES}
+    wanted.update((f"{i}-{name}", i) for i in devices for name in DEVICE_PROGRAMS)
+    return all(_target(pins, name) == target for name, target in wanted.items())
+
+
+def _target(pins: Pins, name: str) -> int:
+    link = pins.link(name)
+    if link is None:
+        return 0
+    try:
+        return link.target
+    finally:
+        link.close()
+
+
+def detach_gone(pins: Pins, devices: Iterable[int]) -> None:
+    """Remove the pins of devices that are gone."""
+    keep = {f"{index}-{name}" for index in devices for name in DEVICE_PROGRAMS}
+    for name in pins.names():
+        if "-" in name and name not in keep:
+            (pins.links / name).unlink(missing_ok=True)

@@ -1,0 +1,140 @@
+"""The system call bpf(2), typed: objects by file descriptor, pins, links and test runs.
+
+Commands and structures are those of `union bpf_attr` in linux/bpf.h; every call raises OSError
+with the kernel's errno. Descriptors are closed by their owner, an `Object`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+from pathlib import Path
+from typing import Any, Self
+
+_NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}
+"""Number of bpf(2) by machine."""
+
+MAP_LOOKUP, MAP_UPDATE, MAP_DELETE = 1, 2, 3
+OBJ_PIN, OBJ_GET = 6, 7
+PROG_TEST_RUN = 10
+OBJ_GET_INFO = 15
+MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 24, 26, 27
+LINK_CREATE, LINK_UPDATE, LINK_DETACH = 28, 29, 34
+
+_LINK_CGROUP = 3
+TCX_INGRESS, TCX_EGRESS = 46, 47
+CGROUP_ATTACH_TYPES = {
+    "sm_bind4": 8,
+    "sm_bind6": 9,
+    "sm_connect4": 10,
+    "sm_connect6": 11,
+    "sm_sendmsg4": 14,
+    "sm_sendmsg6": 15,
+    "sm_recvmsg4": 19,
+    "sm_recvmsg6": 20,
+    "sm_getpeername4": 29,
+    "sm_getpeername6": 30,
+}
+"""Attach type by the name of our program."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def bpf(command: int, attributes: Any, size: int) -> int:
+    """Do one bpf(2); returns what the kernel returns.
+
+    Raises:
+        OSError: as the kernel says.
+    """
+    number = _NUMBERS.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, f"the number of bpf(2) on {os.uname().machine} is not known")
+    result: int = _libc.syscall(
+        ctypes.c_long(number),
+        ctypes.c_long(command),
+        ctypes.byref(attributes),
+        ctypes.c_long(size),
+    )
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def call(command: int, layout: str, *values: int) -> tuple[int, tuple[int, ...]]:
+    """Do one bpf(2) with attributes of a struct layout; returns its result and the attributes."""
+    size = struct.calcsize("=" + layout)
+    attributes = ctypes.create_string_buffer(struct.pack("=" + layout, *values), size)
+    result = bpf(command, attributes, size)
+    return result, struct.unpack("=" + layout, attributes.raw)
+
+
+class Object:
+    """A descriptor of a map, program or link."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def pinned(cls, path: Path) -> Self:
+        """Open what is pinned; FileNotFoundError where nothing is."""
+        name = ctypes.create_string_buffer(str(path).encode())
+        return cls(call(OBJ_GET, "QII", ctypes.addressof(name), 0, 0)[0])
+
+    def pin(self, path: Path) -> None:
+        """Pin at a path of a bpffs."""
+        name = ctypes.create_string_buffer(str(path).encode())
+        call(OBJ_PIN, "QII", ctypes.addressof(name), self.fd, 0)
+
+    def info(self, size: int) -> bytes:
+        """Return the kernel's `bpf_*_info`, up to `size` bytes."""
+        buffer = ctypes.create_string_buffer(size)
+        call(OBJ_GET_INFO, "IIQ", self.fd, size, ctypes.addressof(buffer))
+        return buffer.raw
+
+    def close(self) -> None:
+        """Close the descriptor; twice is once."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Link(Object):
+    """A program at its place; it stays there while the link is pinned or open."""
+
+    @classmethod
+    def attach(cls, program: int, target: int, place: int) -> Self:
+        """Attach a program to a cgroup (by descriptor) or a device (by index)."""
+        result, _ = call(LINK_CREATE, "IIIIIIQ", program, target, place, 0, 0, 0, 0)
+        return cls(result)
+
+    def replace(self, program: int) -> None:
+        """Put another program in the same place; packets and sockets see one or the other."""
+        call(LINK_UPDATE, "IIII", self.fd, program, 0, 0)
+
+    def detach(self) -> None:
+        """Take the program off, also where others have the link open."""
+        call(LINK_DETACH, "I", self.fd)
+
+    @property
+    def target(self) -> int:
+        """Id of the cgroup, or index of the device; 0 where that is gone."""
+        kind, _, _, _, target, extra = struct.unpack_from("=IIIIII", self.info(32))
+        identity: int = target | extra << 32 if kind == _LINK_CGROUP else target
+        return identity
+
+
+def run_packet(program: int, packet: bytes) -> tuple[int, bytes]:
+    """Run a program of devices on a packet (PROG_TEST_RUN); returns its answer and the packet."""
+    given = ctypes.create_string_buffer(packet, len(packet))
+    out = ctypes.create_string_buffer(4096)
+    _, values = call(
+        PROG_TEST_RUN,
+        "IiIIQQIIIIQQIII4x",
+        *(program, 0, len(packet), 4096, ctypes.addressof(given), ctypes.addressof(out)),
+        *(1, 0, 0, 0, 0, 0, 0, 0, 0),
+    )
+    return values[1], out.raw[: values[3]]

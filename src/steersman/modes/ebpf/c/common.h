@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Small things that every program needs.
+#pragma once
+
+#define INLINE static __always_inline
+// A function of its own for the verifier, which then looks at it once per call, not per path.
+#define CALLED static __noinline
+
+INLINE void count(__u32 which)
+{
+	__u64 *value = bpf_map_lookup_elem(&counters, &which);
+	if (value)
+		*value += 1;
+}
+
+INLINE void count_connection(__u32 service)
+{
+	__u64 *value = bpf_map_lookup_elem(&connections, &service);
+	if (value)
+		*value += 1;
+}
+
+INLINE void set_ipv4(struct address *address, __be32 ip)
+{
+	address->halves[0] = 0;
+	address->words[2] = bpf_htonl(0xffff);
+	address->words[3] = ip;
+}
+
+INLINE int is_ipv4(const struct address *address)
+{
+	return !address->halves[0] && address->words[2] == bpf_htonl(0xffff);
+}
+
+INLINE int same(const struct address *a, const struct address *b)
+{
+	return a->halves[0] == b->halves[0] && a->halves[1] == b->halves[1];
+}
+
+INLINE const struct config *settings(void)
+{
+	__u32 zero = 0;
+	return bpf_map_lookup_elem(&config, &zero);
+}
+
+// Whether an address is among the prefixes of an id.
+CALLED int in_prefixes(__u32 id, const struct address *address)
+{
+	struct prefix key = { .length = 32 + 128, .id = id, .address = *address };
+	return bpf_map_lookup_elem(&prefixes, &key) != NULL;
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Numbers that the programs and layout.py share; nothing here is of the kernel's.
+#pragma once
+
+enum verdict { FORWARD = 0, DROP = 1, REJECT = 2 };
+enum source_class { POD = 0, NODE = 1, EXTERNAL = 2 };
+enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
+
+// An Action is four bits of frontend.actions, POD in the lowest.
+#define ACTION_BITS 4
+#define ACTION_VERDICT 3
+#define ACTION_LOCAL 4
+#define ACTION_MASQUERADE 8
+
+// frontend.flags
+#define FRONTEND_RANGES 1 // only sources in `prefixes` of its service may use it
+#define FRONTEND_CLUSTER_IP 2
+#define FRONTEND_MARKER 4 // stands for a whole address: it is some Service's clusterIP
+
+// config.flags
+#define CONFIG_DETECTOR_CIDR 1 // pods are told by their address
+#define CONFIG_DETECTOR_DEVICE 2 // pods are told by the device that their packets come in by
+#define CONFIG_LOCALHOST_NODE_PORTS 4
+#define CONFIG_GUARD_NODE_PORTS 8 // bind() to a node port in use is refused
+
+// device.flags
+#define DEVICE_POD 1
+#define DEVICE_NO_ETHERNET 2
+
+// Ids in `prefixes` that are no index of a service.
+#define PREFIXES_PODS 0xfffffffc
+#define PREFIXES_SERVICE_CIDRS 0xffffffff
+
+enum hook { INGRESS = 0, EGRESS = 1 };
+
+// What a flow entry rewrites: at INGRESS always the destination, at EGRESS the source.
+enum flow_kind {
+	TO_ENDPOINT = 1, // ingress, client to Service
+	FROM_SERVICE = 2, // egress, endpoint to client
+	MASQUERADE = 3, // egress, client to endpoint
+	TO_CLIENT = 4, // ingress, endpoint to this node
+};
+enum flow_state { OPENING = 0, ESTABLISHED = 1, CLOSING = 2, WAITING = 3 };
+// WAITING: a MASQUERADE entry whose first packet has not left, so that it has no address yet.
+
+enum counter {
+	SOCKET_FORWARDED = 0,
+	SOCKET_REJECTED,
+	SOCKET_DROPPED,
+	PACKET_FORWARDED,
+	PACKET_REJECTED,
+	PACKET_DROPPED,
+	DROPPED_BY_RANGES,
+	DROPPED_UNASSIGNED,
+	DROPPED_NO_FLOW,
+	DROPPED_NO_ENDPOINT,
+	ERRORS_TRANSLATED,
+	BIND_REFUSED,
+	FRAGMENTS,
+	COUNTERS,
+};

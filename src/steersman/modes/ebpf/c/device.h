@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Packets that come in by a device and leave by one: for clients outside this node, and for those
+// of its pods' connections that sockets cannot see to.
+#pragma once
+
+INLINE __u32 device_flags(struct __sk_buff *skb)
+{
+	__u32 index = skb->ifindex;
+	struct device *device = bpf_map_lookup_elem(&devices, &index);
+
+	return device ? device->flags : 0;
+}
+
+INLINE __u32 class_of(const struct packet *packet, __u32 flags)
+{
+	const struct config *config = settings();
+
+	if (!config)
+		return EXTERNAL;
+	if (config->flags & CONFIG_DETECTOR_CIDR && in_prefixes(PREFIXES_PODS, &packet->key.source))
+		return POD;
+	return config->flags & CONFIG_DETECTOR_DEVICE && flags & DEVICE_POD ? POD : EXTERNAL;
+}
+
+INLINE int drop(__u32 reason)
+{
+	count(PACKET_DROPPED);
+	count(reason);
+	return TC_ACT_SHOT;
+}
+
+// Send a packet of this node to its new destination, by the device that leads there.
+CALLED int send_elsewhere(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct bpf_fib_lookup route = { .ifindex = skb->ifindex, .l4_protocol = packet->key.protocol };
+	long result;
+
+	if (packet->ipv4) {
+		route.family = 2; // AF_INET
+		route.ipv4_src = packet->key.source.words[3];
+		route.ipv4_dst = packet->key.destination.words[3];
+	} else {
+		route.family = 10; // AF_INET6
+		__builtin_memcpy(route.ipv6_src, &packet->key.source, 16);
+		__builtin_memcpy(route.ipv6_dst, &packet->key.destination, 16);
+	}
+	result = bpf_fib_lookup(skb, &route, sizeof(route), 0);
+	if (result != BPF_FIB_LKUP_RET_SUCCESS && result != BPF_FIB_LKUP_RET_NO_NEIGH)
+		return drop(DROPPED_NO_FLOW);
+	return bpf_redirect_neigh(route.ifindex, NULL, 0, 0);
+}
+
+// A packet of no known connection: `class` is NODE for this node's own.
+CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
+{
+	struct frontend frontend = {};
+	struct slot slot = {};
+	__u32 action;
+	int found, failed;
+
+	if (packet->key.protocol == IPPROTO_TCP &&
+	    (packet->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+		return NEXT; // only a SYN opens a connection
+	found = find_frontend(&packet->key.destination, packet->key.destination_port,
+			      packet->key.protocol, &frontend);
+	if (found == NOTHING)
+		return NEXT;
+	if (found == UNKNOWN_PORT)
+		return refuse_packet(skb, packet);
+	if (found == UNASSIGNED)
+		return drop(DROPPED_UNASSIGNED);
+	if (frontend.flags & FRONTEND_RANGES && !in_prefixes(frontend.service, &packet->key.source))
+		return drop(DROPPED_BY_RANGES);
+	action = action_of(&frontend, class);
+	if ((action & ACTION_VERDICT) == REJECT)
+		return refuse_packet(skb, packet);
+	if ((action & ACTION_VERDICT) == DROP)
+		return drop(DROPPED_NO_ENDPOINT);
+	failed = open_flow(packet, frontend.service, action, &slot);
+	if (failed)
+		return drop(failed);
+	count(PACKET_FORWARDED);
+	count_connection(frontend.service);
+	rewrite(skb, packet, DESTINATION, &slot.address, slot.port);
+	return class == NODE ? send_elsewhere(skb, packet) : NEXT;
+}
+
+// Whether this node made a packet that the sockets' programs have not seen to.
+INLINE int is_own(struct __sk_buff *skb, const struct packet *packet)
+{
+	return !skb->ingress_ifindex && packet->key.protocol != IPPROTO_UDP;
+}
+
+// Find the flow of a packet. A connection that begins where one has ended is another one: what is
+// left of the old one must not rewrite it, it may not even be for a Service.
+INLINE struct flow *find_flow(struct packet *packet)
+{
+	struct flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
+
+	if (flow && flow->state == CLOSING && packet->tcp_flags & TCP_SYN) {
+		bpf_map_delete_elem(&flows, &packet->key);
+		return NULL;
+	}
+	return flow;
+}
+
+SEC("tc") int sm_ingress(struct __sk_buff *skb)
+{
+	struct packet packet = { .key.hook = INGRESS };
+	__u32 flags = device_flags(skb);
+	struct address address;
+	struct flow *flow;
+
+	packet.l3 = flags & DEVICE_NO_ETHERNET ? 0 : ETH_HLEN;
+	if (!parse(skb, &packet))
+		return NEXT;
+	if (packet.icmp_error) {
+		translate_error(skb, &packet);
+		return NEXT;
+	}
+	flow = find_flow(&packet);
+	if (!flow)
+		return new_packet(skb, &packet, class_of(&packet, flags));
+	note_packet(flow, &packet);
+	address = flow->address;
+	rewrite(skb, &packet, side_of(flow), &address, flow->port);
+	return NEXT;
+}
+
+SEC("tc") int sm_egress(struct __sk_buff *skb)
+{
+	struct packet packet = { .key.hook = EGRESS };
+	struct address address;
+	struct flow *flow;
+
+	packet.l3 = device_flags(skb) & DEVICE_NO_ETHERNET ? 0 : ETH_HLEN;
+	if (!parse(skb, &packet))
+		return NEXT;
+	if (packet.icmp_error) {
+		translate_error(skb, &packet);
+		return NEXT;
+	}
+	flow = find_flow(&packet);
+	if (!flow)
+		return is_own(skb, &packet) ? new_packet(skb, &packet, NODE) : NEXT;
+	if (flow->state == WAITING && !settle_masquerade(skb, &packet, flow))
+		return drop(DROPPED_NO_FLOW);
+	note_packet(flow, &packet);
+	address = flow->address;
+	if (side_of(flow) == DESTINATION) {
+		rewrite(skb, &packet, DESTINATION, &address, flow->port);
+		return send_elsewhere(skb, &packet);
+	}
+	rewrite(skb, &packet, SOURCE, &address, flow->port);
+	return NEXT;
+}

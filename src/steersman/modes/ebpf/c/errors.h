@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// ICMP errors about rewritten packets (path MTU among them): what they quote is rewritten back.
+#pragma once
+
+// Read the packet that an error quotes, which begins behind the eight bytes of ICMP.
+INLINE int parse_quoted(struct __sk_buff *skb, const struct packet *outer, struct packet *inner)
+{
+	struct ports ports;
+
+	inner->l3 = outer->l4 + 8;
+	inner->key.hook = outer->key.hook;
+	if (!(outer->ipv4 ? parse_ipv4(skb, inner) : parse_ipv6(skb, inner)))
+		return 0;
+	if (!is_transport(inner->key.protocol) || !inner->has_ports || !LOAD(skb, inner->l4, ports))
+		return 0;
+	inner->key.source_port = ports.source;
+	inner->key.destination_port = ports.destination;
+	return 1;
+}
+
+// The quoted packet's own TCP or UDP checksum stays: nobody can verify it, it is cut short.
+CALLED int rewrite_quoted(struct __sk_buff *skb, struct packet *outer, struct packet *inner,
+			  const struct flow *flow)
+{
+	int side = outer->key.hook == INGRESS ? SOURCE : DESTINATION;
+	struct address *old = side ? &inner->key.destination : &inner->key.source;
+	__be16 old_port = side ? inner->key.destination_port : inner->key.source_port;
+	__s64 change = bpf_csum_diff((__be32 *)old, 16, (__be32 *)&flow->address, 16, 0);
+	__be16 new_port = flow->port;
+
+	if (outer->ipv4) // the change of the address and of the header's sum cancel out in ICMP's sum
+		bpf_l3_csum_replace(skb, inner->l3 + 10, 0, change, 0);
+	else
+		bpf_l4_csum_replace(skb, outer->l4 + 2, 0, change, 0);
+	store_address(skb, address_offset(inner, side), outer->ipv4, &flow->address);
+	bpf_l4_csum_replace(skb, outer->l4 + 2, old_port, new_port, 2);
+	return bpf_skb_store_bytes(skb, inner->l4 + side * 2, &new_port, 2, 0);
+}
+
+CALLED int rewrite_outer(struct __sk_buff *skb, struct packet *outer, int side,
+			 const struct address *to)
+{
+	struct address *own = side ? &outer->key.destination : &outer->key.source;
+	__s64 change = bpf_csum_diff((__be32 *)own, 16, (__be32 *)to, 16, 0);
+
+	if (outer->ipv4)
+		bpf_l3_csum_replace(skb, outer->l3 + 10, 0, change, 0);
+	else
+		bpf_l4_csum_replace(skb, outer->l4 + 2, 0, change, BPF_F_PSEUDO_HDR);
+	store_address(skb, address_offset(outer, side), outer->ipv4, to);
+	return 0;
+}
+
+// At ingress an error goes to who sent the quoted packet, at egress it may come from whom it
+// was sent to; a router in between keeps its address.
+CALLED int translate_error(struct __sk_buff *skb, struct packet *outer)
+{
+	struct packet inner = {};
+	struct flow_key key;
+	struct flow *found;
+	struct flow flow;
+
+	if (!parse_quoted(skb, outer, &inner))
+		return 0;
+	reversed(&inner.key, outer->key.hook, &key);
+	found = bpf_map_lookup_elem(&flows, &key);
+	if (!found || found->state == WAITING)
+		return 0;
+	flow = *found;
+	rewrite_quoted(skb, outer, &inner, &flow);
+	if (outer->key.hook == INGRESS)
+		rewrite_outer(skb, outer, DESTINATION, &flow.address);
+	else if (same(&outer->key.source, &inner.key.destination))
+		rewrite_outer(skb, outer, SOURCE, &flow.address);
+	count(ERRORS_TRANSLATED);
+	return 1;
+}

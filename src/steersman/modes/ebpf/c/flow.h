@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Connections whose packets are rewritten. Two entries for each, two more where it is masqueraded:
+//
+//   TO_ENDPOINT   ingress  client -> service   destination := endpoint
+//   MASQUERADE    egress   client -> endpoint  source := node
+//   TO_CLIENT     ingress  endpoint -> node    destination := client
+//   FROM_SERVICE  egress   endpoint -> client  source := service
+//
+// What this node itself sends, and sockets could not see to, has TO_ENDPOINT at egress and
+// FROM_SERVICE at ingress.
+//
+// Entries go by LRU when the map is full, and by age (flows.py) before.
+#pragma once
+
+#define MASQUERADE_TRIES 16
+#define MASQUERADE_FIRST 20000
+#define MASQUERADE_PORTS 45536
+
+INLINE void reversed(const struct flow_key *key, __u8 hook, struct flow_key *out)
+{
+	*out = (struct flow_key){
+		.source = key->destination,
+		.destination = key->source,
+		.source_port = key->destination_port,
+		.destination_port = key->source_port,
+		.protocol = key->protocol,
+		.hook = hook,
+	};
+}
+
+INLINE void mark_closing(const struct flow_key *key)
+{
+	struct flow *flow = bpf_map_lookup_elem(&flows, key);
+	if (flow)
+		flow->state = CLOSING;
+}
+
+INLINE __u8 other_hook(const struct packet *packet)
+{
+	return packet->key.hook == INGRESS ? EGRESS : INGRESS;
+}
+
+INLINE int side_of(const struct flow *flow)
+{
+	return flow->kind == TO_ENDPOINT || flow->kind == TO_CLIENT ? DESTINATION : SOURCE;
+}
+
+// Note a packet of a flow. The key of the way back: what this way becomes, turned around.
+CALLED int note_packet(struct flow *flow, const struct packet *packet)
+{
+	struct flow_key back;
+
+	flow->last = bpf_ktime_get_ns();
+	if (packet->tcp_flags & (TCP_FIN | TCP_RST)) {
+		flow->state = CLOSING;
+		reversed(&packet->key, other_hook(packet), &back);
+		if (side_of(flow) == DESTINATION)
+			back.source = flow->address, back.source_port = flow->port;
+		else
+			back.destination = flow->address, back.destination_port = flow->port;
+		mark_closing(&back);
+	} else if (flow->state == OPENING && !(packet->tcp_flags & TCP_SYN)) {
+		flow->state = ESTABLISHED;
+	}
+	return 0;
+}
+
+// Keep the way back from an endpoint to a client; 0 where another Service has that pair already.
+INLINE int keep_return(const struct packet *packet, const struct slot *slot, __u32 service)
+{
+	struct flow value = {
+		.address = packet->key.destination,
+		.port = packet->key.destination_port,
+		.kind = FROM_SERVICE,
+		.last = bpf_ktime_get_ns(),
+		.service = service,
+	};
+	struct flow *known;
+	struct flow_key key;
+
+	reversed(&packet->key, other_hook(packet), &key);
+	key.source = slot->address;
+	key.source_port = slot->port;
+	known = bpf_map_lookup_elem(&flows, &key);
+	if (known && known->state != CLOSING &&
+	    (known->port != value.port || !same(&known->address, &value.address)))
+		return 0;
+	return !bpf_map_update_elem(&flows, &key, &value, BPF_ANY);
+}
+
+INLINE void masquerade_key(const struct packet *packet, const struct slot *slot,
+			   struct flow_key *key)
+{
+	*key = packet->key;
+	key->destination = slot->address;
+	key->destination_port = slot->port;
+	key->hook = EGRESS;
+}
+
+// An earlier connection of the same pair may have been masqueraded.
+INLINE void forget_masquerade(const struct packet *packet, const struct slot *slot)
+{
+	struct flow_key key;
+
+	masquerade_key(packet, slot, &key);
+	bpf_map_delete_elem(&flows, &key);
+}
+
+INLINE int keep_masquerade(const struct packet *packet, const struct slot *slot, __u32 service)
+{
+	struct flow_key key;
+	struct flow value = {
+		.kind = MASQUERADE,
+		.state = WAITING,
+		.last = bpf_ktime_get_ns(),
+		.service = service,
+	};
+	struct flow *known;
+
+	masquerade_key(packet, slot, &key);
+	known = bpf_map_lookup_elem(&flows, &key);
+	if (known && known->state != CLOSING)
+		return 1; // a repeated SYN keeps its port
+	return !bpf_map_update_elem(&flows, &key, &value, BPF_ANY);
+}
+
+// Choose an endpoint for a new connection, and keep how to rewrite its packets.
+CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, struct slot *slot)
+{
+	struct flow flow = { .kind = TO_ENDPOINT, .service = service };
+
+	if (!choose(service, action, &packet->key.source, 0, slot))
+		return DROPPED_NO_ENDPOINT;
+	if (!keep_return(packet, slot, service))
+		return DROPPED_NO_FLOW;
+	if (packet->key.hook == INGRESS) {
+		if (!(action & ACTION_MASQUERADE) && !same(&slot->address, &packet->key.source))
+			forget_masquerade(packet, slot);
+		else if (!keep_masquerade(packet, slot, service))
+			return DROPPED_NO_FLOW;
+	}
+	flow.address = slot->address;
+	flow.port = slot->port;
+	flow.last = bpf_ktime_get_ns();
+	return bpf_map_update_elem(&flows, &packet->key, &flow, BPF_ANY) ? DROPPED_NO_FLOW : 0;
+}
+
+INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet, struct address *out)
+{
+	__u32 index = skb->ifindex;
+	struct device *device = bpf_map_lookup_elem(&devices, &index);
+
+	if (!device)
+		return 0;
+	*out = packet->ipv4 ? device->masquerade4 : device->masquerade6;
+	return out->words[3] != 0;
+}
+
+// Choose the address and port that a masqueraded connection has from now on.
+CALLED int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
+{
+	struct flow back = {
+		.address = packet->key.source,
+		.port = packet->key.source_port,
+		.kind = TO_CLIENT,
+		.last = bpf_ktime_get_ns(),
+		.service = flow->service,
+	};
+	struct address own;
+	struct flow_key key;
+	__be16 port = packet->key.source_port;
+
+	if (!masquerade_address(skb, packet, &own))
+		return 0;
+	reversed(&packet->key, INGRESS, &key);
+	key.destination = own;
+	for (int try = 0; try < MASQUERADE_TRIES; try++) {
+		key.destination_port = port;
+		if (!bpf_map_update_elem(&flows, &key, &back, BPF_NOEXIST)) {
+			flow->address = own;
+			flow->port = port;
+			flow->state = OPENING;
+			return 1;
+		}
+		port = bpf_htons(MASQUERADE_FIRST + bpf_get_prandom_u32() % MASQUERADE_PORTS);
+	}
+	return 0;
+}

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// The maps. Sizes are the defaults; the loader may change them before the first load.
+#pragma once
+
+#define MAP(name, kind, key_type, value_type, entries, options) \
+	struct { \
+		__uint(type, kind); \
+		__uint(max_entries, entries); \
+		__uint(map_flags, options); \
+		__type(key, key_type); \
+		__type(value, value_type); \
+	} name SEC(".maps")
+
+// Written by steersman
+MAP(frontends, BPF_MAP_TYPE_HASH, struct frontend_key, struct frontend, 262144, BPF_F_NO_PREALLOC);
+MAP(services, BPF_MAP_TYPE_ARRAY, __u32, struct service, 131072, BPF_F_MMAPABLE);
+MAP(slots, BPF_MAP_TYPE_ARRAY, __u32, struct slot, 1048576, BPF_F_MMAPABLE);
+MAP(names, BPF_MAP_TYPE_HASH, __u32, struct service_name, 131072, BPF_F_NO_PREALLOC);
+MAP(members, BPF_MAP_TYPE_HASH, struct member_key, __u32, 262144, BPF_F_NO_PREALLOC);
+MAP(prefixes, BPF_MAP_TYPE_LPM_TRIE, struct prefix, __u32, 131072, BPF_F_NO_PREALLOC);
+MAP(node_ips, BPF_MAP_TYPE_HASH, struct address, __u32, 4096, BPF_F_NO_PREALLOC);
+MAP(devices, BPF_MAP_TYPE_HASH, __u32, struct device, 16384, BPF_F_NO_PREALLOC);
+MAP(config, BPF_MAP_TYPE_ARRAY, __u32, struct config, 1, BPF_F_MMAPABLE);
+
+// Learned here
+MAP(affinities, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 65536, 0);
+MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 262144, 0);
+MAP(reverses, BPF_MAP_TYPE_LRU_HASH, struct reverse_key, struct reverse, 65536, 0);
+MAP(fragments, BPF_MAP_TYPE_LRU_HASH, struct fragment_key, struct fragment, 8192, 0);
+MAP(peers, BPF_MAP_TYPE_SK_STORAGE, int, struct peer, 0, BPF_F_NO_PREALLOC);
+
+// Counted here
+MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, COUNTERS, 0);
+MAP(connections, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, 131072, 0);

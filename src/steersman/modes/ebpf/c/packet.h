@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Reading headers and rewriting addresses and ports in them, checksums included.
+#pragma once
+
+#define NEXT -1 // TCX_NEXT, TC_ACT_UNSPEC: other owners' programs run too
+#define TCP_FIN 1
+#define TCP_SYN 2
+#define TCP_RST 4
+#define TCP_ACK 16
+
+struct packet {
+	struct flow_key key;
+	__u32 l3; // offsets from the start of the packet
+	__u32 l4;
+	__u8 ipv4;
+	__u8 tcp_flags;
+	__u8 has_ports; // a later fragment has not
+	__u8 icmp_error;
+};
+
+struct ports {
+	__be16 source;
+	__be16 destination;
+};
+
+#define LOAD(skb, offset, to) (bpf_skb_load_bytes(skb, offset, &(to), sizeof(to)) == 0)
+
+INLINE int is_transport(__u8 protocol)
+{
+	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP;
+}
+
+// Ports of a fragment: the first one has them and leaves them for the others.
+CALLED int fragment_ports(struct __sk_buff *skb, struct packet *packet, __u32 id, __u32 first)
+{
+	struct fragment_key key = {
+		.source = packet->key.source,
+		.destination = packet->key.destination,
+		.id = id,
+		.protocol = packet->key.protocol,
+		.hook = packet->key.hook,
+	};
+	struct fragment ports;
+	struct fragment *known;
+
+	count(FRAGMENTS);
+	if (first) {
+		if (!LOAD(skb, packet->l4, ports))
+			return 0;
+		return !bpf_map_update_elem(&fragments, &key, &ports, BPF_ANY);
+	}
+	known = bpf_map_lookup_elem(&fragments, &key);
+	if (!known)
+		return 0;
+	packet->key.source_port = known->source_port;
+	packet->key.destination_port = known->destination_port;
+	packet->has_ports = 0;
+	return 1;
+}
+
+CALLED int parse_ipv4(struct __sk_buff *skb, struct packet *packet)
+{
+	struct iphdr ip;
+
+	if (!LOAD(skb, packet->l3, ip) || ip.version != 4 || ip.ihl < 5)
+		return 0;
+	packet->ipv4 = 1;
+	packet->l4 = packet->l3 + ip.ihl * 4;
+	packet->key.protocol = ip.protocol;
+	set_ipv4(&packet->key.source, ip.saddr);
+	set_ipv4(&packet->key.destination, ip.daddr);
+	packet->has_ports = 1;
+	if (ip.frag_off & bpf_htons(0x3fff) && is_transport(ip.protocol))
+		return fragment_ports(skb, packet, ip.id, !(ip.frag_off & bpf_htons(0x1fff)));
+	return 1;
+}
+
+struct extension {
+	__u8 next;
+	__u8 length;
+	__be16 fragment;
+	__be32 id;
+};
+
+CALLED int parse_ipv6(struct __sk_buff *skb, struct packet *packet)
+{
+	struct extension extension;
+	struct ipv6hdr ip;
+	__u8 protocol;
+
+	if (!LOAD(skb, packet->l3, ip) || ip.version != 6)
+		return 0;
+	__builtin_memcpy(&packet->key.source, &ip.saddr, 16);
+	__builtin_memcpy(&packet->key.destination, &ip.daddr, 16);
+	packet->l4 = packet->l3 + sizeof(ip);
+	packet->has_ports = 1;
+	protocol = ip.nexthdr;
+	for (int header = 0; header < 4; header++) {
+		packet->key.protocol = protocol;
+		if (protocol != 0 && protocol != 43 && protocol != 60 && protocol != 44)
+			return 1;
+		if (!LOAD(skb, packet->l4, extension))
+			return 0;
+		packet->l4 += protocol == 44 ? 8 : (extension.length + 1) * 8;
+		packet->key.protocol = extension.next;
+		if (protocol == 44)
+			return !is_transport(extension.next) ||
+			       fragment_ports(skb, packet, extension.id,
+					      !(extension.fragment & bpf_htons(0xfff8)));
+		protocol = extension.next;
+	}
+	return 0;
+}
+
+// Whether an ICMP message quotes a packet.
+INLINE int is_error(const struct packet *packet, __u8 type)
+{
+	if (packet->ipv4)
+		return type == 3 || type == 11 || type == 12;
+	return type >= 1 && type <= 4;
+}
+
+INLINE int parse_transport(struct __sk_buff *skb, struct packet *packet)
+{
+	__u8 protocol = packet->key.protocol;
+	struct ports ports;
+	__u8 byte;
+
+	if (protocol == (packet->ipv4 ? IPPROTO_ICMP : IPPROTO_ICMPV6)) {
+		if (!LOAD(skb, packet->l4, byte))
+			return 0;
+		packet->icmp_error = is_error(packet, byte);
+		return packet->icmp_error;
+	}
+	if (!is_transport(protocol))
+		return 0;
+	if (packet->has_ports) {
+		if (!LOAD(skb, packet->l4, ports))
+			return 0;
+		packet->key.source_port = ports.source;
+		packet->key.destination_port = ports.destination;
+	}
+	if (protocol == IPPROTO_TCP && packet->has_ports) {
+		if (!LOAD(skb, packet->l4 + 13, byte))
+			return 0;
+		packet->tcp_flags = byte;
+	}
+	return 1;
+}
+
+// Fill a packet's key; 0 where the packet is none of ours.
+INLINE int parse(struct __sk_buff *skb, struct packet *packet)
+{
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if (!parse_ipv4(skb, packet))
+			return 0;
+	} else if (skb->protocol != bpf_htons(ETH_P_IPV6) || !parse_ipv6(skb, packet)) {
+		return 0;
+	}
+	return parse_transport(skb, packet);
+}
+
+#define SOURCE 0
+#define DESTINATION 1
+
+INLINE __u32 address_offset(const struct packet *packet, int side)
+{
+	return packet->l3 + (packet->ipv4 ? side ? 16 : 12 : side ? 24 : 8);
+}
+
+INLINE void store_address(struct __sk_buff *skb, __u32 offset, int ipv4, const struct address *to)
+{
+	if (ipv4)
+		bpf_skb_store_bytes(skb, offset, &to->words[3], 4, 0);
+	else
+		bpf_skb_store_bytes(skb, offset, to, 16, 0);
+}
+
+CALLED int rewrite_sctp_port(struct __sk_buff *skb, struct packet *packet, int side, __be16 old,
+			     __be16 new)
+{
+	__u32 change = (__u32)(old ^ new) << (side ? 16 : 0);
+	__u32 offset = packet->l4 + 8, crc;
+
+	if (!LOAD(skb, offset, crc))
+		return 0;
+	if (crc) { // 0: still to be computed, by the device
+		crc ^= crc_change(change, skb->len - packet->l4);
+		bpf_skb_store_bytes(skb, offset, &crc, 4, 0);
+	}
+	return !bpf_skb_store_bytes(skb, packet->l4 + side * 2, &new, 2, 0);
+}
+
+INLINE void rewrite_port(struct __sk_buff *skb, struct packet *packet, int side, __be16 old, __be16 new)
+{
+	int udp = packet->key.protocol == IPPROTO_UDP;
+
+	if (packet->key.protocol == IPPROTO_SCTP) {
+		rewrite_sctp_port(skb, packet, side, old, new);
+		return;
+	}
+	bpf_l4_csum_replace(skb, packet->l4 + (udp ? 6 : 16), old, new,
+			    2 | (udp ? BPF_F_MARK_MANGLED_0 : 0));
+	bpf_skb_store_bytes(skb, packet->l4 + side * 2, &new, 2, 0);
+}
+
+// Rewrite one side of a packet, and its key with it.
+CALLED int rewrite(struct __sk_buff *skb, struct packet *packet, int side, const struct address *to,
+		   __be16 port)
+{
+	struct address *own = side ? &packet->key.destination : &packet->key.source;
+	__be16 *own_port = side ? &packet->key.destination_port : &packet->key.source_port;
+	__u8 protocol = packet->key.protocol;
+	__s64 change = bpf_csum_diff((__be32 *)own, 16, (__be32 *)to, 16, 0);
+
+	if (packet->ipv4)
+		bpf_l3_csum_replace(skb, packet->l3 + 10, 0, change, 0);
+	if (packet->has_ports && protocol == IPPROTO_TCP)
+		bpf_l4_csum_replace(skb, packet->l4 + 16, 0, change, BPF_F_PSEUDO_HDR);
+	if (packet->has_ports && protocol == IPPROTO_UDP)
+		bpf_l4_csum_replace(skb, packet->l4 + 6, 0, change,
+				    BPF_F_PSEUDO_HDR | BPF_F_MARK_MANGLED_0);
+	store_address(skb, address_offset(packet, side), packet->ipv4, to);
+	if (packet->has_ports && *own_port != port)
+		rewrite_port(skb, packet, side, *own_port, port);
+	*own = *to;
+	*own_port = port;
+	return 0;
+}

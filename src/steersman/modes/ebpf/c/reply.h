@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Refusing a packet: it is turned into an ICMP port-unreachable and sent back where it came from.
+#pragma once
+
+#define QUOTED 8 // bytes behind the IP header that an error quotes (RFC 792)
+
+// The same in both versions of ICMP; linux/icmp.h drags in what clang has not for this target.
+struct icmp_header {
+	__u8 type;
+	__u8 code;
+	__u16 checksum;
+	__u32 unused;
+};
+
+struct reply4 {
+	struct iphdr ip;
+	struct icmp_header icmp;
+	struct iphdr quoted;
+	__u8 start[QUOTED];
+} __attribute__((packed, aligned(4)));
+
+struct reply6 {
+	struct ipv6hdr ip;
+	struct icmp_header icmp;
+	struct ipv6hdr quoted;
+	__u8 start[QUOTED];
+} __attribute__((packed, aligned(4)));
+
+INLINE __u16 fold(__s64 sum)
+{
+	__u32 value = (__u32)sum;
+
+	value = (value & 0xffff) + (value >> 16);
+	value = (value & 0xffff) + (value >> 16);
+	return ~value;
+}
+
+CALLED int build_reply4(struct __sk_buff *skb, struct packet *packet)
+{
+	struct reply4 reply = {};
+
+	if (packet->l4 - packet->l3 != sizeof(struct iphdr) ||
+	    bpf_skb_load_bytes(skb, packet->l3, &reply.quoted, sizeof(struct iphdr) + QUOTED))
+		return 0;
+	reply.ip.version = 4;
+	reply.ip.ihl = 5;
+	reply.ip.tot_len = bpf_htons(sizeof(reply));
+	reply.ip.ttl = 64;
+	reply.ip.protocol = IPPROTO_ICMP;
+	reply.ip.saddr = reply.quoted.daddr;
+	reply.ip.daddr = reply.quoted.saddr;
+	reply.ip.check = fold(bpf_csum_diff(NULL, 0, (void *)&reply.ip, sizeof(reply.ip), 0));
+	reply.icmp.type = 3;
+	reply.icmp.code = 3;
+	reply.icmp.checksum =
+		fold(bpf_csum_diff(NULL, 0, (void *)&reply.icmp, sizeof(reply) - sizeof(reply.ip), 0));
+	if (bpf_skb_change_tail(skb, packet->l3 + sizeof(reply), 0))
+		return 0;
+	return !bpf_skb_store_bytes(skb, packet->l3, &reply, sizeof(reply), 0);
+}
+
+CALLED int build_reply6(struct __sk_buff *skb, struct packet *packet)
+{
+	struct {
+		struct in6_addr source, destination;
+		__be32 length, next;
+	} pseudo = { .length = bpf_htonl(sizeof(struct reply6) - sizeof(struct ipv6hdr)),
+		     .next = bpf_htonl(IPPROTO_ICMPV6) };
+	struct reply6 reply = {};
+	__s64 sum;
+
+	if (bpf_skb_load_bytes(skb, packet->l3, &reply.quoted, sizeof(struct ipv6hdr) + QUOTED))
+		return 0;
+	reply.ip.version = 6;
+	reply.ip.payload_len = bpf_htons(sizeof(reply) - sizeof(reply.ip));
+	reply.ip.nexthdr = IPPROTO_ICMPV6;
+	reply.ip.hop_limit = 64;
+	reply.ip.saddr = pseudo.source = reply.quoted.daddr;
+	reply.ip.daddr = pseudo.destination = reply.quoted.saddr;
+	reply.icmp.type = 1;
+	reply.icmp.code = 4;
+	sum = bpf_csum_diff(NULL, 0, (void *)&pseudo, sizeof(pseudo), 0);
+	reply.icmp.checksum = fold(
+		bpf_csum_diff(NULL, 0, (void *)&reply.icmp, sizeof(reply) - sizeof(reply.ip), sum));
+	if (bpf_skb_change_tail(skb, packet->l3 + sizeof(reply), 0))
+		return 0;
+	return !bpf_skb_store_bytes(skb, packet->l3, &reply, sizeof(reply), 0);
+}
+
+CALLED int refuse_packet(struct __sk_buff *skb, struct packet *packet)
+{
+	struct ethhdr ethernet;
+	__u8 swap[ETH_ALEN];
+
+	count(PACKET_REJECTED);
+	if (!(packet->ipv4 ? build_reply4(skb, packet) : build_reply6(skb, packet)))
+		return TC_ACT_SHOT;
+	if (packet->l3) {
+		if (!LOAD(skb, 0, ethernet))
+			return TC_ACT_SHOT;
+		__builtin_memcpy(swap, ethernet.h_dest, ETH_ALEN);
+		__builtin_memcpy(ethernet.h_dest, ethernet.h_source, ETH_ALEN);
+		__builtin_memcpy(ethernet.h_source, swap, ETH_ALEN);
+		bpf_skb_store_bytes(skb, 0, &ethernet, sizeof(ethernet), 0);
+	}
+	return bpf_redirect(skb->ifindex, packet->key.hook == INGRESS ? 0 : BPF_F_INGRESS);
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// SCTP's CRC32c (RFC 9260, appendix A) after the ports have changed, without reading the packet: a
+// CRC is linear, so the change of the first four bytes is carried over the bytes behind them.
+#pragma once
+
+#define CRC32C 0x82f63b78u // Castagnoli's polynomial, reflected
+#define CRC_ONE 0x80000000u
+
+// x to the power of 8 * 2^n, modulo the polynomial.
+static const __u32 crc_powers[16] = {
+	0x00800000, 0x00008000, 0x82f63b78, 0x6ea2d55c,
+	0x18b8ea18, 0x510ac59a, 0xb82be955, 0xb8fdb1e7,
+	0x88e56f72, 0x74c360a4, 0xe4172b16, 0x0d65762a,
+	0x35d73a62, 0x28461564, 0xbf455269, 0xe2ea32dc,
+};
+
+INLINE __u32 crc_multiply(__u32 a, __u32 b)
+{
+	__u32 product = 0;
+
+	for (int bit = 0; bit < 32; bit++) {
+		product ^= b & -(a >> 31);
+		a <<= 1;
+		b = b >> 1 ^ (CRC32C & -(b & 1));
+	}
+	return product;
+}
+
+// What to exclusive-or to the CRC of `length` bytes whose first four changed by `change`.
+CALLED __u32 crc_change(__u32 change, __u32 length)
+{
+	__u32 value = change;
+
+	for (int bit = 0; bit < 32; bit++)
+		value = value >> 1 ^ (CRC32C & -(value & 1));
+	for (int power = 0; power < 16; power++)
+		value = crc_multiply((length - 4) >> power & 1 ? crc_powers[power] : CRC_ONE, value);
+	return value;
+}

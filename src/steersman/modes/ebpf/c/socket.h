@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Connections of this node's processes and pods, balanced when they are made: no packet is touched.
+#pragma once
+
+#define LEAVE 0 // not ours, or left to the packets
+#define REPLACED 1
+
+INLINE __u32 mix(__u32 value)
+{
+	value ^= value >> 16;
+	value *= 0x7feb352d;
+	value ^= value >> 15;
+	value *= 0x846ca68b;
+	return value ^ value >> 16;
+}
+
+// The client in affinities: a network namespace is a pod. Never an address: 2^64 of them are.
+INLINE void client_of(__u64 netns, struct address *out)
+{
+	out->halves[0] = ~0ull;
+	out->halves[1] = netns;
+}
+
+// The address that a socket is bound to; unspecified where it is not. `version` is a constant of
+// the program: clang would join the loads and do arithmetic on the pointer, which is not allowed.
+INLINE void bound_address(struct bpf_sock_addr *ctx, int version, struct address *out)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	*out = (struct address){};
+	if (sk && version == 4) {
+		set_ipv4(out, sk->src_ip4);
+	} else if (sk) {
+		out->words[0] = sk->src_ip6[0];
+		out->words[1] = sk->src_ip6[1];
+		out->words[2] = sk->src_ip6[2];
+		out->words[3] = sk->src_ip6[3];
+	}
+}
+
+INLINE int bound_to(struct bpf_sock_addr *ctx, int version, const struct address *address)
+{
+	struct address own;
+
+	bound_address(ctx, version, &own);
+	return same(&own, address);
+}
+
+INLINE int may_use(struct bpf_sock_addr *ctx, const struct config *config, __u32 service,
+		   int version)
+{
+	struct address source;
+
+	bound_address(ctx, version, &source);
+	if (!source.words[3])
+		source = version == 4 ? config->node_ip4 : config->node_ip6;
+	return in_prefixes(service, &source);
+}
+
+INLINE int refuse(int error, __u32 counter)
+{
+	count(counter);
+	return error;
+}
+
+// Connections are left alone, for their packets are dropped on a device: nobody answers. Only the
+// node's own datagrams are refused here, as netfilter refuses what OUTPUT drops.
+INLINE int drop_later(struct bpf_sock_addr *ctx, int own)
+{
+	return own && ctx->protocol == IPPROTO_UDP ? refuse(-EPERM, SOCKET_DROPPED) : LEAVE;
+}
+
+// Replace the destination of a socket: LEAVE, REPLACED or a negative errno.
+INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *port, int connected,
+		   int version)
+{
+	const struct config *config = settings();
+	__u64 netns = bpf_get_netns_cookie(ctx);
+	struct frontend frontend = {};
+	struct address client;
+	struct slot slot = {};
+	__u32 action, hash = 0;
+	int found, own;
+
+	if (!config)
+		return LEAVE;
+	own = netns == config->host_cookie;
+	found = find_frontend(address, *port, ctx->protocol, &frontend);
+	if (found == NOTHING)
+		return LEAVE;
+	if (found == UNKNOWN_PORT)
+		return refuse(-ECONNREFUSED, SOCKET_REJECTED);
+	if (found == UNASSIGNED)
+		return drop_later(ctx, own);
+	// Who is in another network namespace of this node is a pod, where pods can be told at all.
+	action = action_of(&frontend, own ? NODE
+				      : config->flags & (CONFIG_DETECTOR_CIDR | CONFIG_DETECTOR_DEVICE) ? POD
+													: EXTERNAL);
+	if (frontend.flags & FRONTEND_RANGES) {
+		if (!own)
+			return LEAVE; // its address is known when its packet comes
+		if (!may_use(ctx, config, frontend.service, version))
+			return drop_later(ctx, own);
+	}
+	if ((action & ACTION_VERDICT) == REJECT)
+		return refuse(-ECONNREFUSED, SOCKET_REJECTED);
+	if ((action & ACTION_VERDICT) == DROP)
+		return drop_later(ctx, own);
+	if (action & ACTION_MASQUERADE && !own)
+		return LEAVE; // a source is rewritten in packets only
+	if (!connected)
+		hash = mix((__u32)bpf_get_socket_cookie(ctx)) | 1;
+	client_of(netns, &client);
+	if (!choose(frontend.service, action, &client, hash, &slot))
+		return refuse(-ECONNREFUSED, SOCKET_REJECTED);
+	if (!own && bound_to(ctx, version, &slot.address))
+		return LEAVE; // it calls itself: packets see to it that the answers come back
+	*address = slot.address;
+	*port = slot.port;
+	count(SOCKET_FORWARDED);
+	if (connected)
+		count_connection(frontend.service);
+	return REPLACED;
+}
+
+INLINE void note_peer(struct bpf_sock_addr *ctx, const struct peer *peer)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct peer *stored;
+
+	if (!sk)
+		return;
+	stored = bpf_sk_storage_get(&peers, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (stored)
+		*stored = *peer;
+}
+
+INLINE void note_reverse(struct bpf_sock_addr *ctx, const struct peer *peer)
+{
+	struct reverse_key key = {
+		.cookie = bpf_get_socket_cookie(ctx),
+		.endpoint = peer->endpoint,
+		.port = peer->endpoint_port,
+	};
+	struct reverse value = { .frontend = peer->frontend, .port = peer->frontend_port };
+	struct reverse *known = bpf_map_lookup_elem(&reverses, &key);
+
+	if (!known || !same(&known->frontend, &value.frontend) || known->port != value.port)
+		bpf_map_update_elem(&reverses, &key, &value, BPF_ANY);
+}
+
+INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port, int connected,
+		int version)
+{
+	struct peer peer = { .frontend = *address, .frontend_port = *port };
+	int result = balance(ctx, address, port, connected, version);
+
+	if (result == REPLACED) {
+		peer.endpoint = *address;
+		peer.endpoint_port = *port;
+		if (connected)
+			note_peer(ctx, &peer);
+		else
+			note_reverse(ctx, &peer);
+	} else if (connected && ctx->protocol == IPPROTO_UDP && ctx->sk) {
+		bpf_sk_storage_delete(&peers, ctx->sk);
+	}
+	return result;
+}
+
+// Show the Service where the endpoint is.
+INLINE int restore(struct bpf_sock_addr *ctx, struct address *address, __be16 *port)
+{
+	struct reverse_key key = { .endpoint = *address, .port = *port };
+	struct bpf_sock *sk = ctx->sk;
+	struct reverse *known;
+	struct peer *peer;
+
+	peer = sk ? bpf_sk_storage_get(&peers, sk, 0, 0) : NULL;
+	if (peer && peer->endpoint_port == *port && same(&peer->endpoint, address)) {
+		*address = peer->frontend;
+		*port = peer->frontend_port;
+		return REPLACED;
+	}
+	key.cookie = bpf_get_socket_cookie(ctx);
+	known = bpf_map_lookup_elem(&reverses, &key);
+	if (!known)
+		return LEAVE;
+	*address = known->frontend;
+	*port = known->port;
+	return REPLACED;
+}
+
+INLINE void load_ipv4(struct bpf_sock_addr *ctx, struct address *address)
+{
+	set_ipv4(address, ctx->user_ip4);
+}
+
+INLINE void load_ipv6(struct bpf_sock_addr *ctx, struct address *address)
+{
+	address->words[0] = ctx->user_ip6[0];
+	address->words[1] = ctx->user_ip6[1];
+	address->words[2] = ctx->user_ip6[2];
+	address->words[3] = ctx->user_ip6[3];
+}
+
+INLINE void store_ipv4(struct bpf_sock_addr *ctx, const struct address *address)
+{
+	ctx->user_ip4 = address->words[3];
+}
+
+INLINE void store_ipv6(struct bpf_sock_addr *ctx, const struct address *address)
+{
+	ctx->user_ip6[0] = address->words[0];
+	ctx->user_ip6[1] = address->words[1];
+	ctx->user_ip6[2] = address->words[2];
+	ctx->user_ip6[3] = address->words[3];
+}
+
+#define SOCKET_PROGRAM(hook, version, connected) \
+	SEC("cgroup/" #hook #version) int sm_##hook##version(struct bpf_sock_addr *ctx) \
+	{ \
+		__be16 port = (__be16)ctx->user_port; \
+		struct address address; \
+		int result; \
+\
+		load_ipv##version(ctx, &address); \
+		result = send(ctx, &address, &port, connected, version); \
+		if (result < 0) { \
+			bpf_set_retval(result); \
+			return 0; \
+		} \
+		if (result == REPLACED) { \
+			store_ipv##version(ctx, &address); \
+			ctx->user_port = port; \
+		} \
+		return 1; \
+	}
+
+SOCKET_PROGRAM(connect, 4, 1)
+SOCKET_PROGRAM(connect, 6, 1)
+SOCKET_PROGRAM(sendmsg, 4, 0)
+SOCKET_PROGRAM(sendmsg, 6, 0)
+
+// These may not refuse.
+#define RESTORING_PROGRAM(hook, version) \
+	SEC("cgroup/" #hook #version) int sm_##hook##version(struct bpf_sock_addr *ctx) \
+	{ \
+		__be16 port = (__be16)ctx->user_port; \
+		struct address address; \
+\
+		load_ipv##version(ctx, &address); \
+		if (restore(ctx, &address, &port) == REPLACED) { \
+			store_ipv##version(ctx, &address); \
+			ctx->user_port = port; \
+		} \
+		return 1; \
+	}
+
+RESTORING_PROGRAM(recvmsg, 4)
+RESTORING_PROGRAM(recvmsg, 6)
+RESTORING_PROGRAM(getpeername, 4)
+RESTORING_PROGRAM(getpeername, 6)
+
+// Refuse to listen where a Service's node port would take the connections away.
+INLINE int guard(struct bpf_sock_addr *ctx, struct address *address)
+{
+	const struct config *config = settings();
+	struct frontend_key key = { .port = (__be16)ctx->user_port, .protocol = ctx->protocol };
+	struct frontend frontend;
+	int any = !address->halves[0] && !address->words[3] &&
+		  (!address->words[2] || address->words[2] == bpf_htonl(0xffff));
+
+	if (!config || !(config->flags & CONFIG_GUARD_NODE_PORTS) || !key.port ||
+	    bpf_get_netns_cookie(ctx) != config->host_cookie)
+		return 1;
+	if (!any && !serves_node_ports(address))
+		return 1;
+	if (is_ipv4(address))
+		set_ipv4(&key.address, 0);
+	if (!read_frontend(&key, &frontend))
+		return 1;
+	count(BIND_REFUSED);
+	bpf_set_retval(-EADDRINUSE);
+	return 0;
+}
+
+SEC("cgroup/bind4") int sm_bind4(struct bpf_sock_addr *ctx)
+{
+	struct address address;
+
+	load_ipv4(ctx, &address);
+	return guard(ctx, &address);
+}
+
+SEC("cgroup/bind6") int sm_bind6(struct bpf_sock_addr *ctx)
+{
+	struct address address;
+
+	load_ipv6(ctx, &address);
+	return guard(ctx, &address);
+}

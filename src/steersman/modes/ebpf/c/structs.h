@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Keys and values of the maps. layout.py declares the same, and checks it against our BTF.
+#pragma once
+
+// An address of either family; IPv4 is written as ::ffff:a.b.c.d.
+struct address {
+	union {
+		__be32 words[4];
+		__u64 halves[2];
+	};
+};
+
+struct frontend_key {
+	struct address address; // the unspecified one of its family for a node port
+	__be16 port;
+	__u8 protocol;
+	__u8 zero;
+	__u32 zero2;
+};
+
+// One word, so that it is read whole while it is replaced.
+struct frontend {
+	__u32 service;
+	__u16 actions;
+	__u8 flags;
+	__u8 zero;
+};
+
+// One word, likewise.
+struct pool {
+	__u32 base;
+	__u32 count;
+};
+
+struct service {
+	struct pool pools[2];
+	__u32 affinity_seconds;
+	__u32 zero;
+};
+
+struct slot {
+	struct address address;
+	__be16 port;
+	__u16 zero;
+	__u32 zero2;
+};
+
+struct service_name {
+	char text[240];
+};
+
+struct member_key {
+	__u32 service;
+	__u32 zero;
+	struct address address;
+	__be16 port;
+	__u16 zero2[3];
+};
+
+struct affinity_key {
+	struct address client;
+	__u32 service;
+	__u32 zero;
+};
+
+struct affinity {
+	struct address address;
+	__u64 last;
+	__be16 port;
+	__u16 zero[3];
+};
+
+struct prefix {
+	__u32 length; // with the 32 bits of id
+	__u32 id;
+	struct address address;
+};
+
+struct device {
+	struct address masquerade4;
+	struct address masquerade6;
+	__u32 flags;
+	__u32 zero;
+};
+
+struct config {
+	__u64 host_cookie; // of the node's network namespace
+	struct address node_ip4;
+	struct address node_ip6;
+	__u32 flags;
+	__u32 zero;
+	char pod_interface[16]; // of the detector: the loader finds the devices
+	char pod_prefix[16];
+	__u8 programs[16]; // digest of the object that is attached
+};
+
+struct flow_key {
+	struct address source;
+	struct address destination;
+	__be16 source_port;
+	__be16 destination_port;
+	__u8 protocol;
+	__u8 hook;
+	__u16 zero;
+};
+
+struct flow {
+	struct address address;
+	__u64 last;
+	__be16 port;
+	__u8 kind;
+	__u8 state;
+	__u32 service;
+};
+
+// Where a socket believes to be talking to, and where it really is.
+struct peer {
+	struct address endpoint;
+	struct address frontend;
+	__be16 endpoint_port;
+	__be16 frontend_port;
+	__u32 zero;
+};
+
+struct reverse_key {
+	__u64 cookie;
+	struct address endpoint;
+	__be16 port;
+	__u16 zero[3];
+};
+
+struct reverse {
+	struct address frontend;
+	__be16 port;
+	__u16 zero[3];
+};
+
+struct fragment_key {
+	struct address source;
+	struct address destination;
+	__u32 id;
+	__u8 protocol;
+	__u8 hook;
+	__u16 zero;
+};
+
+struct fragment {
+	__be16 source_port;
+	__be16 destination_port;
+};

@@ -1,0 +1,113 @@
+"""The devices of this node, as the programs need to know them; read over rtnetlink."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from steersman.host.netlink import NETLINK_ROUTE, Netlink, Request
+from steersman.host.nlmsg import Message, attributes, string
+from steersman.model.names import Family
+from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.layout import DEVICE_NO_ETHERNET, DEVICE_POD
+
+_RTM_GETLINK, _RTM_GETADDR = 18, 22
+_IFLA_IFNAME, _IFLA_MASTER = 3, 10
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_IFINFOMSG = struct.Struct("=BxHiII")
+_IFADDRMSG = struct.Struct("=BBBBI")
+_ETHER, _LOOPBACK = 1, 772  # ARPHRD_*
+_SCOPE_GLOBAL = 0
+_MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
+
+
+class Device(NamedTuple):
+    """A network device."""
+
+    number: int
+    name: str
+    kind: int
+    """ARPHRD_*."""
+    master: int
+    """Index of the bridge or bond that it belongs to; 0 for none."""
+
+
+class Found(NamedTuple):
+    """What there is."""
+
+    devices: tuple[Device, ...]
+    addresses: Mapping[int, tuple[bytes, ...]]
+    """Packed global addresses by index of the device, in the kernel's order."""
+
+
+def list_devices(connect: Callable[[], Netlink]) -> Found:
+    """List devices and their addresses, without loopback.
+
+    Raises:
+        OSError: rtnetlink does not answer.
+    """
+    with connect() as netlink:
+        links = [_device(reply) for reply in netlink.dump(Request(_RTM_GETLINK, bytes(16)))]
+        addresses: dict[int, tuple[bytes, ...]] = {}
+        for reply in netlink.dump(Request(_RTM_GETADDR, bytes(8))):
+            index, packed = _address(reply)
+            if packed:
+                addresses[index] = (*addresses.get(index, ()), packed)
+    return Found(tuple(link for link in links if link.kind != _LOOPBACK), addresses)
+
+
+def open_route() -> Netlink:
+    """Open rtnetlink in the network namespace of the calling thread."""
+    return Netlink(NETLINK_ROUTE, buffer=1 << 20)
+
+
+def _device(reply: Message) -> Device:
+    _, kind, index, _, _ = _IFINFOMSG.unpack_from(reply.payload)
+    values = attributes(reply.payload, 16)
+    master = int.from_bytes(values.get(_IFLA_MASTER, b"\0\0\0\0"), sys.byteorder)
+    return Device(index, string(values.get(_IFLA_IFNAME, b"")), kind, master)
+
+
+def _address(reply: Message) -> tuple[int, bytes]:
+    family, _, _, scope, index = _IFADDRMSG.unpack_from(reply.payload)
+    values = attributes(reply.payload, 8)
+    packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS, b"")
+    if scope != _SCOPE_GLOBAL:
+        return index, b""
+    if family == socket.AF_INET:
+        packed = _MAPPED + packed
+    return index, packed if len(packed) == 16 else b""
+
+
+def describe(found: Found, interface: str, prefix: str) -> dict[int, bytes]:
+    """What the map `devices` should hold, by index.
+
+    Masquerading takes an address of the device that the packet leaves by, and where that has
+    none, the first one that any device has: as the kernel's own does.
+
+    Args:
+        found: what there is.
+        interface: of the detector: pods are behind this device ("" for none).
+        prefix: of the detector: pods are behind devices whose names begin so.
+    """
+    names = {device.number: device.name for device in found.devices}
+    ordered = [address for index in sorted(names) for address in found.addresses.get(index, ())]
+    out = {}
+    for device in found.devices:
+        mine = (*found.addresses.get(device.number, ()), *ordered)
+        belongs = (device.name, names.get(device.master, ""))
+        flags = DEVICE_POD if _is_pod(belongs, interface, prefix) else 0
+        flags |= 0 if device.kind == _ETHER else DEVICE_NO_ETHERNET
+        out[device.number] = layout.DEVICE.pack(_first(mine, True), _first(mine, False), flags, 0)
+    return out
+
+
+def _first(addresses: Iterable[bytes], ipv4: bool) -> bytes:
+    return next((a for a in addresses if (a[:12] == _MAPPED) is ipv4), bytes(16))
+
+
+def _is_pod(names: Iterable[str], interface: str, prefix: str) -> bool:
+    return any(n and (n == interface or (prefix and n.startswith(prefix))) for n in names)

@@ -1,0 +1,213 @@
+"""The kernel's half of the mode, blocking: maps, programs, devices. mode.py calls it in threads."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from steersman.host.netlink import NETLINK_ROUTE, Netlink, Subscription
+from steersman.modes.diff import Diff
+from steersman.modes.ebpf import layout, loader
+from steersman.modes.ebpf.attach import (
+    Pins,
+    attach_device,
+    attach_sockets,
+    detach_gone,
+    intact,
+)
+from steersman.modes.ebpf.devices import describe, list_devices, open_route
+from steersman.modes.ebpf.flows import collect, read_timeouts
+from steersman.modes.ebpf.layout import Kind
+from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.probe import cgroup_root
+from steersman.modes.ebpf.tables import Tables
+
+T = TypeVar("T")
+_SO_NETNS_COOKIE = 71
+_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR = 1, 5, 9
+
+
+class EbpfOptions(msgspec.Struct, frozen=True):
+    """Where the mode works."""
+
+    pins: Path = Path("/sys/fs/bpf/steersman")
+    """Directory in a bpffs; made where it is missing."""
+    cgroup: Path | None = None
+    """The cgroup (version 2) whose sockets are balanced; None for the root of them all."""
+    guard_node_ports: bool = True
+    """Whether processes of the node may not bind to a node port in use."""
+    file: Path = loader.FILE
+    """The compiled object."""
+
+
+def here(function: Callable[[], object]) -> object:
+    """Call a function in the network namespace that we are in."""
+    return function()
+
+
+class Inside:
+    """Calls functions in the network namespace of the node."""
+
+    def __init__(self, enter: Callable[[Callable[[], object]], object] = here) -> None:
+        self._enter = enter
+
+    def netlink(self) -> Netlink:
+        """Open rtnetlink there."""
+        opened = self._enter(open_route)
+        assert isinstance(opened, Netlink)
+        return opened
+
+    def news(self) -> Subscription:
+        """Hear of changes of devices and addresses."""
+        groups = (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR)
+        opened = self._enter(lambda: Subscription(NETLINK_ROUTE, groups))
+        assert isinstance(opened, Subscription)
+        return opened
+
+    def cookie(self) -> int:
+        """Number of the namespace, as programs see it (Linux 5.14)."""
+        number = self._enter(_netns_cookie)
+        assert isinstance(number, int)
+        return number
+
+    def do(self, function: Callable[[], None]) -> None:
+        """Call a function there."""
+        self._enter(function)
+
+
+def _netns_cookie() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        value = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+    return int.from_bytes(value, layout.BYTE_ORDER)
+
+
+class Engine:
+    """Maps and programs of this node, opened when they are first needed."""
+
+    def __init__(self, options: EbpfOptions, inside: Inside) -> None:
+        self.options = options
+        self.pins = Pins(options.pins)
+        self.tables: Tables | None = None
+        self._inside = inside
+        self._loaded: loader.LoadedObject | None = None
+
+    def _open(self) -> Tables:
+        if self.tables is None:
+            self.pins.make()
+            self.pins.hold()
+            self._loaded = self._load()
+            self.tables = Tables(self._loaded.maps)
+        return self.tables
+
+    def _load(self) -> loader.LoadedObject:
+        """Load the object into the pinned maps; maps of another shape make place for new ones."""
+        try:
+            return loader.LoadedObject(self.options.file, self.pins.maps)
+        except loader.ObjectError as error:
+            if error.errno != errno.EINVAL or not any(self.pins.maps.iterdir()):
+                raise
+            self.pins.remove()
+            self.pins.make()
+            self.pins.hold()
+            return loader.LoadedObject(self.options.file, self.pins.maps)
+
+    def read(self) -> dict[bytes, bytes]:
+        """Return the Ruleset that is in force; without programs if one is not at its place."""
+        if not self.pins.exist:
+            return {}
+        tables = self._open()
+        ruleset = tables.read()
+        if any(tables.programs) and self._intact():
+            ruleset[Kind.PROGRAMS.value] = tables.programs
+        return ruleset
+
+    def fingerprint(self) -> Hashable:
+        """Say what is pinned, and whether all of it is at its place."""
+        return (self.pins.exist and self._intact(), *self.pins.names())
+
+    def _intact(self) -> bool:
+        devices = [device.number for device in list_devices(self._inside.netlink).devices]
+        return intact(self.pins, self._cgroup(), devices)
+
+    def _cgroup(self) -> Path:
+        found = self.options.cgroup or cgroup_root()
+        if found is None:
+            raise OSError(errno.ENOENT, "no cgroup2 file system is mounted")
+        return found
+
+    def apply(self, change: Diff) -> None:
+        """Write the maps; attach the programs after that, and detach them before."""
+        if Kind.PROGRAMS.value in change.removed:
+            self._remove()
+            return
+        tables = self._open()
+        tables.write(change)
+        programs = change.added.get(Kind.PROGRAMS.value)
+        if programs is None and Kind.PROGRAMS.value in change.changed:
+            programs = change.changed[Kind.PROGRAMS.value][1]
+        if programs is not None:
+            self._attach(tables, programs)
+        elif Kind.CONFIG.value in change.changed:
+            self.follow_devices()
+
+    def _attach(self, tables: Tables, programs: bytes) -> None:
+        assert self._loaded
+        tables.identify(self._inside.cookie(), bytes(16))
+        self.follow_devices()
+        attach_sockets(self.pins, self._loaded, self._cgroup())
+        tables.identify(self._inside.cookie(), programs)
+
+    def follow_devices(self) -> None:
+        """Bring the map of devices, and the programs on them, to what there is."""
+        tables, loaded, found = self._open(), self._loaded, list_devices(self._inside.netlink)
+        assert loaded
+        config = tables.read_config()
+        _, _, _, interface, prefix = layout.NODE_VALUE.unpack(
+            config or bytes(layout.NODE_VALUE.size)
+        )
+        texts = [text.rstrip(b"\0").decode() for text in (interface, prefix)]
+        wanted = {
+            index.to_bytes(4, layout.BYTE_ORDER): value
+            for index, value in describe(found, *texts).items()
+        }
+        devices = HashMap(loaded.maps["devices"])
+        devices.put_all(wanted.items())
+        devices.delete_all([key for key, _ in devices.items() if key not in wanted])
+        indices = [device.number for device in found.devices]
+        detach_gone(self.pins, indices)
+        self._inside.do(lambda: _attach_all(self.pins, loaded, indices))
+
+    def _remove(self) -> None:
+        self.pins.remove()
+        self.close()
+
+    def collect(self) -> int:
+        """Forget connections that are over; returns how many entries went."""
+        if self._loaded is None:
+            return 0
+        return collect(HashMap(self._loaded.maps["flows"]), read_timeouts())
+
+    def news(self) -> Subscription:
+        """Hear of changes of devices."""
+        return self._inside.news()
+
+    def close(self) -> None:
+        """Let go of everything, and leave it working."""
+        if self._loaded:
+            self._loaded.close()
+        self._loaded = self.tables = None
+        self.pins.release()
+
+
+def _attach_all(pins: Pins, loaded: loader.LoadedObject, indices: list[int]) -> None:
+    for index in indices:
+        try:
+            attach_device(pins, loaded, index)
+        except OSError as error:
+            if error.errno != errno.ENODEV:  # gone meanwhile
+                raise

@@ -1,0 +1,141 @@
+"""BPF maps, typed by how they are used: by key, in batches, or as memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import struct
+from collections.abc import Iterable, Iterator
+
+from steersman.modes.ebpf import bpf
+
+_CHUNK = 4096
+
+
+class HashMap(bpf.Object):
+    """A map that is read and written by key: hashes, tries, per-CPU arrays."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        info = struct.unpack_from("=6I", self.info(88))
+        self.key_size, self.value_size, self.capacity = info[2], info[3], info[4]
+
+    def get(self, key: bytes, size: int = 0) -> bytes | None:
+        """Value of a key (of `size` bytes where that is not the map's own, as for per-CPU ones)."""
+        keys = ctypes.create_string_buffer(key, len(key))
+        value = ctypes.create_string_buffer(size or self.value_size)
+        at = (ctypes.addressof(keys), ctypes.addressof(value))
+        try:
+            bpf.call(bpf.MAP_LOOKUP, "IIQQQ", self.fd, 0, *at, 0)
+        except FileNotFoundError:
+            return None
+        return value.raw
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set one value."""
+        keys = ctypes.create_string_buffer(key, len(key))
+        values = ctypes.create_string_buffer(value, len(value))
+        at = (ctypes.addressof(keys), ctypes.addressof(values))
+        bpf.call(bpf.MAP_UPDATE, "IIQQQ", self.fd, 0, *at, 0)
+
+    def delete(self, key: bytes) -> None:
+        """Delete a key; absent is fine."""
+        keys = ctypes.create_string_buffer(key, len(key))
+        with contextlib.suppress(FileNotFoundError):
+            bpf.call(bpf.MAP_DELETE, "IIQQQ", self.fd, 0, ctypes.addressof(keys), 0, 0)
+
+    def put_all(self, items: Iterable[tuple[bytes, bytes]]) -> None:
+        """Set many values, in one call where there are several."""
+        pairs = list(items)
+        if len(pairs) < 4:
+            for key, value in pairs:
+                self.put(key, value)
+            return
+        keys, values = b"".join([k for k, _ in pairs]), b"".join([v for _, v in pairs])
+        key_buffer = ctypes.create_string_buffer(keys, len(keys))
+        value_buffer = ctypes.create_string_buffer(values, len(values))
+        at = (ctypes.addressof(key_buffer), ctypes.addressof(value_buffer))
+        bpf.call(bpf.MAP_UPDATE_BATCH, "QQQQIIQQ", 0, 0, *at, len(pairs), self.fd, 0, 0)
+
+    def delete_all(self, keys: Iterable[bytes]) -> None:
+        """Delete keys; absent ones are fine."""
+        for key in keys:
+            self.delete(key)
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every key and value of a hash, read in batches."""
+        chunk, cursor = _CHUNK, b""
+        while True:
+            try:
+                keys, values, cursor, last = self._batch(chunk, cursor)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:  # a bucket that holds more than a chunk
+                    raise
+                chunk *= 2
+                continue
+            yield from zip(_cut(keys, self.key_size), _cut(values, self.value_size), strict=True)
+            if last:
+                return
+
+    def _batch(self, chunk: int, cursor: bytes) -> tuple[bytes, bytes, bytes, bool]:
+        keys = ctypes.create_string_buffer(chunk * self.key_size)
+        values = ctypes.create_string_buffer(chunk * self.value_size)
+        size = max(self.key_size, 4)
+        start = ctypes.create_string_buffer(cursor, size)
+        end = ctypes.create_string_buffer(size)
+        attributes = ctypes.create_string_buffer(
+            struct.pack(
+                "=QQQQIIQQ",
+                ctypes.addressof(start) if cursor else 0,
+                *(ctypes.addressof(each) for each in (end, keys, values)),
+                *(chunk, self.fd, 0, 0),
+            )
+        )
+        last = False
+        try:
+            bpf.bpf(bpf.MAP_LOOKUP_BATCH, attributes, 56)
+        except FileNotFoundError:
+            last = True
+        (count,) = struct.unpack_from("=I", attributes, 32)
+        return (
+            keys.raw[: count * self.key_size],
+            values.raw[: count * self.value_size],
+            end.raw,
+            last,
+        )
+
+
+class ArrayMap(bpf.Object):
+    """An array of fixed records, mapped into memory: writing costs no system call."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        info = struct.unpack_from("=6I", self.info(88))
+        self.value_size, self.capacity = info[3], info[4]
+        if self.value_size % 8:
+            raise ValueError("records of a mapped array are whole words")
+        size = -(-self.value_size * self.capacity // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.memory = memoryview(mmap.mmap(fd, size))
+        self.words = self.memory.cast("Q")
+        """Stores of a word are seen whole."""
+
+    def read(self, index: int, count: int = 1) -> bytes:
+        """Records from an index on."""
+        start = index * self.value_size
+        return bytes(self.memory[start : start + count * self.value_size])
+
+    def write(self, index: int, records: bytes) -> None:
+        """Set records from an index on; nobody may be reading them."""
+        start = index * self.value_size
+        self.memory[start : start + len(records)] = records
+
+    def store(self, index: int, field: int, value: bytes) -> None:
+        """Set the word of a record that begins at byte `field`, at once."""
+        place = (index * self.value_size + field) // 8
+        (self.words[place],) = struct.unpack("=Q", value)
+
+
+def _cut(data: bytes, size: int) -> Iterator[bytes]:
+    return (data[place : place + size] for place in range(0, len(data), size))

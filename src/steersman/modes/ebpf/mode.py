@@ -1,0 +1,166 @@
+"""The ebpf mode as the rest of the program sees it (modes/base.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TypeVar
+
+from steersman.host.exec import Exec
+from steersman.host.netlink import AnswersLostError, Subscription
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.diff import Diff, Ruleset
+from steersman.modes.ebpf import loader, render
+from steersman.modes.ebpf.attach import HeldError
+from steersman.modes.ebpf.engine import EbpfOptions, Engine, Inside
+from steersman.modes.ebpf.layout import Kind
+from steersman.modes.ebpf.probe import probe
+from steersman.modes.ebpf.slots import FullError
+
+T = TypeVar("T")
+log = logging.getLogger("steersman.ebpf")
+
+_BUSY = (errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY)
+_INLINE = 64  # objects up to which the system calls are not worth a thread
+_SETTLE = 0.02  # seconds; a new device makes several notifications
+_COLLECT = 30.0  # seconds between two looks for connections that are over
+
+
+class EbpfMode:
+    """Programs BPF maps; the programs that read them stay when we go."""
+
+    name = "ebpf"
+    traits = Traits(
+        filters_without_endpoints=True,
+        rejects_unknown_ports=True,
+        drops_unassigned_addresses=True,
+        localhost_node_ports=True,
+    )
+
+    def __init__(
+        self, execute: Exec, options: EbpfOptions | None = None, inside: Inside | None = None
+    ) -> None:
+        """Make the mode; nothing is opened before it is used.
+
+        Args:
+            execute: the door to `mount`, where no bpffs is mounted.
+            options: where it works.
+            inside: the network namespace of the node (another than ours, in tests).
+        """
+        self._exec = execute
+        self._options = options or EbpfOptions()
+        self.engine = Engine(self._options, inside or Inside())
+        self._lock = asyncio.Lock()
+        self._programs = render.Programs(b"", self._options.guard_node_ports)
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def probe(self) -> Support:
+        """Say whether this kernel, and what is installed, can do it."""
+        return await asyncio.to_thread(probe, self._options.file, self._options.cgroup)
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Render what belongs to the node."""
+        if not self._programs.digest and self._options.file.exists():
+            digest = loader.digest(self._options.file)
+            self._programs = render.Programs(digest, self._options.guard_node_ports)
+        return render.render_node(settings, self._programs)
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:  # noqa: ARG002 - the Mode protocol
+        """Render one ServicePort."""
+        return render.render_service(plan)
+
+    async def read(self) -> Ruleset:
+        """Read the maps, and whether the programs are at their places."""
+        async with self._lock:
+            return await asyncio.to_thread(guarded, self.engine.read)
+
+    async def fingerprint(self) -> Hashable | None:
+        """Tell whether the programs are in place; nobody else writes our maps."""
+        async with self._lock:
+            return await asyncio.to_thread(guarded, self.engine.fingerprint)
+
+    async def apply(self, change: Diff) -> None:
+        """Write the maps; attach the programs after that, and detach them before."""
+        async with self._lock:
+            if Kind.PROGRAMS.value in change.added and not self.engine.pins.exist:
+                await self._mount()
+            if len(change) <= _INLINE and self.engine.tables is not None:
+                guarded(lambda: self.engine.apply(change))
+            else:
+                await asyncio.to_thread(guarded, lambda: self.engine.apply(change))
+        self._keep_going()
+
+    def close(self) -> None:
+        """Let go of everything, and leave it working."""
+        if self._keeper and not self._keeper.get_loop().is_closed():
+            self._keeper.cancel()
+        self._keeper = None
+        self.engine.close()
+
+    async def _mount(self) -> None:
+        """Mount a bpffs above the pins where there is none."""
+        parent = self._options.pins.parent
+        if is_bpffs(parent):
+            return
+        result = await self._exec.run(["mount", "-t", "bpf", "bpf", str(parent)])
+        if result.returncode:
+            text = result.stderr.decode(errors="replace").strip()
+            raise ApplyError(f"ebpf: no bpffs is mounted at {parent}, and mounting fails: {text}")
+
+    # -- between syncs ----------------------------------------------------------------------
+
+    def _keep_going(self) -> None:
+        """Have devices followed and old connections forgotten, for as long as the loop runs."""
+        loop = asyncio.get_running_loop()
+        if self._keeper is None or self._keeper.done() or self._keeper.get_loop() is not loop:
+            self._keeper = loop.create_task(self._keep(), name="ebpf devices and connections")
+
+    async def _keep(self) -> None:
+        with self.engine.news() as news:
+            while self.engine.tables is not None:
+                work = self.engine.follow_devices if await _changed(news) else self.engine.collect
+                try:
+                    async with self._lock:
+                        if self.engine.tables is not None:
+                            await asyncio.to_thread(work)
+                except OSError as error:
+                    log.warning("ebpf: %s; tried again at the next change", error)
+
+
+async def _changed(news: Subscription) -> bool:
+    """Wait for a change of devices; False where there was none for a while."""
+    try:
+        async with asyncio.timeout(_COLLECT):
+            await news.receive()
+    except AnswersLostError:  # so many that some were lost: all is read afresh anyway
+        pass
+    except TimeoutError:
+        return False
+    await asyncio.sleep(_SETTLE)
+    return True
+
+
+def guarded(work: Callable[[], T]) -> T:
+    """Do something with the kernel; errors become those of the Mode protocol."""
+    try:
+        return work()
+    except HeldError as error:
+        raise BusyError(f"ebpf: {error}") from error
+    except FullError as error:
+        raise ApplyError(f"ebpf: a map is full: {error}") from error
+    except OSError as error:
+        if error.errno in _BUSY:
+            raise BusyError(f"ebpf: {error}") from error
+        raise ApplyError(f"ebpf: {error}") from error
+
+
+def is_bpffs(path: Path) -> bool:
+    """Whether a directory is in a bpffs."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    mounts = [line.split() for line in lines]
+    points = {words[4] for words in mounts if words[words.index("-") + 1] == "bpf"}
+    return any(str(parent) in points for parent in (path, *path.parents))
