@@ -239,6 +239,29 @@ def test_chart_has_no_lint() -> None:
     assert found["errors"] == []
 
 
+def test_commands_of_the_migration_page_render() -> None:
+    """What docs/migration.md gives to helm is understood by the chart."""
+    text = (ROOT / "docs" / "migration.md").read_text().replace("\\\n", " ")
+    commands = re.findall(r"^ +(helm (?:install|upgrade).*)$", text, re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        values: Object = {}
+        for name in re.findall(r"(?:-f|--values) (\S+)", command):
+            values |= yaml.safe_load((ROOT / name).read_text())
+        for kind, setting in re.findall(r"--set(-string)? (\S+)", command):
+            read = helm.parse_set_string_values if kind else helm.parse_set_string
+            values |= read(setting)
+        assert pod(rendered(**values))["containers"]
+
+
+def test_patches_of_the_migration_page_are_objects() -> None:
+    text = (ROOT / "docs" / "migration.md").read_text().replace("\\\n", " ")
+    patches = re.findall(r"-p '(.*?)'", text, re.DOTALL)
+    assert len(patches) == 4
+    for each in patches:
+        assert yaml.safe_load(each), each
+
+
 def test_versions_agree() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     base = yaml.safe_load((DEPLOY / "kustomize/base/kustomization.yaml").read_text())
