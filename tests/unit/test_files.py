@@ -16,7 +16,8 @@ from steersman.model.plan import Finding
 from steersman.source import files as files_module
 from steersman.source.files import FileSource
 from steersman.source.inotify import Inotify
-from steersman.source.manifests import Manifest, read_manifest
+from steersman.source.manifests import Manifest
+from steersman.source.pieces import Known, read_again
 
 
 class Seen:
@@ -264,11 +265,11 @@ async def test_only_what_changed_is_read_again(
 ) -> None:
     read: list[str] = []
 
-    def reading(path: str, data: bytes) -> Manifest:
+    def reading(path: str, data: bytes, known: Known) -> tuple[Manifest, Known]:
         read.append(path)
-        return read_manifest(path, data)
+        return read_again(path, data, known)
 
-    monkeypatch.setattr(files_module, "read_manifest", reading)
+    monkeypatch.setattr(files_module, "read_again", reading)
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(service(name))
         os.utime(tmp_path / f"{name}.yaml", (1e9, 1e9))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -37,6 +37,13 @@ class Document(NamedTuple):
     """Line it starts at, from 1."""
     item_lines: tuple[int, ...] = ()
     """Lines at which the entries of its `items` start, where that is known (YAML)."""
+
+
+class Shell(NamedTuple):
+    """A List but for its items."""
+
+    kind: str
+    api_version: str | None
 
 
 class _Loader(yaml.CSafeLoader):
@@ -79,7 +86,7 @@ def read_documents(data: bytes, *, only_json: bool = False) -> list[Document]:
         BrokenFileError: some part of it is not YAML (or, with `only_json`, not JSON).
     """
     text = _text(data)
-    if only_json or text.lstrip()[:1] in ("{", "["):
+    if only_json or is_json(text):
         try:
             return list(_json_documents(text))
         except BrokenFileError:
@@ -88,6 +95,27 @@ def read_documents(data: bytes, *, only_json: bool = False) -> list[Document]:
     if _looks_deep(text):
         _refuse_deep(text)
     return list(_yaml_documents(text))
+
+
+def is_json(text: str) -> bool:
+    """Whether a file begins as JSON."""
+    return text.lstrip()[:1] in ("{", "[")
+
+
+def list_shell(text: str) -> Shell | None:
+    """Read the YAML of a List without its items; None where it might be anything else."""
+    try:
+        nodes = list(yaml.compose_all(text, _Loader))
+        values = [document.value for document in _yaml_documents(text)]
+    except (yaml.YAMLError, BrokenFileError):
+        return None
+    if len(nodes) != 1 or not isinstance(nodes[0], yaml.MappingNode) or len(values) != 1:
+        return None
+    keys = [key.value for key, _ in nodes[0].value]
+    kind, version = values[0].get("kind"), values[0].get("apiVersion")
+    if keys.count("items") != 1 or not isinstance(kind, str) or not kind.endswith("List"):
+        return None
+    return Shell(kind, version) if version is None or isinstance(version, str) else None
 
 
 def _text(data: bytes) -> str:
@@ -99,9 +127,13 @@ def _text(data: bytes) -> str:
 
 
 def _json_documents(text: str) -> Iterator[Document]:
-    decoder = json.JSONDecoder()
     at = _skip_space(text, 0)
     line, counted = 1, 0
+    with suppress(msgspec.DecodeError, ValueError, RecursionError):  # one value, as is usual
+        value = msgspec.json.decode(text)
+        yield Document(value, 1 + text.count("\n", 0, at))
+        return
+    decoder = json.JSONDecoder()
     while at < len(text):
         line, counted = line + text.count("\n", counted, at), at
         try:

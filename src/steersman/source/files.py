@@ -18,7 +18,8 @@ from steersman.model.plan import Finding, Severity
 from steersman.source.base import Sink
 from steersman.source.documents import BrokenFileError
 from steersman.source.inotify import Event, Inotify, Polling
-from steersman.source.manifests import Manifest, World, combine, read_manifest
+from steersman.source.manifests import Manifest, World, combine
+from steersman.source.pieces import Known, read_again
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _RACY_NS = 50_000_000  # a file this young may change again within the clock's granularity
@@ -36,6 +37,8 @@ class _File(NamedTuple):
     """None: read it again at the next look, whatever `stat` says."""
     manifest: Manifest
     """The last good content."""
+    known: Known
+    """Of its pieces, for the next time that it is read."""
     fault: Finding | None = None
 
 
@@ -199,7 +202,7 @@ def _real(path: Path) -> Path:
 
 def _read(path: Path, old: _File | None) -> _File | None:
     """Read a file again if it changed; None where there is nothing to read (any more)."""
-    manifest = old.manifest if old else Manifest()
+    manifest, known = (old.manifest, old.known) if old else (Manifest(), {})
     try:
         status = path.stat()
         signature = _signature(status)  # from before the read: a later change differs from it
@@ -208,15 +211,15 @@ def _read(path: Path, old: _File | None) -> _File | None:
         if old and signature and old.signature == signature:
             return old
         data = path.read_bytes()
-        return _File(signature, read_manifest(str(path), data))
+        return _File(signature, *read_again(str(path), data, known))
     except BrokenFileError as error:
         reason = f"{error.reason}; its last good content stays in force"
-        return _File(signature, manifest, _fault(path, f"line {error.line}", reason))
+        return _File(signature, manifest, known, _fault(path, f"line {error.line}", reason))
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.islink(path):
             return None
         reason = f"cannot be read ({error.strerror}); its last good content stays in force"
-        return _File(None, manifest, _fault(path, "", reason))
+        return _File(None, manifest, known, _fault(path, "", reason))
 
 
 def _signature(status: os.stat_result) -> tuple[int, ...] | None:

@@ -47,6 +47,11 @@ class Located(NamedTuple):
     where: str
     """`FILE line N`, for Findings."""
 
+    @property
+    def line(self) -> int:
+        """The line in its file."""
+        return int(self.where.rpartition(" ")[2])
+
 
 class Manifest(msgspec.Struct, frozen=True):
     """What one file holds."""
@@ -66,10 +71,11 @@ class World(NamedTuple):
     """By file; files without Findings have none."""
 
 
-def read_manifest(path: str, data: bytes) -> Manifest:
+def read_manifest(path: str, data: bytes, first: int = 1) -> Manifest:
     """Read one file: several documents, Lists of any kind, what `kubectl get -o yaml` prints.
 
     Kinds that are not ours are passed over. A malformed object is a Finding, the others count.
+    `first` is the line of the file that the first one of `data` is, for Findings.
 
     Raises:
         BrokenFileError: it is not YAML or JSON.
@@ -79,7 +85,7 @@ def read_manifest(path: str, data: bytes) -> Manifest:
     endpoints: list[tuple[ObjectName, str]] = []
     for document in read_documents(data, only_json=path.endswith(".json")):
         for value, line in _expand(document):
-            where = f"{path} line {line}"
+            where = f"{path} line {line + first - 1}"
             match _read_object(value, where):
                 case Finding() as finding:
                     findings.append(finding)
