@@ -67,7 +67,7 @@ def test_a_signal_before_the_first_sync_ends_it_in_order(tmp_path: Path, number:
 
 
 async def watches(server: ApiServer) -> bool:
-    return server.watching() == 4
+    return len({request.kind for request in server.requests(verb="watch")}) == 4
 
 
 def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
