@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -11,6 +12,10 @@ from steersman.host.exec import Exec
 from steersman.modes.base import Mode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode
+from steersman.modes.userspace.addresses import LinuxAddresses
+from steersman.modes.userspace.direct import DirectMode, DirectOptions
+from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
+from steersman.modes.winuserspace.mode import winuserspace
 
 
 class ModeOptions(msgspec.Struct, frozen=True):
@@ -18,6 +23,13 @@ class ModeOptions(msgspec.Struct, frozen=True):
 
     iptables_variant: str = ""
     """`nft`, `legacy`, or "" for the one that this machine uses."""
+    proxy_ports: tuple[int, int] | None = None
+    """First and last port that the userspace mode listens on; None for any."""
+    udp_idle: float = 0.25
+    """Seconds after which the userspace modes forget an idle UDP client."""
+    portals: str = ""
+    """How the userspace mode is reached: `iptables`, `direct` (Service addresses are added to this
+    machine), `none` (only addresses that it has), or "" for iptables if we are root, else none."""
 
 
 Factory: TypeAlias = Callable[[Exec, ModeOptions], Mode]
@@ -31,4 +43,28 @@ def _nftables(execute: Exec, _options: ModeOptions) -> Mode:
     return NftablesMode(execute)
 
 
-MODES: Mapping[str, Factory] = {"iptables": _iptables, "nftables": _nftables}
+def _userspace(execute: Exec, options: ModeOptions) -> Mode:
+    portals = options.portals or ("iptables" if _is_root() else "none")
+    if portals == "iptables":
+        return UserspaceMode(
+            execute,
+            UserspaceOptions(options.proxy_ports, options.udp_idle, options.iptables_variant),
+        )
+    addresses = LinuxAddresses(execute) if portals == "direct" else None
+    return DirectMode("userspace", addresses, DirectOptions(options.udp_idle))
+
+
+def _winuserspace(execute: Exec, options: ModeOptions) -> Mode:
+    return winuserspace(execute, DirectOptions(options.udp_idle))
+
+
+def _is_root() -> bool:
+    return not hasattr(os, "geteuid") or os.geteuid() == 0
+
+
+MODES: Mapping[str, Factory] = {
+    "iptables": _iptables,
+    "nftables": _nftables,
+    "userspace": _userspace,
+    "winuserspace": _winuserspace,
+}

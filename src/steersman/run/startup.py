@@ -13,6 +13,7 @@ import msgspec
 from steersman.compile.node import node_settings
 from steersman.config import ProxyConfig, to_node_config
 from steersman.config.go import Duration
+from steersman.config.rules import parse_port_range
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.facts import hostname
 from steersman.host.sysctl import (
@@ -70,7 +71,12 @@ def make_source(config: ProxyConfig, node_name: str) -> Source:
 
 def mode_options(config: ProxyConfig) -> ModeOptions:
     """What the configuration says about modes."""
-    return ModeOptions(iptables_variant=config.steersman.iptables_variant)
+    ports = parse_port_range(config.port_range)
+    return ModeOptions(
+        iptables_variant=config.steersman.iptables_variant,
+        proxy_ports=ports if ports and ports[1] else None,
+        udp_idle=config.steersman.udp_idle_timeout.seconds,
+    )
 
 
 def new_mode(config: ProxyConfig, execute: Exec | None = None) -> Mode:

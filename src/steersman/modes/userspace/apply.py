@@ -29,6 +29,7 @@ from steersman.modes.userspace.udp import UdpListener
 
 AnyListener = TcpListener | UdpListener
 _DRAIN_LOOK = 0.05  # seconds
+_CLOSING = 3  # rounds of the loop until what was closed is closed
 
 
 class Proxy:
@@ -168,7 +169,8 @@ class Proxy:
         cut = self.open_connections
         for listener in self._left:
             listener.abort()
-        await asyncio.sleep(0)
+        for _ in range(_CLOSING):
+            await asyncio.sleep(0)
         return cut
 
 

@@ -19,7 +19,8 @@ from steersman.modes.userspace.names import (
     BaseKey,
     FrontendKey,
     Listener,
-    Portal,
+    listeners_of,
+    portals_of,
 )
 from steersman.modes.userspace.portals import IptablesPortals
 from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
@@ -129,17 +130,3 @@ class UserspaceMode:
     async def close(self, seconds: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `seconds`."""
         return await self.proxy.drain(seconds)
-
-
-def listeners_of(change: Diff) -> dict[FrontendKey, Listener]:
-    """The listeners that a Diff adds or changes."""
-    return {key: value for key, value in _new(change) if isinstance(value, Listener)}
-
-
-def portals_of(change: Diff) -> dict[FrontendKey, Portal]:
-    """The portals that a Diff adds or changes."""
-    return {key: value for key, value in _new(change) if isinstance(value, Portal)}
-
-
-def _new(change: Diff) -> list[tuple[FrontendKey, Listener | Portal | str]]:
-    return [*change.added.items(), *((key, new) for key, (_, new) in change.changed.items())]

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from steersman.model.addresses import in_cidr, is_loopback
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import Action, Detector, Endpoint, SourceClass, Value, Verdict
+from steersman.modes.diff import Diff
 
 LISTENER: Literal["listener"] = "listener"
 PORTAL: Literal["portal"] = "portal"
@@ -168,3 +169,17 @@ def choice_of(action: Action, endpoints: tuple[Endpoint, ...]) -> Choice:
     if action.verdict is Verdict.FORWARD:
         return Choice(Verdict.FORWARD, endpoints)
     return Choice(action.verdict)
+
+
+def listeners_of(change: Diff) -> dict[FrontendKey, Listener]:
+    """The listeners that a Diff adds or changes."""
+    return {key: value for key, value in _new(change) if isinstance(value, Listener)}
+
+
+def portals_of(change: Diff) -> dict[FrontendKey, Portal]:
+    """The portals that a Diff adds or changes."""
+    return {key: value for key, value in _new(change) if isinstance(value, Portal)}
+
+
+def _new(change: Diff) -> list[tuple[FrontendKey, Listener | Portal | str]]:
+    return [*change.added.items(), *((key, new) for key, (_, new) in change.changed.items())]

@@ -20,6 +20,7 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.modes.diff import Ruleset
+from steersman.modes.iptables.names import printed_name
 from steersman.modes.userspace.names import (
     BASE,
     LISTENER,
@@ -72,12 +73,15 @@ def render_direct(
         only: Service addresses that this machine has; None means any, they are added to it.
     """
     family = settings.family(plan.key.family)
-    ruleset: dict[Key, Listener] = {}
+    ruleset: dict[Key, Listener | Portal] = {}
     for frontend in _served(plan):
         address, is_node_port = frontend.address, frontend.kind is FrontendKind.NODE_PORT
-        if _verdict(frontend) is Verdict.REJECT:
-            continue
         if not is_node_port and only is not None and address not in only:
+            continue
+        if _verdict(frontend) is Verdict.REJECT:
+            if not is_node_port:  # held without a socket: so this machine refuses
+                portal = Portal(printed_name(plan.key.name), Verdict.REJECT)
+                ruleset[_key(plan, frontend, address)] = portal
             continue
         everywhere = is_node_port and family.node_port_addresses is None
         for bind in ("",) if everywhere else _addresses(frontend, family):
@@ -128,7 +132,7 @@ def _verdict(frontend: Frontend) -> Verdict:
 
 
 def _portal(plan: ServicePlan, frontend: Frontend, family: FamilySettings, host: str) -> Portal:
-    name, verdict = str(plan.key.name), _verdict(frontend)
+    name, verdict = printed_name(plan.key.name), _verdict(frontend)
     if verdict is not Verdict.FORWARD:
         return Portal(name, verdict, "", None, frontend.source_ranges)
     only_inside = frontend.external.verdict is Verdict.DROP

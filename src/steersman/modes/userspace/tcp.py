@@ -61,7 +61,10 @@ class Half(asyncio.Protocol):
             self.transport.close()
             peer.transport.close()
         elif not peer.transport.is_closing():
-            peer.transport.write_eof()
+            try:
+                peer.transport.write_eof()
+            except OSError:  # it was reset, and its transport does not know yet
+                abort(peer.transport)
         return True
 
     def pause_writing(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import Any, TypeAlias, cast
 
@@ -20,6 +21,7 @@ class Session(asyncio.DatagramProtocol):
 
     def __init__(self, listener: UdpListener, client: Address, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        self.socket: socket.socket | None = None
         self._listener = listener
         self._client = client
         self._transport: asyncio.DatagramTransport | None = None
@@ -36,7 +38,7 @@ class Session(asyncio.DatagramProtocol):
             self._transport.abort()
             return
         for data in self._waiting:
-            self._transport.sendto(data)
+            self._pass_on(data)
         self._waiting.clear()
 
     def send(self, data: bytes) -> None:
@@ -44,9 +46,17 @@ class Session(asyncio.DatagramProtocol):
         self._used = self._listener.loop.time()
         self._tally.moved[0] += len(data)
         if self._transport is not None:
-            self._transport.sendto(data)
+            self._pass_on(data)
         elif len(self._waiting) < _QUEUE:
             self._waiting.append(data)
+
+    def _pass_on(self, data: bytes) -> None:
+        assert self._transport is not None
+        if data:
+            self._transport.sendto(data)
+        elif self.socket is not None:
+            with contextlib.suppress(OSError):  # transports of asyncio send no empty ones
+                self.socket.send(data)
 
     def datagram_received(self, data: bytes, addr: Address) -> None:
         """Pass an answer back."""
@@ -141,20 +151,26 @@ class UdpListener(asyncio.DatagramProtocol):
         endpoint = session.endpoint
         sock: socket.socket | None = None
         try:
-            sock = self.route.open_socket(endpoint.ip, "UDP")
+            sock = session.socket = self.route.open_socket(endpoint.ip, "UDP")
             sock.setblocking(False)
-            await self.loop.sock_connect(sock, (endpoint.ip, endpoint.port))
+            sock.connect((endpoint.ip, endpoint.port))  # just notes the address
             await self.loop.create_datagram_endpoint(lambda: session, sock=sock)
-        except OSError:
+        except (OSError, asyncio.CancelledError) as error:
             if sock is not None:
                 sock.close()
-            self.route.failed(endpoint)
+            if isinstance(error, OSError):
+                self.route.failed(endpoint)
             session.close()
 
     def answer(self, data: bytes, client: Address) -> None:
         """Send a datagram to a client."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing():
+            return
+        if data:
             self._transport.sendto(data, client)
+        else:
+            with contextlib.suppress(OSError):  # transports of asyncio send no empty ones
+                self._socket.sendto(data, client)
 
     def forget(self, client: Address, session: Session) -> None:
         """Drop a session."""
@@ -171,5 +187,7 @@ class UdpListener(asyncio.DatagramProtocol):
 
     def abort(self) -> None:
         """Forget every client."""
+        for task in tuple(self._tasks):
+            task.cancel()
         for session in tuple(self._sessions.values()):
             session.close()

@@ -1,0 +1,156 @@
+"""Portals without rules: sockets bind the addresses of Services themselves.
+
+With an address provider every Service address is added to an interface first; without one
+(rootless) only those are served that this machine has anyway, and node ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+
+import msgspec
+
+from steersman.model.addresses import family_of
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.diff import Diff, Ruleset
+from steersman.modes.userspace.addresses import Addresses
+from steersman.modes.userspace.apply import Proxy
+from steersman.modes.userspace.names import (
+    ADDRESS,
+    LISTENER,
+    FrontendKey,
+    Portal,
+    StrayKey,
+    listeners_of,
+    portals_of,
+)
+from steersman.modes.userspace.render import render_direct
+from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
+
+
+class DirectOptions(msgspec.Struct, frozen=True):
+    """What may be set about direct portals."""
+
+    udp_idle: float = 0.25
+    """Seconds after which an idle UDP client is forgotten (`--udp-timeout`)."""
+    limit: int = 0
+    """Descriptors for listeners and connections; 0 for what the system allows."""
+
+
+class DirectMode:
+    """Proxies TCP and UDP on the very addresses of Services."""
+
+    traits = Traits(hides_clients=True, forwards_sctp=False, localhost_node_ports=True)
+
+    def __init__(
+        self,
+        name: str,
+        addresses: Addresses | None,
+        options: DirectOptions | None = None,
+        open_socket: OpenSocket = open_socket,
+    ) -> None:
+        """Make the mode; nothing is run or opened before it is used.
+
+        Args:
+            name: the mode's name.
+            addresses: adds addresses to this machine; None serves only those that it has.
+            options: what the operator set.
+            open_socket: makes sockets (in another network namespace, for tests).
+        """
+        options = options or DirectOptions()
+        self.name = name
+        self.proxy = Proxy(open_socket, Ports(), options.udp_idle, options.limit)
+        self._addresses = addresses
+        self._refusing: dict[FrontendKey, Portal] = {}
+        """Destinations that are held without a socket, so that this machine refuses them."""
+        self._lock = asyncio.Lock()
+
+    async def probe(self) -> Support:
+        """Say whether addresses can be added; without that, always."""
+        if self._addresses is not None:
+            return await self._addresses.probe()
+        return Support(usable=True)
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Nothing: no rules."""
+        del settings
+        return {}
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render the listeners of one ServicePort."""
+        if self._addresses is not None:
+            return render_direct(plan, settings)
+        return render_direct(
+            plan, settings, frozenset(settings.family(plan.key.family).local_addresses)
+        )
+
+    async def read(self) -> Ruleset:
+        """What listens on an address that is there, and addresses that nobody needs."""
+        async with self._lock:
+            objects = {**self.proxy.listeners, **self._refusing}
+            if self._addresses is None:
+                return objects
+            held = await self._addresses.held()
+            found: dict[FrontendKey | StrayKey, object] = {
+                key: value for key, value in objects.items() if key.node_port or key.address in held
+            }
+            if self._addresses.dedicated:
+                interface = self._addresses.interface
+                for address in sorted(held - _needed(objects)):
+                    found[StrayKey(ADDRESS, family_of(address), interface, address)] = ""
+            return found
+
+    async def fingerprint(self) -> Hashable | None:
+        """None: reading is cheap."""
+        return None
+
+    async def apply(self, change: Diff) -> None:
+        """Add addresses, start listeners, stop others, remove addresses that nobody needs."""
+        async with self._lock:
+            before = _needed({**self.proxy.listeners, **self._refusing})
+            wanted = listeners_of(change)
+            refusing = portals_of(change)
+            fresh = _needed({**wanted, **refusing})
+            try:
+                await self._add(fresh)
+                replaced = await self.proxy.start(wanted)
+            except (ApplyError, BusyError):
+                await self._remove(fresh)
+                raise
+            gone = {key for key in change.removed if key[0] == LISTENER} - wanted.keys()
+            self.proxy.stop([*replaced, *self.proxy.take(gone)])
+            for key in change.removed:
+                self._refusing.pop(key, None)
+            self._refusing.update(refusing)
+            strays = {key.text for key in change.removed if isinstance(key, StrayKey)}
+            await self._remove(before | strays)
+
+    async def _add(self, addresses: set[str]) -> None:
+        if self._addresses is not None:
+            for address in sorted(addresses):
+                await self._addresses.add(address)
+
+    async def _remove(self, maybe: set[str]) -> None:
+        """Remove those of some addresses that nobody needs now."""
+        if self._addresses is not None:
+            needed = _needed({**self.proxy.listeners, **self._refusing})
+            for address in sorted(maybe - needed):
+                await self._addresses.remove(address)
+
+    async def close(self, seconds: float = 0.0) -> int:
+        """Stop listening and give up the addresses; return how many connections were cut.
+
+        Connections of an address need it to the end, so it goes only after them.
+        """
+        addresses = _needed({**self.proxy.listeners, **self._refusing})
+        cut = await self.proxy.drain(seconds)
+        self._refusing.clear()
+        await self._remove(addresses)
+        return cut
+
+
+def _needed(objects: Ruleset) -> set[str]:
+    """The addresses of Services that some objects need."""
+    return {key.address for key in objects if isinstance(key, FrontendKey) and not key.node_port}

@@ -1,0 +1,21 @@
+"""The winuserspace mode: direct portals with Windows' address provider.
+
+Imports nothing that only Linux has, see tests/unit/test_winuserspace.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+from steersman.host.exec import Exec
+from steersman.modes.userspace.direct import DirectMode, DirectOptions
+from steersman.modes.userspace.sockets import OpenSocket, open_socket
+from steersman.modes.winuserspace.netsh import NetshAddresses, interface_name
+
+
+def winuserspace(
+    execute: Exec, options: DirectOptions | None = None, open_socket: OpenSocket = open_socket
+) -> DirectMode:
+    """Make the mode, on the interface that the environment names."""
+    addresses = NetshAddresses(execute, interface_name(os.environ))
+    return DirectMode("winuserspace", addresses, options, open_socket)

@@ -1,0 +1,315 @@
+"""The TCP relay on loopback: what goes in comes out, whatever either end does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import struct
+from typing import Any
+
+import pytest
+
+from steersman.model.names import Protocol
+from steersman.model.plan import Verdict
+from steersman.modes.base import ApplyError
+from steersman.modes.userspace import tcp
+from steersman.modes.userspace.names import Choice
+from tests.userspace_proxy import (
+    LOCAL,
+    answering,
+    ask,
+    endpoint,
+    key,
+    listener,
+    owner,
+    proxy,
+    refusing,
+    until,
+)
+
+RESET = struct.pack("ii", 1, 0)
+
+
+async def test_half_close_is_passed_on() -> None:
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(str(len(await reader.read())).encode())  # only after the client has ended
+
+    async with endpoint(count) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        assert await ask(made.port(key()), b"x" * 300_000) == b"300000"
+        await until(lambda: made.room.used == 1)  # the listening socket
+
+
+async def test_the_server_may_end_first_and_the_client_go_on() -> None:
+    got = asyncio.get_running_loop().create_future()
+
+    async def ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write_eof()
+        got.set_result(await reader.read())
+
+    async with endpoint(ends) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        assert await reader.read() == b""
+        writer.write(b"still here")
+        writer.write_eof()
+        assert await got == b"still here"
+        writer.close()
+
+
+async def test_a_slow_reader_slows_the_writer_down() -> None:
+    sent = 0
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        while sent < 64 << 20:
+            writer.write(bytes(1 << 20))
+            await writer.drain()
+            sent += 1 << 20
+
+    async with endpoint(pour) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()), limit=1 << 12)
+        before = -1
+        while sent != before:  # until nothing moves any more
+            before = sent
+            await asyncio.sleep(0.2)
+        assert sent < 64 << 20
+        (pair,) = [p for li in made._listeners.values() for p in getattr(li, "pairs", ())]
+        assert pair.client.transport.get_write_buffer_size() < 1 << 20
+        total = 0
+        while data := await reader.read(1 << 20):
+            total += len(data)
+        assert total == 64 << 20
+        writer.close()
+
+
+async def test_a_reset_is_passed_on_as_a_reset() -> None:
+    broken = asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"!")
+        try:
+            await reader.read()
+        except ConnectionResetError:
+            broken.set()
+
+    async with endpoint(wait) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        await reader.readexactly(1)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        writer.transport.abort()
+        async with asyncio.timeout(10):
+            await broken.wait()
+
+
+async def test_the_next_endpoint_is_dialled_and_the_failed_one_comes_last() -> None:
+    gone = await refusing()
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(gone, one)})
+        for _ in range(6):
+            assert await ask(made.port(key())) == b"one"
+        tallies = {e: tally for _, e, tally in made.traffic}
+        assert tallies[gone].failures == 1
+        assert tallies[one].connections == 6
+        assert sum(tallies[one].dial_buckets) == 6
+
+
+async def test_a_silent_endpoint_is_left_for_the_next_one(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.05, 0.5, 0.5, 0.5))
+    with socket.socket() as silent:
+        silent.bind((LOCAL, 0))
+        silent.listen(0)
+        address = silent.getsockname()
+        fillers = [socket.socket() for _ in range(4)]  # a full backlog answers nobody
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        async with endpoint(answering(b"one")) as one, proxy() as made:
+            await made.start({key(): listener(type(one)(*address), one)})
+            assert await ask(made.port(key())) == b"one"
+        for filler in fillers:
+            filler.close()
+
+
+async def test_a_client_that_no_endpoint_takes_is_reset() -> None:
+    async with proxy() as made:
+        await made.start({key(): listener(await refusing())})
+        with pytest.raises(ConnectionResetError):
+            await ask(made.port(key()))
+        await until(lambda: made.room.used == 1)
+
+
+async def test_who_is_not_wanted_is_reset() -> None:
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        ranges = ("203.0.113.0/24",)
+        await made.start({key(): listener(one, source_ranges=ranges)})
+        with pytest.raises(ConnectionResetError):
+            await ask(made.port(key()))
+        assert not list(made.traffic)
+
+
+async def test_at_the_limit_new_ones_are_refused_while_old_ones_flow() -> None:
+    async with endpoint(answering(b"")) as one, proxy(limit=5) as made:
+        await made.start({key(): listener(one)})
+        old = [await asyncio.open_connection(LOCAL, made.port(key())) for _ in range(2)]
+        await until(lambda: made.room.used == 5)
+        with pytest.raises(ConnectionResetError):
+            await ask(made.port(key()))
+        assert made.room.refused == 1
+        for reader, writer in old:
+            writer.write(b"flows")
+            assert await reader.readexactly(5) == b"flows"
+            writer.close()
+        await until(lambda: made.room.used == 1)
+        assert await ask(made.port(key()), b"again") == b"again"
+
+
+class Exhausted:
+    """A listening socket whose accept fails for a while: the system has no descriptors."""
+
+    def __init__(self, sock: socket.socket, failures: int) -> None:
+        self._sock, self.failures = sock, failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def accept(self) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return self._sock.accept()
+
+
+async def test_accepting_is_resumed_when_there_are_descriptors_again() -> None:
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        (server,) = made._listeners.values()
+        assert isinstance(server, tcp.TcpListener)
+        exhausted = Exhausted(server._socket, 2)
+        server._socket = exhausted  # type: ignore[assignment]
+        assert await ask(made.port(key())) == b"one"
+        assert exhausted.failures == 0
+        assert made.room.refused == 2
+
+
+async def test_the_loop_of_windows_is_asked_for_clients(monkeypatch: Any) -> None:
+    """Its Proactor has no readers: then clients are awaited one by one."""
+    monkeypatch.setattr(asyncio, "SelectorEventLoop", asyncio.AbstractServer)
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        for _ in range(3):
+            assert await ask(made.port(key()), b"!") == b"one!"
+
+
+async def test_endpoints_are_told_the_client_when_asked() -> None:
+    async with endpoint(answering(b"")) as one, proxy() as made:
+        await made.start({key(): listener(one, proxy_protocol=True)})
+        said = await ask(made.port(key()), b"hello")
+        assert said.startswith(b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + socket.inet_aton(LOCAL) * 2)
+        assert said[26:28] == made.port(key()).to_bytes(2, "big")
+        assert said[28:] == b"hello"
+
+
+async def test_least_connections_fill_up_evenly() -> None:
+    async with (
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as made,
+    ):
+        await made.start({key(): listener(one, two, least_connections=True)})
+        port = made.port(key())
+        first = await asyncio.open_connection(LOCAL, port)
+        name = await first[0].readexactly(1)
+        assert {await ask(port) for _ in range(5)} == {b"1", b"2"} - {name}
+        first[1].close()
+
+
+async def test_another_plan_touches_no_connection() -> None:
+    async with (
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as made,
+    ):
+        await made.start({key(): listener(one)})
+        port = made.port(key())
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        assert await reader.readexactly(1) == b"1"
+        assert await made.start({key(): listener(two)}) == []
+        assert await ask(port) == b"2"
+        writer.write(b"old")
+        assert await reader.readexactly(3) == b"old"
+        made.stop(made.take([key()]))
+        with pytest.raises(ConnectionRefusedError):
+            await ask(port)
+        writer.write(b"still")
+        assert await reader.readexactly(5) == b"still"
+        writer.close()
+        await until(lambda: made.open_connections == 0)
+        assert made.room.used == 0
+
+
+async def test_a_port_in_use_is_said_and_nothing_is_started() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        other = key(address="10.96.0.2")
+        wanted = {other: listener(one), key(): listener(one, port=one.port)}
+        with pytest.raises(ApplyError, match=f"shop/cart.*port {one.port}/TCP"):
+            await made.start(wanted)
+        assert made.listeners == {}
+        assert made.room.used == 0
+
+
+async def test_a_port_is_taken_over_while_the_old_process_drains() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        await old.start({key(): listener(one)})
+        port = old.port(key())
+        old.stop(old.take([key()]))
+        await old.start({key(): listener(one, port=port)})
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        assert await reader.readexactly(1) == b"1"
+        await new.start({key(): listener(one, port=port)})
+        draining = asyncio.create_task(old.drain(10))
+        await until(lambda: not old.listeners)
+        assert await ask(port) == b"1"
+        writer.write(b"on")
+        assert await reader.readexactly(2) == b"on"
+        writer.close()
+        assert await draining == 0
+
+
+async def test_draining_ends_at_the_limit() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        assert await reader.readexactly(1) == b"1"
+        assert await made.drain(0) == 1
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+
+async def test_what_a_service_port_had_is_forgotten_with_its_last_listener() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        assert await ask(made.port(key())) == b"1"
+        assert [o for o, _, _ in made.traffic] == [owner()]
+        made.stop(made.take([key()]))
+        await until(lambda: made.open_connections == 0)
+        assert not list(made.traffic)
+        assert not made._balancers
+
+
+async def test_everybody_is_dropped_without_a_choice() -> None:
+    drop = Choice(Verdict.DROP)
+    plan = listener()
+    async with proxy() as made:
+        await made.start({key(): type(plan)(owner(), LOCAL, 0, drop, drop, drop)})
+        with pytest.raises(ConnectionResetError):
+            await ask(made.port(key()))
+
+
+def test_protocols_are_listened_on_apart() -> None:
+    assert key(Protocol.UDP) != key(Protocol.TCP)

@@ -1,0 +1,176 @@
+"""The UDP relay on loopback: a session per client, large datagrams, endpoints that go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+from steersman.model.names import Protocol
+from steersman.model.plan import Endpoint
+from tests.userspace_proxy import LOCAL, PATIENCE, key, listener, proxy, until
+
+UDP = Protocol.UDP
+
+
+class Answers(asyncio.DatagramProtocol):
+    """Sends back a name and what it got; knows its clients."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.clients: list[object] = []
+        self.transport: asyncio.DatagramTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if addr not in self.clients:
+            self.clients.append(addr)
+        self.transport.sendto(self.name + data, addr)
+
+
+class Client(asyncio.DatagramProtocol):
+    def __init__(self) -> None:
+        self.got: asyncio.Queue[bytes] = asyncio.Queue()
+        self.transport: asyncio.DatagramTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self.got.put_nowait(data)
+
+    async def ask(self, data: bytes) -> bytes:
+        self.transport.sendto(data)
+        async with asyncio.timeout(PATIENCE):
+            return await self.got.get()
+
+
+@asynccontextmanager
+async def server(name: bytes) -> AsyncIterator[tuple[Endpoint, Answers]]:
+    loop = asyncio.get_running_loop()
+    transport, answers = await loop.create_datagram_endpoint(
+        lambda: Answers(name), local_addr=(LOCAL, 0)
+    )
+    yield Endpoint(LOCAL, transport.get_extra_info("sockname")[1]), answers
+    transport.close()
+    await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def client(port: int) -> AsyncIterator[Client]:
+    loop = asyncio.get_running_loop()
+    transport, made = await loop.create_datagram_endpoint(Client, remote_addr=(LOCAL, port))
+    yield made
+    transport.close()
+    await asyncio.sleep(0)
+
+
+async def test_each_client_has_a_session_and_gets_its_own_answers() -> None:
+    async with server(b"1") as (one, answers), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a, client(made.port(key(UDP))) as b:
+            assert [await a.ask(b"a"), await b.ask(b"b"), await a.ask(b"c")] == [
+                b"1a",
+                b"1b",
+                b"1c",
+            ]
+        assert len(answers.clients) == 2
+        assert made.open_connections == 2
+        assert made.room.used == 3
+
+
+async def test_datagrams_up_to_64_kib_pass() -> None:
+    async with server(b"") as (one, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            for size in (1, 4097, 65507):
+                assert await a.ask(bytes(size)) == bytes(size)
+
+
+async def test_an_empty_datagram_is_one_too() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.socket(type=socket.SOCK_DGRAM) as one, socket.socket(type=socket.SOCK_DGRAM) as us:
+        for sock in (one, us):
+            sock.setblocking(False)
+            sock.bind((LOCAL, 0))
+        async with proxy() as made, asyncio.timeout(PATIENCE):
+            await made.start({key(UDP): listener(Endpoint(*one.getsockname()), protocol=UDP)})
+            us.connect((LOCAL, made.port(key(UDP))))
+            for data in (b"", b"more", b""):
+                us.send(data)
+                got, sender = await loop.sock_recvfrom(one, 100)
+                one.sendto(got, sender)
+                assert await loop.sock_recv(us, 100) == got == data
+
+
+async def test_idle_clients_are_forgotten() -> None:
+    async with server(b"1") as (one, answers), proxy(udp_idle=0.05) as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"a") == b"1a"
+            await until(lambda: made.open_connections == 0)
+            assert made.room.used == 1
+            assert await a.ask(b"b") == b"1b"
+        assert len(answers.clients) == 2
+
+
+async def test_a_client_moves_on_when_its_endpoint_is_gone_from_the_plan() -> None:
+    async with server(b"1") as (one, _), server(b"2") as (two, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP, affinity_seconds=60)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"!") == b"1!"
+            await made.start({key(UDP): listener(two, protocol=UDP, affinity_seconds=60)})
+            assert await a.ask(b"!") == b"2!"
+        assert made.open_connections == 1
+
+
+async def test_a_client_moves_on_when_its_endpoint_refuses() -> None:
+    async with server(b"1") as (one, first), server(b"2") as (two, _), proxy() as made:
+        await made.start({key(UDP): listener(one, two, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"!") == b"1!"
+            first.transport.close()
+            await asyncio.sleep(0)
+            a.transport.sendto(b"lost")
+            await until(lambda: made.open_connections == 0)
+            assert await a.ask(b"!") == b"2!"
+            assert [t.failures for _, e, t in made.traffic if e == one] == [1]
+
+
+async def test_a_flood_of_clients_is_bounded() -> None:
+    async with server(b"") as (one, _), proxy(limit=11) as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(30):
+                one_of_many = await stack.enter_async_context(client(made.port(key(UDP))))
+                one_of_many.transport.sendto(b"garbage\0\xff")
+            await until(lambda: made.room.refused == 20)
+            assert made.open_connections == 10
+
+
+async def test_who_is_not_wanted_gets_no_session() -> None:
+    async with server(b"1") as (one, _), proxy() as made:
+        ranges = ("203.0.113.0/24",)
+        fenced, free = key(UDP), key(UDP, "10.96.0.2")
+        await made.start({fenced: listener(one, protocol=UDP, source_ranges=ranges)})
+        await made.start({free: listener(one, protocol=UDP)})
+        async with client(made.port(fenced)) as a, client(made.port(free)) as b:
+            a.transport.sendto(b"not mine")
+            assert await b.ask(b"mine") == b"1mine"  # by then the other one was looked at
+            assert made.open_connections == 1
+            assert a.got.empty()
+
+
+async def test_a_stopped_listener_forgets_its_clients() -> None:
+    async with server(b"1") as (one, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"!") == b"1!"
+            made.stop(made.take([key(UDP)]))
+            assert made.open_connections == 0
+            assert made.room.used == 0

@@ -1,0 +1,70 @@
+"""Annotations that only some modes can follow, and SCTP where it cannot be served."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from steersman.model.kube import Annotations, Service
+from steersman.model.plan import ServicePlan, Traits
+from tests.unit.objects import KEY, endpoint, plan_of, port, service, slice_
+
+USERSPACE = Traits(hides_clients=True, forwards_sctp=False)
+
+
+def annotated(made: Service, **words: str) -> Service:
+    meta = msgspec.structs.replace(made.metadata, annotations=Annotations(**words))
+    return msgspec.structs.replace(made, metadata=meta)
+
+
+def planned(**words: str) -> tuple[ServicePlan, list[str]]:
+    made = annotated(service(), **words)
+    plan = plan_of(made, slice_(endpoint("10.0.0.1")), traits=USERSPACE)
+    return plan.services[KEY], [str(finding) for finding in plan.findings]
+
+
+@pytest.mark.parametrize(
+    ("words", "wishes"),
+    [
+        ({}, (False, False)),
+        ({"load_balancing": "least-connections"}, (True, False)),
+        ({"load_balancing": "round-robin"}, (False, False)),
+        ({"proxy_protocol": "v2"}, (False, True)),
+    ],
+)
+def test_annotations(words: dict[str, str], wishes: tuple[bool, bool]) -> None:
+    plan, findings = planned(**words)
+    assert (plan.least_connections, plan.proxy_protocol) == wishes
+    assert not findings
+
+
+def test_unknown_words_are_said() -> None:
+    plan, findings = planned(load_balancing="random", proxy_protocol="v1")
+    assert not plan.least_connections
+    assert not plan.proxy_protocol
+    assert len(findings) == 2
+    assert any("steersman/load-balancing" in f and "'random'" in f for f in findings)
+
+
+def test_the_proxy_protocol_is_for_tcp() -> None:
+    made = annotated(service(ports=[port(), port("dns", 53, protocol="UDP")]), proxy_protocol="v2")
+    plan = plan_of(made, traits=USERSPACE)
+    assert {key.name.protocol: p.proxy_protocol for key, p in plan.services.items()} == {
+        "TCP": True,
+        "UDP": False,
+    }
+
+
+def test_sctp_is_refused_where_it_cannot_be_served() -> None:
+    made = service(ports=[port(), port("sctp", 99, protocol="SCTP")])
+    plan = plan_of(made, traits=USERSPACE)
+    assert set(plan.services) == {KEY}
+    assert ["SCTP cannot be forwarded" in str(finding) for finding in plan.findings] == [True]
+    assert len(plan_of(made).services) == 2
+
+
+def test_endpoints_never_see_clients_of_a_proxy() -> None:
+    made = service(type="LoadBalancer", ports=[port(nodePort=30080)], externalTrafficPolicy="Local")
+    plan = plan_of(made, slice_(endpoint("10.0.0.1", "node-1")), traits=USERSPACE)
+    actions = [a for f in plan.services[KEY].frontends for a in (f.pod, f.node, f.external)]
+    assert all(action.masquerade for action in actions)

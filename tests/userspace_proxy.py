@@ -1,0 +1,107 @@
+"""A Proxy on loopback, without rules, and endpoints that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
+from steersman.model.plan import Endpoint, Verdict
+from steersman.modes.userspace.apply import Proxy
+from steersman.modes.userspace.names import LISTENER, Choice, FrontendKey, Listener
+from steersman.modes.userspace.sockets import Ports, open_socket
+
+LOCAL = "127.0.0.1"
+PATIENCE = 20.0
+"""Seconds after which a condition that does not come is a failure."""
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def owner(protocol: Protocol = Protocol.TCP, name: str = "cart") -> PlanKey:
+    return PlanKey(ServicePortName("shop", name, "http", protocol), Family.IPV4)
+
+
+def key(
+    protocol: Protocol = Protocol.TCP, address: str = "10.96.0.1", port: int = 80
+) -> FrontendKey:
+    return FrontendKey(LISTENER, Family.IPV4, protocol, address, port)
+
+
+def listener(*endpoints: Endpoint, protocol: Protocol = Protocol.TCP, **more: Any) -> Listener:
+    choice = Choice(Verdict.FORWARD, endpoints)
+    return Listener(owner(protocol), LOCAL, more.pop("port", 0), choice, choice, choice, **more)
+
+
+@asynccontextmanager
+async def proxy(limit: int = 0, udp_idle: float = 5.0) -> AsyncIterator[Proxy]:
+    """A Proxy that is gone afterwards, whatever happened."""
+    made = Proxy(open_socket, Ports(), udp_idle, limit)
+    try:
+        yield made
+    finally:
+        await made.drain(0)
+        await until(lambda: made.open_connections == 0)
+
+
+@asynccontextmanager
+async def endpoint(serve: Serve) -> AsyncIterator[Endpoint]:
+    """A TCP server on a free port."""
+
+    async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(run, LOCAL, 0)
+    try:
+        yield Endpoint(LOCAL, server.sockets[0].getsockname()[1])
+    finally:
+        server.close()
+
+
+def answering(name: bytes) -> Serve:
+    """Sends a name, then everything it gets, to the end."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(name)
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+
+    return serve
+
+
+async def refusing() -> Endpoint:
+    """An endpoint where nobody listens."""
+    server = await asyncio.start_server(answering(b""), LOCAL, 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    return Endpoint(LOCAL, port)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110  # any condition, not one that tells
+            await asyncio.sleep(0.005)
+
+
+async def ask(port: int, said: bytes = b"", address: str = LOCAL) -> bytes:
+    """Say something, end, and return everything that comes back."""
+    async with asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection(address, port)
+        try:
+            writer.write(said)
+            with contextlib.suppress(OSError):  # it was reset already: reading will tell
+                writer.write_eof()
+            return await reader.read()
+        finally:
+            writer.close()
