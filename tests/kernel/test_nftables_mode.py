@@ -200,6 +200,8 @@ DAMAGE = {
     "foreign element": "add element ip kube-proxy no-endpoint-services { 1.2.3.4 . tcp . 80 : drop }",
     "cluster IP": "delete element ip kube-proxy cluster-ips { 10.96.0.10 }",
     "foreign cluster IP": "add element ip kube-proxy cluster-ips { 10.96.0.99 }",
+    "learning": "flush chain ip kube-proxy affinity-learn",
+    "foreign learning": "add rule ip kube-proxy affinity-learn accept",
     "service chain": "",
 }
 

@@ -213,6 +213,6 @@ def test_connections_live_through_a_switch(
 
 def test_each_mode_leaves_the_other_behind() -> None:
     names = [name for name, _ in others("nftables", SubprocessExec())]
-    assert names == ["iptables (nft)", "iptables (legacy)"]
-    assert [name for name, _ in others("iptables", SubprocessExec())] == ["nftables"]
+    assert {"iptables (nft)", "iptables (legacy)"} <= set(names)
+    assert "nftables" in [name for name, _ in others("iptables", SubprocessExec())]
     assert [name for name, _ in others("elsewhere", SubprocessExec())] == []

@@ -255,6 +255,17 @@ def test_order_elements_go_before_their_chains_and_come_after() -> None:
     assert Kind.MEMBER not in gone  # they go with their set
 
 
+def test_a_chain_that_changes_lets_go_of_a_set_before_it_is_deleted() -> None:
+    both = make.plan([0, 1], frontends=[make.cluster_ip(make.EXTERNAL_LOCAL)], affinity=60)
+    one = make.plan([0, 1], affinity=60)
+    rules = [render_service(each, make.SETTINGS, {}) for each in (both, one)]
+    steps = transaction(diff(*rules), destroy=True)
+    deleted = [n for n, s in enumerate(steps) if s.request.kind & 0xFF == wire.DELSET]
+    learn = [n for n, s in enumerate(steps) if b"affinity-learn-" in s.keys[0]]
+    assert deleted
+    assert max(learn) < min(deleted)
+
+
 def test_a_member_leaves_a_set_that_stays() -> None:
     slots: Slots = {}
     two = render_service(make.plan([1, 3], affinity=60), make.SETTINGS, slots)

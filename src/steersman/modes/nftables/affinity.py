@@ -27,7 +27,9 @@ def base_name(key: PlanKey) -> str:
     return whole if len(whole) <= _NAME_LIMIT else whole[: _NAME_LIMIT - 3] + "..."
 
 
-_LEARN = "affinity-learn-"
+LEARN_CHAIN = "affinity-learn"
+"""Chain in which a connection's ServicePort is found; empty until there is one that learns."""
+_LEARN = f"{LEARN_CHAIN}-"
 POOLS = {False: "cluster", True: "local"}
 """Words for the pools in the values of chains, by whether it is Pool.LOCAL."""
 

@@ -20,9 +20,10 @@ from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.elements import encode
-from steersman.modes.nftables.expressions import fixed_rules
+from steersman.modes.nftables.expressions import hairpin_rules, learning_rules
 from steersman.modes.nftables.layout import TABLE, Form, Kind, prefix
 from steersman.modes.nftables.read import (
+    AFFINITY_KINDS,
     CLUSTER_KINDS,
     Mark,
     Table,
@@ -63,6 +64,7 @@ class Tables:
         self._generation = generation(netlink)
         self._strangers = 0
         self._stale: dict[bytes, Any] = {}
+        self._learning: set[Family] = set()
         self._destroy = self._can_destroy()
 
     def _can_destroy(self) -> bool:
@@ -77,13 +79,15 @@ class Tables:
         self.strangers()
         objects: dict[bytes, Any] = {}
         marks: dict[Family, Mark | None] = {}
+        learning: set[Family] = set()
         for family in Family:
             table = read_table(self.netlink, family, text_hash(foundation(family)))
             if table:
                 marks[family] = table.mark
+                learning |= {family} if table.learning else set()
                 objects.update(_skeleton(family, table))
                 objects.update(table.objects)
-        self._marks = marks
+        self._marks, self._learning = marks, learning
         self._cluster_ips = {}
         self._count(objects, 1, self._cluster_ips)
         return objects
@@ -151,8 +155,8 @@ class Tables:
         old = self._marks.get(family)
         if prefix(Kind.SKELETON, family) in new:
             old = None
-            requests = [wire.flush_chain(family, "hairpin"), *fixed_rules(family)]
-            self._send([Step(request, ()) for request in requests])
+            self._learning.discard(family)
+            self._send([Step(request, ()) for request in hairpin_rules(family)])
         foundation = new.get(prefix(Kind.SKELETON, family))
         rules = new.get(prefix(Kind.RULES, family))
         mark = Mark(
@@ -181,6 +185,7 @@ class Tables:
         self._commit(steps, self._with_cluster_ips(change, counts))
         for family in dropped:
             self._marks.pop(family, None)
+            self._learning.discard(family)
         self._keep_counts(counts, dropped)
         self._forget(change)
 
@@ -191,6 +196,8 @@ class Tables:
         was deleted, also in the same transaction.
         """
         self._collect(change)
+        learners = {Family(k[1]) for k in change.added if k[0] in AFFINITY_KINDS} - self._learning
+        steps = [*steps, *(Step(r, ()) for family in learners for r in learning_rules(family))]
         rest = transaction(change, destroy=self._destroy)
         try:
             if steps or rest:
@@ -201,6 +208,7 @@ class Tables:
             fewer = Diff(change.added, others, change.changed)
             self._send([*steps, *transaction(fewer, destroy=self._destroy)])
             self._stale |= left
+        self._learning |= learners
 
     def _collect(self, change: Diff) -> None:
         """Delete what an earlier transaction had to leave."""

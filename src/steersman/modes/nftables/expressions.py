@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from steersman.host.netlink import Request
 from steersman.host.nlmsg import attr, be32, nested, text, u8
 from steersman.model.names import Family, Protocol
-from steersman.modes.nftables.affinity import POOLS, base_of, members_name, memory_name
+from steersman.modes.nftables.affinity import LEARN_CHAIN, POOLS, base_of, members_name, memory_name
 from steersman.modes.nftables.layout import PROTOCOL_NUMBERS
 from steersman.modes.nftables.wire import flush_chain, new_chain, new_rule
 
@@ -79,8 +79,8 @@ def _learn_rules(family: Family, base: str, words: Sequence[str]) -> list[list[b
     ]
 
 
-def fixed_rules(family: Family) -> list[Request]:
-    """The rules of the foundation that match the destination before DNAT."""
+def learning_rules(family: Family) -> list[Request]:
+    """The rules that find out, by the destination before DNAT, which ServicePort learns."""
     width = _width(family)
     service = [
         _original(family, _FIRST),
@@ -88,30 +88,32 @@ def fixed_rules(family: Family) -> list[Request]:
         _original_port(_FIRST + width + 1),
     ]
     node_port = [_meta(_META_L4PROTO, _FIRST), _original_port(_FIRST + 1)]
-    ends = [_load_source(family, _FIRST), _load_destination(family, _FIRST + width)]
+    return [
+        flush_chain(family, LEARN_CHAIN),
+        new_rule(family, LEARN_CHAIN, *service, _lookup("affinity-ips", _FIRST, 0)),
+        new_rule(family, LEARN_CHAIN, *node_port, _lookup("affinity-nodeports", _FIRST, 0)),
+    ]
+
+
+def hairpin_rules(family: Family) -> list[Request]:
+    """The rules that masquerade an endpoint that reaches itself."""
+    width = _width(family)
     third = _FIRST + 2 * width
+    ends = [
+        _load_source(family, _FIRST),
+        _load_destination(family, _FIRST + width),
+        _meta(_META_L4PROTO, third),
+    ]
+    service = [_original(family, third + 1), _original_port(third + 1 + width)]
     masquerade = _expression("masq", be32(1, _NF_NAT_RANGE_PROTO_RANDOM_FULLY))
     return [
-        new_rule(family, "affinity-learn", *service, _lookup("affinity-ips", _FIRST, 0)),
-        new_rule(family, "affinity-learn", *node_port, _lookup("affinity-nodeports", _FIRST, 0)),
-        new_rule(
-            family,
-            "hairpin",
-            *ends,
-            _meta(_META_L4PROTO, third),
-            _original(family, third + 1),
-            _original_port(third + 1 + width),
-            _lookup("hairpin-services", _FIRST),
-            masquerade,
-        ),
-        new_rule(
-            family,
-            "hairpin",
-            *ends,
-            _meta(_META_L4PROTO, third),
-            _original_port(third + 1),
-            _lookup("hairpin-nodeports", _FIRST),
-            masquerade,
+        flush_chain(family, "hairpin"),
+        *(
+            new_rule(family, "hairpin", *ends, *rest, _lookup(name, _FIRST), masquerade)
+            for rest, name in (
+                (service, "hairpin-services"),
+                ([_original_port(third + 1)], "hairpin-nodeports"),
+            )
         ),
     ]
 

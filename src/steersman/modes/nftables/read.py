@@ -11,7 +11,7 @@ from steersman.host.nlmsg import attributes, string, text
 from steersman.model.names import Family
 from steersman.modes.base import BusyError
 from steersman.modes.nftables import wire
-from steersman.modes.nftables.affinity import base_of, members_name, memory_name
+from steersman.modes.nftables.affinity import LEARN_CHAIN, base_of, members_name, memory_name
 from steersman.modes.nftables.expressions import rule_count
 from steersman.modes.nftables.layout import (
     CLUSTER_IP_SUFFIX,
@@ -30,6 +30,9 @@ _MARK = "steersman-"
 _SPECS = {spec.name: spec for spec in SETS.values()}
 CLUSTER_KINDS = (Kind.SERVICE_IPS, Kind.NO_ENDPOINT_SERVICES)
 """Where clusterIPs are found."""
+
+AFFINITY_KINDS = (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS)
+"""Where connections' ServicePorts are found."""
 
 
 class Mark(NamedTuple):
@@ -54,6 +57,8 @@ class Table(NamedTuple):
     """None where the table is not ours, or not as we made it."""
     intact: bool
     """Whether the rules that follow the settings are as we made them."""
+    learning: bool
+    """Whether the rules that find ServicePorts with affinity are in."""
     objects: dict[bytes, bytes]
     """Everything but the skeleton."""
 
@@ -92,11 +97,11 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> Table | No
         return None
     mark = next((_parse_mark(name) for name in chains if name.startswith(_MARK)), None)
     if mark is None or mark.foundation != foundation:
-        return Table(None, False, {})
+        return Table(None, False, False, {})
     rules = list(_rules(netlink, family))
     fixed, refilled = digests(rules)
     if fixed != mark.foundation_digest:
-        return Table(None, False, {})
+        return Table(None, False, False, {})
     objects = dict(_service_chains(family, chains, rules))
     names = _sets(netlink, family)
     for name in names:
@@ -104,7 +109,10 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> Table | No
         if "/" in name and name.startswith("affinity-"):
             objects.update(_forgotten(netlink, family, name, names))
     _check_cluster_ips(objects, family)
-    return Table(mark, refilled == mark.rules_digest, objects)
+    learning = sum(rule.chain == LEARN_CHAIN for rule in rules) == 2
+    if not learning:
+        objects = {k: v for k, v in objects.items() if k[0] not in AFFINITY_KINDS}
+    return Table(mark, refilled == mark.rules_digest, learning, objects)
 
 
 def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator[bytes]:
@@ -156,7 +164,7 @@ def digests(rules: Iterable[RuleRead]) -> tuple[str, str]:
     """Hash the foundation's rules and those that follow the settings."""
     foundation, refilled = hashlib.sha256(), hashlib.sha256()
     for rule in rules:
-        if "/" not in rule.chain:
+        if "/" not in rule.chain and rule.chain != LEARN_CHAIN:
             hasher = refilled if rule.chain in RULE_CHAINS else foundation
             hasher.update(f"{rule.chain}\0{len(rule.expressions)}\0".encode())
             hasher.update(rule.expressions)

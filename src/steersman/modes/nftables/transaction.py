@@ -38,8 +38,9 @@ def transaction(change: Diff, *, destroy: bool) -> list[Step]:
     left = [(k, v) for k, v in old if k[0] not in _NAMED_ELEMENTS or _set_of(k) not in gone]
     return [
         *_elements(delete, left),
-        *_removed_objects(change.removed),
+        *_removed_chains(change.removed),
         *_new_objects(new),
+        *_removed_sets(change.removed),  # chains that changed use them no more
         *_elements(wire.NEWSETELEM, new),
     ]
 
@@ -85,12 +86,15 @@ def _steps(
         yield Step(request, keys)
 
 
-def _removed_objects(removed: Mapping[bytes, Any]) -> Iterator[Step]:
+def _removed_chains(removed: Mapping[bytes, Any]) -> Iterator[Step]:
     for key in removed:
         if key[0] == Kind.CHAIN:
             family, name = Family(key[1]), key[2:].decode()
             yield Step(wire.flush_chain(family, name), (key,))
             yield Step(wire.delete_chain(family, name), (key,))
+
+
+def _removed_sets(removed: Mapping[bytes, Any]) -> Iterator[Step]:
     for key in removed:
         if key[0] in (Kind.AFFINITY, Kind.MEMBERS):
             yield Step(wire.delete_set(Family(key[1]), key[2:].decode()), (key,))
