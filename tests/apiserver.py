@@ -113,9 +113,13 @@ class ApiServer:
         host: str = "127.0.0.1",
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        world: World | None = None,
     ) -> None:
-        self.world = World()
+        self.world = world or World()
+        self.world.listeners.append(self._publish)
         self.log: list[Request] = []
+        self.refused: list[tuple[Request, int]] = []
+        """Requests answered with an error status, and that."""
         self.events: list[Object] = []
         """Events that were posted."""
         self.tokens: frozenset[str] = frozenset()
@@ -179,16 +183,12 @@ class ApiServer:
 
     def add(self, obj: Object) -> str:
         """Add or change an object; return its resourceVersion."""
-        change = self.world.put(obj)
-        self._publish(change)
-        return str(change.version)
+        return str(self.world.put(obj).version)
 
     update = apply = add
 
     def delete(self, kind: str, name: str, namespace: str = "") -> None:
-        change = self.world.delete(kind, (namespace, name))
-        if change is not None:
-            self._publish(change)
+        self.world.delete(kind, (namespace, name))
 
     def load(self, objects: Iterable[Object]) -> None:
         for obj in objects:
@@ -285,9 +285,14 @@ class ApiServer:
         query, headers = dict(request.query), dict(request.headers)
         entry = Request(time.monotonic(), kind.kind, verb, query, headers, subject_of(request))
         self.log.append(entry)
-        refusal = self._refusal(request, kind)
-        if refusal is not None:
-            return refusal
+        answer = self._refusal(request, kind) or await self._faulty(request, kind, verb)
+        if answer is not None and answer.status >= 400:
+            self.refused.append((entry, answer.status))
+        return answer
+
+    async def _faulty(
+        self, request: web.Request, kind: Kind, verb: str
+    ) -> web.StreamResponse | None:
         fault = next((f for f in self._faults if f.takes(kind.kind, verb)), None)
         if fault is not None and fault.skip:
             fault.skip -= 1

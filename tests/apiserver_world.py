@@ -110,6 +110,8 @@ class World:
     history: list[Change] = field(default_factory=list)
     pages: dict[tuple[int, str], list[Object]] = field(default_factory=dict)
     """Lists under way, by version and kind."""
+    listeners: list[Callable[[Change], None]] = field(default_factory=list)
+    """Told of each change: the servers of this world, as several share one etcd."""
 
     def put(self, obj: Object) -> Change:
         kind = obj["kind"]
@@ -160,6 +162,8 @@ class World:
 
     def _record(self, change: Change) -> Change:
         self.history.append(change)
+        for tell in self.listeners:
+            tell(change)
         return change
 
 

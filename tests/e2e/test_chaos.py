@@ -208,13 +208,13 @@ async def run_chaos(variant: str, seed: int) -> None:
             await asyncio.sleep(dice.random() * 0.05)
         server.clear_faults()
         server.stall(False)
-        await until(lambda: _same_world(chaos))
-        await until(lambda: _same_rules(chaos, variant))
+        await until(lambda: same_world(chaos))
+        await until(lambda: same_rules(chaos, variant))
         await chaos.kill_proxy()
     assert chaos.happened >= {"change", "flush", "restart_proxy", "restart_server"}
 
 
-async def _same_world(chaos: Chaos) -> bool:
+async def same_world(chaos: Chaos) -> bool:
     """Whether the Store has what the server has, and the proxy has synced it."""
     snapshot = chaos.store.snapshot
     services = {str(name) for name in snapshot.services}
@@ -224,7 +224,7 @@ async def _same_world(chaos: Chaos) -> bool:
     return chaos.store.synced and services == wanted and slices == told
 
 
-async def _same_rules(chaos: Chaos, variant: str) -> bool:
+async def same_rules(chaos: Chaos, variant: str) -> bool:
     """Whether, after a look for drift, the kernel has just what a fresh start would write."""
     with suppress(BusyError):
         await chaos.sync.check()
