@@ -33,7 +33,6 @@ START = """
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 mount -t tmpfs -o mode=755 run /run; mkdir -p /run/netns /run/lock /dev/pts /dev/shm
 mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts /dev/pts; mount -t tmpfs shm /dev/shm
-mount -t tmpfs tmp /tmp
 ln -sfn /proc/self/fd /dev/fd
 for n in 0 1 2; do
     names=(stdin stdout stderr); ln -sfn fd/$n /dev/${names[$n]}

@@ -24,13 +24,15 @@ from tests.vm.kernel import DEFAULT, Kernel, MachineError, find_kernel
 QEMU = "qemu-system-x86_64"
 MARK = "STEERSMAN_VM"
 """Set in the environment of the command."""
+EVERYTHING = "STEERSMAN_VM_ALL"
+"""Set it to run every test of tests/vm/guest, which takes long, not the selection."""
 FAILED, TIMED_OUT = 125, 124
 """Exit statuses of the machine itself: it ended without a status; it was stopped."""
 _BOOT = (
     "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off nokaslr no_timer_check "
     "rcupdate.rcu_cpu_stall_timeout=120 watchdog_thresh=60 random.trust_cpu=on"
 )
-_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "PYTHONPATH", "TERM")
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "PYTHONPATH", "TERM", EVERYTHING)
 
 
 def missing() -> str:

@@ -90,6 +90,14 @@ _OWN = (
         choices=("nft", "legacy"),
     ),
     Flag(
+        "strict",
+        "bool",
+        "false",
+        _O,
+        "Fail where the mode cannot run, instead of iptables for ipvs.",
+        "steersman.strict",
+    ),
+    Flag(
         "proxy-port-range",
         "string",
         "",

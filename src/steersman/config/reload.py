@@ -30,6 +30,13 @@ _RESTART: Final = (
     "steersman.apiServers",
     "steersman.kubeconfigContext",
     "steersman.iptablesVariant",
+    "steersman.strict",
+    "ipvs.scheduler",
+    "ipvs.excludeCIDRs",
+    "ipvs.strictARP",
+    "ipvs.tcpTimeout",
+    "ipvs.tcpFinTimeout",
+    "ipvs.udpTimeout",
 )
 """Fields, and sections whole, that are read once: at the start."""
 
@@ -66,6 +73,7 @@ def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
         enable_profiling=old.enable_profiling,
         show_hidden_metrics_for_version=old.show_hidden_metrics_for_version,
         mode=old.mode,
+        ipvs=old.ipvs,
         winkernel=old.winkernel,
         port_range=old.port_range,
         windows_run_as_service=old.windows_run_as_service,
@@ -75,6 +83,7 @@ def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
             api_servers=old.steersman.api_servers,
             kubeconfig_context=old.steersman.kubeconfig_context,
             iptables_variant=old.steersman.iptables_variant,
+            strict=old.steersman.strict,
         ),
     )
 

@@ -155,6 +155,8 @@ class Steersman(Section, frozen=True):
     """When the userspace modes forget an idle UDP client."""
     iptables_variant: str = ""
     """`nft` or `legacy`; "" finds out which one this machine uses."""
+    strict: bool = False
+    """Fail where the mode cannot run here; otherwise iptables stands in for ipvs."""
     manifests: tuple[str, ...] = ()
     """Files or directories of manifests to read instead of an API server."""
     kubeconfig_context: str = ""

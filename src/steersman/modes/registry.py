@@ -11,6 +11,7 @@ import msgspec
 from steersman.host.exec import Exec
 from steersman.modes.base import Mode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.ipvs.mode import IpvsMode, IpvsOptions
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.userspace.addresses import LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode, DirectOptions
@@ -23,6 +24,8 @@ class ModeOptions(msgspec.Struct, frozen=True):
 
     iptables_variant: str = ""
     """`nft`, `legacy`, or "" for the one that this machine uses."""
+    ipvs: IpvsOptions = IpvsOptions(load_modules=False)
+    """How the ipvs mode schedules; without a word about it, no module is loaded."""
     proxy_ports: tuple[int, int] | None = None
     """First and last port that the userspace mode listens on; None for any."""
     udp_idle: float = 0.25
@@ -37,6 +40,11 @@ Factory: TypeAlias = Callable[[Exec, ModeOptions], Mode]
 
 def _iptables(execute: Exec, options: ModeOptions) -> Mode:
     return IptablesMode(execute, IptablesOptions(variant=options.iptables_variant))
+
+
+def _ipvs(execute: Exec, options: ModeOptions) -> Mode:
+    variant = options.iptables_variant
+    return IpvsMode(execute, msgspec.structs.replace(options.ipvs, iptables_variant=variant))
 
 
 def _nftables(execute: Exec, _options: ModeOptions) -> Mode:
@@ -65,6 +73,7 @@ def _is_root() -> bool:
 MODES: Mapping[str, Factory] = {
     "iptables": _iptables,
     "nftables": _nftables,
+    "ipvs": _ipvs,
     "userspace": _userspace,
     "winuserspace": _winuserspace,
 }

@@ -21,6 +21,7 @@ from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node
 from steersman.model.plan import Finding, Severity
 from steersman.modes.base import Draining, Watchful
+from steersman.run import fallback
 from steersman.run.collector import collect_seldom, keep_what_is_there
 from steersman.run.effects import Effects
 from steersman.run.klog import Logging
@@ -31,7 +32,7 @@ from steersman.run.servers import Servers
 from steersman.run.startup import (
     StartError,
     allow_localhost_node_ports,
-    make_mode,
+    choose_mode,
     make_source,
     node_config,
     set_conntrack,
@@ -111,8 +112,9 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
 
     async def _set_up(self) -> None:
-        config = self._config
-        mode = await make_mode(config)
+        chosen = await choose_mode(self._config)
+        mode = chosen.mode
+        config = self._config = msgspec.structs.replace(self._config, mode=mode.name)
         facts = await read_facts()
         node = allow_localhost_node_ports(node_config(config), mode, facts)
         set_conntrack(config)
@@ -125,6 +127,7 @@ class Daemon:
         self._servers = Servers(
             config, self._parsed.values, node.node_name, self._store, self._logs
         )
+        fallback.tell(chosen, self._servers.recorder, self._store, self._servers.metrics)
         self._effects = Effects(
             self._store,
             self._servers.metrics,

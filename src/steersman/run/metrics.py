@@ -139,6 +139,7 @@ OURS: tuple[Row, ...] = (
     Row("kernel_objects", "gauge", "Kernel objects of ours in force"),
     Row("kernel_writes_total", "counter", "Kernel objects written", ("change",)),
     Row("refused_service_ports", "gauge", "ServicePorts that the kernel refuses"),
+    Row("mode_fallback", "gauge", "1 where another mode than wanted runs", ("wanted", "used")),
 )
 """Beyond upstream, with the prefix `steersman_`."""
 

@@ -23,10 +23,13 @@ from steersman.host.sysctl import (
     conntrack_settings,
     iptables_settings,
 )
+from steersman.model.addresses import canonical_cidr
 from steersman.model.config import NodeConfig
 from steersman.model.snapshot import HostFacts, Snapshot
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, Support
+from steersman.modes.ipvs.mode import IpvsOptions
 from steersman.modes.registry import MODES, ModeOptions
+from steersman.run.fallback import Chosen, choose
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
 from steersman.source.files import FileSource
@@ -74,8 +77,23 @@ def mode_options(config: ProxyConfig) -> ModeOptions:
     ports = parse_port_range(config.port_range)
     return ModeOptions(
         iptables_variant=config.steersman.iptables_variant,
+        ipvs=_ipvs_options(config),
         proxy_ports=ports if ports and ports[1] else None,
         udp_idle=config.steersman.udp_idle_timeout.seconds,
+    )
+
+
+def _ipvs_options(config: ProxyConfig) -> IpvsOptions:
+    block = config.ipvs
+    cidrs = tuple(c for text in block.exclude_cidrs if (c := canonical_cidr(text)) is not None)
+    return IpvsOptions(
+        scheduler=block.scheduler or "rr",
+        exclude_cidrs=cidrs,
+        strict_arp=block.strict_arp,
+        tcp_timeout=int(block.tcp_timeout.seconds),
+        tcp_fin_timeout=int(block.tcp_fin_timeout.seconds),
+        udp_timeout=int(block.udp_timeout.seconds),
+        load_modules=config.mode == "ipvs",
     )
 
 
@@ -92,19 +110,32 @@ def new_mode(config: ProxyConfig, execute: Exec | None = None) -> Mode:
     return factory(execute or SubprocessExec(), mode_options(config))
 
 
-async def make_mode(config: ProxyConfig) -> Mode:
-    """Build the mode and see that it can run here.
+async def choose_mode(config: ProxyConfig) -> Chosen:
+    """Build the mode, or what stands in for it, and see that it can run here.
 
     Raises:
         StartError: something is missing.
     """
-    mode = new_mode(config)
-    support = await mode.probe()
-    if not support.usable:
-        raise StartError(f"{mode.name} mode cannot run here: {' '.join(support.missing)}")
-    for sentence in support.missing:
-        log.warning("%s", sentence)
-    return mode
+    wanted = new_mode(config)
+    found = await choose(
+        wanted,
+        lambda name: MODES[name](SubprocessExec(), mode_options(config)),
+        strict=config.steersman.strict,
+    )
+    if isinstance(found, Support):
+        raise StartError(f"{wanted.name} mode cannot run here: {' '.join(found.missing)}")
+    if found.missing:
+        log.warning("%s", found.sentence)
+    return found
+
+
+async def make_mode(config: ProxyConfig) -> Mode:
+    """Build the mode that `choose_mode` finds, for commands that only need the mode.
+
+    Raises:
+        StartError: something is missing.
+    """
+    return (await choose_mode(config)).mode
 
 
 async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:

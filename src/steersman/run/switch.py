@@ -14,8 +14,12 @@ from steersman.modes.diff import diff
 from steersman.modes.registry import MODES, ModeOptions
 
 _VARIANTS = {"iptables": ("nft", "legacy")}
-_LEAVES: Mapping[str, tuple[str, ...]] = {"iptables": ("nftables",), "nftables": ("iptables",)}
-"""Whose leftovers a mode removes (SPEC 1.1 step 2)."""
+_LEAVES: Mapping[str, tuple[str, ...]] = {
+    "iptables": ("nftables", "ipvs"),
+    "nftables": ("iptables", "ipvs"),
+    "ipvs": ("nftables", "iptables"),
+}
+"""Whose leftovers a mode removes (SPEC 1.1 step 2); ours of ipvs share no name with iptables'."""
 
 
 def others(current: str, execute: Exec) -> Iterator[tuple[str, Mode]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,10 @@ _BATCH = 100
 _RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
 _RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
 _IFNAME, _LINKINFO, _INFO_KIND = 3, 18, 1
-_ADDRESS, _LOCAL, _FLAGS, _NODAD = 1, 2, 8, 2
+_ADDRESS, _LOCAL, _CACHEINFO, _FLAGS, _NODAD = 1, 2, 6, 8, 2
+_DEPRECATED = attr(_CACHEINFO, struct.pack("=IIII", 0, 0xFFFFFFFF, 0, 0))
+"""Valid for ever, preferred never: RFC 6724 then takes none of them as the source of anything but
+connections to itself. Without it IPv6 masquerading may choose the address of a Service."""
 _NOTHING = Request(NLMSG_NOOP, b"")
 _ABSENT = (errno.ENODEV, errno.ENXIO)
 
@@ -90,14 +93,18 @@ class Servers:
         self._netlink = netlink
         self._family = family
         self._inside = inside
+        self._drained: dict[ServerKey, list[Real]] = {}
 
     def read(self) -> dict[ServerKey, Server]:
-        """List the virtual servers, and end what is drained.
+        """List the virtual servers, everybody's.
 
         Real servers of weight 0 are not in the result: they only keep the connections they have.
         """
         reals = parse_servers(self._inside(_TABLE.read_text))
-        self._end_drained(reals)
+        self._drained = {
+            key: [real for real in group if not (real.weight or real.active or real.inactive)]
+            for key, group in reals.items()
+        }
         found = {}
         for listed in list_services(self._netlink, self._family):
             targets = tuple(sorted(r.target for r in reals.get(listed.key, ()) if r.weight))
@@ -105,16 +112,10 @@ class Servers:
             found[listed.key] = server
         return found
 
-    def _end_drained(self, reals: Mapping[ServerKey, list[Real]]) -> None:
-        send(
-            self._netlink,
-            (
-                self._remove(key, real.target)
-                for key, group in reals.items()
-                for real in group
-                if not (real.weight or real.active or real.inactive)
-            ),
-        )
+    def end_drained(self, keys: Iterable[ServerKey]) -> None:
+        """Delete real servers that had weight 0 and no connections at the last `read`."""
+        drained = ((key, real) for key in keys for real in self._drained.pop(key, ()))
+        send(self._netlink, [self._remove(key, real.target) for key, real in drained])
 
     def write(self, changes: Iterable[tuple[ServerKey, Server | None, Server]]) -> None:
         """Make and change virtual servers: each with what it is now (None: nothing) and is to be.
@@ -230,6 +231,8 @@ class Device:
             packed = socket.inet_pton(family, address)
             head = struct.pack("=BBBBI", family, len(packed) * 8, 0, 0, index)
             body = head + attr(_LOCAL, packed) + attr(_ADDRESS, packed) + u32(_FLAGS, _NODAD)
+            if family == socket.AF_INET6:
+                body += _DEPRECATED
             what = f"address {address} on {self._name}"
             steps.append(Step(what, Request(kind, body, flags), (harmless,)))
         send(self._netlink, steps)

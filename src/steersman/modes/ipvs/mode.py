@@ -113,6 +113,7 @@ class IpvsMode:
         lacking = lacking or await check_ipset(self._execute)
         scheduler = self._options.scheduler
         if lacking := lacking or check_scheduler(netlink, family, scheduler, self._inside):
+            self.disconnect()
             return Support(usable=False, missing=(lacking,))
         choice = await choose(self._execute, self._options.iptables_variant)
         if choice.tool is None:
@@ -184,19 +185,33 @@ class IpvsMode:
                 ruleset[DeviceKey(DEVICE)] = "dummy"
             for family in self._families:
                 ruleset.update(parse_rules(await iptables.save(family), int(family)))
-            try:
-                found = await asyncio.to_thread(servers.read)
-            except OSError as error:
-                raise BusyError(f"virtual servers cannot be read: {error}") from error
-            for key, server in found.items() if DeviceKey(DEVICE) in ruleset else ():
-                if not any(in_cidr(key.address, cidr) for cidr in self._options.exclude_cidrs):
-                    whole = key.address in held and key.address in marked
-                    ruleset[key] = msgspec.structs.replace(server, held=whole)
+            found = await self._own_servers(servers) if DeviceKey(DEVICE) in ruleset else {}
+            for key, server in found.items():
+                whole = key.address in held and key.address in marked
+                ruleset[key] = msgspec.structs.replace(server, held=whole)
             for entry in list(_derived(ruleset)):
                 del ruleset[entry]
             self._held = _count(ruleset)
             self._bound, self._stray = held & marked, held | marked
             return ruleset
+
+    async def _own_servers(self, servers: Servers) -> dict[ServerKey, Server]:
+        """List the virtual servers that are not excluded, and delete what is drained of them."""
+        excluded = self._options.exclude_cidrs
+
+        def read() -> dict[ServerKey, Server]:
+            own = {
+                key: server
+                for key, server in servers.read().items()
+                if not any(in_cidr(key.address, cidr) for cidr in excluded)
+            }
+            servers.end_drained(own)
+            return own
+
+        try:
+            return await asyncio.to_thread(read)
+        except (OSError, ApplyError) as error:
+            raise BusyError(f"virtual servers cannot be read: {error}") from error
 
     async def fingerprint(self) -> Hashable | None:
         """None: sets, servers and addresses have no common generation; they are read each time."""

@@ -1,0 +1,122 @@
+"""What runs where the mode that was asked for cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steersman.host.exec import Result
+from steersman.modes.base import Mode, Support
+from steersman.modes.ipvs.probe import check_ipset, load_module
+from steersman.run import fallback
+from steersman.run.events import Recorder
+from steersman.run.fallback import Chosen, choose
+from steersman.run.metrics import Metrics
+from steersman.source.store import Store
+
+
+class Stub:
+    def __init__(self, name: str, *missing: str, usable: bool = True) -> None:
+        self.name = name
+        self.support = Support(usable, missing)
+
+    async def probe(self) -> Support:
+        return self.support
+
+
+def stub(name: str, *missing: str, usable: bool = True) -> Any:
+    return Stub(name, *missing, usable=usable)
+
+
+def never(name: str) -> Mode:
+    raise AssertionError(f"{name} was made")
+
+
+async def test_the_mode_asked_for_if_it_can() -> None:
+    ipvs = stub("ipvs", "IPv6 is not served.")
+    assert await choose(ipvs, never, strict=False) == Chosen(ipvs, "ipvs")
+
+
+async def test_iptables_for_ipvs() -> None:
+    iptables = stub("iptables")
+    found = await choose(
+        stub("ipvs", "No ip_vs.", usable=False),
+        lambda name: {"iptables": iptables}[name],
+        strict=False,
+    )
+    assert found == Chosen(iptables, "ipvs", ("No ip_vs.",))
+    assert isinstance(found, Chosen)
+    assert found.sentence == "mode ipvs cannot run here; iptables serves instead. No ip_vs."
+
+
+@pytest.mark.parametrize(("name", "strict"), [("ipvs", True), ("nftables", False)])
+async def test_nothing_stands_in(name: str, strict: bool) -> None:
+    found = await choose(stub(name, "No.", usable=False), never, strict=strict)
+    assert found == Support(usable=False, missing=("No.",))
+
+
+async def test_what_stands_in_cannot_run_either() -> None:
+    other = stub("iptables", "Nor this.", usable=False)
+    found = await choose(stub("ipvs", "No.", usable=False), lambda _: other, strict=False)
+    assert found == Support(usable=False, missing=("No.", "Nor this."))
+
+
+class Poster:
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    async def post_event(self, _namespace: str, event: Any) -> None:
+        self.events.append(event)
+
+
+def told(chosen: Chosen) -> tuple[Store, Metrics, Recorder]:
+    store, metrics, recorder = Store("n"), Metrics("iptables"), Recorder(Poster(), "n")
+    fallback.tell(chosen, recorder, store, metrics)
+    return store, metrics, recorder
+
+
+def test_it_is_said_in_three_places() -> None:
+    store, metrics, recorder = told(Chosen(stub("iptables"), "ipvs", ("No ip_vs.",)))
+    (finding,) = store.findings
+    assert "No ip_vs." in finding.reason
+    labels = {"wanted": "ipvs", "used": "iptables"}
+    assert metrics.registry.get_sample_value("steersman_mode_fallback", labels) == 1
+    assert recorder._queue.qsize() == 1
+
+
+def test_nothing_is_said_of_what_was_asked_for() -> None:
+    store, _, recorder = told(Chosen(stub("ipvs"), "ipvs"))
+    assert store.findings == ()
+    assert recorder._queue.empty()
+
+
+# -- what is missing -----------------------------------------------------------------------
+
+
+class Says:
+    """Answers every command with what was prepared."""
+
+    def __init__(self, *results: Result | Exception) -> None:
+        self._results = list(results)
+
+    async def run(self, *_args: object, **_more: object) -> Result:
+        result = self._results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+async def test_a_module_that_cannot_be_had() -> None:
+    assert await load_module(Says(Result(0, b"", b"")), "ip_vs") == ""
+    assert await load_module(Says(Result(1, b"", b"not found\n")), "ip_vs") == "not found"
+    assert "failed" in await load_module(Says(Result(1, b"", b"")), "ip_vs")
+    assert "modprobe" in await load_module(Says(FileNotFoundError("modprobe")), "ip_vs")
+
+
+async def test_an_ipset_that_will_not_do() -> None:
+    version = Result(0, b"ipset v7.17, protocol version: 7\n", b"")
+    assert await check_ipset(Says(version, Result(0, b"", b""))) == ""
+    assert "modprobe ip_set" in await check_ipset(Says(version, Result(1, b"", b"")))
+    assert "too old" in await check_ipset(Says(Result(0, b"ipset v4.5, protocol", b"")))
+    assert "not installed" in await check_ipset(Says(FileNotFoundError("ipset")))

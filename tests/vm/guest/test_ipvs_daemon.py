@@ -1,0 +1,61 @@
+"""The whole process in the ipvs mode, and what is left when another mode takes over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.test_daemon import Process, command, manifests, steersman, until, world
+from tests.kernel.namespace import in_namespace, sh
+
+SECONDS = 120.0
+"""In an emulated machine Python alone takes many."""
+
+
+def table() -> str:
+    return sh("cat /proc/thread-self/net/ip_vs")
+
+
+async def has_said(process: Process, text: str) -> None:
+    async def said() -> bool:
+        assert process.process.returncode is None or text in process.log, process.log
+        return text in process.log
+
+    await until(said, SECONDS)
+
+
+def test_from_start_to_the_next_mode(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "objects", *world())
+        flags = (f"--manifests={folder}", "--iptables-sync-period=1s")
+        async with steersman(tmp_path, "--proxy-mode=ipvs", *flags) as process:
+            await has_said(process, "Using ipvs Proxier")
+            await has_said(process, "sync 1 (start)")
+            assert "-> 0AF40005:" in table()
+            manifests(folder, *world("10.244.0.6"))
+
+            async def changed() -> bool:
+                return "-> 0AF40006:" in table()
+
+            await until(changed, SECONDS)
+            assert await process.stop() == 0
+        assert "-> 0AF40006:" in table()  # the data path outlives the process
+        async with steersman(tmp_path, *flags, name="second") as process:
+            await has_said(process, "ipvs mode: removed")
+            assert "->" not in table().partition("RemoteAddress")[2]
+            assert "kube-ipvs0" not in sh("ip link")
+            assert "KUBE-SVC-" in sh("iptables-save")
+
+    in_namespace(body)
+
+
+def test_clean_up(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "objects", *world())
+        async with steersman(tmp_path, "--proxy-mode=ipvs", f"--manifests={folder}") as process:
+            await has_said(process, "sync 1 (start)")
+        status, out, _ = await command("cleanup")
+        assert (status, "ipvs: " in out) == (0, True)
+        assert "->" not in table().partition("RemoteAddress")[2]
+        assert "KUBE-IPVS" not in sh("ipset save; iptables-save; ip link")
+
+    in_namespace(body)

@@ -1,0 +1,168 @@
+"""What the ipvs mode leaves in the kernel: draining, schedulers, others' servers, cleaning up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from steersman.host.exec import SubprocessExec
+from steersman.model.names import Protocol
+from steersman.model.plan import NodePlan, ServicePlan
+from steersman.modes.diff import Ruleset, diff
+from steersman.modes.ipvs.mode import IpvsMode, IpvsOptions
+from steersman.modes.ipvs.names import Server, ServerKey
+from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan
+from tests.modes import render
+from tests.vm.guest.ipvs import mode_behind
+
+VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
+SCHEDULERS = ("rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh", "lblc", "lblcr", "fo", "ovf")
+ONE, OTHER = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
+BOTH = (ONE[0], OTHER[0])
+
+
+@dataclass
+class Node:
+    """A namespace, and a mode for it."""
+
+    name: str
+    mode: IpvsMode
+
+    def again(self, options: IpvsOptions | None = None) -> IpvsMode:
+        """A fresh process, as far as the mode knows."""
+        self.mode.disconnect()
+        self.mode = mode_in(self.name, options)
+        return self.mode
+
+    def bring(self, *plans: ServicePlan) -> int:
+        """Bring the kernel to these plans; how many objects that changed."""
+        wanted = self.rendered(*plans)
+
+        async def run() -> int:
+            change = diff(await self.mode.read(), wanted)
+            await self.mode.apply(change)
+            assert not diff(await self.mode.read(), wanted)
+            return len(change)
+
+        return asyncio.run(run())
+
+    def rendered(self, *plans: ServicePlan) -> Ruleset:
+        return render(NodePlan(SETTINGS, {each.key: each for each in plans}), self.mode)
+
+    def apply(self, *plans: ServicePlan) -> None:
+        """Carry out what leads to these plans, and do not look afterwards."""
+
+        async def run() -> None:
+            await self.mode.apply(diff(await self.mode.read(), self.rendered(*plans)))
+
+        asyncio.run(run())
+
+    def servers(self) -> dict[ServerKey, Server]:
+        ruleset = asyncio.run(self.mode.read())
+        return {k: v for k, v in ruleset.items() if isinstance(k, ServerKey)}
+
+    def sh(self, *argv: str) -> str:
+        full = ["ip", "netns", "exec", self.name, *argv]
+        return subprocess.run(full, check=True, capture_output=True, text=True).stdout
+
+
+def mode_in(name: str, options: IpvsOptions | None = None) -> IpvsMode:
+    return mode_behind(SubprocessExec(("nsenter", f"--net=/run/netns/{name}")), options)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    name = f"sm-ipvs-{os.getpid()}"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)  # or: no local table
+    node = Node(name, mode_in(name))
+    yield node
+    node.mode.disconnect()
+    subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+def of(*addresses: str, protocol: Protocol = Protocol.TCP) -> ServicePlan:
+    return plan(key("ns/a:p", protocol), cluster_ip("10.96.0.1"), cluster=endpoints(*addresses))
+
+
+def table(node: Node) -> str:
+    return node.sh("cat", "/proc/net/ip_vs")
+
+
+def test_a_removed_endpoint_drains_at_weight_zero(node: Node) -> None:
+    node.bring(of(ONE[0], OTHER[0]))
+    node.apply(of(ONE[0]))
+    assert "0AF40002:1F90      Masq    0" in table(node)
+    node.again()
+    assert node.servers()[VIP].targets == (ONE,)  # and, without connections, it is gone
+    assert "0AF40002" not in table(node)
+
+
+def test_an_endpoint_that_returns_while_it_drains(node: Node) -> None:
+    node.bring(of(ONE[0], OTHER[0]))
+    node.apply(of(ONE[0]))
+    asyncio.run(node.mode.apply(diff(node.rendered(of(ONE[0])), node.rendered(of(*BOTH)))))
+    assert node.servers()[VIP].targets == (ONE, OTHER)
+    assert table(node).count("Masq    1") == 2
+
+
+def test_udp_is_removed_at_once(node: Node) -> None:
+    node.bring(of(*BOTH, protocol=Protocol.UDP))
+    node.apply(of(ONE[0], protocol=Protocol.UDP))
+    assert "0AF40002" not in table(node)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_every_scheduler(node: Node, scheduler: str) -> None:
+    mode = node.again(IpvsOptions(scheduler=scheduler))
+    assert asyncio.run(mode.probe()).usable
+    node.bring(of(ONE[0]))
+    assert node.servers()[VIP].scheduler == scheduler
+
+
+def test_an_unknown_scheduler_is_named(node: Node) -> None:
+    support = asyncio.run(node.again(IpvsOptions(scheduler="dice")).probe())
+    assert not support.usable
+    assert "modprobe ip_vs_dice" in " ".join(support.missing)
+
+
+def test_servers_of_others(node: Node) -> None:
+    node.sh("ipvsadm", "-A", "-t", "192.0.2.1:80", "-s", "rr")
+    assert node.servers() == {}  # nothing is ours before our interface is there
+    node.again(IpvsOptions(exclude_cidrs=("192.0.2.0/24",)))
+    node.bring(of(ONE[0]))
+    assert "C0000201:0050" in table(node)
+    node.again()
+    node.bring(of(ONE[0]))
+    assert "C0000201:0050" not in table(node)
+
+
+def test_drift_is_mended(node: Node) -> None:
+    node.bring(of(ONE[0]))
+    node.sh("ip", "addr", "del", "10.96.0.1/32", "dev", "kube-ipvs0")
+    node.sh("ipset", "flush", "KUBE-IPVS-PORTS")
+    node.sh("iptables", "-t", "nat", "-F", "KUBE-IPVS-SERVICES")
+    node.sh("ipvsadm", "-d", "-t", "10.96.0.1:80", "-r", "10.244.0.1:8080")
+    assert node.bring(of(ONE[0])) == 3  # the server with its address, the entry, the chain
+    node.sh("ip", "link", "del", "kube-ipvs0")
+    assert node.bring(of(ONE[0])) > 0
+    assert "10.96.0.1/32" in node.sh("ip", "addr", "show", "kube-ipvs0")
+
+
+def test_nothing_is_left(node: Node) -> None:
+    node.bring(of(ONE[0]))
+    assert IpvsOptions().scheduler in table(node)
+
+    async def clean() -> None:
+        await node.mode.apply(diff(await node.mode.read(), {}))
+
+    asyncio.run(clean())
+    assert "0A600001" not in table(node)
+    assert node.sh("ipset", "save") == ""
+    assert "KUBE" not in node.sh("iptables-save") + node.sh("ip6tables-save")
+    assert "kube-ipvs0" not in node.sh("ip", "link")
