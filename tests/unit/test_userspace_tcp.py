@@ -252,6 +252,20 @@ async def test_another_plan_touches_no_connection() -> None:
         assert made.room.used == 0
 
 
+async def test_affinity_and_counts_outlive_another_plan() -> None:
+    async with (
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as made,
+    ):
+        await made.start({key(): listener(one, two, affinity_seconds=60)})
+        name = await ask(made.port(key()))
+        for some in ((two, one), (one, two), (two, one)):
+            await made.start({key(): listener(*some, affinity_seconds=60)})
+            assert await ask(made.port(key())) == name
+        assert [tally.connections for _, _, tally in made.traffic] == [4]
+
+
 async def test_a_port_in_use_is_said_and_nothing_is_started() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         other = key(address="10.96.0.2")

@@ -167,7 +167,12 @@ class Effects:
     # Conntrack: in a task of its own, as a large table takes longer than a sync may
 
     def _note_conntrack(self, synced: Synced) -> None:
-        """Have stale entries deleted now that the rules are in (SPEC 12)."""
+        """Have stale entries deleted now that the rules are in (SPEC 12).
+
+        Where connections end in this process, entries lead to it and never become stale.
+        """
+        if synced.state.plan.settings.traits.hides_clients:
+            return
         if synced.result.reason == "start":
             self._stale = None
         elif self._stale is not None:

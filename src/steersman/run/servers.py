@@ -18,6 +18,7 @@ from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings
+from steersman.modes.userspace.apply import Proxy
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
@@ -25,6 +26,7 @@ from steersman.run.http import keep_serving
 from steersman.run.klog import Logging
 from steersman.run.metrics import Metrics, conntrack_usage
 from steersman.run.metrics_server import Pages, metrics_app
+from steersman.run.proxied import proxied
 from steersman.run.report import state_json
 from steersman.run.startup import cluster_access
 from steersman.run.sync import Sync
@@ -68,6 +70,9 @@ class Servers:
         self._stats = stats
         if stats is not None:
             self.metrics.ask(partial(_watch_errors, stats))
+        proxy = getattr(sync.mode, "proxy", None)
+        if isinstance(proxy, Proxy):
+            self.metrics.ask(partial(proxied, proxy))
 
     def health_checks(
         self, settings: Callable[[], NodeSettings]

@@ -92,10 +92,10 @@ class Proxy:
         replaced = [self._listeners[key] for key in fresh if key in self._listeners]
         for key in wanted.keys() - fresh.keys():
             route = self._listeners[key].route
-            self._count(route.plan.owner, -1)
-            route.plan = wanted[key]
-            route.balancer = self._balancer(route.plan.owner)
+            before, route.plan = route.plan.owner, wanted[key]
             self._count(route.plan.owner, 1)
+            route.balancer = self._balancer(route.plan.owner)
+            self._count(before, -1)  # last: what they share must not go with it
         self._listeners.update(fresh)
         return replaced
 
