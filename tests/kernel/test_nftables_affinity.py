@@ -13,6 +13,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
 from steersman.modes.diff import diff
 from steersman.modes.nftables.affinity import base_name, memory_name
+from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.mode import NftablesMode
 from tests import nftables_plans as make
 from tests.kernel.nft import mode_behind
@@ -146,3 +147,25 @@ def test_an_endpoint_in_the_hosts_network_is_learned(cluster: Cluster) -> None:
         cluster.program()
         cluster.program(plan)
     assert {cluster.reached(OUTSIDE, *WAYS[2]) for _ in range(10)} == {f"{NODE}:8080"}
+
+
+def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
+    cluster.program()
+    cluster.program(make.plan([0, 1]))
+    for _ in range(20):
+        cluster.reached(OUTSIDE, *WAYS[0])
+
+    def counts() -> tuple[int, dict[bytes, int]]:
+        found = asyncio.run(cluster.mode.connections())
+        ends = {name[-8:]: n for name, n in found.items() if name[0] == Kind.SERVICE_ENDPOINTS}
+        (front,) = (n for name, n in found.items() if name[0] == Kind.SERVICE_IPS)
+        return front, ends
+
+    before, ends = counts()
+    assert before == sum(ends.values()) == 20
+    cluster.program(make.plan(range(40)))  # another chain, so another element
+    cluster.program(make.plan([1]))  # another slot
+    after, left = counts()
+    assert after == 20
+    assert left == {end: n for end, n in ends.items() if end in left}
+    assert len(left) == 1

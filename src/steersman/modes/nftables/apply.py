@@ -19,6 +19,7 @@ from steersman.model.names import Family
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import wire
+from steersman.modes.nftables.counters import Counters
 from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.expressions import hairpin_rules, learning_rules
 from steersman.modes.nftables.layout import TABLE, Form, Kind, prefix
@@ -65,6 +66,7 @@ class Tables:
         self._strangers = 0
         self._stale: dict[bytes, Any] = {}
         self._learning: set[Family] = set()
+        self.counters = Counters(netlink)
         self._destroy = self._can_destroy()
 
     def _can_destroy(self) -> bool:
@@ -180,6 +182,7 @@ class Tables:
         """
         dropped = {f for f in Family if prefix(Kind.SKELETON, f) in change.removed}
         change = _outside(change, dropped)
+        self.counters.keep(change)
         counts = self._changed_counts(change)
         steps = [Step(wire.delete_table(f), (prefix(Kind.SKELETON, f),)) for f in dropped]
         self._commit(steps, self._with_cluster_ips(change, counts))

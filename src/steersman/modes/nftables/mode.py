@@ -125,6 +125,11 @@ class NftablesMode:
         """Print a Diff as nft commands (`--dry-run`)."""
         return diff_text(change)
 
+    async def connections(self) -> dict[bytes, int]:
+        """Connections so far per frontend and per endpoint (counters.py says by which keys)."""
+        async with self._lock:
+            return await asyncio.to_thread(self._opened().counters.totals)
+
     async def lost(self) -> None:
         """Wait until somebody else changed our tables (or all of the ruleset).
 

@@ -1,0 +1,103 @@
+"""Connections per frontend and per endpoint: the elements' own counters, kept across replacement.
+
+An element that is replaced starts at zero in the kernel, and slots change hands; what was counted
+is read just before and added to what comes after. Connections that session affinity sends on
+are counted at the frontend only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from steersman.host.netlink import Netlink, NetlinkError
+from steersman.host.nlmsg import attributes, nested, text
+from steersman.model.names import Family
+from steersman.modes.diff import Diff
+from steersman.modes.nftables import wire
+from steersman.modes.nftables.elements import encode
+from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind
+from steersman.modes.nftables.read import set_elements
+
+_FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
+_ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
+_COUNTED = frozenset((*_FRONTENDS, *_ENDPOINTS))
+_EXPR, _PACKETS = 7, 2
+_SINGLY = 64
+"""Elements up to which they are asked for one by one; more are found in a dump."""
+
+
+class Counters:
+    """What elements had counted when they were replaced."""
+
+    def __init__(self, netlink: Netlink) -> None:
+        self._netlink = netlink
+        self._before: dict[bytes, int] = {}
+
+    def keep(self, change: Diff) -> None:
+        """Read what the elements that go have counted; just before they go."""
+        old = {key: pair[0] for key, pair in change.changed.items()} | change.removed
+        gone = {key[1:] for key in change.removed if key[0] in _FRONTENDS}
+        counted: dict[bytes, bytes] = {}
+        for key, value in old.items():
+            if key[0] not in _COUNTED:
+                continue
+            if (key[1:] if key[0] in _FRONTENDS else key[1:-4]) in gone:
+                self._before.pop(_name(key, value), None)  # who comes later starts anew
+            else:
+                counted[key] = value
+        for key, packets in self._read(counted):
+            name = _name(key, counted[key])
+            self._before[name] = self._before.get(name, 0) + packets
+
+    def totals(self) -> dict[bytes, int]:
+        """Connections so far, by the key of the frontend's element, or by that of the endpoint's
+        without its slot, then the endpoint."""
+        totals: dict[bytes, int] = {}
+        for family in Family:
+            for kind in (*_FRONTENDS, *_ENDPOINTS):
+                for key, value, packets in self._dump(kind, family):
+                    name = _name(key, value)
+                    totals[name] = totals.get(name, 0) + packets
+        self._before = {name: n for name, n in self._before.items() if name in totals}
+        return {name: packets + self._before.get(name, 0) for name, packets in totals.items()}
+
+    def _read(self, keys: dict[bytes, bytes]) -> Iterator[tuple[bytes, int]]:
+        if len(keys) <= _SINGLY:
+            for key in keys:
+                yield key, self._one(key)
+            return
+        for kind, family in {(Kind(key[0]), Family(key[1])) for key in keys}:
+            for key, _, packets in self._dump(kind, family):
+                if key in keys:
+                    yield key, packets
+
+    def _one(self, key: bytes) -> int:
+        (item,) = encode(Form.SET, [(key[2:], b"")], keys_only=True)
+        table, name = text(1, TABLE), text(2, SETS[key[0]].name)
+        request = wire.request(wire.GETSETELEM, Family(key[1]), table, name, nested(3, item))
+        try:
+            replies = self._netlink.request(request)
+        except NetlinkError:  # someone else deleted it
+            return 0
+        contents = (c for reply in replies for c in wire.element_lists(reply.payload))
+        return sum(_packets(content, 8 + len(key) - 2) for content in contents)
+
+    def _dump(self, kind: Kind, family: Family) -> Iterable[tuple[bytes, bytes, int]]:
+        spec = SETS[kind]
+        end = 8 + spec.key_size(family)
+        size = family.bits // 8 + 4
+        try:
+            for content in set_elements(self._netlink, family, spec.name):
+                key = bytes((kind, family)) + content[8:end]
+                yield key, content[end + 8 : end + 8 + size], _packets(content, end)
+        except NetlinkError:  # no such table, or changed meanwhile: what was seen counts
+            return
+
+
+def _name(key: bytes, value: bytes) -> bytes:
+    return key if key[0] in _FRONTENDS else key[:-4] + value
+
+
+def _packets(content: bytes, end: int) -> int:
+    expression = attributes(attributes(content, end).get(_EXPR, b""))
+    return int.from_bytes(attributes(expression.get(2, b"")).get(_PACKETS, b""), "big")
