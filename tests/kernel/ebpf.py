@@ -27,6 +27,13 @@ from steersman.modes.ebpf.text import describe
 from tests import lab_sockets
 
 _serial = itertools.count(1)
+
+
+def next_number() -> int:
+    """A number that nobody else in this process has."""
+    return next(_serial)
+
+
 _modes: dict[str, EbpfMode] = {}
 
 

@@ -64,8 +64,18 @@ class Pins:
 
     def remove(self) -> None:
         """Remove every pin: maps go, and what is still attached goes too."""
+        for name in self.names():
+            self._detach(name)
         self.release()
         shutil.rmtree(self.root, ignore_errors=True)
+
+    def _detach(self, name: str) -> None:
+        """Take a program off at once: unpinning alone does it a little later."""
+        link = self.link(name)
+        if link is not None:
+            with contextlib.suppress(OSError):  # its device is gone, and it with that
+                link.detach()
+            link.close()
 
     def link(self, name: str) -> Link | None:
         """A pinned link."""

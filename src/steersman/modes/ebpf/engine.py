@@ -142,7 +142,7 @@ class Engine:
 
     def apply(self, change: Diff) -> None:
         """Write the maps; attach the programs after that, and detach them before."""
-        if Kind.PROGRAMS.value in change.removed:
+        if Kind.CONFIG.value in change.removed:
             self._remove()
             return
         tables = self._open()

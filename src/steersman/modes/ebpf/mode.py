@@ -121,14 +121,18 @@ class EbpfMode:
 
     async def _keep(self) -> None:
         with self.engine.news() as news:
+            await self._do(self.engine.follow_devices)  # for what came before we listened
             while self.engine.tables is not None:
-                work = self.engine.follow_devices if await _changed(news) else self.engine.collect
-                try:
-                    async with self._lock:
-                        if self.engine.tables is not None:
-                            await asyncio.to_thread(work)
-                except OSError as error:
-                    log.warning("ebpf: %s; tried again at the next change", error)
+                changed = await _changed(news)
+                await self._do(self.engine.follow_devices if changed else self.engine.collect)
+
+    async def _do(self, work: Callable[[], object]) -> None:
+        try:
+            async with self._lock:
+                if self.engine.tables is not None:
+                    await asyncio.to_thread(work)
+        except OSError as error:
+            log.warning("ebpf: %s; tried again at the next change", error)
 
 
 async def _changed(news: Subscription) -> bool:

@@ -1,0 +1,402 @@
+"""The programs of devices, packet in and packet out (PROG_TEST_RUN), every checksum verified."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
+from steersman.model.plan import (
+    Action,
+    Endpoint,
+    FamilySettings,
+    Frontend,
+    FrontendKind,
+    NodeSettings,
+    ServicePlan,
+    Verdict,
+)
+from steersman.modes.diff import diff
+from steersman.modes.ebpf import layout, render
+from steersman.modes.ebpf.bpf import run_packet
+from steersman.modes.ebpf.loader import LoadedObject
+from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.tables import Tables
+from tests.kernel.ebpf import compiled
+from tests.lab_sctp import crc32c
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not shutil.which("clang") and not compiled().exists(), reason="no compiled object, no clang"
+    ),
+]
+
+NEXT, SHOT, REDIRECT = -1, 2, 7
+TCP, UDP, SCTP = 6, 17, 132
+SYN, ACK, FIN, RST = 2, 16, 1, 4
+ETHERNET = bytes.fromhex("020000000001020000000002")
+LOOPBACK = 1  # the device that test runs take place on
+CLIENT, NODE, POD = "203.0.113.9", "192.168.0.2", "10.244.1.5"
+VIP, PLAIN, LONELY = "198.51.100.1", "198.51.100.2", "198.51.100.3"
+CLIENT6, NODE6, POD6, VIP6 = "2001:db8:99::9", "2001:db8::2", "fd00:10:244:1::5", "2001:db8:100::1"
+
+
+def complement(data: bytes) -> int:
+    """The Internet checksum (RFC 1071) of data that holds its own: 0 where that is right."""
+    data += b"\0" * (len(data) % 2)
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def pseudo(source: str, destination: str, protocol: int, length: int) -> bytes:
+    packed = b"".join(socket.inet_pton(family(a), a) for a in (source, destination))
+    return packed + struct.pack("!II", length, protocol)
+
+
+class Seen(NamedTuple):
+    """What a packet says."""
+
+    source: str
+    source_port: int
+    destination: str
+    destination_port: int
+    transport: bytes
+    ttl: int = 64
+
+
+def transport(protocol: int, ports: tuple[int, int], flags: int, payload: bytes) -> bytes:
+    """A transport header without its checksum, and where that goes."""
+    if protocol == TCP:
+        return struct.pack("!HHIIBBHHH", *ports, 1, 0, 0x50, flags, 1000, 0, 0) + payload
+    if protocol == UDP:
+        return struct.pack("!HHHH", *ports, 8 + len(payload), 0) + payload
+    return struct.pack("!HHII", *ports, 1, 0) + payload
+
+
+def with_checksum(source: str, destination: str, protocol: int, data: bytes) -> bytes:
+    if protocol == SCTP:
+        return data[:8] + struct.pack("<I", crc32c(data)) + data[12:]
+    place = {TCP: 16, UDP: 6, 1: 2, 58: 2}[protocol]
+    head = b"" if protocol == 1 else pseudo(source, destination, protocol, len(data))
+    return data[:place] + struct.pack("!H", complement(head + data)) + data[place + 2 :]
+
+
+def ip(
+    source: str,
+    destination: str,
+    protocol: int,
+    data: bytes,
+    *,
+    fragment: int = 0,
+    options: bytes = b"",
+) -> bytes:
+    """An Ethernet frame with an IP packet."""
+    ends = b"".join(socket.inet_pton(family(a), a) for a in (source, destination))
+    if ":" in source:
+        head = struct.pack("!IHBB", 0x60000000, len(data), protocol, 64) + ends
+        return ETHERNET + b"\x86\xdd" + head + data
+    words = 5 + len(options) // 4
+    head = struct.pack(
+        "!BBHHHBBH", 0x40 | words, 0, 4 * words + len(data), 77, fragment, 64, protocol, 0
+    )
+    head += ends + options
+    head = head[:10] + struct.pack("!H", complement(head)) + head[12:]
+    return ETHERNET + b"\x08\x00" + head + data
+
+
+def packet(
+    source: tuple[str, int],
+    destination: tuple[str, int],
+    protocol: int = TCP,
+    flags: int = SYN,
+    payload: bytes = b"",
+    options: bytes = b"",
+) -> bytes:
+    data = transport(protocol, (source[1], destination[1]), flags, payload)
+    data = with_checksum(source[0], destination[0], protocol, data)
+    return ip(source[0], destination[0], protocol, data, options=options)
+
+
+def unwrap(frame: bytes) -> tuple[str, str, int, bytes]:
+    """Addresses, protocol and the rest of a frame, whose IP header must be right."""
+    data = frame[14:]
+    if data[0] >> 4 == 6:
+        ends = [socket.inet_ntop(socket.AF_INET6, data[n : n + 16]) for n in (8, 24)]
+        return ends[0], ends[1], data[6], data[40:]
+    size = (data[0] & 15) * 4
+    assert complement(data[:size]) == 0, "the checksum of the IP header is wrong"
+    ends = [socket.inet_ntop(socket.AF_INET, data[n : n + 4]) for n in (12, 16)]
+    return ends[0], ends[1], data[9], data[size:]
+
+
+def see(frame: bytes) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Source and destination of a frame, all of whose checksums must be right."""
+    source, destination, protocol, data = unwrap(frame)
+    if protocol == SCTP:
+        given = struct.unpack_from("<I", data, 8)[0]
+        assert crc32c(data[:8] + bytes(4) + data[12:]) == given, "the CRC is wrong"
+    elif protocol != UDP or data[6:8] != b"\0\0":
+        assert complement(pseudo(source, destination, protocol, len(data)) + data) == 0
+    ports = struct.unpack_from("!HH", data)
+    return (source, ports[0]), (destination, ports[1])
+
+
+def plan(
+    name: str, address: str, endpoints: tuple[Endpoint, ...], action: Action, protocol: Protocol
+) -> ServicePlan:
+    version = Family.IPV6 if ":" in address else Family.IPV4
+    frontend = Frontend(FrontendKind.EXTERNAL_IP, address, 80, action, action, action)
+    key = PlanKey(ServicePortName("shop", name, str(protocol), protocol), version)
+    return ServicePlan(key, (frontend,), cluster=endpoints)
+
+
+def plans() -> Iterator[ServicePlan]:
+    hidden, plain = Action(Verdict.FORWARD, masquerade=True), Action(Verdict.FORWARD)
+    for protocol in Protocol:
+        yield plan("hidden", VIP, (Endpoint(POD, 8080),), hidden, protocol)
+        yield plan("plain", PLAIN, (Endpoint(POD, 8081),), plain, protocol)
+        yield plan("lonely", LONELY, (), Action(Verdict.REJECT), protocol)
+        yield plan("six", VIP6, (Endpoint(POD6, 8080),), hidden, protocol)
+        yield plan("lonely6", "2001:db8:100::3", (), Action(Verdict.REJECT), protocol)
+
+
+class Programs:
+    """The two programs, on a device that masquerades as the node."""
+
+    def __init__(self) -> None:
+        self.loaded = LoadedObject(compiled(), None)
+        tables = Tables(self.loaded.maps)
+        settings = NodeSettings(
+            families=(Family.IPV4, Family.IPV6),
+            ipv4=FamilySettings(local_addresses=(NODE,)),
+            ipv6=FamilySettings(local_addresses=(NODE6,)),
+        )
+        want = render.render_node(settings, render.Programs(bytes(16)))
+        for each in plans():
+            want.update(render.render_service(each))
+        tables.write(diff({}, want))
+        own = layout.DEVICE.pack(layout.pack_address(NODE), layout.pack_address(NODE6), 0, 0)
+        HashMap(self.loaded.maps["devices"]).put(LOOPBACK.to_bytes(4, layout.BYTE_ORDER), own)
+        self.flows = HashMap(self.loaded.maps["flows"])
+
+    def ingress(self, frame: bytes) -> tuple[int, bytes]:
+        return run_packet(self.loaded.programs["sm_ingress"], frame)
+
+    def egress(self, frame: bytes) -> tuple[int, bytes]:
+        return run_packet(self.loaded.programs["sm_egress"], frame)
+
+    def through(self, frame: bytes) -> bytes:
+        """In by one device and out by another."""
+        answer, inside = self.ingress(frame)
+        assert answer == NEXT
+        answer, out = self.egress(inside)
+        assert answer == NEXT
+        return out
+
+    def states(self) -> set[int]:
+        return {layout.FLOW.unpack(value)[4] for _, value in self.flows.items()}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[Programs]:
+    made = Programs()
+    yield made
+    made.loaded.close()
+
+
+@pytest.fixture
+def programs(loaded: Programs) -> Programs:
+    for learned in (loaded.flows, HashMap(loaded.loaded.maps["fragments"])):
+        learned.delete_all([key for key, _ in learned.items()])
+    return loaded
+
+
+FORWARDED = [
+    pytest.param((CLIENT, 4000), VIP, (POD, 8080), (NODE, 4000), id="ipv4"),
+    pytest.param((CLIENT6, 4000), VIP6, (POD6, 8080), (NODE6, 4000), id="ipv6"),
+    pytest.param((CLIENT, 4000), PLAIN, (POD, 8081), (CLIENT, 4000), id="not-masqueraded"),
+    pytest.param((POD, 4000), PLAIN, (POD, 8081), (NODE, 4000), id="hairpin"),
+]
+
+
+@pytest.mark.parametrize("protocol", [TCP, UDP, SCTP], ids=["tcp", "udp", "sctp"])
+@pytest.mark.parametrize(("client", "vip", "endpoint", "seen_from"), FORWARDED)
+def test_there_and_back(
+    programs: Programs,
+    protocol: int,
+    client: tuple[str, int],
+    vip: str,
+    endpoint: tuple[str, int],
+    seen_from: tuple[str, int],
+) -> None:
+    for payload in (b"", b"four", b"five!", b"x" * 1200):
+        there = programs.through(packet(client, (vip, 80), protocol, SYN, payload))
+        assert see(there) == (seen_from, endpoint)
+        back = programs.through(packet(endpoint, seen_from, protocol, SYN | ACK, payload))
+        assert see(back) == ((vip, 80), client)
+
+
+def test_a_udp_datagram_without_checksum_stays_without(programs: Programs) -> None:
+    data = transport(UDP, (4000, 80), 0, b"hello")
+    out = programs.through(ip(CLIENT, VIP, UDP, data))
+    assert see(out) == ((NODE, 4000), (POD, 8080))
+    assert unwrap(out)[3][6:8] == b"\0\0"
+
+
+def test_ip_options_are_stepped_over(programs: Programs) -> None:
+    out = programs.through(packet((CLIENT, 4000), (VIP, 80), options=b"\x01" * 8))
+    assert see(out) == ((NODE, 4000), (POD, 8080))
+
+
+def test_two_clients_with_one_port_are_told_apart(programs: Programs) -> None:
+    first = see(programs.through(packet((CLIENT, 4000), (VIP, 80))))
+    second = see(programs.through(packet(("203.0.113.10", 4000), (VIP, 80))))
+    assert first[0] == (NODE, 4000)
+    assert second[0][0] == NODE
+    assert second[0][1] != 4000
+    back = programs.through(packet((POD, 8080), second[0], flags=SYN | ACK))
+    assert see(back) == ((VIP, 80), ("203.0.113.10", 4000))
+
+
+@pytest.mark.parametrize("flags", [ACK, SYN | ACK, FIN | ACK, RST])
+def test_only_a_syn_opens_a_connection(programs: Programs, flags: int) -> None:
+    given = packet((CLIENT, 4000), (VIP, 80), flags=flags)
+    assert programs.ingress(given) == (NEXT, given)
+
+
+def test_what_is_for_nobody_is_left_alone(programs: Programs) -> None:
+    for given in (
+        packet((CLIENT, 4000), ("198.51.100.77", 80)),
+        packet((CLIENT, 4000), (VIP, 81)),
+        ETHERNET + b"\x08\x06" + bytes(28),
+        ETHERNET + b"\x08\x00" + b"\x45" + bytes(30),
+        ETHERNET + b"\x86\xdd" + b"\x60" + bytes(50),
+    ):
+        assert programs.ingress(given) == (NEXT, given)
+        assert programs.egress(given) == (NEXT, given)
+
+
+def test_an_end_is_noticed(programs: Programs) -> None:
+    programs.through(packet((CLIENT, 4000), (VIP, 80)))
+    programs.through(packet((POD, 8080), (NODE, 4000), flags=SYN | ACK))
+    programs.through(packet((CLIENT, 4000), (VIP, 80), flags=ACK))
+    assert programs.states() == {0, 1}  # opening: the endpoint has sent no more than a SYN
+    programs.through(packet((CLIENT, 4000), (VIP, 80), flags=RST))
+    assert programs.states() == {2}
+
+
+def test_what_begins_after_an_end_is_another_connection(programs: Programs) -> None:
+    programs.through(packet((CLIENT, 4000), (PLAIN, 80)))
+    programs.through(packet((CLIENT, 4000), (PLAIN, 80), flags=RST))
+    direct = packet((CLIENT, 4000), (POD, 8081))
+    assert programs.through(direct) == direct
+    answer = packet((POD, 8081), (CLIENT, 4000), flags=SYN | ACK)
+    assert programs.through(answer) == answer
+
+
+@pytest.mark.parametrize("protocol", [TCP, UDP, SCTP])
+@pytest.mark.parametrize(
+    ("client", "vip", "number", "kind"),
+    [(CLIENT, LONELY, 1, b"\x03\x03"), (CLIENT6, "2001:db8:100::3", 58, b"\x01\x04")],
+)
+def test_refusal(
+    programs: Programs, protocol: int, client: str, vip: str, number: int, kind: bytes
+) -> None:
+    given = packet((client, 4000), (vip, 80), protocol, payload=b"x" * 300)
+    answer, out = programs.ingress(given)
+    source, destination, found, data = unwrap(out)
+    assert answer == REDIRECT
+    assert (source, destination, found) == (vip, client, number)
+    assert data[:2] == kind
+    assert complement((b"" if number == 1 else pseudo(vip, client, 58, len(data))) + data) == 0
+    assert given[14:].startswith(data[8:])
+    assert out[:12] == given[6:12] + given[:6]
+
+
+MTU4 = b"\x03\x04\0\0\0\0\x05\x14"  # fragmentation needed, RFC 1191
+MTU6 = b"\x02\x00\0\0\0\0\x05\x14"  # packet too big, RFC 4443
+ERRORS = [
+    pytest.param(
+        CLIENT, VIP, POD, NODE, "192.168.7.1", 1, b"\x03\x04\0\0\0\0\x05\x14", id="mtu-ipv4"
+    ),
+    pytest.param(CLIENT6, VIP6, POD6, NODE6, "fd00::1", 58, MTU6, id="mtu-ipv6"),
+]
+
+
+@pytest.mark.parametrize(("client", "vip", "pod", "node", "router", "icmp", "head"), ERRORS)
+@pytest.mark.parametrize("protocol", [TCP, UDP])
+def test_an_error_about_what_a_client_sent_reaches_it(
+    programs: Programs,
+    protocol: int,
+    client: str,
+    vip: str,
+    pod: str,
+    node: str,
+    router: str,
+    icmp: int,
+    head: bytes,
+) -> None:
+    sent = packet((client, 4000), (vip, 80), protocol)
+    quoted = programs.through(sent)[14:]
+    error = with_checksum(router, node, icmp, head + quoted)
+    source, destination, _, data = unwrap(programs.through(ip(router, node, icmp, error)))
+    assert (source, destination) == (router, client)
+    check = b"" if icmp == 1 else pseudo(router, client, 58, len(data))
+    assert complement(check + data) == 0
+    inner = ETHERNET + (b"\x08\x00" if icmp == 1 else b"\x86\xdd") + data[8:]
+    ends = unwrap(inner)
+    assert (ends[0], ends[1]) == (client, vip)
+    assert struct.unpack_from("!HH", ends[3]) == (4000, 80)
+
+
+def test_an_error_about_an_answer_reaches_the_endpoint(programs: Programs) -> None:
+    programs.through(packet((CLIENT, 4000), (VIP, 80)))
+    quoted = programs.through(packet((POD, 8080), (NODE, 4000), flags=SYN | ACK))[14:]
+    error = with_checksum(CLIENT, VIP, 1, b"\x03\x03\0\0\0\0\0\0" + quoted)
+    source, destination, _, data = unwrap(programs.through(ip(CLIENT, VIP, 1, error)))
+    assert (source, destination) == (NODE, POD)
+    assert complement(data) == 0
+    inner = unwrap(ETHERNET + b"\x08\x00" + data[8:])
+    assert (inner[0], inner[1]) == (POD, NODE)
+    assert struct.unpack_from("!HH", inner[3]) == (8080, 4000)
+
+
+Cut = Callable[[bytes], list[bytes]]
+
+
+def cut(source: str, destination: str, data: bytes) -> list[bytes]:
+    """A datagram of IPv4 in three fragments."""
+    more, size = 0x2000, 64
+    parts = [data[n : n + size] for n in range(0, len(data), size)]
+    last = len(parts) - 1
+    return [
+        ip(source, destination, UDP, part, fragment=(more if n < last else 0) | n * size // 8)
+        for n, part in enumerate(parts)
+    ]
+
+
+def test_fragments_follow_the_first(programs: Programs) -> None:
+    data = transport(UDP, (4000, 80), 0, b"y" * 180)
+    data = with_checksum(CLIENT, VIP, UDP, data)
+    out = [unwrap(programs.through(part)) for part in cut(CLIENT, VIP, data)]
+    assert {(source, destination) for source, destination, _, _ in out} == {(NODE, POD)}
+    whole = b"".join(part for _, _, _, part in out)
+    assert struct.unpack_from("!HH", whole) == (4000, 8080)
+    assert complement(pseudo(NODE, POD, UDP, len(whole)) + whole) == 0
+
+
+def test_a_later_fragment_alone_is_left_alone(programs: Programs) -> None:
+    lone = cut(CLIENT, VIP, transport(UDP, (4000, 80), 0, b"y" * 180))[1]
+    assert programs.ingress(lone) == (NEXT, lone)

@@ -1,0 +1,337 @@
+"""The ebpf mode seen by real sockets: what they are shown, who stays with whom, what survives."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from steersman.host.exec import SubprocessExec
+from steersman.modes.base import BusyError
+from steersman.modes.diff import diff
+from steersman.modes.ebpf.engine import EbpfOptions, Inside
+from steersman.modes.ebpf.mode import EbpfMode
+from tests import lab_sockets
+from tests.kernel import ebpf
+from tests.kernel.ebpf_plan import (
+    CLIENT,
+    ENDPOINTS,
+    LAYOUT,
+    LOOKER,
+    NODE,
+    NODE_PORT,
+    OTHER,
+    POD,
+    STICKY,
+    VIP,
+    VIP6,
+    bring,
+    node_plan,
+    ruleset,
+)
+from tests.lab import Lab, ip
+from tests.lab_sockets import Netns
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not shutil.which("clang") and not ebpf.compiled().exists(),
+        reason="no compiled object, no clang",
+    ),
+]
+WAIT = 5.0
+
+
+class Node:
+    """A lab whose node has the mode."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.cgroup = ebpf.new_cgroup(ebpf.next_number())
+        self.pins = ebpf.bpffs() / self.cgroup.name
+        self.options = EbpfOptions(self.pins, self.cgroup, file=ebpf.compiled())
+        lab_sockets.CGROUPS[lab.node.path] = self.cgroup
+        self.modes: list[EbpfMode] = []
+
+    def mode(self) -> EbpfMode:
+        """Another process, as it were."""
+        inside = Inside(Netns(self.lab.node.path).call)
+        self.modes.append(EbpfMode(SubprocessExec(), self.options, inside))
+        return self.modes[-1]
+
+    def socket(self, address: str, kind: str = "TCP", at: str = LOOKER) -> socket.socket:
+        """A socket of the node or of a pod on it, to talk to `address`."""
+        sock = self.lab.netns(at).socket(address, kind, self.cgroup)
+        sock.settimeout(WAIT)
+        return sock
+
+    def close(self) -> None:
+        for mode in self.modes:
+            mode.close()
+        shutil.rmtree(self.pins, ignore_errors=True)
+        del lab_sockets.CGROUPS[self.lab.node.path]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(LAYOUT) as made:
+        for pod in LAYOUT.pods:
+            for protocol in ("TCP", "UDP"):
+                made.serve(pod.address, 8080, protocol)
+        yield made
+
+
+@pytest.fixture
+def node(lab: Lab) -> Iterator[Node]:
+    made = Node(lab)
+    asyncio.run(bring(made.mode(), node_plan()))
+    yield made
+    made.close()
+
+
+def ask(sock: socket.socket) -> str:
+    """The name of the endpoint behind a connected socket of UDP."""
+    sock.send(b"?")
+    return sock.recv(100).decode().split()[0]
+
+
+def greeting(sock: socket.socket) -> str:
+    return sock.recv(100).decode().split()[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, on a loop that has work of its own to do."""
+    async with asyncio.timeout(WAIT):
+        while not condition():  # noqa: ASYNC110 - the kernel sends no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("address", "at"), [(VIP, LOOKER), (VIP, NODE), (VIP6, NODE)])
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+def test_the_peer_is_the_service(node: Node, kind: str, address: str, at: str) -> None:
+    with node.socket(address, kind, at) as sock:
+        sock.connect((address, 80))
+        assert sock.getpeername()[:2] == (address, 80)
+        if kind == "UDP":
+            sock.send(b"?")
+            _, sender = sock.recvfrom(100)
+            assert sender[:2] == (address, 80)
+
+
+def test_a_socket_that_is_not_connected_stays_with_one_endpoint(node: Node) -> None:
+    said = set()
+    with node.socket(VIP, "UDP") as sock:
+        for _ in range(30):
+            sock.sendto(b"?", (VIP, 80))
+            answer, sender = sock.recvfrom(100)
+            said.add(answer)
+            assert sender == (VIP, 80)
+    assert len(said) == 1
+
+
+def test_sockets_that_are_not_connected_spread(node: Node) -> None:
+    said = set()
+    for _ in range(60):
+        with node.socket(VIP, "UDP") as sock:
+            sock.sendto(b"?", (VIP, 80))
+            said.add(sock.recv(100))
+    assert len(said) == len(ENDPOINTS)
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+def test_an_ipv6_socket_may_speak_ipv4(node: Node, kind: str) -> None:
+    with node.socket("::", kind) as sock:
+        sock.connect((f"::ffff:{VIP}", 80))
+        assert (ask if kind == "UDP" else greeting)(sock).endswith(":8080")
+        assert sock.getpeername()[:2] == (f"::ffff:{VIP}", 80)
+
+
+def test_localhost_has_node_ports(node: Node) -> None:
+    with node.socket(VIP, at=NODE) as sock:
+        sock.connect(("127.0.0.1", NODE_PORT))
+        assert greeting(sock).endswith(":8080")
+
+
+def test_a_node_port_in_use_cannot_be_bound(node: Node) -> None:
+    for at, address, number in (
+        (NODE, "0.0.0.0", errno.EADDRINUSE),
+        (NODE, NODE, errno.EADDRINUSE),
+        (LOOKER, "0.0.0.0", 0),
+    ):
+        with node.socket(VIP, at=at) as sock:
+            if not number:
+                sock.bind((address, NODE_PORT))
+                continue
+            with pytest.raises(OSError, match="in use") as error:
+                sock.bind((address, NODE_PORT))
+            assert error.value.errno == number
+            sock.bind((address, NODE_PORT + 1))
+
+
+def test_an_unknown_port_is_refused_at_once(node: Node) -> None:
+    with node.socket(VIP) as sock, pytest.raises(ConnectionRefusedError):
+        sock.connect((VIP, 81))
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+def test_affinity_holds_until_its_endpoint_goes(node: Node, kind: str) -> None:
+    def reached() -> str:
+        return node.lab.probe(LOOKER, STICKY, 80, kind).endpoint
+
+    first = reached()
+    assert {reached() for _ in range(12)} == {first}
+    rest = tuple(end for end in ENDPOINTS if str(end) != first)
+    asyncio.run(bring(node.modes[0], node_plan(rest)))
+    second = reached()
+    assert second in {str(end) for end in rest}
+    assert {reached() for _ in range(12)} == {second}
+
+
+def test_affinity_ends(node: Node) -> None:
+    asyncio.run(bring(node.modes[0], node_plan(seconds=1)))
+    first = node.lab.probe(LOOKER, STICKY, 80).endpoint
+    asyncio.run(until(lambda: _after_a_pause(node) != first))
+
+
+def _after_a_pause(node: Node) -> str:
+    """The endpoint that is reached when the pause before it was longer than the affinity."""
+    with node.lab.netns(LOOKER).socket(VIP, "UDP") as sock:
+        sock.settimeout(1.1)
+        with pytest.raises(TimeoutError):
+            sock.recv(1)
+    return node.lab.probe(LOOKER, STICKY, 80).endpoint
+
+
+@pytest.fixture
+def after_a_kill() -> Iterator[Node]:
+    """A lab of its own, programmed by a process that was killed right after."""
+    with Lab(LAYOUT) as lab:
+        made = Node(lab)
+        command = ["-m", "tests.kernel.ebpf_plan", str(made.pins), str(made.cgroup)]
+        died = subprocess.run(
+            ["nsenter", f"--net={lab.node.path}", sys.executable, *command],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            check=False,
+        )
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("at", "target"), [(LOOKER, (VIP, 80)), (CLIENT, (NODE, NODE_PORT))], ids=["socket", "packets"]
+)
+def test_connections_outlive_the_process(
+    after_a_kill: Node, at: str, target: tuple[str, int]
+) -> None:
+    node = after_a_kill
+    asyncio.run(bring(node.mode(), node_plan(ENDPOINTS[:1])))
+    cgroup = node.cgroup if at == LOOKER else None
+    with (
+        node.lab.netns(POD).socket(POD, "TCP") as server,
+        node.lab.netns(at).socket(VIP, "TCP", cgroup) as client,
+    ):
+        server.bind((POD, 8080))
+        server.listen()
+        client.settimeout(WAIT)
+        client.connect(target)
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.settimeout(WAIT)
+            for change in (_replace_programs, _forget_and_return, _other_endpoints):
+                change(node)
+                client.sendall(b"ping")
+                assert accepted.recv(4) == b"ping"
+                accepted.sendall(b"pong")
+                assert client.recv(4) == b"pong"
+
+
+def test_a_killed_process_leaves_a_service_working(after_a_kill: Node) -> None:
+    for pod in LAYOUT.pods:
+        after_a_kill.lab.serve(pod.address, 8080, "TCP")
+    names = {str(end) for end in ENDPOINTS}
+    assert after_a_kill.lab.probe(LOOKER, VIP, 80).endpoint in names
+    assert after_a_kill.lab.probe(CLIENT, NODE, NODE_PORT).endpoint in names
+
+
+def _replace_programs(node: Node) -> None:
+    """As an upgrade does: a new process brings other programs."""
+    node.modes[-1].close()
+    mode = node.mode()
+    have = asyncio.run(mode.read())
+    want = {**have, b"A": bytes(16)[:-1] + b"\1"}
+    assert diff(have, want)
+    asyncio.run(mode.apply(diff(have, want)))
+    assert asyncio.run(mode.read()) == want
+
+
+def _forget_and_return(node: Node) -> None:
+    node.modes[-1].close()
+    asyncio.run(bring(node.mode(), node_plan(ENDPOINTS[:1])))
+
+
+def _other_endpoints(node: Node) -> None:
+    asyncio.run(bring(node.modes[-1], node_plan(ENDPOINTS[1:])))
+
+
+def test_a_restart_finds_what_is_in_force(node: Node) -> None:
+    node.modes[0].close()
+    mode = node.mode()
+    want = ruleset(node_plan(), mode)
+    assert not diff(asyncio.run(mode.read()), want)
+    asyncio.run(bring(mode, node_plan(ENDPOINTS[:1])))
+    for _ in range(5):
+        assert node.lab.probe(LOOKER, VIP, 80).endpoint == f"{POD}:8080"
+
+
+def test_only_one_process_has_the_pins(node: Node) -> None:
+    with pytest.raises(BusyError, match="another process"):
+        asyncio.run(node.mode().read())
+
+
+def test_nothing_is_left(node: Node) -> None:
+    asyncio.run(bring(node.modes[0], None))
+    assert not node.pins.exists()
+    assert asyncio.run(node.modes[0].read()) == {}
+    with node.socket(VIP) as sock:
+        sock.settimeout(0.3)
+        with pytest.raises(OSError, match=r"timed out|route"):
+            sock.connect((VIP, 80))
+
+
+def test_programs_that_are_taken_off_are_missed(node: Node) -> None:
+    mode = node.modes[0]
+    before = asyncio.run(mode.fingerprint())
+    (node.pins / "links/sm_connect4").unlink()
+    assert asyncio.run(mode.fingerprint()) != before
+    assert b"A" not in asyncio.run(mode.read())
+    asyncio.run(bring(mode, node_plan()))
+    assert asyncio.run(mode.fingerprint()) == before
+
+
+def test_devices_that_come_are_followed(node: Node) -> None:
+    async def scenario() -> None:
+        mode = node.modes[0]
+        await bring(mode, node_plan(ENDPOINTS[:1]))  # the keeper runs on this loop now
+        links = node.pins / "links"
+        have = len(list(links.iterdir()))
+        ip(Path(node.lab.node.path).name, ["link add new0 type veth peer name new1"])
+        await until(lambda: len(list(links.iterdir())) == have + 4)
+        ip(Path(node.lab.node.path).name, ["link del new0"])
+        await until(lambda: len(list(links.iterdir())) == have)
+
+    asyncio.run(scenario())
+
+
+def test_other_endpoint_is_used(node: Node) -> None:
+    asyncio.run(bring(node.modes[0], node_plan(ENDPOINTS[1:2])))
+    assert node.lab.probe(CLIENT, NODE, NODE_PORT).endpoint == f"{OTHER}:8080"
