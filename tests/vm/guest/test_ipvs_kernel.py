@@ -11,12 +11,16 @@ from dataclasses import dataclass
 import pytest
 
 from steersman.host.exec import SubprocessExec
+from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.modes.diff import Ruleset, diff
 from steersman.modes.ipvs.mode import IpvsMode, IpvsOptions
 from steersman.modes.ipvs.names import Server, ServerKey
+from steersman.modes.ipvs.probe import check_scheduler
+from steersman.modes.ipvs.wire import resolve
 from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan
+from tests.lab_sockets import Netns
 from tests.modes import render
 from tests.vm.guest.ipvs import mode_behind
 
@@ -117,12 +121,19 @@ def test_udp_is_removed_at_once(node: Node) -> None:
     assert "0AF40002" not in table(node)
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_every_scheduler(node: Node, scheduler: str) -> None:
-    mode = node.again(IpvsOptions(scheduler=scheduler))
-    assert asyncio.run(mode.probe()).usable
+def test_every_scheduler(node: Node) -> None:
+    netns = Netns(f"/run/netns/{node.name}")
+    with netns.call(lambda: Netlink(NETLINK_GENERIC)) as netlink:
+        family = resolve(netlink)
+        wrong = {s: check_scheduler(netlink, family, s, netns.call) for s in SCHEDULERS}
+    assert not any(wrong.values()), wrong
+    netns.close()
+
+
+def test_the_flags_of_a_scheduler(node: Node) -> None:
+    node.again(IpvsOptions(scheduler="mh"))
     node.bring(of(ONE[0]))
-    assert node.servers()[VIP].scheduler == scheduler
+    assert (node.servers()[VIP].scheduler, node.servers()[VIP].flags) == ("mh", 0x10)
 
 
 def test_an_unknown_scheduler_is_named(node: Node) -> None:

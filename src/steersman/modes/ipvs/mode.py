@@ -97,10 +97,8 @@ class IpvsMode:
         self._sockets: list[Netlink] = []
         self._held: Counter[str] = Counter()
         """How many virtual servers need each address of the interface."""
-        self._bound: set[str] = set()
-        """Addresses that are where they have to be: on the interface and in the set."""
         self._stray: set[str] = set()
-        """Addresses found in either place at the last `read`."""
+        """Addresses that no virtual server needs, found on the interface or in the set."""
         self._prepared = False
         self._lock = asyncio.Lock()
 
@@ -192,7 +190,7 @@ class IpvsMode:
             for entry in list(_derived(ruleset)):
                 del ruleset[entry]
             self._held = _count(ruleset)
-            self._bound, self._stray = held & marked, held | marked
+            self._stray = (held | marked) - self._held.keys()
             return ruleset
 
     async def _own_servers(self, servers: Servers) -> dict[ServerKey, Server]:
@@ -234,9 +232,10 @@ class IpvsMode:
     async def _carry_out(
         self, change: Diff, servers: Servers, device: Device, iptables: Iptables
     ) -> None:
-        before, after = self._held, self._held_after(change)
-        bind = sorted(a for a in after if a not in before or a not in self._bound)
-        unbind = sorted((before.keys() | self._stray) - after.keys())
+        growth = _growth(change)
+        bind = sorted(a for a, more in growth.items() if more > 0 and not self._held[a])
+        fewer = {a for a, more in growth.items() if more < 0} | self._stray
+        unbind = sorted(a for a in fewer if self._held[a] + growth[a] <= 0)
         await self._sets.restore([*_creations(change), *_entries("add", bind, change.added)])
         await self._write_rules(change, iptables)
         if DeviceKey(DEVICE) in change.added:
@@ -253,16 +252,10 @@ class IpvsMode:
         await self._sets.restore(
             [*_entries("del", unbound, entries), *(f"destroy {name}" for name in sorted(gone))]
         )
-        self._held, self._bound, self._stray = after, set(after), set()
-
-    def _held_after(self, change: Diff) -> Counter[str]:
-        new = {key: value for key, (_, value) in change.changed.items()}
-        held = self._held.copy()
-        held.update(_count(change.added))
-        held.update(_count(new))
-        held.subtract(_count(change.removed))
-        held.subtract(_count({key: value for key, (value, _) in change.changed.items()}))
-        return +held
+        self._held.update(growth)
+        for address in unbind:
+            del self._held[address]
+        self._stray = set()
 
     async def _write_rules(self, change: Diff, iptables: Iptables) -> None:
         rules = Diff(
@@ -290,6 +283,15 @@ def _count(objects: Ruleset) -> Counter[str]:
     return Counter(
         key.address for key, value in objects.items() if isinstance(key, ServerKey) and value.held
     )
+
+
+def _growth(change: Diff) -> Counter[str]:
+    """By how much the number of virtual servers that need an address changes."""
+    growth = _count(change.added)
+    growth.update(_count({key: new for key, (_, new) in change.changed.items()}))
+    growth.subtract(_count(change.removed))
+    growth.subtract(_count({key: old for key, (old, _) in change.changed.items()}))
+    return growth
 
 
 def _derived(objects: Ruleset) -> Iterable[MemberKey]:

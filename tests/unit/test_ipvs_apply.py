@@ -1,0 +1,224 @@
+"""How the ipvs mode tells the kernel: refusals, draining, addresses. The kernel is a fake one."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from steersman.host.exec import Result
+from steersman.host.netlink import NetlinkError, Request
+from steersman.host.nlmsg import NLMSG_NOOP
+from steersman.model.names import Family, Protocol
+from steersman.modes.base import ApplyError, BusyError
+from steersman.modes.diff import Diff, diff
+from steersman.modes.ipvs.apply import Servers, Sets, Step, send
+from steersman.modes.ipvs.mode import IpvsMode
+from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
+from steersman.modes.ipvs.wire import Command
+from tests.iptables_plans import SETTINGS
+
+TCP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
+UDP = ServerKey(Protocol.UDP, "10.96.0.1", 53)
+ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
+
+
+class Kernel:
+    """Takes requests, and refuses the n-th of all with an errno."""
+
+    def __init__(self, **refusals: int) -> None:
+        self.refusals = {int(number[1:]): code for number, code in refusals.items()}
+        self.seen: list[Request] = []
+
+    def batch(self, requests: Sequence[Request]) -> dict[int, NetlinkError]:
+        assert requests[0].kind == NLMSG_NOOP, "a refused first message ends the wait for the rest"
+        refused = {}
+        for index, request in enumerate(requests[1:], 1):
+            code = self.refusals.get(len(self.seen))
+            if code:
+                refused[index] = NetlinkError(code, "refused")
+            self.seen.append(request)
+        return refused
+
+    @property
+    def commands(self) -> list[Command]:
+        return [Command(request.payload[0]) for request in self.seen]
+
+
+def servers(kernel: Kernel, table: str = "") -> Servers:
+    def inside(_function: Callable[[], str]) -> str:
+        return table
+
+    return Servers(kernel, 99, inside)  # type: ignore[arg-type]
+
+
+def step(number: int, *harmless: int, instead: Request | None = None) -> Step:
+    return Step(f"step {number}", Request(number, b""), harmless, instead)
+
+
+def deliver(kernel: Kernel, *steps: Step) -> list[int]:
+    send(kernel, steps)  # type: ignore[arg-type]
+    return [request.kind for request in kernel.seen]
+
+
+def test_what_is_so_already_is_no_failure() -> None:
+    kernel = Kernel(n0=errno.ENOENT)
+    assert deliver(kernel, step(1, errno.ENOENT), step(2)) == [1, 2]
+
+
+def test_what_exists_is_changed_instead() -> None:
+    kernel = Kernel(n1=errno.EEXIST)
+    assert deliver(kernel, step(1), step(2, instead=Request(9, b"")), step(3)) == [1, 2, 3, 9]
+
+
+def test_a_refusal_names_the_object() -> None:
+    with pytest.raises(ApplyError, match="step 2: refused"):
+        deliver(Kernel(n1=errno.EINVAL), step(1), step(2, errno.ENOENT))
+
+
+def test_a_change_that_is_refused_as_well() -> None:
+    with pytest.raises(ApplyError):
+        deliver(Kernel(n0=errno.EEXIST, n1=errno.EINVAL), step(1, instead=Request(9, b"")))
+
+
+def test_many_go_in_batches() -> None:
+    assert deliver(Kernel(), *(step(number) for number in range(20, 270))) == list(range(20, 270))
+
+
+# -- virtual servers -----------------------------------------------------------------------
+
+
+def write(key: ServerKey, old: Server | None, new: Server) -> list[Command]:
+    kernel = Kernel()
+    servers(kernel).write([(key, old, new)])
+    return kernel.commands
+
+
+def test_a_new_server_comes_with_its_endpoints() -> None:
+    wanted = [Command.NEW_SERVICE, Command.NEW_DEST, Command.NEW_DEST]
+    assert write(TCP, None, Server("rr", targets=(ONE, TWO))) == wanted
+
+
+def test_only_what_differs_is_sent() -> None:
+    old = Server("rr", targets=(ONE,))
+    assert write(TCP, old, Server("rr", targets=(ONE,), held=False)) == []
+    assert write(TCP, old, Server("wlc", targets=(ONE,))) == [Command.SET_SERVICE]
+    assert write(TCP, old, Server("rr", targets=(ONE, TWO))) == [Command.NEW_DEST]
+
+
+@pytest.mark.parametrize(("key", "command"), [(TCP, Command.SET_DEST), (UDP, Command.DEL_DEST)])
+def test_an_endpoint_drains_but_not_for_udp(key: ServerKey, command: Command) -> None:
+    both = Server("rr", targets=(ONE, TWO))
+    assert write(key, both, Server("rr", targets=(ONE,))) == [command]
+
+
+def test_only_what_is_drained_and_ours_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "TCP  0A600001:0050 rr",
+        "  -> 0AF40001:1F90 Masq 0 0 0",
+        "  -> 0AF40002:1F90 Masq 0 1 0",
+        "  -> 0AF40003:1F90 Masq 1 0 0",
+        "TCP  C0000201:0050 rr",
+        "  -> 0AF40009:1F90 Masq 0 0 0",
+    ]
+    kernel = Kernel()
+    door = servers(kernel, "\n".join(["", "", "", *lines]))
+    monkeypatch.setattr("steersman.modes.ipvs.apply.list_services", lambda *_: iter(()))
+    door.read()
+    door.end_drained([TCP])
+    assert kernel.commands == [Command.DEL_DEST]
+    door.end_drained([TCP])
+    assert len(kernel.seen) == 1
+
+
+# -- the mode ------------------------------------------------------------------------------
+
+
+class Device:
+    def __init__(self) -> None:
+        self.log: list[tuple[str, Any]] = []
+
+    def make(self) -> None:
+        self.log.append(("make", ""))
+
+    def remove(self) -> None:
+        self.log.append(("remove", ""))
+
+    def add(self, addresses: list[str]) -> None:
+        self.log += [("add", address) for address in addresses]
+
+    def drop(self, addresses: list[str]) -> None:
+        self.log += [("drop", address) for address in addresses]
+
+
+class Ipset:
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.lines: list[str] = []
+
+    async def run(self, argv: Sequence[str], stdin: bytes = b"", **_more: object) -> Result:
+        self.lines += stdin.decode().splitlines()
+        return Result(self.status, b"", b"no such set\n")
+
+
+async def carry_out(mode: IpvsMode, change: Diff) -> tuple[list[Any], list[str]]:
+    """What the interface and ipset are told."""
+    device, ipset = Device(), Ipset()
+    mode._sets = Sets(ipset)
+    await mode._carry_out(change, servers(Kernel()), device, None)  # type: ignore[arg-type]
+    return device.log, ipset.lines
+
+
+SERVER = Server("rr", targets=(ONE,))
+NODE_PORT = ServerKey(Protocol.TCP, "192.0.2.1", 30080)
+
+
+async def test_an_address_is_held_while_any_server_needs_it() -> None:
+    mode = IpvsMode(Ipset())
+    first = diff({}, {TCP: SERVER, NODE_PORT: Server("rr", held=False)})
+    assert await carry_out(mode, first) == (
+        [("add", "10.96.0.1")],
+        ["add KUBE-IPVS-ADDRESSES 10.96.0.1"],
+    )
+    assert await carry_out(mode, diff({}, {UDP: SERVER})) == ([], [])
+    assert await carry_out(mode, diff({TCP: SERVER}, {})) == ([], [])
+    assert await carry_out(mode, diff({UDP: SERVER}, {})) == (
+        [("drop", "10.96.0.1")],
+        ["del KUBE-IPVS-ADDRESSES 10.96.0.1"],
+    )
+
+
+async def test_an_address_that_was_lost_is_put_back() -> None:
+    mode = IpvsMode(Ipset())
+    lost = Server("rr", held=False, targets=(ONE,))
+    log, _ = await carry_out(mode, diff({TCP: lost}, {TCP: SERVER}))
+    assert log == [("add", "10.96.0.1")]
+
+
+async def test_sets_come_first_and_go_last() -> None:
+    mode = IpvsMode(Ipset())
+    objects = {SetKey("S"): "hash:ip", MemberKey("S", "10.0.0.1"): "", DeviceKey(DEVICE): "dummy"}
+    log, lines = await carry_out(mode, diff({}, objects))
+    assert (log, lines) == ([("make", "")], ["create S hash:ip", "add S 10.0.0.1"])
+    log, lines = await carry_out(mode, diff(objects, {}))
+    assert (log, lines) == ([("remove", "")], ["destroy S"])
+
+
+async def test_an_entry_that_goes() -> None:
+    _, lines = await carry_out(IpvsMode(Ipset()), Diff(removed={MemberKey("S", "10.0.0.1"): ""}))
+    assert lines == ["del S 10.0.0.1"]
+
+
+async def test_ipset_that_refuses() -> None:
+    with pytest.raises(ApplyError, match="no such set"):
+        await Sets(Ipset(1)).restore(["add S 10.0.0.1"])
+    with pytest.raises(BusyError, match="no such set"):
+        await Sets(Ipset(1)).read()
+
+
+def test_a_family_that_iptables_lacks_is_not_rendered() -> None:
+    mode = IpvsMode(Ipset())
+    mode._families = (Family.IPV4,)
+    assert {key[0] for key in mode.render_node(SETTINGS) if type(key) is tuple} == {4}

@@ -1,0 +1,112 @@
+"""Figures of the ipvs mode beside `ipvsadm -R` and `ipset restore`, in the same run.
+
+Inside the machine: `python -m tests.vm -- .venv/bin/python -m tests.vm.guest.bench_ipvs`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from steersman.host.exec import SubprocessExec
+from steersman.host.netlink import NETLINK_GENERIC, Netlink
+from steersman.model.names import Protocol
+from steersman.model.plan import NodePlan
+from steersman.modes.diff import diff, merge
+from steersman.modes.ipvs.mode import IpvsMode
+from steersman.modes.ipvs.names import ServerKey
+from steersman.modes.ipvs.wire import Command, destination, resolve
+from tests.iptables_plans import SETTINGS, simple
+from tests.kernel.namespace import in_namespace, sh
+from tests.modes import render
+
+SERVICES, TIMES = 1000, 20
+PLANS = [simple(number) for number in range(SERVICES)]
+WHOLE = NodePlan(SETTINGS, {plan.key: plan for plan in PLANS})
+
+
+def places() -> list[tuple[str, list[str]]]:
+    return [(plan.frontends[0].address, [e.ip for e in plan.cluster]) for plan in PLANS]
+
+
+def servers() -> str:
+    lines = []
+    for vip, ends in places():
+        lines.append(f"-A -t {vip}:80 -s rr")
+        lines += [f"-a -t {vip}:80 -r {end}:8080 -m -w 1" for end in ends]
+    return "\n".join([*lines, ""])
+
+
+def sets() -> str:
+    """Entries as upstream's mode has them: clusterIP, hairpin and address."""
+    lines = ["create A hash:ip,port", "create B hash:ip,port,ip", "create C hash:ip"]
+    for vip, ends in places():
+        lines += [f"add A {vip},6:80", f"add C {vip}"]
+        lines += [f"add B {end},6:8080,{end}" for end in ends]
+    return "\n".join([*lines, ""])
+
+
+def reference() -> float:
+    started = time.perf_counter()
+    subprocess.run(["ipvsadm", "-R"], input=servers(), text=True, check=True)
+    subprocess.run(["ipset", "restore"], input=sets(), text=True, check=True)
+    seconds = time.perf_counter() - started
+    sh("ipvsadm -C; ipset destroy")
+    return seconds
+
+
+async def took(work: Callable[[], Coroutine[Any, Any, Any]]) -> float:
+    started = time.perf_counter()
+    await work()
+    return time.perf_counter() - started
+
+
+async def body() -> None:
+    mode = IpvsMode(SubprocessExec())
+    assert (await mode.probe()).usable
+    theirs = reference()
+    empty = NodePlan(SETTINGS, {})
+    await mode.apply(diff(await mode.read(), render(empty, mode)))
+    nothing, everything = render(empty, mode), render(WHOLE, mode)
+    cold = await took(lambda: mode.apply(diff(nothing, everything)))
+    reading = await took(mode.read)
+    change = await one_change(mode)
+    trip = round_trip()
+    print(f"cold start {SERVICES} x 3: {cold:.2f} s, ipvsadm -R and ipset restore {theirs:.2f} s")
+    print(f"  ratio {cold / theirs:.2f} (to be 1.5 at most); read back {reading:.2f} s")
+    print(f"one endpoint: {change * 1e3:.2f} ms, one raw round trip {trip * 1e3:.2f} ms")
+    print(f"  ratio {change / trip:.2f} (to be 5 at most)")
+
+
+async def one_change(mode: IpvsMode) -> float:
+    """Median of the whole change: render, diff, apply."""
+    plan, fewer = simple(7), simple(7, count=2)
+    times = []
+    for turn in range(TIMES):
+        have, want = (plan, fewer) if turn % 2 == 0 else (fewer, plan)
+        started = time.perf_counter()
+        old, new = mode.render_service(have, SETTINGS), mode.render_service(want, SETTINGS)
+        await mode.apply(merge([diff(old, new)]))
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def round_trip() -> float:
+    key = ServerKey(Protocol.TCP, PLANS[9].frontends[0].address, 80)
+    end = (PLANS[9].cluster[0].ip, 8080)
+    times = []
+    with Netlink(NETLINK_GENERIC) as netlink:
+        family = resolve(netlink)
+        for turn in range(TIMES):
+            request = destination(family, Command.SET_DEST, key, end, weight=1 + turn % 2)
+            started = time.perf_counter()
+            netlink.request(request)
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    in_namespace(body)
