@@ -16,12 +16,15 @@ say() { printf 'setup: %s\n' "$*" >&2; }
 # Command of each tool that demo, kernel tests, benchmarks and image call, and its Debian package.
 missing_packages() {
     local tool package
+    [ -e /usr/include/bpf/bpf_helpers.h ] || echo libbpf-dev # no command: headers, with clang
     while read -r tool package; do
         command -v "$tool" >/dev/null || printf '%s\n' "$package"
     done <<'TOOLS' | sort -u
 iptables iptables
 ip6tables-legacy iptables
 nft nftables
+clang clang
+llvm-strip llvm
 ipset ipset
 conntrack conntrack
 ip iproute2
