@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import change, cold, idle, memory, nftables, packets
+from benchmarks import change, cold, idle, memory, nftables, packets, proxy
 from benchmarks.figures import Figure, table
 
 BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
@@ -19,8 +19,9 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "packets": packets.run,
     "nftables": nftables.run,
     "idle": idle.run,
+    "proxy": proxy.run,
 }
-NEED_ROOT = set(BENCHMARKS) - {"memory"}
+NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy"}
 
 
 def main() -> int:

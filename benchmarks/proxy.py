@@ -1,0 +1,197 @@
+"""The userspace relay beside haproxy and socat, on loopback: one stream, connections, idle memory.
+
+Connections are counted per second of the proxy's own processor time: one core's worth, whatever
+else the machine does. haproxy and socat are left out where they are not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.figures import Figure, figure, interleaved
+
+LOCAL, SINK, ANSWER, ECHO = "127.0.0.1", b"S", b"A", b"E"
+_CHUNK = bytes(1 << 20)
+_HAPROXY = """global
+  nbthread 1
+defaults
+  mode tcp
+  timeout connect 5s
+  timeout client 60s
+  timeout server 60s
+listen proxy
+  bind {local}:{port}
+  server endpoint {local}:{endpoint}
+"""
+
+
+def run(quick: bool) -> list[Figure]:
+    """Compare what there is with haproxy, all of it in turns."""
+    seconds, runs, idle = (0.5, 1, 200) if quick else (2.0, 3, 1000)
+    with contextlib.ExitStack() as stack:
+        endpoint = _Endpoint()
+        stack.callback(endpoint.close)
+        ports = dict(_proxies(stack, endpoint.port))
+        names = list(ports)
+        streams = interleaved(runs, *(lambda n=n: _stream(ports[n][0], seconds) for n in names))
+        rates = interleaved(runs, *(lambda n=n: _rate(*ports[n], seconds) for n in names))
+        memory = _idle(*ports["userspace"], idle)
+    found = [figure("memory of an idle connection", "userspace", 0, (memory / 1000, "kB"))]
+    for what, unit, values in (
+        ("one stream, beside haproxy", "GB/s", streams),
+        ("connections, beside haproxy", "1/s", rates),
+    ):
+        by_name = dict(zip(names, values, strict=True))
+        reference = by_name.get("haproxy")
+        found += [figure(what, name, 0, (v, unit), reference) for name, v in by_name.items()]
+    return found
+
+
+def _proxies(stack: contextlib.ExitStack, endpoint: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Start them; their names, ports and process ids."""
+    port = _free_port()
+    argv = [sys.executable, "-m", "benchmarks.proxy", str(port), str(endpoint)]
+    yield "userspace", (port, _started(stack, port, argv))
+    if shutil.which("haproxy"):
+        port = _free_port()
+        config = Path(stack.enter_context(tempfile.TemporaryDirectory()), "haproxy.cfg")
+        config.write_text(_HAPROXY.format(local=LOCAL, port=port, endpoint=endpoint))
+        yield "haproxy", (port, _started(stack, port, ["haproxy", "-db", "-f", str(config)]))
+    if shutil.which("socat"):
+        port = _free_port()
+        listen = f"TCP-LISTEN:{port},bind={LOCAL},fork,reuseaddr,backlog=1024"
+        yield "socat", (port, _started(stack, port, ["socat", listen, f"TCP:{LOCAL}:{endpoint}"]))
+
+
+def _free_port() -> int:
+    with socket.create_server((LOCAL, 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def _started(stack: contextlib.ExitStack, port: int, argv: list[str]) -> int:
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    deadline = time.monotonic() + 10
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((LOCAL, port)):
+            return process.pid
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{argv[0]} does not listen on port {port}")
+        time.sleep(0.05)
+
+
+class _Endpoint:
+    """Takes everything, answers shortly, or echoes, as the first byte says; a thread each."""
+
+    def __init__(self) -> None:
+        self._sock = socket.create_server((LOCAL, 0), backlog=1024)
+        self.port = int(self._sock.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=_serve, args=self._sock.accept()[:1], daemon=True).start()
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _serve(client: socket.socket) -> None:
+    with client, contextlib.suppress(OSError):
+        match client.recv(1):
+            case b"S":
+                taken = bytearray(len(_CHUNK))
+                while client.recv_into(taken):
+                    pass
+            case b"A":
+                client.sendall(bytes(100))
+            case b"E":
+                while data := client.recv(100):
+                    client.sendall(data)
+
+
+def _stream(port: int, seconds: float) -> float:
+    """GB/s of one connection."""
+    sent, begun = 0, time.perf_counter()
+    with socket.create_connection((LOCAL, port)) as sock:
+        sock.sendall(SINK)
+        while time.perf_counter() - begun < seconds:
+            sock.sendall(_CHUNK)
+            sent += len(_CHUNK)
+    return sent / (time.perf_counter() - begun) / 1e9
+
+
+def _rate(port: int, pid: int, seconds: float) -> float:
+    """Connect, ask, be answered, close: how often per second of the proxy's processor time."""
+    before, count, begun = _cpu(pid), 0, time.perf_counter()
+    while time.perf_counter() - begun < seconds or _cpu(pid) == before:
+        with socket.create_connection((LOCAL, port)) as sock:
+            sock.sendall(ANSWER)
+            while sock.recv(1000):
+                pass
+        count += 1
+    return count / (_cpu(pid) - before)
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of processor time of a process and its ended children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _idle(port: int, pid: int, count: int) -> float:
+    """Bytes of resident memory for each connection that does nothing."""
+    with contextlib.ExitStack() as stack:
+        before = _resident(pid)
+        for _ in range(count):
+            sock = stack.enter_context(socket.create_connection((LOCAL, port)))
+            sock.sendall(ECHO + b"x")
+            sock.recv(1)
+        return (_resident(pid) - before) / count
+
+
+def _resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def proxy(port: int, endpoint: int) -> None:
+    """Proxy one port to another until killed; runs in a process of its own."""
+    import asyncio  # noqa: PLC0415
+
+    from steersman.model.names import Family, PlanKey, Protocol, ServicePortName  # noqa: PLC0415
+    from steersman.model.plan import Endpoint, Verdict  # noqa: PLC0415
+    from steersman.modes.userspace.apply import Proxy  # noqa: PLC0415
+    from steersman.modes.userspace.names import (  # noqa: PLC0415
+        LISTENER,
+        Choice,
+        FrontendKey,
+        Listener,
+    )
+    from steersman.modes.userspace.sockets import Ports, open_socket  # noqa: PLC0415
+
+    async def serve() -> None:
+        made = Proxy(open_socket, Ports(), 1.0)
+        key = FrontendKey(LISTENER, Family.IPV4, Protocol.TCP, LOCAL, port)
+        owner = PlanKey(ServicePortName("bench", "proxy", "", Protocol.TCP), Family.IPV4)
+        choice = Choice(Verdict.FORWARD, (Endpoint(LOCAL, endpoint),))
+        await made.start({key: Listener(owner, LOCAL, port, choice, choice, choice)})
+        await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    proxy(int(sys.argv[1]), int(sys.argv[2]))
