@@ -149,11 +149,10 @@ class ApiServer:
         return self
 
     async def _listen(self) -> None:
-        site = web.TCPSite(
+        self._site = web.TCPSite(
             self._runner, self._host, self._port, ssl_context=self._tls, reuse_address=True
         )
-        await site.start()
-        self._site = site
+        await self._site.start()
         if self._port == 0:
             self._port = self._runner.addresses[0][1]
 
@@ -211,6 +210,7 @@ class ApiServer:
             if kind in ("", watcher.kind) and watcher.transport is not None:
                 self._watchers.discard(watcher)
                 watcher.transport.abort()
+                watcher.queue.put_nowait(None)
 
     def stall(self, on: bool = True) -> None:
         """Accept watches, but send nothing (what happened is lost to them)."""
