@@ -62,8 +62,8 @@ python_packages() {
         --platform "manylinux2014_$(uname -m)" --platform any \
         --target "$out/python" -r "$out/requirements.txt"
     "$python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$out/wheel" .
-    "$python" -m pip install --quiet --no-deps --target "$out/python" "$out"/wheel/*.whl
     rm -rf "$out/python/bin"
+    "$python" -m zipfile --extract "$out"/wheel/*.whl "$out/python" # pip would note where from
 }
 
 root_filesystem() {
