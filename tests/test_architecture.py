@@ -49,12 +49,25 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def ours(path: Path) -> set[str]:
-    """Parts of the package that a file imports (the package itself: its version)."""
+    """Parts of the package that a file imports (of the package itself: its version)."""
     names = [name.split(".") for name in imports(path)]
-    return {name[1] for name in names if name[0] == "steersman" and len(name) > 1}
+    found = {name[1] for name in names if name[0] == "steersman" and len(name) > 1}
+    return found - {"__version__"}
+
+
+def needs(path: Path, seen: set[Path]) -> set[Path]:
+    """A file and all files of the package that it imports, directly or not."""
+    if path not in seen:
+        seen.add(path)
+        for name in imports(path):
+            file = SOURCE / f"{name.replace('.', '/')}.py"
+            if file.is_file():
+                needs(file, seen)
+    return seen
 
 
 def is_pure(path: Path) -> bool:
@@ -98,6 +111,37 @@ def test_imports_point_one_way(path: Path) -> None:
 def test_pure_modules_know_no_world(path: Path) -> None:
     assert {name.split(".")[0] for name in imports(path)} & IMPURE == set()
     assert "host" not in ours(path)
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if is_pure(p)], ids=relative)
+def test_what_pure_modules_need_is_pure(path: Path) -> None:
+    for needed in needs(path, set()):
+        assert {name.split(".")[0] for name in imports(needed)} & IMPURE == set(), needed
+        assert part_of(needed) in {"model", "compile", "modes"}
+
+
+VIOLATIONS = {
+    "upwards": ("model", "import steersman.run.sync"),
+    "upwards by name": ("compile", "from steersman import modes"),
+    "in a function": ("compile", "def f():\n    from steersman.host import exec"),
+    "sideways": ("compile", "from steersman.source.store import Store"),
+    "of the whole package": ("host", "from steersman import run, __version__"),
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_violations_are_seen(name: str, tmp_path: Path) -> None:
+    part, text = VIOLATIONS[name]
+    (tmp_path / "module.py").write_text(text)
+    assert not ours(tmp_path / "module.py") <= LAYERS[part] | {part}
+
+
+@pytest.mark.parametrize(
+    "text", ["import os.path", "from asyncio import sleep", "if 1:\n    import logging"]
+)
+def test_impurity_is_seen(text: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(text)
+    assert {name.split(".")[0] for name in imports(tmp_path / "module.py")} & IMPURE
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) == "modes"], ids=relative)
