@@ -35,7 +35,7 @@ class Places:
         if free:
             return free.pop()
         if self._top + size > self._capacity:
-            raise FullError(f"all {self._capacity} places are taken")
+            return self._split(size)
         place, self._top = self._top, self._top + size
         return place
 
@@ -48,6 +48,15 @@ class Places:
         for place, count in sorted(runs):
             self._free_between(self._top, place)
             self._top = max(self._top, place + run_length(count))
+
+    def _split(self, size: int) -> int:
+        """Take a run from the smallest free one that is longer; what is left of it stays free."""
+        longer = [length for length, free in self._free.items() if free and length > size]
+        if not longer:
+            raise FullError(f"{self._capacity} places are not enough")
+        place = self._free[min(longer)].pop()
+        self._free_between(place + size, place + min(longer))
+        return place
 
     def _wake(self) -> None:
         now = self._clock()

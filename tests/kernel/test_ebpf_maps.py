@@ -1,0 +1,109 @@
+"""What is written into the maps is what is read from them, whatever came before; and its cost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from steersman.model.names import Family
+from steersman.model.plan import ServicePlan
+from steersman.modes.diff import diff
+from steersman.modes.ebpf import flows, layout, render
+from steersman.modes.ebpf.layout import Kind
+from steersman.modes.ebpf.loader import LoadedObject
+from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.tables import Tables
+from tests import iptables_plans as plans
+from tests.kernel.ebpf import compiled
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not shutil.which("clang") and not compiled().exists(), reason="no compiled object, no clang"
+    ),
+]
+MARKER = (0).to_bytes(3, "big")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LoadedObject]:
+    made = LoadedObject(compiled(), None)
+    yield made
+    made.close()
+
+
+def ruleset(services: list[ServicePlan]) -> dict[bytes, bytes]:
+    want = render.render_node(plans.SETTINGS, render.Programs(bytes(16)))
+    del want[Kind.PROGRAMS.value]
+    for service in services:
+        want.update(render.render_service(service))
+    return want
+
+
+def draw(rng: Random) -> dict[bytes, bytes]:
+    numbers = rng.sample(range(200), rng.randint(0, 60))
+    return ruleset([plans.random_plan(rng, n, rng.choice(list(Family))) for n in numbers])
+
+
+def markers(tables: Tables) -> set[bytes]:
+    return {key[:16] for key, _ in tables.frontends.items() if key[16:19] == MARKER}
+
+
+def cluster_ips(want: dict[bytes, bytes]) -> set[bytes]:
+    return {
+        key[1:17]
+        for key, value in want.items()
+        if key[:1] == Kind.FRONTEND
+        and layout.FRONTEND_VALUE.unpack_from(value)[1] & layout.FRONTEND_CLUSTER_IP
+    }
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_read_is_what_was_written(loaded: LoadedObject, seed: int) -> None:
+    rng = Random(seed)
+    tables = Tables(loaded.maps)
+    for _ in range(6):
+        want = draw(rng)
+        tables.write(diff(tables.read(), want))
+        if rng.random() < 0.5:
+            tables = Tables(loaded.maps)  # another process takes over
+        assert tables.read() == want
+        assert markers(tables) == cluster_ips(want)
+    sticky = sum(
+        len({v[n : n + 18] for n in range(8, len(v), 18)})
+        for k, v in want.items()
+        if k[:1] == Kind.SERVICE and layout.split_service(v).seconds
+    )
+    assert len(list(tables.members.items())) == sticky
+    tables.write(diff(tables.read(), {}))
+    for empty in (tables.frontends, tables.names, tables.members, tables.prefixes, tables.node_ips):
+        assert list(empty.items()) == []
+
+
+def test_connections_are_forgotten_by_their_state(loaded: LoadedObject) -> None:
+    known = HashMap(loaded.maps["flows"])
+    second, now = 10**9, 10**15
+    timeouts = flows.Timeouts()
+    for number, (protocol, state, limit) in enumerate(
+        [
+            (6, flows.OPENING, 60),
+            (6, flows.ESTABLISHED, 86400),
+            (6, flows.CLOSING, 120),
+            (17, flows.OPENING, 30),
+            (17, flows.ESTABLISHED, 120),
+        ]
+    ):
+        for age in (limit - 1, limit + 1):
+            source = bytes((number,)) * 15 + bytes((age > limit,))
+            key = layout.FLOW_KEY.pack(source, bytes(16), b"\0\1\0\2", protocol, 0)
+            value = layout.FLOW.pack(bytes(16), now - age * second, b"\0\0", 1, state, 0)
+            known.put(key, value)
+    old = list(flows.expired(known, timeouts, now))
+    assert len(old) == 5
+    assert all(key[15] for key in old)
+    known.delete_all(old)
+    assert list(flows.expired(known, timeouts, now)) == []
+    known.delete_all([key for key, _ in known.items()])
