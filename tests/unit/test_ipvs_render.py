@@ -97,6 +97,16 @@ def test_affinity_and_schedulers() -> None:
     assert (server.scheduler, server.flags, server.timeout) == ("mh", 0x11, 600)
 
 
+def test_a_service_may_have_its_own_scheduler() -> None:
+    of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO)
+    for wishes, scheduler in (
+        ({"least_connections": True}, "lc"),
+        ({"scheduler": "sed", "least_connections": True}, "sed"),
+    ):
+        (server,) = servers(render_service(replace(of, **wishes), SETTINGS, RR)).values()
+        assert server.scheduler == scheduler
+
+
 def test_source_ranges_in_the_spelling_of_ipset() -> None:
     ranges = ("0.0.0.0/0", "192.0.2.1/32", "192.0.2.0/24")
     of = plan(key("ns/a"), load_balancer("192.0.2.7", INTERNAL, ranges), cluster=TWO)

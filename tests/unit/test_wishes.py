@@ -46,6 +46,15 @@ def test_unknown_words_are_said() -> None:
     assert any("steersman/load-balancing" in f and "'random'" in f for f in findings)
 
 
+def test_a_scheduler_of_the_kernel() -> None:
+    plan, findings = planned(ipvs_scheduler="wlc")
+    assert (plan.scheduler, findings) == ("wlc", [])
+    plan, (finding,) = planned(ipvs_scheduler="dice")
+    assert plan.scheduler == ""
+    assert "steersman/ipvs-scheduler" in finding
+    assert "wlc" in finding
+
+
 def test_the_proxy_protocol_is_for_tcp() -> None:
     made = annotated(service(ports=[port(), port("dns", 53, protocol="UDP")]), proxy_protocol="v2")
     plan = plan_of(made, traits=USERSPACE)

@@ -73,6 +73,7 @@ def without_frontends(plan: ServicePlan, kept: tuple[Frontend, ...]) -> ServiceP
         plan.health_check_node_port,
         plan.least_connections,
         plan.proxy_protocol,
+        plan.scheduler,
     )
 
 

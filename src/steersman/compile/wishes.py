@@ -15,6 +15,9 @@ from steersman.model.plan import Finding, ServicePlan, Severity
 _LEAST_CONNECTIONS = "least-connections"
 _BALANCING = (None, "", "round-robin", _LEAST_CONNECTIONS)
 _PROXY_PROTOCOLS = (None, "", "v2")
+_HASHING = ("sh", "dh", "mh", "lblc", "lblcr")
+_SCHEDULERS = (None, "", "rr", "wrr", "lc", "wlc", "sed", "nq", "fo", "ovf", "twos", *_HASHING)
+"""Those of net/netfilter/ipvs up to Linux 6.12; whether this kernel has one it says itself."""
 
 
 def with_wishes(
@@ -22,14 +25,16 @@ def with_wishes(
 ) -> tuple[dict[PlanKey, ServicePlan], tuple[Finding, ...]]:
     """Return plans with what the Service's annotations ask of its connections, and what is wrong.
 
-    `steersman/load-balancing` and `steersman/proxy-protocol`; an unknown word is ignored.
+    `steersman/load-balancing`, `steersman/ipvs-scheduler` and `steersman/proxy-protocol`; an
+    unknown word is ignored.
     """
     asked = service.metadata.annotations
-    if asked is None or not (asked.load_balancing or asked.proxy_protocol):
+    if asked is None or not (asked.load_balancing or asked.proxy_protocol or asked.ipvs_scheduler):
         return plans, ()
     notes = Notes("Service", service.metadata)
     _check("steersman/load-balancing", asked.load_balancing, _BALANCING, notes)
     _check("steersman/proxy-protocol", asked.proxy_protocol, _PROXY_PROTOCOLS, notes)
+    _check("steersman/ipvs-scheduler", asked.ipvs_scheduler, _SCHEDULERS, notes)
     least = asked.load_balancing == _LEAST_CONNECTIONS
     tells = asked.proxy_protocol == "v2"
     changed = {
@@ -37,6 +42,7 @@ def with_wishes(
             plan,
             least_connections=least,
             proxy_protocol=tells and key.name.protocol is Protocol.TCP,
+            scheduler=asked.ipvs_scheduler if asked.ipvs_scheduler in _SCHEDULERS else "",
         )
         for key, plan in plans.items()
     }

@@ -44,6 +44,8 @@ class Annotations(Lean, frozen=True, rename=None):
     """On a Service: "true" cuts TCP and SCTP connections to endpoints that are gone."""
     load_balancing: str | None = msgspec.field(name="steersman/load-balancing", default=None)
     """On a Service: "least-connections" prefers idle endpoints, in modes that count connections."""
+    ipvs_scheduler: str | None = msgspec.field(name="steersman/ipvs-scheduler", default=None)
+    """On a Service: how the ipvs mode chooses among its endpoints, in the kernel's words."""
     proxy_protocol: str | None = msgspec.field(name="steersman/proxy-protocol", default=None)
     """On a Service: "v2" tells TCP endpoints the client's address, in the userspace modes."""
 

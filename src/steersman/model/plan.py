@@ -141,6 +141,8 @@ class ServicePlan(Value, frozen=True):
     """Prefer the endpoint with the fewest connections, where the mode can count them."""
     proxy_protocol: bool = False
     """Tell endpoints who the client is by the PROXY protocol, where the mode ends connections."""
+    scheduler: str = ""
+    """IPVS scheduler, where the mode has such; "" for the one that is configured."""
 
     @property
     def uses_cluster(self) -> bool:

@@ -77,8 +77,10 @@ def _is_link_local(address: str) -> bool:
 
 def _server(plan: ServicePlan, frontend: Frontend, options: Options, held: bool) -> Server:
     seconds = plan.affinity_seconds
-    flags = SCHEDULER_FLAGS.get(options.scheduler, 0) | (_PERSISTENT if seconds else 0)
-    return Server(options.scheduler, flags, seconds, held, _targets(plan, frontend))
+    default = "lc" if plan.least_connections else options.scheduler
+    scheduler = plan.scheduler or default
+    flags = SCHEDULER_FLAGS.get(scheduler, 0) | (_PERSISTENT if seconds else 0)
+    return Server(scheduler, flags, seconds, held, _targets(plan, frontend))
 
 
 def _targets(plan: ServicePlan, frontend: Frontend) -> tuple[Target, ...]:
