@@ -140,14 +140,15 @@ class DirectMode:
                 await self._addresses.remove(address)
 
     async def close(self, seconds: float = 0.0) -> int:
-        """Stop listening and give up the addresses; return how many connections were cut.
+        """Stop listening, let connections end; return how many were cut after `seconds`.
 
-        Connections of an address need it to the end, so it goes only after them.
+        Addresses on an interface of our own stay: the next process may use them already.
         """
         addresses = _needed({**self.proxy.listeners, **self._refusing})
         cut = await self.proxy.drain(seconds)
         self._refusing.clear()
-        await self._remove(addresses)
+        if self._addresses is not None and not self._addresses.dedicated:
+            await self._remove(addresses)
         return cut
 
 
