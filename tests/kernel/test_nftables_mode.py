@@ -197,7 +197,7 @@ DAMAGE = {
     "fixed rules": "flush chain ip kube-proxy lb-4",
     "base chain": "flush chain ip kube-proxy nat-prerouting",
     "element": "delete element ip kube-proxy service-ips { 10.96.0.10 . tcp . 80 }",
-    "foreign element": "add element ip kube-proxy no-endpoint-services { 1.2.3.4 . tcp . 80 : drop }",
+    "foreign element": "add element ip kube-proxy no-endpoint-nodeports { tcp . 80 : drop }",
     "cluster IP": "delete element ip kube-proxy cluster-ips { 10.96.0.10 }",
     "foreign cluster IP": "add element ip kube-proxy cluster-ips { 10.96.0.99 }",
     "learning": "flush chain ip kube-proxy affinity-learn",

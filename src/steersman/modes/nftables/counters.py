@@ -22,8 +22,8 @@ _FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
 _ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
 _COUNTED = frozenset((*_FRONTENDS, *_ENDPOINTS))
 _EXPR, _PACKETS = 7, 2
-_SINGLY = 64
-"""Elements up to which they are asked for one by one; more are found in a dump."""
+_TOGETHER = 500
+"""Elements that are asked for at once."""
 
 
 class Counters:
@@ -62,25 +62,26 @@ class Counters:
         return {name: packets + self._before.get(name, 0) for name, packets in totals.items()}
 
     def _read(self, keys: dict[bytes, bytes]) -> Iterator[tuple[bytes, int]]:
-        if len(keys) <= _SINGLY:
-            for key in keys:
-                yield key, self._one(key)
-            return
-        for kind, family in {(Kind(key[0]), Family(key[1])) for key in keys}:
-            for key, _, packets in self._dump(kind, family):
-                if key in keys:
-                    yield key, packets
+        groups: dict[bytes, list[bytes]] = {}
+        for key in keys:
+            groups.setdefault(key[:2], []).append(key[2:])
+        for start, group in groups.items():
+            for at in range(0, len(group), _TOGETHER):
+                yield from self._some(start, group[at : at + _TOGETHER])
 
-    def _one(self, key: bytes) -> int:
-        (item,) = encode(Form.SET, [(key[2:], b"")], keys_only=True)
-        table, name = text(1, TABLE), text(2, SETS[key[0]].name)
-        request = wire.request(wire.GETSETELEM, Family(key[1]), table, name, nested(3, item))
+    def _some(self, start: bytes, keys: list[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Ask for some elements of one set."""
+        items = encode(Form.SET, [(key, b"") for key in keys], keys_only=True)
+        table, name = text(1, TABLE), text(2, SETS[start[0]].name)
+        request = wire.request(wire.GETSETELEM, Family(start[1]), table, name, nested(3, *items))
         try:
             replies = self._netlink.request(request)
-        except NetlinkError:  # someone else deleted it
-            return 0
-        contents = (c for reply in replies for c in wire.element_lists(reply.payload))
-        return sum(_packets(content, 8 + len(key) - 2) for content in contents)
+        except NetlinkError:  # someone else deleted one: the transaction will say so
+            return
+        end = 8 + len(keys[0])
+        for reply in replies:
+            for content in wire.element_lists(reply.payload):
+                yield start + content[8:end], _packets(content, end)
 
     def _dump(self, kind: Kind, family: Family) -> Iterable[tuple[bytes, bytes, int]]:
         spec = SETS[kind]
