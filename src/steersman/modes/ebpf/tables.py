@@ -224,11 +224,12 @@ class Tables:
     def _mark(self, addresses: set[bytes]) -> None:
         """Bring the markers of addresses up to date: a clusterIP refuses what it does not serve."""
         wanted = {address for address in addresses if self._cluster_ips[address] > 0}
-        gone = set(addresses) & self._marked - wanted
+        gone = (addresses & self._marked) - wanted
         self.frontends.put_all((_marker(address), _MARKER) for address in wanted - self._marked)
         self.frontends.delete_all(map(_marker, gone))
-        self._marked = (self._marked | wanted) - gone
-        for address in set(addresses) - wanted:
+        self._marked |= wanted
+        self._marked -= gone
+        for address in addresses - wanted:
             del self._cluster_ips[address]
 
     def _frontend(self, value: bytes) -> bytes:
