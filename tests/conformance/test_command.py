@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +145,13 @@ def test_the_history_of_a_case_is_replayed(
 ) -> None:
     main([write(tmp_path / "f.json", "packetflow", case("good", *RIGHT) | {"steps": steps})])
     assert capsys.readouterr().out.splitlines()[-1] == count
+
+
+def test_it_runs_in_any_directory(tmp_path: Path) -> None:
+    write(tmp_path / "cases.json", "packetflow_common", case("a", *RIGHT))
+    argv = [sys.executable, "-m", "tests.conformance", "cases.json", "--how", "trace"]
+    environment = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["2 passed, 0 failed"]), done
