@@ -1,0 +1,130 @@
+"""The process in the userspace mode: served, changed, handed over and cleaned up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steersman.model.plan import Endpoint
+from tests.e2e.test_daemon import command, get, manifests, rules, steersman, until
+from tests.kernel.namespace import in_namespace, sh
+from tests.userspace_proxy import answering, ask, endpoint
+
+pytestmark = pytest.mark.kernel
+
+HOST, VIP, NODE_PORT = "192.168.77.2", "10.96.0.10", 30080
+FLAGS = ("--proxy-mode=userspace", "--proxy-port-range=21000-21099", "--drain-period=10s")
+
+
+def world(*endpoints: Endpoint) -> tuple[dict[str, Any], ...]:
+    """A Service with a node port; each endpoint is a slice of its own, for its port."""
+    web = {
+        "kind": "Service",
+        "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {
+            "type": "NodePort",
+            "clusterIP": VIP,
+            "ports": [{"name": "http", "port": 80, "nodePort": NODE_PORT}],
+        },
+    }
+    slices = [
+        {
+            "kind": "EndpointSlice",
+            "metadata": {
+                "name": f"web-{number}",
+                "namespace": "shop",
+                "labels": {"kubernetes.io/service-name": "web"},
+            },
+            "addressType": "IPv4",
+            "ports": [{"name": "http", "port": each.port}],
+            "endpoints": [{"addresses": [each.ip]}],
+        }
+        for number, each in enumerate(endpoints)
+    ]
+    return (web, *slices)
+
+
+def on_a_node(body: Callable[[Endpoint, Endpoint], Awaitable[None]]) -> None:
+    async def inside() -> None:
+        sh(f"ip link add eth0 type bridge && ip link set eth0 up && ip addr add {HOST}/24 dev eth0")
+        sh("ip route add default dev eth0")
+        async with endpoint(answering(b"1")) as one, endpoint(answering(b"2")) as two:
+            await body(one, two)
+
+    in_namespace(inside)
+
+
+async def answered(said: bytes, address: str = VIP, port: int = 80) -> bool:
+    try:
+        return await ask(port, b"", address) == said
+    except OSError:
+        return False
+
+
+def test_it_serves_follows_and_leaves_in_order(tmp_path: Path) -> None:
+    async def body(one: Endpoint, two: Endpoint) -> None:
+        folder = manifests(tmp_path / "m", *world(one))
+        async with steersman(tmp_path, f"--manifests={folder}", *FLAGS) as proxy:
+            await proxy.said("Using userspace Proxier")
+            await until(lambda: answered(b"1"))
+            assert await answered(b"1", HOST, NODE_PORT)
+            assert "--to-destination 192.168.77.2:210" in rules()
+            reader, writer = await asyncio.open_connection(VIP, 80)
+            assert await reader.readexactly(1) == b"1"
+            manifests(folder, *world(two))
+            await until(lambda: answered(b"2"))
+            writer.write(b"old")
+            assert await reader.readexactly(3) == b"old"
+            metrics = (await get("/metrics"))[1]
+            assert f'endpoint="{one}"' in metrics
+            assert "steersman_proxied_connections 1" in metrics
+            manifests(folder, *world())
+            await until(lambda: refused(VIP, 80))
+            stopping = asyncio.create_task(proxy.stop())
+            writer.write(b"and on")
+            assert await reader.readexactly(6) == b"and on"
+            writer.close()
+            assert await stopping == 0
+        status, out, _ = await command("cleanup")
+        assert status == 0, out
+        assert "KUBE-PORTALS" not in rules() + rules("filter")
+
+    on_a_node(body)
+
+
+async def refused(address: str, port: int) -> bool:
+    try:
+        await ask(port, b"", address)
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def test_the_next_process_takes_over_while_the_old_one_drains(tmp_path: Path) -> None:
+    async def body(one: Endpoint, _: Endpoint) -> None:
+        folder = manifests(tmp_path / "m", *world(one))
+        flags = (f"--manifests={folder}", *FLAGS)
+        async with steersman(tmp_path, *flags) as old:
+            await until(lambda: answered(b"1"))
+            held = [await asyncio.open_connection(*at) for at in ((VIP, 80), (HOST, NODE_PORT))]
+            for reader, _writer in held:
+                assert await reader.readexactly(1) == b"1"
+            stopping = asyncio.create_task(old.stop())
+            await old.said("stopping")
+            async with steersman(tmp_path, *flags, name="second"):
+                await until(lambda: answered(b"1"))
+                await until(lambda: answered(b"1", HOST, NODE_PORT))
+                for reader, writer in held:
+                    writer.write(b"old")
+                    assert await reader.readexactly(3) == b"old"
+                    writer.close()
+                assert await stopping == 0
+                assert await answered(b"1")
+
+    on_a_node(body)
