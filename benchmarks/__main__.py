@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import change, cold, idle, memory, nftables, packets, proxy
+from benchmarks import change, cold, footprint, idle, memory, nftables, packets, proxy, start
 from benchmarks.figures import Figure, table
 
 BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
@@ -19,6 +19,8 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "packets": packets.run,
     "nftables": nftables.run,
     "idle": idle.run,
+    "start": start.run,
+    "footprint": footprint.run,
     "proxy": proxy.run,
 }
 NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy"}
