@@ -15,7 +15,7 @@ from tests.vm.machine import MARK, missing, run
 
 KERNEL = os.environ.get("STEERSMAN_VM_KERNEL", DEFAULT)
 """Debian package of the kernel: a second version can be chosen."""
-MINUTES = 40 if os.environ.get("STEERSMAN_VM_ALL") else 12
+MINUTES = 40 if os.environ.get("STEERSMAN_VM_ALL") else 15
 pytestmark = pytest.mark.skipif(bool(os.environ.get(MARK)), reason="this is the virtual machine")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,10 @@ VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh", "lblc", "lblcr", "fo", "ovf")
 ONE, OTHER = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
 BOTH = (ONE[0], OTHER[0])
+
+needs_ipvsadm = pytest.mark.skipif(
+    shutil.which("ipvsadm") is None, reason="ipvsadm is not installed: apt-get install ipvsadm"
+)
 
 
 @dataclass
@@ -142,6 +147,7 @@ def test_an_unknown_scheduler_is_named(node: Node) -> None:
     assert "modprobe ip_vs_dice" in " ".join(support.missing)
 
 
+@needs_ipvsadm
 def test_servers_of_others(node: Node) -> None:
     node.sh("ipvsadm", "-A", "-t", "192.0.2.1:80", "-s", "rr")
     assert node.servers() == {}  # nothing is ours before our interface is there
@@ -153,6 +159,7 @@ def test_servers_of_others(node: Node) -> None:
     assert "C0000201:0050" not in table(node)
 
 
+@needs_ipvsadm
 def test_drift_is_mended(node: Node) -> None:
     node.bring(of(ONE[0]))
     node.sh("ip", "addr", "del", "10.96.0.1/32", "dev", "kube-ipvs0")
