@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from tests.vm.kernel import DEFAULT, MachineError
@@ -20,6 +21,7 @@ def main() -> int:
     argv = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not argv:
         parser.error("no command")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the machine ends with us
     try:
         return run(argv, kernel=given.kernel, timeout=given.timeout, memory=given.memory)
     except MachineError as error:
