@@ -5,20 +5,27 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from itertools import count
 from random import Random
 
 import pytest
 from msgspec.structs import replace
 
+from steersman.compile.plan import Planner
+from steersman.model.config import NodeConfig
 from steersman.model.names import Family, PlanKey, ServicePortName
 from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.snapshot import HostFacts
 from steersman.modes.base import ApplyError
 from steersman.modes.diff import Diff, Ruleset, diff
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import is_kubelets
 from steersman.modes.iptables.script import LIMITS, Limits
+from steersman.run.sync import Sync
+from steersman.source.store import Store
 from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan, random_plan, simple
 from tests.kernel.iptables_lab import KilledError, Namespace, Recorder, namespace
+from tests.unit.test_store import service, slice_
 
 pytestmark = pytest.mark.kernel
 
@@ -287,21 +294,67 @@ async def test_a_rule_that_somebody_else_deleted_is_refused_and_then_healed(
 async def test_killed_between_any_two_commands_the_next_start_repairs(
     mode: IptablesMode, execute: Recorder, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(LIMITS, variant, Limits(whole=20, run=150))
-    first = rendered(mode, SETTINGS, *some_plans(7, 15))
-    second = rendered(mode, replace(SETTINGS, many_services=True), *some_plans(8, 15))
+    settings = replace(SETTINGS, families=(Family.IPV4,))
+    plans = [one for seed in (7, 8) for one in some_plans(seed, 8) if one.key.family == 4]
+    first = rendered(mode, settings, *plans[:8])
+    second = rendered(mode, replace(settings, many_services=True), *plans[8:])
     await mode.probe()
-    for allowed in (0, 1, 3, 5, 8):
-        for want in (first, second, {}):
+    before: Ruleset = {}
+    for want in (first, second, {}):
+        for allowed in count():
+            await start(mode, before)
             execute.allowed = allowed
             try:
-                await mode.apply(diff(await mode.read(), want))
+                with monkeypatch.context() as patch:
+                    patch.setitem(LIMITS, variant, Limits(whole=5, run=60))
+                    await mode.apply(diff(await mode.read(), want))
+                break
             except KilledError:
                 execute.allowed = None
                 again = IptablesMode(execute, IptablesOptions(variant=variant))
                 await start(again, want)
                 left = {k: v for k, v in (await again.read()).items() if want or not is_kubelets(k)}
                 assert left == want
+        assert allowed > 2, "it was never cut"
+        execute.allowed = None
+        before = want
+
+
+class Poisoned(IptablesMode):
+    """Renders rules of some Services so that every kernel refuses them."""
+
+    poisoned: frozenset[str] = frozenset()
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        if plan.key.name.service in self.poisoned:
+            plan = replace(plan, affinity_seconds=-1)
+        return super().render_service(plan, settings)
+
+
+async def test_the_culprits_stand_alone_and_the_others_go_in(
+    inside: Namespace, variant: str
+) -> None:
+    mode = Poisoned(Recorder(inside), IptablesOptions(variant=variant))
+    mode.poisoned = frozenset({"s5", "s11"})
+    store = Store("me")
+    names = [f"s{number}" for number in range(1, 20)]
+    store.replace("Service", [service(n, clusterIP=f"10.96.0.{n[1:]}") for n in names])
+    store.replace("EndpointSlice", [slice_(f"{n}-x", n, (f"10.1.0.{n[1:]}",)) for n in names])
+    facts = HostFacts("me", {"eth0": ("192.0.2.1/24",)}, ipv6=False)
+    sync = Sync(store, Planner(NodeConfig(node_name="me"), mode.traits), mode, facts)
+    result = await sync.run()
+    assert result is not None
+    assert result.refused == 2
+    refused = [f for f in sync.state.findings if "the kernel refuses its rules" in f.reason]
+    assert sorted(f.object for f in refused) == ["Service shop/s11", "Service shop/s5"]
+    served = {n for n in names if f"shop/{n} cluster IP" in saved(inside, variant)}
+    assert served == set(names) - mode.poisoned
+    mode.poisoned = frozenset()
+    for name in ("s5", "s11"):
+        store.upsert(service(name, clusterIP=f"10.96.1.{name[1:]}"))
+    assert (await sync.run()) is not None
+    assert not sync.state.findings
+    assert saved(inside, variant).count("-d 10.96.1.") >= 2
 
 
 async def test_upstreams_own_rules_are_taken_over(
