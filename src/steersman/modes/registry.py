@@ -51,6 +51,12 @@ def _nftables(execute: Exec, _options: ModeOptions) -> Mode:
     return NftablesMode(execute)
 
 
+def _ebpf(execute: Exec, _options: ModeOptions) -> Mode:
+    from steersman.modes.ebpf.mode import EbpfMode  # noqa: PLC0415 - it calls what Windows lacks
+
+    return EbpfMode(execute)
+
+
 def _userspace(execute: Exec, options: ModeOptions) -> Mode:
     portals = options.portals or ("iptables" if _is_root() else "none")
     if portals == "iptables":
@@ -74,6 +80,7 @@ MODES: Mapping[str, Factory] = {
     "iptables": _iptables,
     "nftables": _nftables,
     "ipvs": _ipvs,
+    "ebpf": _ebpf,
     "userspace": _userspace,
     "winuserspace": _winuserspace,
 }

@@ -1,0 +1,98 @@
+"""The ebpf mode under the sync loop: from Kubernetes objects to connections, changes and drift."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steersman.compile.plan import Planner
+from steersman.host.exec import SubprocessExec
+from steersman.model.config import NodeConfig
+from steersman.model.names import Family
+from steersman.model.snapshot import HostFacts
+from steersman.modes.diff import diff
+from steersman.modes.ebpf.engine import EbpfOptions, Inside
+from steersman.modes.ebpf.mode import EbpfMode
+from steersman.run.sync import Sync
+from steersman.source.store import Store
+from tests.kernel import ebpf
+from tests.kernel.ebpf_plan import LAYOUT, LOOKER, NODE, OTHER, POD, VIP
+from tests.lab import Lab
+from tests.lab_sockets import CGROUPS, Netns
+from tests.unit.test_store import service, slice_
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not shutil.which("clang") and not ebpf.compiled().exists(),
+        reason="no compiled object, no clang",
+    ),
+]
+FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": (f"{NODE}/24",)}, ipv6=False)
+CONFIG = NodeConfig(node_name="me", families=(Family.IPV4,), cluster_cidrs=("10.244.0.0/16",))
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(LAYOUT) as made:
+        for pod in (POD, OTHER):
+            made.serve(pod, 8080, "TCP")
+        yield made
+
+
+@pytest.fixture
+def mode(lab: Lab) -> Iterator[EbpfMode]:
+    cgroup = ebpf.new_cgroup(ebpf.next_number())
+    CGROUPS[lab.node.path] = cgroup
+    options = EbpfOptions(ebpf.bpffs() / cgroup.name, cgroup, file=ebpf.compiled())
+    made = EbpfMode(SubprocessExec(), options, Inside(Netns(lab.node.path).call))
+    yield made
+    made.close()
+    shutil.rmtree(options.pins, ignore_errors=True)
+    del CGROUPS[lab.node.path]
+
+
+def pins(mode: EbpfMode) -> Path:
+    return mode.engine.pins.root
+
+
+async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
+    store = Store("me")
+    store.replace("Service", [service(clusterIP=VIP)])
+    store.replace("EndpointSlice", [slice_(ips=(POD,))])
+    assert (await mode.probe()).usable
+    sync = Sync(store, Planner(CONFIG, mode.traits), mode, FACTS)
+
+    assert len(await sync.preview()) > 4
+    assert not pins(mode).exists(), "a preview changes nothing"
+
+    first = await sync.run()
+    assert first
+    assert (first.refused, first.removed) == (0, 0)
+    assert lab.probe(LOOKER, VIP, 80).endpoint == f"{POD}:8080"
+
+    store.upsert(slice_(ips=(OTHER,)))
+    second = await sync.run()
+    assert second
+    assert (second.added, second.changed, second.removed) == (0, 1, 0)
+    assert lab.probe(LOOKER, VIP, 80).endpoint == f"{OTHER}:8080"
+
+    looked = await sync.check()
+    assert looked
+    assert looked.added + looked.changed + looked.removed == 0
+    assert await sync.check() is None
+    for name in ("sm_connect4", "sm_connect6"):
+        (pins(mode) / "links" / name).unlink()
+    repaired = await sync.check()
+    assert repaired
+    assert repaired.reason == "drift"
+    assert lab.probe(LOOKER, VIP, 80).endpoint == f"{OTHER}:8080"
+
+    store.replace("Service", [])
+    await sync.run()
+    assert lab.probe(NODE, VIP, 80, timeout=0.4).kind != "answered"
+    await mode.apply(diff(await mode.read(), {}))
+    assert not pins(mode).exists()

@@ -1,0 +1,82 @@
+"""The ebpf mode's view of the machine: devices, timeouts, and what is said to be missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steersman.modes.ebpf import layout, probe
+from steersman.modes.ebpf.devices import Device, Found, describe
+from steersman.modes.ebpf.flows import Timeouts, read_timeouts
+
+ETHER, TUNNEL = 1, 65534
+DEVICES = (
+    Device(2, "eth0", ETHER, 0),
+    Device(3, "cni0", ETHER, 0),
+    Device(4, "veth1", ETHER, 3),
+    Device(5, "wg0", TUNNEL, 0),
+)
+
+
+def packed(*addresses: str) -> tuple[bytes, ...]:
+    return tuple(map(layout.pack_address, addresses))
+
+
+FOUND = Found(DEVICES, {2: packed("192.0.2.1", "192.0.2.2"), 3: packed("10.0.0.1", "fd00::1")})
+
+
+def flags(interface: str, prefix: str) -> dict[int, int]:
+    found = describe(FOUND, interface, prefix)
+    return {index: layout.DEVICE.unpack(value)[2] for index, value in found.items()}
+
+
+def test_masquerading_takes_an_address_of_the_device_or_the_first_there_is() -> None:
+    found = {i: layout.DEVICE.unpack(v)[:2] for i, v in describe(FOUND, "", "").items()}
+    assert found == {
+        2: packed("192.0.2.1", "fd00::1"),
+        3: packed("10.0.0.1", "fd00::1"),
+        4: packed("192.0.2.1", "fd00::1"),
+        5: packed("192.0.2.1", "fd00::1"),
+    }
+
+
+def test_without_addresses_nothing_can_be_masqueraded() -> None:
+    value = describe(Found(DEVICES[:1], {}), "", "")[2]
+    assert layout.DEVICE.unpack(value)[:2] == (bytes(16), bytes(16))
+
+
+@pytest.mark.parametrize(
+    ("interface", "prefix", "pods"),
+    [("", "", set()), ("cni0", "", {3, 4}), ("eth0", "", {2}), ("", "veth", {4})],
+)
+def test_pods_are_behind_the_detectors_devices(interface: str, prefix: str, pods: set[int]) -> None:
+    found = flags(interface, prefix)
+    assert {index for index, flag in found.items() if flag & layout.DEVICE_POD} == pods
+
+
+def test_a_device_may_have_no_ethernet() -> None:
+    bare = {index for index, flag in flags("", "").items() if flag & layout.DEVICE_NO_ETHERNET}
+    assert bare == {5}
+
+
+def test_timeouts_are_those_of_netfilter(tmp_path: Path) -> None:
+    (tmp_path / "nf_conntrack_udp_timeout").write_text("7\n")
+    (tmp_path / "nf_conntrack_tcp_timeout_established").write_text("what?\n")
+    assert read_timeouts(tmp_path) == Timeouts(udp=7)
+
+
+def test_each_missing_feature_is_named_with_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.release", lambda: "5.10.0-30-amd64")
+    missing = " ".join(probe.probe(Path("/nowhere/steersman-el.o"), Path("/")).missing)
+    assert "bpf_set_retval" in missing
+    assert "TCX, by which devices have programs came with Linux 6.6" in missing
+    assert "getpeername" not in missing
+    assert "steersman-el.o" in missing
+
+
+def test_a_new_kernel_lacks_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("platform.release", lambda: "6.6.1")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(probe, "library", lambda: None)
+    assert probe.probe(tmp_path, tmp_path).usable
