@@ -1,4 +1,4 @@
-"""Every case of the host suites, where the conformance data is at hand."""
+"""Every case of the configuration and host suites, where the conformance data is at hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.suites_host import SUITES
+from tests.conformance import suites_config, suites_host
 
+SUITES = {**suites_config.SUITES, **suites_host.SUITES}
 DATA = Path(__file__).parents[2] / "../shared/conformance"
 
 
