@@ -201,7 +201,7 @@ async def test_sets_come_first_and_go_last() -> None:
     mode = IpvsMode(Ipset())
     objects = {SetKey("S"): "hash:ip", MemberKey("S", "10.0.0.1"): "", DeviceKey(DEVICE): "dummy"}
     log, lines = await carry_out(mode, diff({}, objects))
-    assert (log, lines) == ([("make", "")], ["create S hash:ip", "add S 10.0.0.1"])
+    assert (log, lines) == ([("make", "")], ["create S hash:ip maxelem 1048576", "add S 10.0.0.1"])
     log, lines = await carry_out(mode, diff(objects, {}))
     assert (log, lines) == ([("remove", "")], ["destroy S"])
 

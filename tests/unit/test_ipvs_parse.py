@@ -40,7 +40,9 @@ add KUBE-6-IPVS-ALLOWED fd00::1,sctp:80,fd00::/64
 add KUBE-IPVS-PORTS 10.96.0.1,132:80
 create KUBE-CLUSTER-IP hash:ip,port family inet
 add KUBE-CLUSTER-IP 10.96.0.9,tcp:80
-create KUBE-IPVS-ODD
+create KUBE-IPVS-PORTS
+create KUBE-IPVS-IPS hash:ip family inet hashsize 1024 maxelem 65536
+add KUBE-IPVS-IPS 10.96.0.9
 flush KUBE-IPVS-PORTS now
 """
 

@@ -44,6 +44,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+")
 _LOCK_WAIT = 5
+_MOST_ENTRIES = 1 << 20  # of a set; ipset's own 65,536 is less than large clusters have
 _RANDOM_FULLY = (1, 6, 2)
 
 
@@ -309,7 +310,11 @@ def _servers(change: Diff) -> list[tuple[ServerKey, Server | None, Server]]:
 
 
 def _creations(change: Diff) -> list[str]:
-    return [f"create {k.set} {v}" for k, v in change.added.items() if isinstance(k, SetKey)]
+    return [
+        f"create {k.set} {v} maxelem {_MOST_ENTRIES}"
+        for k, v in change.added.items()
+        if isinstance(k, SetKey)
+    ]
 
 
 def _entries(verb: str, addresses: Iterable[str], keys: Iterable[Any]) -> list[str]:

@@ -121,6 +121,9 @@ def all_sets(family: Family) -> Iterator[tuple[str, str]]:
             yield name, f"hash:ip,port family {_INET[family]}"
 
 
+_OURS = frozenset(name for family in Family for name, _ in all_sets(family))
+
+
 def is_our_set(name: str) -> bool:
-    """Whether a set belongs to this mode."""
-    return name.startswith(tuple(_PREFIX.values()))
+    """Whether a set belongs to this mode; upstream's KUBE-IPVS-IPS does not."""
+    return name in _OURS
