@@ -137,7 +137,9 @@ def _userspace_golden(plan: NodePlan) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-USERSPACE = ModeUnderTest("userspace", ("nft", "legacy"), userspace_behind, None, _userspace_golden)
+USERSPACE = ModeUnderTest(
+    "userspace", ("nft", "legacy", "nftables"), userspace_behind, None, _userspace_golden
+)
 
 
 # -- ebpf ----------------------------------------------------------------------------------

@@ -77,6 +77,8 @@ _running: dict[str, ThreadedMode] = {}
 def userspace_behind(execute: Exec, variant: str) -> Mode:
     """The mode in the namespace that an Exec's prefix enters, the same one each time."""
     options = UserspaceOptions(iptables_variant=variant)
+    if variant == "nftables":
+        options = UserspaceOptions(portals="nftables")
     for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
         if word.startswith("--net="):
             path = word.removeprefix("--net=")

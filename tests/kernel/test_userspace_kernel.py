@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
+from steersman.host.exec import Result, SubprocessExec
 from steersman.model.names import Family
 from steersman.model.plan import (
     Action,
@@ -30,7 +30,7 @@ from tests.kernel.namespace import in_namespace, sh
 from tests.userspace_proxy import answering, ask, endpoint, owner
 
 pytestmark = pytest.mark.kernel
-VARIANTS = pytest.mark.parametrize("variant", ["nft", "legacy"])
+VARIANTS = pytest.mark.parametrize("variant", ["nft", "legacy", "nftables"])
 HOST, VIP, PORT, NODE_PORT = "192.168.77.2", "10.96.0.10", 80, 30080
 SETTINGS = NodeSettings(
     families=tuple(Family),
@@ -73,22 +73,41 @@ def on_a_node(body: Callable[[Endpoint], Awaitable[None]]) -> None:
 
 
 def rules(variant: str) -> str:
+    if variant == "nftables":
+        return sh("nft list ruleset")
     return sh(f"iptables-{variant}-save; ip6tables-{variant}-save")
+
+
+def options(variant: str) -> UserspaceOptions:
+    if variant == "nftables":
+        return UserspaceOptions(portals=variant)
+    return UserspaceOptions(iptables_variant=variant)
+
+
+def damages(variant: str) -> tuple[str, ...]:
+    if variant == "nftables":
+        return (
+            "nft flush chain ip kube-portals host",
+            "nft delete table ip kube-portals",
+            "nft add rule ip kube-portals firewall tcp dport 1 drop",
+            "nft flush ruleset",
+        )
+    return (
+        f"iptables-{variant} -t nat -F KUBE-PORTALS-HOST",
+        f"iptables-{variant} -t nat -F OUTPUT; iptables-{variant} -t nat -X KUBE-PORTALS-HOST",
+        f"iptables-{variant} -t nat -F; iptables-{variant} -t nat -X",
+        f"iptables-{variant} -A KUBE-PORTALS-FIREWALL -p tcp --dport 1 -j DROP",
+    )
 
 
 @VARIANTS
 def test_rules_that_others_flushed_are_repaired(variant: str) -> None:
     async def body(one: Endpoint) -> None:
-        mode = UserspaceMode(SubprocessExec(), UserspaceOptions(iptables_variant=variant))
+        mode = UserspaceMode(SubprocessExec(), options(variant))
         assert (await mode.probe()).usable
         await become(mode, plan(one))
         assert await mode.read() == rendered(mode, plan(one))
-        for damage in (
-            f"iptables-{variant} -t nat -F KUBE-PORTALS-HOST",
-            f"iptables-{variant} -t nat -F OUTPUT; iptables-{variant} -t nat -X KUBE-PORTALS-HOST",
-            f"iptables-{variant} -t nat -F; iptables-{variant} -t nat -X",
-            f"iptables-{variant} -A KUBE-PORTALS-FIREWALL -p tcp --dport 1 -j DROP",
-        ):
+        for damage in damages(variant):
             sh(f"{damage} || true")
             assert await mode.read() != rendered(mode, plan(one)), damage
             await become(mode, plan(one))
@@ -96,7 +115,7 @@ def test_rules_that_others_flushed_are_repaired(variant: str) -> None:
             assert await ask(PORT, b"!", VIP) == b"one!"
             assert await ask(NODE_PORT, b"!") == b"one!"
         await mode.apply(diff(await mode.read(), {}))
-        assert "KUBE" not in rules(variant)
+        assert "KUBE" not in rules(variant).upper()
         assert not await mode.read()
         await mode.close()
 
@@ -106,8 +125,7 @@ def test_rules_that_others_flushed_are_repaired(variant: str) -> None:
 @VARIANTS
 def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> None:
     async def body(one: Endpoint) -> None:
-        options = UserspaceOptions(iptables_variant=variant)
-        old, new = (UserspaceMode(SubprocessExec(), options) for _ in range(2))
+        old, new = (UserspaceMode(SubprocessExec(), options(variant)) for _ in range(2))
         await old.probe()
         await become(old, plan(one))
         held = []
@@ -145,6 +163,26 @@ def test_the_proxy_port_itself_is_closed_to_everybody() -> None:
             sock.settimeout(0.3)
             with pytest.raises((TimeoutError, PermissionError)):
                 sock.connect((HOST, hidden))
+        await mode.close()
+
+    on_a_node(body)
+
+
+def test_nft_is_used_where_there_is_no_iptables() -> None:
+    class NoIptables(SubprocessExec):
+        async def run(
+            self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+        ) -> Result:
+            if "tables" in argv[0]:
+                raise FileNotFoundError(argv[0])
+            return await super().run(argv, stdin, timeout=timeout)
+
+    async def body(one: Endpoint) -> None:
+        mode = UserspaceMode(NoIptables())
+        assert (await mode.probe()).usable
+        await become(mode, plan(one))
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        assert "table ip kube-portals" in sh("nft list tables")
         await mode.close()
 
     on_a_node(body)

@@ -29,6 +29,8 @@ from steersman.modes.userspace.names import (
     Portal,
     Sources,
 )
+from steersman.modes.userspace.nft_rules import remove
+from steersman.modes.userspace.nft_rules import replace as replace_table
 from steersman.modes.userspace.render import (
     host_address,
     render_direct,
@@ -292,3 +294,52 @@ def test_what_is_written_deletes_before_it_appends() -> None:
         f"-X {FIREWALL}",
         "COMMIT",
     ]
+
+
+# -- the same for nft -------------------------------------------------------------------------
+
+
+def nft(portal: Portal, node_port: bool = False) -> list[str]:
+    where = at(PORTAL, "192.168.0.2" if node_port else "198.51.100.1", 80, node_port)
+    text = replace_table(Family.IPV4, {where: portal}, {where: 4711})
+    return [line.strip() for line in text.splitlines() if "shop/cart" in line]
+
+
+COMMENT = 'comment "shop/cart:http"'
+NFT_TO = "ip daddr 192.168.0.2 tcp dport 4711"
+
+
+def test_nft_leads_and_guards() -> None:
+    portal = Portal(
+        "shop/cart:http",
+        Verdict.FORWARD,
+        "192.168.0.2",
+        Detector(cidr="10.244.0.0/16"),
+        ("203.0.113.0/24", "203.0.113.0/25", "10.0.0.1/32"),
+    )
+    leads = f"ip daddr 198.51.100.1 tcp dport 80 dnat to 192.168.0.2:4711 {COMMENT}"
+    assert nft(portal) == [
+        f"{NFT_TO} ct status & dnat != dnat drop {COMMENT}",
+        f"{NFT_TO} ip saddr != 10.244.0.0/16 fib saddr type != local drop {COMMENT}",
+        f"{NFT_TO} ip saddr != {{ 10.0.0.1/32, 203.0.113.0/24 }} drop {COMMENT}",
+        leads,
+        leads,
+    ]
+
+
+def test_nft_insiders_by_interface_and_none_at_all() -> None:
+    node_port = Portal("shop/cart:http", Verdict.FORWARD)
+    found = [
+        nft(replace(node_port, insiders=Detector(**how)), True)[0].split("dport 80 ")[1]
+        for how in ({"interface": "cni0"}, {"interface_prefix": "veth"}, {})
+    ]
+    rest = f"fib saddr type != local drop {COMMENT}"
+    assert found == [f'iifname != "cni0" {rest}', f'iifname != "veth*" {rest}', rest]
+    assert nft(node_port, True) == []
+
+
+def test_nft_refusals_and_removal() -> None:
+    for verdict in (Verdict.DROP, Verdict.REJECT):
+        (rule,) = nft(Portal("shop/cart:http", verdict))
+        assert rule == f"ip daddr 198.51.100.1 tcp dport 80 {verdict} {COMMENT}"
+    assert remove(Family.IPV6) == "table ip6 kube-portals\ndelete table ip6 kube-portals\n"

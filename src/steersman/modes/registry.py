@@ -31,8 +31,9 @@ class ModeOptions(msgspec.Struct, frozen=True):
     udp_idle: float = 0.25
     """Seconds after which the userspace modes forget an idle UDP client."""
     portals: str = ""
-    """How the userspace mode is reached: `iptables`, `direct` (Service addresses are added to this
-    machine), `none` (only addresses that it has), or "" for iptables if we are root, else none."""
+    """How the userspace mode is reached: by `iptables` or `nftables`, `direct` (Service addresses
+    are added to this machine), `none` (only addresses that it has), or "": by iptables or else
+    nftables if we are root, otherwise none."""
 
 
 Factory: TypeAlias = Callable[[Exec, ModeOptions], Mode]
@@ -58,14 +59,13 @@ def _ebpf(execute: Exec, _options: ModeOptions) -> Mode:
 
 
 def _userspace(execute: Exec, options: ModeOptions) -> Mode:
-    portals = options.portals or ("iptables" if _is_root() else "none")
-    if portals == "iptables":
-        return UserspaceMode(
-            execute,
-            UserspaceOptions(options.proxy_ports, options.udp_idle, options.iptables_variant),
-        )
-    addresses = LinuxAddresses(execute) if portals == "direct" else None
-    return DirectMode("userspace", addresses, DirectOptions(options.udp_idle))
+    portals = options.portals or ("" if _is_root() else "none")
+    if portals in ("direct", "none"):
+        addresses = LinuxAddresses(execute) if portals == "direct" else None
+        return DirectMode("userspace", addresses, DirectOptions(options.udp_idle))
+    variant = options.iptables_variant
+    wanted = UserspaceOptions(options.proxy_ports, options.udp_idle, variant, portals)
+    return UserspaceMode(execute, wanted)
 
 
 def _winuserspace(execute: Exec, options: ModeOptions) -> Mode:

@@ -22,6 +22,7 @@ from steersman.modes.userspace.names import (
     listeners_of,
     portals_of,
 )
+from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.portals import IptablesPortals
 from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
 
@@ -35,12 +36,14 @@ class UserspaceOptions(msgspec.Struct, frozen=True):
     """Seconds after which an idle UDP client is forgotten (`--udp-timeout`)."""
     iptables_variant: str = ""
     """`nft`, `legacy`, or "" for the one that this machine uses."""
+    portals: str = ""
+    """`iptables`, `nftables`, or "" for the first of them that works."""
     limit: int = 0
     """Descriptors for listeners and connections; 0 for what the system allows."""
 
 
 class UserspaceMode:
-    """Proxies TCP and UDP itself; rules of iptables lead Service addresses to it."""
+    """Proxies TCP and UDP itself; rules of iptables or nft lead Service addresses to it."""
 
     name = "userspace"
     traits = Traits(hides_clients=True, forwards_sctp=False, localhost_node_ports=True)
@@ -54,18 +57,31 @@ class UserspaceMode:
         """Make the mode; nothing is run or opened before it is used.
 
         Args:
-            execute: the door to iptables.
+            execute: the door to iptables and nft.
             options: what the operator set.
             open_socket: makes sockets (in another network namespace, for tests).
         """
         options = options or UserspaceOptions()
-        self.portals = IptablesPortals(execute, options.iptables_variant)
+        self._choices: dict[str, IptablesPortals | NftPortals] = {
+            "iptables": IptablesPortals(execute, options.iptables_variant),
+            "nftables": NftPortals(execute),
+        }
+        if options.portals:
+            self._choices = {options.portals: self._choices[options.portals]}
+        self.portals = next(iter(self._choices.values()))
         self.proxy = Proxy(open_socket, Ports(options.ports), options.udp_idle, options.limit)
         self._lock = asyncio.Lock()
 
     async def probe(self) -> Support:
-        """Say whether there is an iptables."""
-        return await self.portals.probe()
+        """Find what rules can be written with: iptables, or else nft."""
+        missing: tuple[str, ...] = ()
+        for portals in self._choices.values():
+            support = await portals.probe()
+            if support.usable:
+                self.portals = portals
+                return support
+            missing += support.missing
+        return Support(usable=False, missing=missing)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Render the chains that portals are in."""
@@ -79,7 +95,7 @@ class UserspaceMode:
         return render.render_redirect(plan, settings) if plan.key.family in families else {}
 
     async def read(self) -> Ruleset:
-        """What listens, and what of ours iptables has."""
+        """What listens, and the rules that lead there."""
         async with self._lock:
             return {**self.proxy.listeners, **await self.portals.read()}
 
