@@ -93,8 +93,8 @@ def render_service(
     return _Port(plan, settings, features).render()
 
 
-class _Port:
-    """The rules of one ServicePort while they are written."""
+class _Shared:
+    """What is written of one ServicePort, and its rules in chains that it shares with others."""
 
     __slots__ = (
         "bits",
@@ -121,6 +121,32 @@ class _Port:
         self.pools: set[Pool] = set()  # those that some rule leads to
         self.chains: dict[str, str] = {}
         self.groups: dict[tuple[str, str], list[str]] = {}
+
+    def _rule(self, table: str, chain: str, text: str) -> None:
+        self.groups.setdefault((table, chain), []).append(f"-A {chain}{text}")
+
+    def _to(self, frontend: Frontend, comment: str, target: str) -> str:
+        """Match everything to an address and port."""
+        return (
+            f" -d {frontend.address}{self.bits} -p {self.protocol}"
+            f' -m comment --comment "{self.name} {comment}"'
+            f" -m {self.protocol} --dport {frontend.port} -j {target}"
+        )
+
+    def _dispatch(self, frontend: Frontend, target: str) -> None:
+        split = self.settings.many_services
+        chain = part_chain(last_octet(frontend.address)) if split else SERVICES
+        self._rule(NAT, chain, self._to(frontend, _WORDS[frontend.kind], target))
+
+    def _refuse(self, frontend: Frontend, chain: str, verdict: Verdict) -> None:
+        why, target = _REFUSE[self.plan.key.family, verdict]
+        self._rule(FILTER, chain, self._to(frontend, f"has {why}", target))
+
+
+class _Port(_Shared):
+    """The rules of one ServicePort while they are written."""
+
+    __slots__ = ()
 
     def render(self) -> dict[RuleKey, str]:
         plan = self.plan
@@ -149,27 +175,7 @@ class _Port:
             out[family, table, chain, f"{self.name} {protocol}"] = "\n".join(lines)
         return out
 
-    def _rule(self, table: str, chain: str, text: str) -> None:
-        self.groups.setdefault((table, chain), []).append(f"-A {chain}{text}")
-
     # Frontends
-
-    def _to(self, frontend: Frontend, comment: str, target: str) -> str:
-        """Match everything to an address and port."""
-        return (
-            f" -d {frontend.address}{self.bits} -p {self.protocol}"
-            f' -m comment --comment "{self.name} {comment}"'
-            f" -m {self.protocol} --dport {frontend.port} -j {target}"
-        )
-
-    def _dispatch(self, frontend: Frontend, target: str) -> None:
-        split = self.settings.many_services
-        chain = part_chain(last_octet(frontend.address)) if split else SERVICES
-        self._rule(NAT, chain, self._to(frontend, _WORDS[frontend.kind], target))
-
-    def _refuse(self, frontend: Frontend, chain: str, verdict: Verdict) -> None:
-        why, target = _REFUSE[self.plan.key.family, verdict]
-        self._rule(FILTER, chain, self._to(frontend, f"has {why}", target))
 
     def _cluster_ip(self, frontend: Frontend) -> None:
         action = frontend.external
