@@ -79,7 +79,7 @@ build_image() {
     [ "$builder" != docker ] && [ -n "${STORAGE:-}" ] &&
         flags=(--root "$STORAGE/root" --runroot "$STORAGE/run" --storage-driver vfs)
     local build=(build)
-    [ "$builder" = buildah ] && build=(build --timestamp "$SOURCE_DATE_EPOCH")
+    [ "$builder" != docker ] && build=(build --timestamp "$SOURCE_DATE_EPOCH")
     say "$image with $builder"
     cp deploy/image/Dockerfile "$out/Dockerfile"
     printf '*\n!rootfs.tar\n' >"$out/.dockerignore"
