@@ -27,9 +27,7 @@ def test_lines_do_not_depend_on_the_chunks(text: bytes, cuts: list[int]) -> None
     splitter = LineSplitter()
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     lines = [
-        line
-        for start, end in itertools.pairwise(bounds)
-        for line in splitter.feed(text[start:end])
+        line for start, end in itertools.pairwise(bounds) for line in splitter.feed(text[start:end])
     ]
     *wanted, rest = text.split(b"\n")
     assert lines == [line for line in wanted if line.strip()]
