@@ -14,6 +14,7 @@ from steersman.modes.ipvs.wire import (
     Command,
     Stats,
     destination,
+    read_destination,
     read_service,
     read_stats,
     service,
@@ -133,6 +134,17 @@ def test_a_real_server_is_masqueraded_to_and_a_deletion_names_it() -> None:
         assert values[1][:4] == bytes((10, 244, 0, 1))
         assert values[2] == (8080).to_bytes(2, "big")
         assert not any(values.get(kind, b"\0") != b"\0" * 4 for kind in (3, 4) if kind in values)
+
+
+def test_an_endpoint_with_its_counters() -> None:
+    stats = nested(12, *(attr(kind, struct.pack("=Q", kind)) for kind in range(1, 6)))
+    values = nested(2, attr(1, bytes((10, 244, 0, 1)) + bytes(12)), be16(2, 8080), stats)
+    found = read_destination(Message(99, 0, 1, bytes(4) + values), ipv6=False)
+    assert found == (("10.244.0.1", 8080), Stats(1, 2, 3, 4, 5))
+    values = nested(2, attr(1, bytes((0xFD, *bytes(14), 2))), be16(2, 53))
+    found = read_destination(Message(99, 0, 1, bytes(4) + values), ipv6=True)
+    assert found == (("fd00::2", 53), Stats(0, 0, 0, 0, 0))
+    assert read_destination(Message(99, 0, 1, bytes(4)), ipv6=False) is None
 
 
 def test_counters_of_either_width() -> None:

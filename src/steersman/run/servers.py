@@ -18,7 +18,9 @@ from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings
+from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.userspace.apply import Proxy
+from steersman.run.balanced import balanced
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
@@ -73,6 +75,8 @@ class Servers:
         proxy = getattr(sync.mode, "proxy", None)
         if isinstance(proxy, Proxy):
             self.metrics.ask(partial(proxied, proxy))
+        if isinstance(sync.mode, IpvsMode):
+            self.metrics.ask(partial(balanced, sync.mode, lambda: sync.state.plan))
 
     def health_checks(
         self, settings: Callable[[], NodeSettings]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.test_daemon import Process, command, manifests, steersman, until, world
+from tests.e2e.test_daemon import Process, command, get, manifests, steersman, until, world
 from tests.kernel.namespace import in_namespace, sh
 
 SECONDS = 120.0
@@ -37,6 +37,8 @@ def test_from_start_to_the_next_mode(tmp_path: Path) -> None:
                 return "-> 0AF40006:" in table()
 
             await until(changed, SECONDS)
+            metrics = (await get("/metrics"))[1]
+            assert 'steersman_connections_total{endpoint="10.244.0.6:' in metrics
             assert await process.stop() == 0
         assert "-> 0AF40006:" in table()  # the data path outlives the process
         async with steersman(tmp_path, *flags, name="second") as process:

@@ -7,13 +7,14 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import NETLINK_GENERIC, NETLINK_ROUTE, Netlink
+from steersman.host.netlink import NETLINK_GENERIC, NETLINK_ROUTE, Netlink, NetlinkError
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
@@ -34,11 +35,12 @@ from steersman.modes.ipvs.names import (
     Server,
     ServerKey,
     SetKey,
+    Target,
     role_set,
 )
 from steersman.modes.ipvs.parse import parse_rules
 from steersman.modes.ipvs.probe import check_ipset, check_scheduler, find_family
-from steersman.modes.ipvs.wire import timeouts
+from steersman.modes.ipvs.wire import Stats, list_destinations, resolve, timeouts
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -211,6 +213,22 @@ class IpvsMode:
             return await asyncio.to_thread(read)
         except (OSError, ApplyError) as error:
             raise BusyError(f"virtual servers cannot be read: {error}") from error
+
+    def traffic(self, keys: Iterable[ServerKey]) -> Iterator[tuple[ServerKey, Target, Stats]]:
+        """Tell what went through each endpoint of some virtual servers since it was added.
+
+        Blocks, on a socket of its own: for another thread than that of the loop. What is not there
+        is left out.
+
+        Raises:
+            OSError: the kernel does not say.
+        """
+        with self._inside(lambda: Netlink(NETLINK_GENERIC, buffer=1 << 20)) as netlink:
+            family = resolve(netlink)
+            for key in keys:
+                with suppress(NetlinkError):
+                    for target, stats in list_destinations(netlink, family, key):
+                        yield key, target, stats
 
     async def fingerprint(self) -> Hashable | None:
         """None: sets, servers and addresses have no common generation; they are read each time."""

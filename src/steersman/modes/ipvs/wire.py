@@ -145,6 +145,27 @@ def read_service(reply: Message) -> Listed | None:
     return Listed(key, string(values[6]), flags, _int(values[8]), read_stats(values))
 
 
+def list_destinations(
+    netlink: Netlink, family: int, key: ServerKey
+) -> Iterator[tuple[Target, Stats]]:
+    """List the real servers of a virtual one, with what went through each."""
+    body = _header(Command.GET_DEST) + nested(_SERVICE, *_identity(key))
+    for reply in netlink.dump(Request(family, body)):
+        if (found := read_destination(reply, ":" in key.address)) is not None:
+            yield found
+
+
+def read_destination(reply: Message, ipv6: bool) -> tuple[Target, Stats] | None:
+    """Take an answer to GET_DEST apart; None where it is about nothing."""
+    values = attributes(attributes(reply.payload, 4).get(_DEST, b""))
+    if not {1, 2} <= values.keys():
+        return None
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    address = socket.inet_ntop(family, values[1][: _FAMILIES[family]])
+    target = canonical_ip(address) or address, int.from_bytes(values[2], "big")
+    return target, read_stats(values)
+
+
 def read_stats(values: dict[int, bytes]) -> Stats:
     """Take counters apart: 64-bit ones, or the 32-bit ones of kernels before 4.1."""
     found = attributes(values.get(12) or values.get(10, b""))
