@@ -119,7 +119,7 @@ async def test_the_next_endpoint_is_dialled_and_the_failed_one_comes_last() -> N
 
 
 async def test_a_silent_endpoint_is_left_for_the_next_one(monkeypatch: Any) -> None:
-    monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.05, 0.5, 0.5, 0.5))
+    monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.05, 5.0, 5.0, 5.0))
     with socket.socket() as silent:
         silent.bind((LOCAL, 0))
         silent.listen(0)

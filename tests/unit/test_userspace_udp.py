@@ -109,7 +109,7 @@ async def test_an_empty_datagram_is_one_too() -> None:
 
 
 async def test_idle_clients_are_forgotten() -> None:
-    async with server(b"1") as (one, answers), proxy(udp_idle=0.05) as made:
+    async with server(b"1") as (one, answers), proxy(udp_idle=0.3) as made:
         await made.start({key(UDP): listener(one, protocol=UDP)})
         async with client(made.port(key(UDP))) as a:
             assert await a.ask(b"a") == b"1a"

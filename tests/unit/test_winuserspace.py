@@ -5,6 +5,7 @@ What the fake netsh prints is written after Microsoft's description of the comma
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -87,7 +88,8 @@ def plan(*endpoints: Endpoint, port: int, verdict: Verdict = Verdict.FORWARD) ->
 
 
 SETTINGS = NodeSettings(families=(Family.IPV4,), ipv4=FamilySettings())
-PORT = 38080
+PORT = 20_000 + os.getpid() % 6_000 * 2
+"""Of a pair of ports, another one in each test process: node ports are bound to all addresses."""
 
 
 async def test_a_service_address_is_added_served_and_removed() -> None:
