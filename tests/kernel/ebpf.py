@@ -47,7 +47,7 @@ def mode_behind(execute: Exec) -> EbpfMode:
 
 def _mode_in(path: str) -> EbpfMode:
     for other in [other for other in _modes if not os.path.exists(other)]:
-        _modes.pop(other).close()
+        _modes.pop(other).release()
     if path not in _modes:
         number = next(_serial)
         cgroup = new_cgroup(number)
@@ -77,7 +77,7 @@ def bpffs() -> Path:
 
 def _unmount(place: Path) -> None:
     for mode in _modes.values():
-        mode.close()
+        mode.release()
     subprocess.run(["umount", "-l", place], check=False)
     place.rmdir()
 

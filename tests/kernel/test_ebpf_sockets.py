@@ -75,7 +75,7 @@ class Node:
 
     def close(self) -> None:
         for mode in self.modes:
-            mode.close()
+            mode.release()
         shutil.rmtree(self.pins, ignore_errors=True)
         del lab_sockets.CGROUPS[self.lab.node.path]
 
@@ -265,7 +265,7 @@ def test_a_killed_process_leaves_a_service_working(after_a_kill: Node) -> None:
 
 def _replace_programs(node: Node) -> None:
     """As an upgrade does: a new process brings other programs."""
-    node.modes[-1].close()
+    node.modes[-1].release()
     mode = node.mode()
     have = asyncio.run(mode.read())
     want = {**have, b"A": bytes(16)[:-1] + b"\1"}
@@ -275,7 +275,7 @@ def _replace_programs(node: Node) -> None:
 
 
 def _forget_and_return(node: Node) -> None:
-    node.modes[-1].close()
+    node.modes[-1].release()
     asyncio.run(bring(node.mode(), node_plan(ENDPOINTS[:1])))
 
 
@@ -284,7 +284,7 @@ def _other_endpoints(node: Node) -> None:
 
 
 def test_a_restart_finds_what_is_in_force(node: Node) -> None:
-    node.modes[0].close()
+    node.modes[0].release()
     mode = node.mode()
     want = ruleset(node_plan(), mode)
     assert not diff(asyncio.run(mode.read()), want)

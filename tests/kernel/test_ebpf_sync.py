@@ -50,7 +50,7 @@ def mode(lab: Lab) -> Iterator[EbpfMode]:
     options = EbpfOptions(ebpf.bpffs() / cgroup.name, cgroup, file=ebpf.compiled())
     made = EbpfMode(SubprocessExec(), options, Inside(Netns(lab.node.path).call))
     yield made
-    made.close()
+    made.release()
     shutil.rmtree(options.pins, ignore_errors=True)
     del CGROUPS[lab.node.path]
 

@@ -15,9 +15,10 @@ from steersman.modes.registry import MODES, ModeOptions
 
 _VARIANTS = {"iptables": ("nft", "legacy")}
 _LEAVES: Mapping[str, tuple[str, ...]] = {
-    "iptables": ("nftables", "ipvs"),
-    "nftables": ("iptables", "ipvs"),
-    "ipvs": ("nftables", "iptables"),
+    "iptables": ("nftables", "ipvs", "ebpf"),
+    "nftables": ("iptables", "ipvs", "ebpf"),
+    "ipvs": ("nftables", "iptables", "ebpf"),
+    "ebpf": ("nftables", "iptables", "ipvs"),
 }
 """Whose leftovers a mode removes (SPEC 1.1 step 2); ours of ipvs share no name with iptables'."""
 

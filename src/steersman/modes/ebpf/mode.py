@@ -94,7 +94,7 @@ class EbpfMode:
                 await asyncio.to_thread(guarded, lambda: self.engine.apply(change))
         self._keep_going()
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Let go of everything, and leave it working."""
         if self._keeper and not self._keeper.get_loop().is_closed():
             self._keeper.cancel()
