@@ -178,23 +178,31 @@ class IpvsMode:
         Without our interface no virtual server is ours: another program made them.
         """
         async with self._lock:
-            servers, device, iptables = await self._opened()
-            ruleset: dict[Any, Any] = dict(await self._sets.read())
-            held = device.addresses()
-            marked = {key.entry for key in _derived(ruleset)}
-            if device.index():
-                ruleset[DeviceKey(DEVICE)] = "dummy"
-            for family in self._families:
-                ruleset.update(parse_rules(await iptables.save(family), int(family)))
-            found = await self._own_servers(servers) if DeviceKey(DEVICE) in ruleset else {}
-            for key, server in found.items():
-                whole = key.address in held and key.address in marked
-                ruleset[key] = msgspec.structs.replace(server, held=whole)
-            for entry in list(_derived(ruleset)):
-                del ruleset[entry]
-            self._held = _count(ruleset)
-            self._stray = (held | marked) - self._held.keys()
-            return ruleset
+            doors = await self._opened()
+            try:
+                return await self._read(*doors)
+            except OSError as error:
+                raise BusyError(f"the kernel does not say what it has: {error}") from error
+            except ApplyError as error:
+                raise BusyError(f"what is drained cannot be removed: {error}") from error
+
+    async def _read(self, servers: Servers, device: Device, iptables: Iptables) -> Ruleset:
+        ruleset: dict[Any, Any] = dict(await self._sets.read())
+        held = device.addresses()
+        marked = {key.entry for key in _derived(ruleset)}
+        if device.index():
+            ruleset[DeviceKey(DEVICE)] = "dummy"
+        for family in self._families:
+            ruleset.update(parse_rules(await iptables.save(family), int(family)))
+        found = await self._own_servers(servers) if DeviceKey(DEVICE) in ruleset else {}
+        for key, server in found.items():
+            whole = key.address in held and key.address in marked
+            ruleset[key] = msgspec.structs.replace(server, held=whole)
+        for entry in list(_derived(ruleset)):
+            del ruleset[entry]
+        self._held = _count(ruleset)
+        self._stray = (held | marked) - self._held.keys()
+        return ruleset
 
     async def _own_servers(self, servers: Servers) -> dict[ServerKey, Server]:
         """List the virtual servers that are not excluded, and delete what is drained of them."""
@@ -209,10 +217,7 @@ class IpvsMode:
             servers.end_drained(own)
             return own
 
-        try:
-            return await asyncio.to_thread(read)
-        except (OSError, ApplyError) as error:
-            raise BusyError(f"virtual servers cannot be read: {error}") from error
+        return await asyncio.to_thread(read)
 
     def traffic(self, keys: Iterable[ServerKey]) -> Iterator[tuple[ServerKey, Target, Stats]]:
         """Tell what went through each endpoint of some virtual servers since it was added.
@@ -241,12 +246,8 @@ class IpvsMode:
             self._prepare()
             try:
                 await self._carry_out(change, servers, device, iptables)
-            except ApplyError:
-                raise
             except OSError as error:
                 raise BusyError(f"the kernel could not be told: {error}") from error
-            except TimeoutError as error:
-                raise BusyError(str(error)) from error
 
     async def _carry_out(
         self, change: Diff, servers: Servers, device: Device, iptables: Iptables

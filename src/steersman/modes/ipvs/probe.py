@@ -67,15 +67,17 @@ def check_scheduler(
     netlink: Netlink, family: int, scheduler: str, inside: Callable[[Callable[[], str]], str]
 ) -> str:
     """Return what is wrong with a scheduler, "" where a virtual server can have it."""
-    known = list(list_services(netlink, family))
-    if any(listed.scheduler == scheduler for listed in known):
-        return ""
     servers = Servers(netlink, family, inside)
     try:
+        known = list(list_services(netlink, family))
+        if any(listed.scheduler == scheduler for listed in known):
+            return ""
         servers.write([(_TRIAL, None, Server(scheduler))])
         made = any(listed.key == _TRIAL for listed in list_services(netlink, family))
         servers.delete([_TRIAL])
     except ApplyError as error:
         hint = f"run `modprobe ip_vs_{scheduler}` on the host, or choose another one"
         return f"The scheduler {scheduler} cannot be used ({error}); {hint}."
+    except NetlinkError as error:
+        return f"IPVS cannot be asked for its virtual servers: {error.strerror}."
     return "" if made else "IPVS takes a virtual server and does not list it."
