@@ -6,9 +6,12 @@ import os
 import shutil
 import subprocess
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+SETTINGS = pytest.StashKey[dict[str, str]]()
+CHANGED = pytest.StashKey[list[str]]()
 TOOLS = ("ip", "iptables", "ip6tables", "iptables-restore", "nft", "conntrack", "unshare")
 
 
@@ -29,7 +32,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+MACHINE = (
+    "net/ipv4/conf/all/route_localnet",
+    "net/ipv4/ip_forward",
+    "net/netfilter/nf_conntrack_max",
+    "net/netfilter/nf_conntrack_tcp_timeout_established",
+)
+"""Settings of the machine's own network that the program under test would change."""
+
+
+def machine_settings() -> dict[str, str]:
+    """Read what tests must leave alone."""
+    paths = {name: Path("/proc/sys", name) for name in MACHINE}
+    return {name: path.read_text() for name, path in paths.items() if path.exists()}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[SETTINGS] = machine_settings()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    before, after = session.config.stash[SETTINGS], machine_settings()
+    changed = [name for name, value in before.items() if after.get(name) != value]
+    if changed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.config.stash[CHANGED] = changed
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for name in terminalreporter.config.stash.get(CHANGED, []):
+        terminalreporter.write_line(f"A TEST CHANGED THE MACHINE'S OWN NETWORK: {name}")
     if any(
         "kernel tests need" in str(r.longrepr) for r in terminalreporter.stats.get("skipped", ())
     ):

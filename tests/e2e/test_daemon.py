@@ -290,8 +290,14 @@ async def not_in_rules(text: str) -> bool:
         (("--proxy-mode=fast",), "proxy"),
     ],
 )
-async def test_what_cannot_start_says_why_in_one_line(flags: tuple[str, ...], message: str) -> None:
-    status, _, err = await command("run", *flags)
-    assert status == 1
-    assert message in err.splitlines()[-1]
-    assert "Traceback" not in err
+def test_what_cannot_start_says_why_and_changes_nothing(
+    flags: tuple[str, ...], message: str
+) -> None:
+    async def body() -> None:
+        status, _, err = await command("run", *flags)
+        assert status == 1
+        assert message in err.splitlines()[-1]
+        assert "Traceback" not in err
+        assert sh("sysctl -n net.ipv4.conf.all.route_localnet").strip() == "0"
+
+    in_namespace(body)

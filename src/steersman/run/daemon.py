@@ -116,11 +116,12 @@ class Daemon:
         mode = chosen.mode
         config = self._config = msgspec.structs.replace(self._config, mode=mode.name)
         facts = await read_facts()
+        self._source = make_source(config, node_config(config).node_name)
+        # From here on the machine is changed: what is only misconfigured has failed before.
         node = allow_localhost_node_ports(node_config(config), mode, facts)
         set_conntrack(config)
         self._node_config = node
         self._store = Store(node.node_name, on_change=self._changed)
-        self._source = make_source(config, node.node_name)
         self._runner = Runner(
             self._work, config.min_sync_interval.seconds, config.sync_period.seconds, _MAX_INTERVAL
         )
