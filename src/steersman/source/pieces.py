@@ -18,8 +18,8 @@ import msgspec
 from steersman.source.documents import BrokenFileError, is_json, list_shell
 from steersman.source.manifests import Located, Manifest, read_manifest
 
-Known: TypeAlias = Mapping[bytes, tuple[Located, ...]]
-"""Objects by the digest of the piece that they were read from; their places are relative to it."""
+Known: TypeAlias = Mapping[bytes, tuple[int, tuple[Located, ...]]]
+"""By the digest of a piece: the line that it was at, and the objects in it."""
 
 _START = re.compile(r"^---(?=[ \t\n]|$)", re.MULTILINE)
 _UNSURE = re.compile(r"^%|\r(?!\n)|[\x85\u2028\u2029]", re.MULTILINE)
@@ -61,24 +61,26 @@ def read_again(path: str, data: bytes, known: Known) -> tuple[Manifest, Known]:
 
 def _read_pieces(path: str, pieces: list[Piece], known: Known) -> tuple[Manifest, Known]:
     parts: list[Manifest] = []
-    now: dict[bytes, tuple[Located, ...]] = {}
+    now: dict[bytes, tuple[int, tuple[Located, ...]]] = {}
     for text, line in pieces:
         data = text.encode()
         key = blake2b(data, digest_size=16).digest()
-        objects = known.get(key, now.get(key))
-        if objects is None:
+        before = known.get(key) or now.get(key)
+        if before is None:
             part = read_manifest(path, data, line)
             if part.findings or part.endpoints:
                 parts.append(part)
                 continue
-            objects = tuple(_placed(each, path, 1 - line) for each in part.objects)
-        now[key] = objects
-        parts.append(Manifest(tuple(_placed(each, path, line - 1) for each in objects)))
+            before = line, part.objects
+        now[key] = line, _moved(before[1], path, line - before[0])
+        parts.append(Manifest(now[key][1]))
     return _joined(parts), now
 
 
-def _placed(located: Located, path: str, move: int) -> Located:
-    return located._replace(where=f"{path} line {located.line + move}")
+def _moved(objects: tuple[Located, ...], path: str, lines: int) -> tuple[Located, ...]:
+    if not lines:
+        return objects
+    return tuple(each._replace(where=f"{path} line {each.line + lines}") for each in objects)
 
 
 def _joined(parts: list[Manifest]) -> Manifest:
@@ -116,7 +118,7 @@ def _json_items(text: str) -> Iterator[Piece]:
 
 def _yaml_items(document: str, line: int) -> Iterator[Piece]:
     """Cut the items of a List as kubectl prints it; any other document is one piece."""
-    begin = _ITEMS.search(document)
+    begin = _ITEMS.search(document) if "\nitems:" in document else None
     if not begin:
         yield Piece(document, line)
         return
