@@ -66,12 +66,16 @@ class Reflector:
 
     async def _step(self) -> None:
         if not self._version:
-            listing = await self._lister.fetch()
-            self._mirror.replace(listing.objects, listing.findings)
-            self._version, self._suspect = listing.version, False
+            await self._list()
         elif self._suspect:
             await self._lister.probe(self._version)
         await self._watch()
+
+    async def _list(self) -> None:
+        """List, and let go of the list: what the Sink keeps of the objects is far smaller."""
+        listing = await self._lister.fetch()
+        self._mirror.replace(listing.objects, listing.findings)
+        self._version, self._suspect = listing.version, False
 
     # When something failed
 
