@@ -209,9 +209,19 @@ async def test_endpoints_are_told_the_client_when_asked() -> None:
     async with endpoint(answering(b"")) as one, proxy() as made:
         await made.start({key(): listener(one, proxy_protocol=True)})
         said = await ask(made.port(key()), b"hello")
-        assert said.startswith(b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + socket.inet_aton(LOCAL) * 2)
-        assert said[26:28] == made.port(key()).to_bytes(2, "big")
+        ends = socket.inet_aton(LOCAL) + socket.inet_aton("10.96.0.1")
+        assert said.startswith(b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + ends)
+        assert said[26:28] == (80).to_bytes(2, "big")
         assert said[28:] == b"hello"
+
+
+async def test_at_a_node_port_the_address_that_was_used_is_told() -> None:
+    async with endpoint(answering(b"")) as one, proxy() as made:
+        where = key(address="", port=30080)._replace(node_port=True)
+        await made.start({where: listener(one, proxy_protocol=True)})
+        said = await ask(made.port(where), b"")
+        assert said[16:24] == socket.inet_aton(LOCAL) * 2
+        assert said[26:28] == (30080).to_bytes(2, "big")
 
 
 async def test_least_connections_fill_up_evenly() -> None:

@@ -139,7 +139,14 @@ class Proxy:
 
     async def _listen(self, sock: socket.socket, key: FrontendKey, plan: Listener) -> AnyListener:
         balancer = self._balancer(plan.owner)
-        route = Route(plan, balancer, self.traffic, self.room, self._open_socket)
+        route = Route(
+            plan,
+            balancer,
+            self.traffic,
+            self.room,
+            self._open_socket,
+            destination=(key.address, key.port),
+        )
         if key.protocol is Protocol.TCP:
             note_interfaces(sock)
             listen(sock)

@@ -23,12 +23,18 @@ class Route:
         traffic: Traffic,
         room: Room,
         open_socket: OpenSocket,
+        *,
+        destination: tuple[str, int],
     ) -> None:
-        """Take the plan, what the ServicePort's listeners share, and what all listeners share."""
+        """Take the plan, what the ServicePort's listeners share, and what all listeners share.
+
+        The destination is the one that clients use; "" is its address where that may be any.
+        """
         self.plan = plan
         self.balancer = balancer
         self.room = room
         self.open_socket = open_socket
+        self.destination = destination
         self._traffic = traffic
 
     def endpoints(self, client: str, interface: str = "") -> list[Endpoint]:

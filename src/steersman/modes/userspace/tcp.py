@@ -237,7 +237,7 @@ class TcpListener:
         tally = route.reached(peer[0], endpoint, self._loop.time() - started)
         pair = Pair(endpoint, tally, self._ended)
         self.pairs.add(pair)
-        greeting = _greeting(client, peer) if route.plan.proxy_protocol else b""
+        greeting = _greeting(client, peer, route.destination) if route.plan.proxy_protocol else b""
         try:
             await _connect(self._loop, pair, client, server, greeting)
         except OSError:
@@ -293,7 +293,7 @@ async def _connect(
     pair.client.transport.resume_reading()
 
 
-def _greeting(client: socket.socket, peer: tuple[Any, ...]) -> bytes:
+def _greeting(client: socket.socket, peer: tuple[Any, ...], destination: tuple[str, int]) -> bytes:
     name = client.getsockname()
-    destination = (canonical_ip(name[0]) or name[0], name[1])
-    return header((canonical_ip(peer[0]) or peer[0], peer[1]), destination)
+    address = destination[0] or canonical_ip(name[0]) or name[0]
+    return header((canonical_ip(peer[0]) or peer[0], peer[1]), (address, destination[1]))
