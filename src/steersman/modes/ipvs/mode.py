@@ -148,7 +148,7 @@ class IpvsMode:
             netlink.request(timeouts(family, *wanted))
 
     def _prepare(self) -> None:
-        """Set the kernel's switches (SPEC 1.6), once, before anything is written."""
+        """Set the kernel's switches (SPEC 1.6), once, before anything is added."""
         if self._prepared:
             return
         major, minor = _VERSION.findall(os.uname().release)[:2]
@@ -243,7 +243,8 @@ class IpvsMode:
         """Carry out a Diff: what is added first, from sets to addresses, then what goes."""
         async with self._lock:
             servers, device, iptables = await self._opened()
-            self._prepare()
+            if change.added:
+                self._prepare()
             try:
                 await self._carry_out(change, servers, device, iptables)
             except OSError as error:
