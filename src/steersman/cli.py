@@ -231,6 +231,19 @@ def _status(argv: Sequence[str]) -> int:
     return 0
 
 
+def _ebpf(argv: Sequence[str]) -> int:
+    from steersman.modes.ebpf.dump import DUMPS, dump  # noqa: PLC0415 - it calls what Windows lacks
+
+    if len(argv) != 2 or argv[0] != "dump" or argv[1] not in DUMPS:
+        raise CommandError(f"say ebpf dump, and one of: {', '.join(DUMPS)}")
+    try:
+        for line in dump(argv[1]):
+            print(line)
+    except FileNotFoundError as error:
+        raise CommandError("nothing is pinned: the ebpf mode does not run here") from error
+    return 0
+
+
 def _completion(argv: Sequence[str]) -> int:
     shell = argv[0] if argv else ""
     if shell not in SHELLS:
@@ -251,6 +264,7 @@ COMMANDS: Final[Mapping[str, tuple[Command, str]]] = {
     "status": (_status, "say on one screen how the running process is"),
     "cleanup": (_cleanup, "remove everything that was written into the kernel"),
     "config": (_config, "check FILE, or show the configuration in force"),
+    "ebpf": (_ebpf, "dump services, endpoints, conntrack, affinity or counters of the ebpf mode"),
     "completion": (_completion, "print shell completion: bash, zsh or fish"),
     "version": (_version, "print the version"),
 }

@@ -17,6 +17,7 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.modes.base import BusyError
 from steersman.modes.diff import diff
+from steersman.modes.ebpf.dump import DUMPS, dump
 from steersman.modes.ebpf.engine import EbpfOptions, Inside
 from steersman.modes.ebpf.mode import EbpfMode
 from tests import lab_sockets
@@ -296,6 +297,22 @@ def test_a_restart_finds_what_is_in_force(node: Node) -> None:
 def test_only_one_process_has_the_pins(node: Node) -> None:
     with pytest.raises(BusyError, match="another process"):
         asyncio.run(node.mode().read())
+
+
+def test_the_maps_are_printed_in_the_words_of_kubernetes(node: Node) -> None:
+    asyncio.run(bring(node.modes[0], node_plan(ENDPOINTS[:1])))
+    for address in (VIP, STICKY):
+        assert node.lab.probe(LOOKER, address, 80).kind == "answered"
+    assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
+    said = {what: list(dump(what, node.pins)) for what in DUMPS}
+    assert f"service shop/web TCP IPv4: all [{POD}:8080], local []" in said["services"]
+    assert f"shop/web TCP IPv4: 2 connections, {POD}:8080" in said["endpoints"]
+    assert any(line.endswith(f"> {POD}:8080, 0 s ago") for line in said["affinity"])
+    assert any(
+        line.startswith(f"TCP {CLIENT}:") and f"ingress, to endpoint {POD}:8080" in line
+        for line in said["conntrack"]
+    )
+    assert {"socket_forwarded 2", "packet_forwarded 1"} <= set(said["counters"])
 
 
 def test_nothing_is_left(node: Node) -> None:

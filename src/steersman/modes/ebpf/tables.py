@@ -82,7 +82,7 @@ class Tables:
     def read(self) -> dict[bytes, bytes]:
         """Everything of the Ruleset that the maps hold, but for the programs."""
         names = {record.number: name for name, record in self.records.items()}
-        out = {Kind.SERVICE + name: self._service(r) for name, r in self.records.items()}
+        out = {Kind.SERVICE + name: self.read_service(r) for name, r in self.records.items()}
         for key, value in self.frontends.items():
             index, actions, flags = layout.FRONTEND.unpack(value)
             if not flags & layout.FRONTEND_MARKER:
@@ -101,7 +101,8 @@ class Tables:
         value: bytes = layout.NODE_VALUE.pack(*own)
         return value if any(value) else b""
 
-    def _service(self, record: Record) -> bytes:
+    def read_service(self, record: Record) -> bytes:
+        """Value of a ServicePort in the Ruleset."""
         seconds = layout.SERVICE.unpack(self.services.read(record.number))[4]
         pools = (self._endpoints(*record.cluster), self._endpoints(*record.local))
         return layout.join_service(ServiceValue(seconds, *pools))

@@ -1,0 +1,108 @@
+"""What the pinned maps hold, printed for people; reads only, also while a daemon works."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from steersman.modes.ebpf import bpf, layout
+from steersman.modes.ebpf.layout import Kind, print_address
+from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.tables import Tables
+from steersman.modes.ebpf.text import describe, endpoint_name
+
+PINS = Path("/sys/fs/bpf/steersman")
+_KINDS = ("", "to endpoint", "from service", "masquerade", "to client")
+_STATES = ("opening", "established", "closing", "waiting")
+_HOOKS = ("ingress", "egress")
+_NETNS = b"\xff" * 8  # begins the client of an affinity that is a network namespace
+
+
+def dump(what: str, pins: Path = PINS) -> Iterator[str]:
+    """Print one of DUMPS, a line per entry.
+
+    Raises:
+        FileNotFoundError: nothing is pinned: the mode does not run here.
+        PermissionError: only root may look.
+    """
+    return DUMPS[what](pins / "maps")
+
+
+def _services(maps: Path) -> Iterator[str]:
+    wanted = (Kind.SERVICE.value, Kind.FRONTEND.value, Kind.RANGE.value)
+    ruleset = _tables(maps).read()
+    return iter(sorted(describe(item) for item in ruleset.items() if item[0][:1] in wanted))
+
+
+def _endpoints(maps: Path) -> Iterator[str]:
+    tables = _tables(maps)
+    counts = HashMap.pinned(maps / "connections")
+    for name, record in sorted(tables.records.items()):
+        made = _sum(counts, record.number)
+        own = layout.split_service(tables.read_service(record))
+        both = own.cluster + own.local
+        ends = sorted({both[n : n + 18] for n in range(0, len(both), 18)})
+        said = " ".join(map(endpoint_name, ends)) or "no endpoints"
+        yield f"{name.decode()}: {made} connections, {said}"
+
+
+def _conntrack(maps: Path) -> Iterator[str]:
+    now = time.monotonic_ns()
+    for key, value in HashMap.pinned(maps / "flows").items():
+        source, destination, ports, protocol, hook = layout.FLOW_KEY.unpack(key)
+        address, last, port, kind, state, _ = layout.FLOW.unpack(value)
+        name = layout.PROTOCOL_NAMES.get(protocol, protocol)
+        yield (
+            f"{name} {endpoint_name(source + ports[:2])} > "
+            f"{endpoint_name(destination + ports[2:])} "
+            f"{_HOOKS[hook]}, {_KINDS[kind]} {endpoint_name(address + port)}, {_STATES[state]}, "
+            f"{(now - last) // 1_000_000_000} s ago"
+        )
+
+
+def _affinity(maps: Path) -> Iterator[str]:
+    names = {record.number: name for name, record in _tables(maps).records.items()}
+    now = time.monotonic_ns()
+    for key, value in HashMap.pinned(maps / "affinities").items():
+        client, service = layout.AFFINITY_KEY.unpack(key)
+        address, last, port = layout.AFFINITY.unpack(value)
+        who = f"network namespace {int.from_bytes(client[8:], layout.BYTE_ORDER)}"
+        yield (
+            f"{names.get(service, b'gone').decode()}: "
+            f"{who if client.startswith(_NETNS) else print_address(client)} > "
+            f"{endpoint_name(address + port)}, {(now - last) // 1_000_000_000} s ago"
+        )
+
+
+def _counters(maps: Path) -> Iterator[str]:
+    counters = HashMap.pinned(maps / "counters")
+    return (f"{name} {_sum(counters, n)}" for n, name in enumerate(layout.COUNTERS))
+
+
+DUMPS: Mapping[str, Callable[[Path], Iterator[str]]] = {
+    "services": _services,
+    "endpoints": _endpoints,
+    "conntrack": _conntrack,
+    "affinity": _affinity,
+    "counters": _counters,
+}
+"""What can be printed."""
+
+
+def _sum(counters: HashMap, number: int) -> int:
+    """Sum of a counter over all CPUs."""
+    key = number.to_bytes(4, layout.BYTE_ORDER)
+    value = counters.get(key, 8 * _possible_cpus()) or b""
+    return sum(memoryview(value).cast("Q"))
+
+
+def _possible_cpus() -> int:
+    """How many CPUs per-CPU values have: those that could be plugged in, too."""
+    text = Path("/sys/devices/system/cpu/possible").read_text()
+    return int(re.findall(r"\d+", text)[-1]) + 1
+
+
+def _tables(maps: Path) -> Tables:
+    return Tables({path.name: bpf.Object.pinned(path).fd for path in maps.iterdir()})
