@@ -301,3 +301,20 @@ def test_what_cannot_start_says_why_and_changes_nothing(
         assert sh("sysctl -n net.ipv4.conf.all.route_localnet").strip() == "0"
 
     in_namespace(body)
+
+
+def test_the_other_iptables_does_not_keep_old_rules(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}", "--iptables-variant=legacy")
+        async with steersman(tmp_path, *flags) as proxy:
+            await proxy.said("sync 1 (start)")
+            await proxy.stop()
+        assert "10.244.0.5:" in sh("iptables-legacy-save")
+        flags = (f"--manifests={folder}", "--iptables-variant=nft")
+        async with steersman(tmp_path, *flags, name="second") as proxy:
+            await proxy.said("iptables (legacy) mode: removed")
+            assert "KUBE-SVC" not in sh("iptables-legacy-save")
+            assert "10.244.0.5:" in sh("iptables-nft-save")
+
+    in_namespace(body)

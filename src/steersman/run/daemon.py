@@ -249,7 +249,9 @@ class Daemon:
     async def _leave_others(self) -> None:
         """Remove what other modes left, once ours serve (make before break)."""
         await self._serving.wait()
-        for sentence in await clean_leftovers(others(self._sync.mode.name, SubprocessExec())):
+        mode = self._sync.mode
+        variant = str(getattr(mode, "variant", ""))
+        for sentence in await clean_leftovers(others(mode.name, SubprocessExec(), variant)):
             log.info("%s", sentence)
 
     async def _follow_addresses(self) -> None:

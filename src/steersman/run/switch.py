@@ -23,12 +23,20 @@ _LEAVES: Mapping[str, tuple[str, ...]] = {
 """Whose leftovers a mode removes (SPEC 1.1 step 2); ours of ipvs share no name with iptables'."""
 
 
-def others(current: str, execute: Exec) -> Iterator[tuple[str, Mode]]:
-    """Modes whose leftovers are to go when this one serves, in every variant they could have."""
-    for name in _LEAVES.get(current, ()):
-        for variant in _VARIANTS.get(name, ("",)):
-            mode = MODES[name](execute, ModeOptions(iptables_variant=variant))
-            yield f"{name} ({variant})" if variant else name, mode
+def others(current: str, execute: Exec, variant: str = "") -> Iterator[tuple[str, Mode]]:
+    """Modes whose leftovers are to go when this one serves, in every variant they could have.
+
+    Args:
+        current: the mode that serves.
+        execute: how to run programs.
+        variant: of the iptables mode, the one that serves: the other one may have rules, too.
+    """
+    own = (current,) if current in _VARIANTS and variant else ()
+    for name in own + _LEAVES.get(current, ()):
+        for each in _VARIANTS.get(name, ("",)):
+            if (name, each) != (current, variant):
+                mode = MODES[name](execute, ModeOptions(iptables_variant=each))
+                yield f"{name} ({each})" if each else name, mode
 
 
 async def clean_leftovers(modes: Iterable[tuple[str, Mode]]) -> list[str]:

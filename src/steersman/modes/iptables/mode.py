@@ -62,6 +62,11 @@ class IptablesMode:
         self._held: frozenset[tuple[int, str, str]] = frozenset()
         self._left: set[RuleKey] = set()
 
+    @property
+    def variant(self) -> str:
+        """`nft` or `legacy`; "" before `probe`."""
+        return self._iptables.tool.variant if self._iptables else ""
+
     async def probe(self) -> Support:
         """Find the iptables to use and what it can do."""
         choice: Choice = await choose(self._execute, self._options.variant)
