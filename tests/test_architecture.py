@@ -25,7 +25,10 @@ LAYERS: dict[str, set[str]] = {
     "cli": {"model", "host", "source", "compile", "modes", "config", "run"},
     "__main__": {"cli"},
 }
-PURE_IN_MODES = {"render", "render_node", "diff", "names", "parse", "canonical", "script", "base"}
+PURE_IN_MODES = {
+    *("render", "render_node", "render_localhost", "diff", "names", "parse", "canonical"),
+    *("script", "base"),
+}
 """Modules of modes that do not touch the kernel; the others may import host."""
 IMPURE = {"asyncio", "logging", "os", "subprocess", "time", "random"}
 POLICY_WORDS = re.compile(

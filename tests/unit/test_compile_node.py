@@ -193,6 +193,30 @@ def test_localhost_node_ports_need_mode_and_configuration(traits: Traits, on: bo
     assert found.ipv4.localhost_node_ports is on
 
 
+RELAYING = Traits(localhost_node_ports=True, relays_localhost=True)
+
+
+@pytest.mark.parametrize(
+    ("cidrs", "ipv4", "ipv6"),
+    [
+        ((), True, True),
+        (("primary",), True, True),
+        (("192.168.0.0/24", "::/0"), False, True),
+        (("127.0.0.0/8", "2001:db8::/64"), True, False),
+        (("192.168.0.0/24", "::1/128"), False, True),
+    ],
+)
+def test_sockets_serve_loopback_of_both_families(
+    cidrs: tuple[str, ...], ipv4: bool, ipv6: bool
+) -> None:
+    found = settings(traits=RELAYING, node_port_addresses=cidrs)
+    assert found.ipv4.localhost_node_ports is ipv4
+    assert found.ipv6.localhost_node_ports is ipv6
+    off = settings(traits=RELAYING, node_port_addresses=cidrs, localhost_node_ports=False)
+    assert not off.ipv4.localhost_node_ports
+    assert not off.ipv6.localhost_node_ports
+
+
 def test_local_addresses_by_family() -> None:
     assert local_addresses(FACTS, V4) == ("127.0.0.1", "192.168.0.2", "192.168.1.2")
     assert local_addresses(FACTS, V6) == ("2001:db8::2", "::1")

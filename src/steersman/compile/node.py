@@ -192,12 +192,22 @@ def _addresses(
     """Return the fields of FamilySettings about local addresses and node ports."""
     local = local_addresses(facts, family)
     cidrs = _node_port_cidrs(config, ips, family)
-    localhost = config.localhost_node_ports and traits.localhost_node_ports
     return {
         "local_addresses": local,
         "node_port_addresses": _node_port_addresses(local, cidrs),
-        "localhost_node_ports": family is Family.IPV4 and localhost and _includes_loopback(cidrs),
+        "localhost_node_ports": config.localhost_node_ports
+        and _serves_loopback(family, config, cidrs, traits),
     }
+
+
+def _serves_loopback(
+    family: Family, config: NodeConfig, cidrs: tuple[str, ...], traits: Traits
+) -> bool:
+    """Whether the mode can serve node ports on loopback, and the CIDRs do not exclude it."""
+    if traits.relays_localhost:
+        return PRIMARY in config.node_port_addresses or _includes_loopback(cidrs, family)
+    can = traits.localhost_node_ports and family is Family.IPV4
+    return can and _includes_loopback(cidrs, family)
 
 
 def local_addresses(facts: HostFacts, family: Family) -> tuple[str, ...]:
@@ -227,8 +237,9 @@ def _node_port_addresses(local: tuple[str, ...], cidrs: tuple[str, ...]) -> tupl
     return tuple(a for a in local if not is_loopback(a) and any(in_cidr(a, cidr) for cidr in cidrs))
 
 
-def _includes_loopback(cidrs: tuple[str, ...]) -> bool:
-    return not cidrs or any(c.startswith("127.") or in_cidr("127.0.0.1", c) for c in cidrs)
+def _includes_loopback(cidrs: tuple[str, ...], family: Family) -> bool:
+    address = "127.0.0.1" if family is Family.IPV4 else "::1"
+    return not cidrs or any(c.startswith("127.") or in_cidr(address, c) for c in cidrs)
 
 
 def _check_families(

@@ -190,7 +190,7 @@ class FamilySettings(Value, frozen=True):
     """Addresses that serve node ports; None means every local one (SPEC 6). Loopback addresses
     are never in it: `localhost_node_ports` says whether those serve."""
     localhost_node_ports: bool = False
-    """Whether node ports answer on 127.0.0.0/8."""
+    """Whether node ports answer on loopback addresses."""
     service_cidrs: tuple[str, ...] = ()
     """ServiceCIDRs of this family, sorted."""
 
@@ -217,6 +217,9 @@ class Traits(Value, frozen=True):
     """Endpoints always see an address of this node: connections end in the proxy."""
     forwards_sctp: bool = True
     """SCTP can be served."""
+    relays_localhost: bool = False
+    """Node ports on loopback, of both families, are taken by sockets of this process: no packet
+    to 127.0.0.0/8 has to be routed, and `primary` does not exclude them."""
 
 
 class NodeSettings(Value, frozen=True):

@@ -13,6 +13,7 @@ from steersman.modes.base import Mode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.ipvs.mode import IpvsMode, IpvsOptions
 from steersman.modes.nftables.mode import NftablesMode
+from steersman.modes.nftables.relay import Relay
 from steersman.modes.userspace.addresses import LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode, DirectOptions
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
@@ -49,7 +50,7 @@ def _ipvs(execute: Exec, options: ModeOptions) -> Mode:
 
 
 def _nftables(execute: Exec, _options: ModeOptions) -> Mode:
-    return NftablesMode(execute)
+    return NftablesMode(execute, relay=Relay())
 
 
 def _ebpf(execute: Exec, _options: ModeOptions) -> Mode:

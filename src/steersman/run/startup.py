@@ -196,6 +196,8 @@ def set_conntrack(config: ProxyConfig) -> None:
 
 def allow_localhost_node_ports(config: NodeConfig, mode: Mode, facts: HostFacts) -> NodeConfig:
     """Route 127.0.0.0/8 where node ports are to answer there; without them where it cannot be."""
+    if mode.traits.relays_localhost:  # nothing is routed there
+        return config
     settings, _ = node_settings(Snapshot(), config, facts, mode.traits)
     try:
         apply(iptables_settings(settings.ipv4.localhost_node_ports))

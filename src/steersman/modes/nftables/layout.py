@@ -50,6 +50,7 @@ class Kind(enum.IntEnum):
     SKELETON = 36  # the foundation of one family; value its text
     RULES = 37  # the rules that follow the settings of one family; value their text
     REMEMBERED = 38  # a client that sticks to an endpoint that is gone: map, NUL, client; only read
+    RELAY = 39  # a socket on loopback: protocol, port; value the Listener (render_localhost.py)
 
 
 class Form(enum.Enum):

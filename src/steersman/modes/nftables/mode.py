@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import msgspec
+
 from steersman.host.exec import Exec
 from steersman.host.netlink import NETLINK_NETFILTER, AnswersLostError, Netlink, Subscription
 from steersman.model.names import Family
@@ -22,6 +24,8 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.probe import probe
+from steersman.modes.nftables.relay import Relay
+from steersman.modes.nftables.render_localhost import render_localhost, without_listeners
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text
 from steersman.modes.nftables.wire import NEWGEN, table_of
@@ -53,21 +57,23 @@ async def _concerns_us(news: Subscription, own_port: int) -> bool:
     )
 
 
+_TRAITS = Traits(
+    filters_without_endpoints=True, rejects_unknown_ports=True, drops_unassigned_addresses=True
+)
+_RELAYING = msgspec.structs.replace(_TRAITS, localhost_node_ports=True, relays_localhost=True)
+
+
 class NftablesMode:
     """Programs nftables: text for the skeleton, raw elements for all that changes."""
 
     name = "nftables"
-    traits = Traits(
-        filters_without_endpoints=True,
-        rejects_unknown_ports=True,
-        drops_unassigned_addresses=True,
-    )
 
     def __init__(
         self,
         execute: Exec,
         connect: Callable[[], Netlink] = open_netlink,
         subscribe: Callable[[], Subscription] = subscribe,
+        relay: Relay | None = None,
     ) -> None:
         """Make the mode; nothing is opened before it is used.
 
@@ -75,7 +81,10 @@ class NftablesMode:
             execute: the door to `nft`.
             connect: opens the netlink socket (in another network namespace, for tests).
             subscribe: opens the socket for notifications, likewise.
+            relay: serves node ports on loopback; None leaves them alone.
         """
+        self.traits = _TRAITS if relay is None else _RELAYING
+        self._relay = relay or Relay()
         self._exec = execute
         self._connect = connect
         self._subscribe = subscribe
@@ -105,7 +114,10 @@ class NftablesMode:
 
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         """Render one ServicePort; the slots of its endpoints are kept for the next time."""
-        return render.render_service(plan, settings, self.slots)
+        ruleset = render.render_service(plan, settings, self.slots)
+        return (
+            {**ruleset, **listeners} if (listeners := render_localhost(plan, settings)) else ruleset
+        )
 
     async def read(self) -> Ruleset:
         """Dump what is in our tables."""
@@ -113,8 +125,10 @@ class NftablesMode:
             tables = self._opened()
             early, self._early = self._early, None
             if early and early[0] == tables.strangers():
-                return resolve_texts(early[1], self._texts)
-            return resolve_texts(await asyncio.to_thread(tables.read), self._texts)
+                objects = early[1]
+            else:
+                objects = await asyncio.to_thread(tables.read)
+            return {**resolve_texts(objects, self._texts), **self._relay.listening}
 
     async def fingerprint(self) -> Hashable | None:
         """How often others changed the ruleset; our own transactions do not count."""
@@ -148,6 +162,7 @@ class NftablesMode:
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""
+        change, listeners = without_listeners(change)
         async with self._lock:
             tables = self._opened()
             if tables.needs_nft(change):
@@ -156,9 +171,14 @@ class NftablesMode:
                 tables.write(change)
             else:
                 await asyncio.to_thread(tables.write, change)
+            await self._relay.follow(listeners)
         for key in change.removed:
             if key[0] in _ENDPOINTS and key[-4:] in _FIRST_SLOTS:
                 self.slots.pop(key, None)
+
+    async def close(self, seconds: float = 0.0) -> int:
+        """Stop serving loopback; return how many connections were cut after `seconds`."""
+        return await self._relay.close(seconds)
 
     def _opened(self) -> Tables:
         if self._tables is None:

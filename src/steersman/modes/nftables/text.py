@@ -18,6 +18,7 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.skeleton import HEADER
+from steersman.modes.userspace.names import Listener
 
 _NAMES = {number: protocol.lower() for protocol, number in PROTOCOL_NUMBERS.items()}
 
@@ -46,9 +47,11 @@ def diff_text(change: Diff) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def command(verb: str, key: bytes, value: bytes | str) -> str:
+def command(verb: str, key: bytes, value: bytes | str | Listener) -> str:
     """One object as an nft command; what nft has no words for is a comment."""
     kind = Kind(key[0])
+    if isinstance(value, Listener):
+        return f"# {verb} listener at {value}"
     if isinstance(value, str):
         return value if verb == "add" else f"{verb} table {table_of(key)}"
     if kind in SETS:
