@@ -130,11 +130,10 @@ NFTABLES = ModeUnderTest(
 
 
 def _userspace_golden(plan: NodePlan) -> str:
-    mode, lines = USERSPACE.offline(), []
+    mode, ruleset = USERSPACE.offline(), dict[Any, Any]()
     for service in plan.services.values():
-        ruleset = mode.render_service(service, plan.settings)
-        lines += [f"{key}: {ruleset[key]}" for key in sorted(ruleset)]
-    return "".join(f"{line}\n" for line in lines)
+        ruleset.update(mode.render_service(service, plan.settings))
+    return "".join(f"{key}: {ruleset[key]}\n" for key in sorted(ruleset))
 
 
 USERSPACE = ModeUnderTest(
