@@ -6,27 +6,23 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from steersman.compile.plan import Planner
-from steersman.config import ConfigError, Parsed, applied, reload_file, reload_plan
-from steersman.config import findings as config_findings
+from steersman.config import Parsed, ProxyConfig
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts, watch_addresses
 from steersman.host.process import set_oom_score_adjustment
-from steersman.model.config import DetectLocalMode, NodeConfig
-from steersman.model.kube import Node
-from steersman.model.plan import Finding, Severity
 from steersman.modes.base import Draining, Watchful
 from steersman.run import fallback
 from steersman.run.collector import collect_seldom, keep_what_is_there
 from steersman.run.effects import Effects
+from steersman.run.findings import FindingsLog
 from steersman.run.klog import Logging
-from steersman.run.node import NodeTimeoutError, react, wait_for_node
-from steersman.run.reload import file_changes
+from steersman.run.live import LiveConfiguration
+from steersman.run.own_node import OwnNode
 from steersman.run.runner import Runner
 from steersman.run.servers import Servers
 from steersman.run.startup import (
@@ -56,8 +52,6 @@ class Daemon:
     def __init__(self, parsed: Parsed, logs: Logging) -> None:
         """Take what the command line asked for; nothing happens before `run`."""
         self._parsed = parsed
-        self._file = parsed.config_file
-        self._config = parsed.config
         self._logs = logs
         self._stop = asyncio.Event()
         self._serving = asyncio.Event()
@@ -66,9 +60,7 @@ class Daemon:
         self._due = False
         self._drift = False
         self._synced: list[Synced] = []
-        self._reported: frozenset[Finding] = frozenset()
-        self._started_with: Node | None = None
-        self._said = ""
+        self._findings = FindingsLog()
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT; the rules stay in force.
@@ -94,7 +86,7 @@ class Daemon:
         await self._servers.close()
         mode = self._sync.mode
         if isinstance(mode, Draining):
-            cut = await mode.close(self._config.steersman.drain_period.seconds)
+            cut = await mode.close(self._live.current.steersman.drain_period.seconds)
             if cut:
                 log.warning("%d connections were cut; --drain-period gives them more time", cut)
 
@@ -109,12 +101,11 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, self._reload)
 
     async def _set_up(self) -> None:
-        chosen = await choose_mode(self._config)
+        chosen = await choose_mode(self._parsed.config)
         mode = chosen.mode
-        config = self._config = msgspec.structs.replace(self._config, mode=mode.name)
+        config = msgspec.structs.replace(self._parsed.config, mode=mode.name)
         facts = await read_facts()
         self._source = make_source(config, node_config(config).node_name)
         # From here on the machine is changed: what is only misconfigured has failed before.
@@ -122,6 +113,9 @@ class Daemon:
         set_conntrack(config)
         self._node_config = node
         self._store = Store(node.node_name, on_change=self._changed)
+        self._own_node = OwnNode(node, self._store, self.stop)
+        self._live = LiveConfiguration(self._parsed, self._store, self._apply)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._live.reload)
         self._runner = Runner(
             self._work, config.min_sync_interval.seconds, config.sync_period.seconds, _MAX_INTERVAL
         )
@@ -152,7 +146,7 @@ class Daemon:
             "source": self._source.run(self._store),
             "addresses": self._follow_addresses(),
             "drift": self._check_for_drift(),
-            "configuration": self._follow_configuration(),
+            "configuration": self._live.follow(),
             "conntrack": self._effects.clean_conntrack(),
             "losses": self._heal_losses(),
             "leftovers": self._leave_others(),
@@ -168,29 +162,15 @@ class Daemon:
         if warning := self._oom_score():
             log.info("%s", warning)
         if isinstance(self._source, ApiServerSource):
-            await self._wait_for_node()
+            await self._own_node.wait(self._news.sleep)
         log.info("Using %s Proxier", self._sync.mode.name)
         self._servers.recorder.starting()
         self._effects.started(self._node_config.families)
         await self._runner.run()
 
     def _oom_score(self) -> str:
-        value = self._config.linux.oom_score_adj
+        value = self._live.current.linux.oom_score_adj
         return set_oom_score_adjustment(value) if value is not None else ""
-
-    async def _wait_for_node(self) -> None:
-        try:
-            self._started_with = await wait_for_node(
-                lambda: self._store.snapshot.node,
-                self._node_config.node_name,
-                needs_pod_cidrs=self._needs_pod_cidrs(),
-                sleep=self._news.sleep,
-            )
-        except NodeTimeoutError as error:
-            self.stop(str(error))
-
-    def _needs_pod_cidrs(self) -> bool:
-        return self._node_config.detect_local_mode is DetectLocalMode.NODE_CIDR
 
     # Running
 
@@ -203,17 +183,7 @@ class Daemon:
         if self._store.synced:  # before, a run would do nothing but put off the first real one
             self._request()
         self._effects.queued(self._node_config.families)
-        if self._started_with is not None:
-            self._node_changed()
-
-    def _node_changed(self) -> None:
-        node = self._store.snapshot.node
-        reaction = react(self._started_with, node, needs_pod_cidrs=self._needs_pod_cidrs())
-        if reaction.message and reaction.message != self._said:
-            log.warning("%s", reaction.message)
-        self._said = reaction.message
-        if reaction.exits:
-            self.stop(reaction.message)
+        self._own_node.follow()
 
     async def _work(self) -> None:
         first = self._sync.state.result is None
@@ -224,7 +194,7 @@ class Daemon:
             result = await self._sync.run()
         for synced in self._synced:
             await self._effects.after(synced, self._sync.objects())
-            self._tell_findings(synced.state.findings)
+            self._findings.tell(synced.state.findings)
         self._synced.clear()
         if result is not None and (not drift or result.added or result.changed or result.removed):
             log.info("%s", result)
@@ -234,7 +204,7 @@ class Daemon:
 
     async def _check_for_drift(self) -> None:
         while True:
-            await asyncio.sleep(self._config.sync_period.seconds)
+            await asyncio.sleep(self._live.current.sync_period.seconds)
             self._drift = True
             self._runner.request()
 
@@ -267,59 +237,13 @@ class Daemon:
     def _refused(self, partial: bool) -> None:
         self._effects.refused(self._sync.mode.name, self._node_config.families, partial)
 
-    def _tell_findings(self, findings: tuple[Finding, ...]) -> None:
-        now = frozenset(findings)
-        for finding in sorted(now - self._reported):
-            level = logging.ERROR if finding.severity is Severity.ERROR else logging.WARNING
-            log.log(level, "%s", finding)
-        for finding in sorted(self._reported - now):
-            log.info("mended: %s", finding)
-        self._reported = now
-
-    # Configuration
-
-    async def _follow_configuration(self) -> None:
-        if not self._file:
-            return
-        try:
-            async for _ in file_changes(Path(self._file)):
-                self._reload()
-        except OSError as error:
-            log.warning("%s is not watched: %s; SIGHUP reads it again", self._file, error)
-
-    def _reload(self) -> None:
-        """Read the configuration file again and apply what can be applied (SPEC 1.1 step 8)."""
-        if not self._file:
-            log.info("there is no configuration file to read again")
-            return
-        try:
-            fresh = reload_file(self._parsed)
-        except ConfigError as error:
-            self._store.report(self._file, config_findings(error, self._file))
-            log.error("%s; the configuration of before stays in force", error)
-            return
-        self._store.report(self._file, ())
-        plan = reload_plan(self._config, fresh.config)
-        if plan.needs_restart:
-            log.warning("takes effect after a restart: %s", ", ".join(plan.needs_restart))
-        if plan.applied_live:
-            log.info("applied: %s", ", ".join(plan.applied_live))
-            self._apply(fresh)
-
-    def _apply(self, fresh: Parsed) -> None:
-        self._config = applied(self._config, fresh.config)
-        self._logs.verbosity = self._config.logging.verbosity
-        set_conntrack(self._config)
-        node: NodeConfig = node_config(self._config)
-        node = msgspec.structs.replace(
-            node,
-            localhost_node_ports=node.localhost_node_ports
-            and self._node_config.localhost_node_ports,
-        )
-        self._node_config = node
-        self._servers.config = self._config
-        self._runner.set_intervals(
-            self._config.min_sync_interval.seconds, self._config.sync_period.seconds
-        )
-        self._sync.use_planner(Planner(node, self._sync.mode.traits))
+    def _apply(self, config: ProxyConfig) -> None:
+        """Take a changed configuration while running."""
+        node = node_config(config)
+        localhost = node.localhost_node_ports and self._node_config.localhost_node_ports
+        self._node_config = msgspec.structs.replace(node, localhost_node_ports=localhost)
+        self._logs.verbosity = config.logging.verbosity
+        self._servers.config = config
+        self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
+        self._sync.use_planner(Planner(self._node_config, self._sync.mode.traits))
         self._request()

@@ -1,0 +1,69 @@
+"""The configuration file of a running process: read again when it changes, applied where it can be.
+
+A bad file is a Finding, and the configuration of before stays in force (SPEC 1.1 step 8 ends the
+process instead).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from steersman.config import ConfigError, Parsed, ProxyConfig, applied, reload_file, reload_plan
+from steersman.config import findings as config_findings
+from steersman.host.sysctl import SysctlError
+from steersman.run.reload import file_changes
+from steersman.run.startup import set_conntrack
+from steersman.source.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class LiveConfiguration:
+    """The configuration in force, and what changes it."""
+
+    def __init__(self, parsed: Parsed, store: Store, apply: Callable[[ProxyConfig], None]) -> None:
+        """Take the command line, where Findings go, and what is called with a new configuration."""
+        self.current = parsed.config
+        self._parsed = parsed
+        self._file = parsed.config_file
+        self._store = store
+        self._apply = apply
+
+    async def follow(self) -> None:
+        """Read the file whenever it becomes another one, until cancelled."""
+        if not self._file:
+            return
+        try:
+            async for _ in file_changes(Path(self._file)):
+                self.reload()
+        except OSError as error:
+            log.warning("%s is not watched: %s; SIGHUP reads it again", self._file, error)
+
+    def reload(self) -> None:
+        """Read the file now, and apply what can be applied; the rest is named in the log."""
+        if not self._file:
+            log.info("there is no configuration file to read again")
+            return
+        try:
+            fresh = reload_file(self._parsed).config
+        except ConfigError as error:
+            self._store.report(self._file, config_findings(error, self._file))
+            log.error("%s; the configuration of before stays in force", error)
+            return
+        self._store.report(self._file, ())
+        plan = reload_plan(self.current, fresh)
+        if plan.needs_restart:
+            log.warning("takes effect after a restart: %s", ", ".join(plan.needs_restart))
+        if plan.applied_live:
+            log.info("applied: %s", ", ".join(plan.applied_live))
+            self._take(applied(self.current, fresh))
+
+    def _take(self, config: ProxyConfig) -> None:
+        self.current = config
+        try:
+            set_conntrack(config)
+        except SysctlError as error:
+            log.error("conntrack settings are not all applied: %s", error.strerror)
+        self._apply(config)

@@ -1,0 +1,50 @@
+"""This node's object: waited for at the start, followed while the process runs (SPEC 13)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.kube import Node
+from steersman.run.node import NodeTimeoutError, react, wait_for_node
+from steersman.source.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class OwnNode:
+    """Knows with which Node the process started, and says when it has to start afresh."""
+
+    def __init__(self, config: NodeConfig, store: Store, stop: Callable[[str], None]) -> None:
+        """Take whose Node it is, where it is to be found, and how to end the process."""
+        self._name = config.node_name
+        self._needs_pod_cidrs = config.detect_local_mode is DetectLocalMode.NODE_CIDR
+        self._store = store
+        self._stop = stop
+        self._started_with: Node | None = None
+        self._said = ""
+
+    async def wait(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Return when it is time to start; `sleep` waits for seconds, or for news."""
+        try:
+            self._started_with = await wait_for_node(
+                lambda: self._store.snapshot.node,
+                self._name,
+                needs_pod_cidrs=self._needs_pod_cidrs,
+                sleep=sleep,
+            )
+        except NodeTimeoutError as error:
+            self._stop(str(error))
+
+    def follow(self) -> None:
+        """Look whether a change of the object means more than another plan."""
+        if self._started_with is None:
+            return
+        node = self._store.snapshot.node
+        reaction = react(self._started_with, node, needs_pod_cidrs=self._needs_pod_cidrs)
+        if reaction.message and reaction.message != self._said:
+            log.warning("%s", reaction.message)
+        self._said = reaction.message
+        if reaction.exits:
+            self._stop(reaction.message)
