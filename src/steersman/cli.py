@@ -41,7 +41,7 @@ from steersman.modes.base import ApplyError, BusyError
 from steersman.run.cleanup import clean_up
 from steersman.run.daemon import Daemon
 from steersman.run.klog import Logging
-from steersman.run.preview import format_diff, preview
+from steersman.run.preview import preview
 from steersman.run.report import status_text
 from steersman.run.startup import (
     StartError,
@@ -133,8 +133,8 @@ def _logging(config: ProxyConfig) -> Logging:
 
 
 def _preview(config: ProxyConfig) -> int:
-    change, findings = asyncio.run(preview(config))
-    print(format_diff(change) or "nothing to change")
+    words, findings = asyncio.run(preview(config))
+    print(words or "nothing to change")
     for finding in findings:
         print(f"finding: {finding}", file=sys.stderr)
     return 0

@@ -164,6 +164,20 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(tmp_path: Path) -> N
     in_namespace(body)
 
 
+def test_a_dry_run_speaks_nft_in_nftables_mode(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}", "--proxy-mode=nftables", *FLAGS)
+        status, out, _ = await command("run", "--dry-run", *flags)
+        assert status == 0
+        assert "add table ip kube-proxy" in out
+        slot = "service-endpoints { 10.96.0.1 . tcp . 80 . 0 : 10.244.0.5 . 8080 }"
+        assert f"add element ip kube-proxy {slot}" in out.splitlines()
+        assert sh("nft list ruleset") == ""
+
+    in_namespace(body)
+
+
 def test_flushed_rules_are_back_within_the_sync_period(tmp_path: Path) -> None:
     async def body() -> None:
         folder = manifests(tmp_path / "m", *world())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Mapping
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from steersman.model.names import ServicePortName
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.diff import Diff, Ruleset
 
@@ -25,6 +26,15 @@ class ApplyError(Exception):
 
 class BusyError(Exception):
     """The kernel could not be programmed just now (a lock, no memory): try the same again later."""
+
+
+class Made(msgspec.Struct, frozen=True):
+    """Connections made so far. A count never falls while what it is of is in the plans."""
+
+    frontends: Mapping[tuple[ServicePortName, str], int]
+    """By ServicePort and destination: an address and port, or `nodePort:30080`."""
+    endpoints: Mapping[tuple[ServicePortName, str], int]
+    """By ServicePort and endpoint, as it is printed."""
 
 
 class Mode(Protocol):
@@ -80,6 +90,28 @@ class Watchful(Protocol):
 
     async def lost(self) -> None:
         """Return when somebody else may have changed or removed objects of ours."""
+        ...
+
+
+@runtime_checkable
+class Describing(Protocol):
+    """A mode that says in its tool's own words what a Diff does."""
+
+    def describe(self, change: Diff) -> str:
+        """Print a Diff, a command a line; "" for an empty one."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A mode whose kernel objects count connections."""
+
+    async def made(self, plans: Collection[ServicePlan]) -> Made:
+        """Connections made so far for these plans, which are (or were a moment ago) in force.
+
+        Raises:
+            BusyError: they cannot be read now.
+        """
         ...
 
 

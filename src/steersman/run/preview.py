@@ -8,18 +8,20 @@ from steersman.compile.plan import Planner
 from steersman.config import ProxyConfig
 from steersman.host.facts import read_facts
 from steersman.model.plan import Finding
+from steersman.modes.base import Describing
 from steersman.modes.diff import Diff
 from steersman.run.startup import load_store, make_mode, node_config
 from steersman.run.sync import Sync
 
 
-async def preview(config: ProxyConfig) -> tuple[Diff, Sequence[Finding]]:
-    """Return what a sync would do now and the Findings; changes nothing."""
+async def preview(config: ProxyConfig) -> tuple[str, Sequence[Finding]]:
+    """Return what a sync would do now, in words, and the Findings; changes nothing."""
     mode = await make_mode(config)
     store = await load_store(config)
     planner = Planner(node_config(config), mode.traits)
     change = await Sync(store, planner, mode, await read_facts()).preview()
-    return change, store.findings + planner.plan.findings
+    words = mode.describe(change) if isinstance(mode, Describing) else format_diff(change)
+    return words.rstrip(), store.findings + planner.plan.findings
 
 
 def format_diff(change: Diff) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,12 @@ from steersman.host.facts import hostname
 from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
-from steersman.model.plan import NodeSettings
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.modes.base import Counting
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.userspace.apply import Proxy
 from steersman.run.balanced import balanced
+from steersman.run.counted import counted
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
@@ -75,6 +78,9 @@ class Servers:
         proxy = getattr(sync.mode, "proxy", None)
         if isinstance(proxy, Proxy):
             self.metrics.ask(partial(proxied, proxy))
+        if isinstance(sync.mode, Counting):
+            loop = asyncio.get_running_loop()
+            self.metrics.ask(counted(sync.mode, self._plans, loop))
         if isinstance(sync.mode, IpvsMode):
             self.metrics.ask(partial(balanced, sync.mode, lambda: sync.state.plan))
 
@@ -151,6 +157,9 @@ class Servers:
                 started=self._started,
             )
         )
+
+    def _plans(self) -> Collection[ServicePlan]:
+        return self._sync.state.plan.services.values()
 
     def _state(self) -> bytes:
         return state_json(self._sync.state, self._stats, time.time(), self._started)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from steersman.host.exec import Exec
 from steersman.host.netlink import NETLINK_NETFILTER, AnswersLostError, Netlink, Subscription
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import Support
+from steersman.modes.base import Made, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import Tables, resolve_texts
@@ -28,6 +28,7 @@ from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.render_localhost import render_localhost, without_listeners
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text
+from steersman.modes.nftables.totals import Totals
 from steersman.modes.nftables.wire import NEWGEN, table_of
 
 _BUFFER = 1 << 28  # bytes of the largest transaction, 50,000 Services take 20 MB
@@ -90,6 +91,8 @@ class NftablesMode:
         self._subscribe = subscribe
         self._tables: Tables | None = None
         self._lock = asyncio.Lock()
+        self._counting = asyncio.Lock()
+        self._totals = Totals()
         self._texts = {foundation(family) for family in Family}
         self._early: tuple[int, dict[bytes, Any]] | None = None
         """What the kernel had when the mode was probed: the first `read` need not look again."""
@@ -143,6 +146,12 @@ class NftablesMode:
         """Connections so far per frontend and per endpoint (counters.py says by which keys)."""
         async with self._lock:
             return await asyncio.to_thread(self._opened().counters.totals)
+
+    async def made(self, plans: Collection[ServicePlan]) -> Made:
+        """Connections so far by ServicePort; those that affinity sends on, at frontends only."""
+        async with self._counting:
+            counts = await self.connections()
+            return await asyncio.to_thread(self._totals.update, counts, plans)
 
     async def lost(self) -> None:
         """Wait until somebody else changed our tables (or all of the ruleset).

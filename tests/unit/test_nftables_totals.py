@@ -1,0 +1,91 @@
+"""Connections by ServicePort: what elements count, added up and never falling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman.model.names import Family, ServicePortName
+from steersman.model.plan import Frontend, FrontendKind, ServicePlan
+from steersman.modes.nftables.layout import Kind
+from steersman.modes.nftables.render import render_service
+from steersman.modes.nftables.totals import Totals
+from tests import nftables_plans as make
+
+_FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
+_ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
+NODE_PORT = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.PLAIN)
+
+
+def counts(*plans: ServicePlan, each: int) -> dict[bytes, int]:
+    """Every element that counts has counted as much."""
+    found = {}
+    for plan in plans:
+        for key, value in render_service(plan, make.SETTINGS, {}).items():
+            if key[0] in _FRONTENDS:
+                found[key] = each
+            elif key[0] in _ENDPOINTS:
+                assert isinstance(value, bytes)
+                found[key[:-4] + value] = each
+    return found
+
+
+def named(totals: Mapping[tuple[ServicePortName, str], int]) -> dict[str, int]:
+    return {f"{name} {what}": count for (name, what), count in totals.items()}
+
+
+def test_an_endpoint_counts_what_came_by_each_frontend() -> None:
+    v4 = make.plan([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
+    v6 = make.plan(
+        [257], of=make.key(family=Family.IPV6), frontends=[make.cluster_ip(address="fd00:96::1")]
+    )
+    made = Totals().update(counts(v4, v6, each=3), [v4, v6])
+    assert named(made.frontends) == {
+        "shop/web:http 10.96.0.10:80": 3,
+        "shop/web:http nodePort:30080": 3,
+        "shop/web:http [fd00:96::1]:80": 3,
+    }
+    assert named(made.endpoints) == {
+        "shop/web:http 10.244.0.1:8080": 6,
+        "shop/web:http 10.244.0.2:8080": 6,
+        "shop/web:http [fd00:244::1:1]:8080": 3,
+    }
+
+
+def test_a_frontend_takes_nothing_along() -> None:
+    totals, both = Totals(), make.plan([1], frontends=[make.cluster_ip(), NODE_PORT])
+    totals.update(counts(both, each=5), [both])
+    one = make.plan([1])
+    made = totals.update(counts(one, each=7), [one])
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 12}
+    assert named(made.frontends) == {"shop/web:http 10.96.0.10:80": 7}
+    made = totals.update(counts(both, each=8), [both])
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 21}
+
+
+def test_what_begins_anew_is_added() -> None:
+    totals, plan = Totals(), make.plan([1])
+    totals.update(counts(plan, each=9), [plan])
+    made = totals.update(counts(plan, each=2), [plan])
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 11}
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    totals, plan = Totals(), make.plan([1, 2])
+    totals.update(counts(plan, each=9), [plan])
+    less = make.plan([2])
+    made = totals.update(counts(plan, each=9), [less])  # the kernel's elements go later
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.2:8080": 9}
+    assert totals.update(counts(plan, each=9), []).endpoints == {}
+
+
+@given(st.lists(st.tuples(make.plans(0), st.integers(0, 20)), max_size=6))
+def test_no_count_ever_falls(steps: list[tuple[ServicePlan, int]]) -> None:
+    totals, before = Totals(), dict[tuple[ServicePortName, str], int]()
+    for plan, each in steps:
+        made = totals.update(counts(plan, each=each), [plan])
+        now = {**made.endpoints, **made.frontends}
+        assert all(now[name] >= before[name] for name in now.keys() & before.keys())
+        before = now
