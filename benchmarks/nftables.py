@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import statistics
+import subprocess
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -80,6 +82,24 @@ class NftNode(Node):
         result = await Sync(store, Planner(config, mode.traits), mode, facts).run()
         assert result is not None
         return time.perf_counter() - begun, result.added + result.changed + result.removed
+
+    def heal(self) -> float:
+        """Milliseconds from the end of `nft flush ruleset` until everything is in force again."""
+        self.netns.enter()
+        return self._runner.run(self._heal())
+
+    async def _heal(self) -> float:
+        assert isinstance(self._mode, NftablesMode)
+        heard = asyncio.create_task(self._mode.lost())
+        await asyncio.sleep(0)  # it listens from now on
+        await self._sync.check()
+        await asyncio.to_thread(subprocess.run, ["nft", "flush", "ruleset"], check=True)
+        begun = time.perf_counter()
+        await heard
+        healed = await self._sync.check()
+        assert healed
+        assert healed.added
+        return (time.perf_counter() - begun) * 1e3
 
 
 def events_of(numbers: Sequence[int], count: int = world.ENDPOINTS) -> list[tuple[str, bytes]]:
@@ -179,6 +199,16 @@ class _Changes:
         ]
 
 
+def _healing(services: int, runs: int) -> list[Figure]:
+    """Somebody flushes the ruleset."""
+    node = NftNode()
+    node.feed(events_of(range(services)))
+    keep_what_is_there()
+    took = [node.heal() for _ in range(runs)]
+    node.close()
+    return [figure("healed after flush", MODE, services, (statistics.median(took), "ms"))]
+
+
 def _changes(services: int, runs: int, flat_services: int) -> list[Figure]:
     flat = NftFlat(flat_services) if flat_services else None
     changes = _Changes(services, runs)
@@ -218,7 +248,7 @@ def run(quick: bool) -> list[Figure]:
     """Measure at 1,000, 10,000 and 50,000 Services (500 when quick)."""
     collect_seldom()
     if quick:
-        return [*_cold(500, 3, 1), *_changes(500, 20, 500), *_packets(500, 5)]
+        return [*_cold(500, 3, 1), *_changes(500, 20, 500), *_healing(500, 3), *_packets(500, 5)]
     return [
         *_cold(10_000, 3, 3),
         *_cold(50_000, 3, 1),
@@ -226,5 +256,8 @@ def run(quick: bool) -> list[Figure]:
         *_changes(1_000, 200, 1_000),
         *_changes(10_000, 200, 2_000),
         *_changes(50_000, 200, 0),
+        *_healing(100, 9),
+        *_healing(1_000, 9),
+        *_healing(10_000, 3),
         *_packets(10_000, 20),
     ]

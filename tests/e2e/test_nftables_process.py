@@ -117,3 +117,21 @@ def test_node_ports_answer_on_loopback(tmp_path: Path) -> None:
                 await connect("127.0.0.1", 30080)
 
     in_namespace(body)
+
+
+@pytest.mark.parametrize("damage", ["flush ruleset", "delete table ip kube-proxy"])
+def test_a_flush_by_others_is_healed_before_any_sync_is_due(tmp_path: Path, damage: str) -> None:
+    async def body() -> None:
+        sh("ip route add default dev lo")
+        folder = manifests(tmp_path / "m", service("web", VIP), slice_("web-1", "web", ONE))
+        flags = (f"--manifests={folder}", "--proxy-mode=nftables", "--iptables-sync-period=1h")
+        async with pods(ONE), steersman(tmp_path, *flags) as proxy:
+            await answers("/readyz", 10256)
+            assert await connect(VIP, 80) == ONE
+            before = sh("nft list table ip kube-proxy | grep -v packets")
+            sh(f"nft {damage}")
+            await proxy.said("(drift)")
+            assert await connect(VIP, 80) == ONE
+            assert sh("nft list table ip kube-proxy | grep -v packets") == before
+
+    in_namespace(body)
