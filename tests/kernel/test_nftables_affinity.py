@@ -13,7 +13,6 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
 from steersman.modes.diff import diff
 from steersman.modes.nftables.affinity import base_name, memory_name
-from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.mode import NftablesMode
 from tests import nftables_plans as make
 from tests.kernel.nft import mode_behind
@@ -155,17 +154,16 @@ def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
     for _ in range(20):
         cluster.reached(OUTSIDE, *WAYS[0])
 
-    def counts() -> tuple[int, dict[bytes, int]]:
-        found = asyncio.run(cluster.mode.connections())
-        ends = {name[-8:]: n for name, n in found.items() if name[0] == Kind.SERVICE_ENDPOINTS}
-        (front,) = (n for name, n in found.items() if name[0] == Kind.SERVICE_IPS)
-        return front, ends
+    def counts(plan: ServicePlan) -> tuple[int, dict[str, int]]:
+        made = asyncio.run(cluster.mode.made([plan]))
+        (front,) = made.frontends.values()
+        return front, {end: count for (_, end), count in made.endpoints.items()}
 
-    before, ends = counts()
+    before, ends = counts(make.plan([0, 1]))
     assert before == sum(ends.values()) == 20
     cluster.program(make.plan(range(40)))  # another chain, so another element
     cluster.program(make.plan([1]))  # another slot
-    after, left = counts()
+    after, left = counts(make.plan([1]))
     assert after == 20
     assert left == {end: n for end, n in ends.items() if end in left}
     assert len(left) == 1

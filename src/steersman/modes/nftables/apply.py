@@ -7,48 +7,36 @@ elements in one transaction, so that there is no moment without rules.
 
 from __future__ import annotations
 
-import errno
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import Netlink, NetlinkError, Request
-from steersman.host.nlmsg import text
+from steersman.host.netlink import Netlink
 from steersman.model.names import Family
 from steersman.modes.base import ApplyError, BusyError
-from steersman.modes.diff import Diff, Ruleset
+from steersman.modes.diff import Diff
 from steersman.modes.nftables import wire
+from steersman.modes.nftables.cluster_ips import ClusterIps
 from steersman.modes.nftables.counters import Counters
-from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.expressions import hairpin_rules, learning_rules
-from steersman.modes.nftables.layout import TABLE, Form, Kind, prefix
+from steersman.modes.nftables.forget import forget
+from steersman.modes.nftables.layout import TABLE, Kind, prefix
 from steersman.modes.nftables.read import (
     AFFINITY_KINDS,
-    CLUSTER_KINDS,
     Mark,
     Table,
-    cluster_ip,
-    generation,
-    memory,
     read_digests,
     read_table,
-    service_memory,
     text_hash,
 )
+from steersman.modes.nftables.sender import OBJECTS, HeldError, Sender
 from steersman.modes.nftables.skeleton import HEADER, foundation
 from steersman.modes.nftables.takeover import hairpin_meanwhile, loadable
-from steersman.modes.nftables.text import describe, ruleset_text
+from steersman.modes.nftables.text import ruleset_text
 from steersman.modes.nftables.transaction import Step, transaction
 
-_BUSY = (errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
-_OBJECTS = (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS)
 UNKNOWN = "# not as steersman made it"
 """Value of a skeleton in the kernel that differs from ours."""
-
-
-class HeldError(BusyError):
-    """A chain or set is still in use."""
 
 
 class Tables:
@@ -57,28 +45,20 @@ class Tables:
     def __init__(self, netlink: Netlink, execute: Exec) -> None:
         """Take the socket and the door to nft."""
         self.netlink = netlink
-        weakref.finalize(self, netlink.close)  # modes are dropped, not closed
+        self.sender = Sender(netlink)
         self._exec = execute
         self._marks: dict[Family, Mark | None] = {}
         """Tables that exist; None where they are not ours."""
-        self._cluster_ips: dict[bytes, int] = {}
-        self._generation = generation(netlink)
-        self._strangers = 0
+        self._cluster_ips = ClusterIps()
         self._stale: dict[bytes, Any] = {}
         self._learning: set[Family] = set()
         self.counters = Counters(netlink)
-        self._destroy = self._can_destroy()
-
-    def _can_destroy(self) -> bool:
-        """Whether the kernel can delete what may not be there; an empty transaction tells."""
-        probe = wire.request(wire.DESTROYTABLE, Family.IPV4, text(1, "steersman-no-such-table"))
-        return not self.netlink.batch(wire.batch([probe]))
 
     # Read
 
     def read(self) -> dict[bytes, Any]:
         """Read everything afresh. Texts of skeletons are given by their hashes (resolve_texts)."""
-        self.strangers()
+        self.sender.strangers()
         objects: dict[bytes, Any] = {}
         marks: dict[Family, Mark | None] = {}
         learning: set[Family] = set()
@@ -90,33 +70,10 @@ class Tables:
                 objects.update(_skeleton(family, table))
                 objects.update(table.objects)
         self._marks, self._learning = marks, learning
-        self._cluster_ips = {}
-        self._count(objects, 1, self._cluster_ips)
+        self._cluster_ips.read(objects)
         return objects
 
-    def strangers(self) -> int:
-        """How often the ruleset was changed by others, as far as it was looked."""
-        now = generation(self.netlink)
-        self._strangers += now != self._generation
-        self._generation = now
-        return self._strangers
-
-    def _made_transaction(self) -> None:
-        """Take note of the generation that our own transaction made."""
-        now = generation(self.netlink)
-        self._strangers += (now - self._generation) & 0xFFFFFFFF != 1
-        self._generation = now
-
     # Write
-
-    def needs_nft(self, change: Diff) -> bool:
-        """Whether the Diff has texts in it."""
-        return any(
-            prefix(kind, family) in part
-            for part in (change.added, change.changed)
-            for family in Family
-            for kind in (Kind.SKELETON, Kind.RULES)
-        )
 
     async def load_texts(self, change: Diff) -> Diff:
         """Load what is text; return the rest of the Diff.
@@ -134,14 +91,12 @@ class Tables:
                 script = f"delete table {HEADER[family]} {TABLE}\n{script}"
                 loaded |= loadable(family, new)
                 script += hairpin_meanwhile(family, loaded)
-        counts: dict[bytes, int] = {}
-        self._count(loaded, 1, counts)
-        known = {bytes((Kind.CLUSTER_IPS,)) + address: b"" for address in counts}
+        known = ClusterIps().loaded(loaded)
         await self._nft(script + ruleset_text({**loaded, **known}))
-        self._made_transaction()
+        self.sender.made_transaction()
         for family in families:
             self._mark(family, new)
-        self._cluster_ips.update(counts)
+        self._cluster_ips.loaded(loaded)
         return _without(change, loaded)
 
     async def _nft(self, script: str) -> None:
@@ -158,7 +113,7 @@ class Tables:
         if prefix(Kind.SKELETON, family) in new:
             old = None
             self._learning.discard(family)
-            self._send([Step(request, ()) for request in hairpin_rules(family)])
+            self.sender.send([Step(request, ()) for request in hairpin_rules(family)])
         foundation = new.get(prefix(Kind.SKELETON, family))
         rules = new.get(prefix(Kind.RULES, family))
         mark = Mark(
@@ -170,7 +125,7 @@ class Tables:
         if old and old != mark:
             requests.append(wire.delete_chain(family, old.chain))
         if old != mark:
-            self._send([Step(request, ()) for request in requests])
+            self.sender.send([Step(request, ()) for request in requests])
         self._marks[family] = mark
 
     def write(self, change: Diff) -> None:
@@ -183,14 +138,14 @@ class Tables:
         dropped = {f for f in Family if prefix(Kind.SKELETON, f) in change.removed}
         change = _outside(change, dropped)
         self.counters.keep(change)
-        counts = self._changed_counts(change)
+        counts = self._cluster_ips.after(change)
         steps = [Step(wire.delete_table(f), (prefix(Kind.SKELETON, f),)) for f in dropped]
-        self._commit(steps, self._with_cluster_ips(change, counts))
+        self._commit(steps, self._cluster_ips.complete(change, counts))
         for family in dropped:
             self._marks.pop(family, None)
             self._learning.discard(family)
-        self._keep_counts(counts, dropped)
-        self._forget(change)
+        self._cluster_ips.keep(counts, dropped)
+        forget(self.sender, change.removed)
 
     def _commit(self, steps: Sequence[Step], change: Diff) -> None:
         """Send a transaction; where chains are still held, a second one deletes them later.
@@ -201,15 +156,15 @@ class Tables:
         self._collect(change)
         learners = {Family(k[1]) for k in change.added if k[0] in AFFINITY_KINDS} - self._learning
         steps = [*steps, *(Step(r, ()) for family in learners for r in learning_rules(family))]
-        rest = transaction(change, destroy=self._destroy)
+        rest = transaction(change, destroy=self.sender.destroys)
         try:
             if steps or rest:
-                self._send([*steps, *rest])
+                self.sender.send([*steps, *rest])
         except HeldError:
-            left = {k: v for k, v in change.removed.items() if k[0] in _OBJECTS}
+            left = {k: v for k, v in change.removed.items() if k[0] in OBJECTS}
             others = {k: v for k, v in change.removed.items() if k not in left}
             fewer = Diff(change.added, others, change.changed)
-            self._send([*steps, *transaction(fewer, destroy=self._destroy)])
+            self.sender.send([*steps, *transaction(fewer, destroy=self.sender.destroys)])
             self._stale |= left
         self._learning |= learners
 
@@ -220,90 +175,20 @@ class Tables:
         left = {k: v for k, v in self._stale.items() if k not in change.added}
         self._stale = {}
         try:
-            self._send(transaction(Diff(removed=left), destroy=self._destroy)) if left else None
+            if left:
+                steps = transaction(Diff(removed=left), destroy=self.sender.destroys)
+                self.sender.send(steps)
         except (ApplyError, BusyError):  # drift finds what is left now
             return
 
-    def _send(self, steps: Sequence[Step]) -> None:
-        refused = self.netlink.batch(wire.batch([step.request for step in steps]))
-        if not refused:
-            self._made_transaction()
-            return
-        index, error = min(refused.items())
-        keys = steps[index - 1].keys if 0 < index <= len(steps) else ()
-        if error.errno == errno.EBUSY and keys and keys[0][0] in _OBJECTS:
-            raise HeldError(str(error))
-        if error.errno in _BUSY:
-            raise BusyError(f"nftables: {error}")
-        what = describe(keys) if keys else "its fixed rules"
-        raise ApplyError(f"nf_tables refuses {what}: {_reason(error)}")
-
-    # The clusterIPs that are known, each once however many ports they have
-
-    @staticmethod
-    def _count(objects: Ruleset, by: int, counts: dict[bytes, int]) -> None:
-        for key, value in objects.items():
-            if key[0] in CLUSTER_KINDS and (address := cluster_ip(key, value)):
-                counts[address] = counts.get(address, 0) + by
-
-    def _changed_counts(self, change: Diff) -> dict[bytes, int]:
-        by: dict[bytes, int] = {}
-        self._count(change.added, 1, by)
-        self._count(change.removed, -1, by)
-        self._count({key: pair[1] for key, pair in change.changed.items()}, 1, by)
-        self._count({key: pair[0] for key, pair in change.changed.items()}, -1, by)
-        return {key: self._cluster_ips.get(key, 0) + delta for key, delta in by.items() if delta}
-
-    def _keep_counts(self, counts: Mapping[bytes, int], dropped: set[Family]) -> None:
-        self._cluster_ips.update(counts)
-        for key in counts:
-            if self._cluster_ips[key] <= 0:
-                del self._cluster_ips[key]
-        if dropped:
-            self._cluster_ips = {k: n for k, n in self._cluster_ips.items() if k[0] not in dropped}
-
-    def _with_cluster_ips(self, change: Diff, counts: Mapping[bytes, int]) -> Diff:
-        """Add the elements of `cluster-ips` that come and go with this Diff."""
-        kind = bytes((Kind.CLUSTER_IPS,))
-        added, removed = dict(change.added), dict(change.removed)
-        for address, count in counts.items():
-            had = address in self._cluster_ips
-            if count > 0 and not had:
-                added[kind + address] = b""
-            elif count <= 0 and had:
-                removed[kind + address] = b""
-        return Diff(added, removed, change.changed)
-
-    # Affinity of endpoints that are gone
-
-    def _forget(self, change: Diff) -> None:
-        """Delete what the data path remembers of removed members."""
-        gone: dict[tuple[Family, str], set[bytes]] = {}
-        for key in change.removed:
-            if key[0] == Kind.MEMBER:
-                members, _, endpoint = key[2:].partition(b"\0")
-                family = Family(key[1])
-                if bytes((Kind.MEMBERS, family)) + members not in change.removed:
-                    name = service_memory(members)
-                    gone.setdefault((family, name), set()).add(endpoint)
-        for (family, name), endpoints in gone.items():
-            clients = [
-                client
-                for client, endpoint in memory(self.netlink, family, name)
-                if endpoint in endpoints
-            ]
-            self._delete_clients(family, name, clients)
-
-    def _delete_clients(self, family: Family, name: str, clients: Iterable[bytes]) -> None:
-        kind = wire.DESTROYSETELEM if self._destroy else wire.DELSETELEM
-        for client in clients:  # one each: without DESTROY an expired one would refuse the rest
-            items = encode(Form.SET, [(client, b"")], keys_only=True)
-            requests: list[Request] = list(wire.elements(kind, family, name, items))
-            if not self.netlink.batch(wire.batch(requests)):
-                self._made_transaction()
-
 
 _TEXTS = (Kind.SKELETON, Kind.RULES)
+
+
+def has_texts(change: Diff) -> bool:
+    """Whether a Diff brings texts."""
+    texts = [prefix(kind, family) for family in Family for kind in _TEXTS]
+    return any(text in part for part in (change.added, change.changed) for text in texts)
 
 
 def _skeleton(family: Family, table: Table) -> dict[bytes, str]:
@@ -345,7 +230,3 @@ def _without(change: Diff, loaded: Mapping[bytes, Any]) -> Diff:
             added[key] = value
     changed |= {k: v for k, v in change.changed.items() if k[0] not in _TEXTS}
     return Diff(added, dict(change.removed), changed)
-
-
-def _reason(error: NetlinkError) -> str:
-    return str(error).partition(": ")[2] or str(error)

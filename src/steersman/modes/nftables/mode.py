@@ -15,7 +15,7 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import Made, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import render
-from steersman.modes.nftables.apply import Tables, resolve_texts
+from steersman.modes.nftables.apply import Tables, has_texts, resolve_texts
 from steersman.modes.nftables.layout import (
     LOCAL_SLOTS,
     TABLE,
@@ -105,7 +105,7 @@ class NftablesMode:
         if support.usable:
             async with self._lock:
                 objects = await asyncio.to_thread(self._opened().read)
-                self._early = (self._opened().strangers(), objects)
+                self._early = (self._opened().sender.strangers(), objects)
             self.slots = slots_of(objects)
         return support
 
@@ -127,7 +127,7 @@ class NftablesMode:
         async with self._lock:
             tables = self._opened()
             early, self._early = self._early, None
-            if early and early[0] == tables.strangers():
+            if early and early[0] == tables.sender.strangers():
                 objects = early[1]
             else:
                 objects = await asyncio.to_thread(tables.read)
@@ -136,21 +136,17 @@ class NftablesMode:
     async def fingerprint(self) -> Hashable | None:
         """How often others changed the ruleset; our own transactions do not count."""
         async with self._lock:
-            return self._opened().strangers()
+            return self._opened().sender.strangers()
 
     def describe(self, change: Diff) -> str:
         """Print a Diff as nft commands (`--dry-run`)."""
         return diff_text(change)
 
-    async def connections(self) -> dict[bytes, int]:
-        """Connections so far per frontend and per endpoint (counters.py says by which keys)."""
-        async with self._lock:
-            return await asyncio.to_thread(self._opened().counters.totals)
-
     async def made(self, plans: Collection[ServicePlan]) -> Made:
         """Connections so far by ServicePort; those that affinity sends on, at frontends only."""
         async with self._counting:
-            counts = await self.connections()
+            async with self._lock:
+                counts = await asyncio.to_thread(self._opened().counters.totals)
             return await asyncio.to_thread(self._totals.update, counts, plans)
 
     async def lost(self) -> None:
@@ -161,12 +157,12 @@ class NftablesMode:
         """
         with self._subscribe() as news:
             async with self._lock:
-                before = self._opened().strangers()
+                before = self._opened().sender.strangers()
             while True:
                 if not await _concerns_us(news, self._opened().netlink.port):
                     continue
                 async with self._lock:  # our own nft is over then, and accounted for
-                    if self._opened().strangers() != before:
+                    if self._opened().sender.strangers() != before:
                         return
 
     async def apply(self, change: Diff) -> None:
@@ -174,7 +170,7 @@ class NftablesMode:
         change, listeners = without_listeners(change)
         async with self._lock:
             tables = self._opened()
-            if tables.needs_nft(change):
+            if has_texts(change):
                 change = await tables.load_texts(change)
             if len(change) <= _INLINE:
                 tables.write(change)

@@ -12,9 +12,9 @@ from steersman.model.names import Family
 from steersman.modes.base import BusyError
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.affinity import LEARN_CHAIN, base_of, members_name, memory_name
+from steersman.modes.nftables.cluster_ips import cluster_ip
 from steersman.modes.nftables.expressions import rule_count
 from steersman.modes.nftables.layout import (
-    CLUSTER_IP_SUFFIX,
     SETS,
     TABLE,
     Form,
@@ -28,9 +28,6 @@ from steersman.modes.nftables.skeleton import RULE_CHAINS
 _ATTEMPTS = 6
 _MARK = "steersman-"
 _SPECS = {spec.name: spec for spec in SETS.values()}
-CLUSTER_KINDS = (Kind.SERVICE_IPS, Kind.NO_ENDPOINT_SERVICES)
-"""Where clusterIPs are found."""
-
 AFFINITY_KINDS = (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS)
 """Where connections' ServicePorts are found."""
 
@@ -267,13 +264,6 @@ _VALUES: dict[Form, Callable[[bytes, int, int], bytes]] = {
     Form.ENDPOINTS: _endpoint_value,
     Form.INTERVALS: _interval_value,
 }
-
-
-def cluster_ip(key: bytes, value: bytes) -> bytes:
-    """Family and address, where an element makes a clusterIP known; else b""."""
-    if key[0] in CLUSTER_KINDS and value.endswith(CLUSTER_IP_SUFFIX):
-        return key[1:-8]
-    return b""
 
 
 def _check_cluster_ips(objects: dict[bytes, bytes], family: Family) -> None:

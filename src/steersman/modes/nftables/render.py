@@ -161,7 +161,8 @@ class _ServiceRender:
             learn = self._affinity.learn.encode() + b"\0"
             self._out[space.affinity + key] = learn
         if frontend.source_ranges:
-            self._firewall(key, comment, frontend.source_ranges)
+            family = self._plan.key.family
+            self._out.update(_firewall(family, key, comment, frontend.source_ranges))
 
     def _actions(self, frontend: Frontend) -> tuple[Action, Action, Action]:
         """Actions by class; the pod class has no members where pods cannot be told."""
@@ -234,14 +235,17 @@ class _ServiceRender:
                 ip = endpoint[:-4]
                 self._out[space.hairpin + ip + ip + rest] = b""
 
-    def _firewall(self, key: bytes, comment: bytes, ranges: Sequence[str]) -> None:
-        family = self._plan.key.family
-        self._out[prefix(Kind.FIREWALL_IPS, family) + key] = comment
-        allowed = prefix(Kind.FIREWALL_ALLOWED, family) + key
-        for cidr in skeleton.disjoint(ranges):
-            network = ipaddress.ip_network(cidr)
-            end = network.broadcast_address.packed
-            self._out[allowed + network.network_address.packed] = end
+
+def _firewall(
+    family: Family, key: bytes, comment: bytes, ranges: Sequence[str]
+) -> dict[bytes, bytes]:
+    """Let only these sources in."""
+    out = {prefix(Kind.FIREWALL_IPS, family) + key: comment}
+    allowed = prefix(Kind.FIREWALL_ALLOWED, family) + key
+    for cidr in skeleton.disjoint(ranges):
+        network = ipaddress.ip_network(cidr)
+        out[allowed + network.network_address.packed] = network.broadcast_address.packed
+    return out
 
 
 _MARKINGS: Mapping[tuple[bool, ...], str] = {
