@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Hashable
 from pathlib import Path
@@ -122,8 +123,14 @@ class IptablesMode:
         change = self._without_left(change)
         spelled = {k: v for words in self._spelled.values() for k, v in words.items()}
         limits = LIMITS[iptables.tool.variant]
-        for run in write_runs(change, limits, spelled, self._held):
-            await iptables.restore(run)
+        running: asyncio.Task[None] | None = None
+        for run in write_runs(change, limits, spelled, self._held):  # written while one runs
+            if running is not None:
+                await running
+            running = asyncio.create_task(iptables.restore(run))
+            await asyncio.sleep(0)
+        if running is not None:
+            await running
 
     async def canary_present(self) -> bool:
         """Whether nobody flushed our tables (`iptables -F -X`); cheap, see SPEC 8.5."""
