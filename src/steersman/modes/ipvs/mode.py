@@ -46,6 +46,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+")
 _LOCK_WAIT = 5
+_INLINE = 64  # objects up to which the system call is not worth a thread
 _MOST_ENTRIES = 1 << 20  # of a set; ipset's own 65,536 is less than large clusters have
 _RANDOM_FULLY = (1, 6, 2)
 
@@ -261,7 +262,10 @@ class IpvsMode:
         await self._write_rules(change, iptables)
         if DeviceKey(DEVICE) in change.added:
             device.make()
-        await asyncio.to_thread(servers.write, _servers(change))
+        if len(change) <= _INLINE:
+            servers.write(_servers(change))
+        else:
+            await asyncio.to_thread(servers.write, _servers(change))
         device.add(bind)
         device.drop(unbind)
         servers.delete(key for key in change.removed if isinstance(key, ServerKey))
