@@ -76,9 +76,14 @@ def can_be_seen(flow: FlowCase) -> bool:
     return flow.masquerade or not between & (REMOTE - {flow.source})
 
 
+IN_FULL = ("iptables", "nftables")
+"""Modes of which clients, endpoints and raw SCTP sockets see exactly what trace says; what they see
+of the others (README of each mode) is asked in tests/cases."""
+
+
 @pytest.mark.parametrize(
     ("mode", "variant"),
-    [pytest.param(m, v, id=f"{m.name}-{v}") for m in MODES.values() for v in m.variants],
+    [pytest.param(MODES[m], v, id=f"{m}-{v}") for m in IN_FULL for v in MODES[m].variants],
 )
 @settings(
     max_examples=6,

@@ -38,7 +38,13 @@ REMOTE = tuple(f"10.244.2.{n}" for n in range(10, 14))
 CONTESTED = "198.51.100.200"
 """An external IP that several Services claim now and then."""
 CHANGES = 200
-BY_VARIANT = [pytest.param(m, v, id=f"{m.name}-{v}") for m in MODES.values() for v in m.variants]
+STEADY_UNDER_A_STORM = ("iptables", "nftables", "userspace")
+"""The ebpf mode does not hold this yet at hundreds of changes a second (its README, Known)."""
+BY_VARIANT = [
+    pytest.param(MODES[m], v, id=f"{m}-{v}")
+    for m in STEADY_UNDER_A_STORM
+    for v in MODES[m].variants
+]
 
 
 def address(number: int) -> str:
@@ -177,7 +183,9 @@ async def test_changes_break_no_connection(lab: Lab, mode: ModeUnderTest, varian
     assert await sync.run()
     split = set()
     with Traffic(lab, (1, 2)) as traffic:
-        for _ in range(CHANGES):
+        for number in range(50 * CHANGES):  # on until every way in was tried at least once
+            if number >= CHANGES and len(traffic.answered) == 6 * len(STEADY):
+                break
             cluster.change()
             assert await sync.run()
             split.add(sync.planner.plan.settings.many_services)
