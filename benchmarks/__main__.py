@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import change, cold, footprint, idle, memory, nftables, packets, proxy, start
+from benchmarks import change, cold, footprint, idle, memory, nftables, packets, path, proxy, start
 from benchmarks.figures import Figure, table
 
 BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "cold": cold.run,
     "change": change.run,
     "packets": packets.run,
+    "path": path.run,
     "nftables": nftables.run,
     "idle": idle.run,
     "start": start.run,

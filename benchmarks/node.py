@@ -35,6 +35,11 @@ class Netns:
         self._fd = os.open("/proc/self/ns/net", os.O_RDONLY)
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 
+    @property
+    def path(self) -> str:
+        """The namespace as a file, for ip(8)."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
     def enter(self) -> None:
         _check(_libc.setns(self._fd, _CLONE_NEWNET))
 

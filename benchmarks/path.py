@@ -1,0 +1,194 @@
+"""The way of a packet: connections through a Service beside direct ones, in every mode.
+
+A pod (or a machine outside) and a server in network namespaces of their own, with the node between
+them, which holds so many Services; the one that is measured came last. All sockets belong to one
+thread, so that nothing is measured but the kernel's work. Modes take turns in one run.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import statistics
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import world
+from benchmarks.figures import Figure, figure
+from benchmarks.nft_world import NftFlat, endpoints, service
+from benchmarks.node import Netns, Node
+
+SERVER, POD, OUTSIDE = "10.0.0.1", "10.0.0.2", "192.0.2.2"
+_GATEWAY, _NODE = "10.0.0.3", "192.0.2.1"
+_NODE_PORT = 30080
+_ROUND = 50
+_REQUEST = b"x" * 64
+_LINGER = struct.pack("ii", 1, 0)  # a reset: no port of the client's is left waiting
+MODES = ("iptables-legacy", "iptables-nft", "nftables")
+
+
+def _ip(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(["ip", *command.split()], check=True)
+
+
+def _linked(node: Netns, device: str, address: str, gateway: str) -> Netns:
+    """A namespace with one address, behind a device of the node's."""
+    node.enter()
+    other = Netns()
+    _ip(f"link add eth0 type veth peer name {device} netns {node.path}")
+    _ip(f"addr add {address}/32 dev eth0", "link set eth0 up")
+    _ip(f"route add {gateway}/32 dev eth0", f"route add default via {gateway}")
+    node.enter()
+    _ip(f"addr add {gateway}/32 dev {device}", f"link set {device} up")
+    _ip(f"route add {address}/32 dev {device}")
+    return other
+
+
+class Plot:
+    """The namespaces around one node, and the server."""
+
+    def __init__(self, node: Netns) -> None:
+        node.enter()
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        self.pod = _linked(node, "pod", POD, _GATEWAY)
+        self.outside = _linked(node, "outside", OUTSIDE, _NODE)
+        self.inside = _linked(node, "server", SERVER, _GATEWAY)
+        self.inside.enter()
+        self.server = socket.create_server((SERVER, 8080), backlog=1024)
+
+    def close(self) -> None:
+        self.server.close()
+        for each in (self.pod, self.outside, self.inside):
+            each.close()
+
+
+class Client:
+    """Connects to an address from one of the namespaces."""
+
+    def __init__(self, plot: Plot, netns: Netns, target: tuple[str, int]) -> None:
+        self._plot, self._netns, self._target = plot, netns, target
+        self.times: list[float] = []
+
+    def round(self) -> None:
+        """Time some connections: connect, a request, its answer, close."""
+        self._netns.enter()
+        for _ in range(_ROUND):
+            begun = time.perf_counter()
+            self._exchange()
+            self.times.append(time.perf_counter() - begun)
+
+    def _exchange(self) -> None:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
+            client.connect(self._target)
+            with self._plot.server.accept()[0] as peer:
+                client.send(_REQUEST)
+                peer.send(peer.recv(64))
+                client.recv(64)
+
+    @property
+    def p50(self) -> float:
+        """Median, in microseconds."""
+        return statistics.median(self.times) * 1e6
+
+
+def _target_service(number: int) -> tuple[bytes, bytes]:
+    """A Service with a node port whose one endpoint is the server."""
+    raw = json.loads(world.service(number))
+    raw["spec"]["type"] = "NodePort"
+    raw["spec"]["ports"][0]["nodePort"] = _NODE_PORT
+    return json.dumps(raw).encode(), world.endpoint_slice(number, [SERVER])
+
+
+def _node(mode: str, services: int) -> tuple[Any, str]:
+    """A node with Services, and the address of the one that came last."""
+    node = Node(mode.removeprefix("iptables-"), services)
+    raw, ends = _target_service(services)
+    node.event("Service", raw)
+    node.event("EndpointSlice", ends)
+    return node, world.cluster_ip(services)
+
+
+def _upstream(services: int) -> tuple[Any, str]:
+    flat = NftFlat(services)
+    flat.load((*service(services, [SERVER]), *endpoints(services, [SERVER])))
+    return flat, world.cluster_ip(services)
+
+
+class _Ways:
+    """Every way to the server through one node."""
+
+    def __init__(self, name: str, make: Callable[[], tuple[Any, str]], node_port: bool) -> None:
+        node, address = make()
+        self.name, self._node, self.plot = name, node, Plot(node.netns)
+        if isinstance(node, Node):
+            node.sync()
+        self.direct = Client(self.plot, self.plot.pod, (SERVER, 8080))
+        self.service = Client(self.plot, self.plot.pod, (address, 80))
+        self.from_outside = Client(self.plot, self.plot.outside, (SERVER, 8080))
+        self.node_port = Client(self.plot, self.plot.outside, (_NODE, _NODE_PORT))
+        self.clients = [self.direct, self.service]
+        self.clients += [self.from_outside, self.node_port] if node_port else []
+
+    def close(self) -> None:
+        self.plot.close()
+        self._node.close()
+
+
+def _measure(services: int, rounds: int, modes: Sequence[str]) -> list[Figure]:
+    bare = _Ways("no rules", lambda: (_Bare(), SERVER), node_port=False)
+    flat = _Ways("upstream's", functools.partial(_upstream, services), node_port=False)
+    ways = [_Ways(m, functools.partial(_node, m, services), node_port=True) for m in modes]
+    everyone = [*bare.clients[:1], bare.from_outside, *flat.clients[1:]]
+    everyone += [client for way in ways for client in way.clients]
+    for _ in range(rounds):
+        for client in everyone:
+            client.round()
+    out = _figures("nftables, upstream's", services, flat, bare)[:1]
+    for way in ways:
+        out += _figures(way.name, services, way, bare)
+    for way in (bare, flat, *ways):
+        way.close()
+    return out
+
+
+def _figures(mode: str, services: int, way: _Ways, bare: _Ways) -> list[Figure]:
+    own = [
+        figure("ClusterIP from a pod", mode, services, (way.service.p50, "us"), bare.direct.p50),
+    ]
+    if way.direct.times:
+        own += [
+            figure("  direct, same node", mode, services, (way.service.p50, "us"), way.direct.p50),
+            figure(
+                "NodePort from outside",
+                mode,
+                services,
+                (way.node_port.p50, "us"),
+                bare.from_outside.p50,
+            ),
+        ]
+    return own
+
+
+class _Bare:
+    """A node that only forwards."""
+
+    def __init__(self) -> None:
+        self.netns = Netns()
+
+    def close(self) -> None:
+        self.netns.close()
+
+
+def run(quick: bool) -> list[Figure]:
+    """Measure at 1, 1,000 and 10,000 Services (100 when quick)."""
+    sizes = (100,) if quick else (1, 1_000, 10_000)
+    modes = tuple(filter(None, os.environ.get("MODES", "").split(","))) or MODES
+    return [each for size in sizes for each in _measure(size, 5 if quick else 30, modes)]
