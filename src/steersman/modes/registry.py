@@ -1,4 +1,9 @@
-"""The modes by their `--proxy-mode` names: a new mode is a folder and a line here."""
+"""The modes by their `--proxy-mode` names: a new mode is a folder and a line here.
+
+A mode is imported when it is made: each calls what other systems lack.
+"""
+
+# ruff: noqa: PLC0415  # for that reason
 
 from __future__ import annotations
 
@@ -10,14 +15,7 @@ import msgspec
 
 from steersman.host.exec import Exec
 from steersman.modes.base import Mode
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
-from steersman.modes.ipvs.mode import IpvsMode, IpvsOptions
-from steersman.modes.nftables.mode import NftablesMode
-from steersman.modes.nftables.relay import Relay
-from steersman.modes.userspace.addresses import LinuxAddresses
-from steersman.modes.userspace.direct import DirectMode, DirectOptions
-from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
-from steersman.modes.winuserspace.mode import winuserspace
+from steersman.modes.ipvs.options import IpvsOptions
 
 
 class ModeOptions(msgspec.Struct, frozen=True):
@@ -41,25 +39,36 @@ Factory: TypeAlias = Callable[[Exec, ModeOptions], Mode]
 
 
 def _iptables(execute: Exec, options: ModeOptions) -> Mode:
+    from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+
     return IptablesMode(execute, IptablesOptions(variant=options.iptables_variant))
 
 
 def _ipvs(execute: Exec, options: ModeOptions) -> Mode:
+    from steersman.modes.ipvs.mode import IpvsMode
+
     variant = options.iptables_variant
     return IpvsMode(execute, msgspec.structs.replace(options.ipvs, iptables_variant=variant))
 
 
 def _nftables(execute: Exec, _options: ModeOptions) -> Mode:
+    from steersman.modes.nftables.mode import NftablesMode
+    from steersman.modes.nftables.relay import Relay
+
     return NftablesMode(execute, relay=Relay())
 
 
 def _ebpf(execute: Exec, _options: ModeOptions) -> Mode:
-    from steersman.modes.ebpf.mode import EbpfMode  # noqa: PLC0415 - it calls what Windows lacks
+    from steersman.modes.ebpf.mode import EbpfMode
 
     return EbpfMode(execute)
 
 
 def _userspace(execute: Exec, options: ModeOptions) -> Mode:
+    from steersman.modes.userspace.addresses import LinuxAddresses
+    from steersman.modes.userspace.direct import DirectMode, DirectOptions
+    from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
+
     portals = options.portals or ("" if _is_root() else "none")
     if portals in ("direct", "none"):
         addresses = LinuxAddresses(execute) if portals == "direct" else None
@@ -70,6 +79,9 @@ def _userspace(execute: Exec, options: ModeOptions) -> Mode:
 
 
 def _winuserspace(execute: Exec, options: ModeOptions) -> Mode:
+    from steersman.modes.userspace.direct import DirectOptions
+    from steersman.modes.winuserspace.mode import winuserspace
+
     return winuserspace(execute, DirectOptions(options.udp_idle))
 
 

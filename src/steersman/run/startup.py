@@ -27,7 +27,7 @@ from steersman.model.addresses import canonical_cidr
 from steersman.model.config import NodeConfig
 from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.modes.base import Mode, Support
-from steersman.modes.ipvs.mode import IpvsOptions
+from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.registry import MODES, ModeOptions
 from steersman.run.fallback import Chosen, choose
 from steersman.source.apiserver import ApiServerSource

@@ -10,7 +10,8 @@ from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan
 from steersman.modes.base import Mode
 from steersman.modes.diff import Ruleset
-from steersman.modes.ipvs.mode import IpvsMode, IpvsOptions
+from steersman.modes.ipvs.mode import IpvsMode
+from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.names import Server, ServerKey
 from tests.flows import FlowCase
 from tests.lab_sockets import Netns

@@ -16,7 +16,8 @@ from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.modes.diff import Ruleset, diff
-from steersman.modes.ipvs.mode import IpvsMode, IpvsOptions
+from steersman.modes.ipvs.mode import IpvsMode
+from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.probe import check_scheduler
 from steersman.modes.ipvs.wire import resolve

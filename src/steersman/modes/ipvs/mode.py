@@ -38,6 +38,7 @@ from steersman.modes.ipvs.names import (
     Target,
     role_set,
 )
+from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.parse import parse_rules
 from steersman.modes.ipvs.probe import check_ipset, check_scheduler, find_family
 from steersman.modes.ipvs.wire import Stats, list_destinations, resolve, timeouts
@@ -49,23 +50,6 @@ _LOCK_WAIT = 5
 _INLINE = 64  # objects up to which the system call is not worth a thread
 _MOST_ENTRIES = 1 << 20  # of a set; ipset's own 65,536 is less than large clusters have
 _RANDOM_FULLY = (1, 6, 2)
-
-
-class IpvsOptions(msgspec.Struct, frozen=True):
-    """What may be set about this mode."""
-
-    scheduler: str = "rr"
-    exclude_cidrs: tuple[str, ...] = ()
-    """Canonical CIDRs; virtual servers in them are somebody else's."""
-    strict_arp: bool = False
-    """Do not answer ARP for addresses of Services on other interfaces."""
-    tcp_timeout: int = 0
-    """Seconds that idle connections live; 0 leaves the kernel's value, here and below."""
-    tcp_fin_timeout: int = 0
-    udp_timeout: int = 0
-    iptables_variant: str = ""
-    load_modules: bool = True
-    """Whether `probe` may load ip_vs where it is not there."""
 
 
 def here(function: Callable[[], T]) -> T:
