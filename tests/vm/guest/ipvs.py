@@ -11,8 +11,8 @@ from steersman.model.plan import NodePlan
 from steersman.modes.base import Mode
 from steersman.modes.diff import Ruleset
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.names import Server, ServerKey
+from steersman.modes.ipvs.options import IpvsOptions
 from tests.flows import FlowCase
 from tests.lab_sockets import Netns
 from tests.modes import ModeUnderTest, render

@@ -17,8 +17,8 @@ from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.modes.diff import Ruleset, diff
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.names import Server, ServerKey
+from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.probe import check_scheduler
 from steersman.modes.ipvs.wire import resolve
 from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan
