@@ -14,7 +14,7 @@ from steersman.modes.diff import diff
 from steersman.modes.ebpf import flows, layout, render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.loader import LoadedObject
-from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from steersman.modes.ebpf.tables import Tables
 from tests import iptables_plans as plans
 from tests.kernel.ebpf import compiled
@@ -49,7 +49,7 @@ def draw(rng: Random) -> dict[bytes, bytes]:
 
 
 def markers(tables: Tables) -> set[bytes]:
-    return {key[:16] for key, _ in tables.frontends.items() if key[16:19] == MARKER}
+    return {key[:16] for key, _ in tables.frontends.map.items() if key[16:19] == MARKER}
 
 
 def cluster_ips(want: dict[bytes, bytes]) -> set[bytes]:
@@ -77,9 +77,16 @@ def test_what_is_read_is_what_was_written(loaded: LoadedObject, seed: int) -> No
         for k, v in want.items()
         if k[:1] == Kind.SERVICE and layout.split_service(v).seconds
     )
-    assert len(list(tables.members.items())) == sticky
+    assert len(list(tables.services.members.items())) == sticky
     tables.write(diff(tables.read(), {}))
-    for empty in (tables.frontends, tables.names, tables.members, tables.prefixes, tables.node_ips):
+    services, frontends = tables.services, tables.frontends
+    for empty in (
+        frontends.map,
+        services.names,
+        services.members,
+        tables.prefixes,
+        tables.node_ips,
+    ):
         assert list(empty.items()) == []
 
 
@@ -107,3 +114,38 @@ def test_connections_are_forgotten_by_their_state(loaded: LoadedObject) -> None:
     known.delete_all(old)
     assert list(flows.expired(known, timeouts, now)) == []
     known.delete_all([key for key, _ in known.items()])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_frontend_ever_leads_to_an_empty_pool(
+    loaded: LoadedObject, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, stores = Random(seed), 0
+    tables = Tables(loaded.maps)
+    services, store = ArrayMap(loaded.maps["services"]), ArrayMap.store
+
+    def looking(array: ArrayMap, index: int, field: int, value: bytes) -> None:
+        nonlocal stores
+        store(array, index, field, value)
+        stores += 1
+        assert list(dead_ends(tables, services)) == []
+
+    monkeypatch.setattr(ArrayMap, "store", looking)
+    for _ in range(6):
+        numbers = rng.sample(range(8), rng.randint(0, 8))
+        want = ruleset([plans.random_plan(rng, n, Family.IPV4) for n in numbers])
+        tables.write(diff(tables.read(), want))
+        assert tables.read() == want
+    tables.write(diff(tables.read(), {}))
+    assert stores
+
+
+def dead_ends(tables: Tables, services: ArrayMap) -> Iterator[bytes]:
+    """Frontends some of whose clients would be sent to an endpoint where there is none."""
+    for key, value in tables.frontends.map.items():
+        number, actions, flags = layout.FRONTEND.unpack(value)
+        counts = layout.SERVICE.unpack(services.read(number))[1:4:2]
+        for action in (actions >> 4 * n & 15 for n in range(3)):
+            forwards = not flags & layout.FRONTEND_MARKER and not action & 3
+            if forwards and not counts[bool(action & layout.ACTION_LOCAL)]:
+                yield key

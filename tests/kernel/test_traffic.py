@@ -38,13 +38,7 @@ REMOTE = tuple(f"10.244.2.{n}" for n in range(10, 14))
 CONTESTED = "198.51.100.200"
 """An external IP that several Services claim now and then."""
 CHANGES = 200
-STEADY_UNDER_A_STORM = ("iptables", "nftables", "userspace")
-"""The ebpf mode does not hold this yet at hundreds of changes a second (its README, Known)."""
-BY_VARIANT = [
-    pytest.param(MODES[m], v, id=f"{m}-{v}")
-    for m in STEADY_UNDER_A_STORM
-    for v in MODES[m].variants
-]
+BY_VARIANT = [pytest.param(m, v, id=f"{m.name}-{v}") for m in MODES.values() for v in m.variants]
 
 
 def address(number: int) -> str:

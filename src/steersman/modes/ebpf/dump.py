@@ -39,9 +39,9 @@ def _services(maps: Path) -> Iterator[str]:
 def _endpoints(maps: Path) -> Iterator[str]:
     tables = _tables(maps)
     counts = HashMap.pinned(maps / "connections")
-    for name, record in sorted(tables.records.items()):
+    for name, record in sorted(tables.services.records.items()):
         made = _sum(counts, record.number)
-        own = layout.split_service(tables.read_service(record))
+        own = tables.services.read(record)
         both = own.cluster + own.local
         ends = sorted({both[n : n + 18] for n in range(0, len(both), 18)})
         said = " ".join(map(endpoint_name, ends)) or "no endpoints"
@@ -63,7 +63,7 @@ def _conntrack(maps: Path) -> Iterator[str]:
 
 
 def _affinity(maps: Path) -> Iterator[str]:
-    names = {record.number: name for name, record in _tables(maps).records.items()}
+    names = _tables(maps).services.number_names()
     now = time.monotonic_ns()
     for key, value in HashMap.pinned(maps / "affinities").items():
         client, service = layout.AFFINITY_KEY.unpack(key)

@@ -122,8 +122,8 @@ class Engine:
             return {}
         tables = self._open()
         ruleset = tables.read()
-        if any(tables.programs) and self._intact():
-            ruleset[Kind.PROGRAMS.value] = tables.programs
+        if any(tables.node.programs) and self._intact():
+            ruleset[Kind.PROGRAMS.value] = tables.node.programs
         return ruleset
 
     def fingerprint(self) -> Hashable:
@@ -157,16 +157,16 @@ class Engine:
 
     def _attach(self, tables: Tables, programs: bytes) -> None:
         assert self._loaded
-        tables.identify(self._inside.cookie(), bytes(16))
+        tables.node.identify(self._inside.cookie(), bytes(16))
         self.follow_devices()
         attach_sockets(self.pins, self._loaded, self._cgroup())
-        tables.identify(self._inside.cookie(), programs)
+        tables.node.identify(self._inside.cookie(), programs)
 
     def follow_devices(self) -> None:
         """Bring the map of devices, and the programs on them, to what there is."""
         tables, loaded, found = self._open(), self._loaded, list_devices(self._inside.netlink)
         assert loaded
-        config = tables.read_config()
+        config = tables.node.read()
         _, _, _, interface, prefix = layout.NODE_VALUE.unpack(
             config or bytes(layout.NODE_VALUE.size)
         )

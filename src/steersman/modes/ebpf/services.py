@@ -1,0 +1,184 @@
+"""ServicePorts in the maps: a record each in `services`, which points to runs in `slots`.
+
+All that points to endpoints is one word and replaced by one store, after what it points to is
+written. A pool that becomes empty is emptied last (`settle`), for until its frontends are written
+their actions still send connections there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.layout import ENDPOINT_SIZE, ServiceValue
+from steersman.modes.ebpf.maps import ArrayMap, HashMap
+from steersman.modes.ebpf.slots import Places
+
+Run = tuple[int, int]
+"""Base and count of endpoints in `slots`."""
+_NONE: Run = (0, 0)
+_POOLS = (0, 8)
+"""Where a record has its two pools, and behind them the seconds of affinity."""
+_SECONDS = 16
+_PADDING = bytes(layout.SLOT.size - ENDPOINT_SIZE)
+_ONE = (1).to_bytes(4, layout.BYTE_ORDER)
+
+
+class Record(NamedTuple):
+    """Where a ServicePort is in the arrays."""
+
+    number: int
+    runs: tuple[Run, Run]
+    """Of Pool.CLUSTER and of Pool.LOCAL."""
+
+
+class Pools:
+    """Lists of endpoints: runs in `slots`."""
+
+    def __init__(self, slots: int, clock: Callable[[], float]) -> None:
+        self._slots = ArrayMap(slots)
+        self._places = Places(self._slots.capacity, clock)
+
+    def adopt(self, runs: Iterable[Run]) -> None:
+        """Start with runs that are there."""
+        self._places.adopt(run for run in runs if run[1])
+
+    def put(self, endpoints: bytes) -> Run:
+        """Write a list of packed endpoints to a new place; FullError where there is none."""
+        if not endpoints:
+            return _NONE
+        parts = list(cut(endpoints))
+        base = self._places.take(len(parts))
+        self._slots.write(base, _PADDING.join(parts) + _PADDING)
+        return base, len(parts)
+
+    def give(self, run: Run) -> None:
+        """Give a run back."""
+        if run[1]:
+            self._places.give(*run)
+
+    def read(self, run: Run) -> bytes:
+        """The packed endpoints of a run."""
+        data, size = self._slots.read(*run), layout.SLOT.size
+        return b"".join(data[n : n + ENDPOINT_SIZE] for n in range(0, len(data), size))
+
+
+class ServiceTable:
+    """The ServicePorts by name, and where each is."""
+
+    def __init__(self, maps: Mapping[str, int], clock: Callable[[], float]) -> None:
+        """Take over what the maps hold."""
+        self.names = HashMap(maps["names"])
+        self.members = HashMap(maps["members"])
+        self._services = ArrayMap(maps["services"])
+        self._pools = Pools(maps["slots"], clock)
+        self._indices = Places(self._services.capacity, clock)
+        self._emptied: dict[bytes, ServiceValue] = {}
+        self.records = {n.rstrip(b"\0"): self._record(key) for key, n in self.names.items()}
+        self._indices.adopt((record.number, 1) for record in self.records.values())
+        self._pools.adopt(run for record in self.records.values() for run in record.runs)
+
+    def _record(self, key: bytes) -> Record:
+        index = int.from_bytes(key, layout.BYTE_ORDER)
+        values = layout.SERVICE.unpack(self._services.read(index))
+        return Record(index, (values[0:2], values[2:4]))
+
+    def read(self, record: Record) -> ServiceValue:
+        """What the maps hold of a ServicePort."""
+        seconds = layout.SERVICE.unpack(self._services.read(record.number))[4]
+        return ServiceValue(seconds, *map(self._pools.read, record.runs))
+
+    def number_names(self) -> dict[int, bytes]:
+        """Names by number."""
+        return {record.number: name for name, record in self.records.items()}
+
+    def put(self, name: bytes, wanted: ServiceValue) -> None:
+        """Write a ServicePort, but for pools that become empty: `settle` is to follow."""
+        old = self.records.get(name)
+        number, before = (old.number, old.runs) if old else (self._indices.take(1), (_NONE, _NONE))
+        if wanted.seconds:
+            self._add_members(number, wanted)
+        gone = self._gone(old, wanted) if old else set()
+        self._services.store(number, _SECONDS, layout.POOL.pack(wanted.seconds, 0))
+        runs = (
+            self._put_pool(number, 0, wanted.cluster, before[0]),
+            self._put_pool(number, 1, wanted.local, before[1]),
+        )
+        self.records[name] = Record(number, runs)
+        self.members.delete_all(layout.MEMBER_KEY.pack(number, end) for end in gone)
+        if (runs[0][1] and not wanted.cluster) or (runs[1][1] and not wanted.local):
+            self._emptied[name] = wanted
+
+    def _put_pool(self, number: int, which: int, endpoints: bytes, before: Run) -> Run:
+        if not endpoints:
+            return before
+        run = self._pools.put(endpoints)
+        self._services.store(number, _POOLS[which], layout.POOL.pack(*run))
+        self._pools.give(before)
+        return run
+
+    def _gone(self, old: Record, wanted: ServiceValue) -> set[bytes]:
+        """Members that are to go: endpoints that clients may no longer be bound to."""
+        had = self.read(old)
+        if not had.seconds:
+            return set()
+        return set(endpoints_of(had)) - (set(endpoints_of(wanted)) if wanted.seconds else set())
+
+    def _add_members(self, number: int, wanted: ServiceValue) -> None:
+        keys = set(endpoints_of(wanted))
+        self.members.put_all((layout.MEMBER_KEY.pack(number, end), _ONE) for end in keys)
+
+    def name(self, names: Iterable[bytes]) -> None:
+        """Write the names of ServicePorts that are new."""
+        numbers = ((number_key(self.records[name].number), name) for name in names)
+        self.names.put_all((key, layout.NAME.pack(name)) for key, name in numbers)
+
+    def begin(self) -> None:
+        """Forget what a write that failed had still to empty."""
+        self._emptied.clear()
+
+    def settle(self) -> None:
+        """Empty the pools that are to be empty, now that no frontend leads to them."""
+        for name, wanted in self._emptied.items():
+            number, runs = self.records[name]
+            kept = [
+                run if endpoints else self._empty(number, which, run)
+                for which, (run, endpoints) in enumerate(zip(runs, wanted[1:], strict=True))
+            ]
+            self.records[name] = Record(number, (kept[0], kept[1]))
+        self._emptied.clear()
+
+    def _empty(self, number: int, which: int, run: Run) -> Run:
+        self._services.store(number, _POOLS[which], bytes(8))
+        self._pools.give(run)
+        return _NONE
+
+    def remove(self, name: bytes) -> None:
+        """Remove a ServicePort that no frontend leads to."""
+        record = self.records.pop(name)
+        number = record.number
+        had = self.read(record)
+        self.names.delete(number_key(number))
+        if had.seconds:
+            ends = set(endpoints_of(had))
+            self.members.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends)
+        for which, run in enumerate(record.runs):
+            self._empty(number, which, run)
+        self._services.store(number, _SECONDS, bytes(8))
+        self._indices.give(number, 1)
+
+
+def cut(endpoints: bytes) -> Iterator[bytes]:
+    """Packed endpoints, one by one."""
+    return (endpoints[n : n + ENDPOINT_SIZE] for n in range(0, len(endpoints), ENDPOINT_SIZE))
+
+
+def endpoints_of(value: ServiceValue) -> Iterator[bytes]:
+    """The packed endpoints of both pools."""
+    return cut(value.cluster + value.local)
+
+
+def number_key(index: int) -> bytes:
+    """Number of a ServicePort as a key."""
+    return index.to_bytes(4, layout.BYTE_ORDER)
