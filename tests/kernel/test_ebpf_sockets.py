@@ -14,14 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.modes.base import BusyError
 from steersman.modes.diff import diff
 from steersman.modes.ebpf.dump import DUMPS, dump
-from steersman.modes.ebpf.engine import EbpfOptions, Inside
-from steersman.modes.ebpf.mode import EbpfMode
-from tests import lab_sockets
 from tests.kernel import ebpf
+from tests.kernel.ebpf_node import WAIT, Node, replace_programs
 from tests.kernel.ebpf_plan import (
     CLIENT,
     ENDPOINTS,
@@ -39,7 +36,6 @@ from tests.kernel.ebpf_plan import (
     ruleset,
 )
 from tests.lab import Lab, ip
-from tests.lab_sockets import Netns
 
 pytestmark = [
     pytest.mark.kernel,
@@ -48,37 +44,6 @@ pytestmark = [
         reason="no compiled object, no clang",
     ),
 ]
-WAIT = 5.0
-
-
-class Node:
-    """A lab whose node has the mode."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.cgroup = ebpf.new_cgroup(ebpf.next_number())
-        self.pins = ebpf.bpffs() / self.cgroup.name
-        self.options = EbpfOptions(self.pins, self.cgroup, file=ebpf.compiled())
-        lab_sockets.CGROUPS[lab.node.path] = self.cgroup
-        self.modes: list[EbpfMode] = []
-
-    def mode(self) -> EbpfMode:
-        """Another process, as it were."""
-        inside = Inside(Netns(self.lab.node.path).call)
-        self.modes.append(EbpfMode(SubprocessExec(), self.options, inside))
-        return self.modes[-1]
-
-    def socket(self, address: str, kind: str = "TCP", at: str = LOOKER) -> socket.socket:
-        """A socket of the node or of a pod on it, to talk to `address`."""
-        sock = self.lab.netns(at).socket(address, kind, self.cgroup)
-        sock.settimeout(WAIT)
-        return sock
-
-    def close(self) -> None:
-        for mode in self.modes:
-            mode.release()
-        shutil.rmtree(self.pins, ignore_errors=True)
-        del lab_sockets.CGROUPS[self.lab.node.path]
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +213,7 @@ def test_connections_outlive_the_process(
         accepted, _ = server.accept()
         with accepted:
             accepted.settimeout(WAIT)
-            for change in (_replace_programs, _forget_and_return, _other_endpoints):
+            for change in (replace_programs, _forget_and_return, _other_endpoints):
                 change(node)
                 client.sendall(b"ping")
                 assert accepted.recv(4) == b"ping"
@@ -262,17 +227,6 @@ def test_a_killed_process_leaves_a_service_working(after_a_kill: Node) -> None:
     names = {str(end) for end in ENDPOINTS}
     assert after_a_kill.lab.probe(LOOKER, VIP, 80).endpoint in names
     assert after_a_kill.lab.probe(CLIENT, NODE, NODE_PORT).endpoint in names
-
-
-def _replace_programs(node: Node) -> None:
-    """As an upgrade does: a new process brings other programs."""
-    node.modes[-1].release()
-    mode = node.mode()
-    have = asyncio.run(mode.read())
-    want = {**have, b"A": bytes(16)[:-1] + b"\1"}
-    assert diff(have, want)
-    asyncio.run(mode.apply(diff(have, want)))
-    assert asyncio.run(mode.read()) == want
 
 
 def _forget_and_return(node: Node) -> None:

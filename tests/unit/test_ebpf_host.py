@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
-from steersman.modes.ebpf import layout, probe
+from steersman.modes.base import Support
+from steersman.modes.ebpf import bpf, layout, probe
 from steersman.modes.ebpf.devices import Device, Found, describe
+from steersman.modes.ebpf.features import FEATURES, Feature, lacking
 from steersman.modes.ebpf.flows import Timeouts, read_timeouts
 
 ETHER, TUNNEL = 1, 65534
@@ -66,17 +69,51 @@ def test_timeouts_are_those_of_netfilter(tmp_path: Path) -> None:
     assert read_timeouts(tmp_path) == Timeouts(udp=7)
 
 
-def test_each_missing_feature_is_named_with_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.release", lambda: "5.10.0-30-amd64")
-    missing = " ".join(probe.probe(Path("/nowhere/steersman-el.o"), Path("/")).missing)
-    assert "bpf_set_retval" in missing
-    assert "TCX, by which devices have programs came with Linux 6.6" in missing
-    assert "getpeername" not in missing
-    assert "steersman-el.o" in missing
+OLD = Feature("maps", "5.5", lambda: False)
+MILD = Feature("TCX", "6.6", lambda: False, "filters take its place")
 
 
-def test_a_new_kernel_lacks_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("platform.release", lambda: "6.6.1")
+def test_each_missing_feature_is_named_with_its_kernel() -> None:
+    found = probe.probe(Path("/nowhere/steersman-el.o"), Path("/"), lambda: (OLD, MILD))
+    assert "This kernel lacks maps, which came with Linux 5.5." in found.missing
+    assert (
+        "This kernel lacks TCX, which came with Linux 6.6; filters take its place." in found.missing
+    )
+    assert "steersman-el.o" in " ".join(found.missing)
+    assert not found.usable
+
+
+@pytest.fixture
+def complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has all but a kernel with every feature."""
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr(probe, "library", lambda: None)
-    assert probe.probe(tmp_path, tmp_path).usable
+
+
+@pytest.mark.usefixtures("complete")
+def test_a_new_kernel_lacks_nothing(tmp_path: Path) -> None:
+    assert probe.probe(tmp_path, tmp_path, tuple) == Support(usable=True)
+
+
+@pytest.mark.usefixtures("complete")
+def test_it_runs_without_what_can_be_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(probe, "cgroup_root", lambda: None)
+    found = probe.probe(tmp_path, None, lambda: (MILD,))
+    assert found.usable
+    assert [sentence.split()[1] for sentence in found.missing] == ["kernel", "cgroup2"]
+
+
+def test_what_is_not_permitted_is_not_taken_for_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(code: int) -> None:
+        def call(*_: object) -> None:
+            raise OSError(code, "refused")
+
+        monkeypatch.setattr(bpf, "call", call)
+
+    privileged = [each for each in FEATURES if "for processes" not in each.what]
+    refuse(errno.EPERM)
+    assert not lacking(privileged)
+    refuse(errno.EINVAL)
+    assert lacking(privileged) == tuple(privileged)

@@ -2,7 +2,7 @@
 
     PINS/maps/NAME              maps
     PINS/links/PROGRAM          one link per program of sockets, to the cgroup
-    PINS/links/INDEX-PROGRAM    two links per device
+    PINS/links/INDEX-PROGRAM    two links per device (or filters: clsact.py)
 
 What is pinned goes on working without us. A new process finds it, and replaces programs in place.
 """
@@ -10,14 +10,14 @@ What is pinned goes on working without us. A new process finds it, and replaces 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, TCX_EGRESS, TCX_INGRESS, Link
-from steersman.modes.ebpf.loader import LoadedObject
 
 DEVICE_PROGRAMS = {"sm_ingress": TCX_INGRESS, "sm_egress": TCX_EGRESS}
 
@@ -65,11 +65,11 @@ class Pins:
     def remove(self) -> None:
         """Remove every pin: maps go, and what is still attached goes too."""
         for name in self.names():
-            self._detach(name)
+            self.detach(name)
         self.release()
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def _detach(self, name: str) -> None:
+    def detach(self, name: str) -> None:
         """Take a program off at once: unpinning alone does it a little later."""
         link = self.link(name)
         if link is not None:
@@ -90,20 +90,70 @@ class Pins:
         return []
 
 
-def attach_sockets(pins: Pins, loaded: LoadedObject, cgroup: Path) -> None:
+class Links:
+    """The programs of devices as links (TCX), pinned."""
+
+    def __init__(self, pins: Pins, do: Callable[[Callable[[], None]], None]) -> None:
+        """Work with links.
+
+        Args:
+            pins: where they are pinned.
+            do: calls a function in the node's network namespace.
+        """
+        self._pins = pins
+        self._do = do
+
+    def attach(self, programs: Mapping[str, int], devices: Iterable[int]) -> None:
+        """Attach the programs to devices, or replace them there; what is gone is passed over."""
+
+        def inside() -> None:
+            for index in devices:
+                self._attach(programs, index)
+
+        self._do(inside)
+
+    def _attach(self, programs: Mapping[str, int], index: int) -> None:
+        for name, place in DEVICE_PROGRAMS.items():
+            try:
+                _attach(self._pins, f"{index}-{name}", programs[name], (index, index), place)
+            except OSError as error:
+                if error.errno != errno.ENODEV:
+                    raise
+
+    def intact(self, devices: Iterable[int]) -> bool:
+        """Whether every device has both links."""
+        wanted = {f"{i}-{name}": i for i in devices for name in DEVICE_PROGRAMS}
+        return all(_target(self._pins, name) == target for name, target in wanted.items())
+
+    def forget(self, devices: Iterable[int]) -> None:
+        """Remove the pins of devices that are gone: all but these."""
+        keep = {f"{index}-{name}" for index in devices for name in DEVICE_PROGRAMS}
+        for name in self._pins.names():
+            if "-" in name and name not in keep:
+                (self._pins.links / name).unlink(missing_ok=True)
+
+
+def attach_sockets(pins: Pins, programs: Mapping[str, int], cgroup: Path) -> None:
     """Attach every program of sockets to a cgroup, or replace it there."""
     target, identity = os.open(cgroup, os.O_RDONLY | os.O_CLOEXEC), cgroup.stat().st_ino
     try:
         for name, place in CGROUP_ATTACH_TYPES.items():
-            _attach(pins, name, loaded.programs[name], (target, identity), place)
+            _attach(pins, name, programs[name], (target, identity), place)
     finally:
         os.close(target)
 
 
-def attach_device(pins: Pins, loaded: LoadedObject, index: int) -> None:
-    """Attach both programs to a device, or replace them there."""
-    for name, place in DEVICE_PROGRAMS.items():
-        _attach(pins, f"{index}-{name}", loaded.programs[name], (index, index), place)
+def detach_sockets(pins: Pins) -> None:
+    """Take the programs of sockets off, where there are any."""
+    for name in set(pins.names()) & set(CGROUP_ATTACH_TYPES):
+        pins.detach(name)
+        (pins.links / name).unlink(missing_ok=True)
+
+
+def sockets_intact(pins: Pins, cgroup: Path) -> bool:
+    """Whether every program of sockets is where it should be."""
+    identity = cgroup.stat().st_ino
+    return all(_target(pins, name) == identity for name in CGROUP_ATTACH_TYPES)
 
 
 def _attach(pins: Pins, name: str, program: int, target: tuple[int, int], place: int) -> None:
@@ -120,13 +170,6 @@ def _attach(pins: Pins, name: str, program: int, target: tuple[int, int], place:
     link.close()
 
 
-def intact(pins: Pins, cgroup: Path, devices: Iterable[int]) -> bool:
-    """Whether every program is where it should be."""
-    wanted = {name: cgroup.stat().st_ino for name in CGROUP_ATTACH_TYPES}
-    wanted.update((f"{i}-{name}", i) for i in devices for name in DEVICE_PROGRAMS)
-    return all(_target(pins, name) == target for name, target in wanted.items())
-
-
 def _target(pins: Pins, name: str) -> int:
     link = pins.link(name)
     if link is None:
@@ -135,11 +178,3 @@ def _target(pins: Pins, name: str) -> int:
         return link.target
     finally:
         link.close()
-
-
-def detach_gone(pins: Pins, devices: Iterable[int]) -> None:
-    """Remove the pins of devices that are gone."""
-    keep = {f"{index}-{name}" for index in devices for name in DEVICE_PROGRAMS}
-    for name in pins.names():
-        if "-" in name and name not in keep:
-            (pins.links / name).unlink(missing_ok=True)

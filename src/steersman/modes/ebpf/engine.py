@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import socket
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -14,13 +15,15 @@ from steersman.host.netlink import NETLINK_ROUTE, Netlink, Subscription
 from steersman.modes.diff import Diff
 from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.attach import (
+    Links,
     Pins,
-    attach_device,
     attach_sockets,
-    detach_gone,
-    intact,
+    detach_sockets,
+    sockets_intact,
 )
+from steersman.modes.ebpf.clsact import Filters
 from steersman.modes.ebpf.devices import describe, list_devices, open_route
+from steersman.modes.ebpf.features import tcx
 from steersman.modes.ebpf.flows import collect, read_timeouts
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.maps import HashMap
@@ -41,6 +44,10 @@ class EbpfOptions(msgspec.Struct, frozen=True):
     """The cgroup (version 2) whose sockets are balanced; None for the root of them all."""
     guard_node_ports: bool = True
     """Whether processes of the node may not bind to a node port in use."""
+    sockets: bool = True
+    """Whether sockets are balanced, where a cgroup is there; packets see to everything if not."""
+    tcx: bool | None = None
+    """Whether devices have links; filters of tc if not, None for what the kernel can."""
     file: Path = loader.FILE
     """The compiled object."""
 
@@ -95,6 +102,12 @@ class Engine:
         self.tables: Tables | None = None
         self._inside = inside
         self._loaded: loader.LoadedObject | None = None
+        self._filters = Filters(options.pins / "filters", inside.netlink)
+
+    @functools.cached_property
+    def _devices(self) -> Links | Filters:
+        links = tcx() if self.options.tcx is None else self.options.tcx
+        return Links(self.pins, self._inside.do) if links else self._filters
 
     def _open(self) -> Tables:
         if self.tables is None:
@@ -132,13 +145,12 @@ class Engine:
 
     def _intact(self) -> bool:
         devices = [device.number for device in list_devices(self._inside.netlink).devices]
-        return intact(self.pins, self._cgroup(), devices)
+        cgroup = self._cgroup()
+        return self._devices.intact(devices) and (not cgroup or sockets_intact(self.pins, cgroup))
 
-    def _cgroup(self) -> Path:
-        found = self.options.cgroup or cgroup_root()
-        if found is None:
-            raise OSError(errno.ENOENT, "no cgroup2 file system is mounted")
-        return found
+    def _cgroup(self) -> Path | None:
+        """The cgroup whose sockets are balanced; None where none are."""
+        return (self.options.cgroup or cgroup_root()) if self.options.sockets else None
 
     def apply(self, change: Diff) -> None:
         """Write the maps; attach the programs after that, and detach them before."""
@@ -157,10 +169,15 @@ class Engine:
 
     def _attach(self, tables: Tables, programs: bytes) -> None:
         assert self._loaded
-        tables.node.identify(self._inside.cookie(), bytes(16))
+        cgroup = self._cgroup()
+        cookie = self._inside.cookie() if cgroup else 0  # by which packets know that all is theirs
+        tables.node.identify(cookie, bytes(16))
         self.follow_devices()
-        attach_sockets(self.pins, self._loaded, self._cgroup())
-        tables.node.identify(self._inside.cookie(), programs)
+        if cgroup:
+            attach_sockets(self.pins, self._loaded.programs, cgroup)
+        else:
+            detach_sockets(self.pins)
+        tables.node.identify(cookie, programs)
 
     def follow_devices(self) -> None:
         """Bring the map of devices, and the programs on them, to what there is."""
@@ -179,10 +196,11 @@ class Engine:
         devices.put_all(wanted.items())
         devices.delete_all([key for key, _ in devices.items() if key not in wanted])
         indices = [device.number for device in found.devices]
-        detach_gone(self.pins, indices)
-        self._inside.do(lambda: _attach_all(self.pins, loaded, indices))
+        self._devices.forget(indices)
+        self._devices.attach(loaded.programs, indices)
 
     def _remove(self) -> None:
+        self._filters.remove()
         self.pins.remove()
         self.close()
 
@@ -202,12 +220,3 @@ class Engine:
             self._loaded.close()
         self._loaded = self.tables = None
         self.pins.release()
-
-
-def _attach_all(pins: Pins, loaded: loader.LoadedObject, indices: list[int]) -> None:
-    for index in indices:
-        try:
-            attach_device(pins, loaded, index)
-        except OSError as error:
-            if error.errno != errno.ENODEV:  # gone meanwhile
-                raise

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from steersman.modes.base import Support
+from steersman.modes.ebpf.features import Feature, lacking
 from steersman.modes.ebpf.loader import library
 
-_KERNEL = (6, 6)
-"""TCX, the newest of what the programs need."""
-_FEATURES = (
-    ((5, 7), "links to cgroups and the cookie of a network namespace"),
-    ((5, 8), "the getpeername hook"),
-    ((5, 14), "the cookie of a network namespace for processes (SO_NETNS_COOKIE)"),
-    ((5, 18), "bpf_set_retval, by which a connection is refused"),
-    ((6, 6), "TCX, by which devices have programs"),
-)
 
+def probe(
+    file: Path, cgroup: Path | None, features: Callable[[], Iterable[Feature]] = lacking
+) -> Support:
+    """Say whether kernel, library, object and cgroup are there, and what is done without them.
 
-def probe(file: Path, cgroup: Path | None) -> Support:
-    """Say whether kernel, library, object and cgroup are there."""
-    missing = (
-        *_kernel(platform.release()),
+    Args:
+        file: the compiled object.
+        cgroup: that is to be used, None for the root of all.
+        features: those that the kernel lacks.
+    """
+    absent = tuple(features())
+    fatal = (
+        *(feature.missing for feature in absent if not feature.instead),
         *_library(),
         *_object(file),
-        *_cgroup(cgroup),
         *_privileges(),
     )
-    return Support(not missing, missing)
-
-
-def _kernel(release: str) -> tuple[str, ...]:
-    found = re.match(r"(\d+)\.(\d+)", release)
-    version = (int(found[1]), int(found[2])) if found else _KERNEL
-    return tuple(
-        f"The kernel is {release}; {what} came with Linux {needed[0]}.{needed[1]}."
-        for needed, what in _FEATURES
-        if version < needed
-    )
+    milder = (*(feature.missing for feature in absent if feature.instead), *_cgroup(cgroup))
+    return Support(not fatal, (*fatal, *milder))
 
 
 def _library() -> tuple[str, ...]:
@@ -63,7 +52,10 @@ def _object(file: Path) -> tuple[str, ...]:
 def _cgroup(cgroup: Path | None) -> tuple[str, ...]:
     if (cgroup or cgroup_root()) is not None:
         return ()
-    return ("No cgroup2 file system is mounted; it usually is at /sys/fs/cgroup.",)
+    return (
+        "No cgroup2 file system is mounted (it usually is at /sys/fs/cgroup): the packets of pods "
+        "and of this node are rewritten, too, and this node has no node ports for itself.",
+    )
 
 
 def _privileges() -> tuple[str, ...]:

@@ -85,10 +85,15 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	return class == NODE ? send_elsewhere(skb, packet) : NEXT;
 }
 
-// Whether this node made a packet that the sockets' programs have not seen to.
+// Whether this node made a packet that the sockets' programs have not seen to. They see to every
+// datagram, but where there are none of them (no cgroup2): then the node has no cookie.
 INLINE int is_own(struct __sk_buff *skb, const struct packet *packet)
 {
-	return !skb->ingress_ifindex && packet->key.protocol != IPPROTO_UDP;
+	const struct config *config = settings();
+
+	if (skb->ingress_ifindex)
+		return 0;
+	return packet->key.protocol != IPPROTO_UDP || (config && !config->host_cookie);
 }
 
 // Find the flow of a packet. A connection that begins where one has ended is another one: what is

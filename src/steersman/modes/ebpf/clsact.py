@@ -1,0 +1,196 @@
+"""Programs of devices as filters of tc, for kernels without TCX (Linux 6.6).
+
+A device gets a qdisc `clsact`, and below it one filter for each direction. Filters stay when we go,
+and are replaced in one step. What is ours is told by the filter's name, and noted beside the pins:
+
+    PINS/filters/INDEX          this device has filters of ours
+    PINS/filters/INDEX-qdisc    and the qdisc is ours, too: it goes with the last filter
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from steersman.host.netlink import Netlink, Request
+from steersman.host.nlmsg import (
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    NLM_F_REPLACE,
+    attributes,
+    nested,
+    string,
+    text,
+    u32,
+)
+
+_RTM_NEWQDISC, _RTM_DELQDISC = 36, 37
+_RTM_NEWTFILTER, _RTM_DELTFILTER, _RTM_GETTFILTER = 44, 45, 46
+_TCMSG = struct.Struct("=B3xiIII")  # family, device, handle, parent, info
+_TCA_KIND, _TCA_OPTIONS = 1, 2
+_TCA_BPF_FD, _TCA_BPF_NAME, _TCA_BPF_FLAGS = 6, 7, 8
+_DIRECT_ACTION = 1
+_CLSACT, _CLSACT_HANDLE = 0xFFFFFFF1, 0xFFFF0000
+PARENTS = {"sm_ingress": 0xFFFFFFF2, "sm_egress": 0xFFFFFFF3}
+"""Where each program goes: ffff:fff2 and ffff:fff3, as tc(8) writes it."""
+_ALL = socket.htons(0x0003)  # ETH_P_ALL
+_PRIORITY, _HANDLE = 1, 0x736D
+"""Of new filters. The first priority: a filter of others may end the packet's way through them."""
+_GONE = (errno.ENODEV, errno.ENOENT, errno.EINVAL)
+
+
+class Filter(NamedTuple):
+    """A filter of a device."""
+
+    priority: int
+    handle: int
+    name: str
+    """Of a filter of kind bpf; "" for others."""
+
+
+class Filters:
+    """The programs of devices, as filters."""
+
+    def __init__(self, directory: Path, connect: Callable[[], Netlink]) -> None:
+        """Work with filters.
+
+        Args:
+            directory: for the notes; made when needed.
+            connect: opens rtnetlink in the node's network namespace.
+        """
+        self._notes = directory
+        self._connect = connect
+
+    def attach(self, programs: Mapping[str, int], devices: Iterable[int]) -> None:
+        """Attach the programs to devices, or replace them there; what is gone is passed over."""
+        with self._connect() as netlink:
+            for index in devices:
+                try:
+                    self._attach(netlink, index, programs)
+                except OSError as error:
+                    if error.errno != errno.ENODEV:
+                        raise OSError(
+                            error.errno, f"the filters of device {index}: {error.strerror}"
+                        ) from error
+
+    def _attach(self, netlink: Netlink, index: int, programs: Mapping[str, int]) -> None:
+        self._note(f"{index}")
+        self._make_qdisc(netlink, index)
+        for name, parent in PARENTS.items():
+            have = _find(netlink, index, parent, name) or Filter(_PRIORITY, _HANDLE, "")
+            options = nested(
+                _TCA_OPTIONS,
+                u32(_TCA_BPF_FD, programs[name]),
+                text(_TCA_BPF_NAME, _called(name)),
+                u32(_TCA_BPF_FLAGS, _DIRECT_ACTION),
+            )
+            request = _filter(_RTM_NEWTFILTER, index, parent, have, options)
+            netlink.request(request._replace(flags=NLM_F_CREATE | NLM_F_REPLACE))
+
+    def _make_qdisc(self, netlink: Netlink, index: int) -> None:
+        noted = not self._note(f"{index}-qdisc")
+        payload = _TCMSG.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0) + text(_TCA_KIND, "clsact")
+        try:
+            netlink.request(Request(_RTM_NEWQDISC, payload, NLM_F_CREATE | NLM_F_EXCL))
+        except OSError as error:
+            if not noted:  # it is somebody else's, or there is none
+                (self._notes / f"{index}-qdisc").rmdir()
+            if error.errno != errno.EEXIST:
+                raise
+
+    def intact(self, devices: Iterable[int]) -> bool:
+        """Whether every device has both filters."""
+        with self._connect() as netlink:
+            return all(
+                _find(netlink, index, parent, name)
+                for index in devices
+                for name, parent in PARENTS.items()
+            )
+
+    def forget(self, devices: Iterable[int]) -> None:
+        """Forget devices that are gone: all but these."""
+        keep = {str(index) for index in devices}
+        for note in self._noted():
+            if note.partition("-")[0] not in keep:
+                (self._notes / note).rmdir()
+
+    def remove(self) -> None:
+        """Remove the filters, and what is only there for them."""
+        noted = self._noted()
+        if not noted:
+            return
+        with self._connect() as netlink:
+            for note in noted:  # INDEX-qdisc comes behind INDEX
+                index, _, qdisc = note.partition("-")
+                (_remove_qdisc if qdisc else _remove_filters)(netlink, int(index))
+                (self._notes / note).rmdir()
+        self._notes.rmdir()
+
+    def _note(self, name: str) -> bool:
+        """Note something; False where it was noted before."""
+        self._notes.mkdir(mode=0o700, exist_ok=True)
+        try:
+            (self._notes / name).mkdir(mode=0o700)
+        except FileExistsError:
+            return False
+        return True
+
+    def _noted(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(os.listdir(self._notes))
+        return []
+
+
+def _called(program: str) -> str:
+    return f"steersman/{program}"
+
+
+def _filter(kind: int, index: int, parent: int, which: Filter, options: bytes = b"") -> Request:
+    info = which.priority << 16 | _ALL
+    head = _TCMSG.pack(0, index, which.handle, parent, info)
+    return Request(kind, head + text(_TCA_KIND, "bpf") + options)
+
+
+def _list(netlink: Netlink, index: int, parent: int) -> Iterator[Filter]:
+    """Filters of a device; a priority is listed itself, too, with handle 0."""
+    for reply in netlink.dump(Request(_RTM_GETTFILTER, _TCMSG.pack(0, index, 0, parent, 0))):
+        _, _, handle, _, info = _TCMSG.unpack_from(reply.payload)
+        options = attributes(attributes(reply.payload, _TCMSG.size).get(_TCA_OPTIONS, b""))
+        yield Filter(info >> 16, handle, string(options.get(_TCA_BPF_NAME, b"")))
+
+
+def _find(netlink: Netlink, index: int, parent: int, program: str) -> Filter | None:
+    found = [each for each in _list(netlink, index, parent) if each.name == _called(program)]
+    return found[0] if found else None
+
+
+def _remove_filters(netlink: Netlink, index: int) -> None:
+    for name, parent in PARENTS.items():
+        have = _find(netlink, index, parent, name)
+        if have:
+            with _unless_gone():
+                netlink.request(_filter(_RTM_DELTFILTER, index, parent, have))
+
+
+def _remove_qdisc(netlink: Netlink, index: int) -> None:
+    """Remove the qdisc, unless others have put filters there."""
+    if not any(list(_list(netlink, index, parent)) for parent in PARENTS.values()):
+        with _unless_gone():
+            payload = _TCMSG.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0)
+            netlink.request(Request(_RTM_DELQDISC, payload))
+
+
+@contextlib.contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Pass over what is not there any more."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise

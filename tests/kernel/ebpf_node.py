@@ -1,0 +1,60 @@
+"""A lab whose node has the ebpf mode, in a cgroup and with pins of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+
+from steersman.host.exec import SubprocessExec
+from steersman.modes.diff import diff
+from steersman.modes.ebpf.engine import EbpfOptions, Inside
+from steersman.modes.ebpf.mode import EbpfMode
+from tests import lab_sockets
+from tests.kernel import ebpf
+from tests.kernel.ebpf_plan import LOOKER
+from tests.lab import Lab
+from tests.lab_sockets import Netns
+
+WAIT = 5.0
+
+
+class Node:
+    """A lab whose node has the mode."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.cgroup = ebpf.new_cgroup(ebpf.next_number())
+        self.pins = ebpf.bpffs() / self.cgroup.name
+        self.options = EbpfOptions(self.pins, self.cgroup, file=ebpf.compiled())
+        lab_sockets.CGROUPS[lab.node.path] = self.cgroup
+        self.modes: list[EbpfMode] = []
+
+    def mode(self) -> EbpfMode:
+        """Another process, as it were."""
+        inside = Inside(Netns(self.lab.node.path).call)
+        self.modes.append(EbpfMode(SubprocessExec(), self.options, inside))
+        return self.modes[-1]
+
+    def socket(self, address: str, kind: str = "TCP", at: str = LOOKER) -> socket.socket:
+        """A socket of the node or of a pod on it, to talk to `address`."""
+        sock = self.lab.netns(at).socket(address, kind, self.cgroup)
+        sock.settimeout(WAIT)
+        return sock
+
+    def close(self) -> None:
+        for mode in self.modes:
+            mode.release()
+        shutil.rmtree(self.pins, ignore_errors=True)
+        del lab_sockets.CGROUPS[self.lab.node.path]
+
+
+def replace_programs(node: Node) -> None:
+    """As an upgrade does: a new process brings other programs."""
+    node.modes[-1].release()
+    mode = node.mode()
+    have = asyncio.run(mode.read())
+    want = {**have, b"A": len(node.modes).to_bytes(16, "big")}
+    assert diff(have, want)
+    asyncio.run(mode.apply(diff(have, want)))
+    assert asyncio.run(mode.read()) == want

@@ -1,0 +1,209 @@
+"""The ebpf mode beside others' programs, on kernels without TCX, and where no cgroup is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from steersman.model.plan import Endpoint
+from steersman.modes.ebpf.bpf import TCX_INGRESS, Link
+from steersman.modes.ebpf.features import load
+from tests.kernel import ebpf
+from tests.kernel.ebpf_node import WAIT, Node, replace_programs
+from tests.kernel.ebpf_plan import (
+    CLIENT,
+    ENDPOINTS,
+    LAYOUT,
+    LOOKER,
+    NODE,
+    NODE6,
+    NODE_PORT,
+    POD,
+    POD6,
+    STICKY,
+    VIP,
+    VIP6,
+    bring,
+    node_plan,
+)
+from tests.lab import Lab
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not shutil.which("clang") and not ebpf.compiled().exists(),
+        reason="no compiled object, no clang",
+    ),
+]
+SCHED_CLS, SHOT = 3, 2
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(LAYOUT) as made:
+        for pod in LAYOUT.pods:
+            for protocol in ("TCP", "UDP"):
+                made.serve(pod.address, 8080, protocol)
+        yield made
+
+
+def node_with(lab: Lab, **options: bool) -> Iterator[Node]:
+    made = Node(lab)
+    made.options = msgspec.structs.replace(made.options, **options)
+    asyncio.run(bring(made.mode(), node_plan()))
+    yield made
+    asyncio.run(bring(made.modes[-1], None))
+    made.close()
+
+
+@pytest.fixture(params=[False, True], ids=["clsact", "tcx"])
+def node(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Node]:
+    yield from node_with(lab, tcx=request.param)
+
+
+@pytest.fixture(params=[False, True], ids=["clsact", "tcx"])
+def bare(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Node]:
+    yield from node_with(lab, tcx=request.param, sockets=False)
+
+
+def tc(node: Node, *words: str) -> str:
+    argv = ["nsenter", f"--net={node.lab.node.path}", "tc", *words]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def from_outside(node: Node) -> str:
+    return node.lab.probe(CLIENT, NODE, NODE_PORT, timeout=0.4).kind
+
+
+def test_a_connection_outlives_other_programs(node: Node) -> None:
+    asyncio.run(bring(node.modes[-1], node_plan((Endpoint(POD, 8090, True),))))
+    with (
+        node.lab.netns(POD).socket(POD, "TCP") as server,
+        node.lab.netns(CLIENT).socket(VIP, "TCP") as client,
+    ):
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((POD, 8090))
+        server.listen()
+        client.settimeout(WAIT)
+        client.connect((NODE, NODE_PORT))
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.settimeout(WAIT)
+            for _ in range(2):
+                replace_programs(node)
+                client.sendall(b"ping")
+                assert accepted.recv(4) == b"ping"
+                accepted.sendall(b"pong")
+                assert client.recv(4) == b"pong"
+
+
+def test_filters_are_replaced_not_multiplied(lab: Lab) -> None:
+    for node in node_with(lab, tcx=False):
+        for _ in range(3):
+            replace_programs(node)
+            for place in ("ingress", "egress"):
+                said = tc(node, "filter", "show", "dev", "eth0", place)
+                assert said.count("steersman/sm_") == 1
+        mode = node.modes[-1]
+        before = asyncio.run(mode.fingerprint())
+        tc(node, "filter", "del", "dev", "eth0", "egress")
+        assert asyncio.run(mode.fingerprint()) != before
+        asyncio.run(bring(mode, node_plan()))
+        assert asyncio.run(mode.fingerprint()) == before
+
+
+class Foreign:
+    """Somebody's program that drops every packet, behind ours on eth0."""
+
+    PLACE = ("dev", "eth0", "ingress", "pref", "10")
+
+    def __init__(self, node: Node, links: bool) -> None:
+        self._node = node
+        code = struct.pack("=BBhi", 0xB7, 0, 0, SHOT) + struct.pack("=BBhi", 0x95, 0, 0, 0)
+        self.program = load(SCHED_CLS, 0, code)
+        self._link: Link | None = None
+        node.lab.node.call(self._attach_link if links else self._attach_filter)
+
+    def _attach_link(self) -> None:
+        index = socket.if_nametoindex("eth0")
+        self._link = Link.attach(self.program, index, TCX_INGRESS)
+
+    def _attach_filter(self) -> None:
+        pin = ebpf.bpffs() / "foreign"
+        Link(self.program).pin(pin)
+        words = ["filter", "add", *self.PLACE, "handle", "1", "bpf", "da", "object-pinned"]
+        tc(self._node, *words, str(pin))
+        pin.unlink()
+
+    def leave(self) -> None:
+        if self._link:
+            self._link.close()
+        else:
+            tc(self._node, "filter", "del", *self.PLACE)
+        os.close(self.program)
+
+
+def test_others_see_the_packets_too(node: Node) -> None:
+    assert from_outside(node) == "answered"
+    foreign = Foreign(node, bool(node.options.tcx))
+    assert from_outside(node) == "timeout"
+    foreign.leave()
+    assert from_outside(node) == "answered"
+
+
+def test_nothing_of_ours_is_left_and_all_of_others(lab: Lab) -> None:
+    for node in node_with(lab, tcx=False):
+        foreign = Foreign(node, links=False)
+        asyncio.run(bring(node.modes[-1], None))
+        assert "pref 10" in tc(node, "filter", "show", "dev", "eth0", "ingress")
+        said = tc(node, "qdisc", "show")
+        assert said.count("clsact") == 1
+        foreign.leave()
+        asyncio.run(bring(node.modes[-1], node_plan()))
+        asyncio.run(bring(node.modes[-1], None))
+        assert "clsact" in tc(node, "qdisc", "show", "dev", "eth0")  # it is not ours any more
+        assert not tc(node, "filter", "show", "dev", "eth0", "ingress")
+        tc(node, "qdisc", "del", "dev", "eth0", "clsact")
+        asyncio.run(bring(node.modes[-1], node_plan()))
+        asyncio.run(bring(node.modes[-1], None))
+        assert "clsact" not in tc(node, "qdisc", "show")
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+@pytest.mark.parametrize(
+    ("source", "address", "port"),
+    [(LOOKER, VIP, 80), (NODE, VIP, 80), (NODE6, VIP6, 80), (CLIENT, NODE, NODE_PORT)],
+)
+def test_packets_alone_serve(bare: Node, source: str, address: str, port: int, kind: str) -> None:
+    names = {str(end) for end in ENDPOINTS} | {f"[{POD6}]:8080"}
+    assert bare.lab.probe(source, address, port, kind).endpoint in names
+
+
+def test_packets_alone_refuse_and_remember(bare: Node) -> None:
+    assert bare.lab.probe(LOOKER, VIP, 81).kind == "refused"
+    assert bare.lab.probe(NODE, VIP, 81).kind == "refused"
+    assert len({bare.lab.probe(LOOKER, STICKY, 80).endpoint for _ in range(8)}) == 1
+
+
+def test_the_sockets_are_taken_over_again(bare: Node) -> None:
+    links = bare.pins / "links"
+    assert not (links / "sm_connect4").exists()
+    bare.modes[-1].release()
+    bare.options = msgspec.structs.replace(bare.options, sockets=True)
+    replace_programs(bare)
+    assert (links / "sm_connect4").exists()
+    with bare.socket(VIP) as sock:
+        sock.connect((VIP, 80))
+        assert sock.getpeername() == (VIP, 80)
+    bare.modes[-1].release()
+    bare.options = msgspec.structs.replace(bare.options, sockets=False)
+    replace_programs(bare)
+    assert not (links / "sm_connect4").exists()
