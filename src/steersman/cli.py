@@ -32,7 +32,7 @@ from steersman.config import (
     to_yaml,
 )
 from steersman.host.exec import SubprocessExec
-from steersman.host.facts import read_facts
+from steersman.host.machine import read_facts
 from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import canonical_ip, split_host_port
 from steersman.model.names import ObjectName, Protocol
@@ -123,8 +123,9 @@ def _start(parsed: Parsed) -> int:
 
 async def _initialize(config: ProxyConfig) -> None:
     """Do what takes more than NET_ADMIN: the kernel's switches (SPEC 1.6)."""
-    set_conntrack(config)
-    allow_localhost_node_ports(node_config(config), new_mode(config), await read_facts())
+    mode = new_mode(config)
+    set_conntrack(config, mode.traits)
+    allow_localhost_node_ports(node_config(config), mode, await read_facts())
 
 
 def _logging(config: ProxyConfig) -> Logging:

@@ -9,6 +9,7 @@ from typing import Self
 import pytest
 
 from steersman.host import facts
+from steersman.host.hostname import hostname
 from steersman.host.netlink import DumpInterruptedError, Request
 from steersman.host.nlmsg import Message, attr, text
 from steersman.host.process import set_oom_score_adjustment
@@ -32,7 +33,7 @@ def test_ipv6_is_there_unless_absent_or_disabled(
 
 def test_the_hostname_is_made_a_node_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: " Node-1.Example ")
-    assert facts.hostname() == "node-1.example"
+    assert hostname() == "node-1.example"
 
 
 def test_the_oom_score_is_set_or_the_reason_told(tmp_path: Path) -> None:

@@ -198,7 +198,11 @@ async def test_accepting_is_resumed_when_there_are_descriptors_again() -> None:
 
 async def test_the_loop_of_windows_is_asked_for_clients(monkeypatch: Any) -> None:
     """Its Proactor has no readers: then clients are awaited one by one."""
-    monkeypatch.setattr(asyncio, "SelectorEventLoop", asyncio.AbstractServer)
+
+    def none(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", none)
     async with endpoint(answering(b"one")) as one, proxy() as made:
         await made.start({key(): listener(one)})
         for _ in range(3):

@@ -6,13 +6,12 @@ What the fake netsh prints is written after Microsoft's description of the comma
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
 
 from steersman.host.exec import Result
+from steersman.host.windows import SERVICE_INTERFACE, service_interface
 from steersman.model.names import Family
 from steersman.model.plan import (
     Action,
@@ -29,7 +28,7 @@ from steersman.modes.diff import diff
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.names import Listener
 from steersman.modes.winuserspace.mode import winuserspace
-from steersman.modes.winuserspace.netsh import DEFAULT_INTERFACE, NetshAddresses, interface_name
+from steersman.modes.winuserspace.netsh import NetshAddresses
 from tests.userspace_proxy import answering, ask, endpoint, owner, until
 
 SHOWN = """
@@ -55,7 +54,8 @@ class Netsh:
         self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
     ) -> Result:
         self.calls.append(argv)
-        verb, address = argv[3], argv[-1].removeprefix("address=")
+        verb = argv[3]
+        address = argv[6].removeprefix("address=").partition("/")[0] if verb != "show" else ""
         if self.refuse == verb:
             return Result(1, b"\r\nThe object already exists.\r\n", b"")
         if verb == "add":
@@ -69,7 +69,7 @@ class Netsh:
         self.addresses = {a: wait - 1 for a, wait in self.addresses.items()}
         of_family = [a for a in there if (":" in a) is (place == "ipv6")]
         text = "".join(ADDRESS.format(address=address) for address in of_family)
-        return SHOWN.format(name=DEFAULT_INTERFACE, addresses=text)
+        return SHOWN.format(name=SERVICE_INTERFACE, addresses=text)
 
 
 def mode_of(netsh: Netsh) -> DirectMode:
@@ -108,8 +108,17 @@ async def test_a_service_address_is_added_served_and_removed() -> None:
             await ask(PORT, b"!", VIP)
         await until(lambda: mode.proxy.open_connections == 0)
     assert set(netsh.addresses) == {"172.20.0.1"}, "the interface's own address was touched"
-    name = f"name={DEFAULT_INTERFACE}"
-    added = ["netsh", "interface", "ipv4", "add", "address", name, f"address={VIP}"]
+    name = f"name={SERVICE_INTERFACE}"
+    added = [
+        "netsh",
+        "interface",
+        "ipv4",
+        "add",
+        "address",
+        name,
+        f"address={VIP}",
+        "mask=255.255.255.255",
+    ]
     assert added in netsh.calls
     await mode.close()
 
@@ -182,46 +191,22 @@ async def test_where_there_is_no_netsh_it_cannot_run() -> None:
 
 
 def test_the_interface_can_be_named() -> None:
-    assert interface_name({}) == DEFAULT_INTERFACE
-    assert interface_name({"INTERFACE_TO_ADD_SERVICE_IP": "Ethernet 2"}) == "Ethernet 2"
+    assert service_interface({}) == SERVICE_INTERFACE
+    assert service_interface({"INTERFACE_TO_ADD_SERVICE_IP": "Ethernet 2"}) == "Ethernet 2"
 
 
 async def test_ipv6_has_its_own_words() -> None:
     netsh = Netsh()
     await NetshAddresses(netsh, "E", look_again=0).add("fd00::1")
-    assert ["netsh", "interface", "ipv6", "add", "address", "interface=E", "address=fd00::1"] in (
-        netsh.calls
-    )
-
-
-POSIX_ONLY = ("fcntl", "resource", "termios", "pwd", "grp", "pty", "syslog")
-IMPORT = f"""
-import asyncio, socket, subprocess, sys
-for name in ("AF_NETLINK", "SO_REUSEPORT", "AF_UNIX"):
-    if hasattr(socket, name):
-        delattr(socket, name)
-sys.platform = "win32"
-class No:
-    def find_spec(self, name, path=None, target=None):
-        if name in {POSIX_ONLY!r}:
-            raise ImportError(name)
-for name in {POSIX_ONLY!r}:
-    sys.modules.pop(name, None)
-sys.meta_path.insert(0, No())
-from steersman.host.exec import SubprocessExec
-from steersman.modes.winuserspace.mode import winuserspace
-mode = winuserspace(SubprocessExec())
-assert mode.proxy.room.limit > 0
-bad = [m for m in sys.modules if m in {POSIX_ONLY!r} or m == "steersman.host.netlink"]
-assert not bad, bad
-"""
-
-
-def test_nothing_that_only_linux_has_is_imported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert [
+        "netsh",
+        "interface",
+        "ipv6",
+        "add",
+        "address",
+        "interface=E",
+        "address=fd00::1/128",
+    ] in (netsh.calls)
 
 
 def test_a_listener_prints_where_it_is() -> None:

@@ -8,10 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PATH = (
+    ""
+    if sys.platform == "win32"
+    else "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+)
 
 
 class Result(NamedTuple):
@@ -65,7 +70,7 @@ class SubprocessExec:
         self._environment = {
             **os.environ,
             "LC_ALL": "C",  # messages are shown and looked at
-            "PATH": f"{path}:{_PATH}" if path else _PATH,  # daemons often lack sbin
+            "PATH": os.pathsep.join(filter(None, (path, _PATH))),  # daemons often lack sbin
             **(environment or {}),
         }
 

@@ -1,4 +1,4 @@
-"""What this machine is like: hostname, interfaces and their addresses, IPv6. Read, never changed.
+"""What a Linux machine is like: hostname, interfaces and addresses, IPv6. Read, never changed.
 
 Interfaces and addresses come from rtnetlink, and so does the news that they changed.
 """
@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
+from steersman.host.hostname import hostname
 from steersman.host.netlink import (
     NETLINK_ROUTE,
     AnswersLostError,
@@ -35,8 +36,9 @@ _IFA_LOCAL = 2
 _IFINFOMSG = struct.Struct("=BxHiII")
 _IFADDRMSG = struct.Struct("=BBBBI")
 _ATTEMPTS = 8
-_NOT_OURS = frozenset({"kube-ipvs0"})
-"""Interfaces whose addresses are those of Services (SPEC 10), whatever mode is in use now."""
+_NOT_OURS = frozenset({"kube-ipvs0", "kube-portals"})
+"""Interfaces whose addresses are those of Services (SPEC 10; direct portals of the userspace mode),
+whatever mode is in use now."""
 _SETTLE = 0.02  # seconds; adding one address makes several notifications
 
 
@@ -70,11 +72,6 @@ async def _change(news: Subscription) -> None:
     with suppress(AnswersLostError):  # so many that some were lost: all is read afresh anyway
         await news.receive()
     await asyncio.sleep(_SETTLE)
-
-
-def hostname() -> str:
-    """Name of this machine as a node name: trimmed and in lower case (SPEC 1.1)."""
-    return socket.gethostname().strip().lower()
 
 
 def has_ipv6(proc: Path = Path("/proc")) -> bool:

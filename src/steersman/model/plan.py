@@ -222,6 +222,10 @@ class Traits(Value, frozen=True):
     to 127.0.0.0/8 has to be routed, and `primary` does not exclude them."""
 
 
+    tracks_connections: bool = True
+    """The kernel's conntrack carries it; otherwise conntrack's switches are left alone."""
+    one_health_check_port: bool = False
+    """The health check node port of a Service is an object of its own: of its first port only."""
 class NodeSettings(Value, frozen=True):
     """The node-wide part of a NodePlan; a change of it dirties every ServicePlan."""
 

@@ -13,7 +13,7 @@ import msgspec
 from steersman.compile.plan import Planner
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.exec import SubprocessExec
-from steersman.host.facts import read_facts, watch_addresses
+from steersman.host.machine import read_facts, watch_addresses
 from steersman.host.process import set_oom_score_adjustment
 from steersman.modes.base import Draining, Watchful
 from steersman.run import fallback
@@ -36,7 +36,7 @@ from steersman.run.startup import (
 from steersman.run.state import Synced
 from steersman.run.switch import clean_leftovers, others
 from steersman.run.sync import Sync
-from steersman.run.tasks import Wake, guarded
+from steersman.run.tasks import Wake, guarded, on_signal
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.store import Store
 
@@ -98,9 +98,9 @@ class Daemon:
     # Starting
 
     def _follow_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+        for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGBREAK", None)):
+            if number is not None:
+                on_signal(number, self.stop)
 
     async def _set_up(self) -> None:
         chosen = await choose_mode(self._parsed.config)
@@ -110,12 +110,13 @@ class Daemon:
         self._source = make_source(config, node_config(config).node_name)
         # From here on the machine is changed: what is only misconfigured has failed before.
         node = allow_localhost_node_ports(node_config(config), mode, facts)
-        set_conntrack(config)
+        set_conntrack(config, mode.traits)
         self._node_config = node
         self._store = Store(node.node_name, on_change=self._changed)
         self._own_node = OwnNode(node, self._store, self.stop)
-        self._live = LiveConfiguration(self._parsed, self._store, self._apply)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._live.reload)
+        self._live = LiveConfiguration(self._parsed, self._store, mode.traits, self._apply)
+        if hasattr(signal, "SIGHUP"):
+            on_signal(signal.SIGHUP, self._live.reload)
         self._runner = Runner(
             self._work, config.min_sync_interval.seconds, config.sync_period.seconds, _MAX_INTERVAL
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from steersman.config import ConfigError, Parsed, ProxyConfig, applied, reload_file, reload_plan
 from steersman.config import findings as config_findings
 from steersman.host.sysctl import SysctlError
+from steersman.model.plan import Traits
 from steersman.run.reload import file_changes
 from steersman.run.startup import set_conntrack
 from steersman.source.store import Store
@@ -23,12 +24,22 @@ log = logging.getLogger(__name__)
 class LiveConfiguration:
     """The configuration in force, and what changes it."""
 
-    def __init__(self, parsed: Parsed, store: Store, apply: Callable[[ProxyConfig], None]) -> None:
-        """Take the command line, where Findings go, and what is called with a new configuration."""
+    def __init__(
+        self, parsed: Parsed, store: Store, traits: Traits, apply: Callable[[ProxyConfig], None]
+    ) -> None:
+        """Take what the process started with, and whom to tell.
+
+        Args:
+            parsed: the command line.
+            store: where Findings go.
+            traits: of the mode.
+            apply: called with a new configuration.
+        """
         self.current = parsed.config
         self._parsed = parsed
         self._file = parsed.config_file
         self._store = store
+        self._traits = traits
         self._apply = apply
 
     async def follow(self) -> None:
@@ -63,7 +74,7 @@ class LiveConfiguration:
     def _take(self, config: ProxyConfig) -> None:
         self.current = config
         try:
-            set_conntrack(config)
+            set_conntrack(config, self._traits)
         except SysctlError as error:
             log.error("conntrack settings are not all applied: %s", error.strerror)
         self._apply(config)

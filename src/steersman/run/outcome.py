@@ -12,16 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from steersman.compile.conntrack import ServedPort, ports_in, stale
 from steersman.compile.endpoints import build_endpoints, local_ready_count
-from steersman.host.conntrack import Cleanup, delete_stale
 from steersman.model.conntrack import Stale
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import FrontendKind, ServicePlan, Verdict
 from steersman.model.snapshot import Snapshot
 from steersman.run.metrics import Metrics
+
+if TYPE_CHECKING:
+    from steersman.host.conntrack import Cleanup
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +124,7 @@ async def clean_conntrack(
     *,
     names: Iterable[ObjectName] | None = None,
     allow_external_ips: bool = True,
-    delete: Callable[[Stale], Awaitable[Cleanup]] = delete_stale,
+    delete: Callable[[Stale], Awaitable[Cleanup]] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Delete stale conntrack entries, once the rules are in (SPEC 12). Failures are only logged.
@@ -133,9 +135,10 @@ async def clean_conntrack(
         metrics: told of duration and deletions.
         names: the Services that changed; None for all.
         allow_external_ips: as configured.
-        delete: deletes what is stale.
+        delete: deletes what is stale; None for the kernel's way.
         clock: monotonic seconds.
     """
+    delete = delete or _delete_stale
     chosen = tuple(snapshot.services if names is None else names)
     for family in families:
         ports = await _ports(snapshot, family, chosen, allow_external_ips)
@@ -156,6 +159,12 @@ async def clean_conntrack(
                 result.failed,
                 "" if result.complete else ", list incomplete",
             )
+
+
+async def _delete_stale(what: Stale) -> Cleanup:
+    from steersman.host.conntrack import delete_stale  # noqa: PLC0415 - it calls what Windows lacks
+
+    return await delete_stale(what)
 
 
 async def _ports(

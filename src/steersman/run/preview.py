@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from steersman.compile.plan import Planner
 from steersman.config import ProxyConfig
-from steersman.host.facts import read_facts
+from steersman.host.machine import read_facts
 from steersman.model.plan import Finding
 from steersman.modes.base import Describing
 from steersman.modes.diff import Diff

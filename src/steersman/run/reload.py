@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from steersman.source.inotify import Inotify
+from steersman.source.inotify import Inotify, Polling
 
+_POLL_SECONDS = 1.0  # without inotify
 _RESCAN_SECONDS = 60.0
 """A file behind links (a ConfigMap's `..data`) may change without an event in its directory."""
 
@@ -26,7 +28,7 @@ async def file_changes(path: Path) -> AsyncIterator[None]:
     Raises:
         OSError: its directory cannot be watched.
     """
-    watch = Inotify()
+    watch = Polling(_POLL_SECONDS) if sys.platform == "win32" else Inotify()
     try:
         seen = _identity(path)
         watch.watch([path.parent])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
@@ -13,16 +14,13 @@ from prometheus_client.core import CounterMetricFamily
 
 from steersman.config import ProxyConfig, configz, enabled, flagz
 from steersman.config.arguments import Value
-from steersman.host.conntrack import usage
-from steersman.host.facts import hostname
+from steersman.host.hostname import hostname
 from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.modes.base import Counting
-from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.userspace.apply import Proxy
-from steersman.run.balanced import balanced
 from steersman.run.counted import counted
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth
@@ -62,7 +60,7 @@ class Servers:
         self._started = time.time()
         self._checks: dict[Family, ServiceHealthServers] = {}
         self.metrics = Metrics(config.mode)
-        self.metrics.ask(conntrack_usage(usage))
+        self._ask_conntrack()
         self.health = ProxyHealth(2 * config.sync_period.seconds)
         standalone = bool(config.steersman.manifests)
         poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
@@ -81,7 +79,20 @@ class Servers:
         if isinstance(sync.mode, Counting):
             loop = asyncio.get_running_loop()
             self.metrics.ask(counted(sync.mode, self._plans, loop))
-        if isinstance(sync.mode, IpvsMode):
+        self._ask_ipvs(sync)
+
+    def _ask_conntrack(self) -> None:
+        if sys.platform != "win32":
+            from steersman.host.conntrack import usage  # noqa: PLC0415 - it calls what Windows lacks
+
+            self.metrics.ask(conntrack_usage(usage))
+
+    def _ask_ipvs(self, sync: Sync) -> None:
+        if sync.mode.name == "ipvs":
+            from steersman.modes.ipvs.mode import IpvsMode  # noqa: PLC0415 - likewise
+            from steersman.run.balanced import balanced  # noqa: PLC0415 - likewise
+
+            assert isinstance(sync.mode, IpvsMode)
             self.metrics.ask(partial(balanced, sync.mode, lambda: sync.state.plan))
 
     def health_checks(

@@ -15,7 +15,7 @@ from steersman.config import ProxyConfig, to_node_config
 from steersman.config.go import Duration
 from steersman.config.rules import parse_port_range
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.host.facts import hostname
+from steersman.host.hostname import hostname
 from steersman.host.sysctl import (
     ConntrackConfig,
     SysctlError,
@@ -25,6 +25,7 @@ from steersman.host.sysctl import (
 )
 from steersman.model.addresses import canonical_cidr
 from steersman.model.config import NodeConfig
+from steersman.model.plan import Traits
 from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.modes.base import Mode, Support
 from steersman.modes.ipvs.options import IpvsOptions
@@ -161,8 +162,8 @@ async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:
     return store
 
 
-def set_conntrack(config: ProxyConfig) -> None:
-    """Set the start-up sysctls of conntrack (SPEC 1.6).
+def set_conntrack(config: ProxyConfig, traits: Traits) -> None:
+    """Set the start-up sysctls of conntrack (SPEC 1.6), where the mode needs conntrack.
 
     The table's size belongs to the machine's first network namespace: elsewhere it cannot be set,
     which is only a warning.
@@ -171,6 +172,8 @@ def set_conntrack(config: ProxyConfig) -> None:
         SysctlError: a setting cannot be written.
     """
     block = config.linux.conntrack
+    if not traits.tracks_connections:
+        return
 
     def seconds(value: Duration | None) -> float | None:
         return None if value is None else value.seconds

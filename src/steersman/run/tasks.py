@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -33,6 +34,18 @@ async def guarded(
         text = f"task {name!r} crashed: {type(error).__name__}: {error}"
         log.critical("%s; the process ends, the rules stay in force", text, exc_info=error)
         on_crash(text)
+
+
+def on_signal(number: int, call: Callable[[], None]) -> None:
+    """Call something on the running loop whenever a signal comes, also where loops cannot wait.
+
+    Windows has no SIGTERM of others and no SIGHUP; its service wrappers send SIGBREAK.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        loop.add_signal_handler(number, call)
+    except NotImplementedError:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))
 
 
 class Wake:

@@ -9,6 +9,7 @@ import asyncio
 import math
 import os
 import stat
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -86,6 +87,8 @@ class FileSource:
             watch.close()
 
     def _open(self, sink: Sink) -> Inotify | Polling:
+        if sys.platform == "win32":  # no inotify, and that is no fault
+            return Polling(_POLL_SECONDS)
         try:
             watch = Inotify()
             watch.watch(_to_watch(self._directories, ()))

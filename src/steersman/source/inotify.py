@@ -30,7 +30,6 @@ _MASK = (
     | 0x01000000  # IN_ONLYDIR
 )
 _EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; then the name
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Event(NamedTuple):
@@ -59,7 +58,8 @@ class Inotify:
     """
 
     def __init__(self) -> None:
-        self._fd = _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self._libc = ctypes.CDLL(None, use_errno=True)  # here: other systems have no such thing
+        self._fd = _check(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         self._watches: dict[int, Path] = {}
 
     def close(self) -> None:
@@ -76,13 +76,13 @@ class Inotify:
         """
         watches: dict[int, Path] = {}
         for directory in directories:
-            wd = _libc.inotify_add_watch(self._fd, os.fsencode(directory), _MASK)
+            wd = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _MASK)
             if wd >= 0:
                 watches[wd] = directory
         if not watches:
             raise OSError(errno.ENOSPC, "no directory can be watched")
         for stale in self._watches.keys() - watches.keys():
-            _libc.inotify_rm_watch(self._fd, stale)  # fails where the directory is gone: fine
+            self._libc.inotify_rm_watch(self._fd, stale)  # fails where the directory is gone: fine
         changed = watches.keys() != self._watches.keys()
         self._watches = watches
         return changed

@@ -42,7 +42,13 @@ class DirectOptions(msgspec.Struct, frozen=True):
 class DirectMode:
     """Proxies TCP and UDP on the very addresses of Services."""
 
-    traits = Traits(hides_clients=True, forwards_sctp=False, localhost_node_ports=True)
+    traits = Traits(
+        hides_clients=True,
+        forwards_sctp=False,
+        localhost_node_ports=True,
+        relays_localhost=True,
+        tracks_connections=False,
+    )
 
     def __init__(
         self,

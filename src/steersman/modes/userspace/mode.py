@@ -46,7 +46,9 @@ class UserspaceMode:
     """Proxies TCP and UDP itself; rules of iptables or nft lead Service addresses to it."""
 
     name = "userspace"
-    traits = Traits(hides_clients=True, forwards_sctp=False, localhost_node_ports=True)
+    traits = Traits(
+        hides_clients=True, forwards_sctp=False, localhost_node_ports=True, relays_localhost=True
+    )
 
     def __init__(
         self,

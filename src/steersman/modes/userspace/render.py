@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from steersman.model.addresses import is_loopback
-from steersman.model.names import Protocol
+from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
     FamilySettings,
     Frontend,
@@ -34,7 +34,7 @@ from steersman.modes.userspace.names import (
     choice_of,
 )
 
-LOCALHOST = "127.0.0.1"
+_LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 
 def render_node(settings: NodeSettings) -> Ruleset:
@@ -53,7 +53,7 @@ def render_redirect(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         if forwards and not host and not is_node_port:
             continue  # nobody but this node could reach it, and there is no address to lead to
         portal = _portal(plan, frontend, family, "" if is_node_port else host)
-        for address in _addresses(frontend, family):
+        for address in _addresses(plan, frontend, family):
             key = _key(plan, frontend, address)
             ruleset[key] = portal
             if forwards:
@@ -84,7 +84,7 @@ def render_direct(
                 ruleset[_key(plan, frontend, address)] = portal
             continue
         everywhere = is_node_port and family.node_port_addresses is None
-        for bind in ("",) if everywhere else _addresses(frontend, family):
+        for bind in ("",) if everywhere else _addresses(plan, frontend, family):
             key = _key(plan, frontend, bind).of(LISTENER)
             ruleset[key] = _listener(plan, frontend, family, bind, frontend.port)
     return ruleset
@@ -110,14 +110,15 @@ def _key(plan: ServicePlan, frontend: Frontend, address: str) -> FrontendKey:
     return FrontendKey(PORTAL, family, name.protocol, address, frontend.port, is_node_port)
 
 
-def _addresses(frontend: Frontend, family: FamilySettings) -> tuple[str, ...]:
+def _addresses(plan: ServicePlan, frontend: Frontend, family: FamilySettings) -> tuple[str, ...]:
     """The addresses at which a Frontend is; all that serve node ports for one of these."""
     if frontend.kind is not FrontendKind.NODE_PORT:
         return (frontend.address,)
     some = family.node_port_addresses
     usable = family.local_addresses if some is None else some
     found = [a for a in usable if not is_loopback(a) and not _link_local(a)]
-    return (*found, LOCALHOST) if family.localhost_node_ports else tuple(found)
+    loopback = [_LOOPBACK[plan.key.family]] if family.localhost_node_ports else []
+    return (*found, *loopback)
 
 
 def _link_local(address: str) -> bool:

@@ -144,9 +144,9 @@ class TcpListener:
 
     def _start(self) -> None:
         self._retry = None
-        if isinstance(self._loop, asyncio.SelectorEventLoop):
+        try:
             self._loop.add_reader(self._socket, self._acceptable)
-        else:
+        except NotImplementedError:
             self._proactor = self._loop.create_task(self._accept_forever())
 
     def _acceptable(self) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 
 from steersman.host.exec import Exec
+from steersman.host.windows import service_interface
 from steersman.modes.userspace.direct import DirectMode, DirectOptions
 from steersman.modes.userspace.sockets import OpenSocket, open_socket
-from steersman.modes.winuserspace.netsh import NetshAddresses, interface_name
+from steersman.modes.winuserspace.netsh import NetshAddresses
 
 
 def winuserspace(
     execute: Exec, options: DirectOptions | None = None, open_socket: OpenSocket = open_socket
 ) -> DirectMode:
     """Make the mode, on the interface that the environment names."""
-    addresses = NetshAddresses(execute, interface_name(os.environ))
+    addresses = NetshAddresses(execute, service_interface(os.environ))
     return DirectMode("winuserspace", addresses, options, open_socket)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
 
 from steersman.host.exec import Exec, Result
+from steersman.host.windows import SERVICE_INTERFACE, SERVICE_INTERFACE_VARIABLE, SINGLE
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.names import Family
 from steersman.modes.base import ApplyError, BusyError, Support
 
-DEFAULT_INTERFACE = "vEthernet (HNS Internal NIC)"
-VARIABLE = "INTERFACE_TO_ADD_SERVICE_IP"
-"""Environment variable that names another interface, as upstream's did."""
 _PLACES = {Family.IPV4: "ipv4", Family.IPV6: "ipv6"}
 _NAMES = {Family.IPV4: "name", Family.IPV6: "interface"}
 _WORD = re.compile(r"[0-9a-fA-F:.]+")
 _APPEARS = 20
 """How often to look for an address that was added; it is not there at once."""
-
-
-def interface_name(environment: Mapping[str, str]) -> str:
-    """The interface that Service addresses go to."""
-    return environment.get(VARIABLE) or DEFAULT_INTERFACE
 
 
 class NetshAddresses:
@@ -32,7 +24,7 @@ class NetshAddresses:
     dedicated = False
 
     def __init__(
-        self, execute: Exec, interface: str = DEFAULT_INTERFACE, look_again: float = 0.5
+        self, execute: Exec, interface: str = SERVICE_INTERFACE, look_again: float = 0.5
     ) -> None:
         """Take how to run netsh and the interface.
 
@@ -52,8 +44,9 @@ class NetshAddresses:
         except BusyError as error:
             return Support(usable=False, missing=(f"{error}.",))
         if result.returncode:
-            missing = f"there is no interface {self.interface!r}; name another one in {VARIABLE}."
-            return Support(usable=False, missing=(missing,))
+            missing = f"there is no interface {self.interface!r}"
+            advice = f"name another one in {SERVICE_INTERFACE_VARIABLE}."
+            return Support(usable=False, missing=(f"{missing}; {advice}",))
         return Support(usable=True)
 
     async def held(self) -> frozenset[str]:
@@ -68,7 +61,7 @@ class NetshAddresses:
         family = family_of(address)
         if address in await self._of(family):
             return
-        result = await self._netsh(family, "add", f"address={address}")
+        result = await self._netsh(family, "add", *_alone(address, family))
         if result.returncode:
             raise ApplyError(f"netsh: {address} on {self.interface!r}: {_said(result)}")
         for _ in range(_APPEARS):
@@ -97,6 +90,13 @@ class NetshAddresses:
             raise BusyError("netsh is not here: this mode is for Windows") from None
         except TimeoutError as error:
             raise BusyError(str(error)) from error
+
+
+def _alone(address: str, family: Family) -> tuple[str, ...]:
+    """The words that add an address without a network: nothing else is to be routed there."""
+    if family is Family.IPV4:
+        return f"address={address}", "mask=255.255.255.255"
+    return (f"address={address}{SINGLE[family]}",)
 
 
 def _said(result: Result) -> str:

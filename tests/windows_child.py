@@ -1,0 +1,83 @@
+"""`steersman` as on Windows, on Linux: the platform is said to be, what only Linux has is gone.
+
+The loop has no readers and no signal handlers for us, like Windows' Proactor. At the end the names
+of all modules of the program that were imported go to the file that TRACE names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any, NoReturn
+
+import aiohttp.web
+import prometheus_client
+import yaml
+
+# Imported before: their own branches for Windows do not run here.
+OTHERS = (aiohttp.web, multiprocessing, prometheus_client, subprocess, uuid, yaml)
+GONE = ("fcntl", "resource", "termios", "pwd", "grp", "pty", "syslog")
+
+
+class Gone:
+    """Finds no module of those that Windows lacks."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in GONE:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _not_there(*_: object) -> NoReturn:
+    raise NotImplementedError
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """What asyncio itself does goes on, by readers of its own under other names."""
+
+    add_reader = add_writer = add_signal_handler = _not_there  # type: ignore[assignment]
+
+
+class Policy(asyncio.DefaultEventLoopPolicy):
+    """Has one loop, made while there were still Unix sockets: it wakes itself by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made = Loop()
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return self._made
+
+
+def pretend() -> None:
+    asyncio.set_event_loop_policy(Policy())
+    for module, names in (
+        (socket, ("AF_NETLINK", "AF_UNIX", "SO_REUSEPORT", "SCM_RIGHTS", "send_fds", "recv_fds")),
+        (os, ("geteuid", "getuid", "fork", "splice", "pipe2", "O_CLOEXEC", "O_NONBLOCK")),
+    ):
+        for name in names:
+            delattr(module, name)
+    for name in GONE:
+        sys.modules.pop(name, None)
+    sys.meta_path.insert(0, Gone())
+    sys.platform = "win32"
+
+
+def main(argv: list[str]) -> Any:
+    pretend()
+    from steersman.cli import main as steersman  # noqa: PLC0415
+
+    try:
+        return steersman(argv)
+    finally:
+        ours = sorted(name for name in sys.modules if name.startswith("steersman") or name in GONE)
+        Path(os.environ["TRACE"]).write_text("\n".join(ours))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
