@@ -99,7 +99,8 @@ class Outcome:
 
 
 REFUSED = {errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE}
-DROPPED = {errno.ETIMEDOUT, errno.EAGAIN}
+DROPPED = {errno.ETIMEDOUT, errno.EAGAIN, errno.EPERM, errno.ENOBUFS}
+"""Nobody answers; the last two are how a kernel tells the sender itself (netfilter, tc)."""
 
 
 def _failed(error: OSError) -> Outcome:

@@ -60,8 +60,10 @@ def _mode_in(path: str) -> EbpfMode:
 
 @functools.cache
 def compiled() -> Path:
-    """The object; compiled where that is not done yet."""
-    if not FILE.exists() and shutil.which("clang"):
+    """The object; compiled where it is missing, or older than its source."""
+    newest = max(path.stat().st_mtime for path in FILE.parent.glob("c/*"))
+    fresh = FILE.exists() and FILE.stat().st_mtime >= newest
+    if not fresh and shutil.which("clang"):
         hatch_build.compile_objects(Path(hatch_build.__file__).parent)
     return FILE
 

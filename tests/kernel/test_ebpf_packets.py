@@ -18,6 +18,7 @@ from steersman.model.plan import (
     Frontend,
     FrontendKind,
     NodeSettings,
+    Pool,
     ServicePlan,
     Verdict,
 )
@@ -44,6 +45,7 @@ ETHERNET = bytes.fromhex("020000000001020000000002")
 LOOPBACK = 1  # the device that test runs take place on
 CLIENT, NODE, POD = "203.0.113.9", "192.168.0.2", "10.244.1.5"
 VIP, PLAIN, LONELY = "198.51.100.1", "198.51.100.2", "198.51.100.3"
+ANYWHERE, HERE, OTHER = "198.51.100.4", "198.51.100.5", "10.244.1.6"
 CLIENT6, NODE6, POD6, VIP6 = "2001:db8:99::9", "2001:db8::2", "fd00:10:244:1::5", "2001:db8:100::1"
 
 
@@ -170,6 +172,16 @@ def plans() -> Iterator[ServicePlan]:
         yield plan("lonely", LONELY, (), Action(Verdict.REJECT), protocol)
         yield plan("six", VIP6, (Endpoint(POD6, 8080),), hidden, protocol)
         yield plan("lonely6", "2001:db8:100::3", (), Action(Verdict.REJECT), protocol)
+    yield sticky()
+
+
+def sticky() -> ServicePlan:
+    """With one address that leads to one pool and one that leads to the other."""
+    ways = ((ANYWHERE, Action(Verdict.FORWARD)), (HERE, Action(Verdict.FORWARD, Pool.LOCAL)))
+    frontends = [Frontend(FrontendKind.EXTERNAL_IP, a, 80, *(way,) * 3) for a, way in ways]
+    key = PlanKey(ServicePortName("shop", "sticky", "", Protocol.TCP), Family.IPV4)
+    pools = ((Endpoint(POD, 8080),), (Endpoint(OTHER, 8080),))
+    return ServicePlan(key, tuple(frontends), *pools, affinity_seconds=600)
 
 
 class Programs:
@@ -268,6 +280,12 @@ def test_two_clients_with_one_port_are_told_apart(programs: Programs) -> None:
     assert second[0][1] != 4000
     back = programs.through(packet((POD, 8080), second[0], flags=SYN | ACK))
     assert see(back) == ((VIP, 80), ("203.0.113.10", 4000))
+
+
+def test_affinity_leads_nowhere_where_its_frontend_does_not(programs: Programs) -> None:
+    for number, (address, endpoint) in enumerate([(ANYWHERE, POD), (HERE, OTHER)] * 2):
+        out = programs.through(packet((CLIENT, 4000 + number), (address, 80)))
+        assert see(out)[1] == (endpoint, 8080)
 
 
 @pytest.mark.parametrize("flags", [ACK, SYN | ACK, FIN | ACK, RST])

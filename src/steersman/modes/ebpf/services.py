@@ -22,7 +22,12 @@ _POOLS = (0, 8)
 """Where a record has its two pools, and behind them the seconds of affinity."""
 _SECONDS = 16
 _PADDING = bytes(layout.SLOT.size - ENDPOINT_SIZE)
-_ONE = (1).to_bytes(4, layout.BYTE_ORDER)
+_PLACED = {
+    (cluster, local): (cluster | local << 1).to_bytes(4, layout.BYTE_ORDER)
+    for cluster in (False, True)
+    for local in (False, True)
+}
+"""Value of a member by which pools it is in."""
 
 
 class Record(NamedTuple):
@@ -126,8 +131,11 @@ class ServiceTable:
         return set(endpoints_of(had)) - (set(endpoints_of(wanted)) if wanted.seconds else set())
 
     def _add_members(self, number: int, wanted: ServiceValue) -> None:
-        keys = set(endpoints_of(wanted))
-        self.members.put_all((layout.MEMBER_KEY.pack(number, end), _ONE) for end in keys)
+        pools = [set(cut(wanted.cluster)), set(cut(wanted.local))]
+        self.members.put_all(
+            (layout.MEMBER_KEY.pack(number, end), _PLACED[end in pools[0], end in pools[1]])
+            for end in set.union(*pools)
+        )
 
     def name(self, names: Iterable[bytes]) -> None:
         """Write the names of ServicePorts that are new."""

@@ -49,17 +49,20 @@ INLINE __u32 action_of(const struct frontend *frontend, __u32 class)
 	return frontend->actions >> (class * ACTION_BITS);
 }
 
-INLINE int remembered(const struct affinity_key *key, __u64 limit, struct slot *out)
+// The endpoint that a client is bound to, if it is among those that it may be sent to now.
+INLINE int remembered(const struct affinity_key *key, __u64 limit, __u32 pool, struct slot *out)
 {
 	struct affinity *known = bpf_map_lookup_elem(&affinities, key);
 	struct member_key member = { .service = key->service };
 	__u64 now = bpf_ktime_get_ns();
+	__u32 *pools;
 
 	if (!known || now - known->last >= limit)
 		return 0;
 	member.address = known->address;
 	member.port = known->port;
-	if (!bpf_map_lookup_elem(&members, &member))
+	pools = bpf_map_lookup_elem(&members, &member);
+	if (!pools || !(*pools & 1 << pool))
 		return 0;
 	known->last = now;
 	out->address = member.address;
@@ -86,14 +89,14 @@ CALLED int choose(__u32 service, __u32 action, const struct address *client, __u
 	struct pool pool;
 	struct slot *slot;
 	__u64 limit;
-	__u32 index;
+	__u32 index, which = action & ACTION_LOCAL ? LOCAL_POOL : CLUSTER_POOL;
 
 	if (!found)
 		return 0;
 	limit = found->affinity_seconds * 1000000000ull;
-	if (limit && remembered(&key, limit, out))
+	if (limit && remembered(&key, limit, which, out))
 		return 1;
-	*(__u64 *)&pool = *(volatile __u64 *)&found->pools[action & ACTION_LOCAL ? 1 : 0];
+	*(__u64 *)&pool = *(volatile __u64 *)&found->pools[which];
 	if (!pool.count)
 		return 0;
 	index = pool.base + (hash ? hash : bpf_get_prandom_u32()) % pool.count;
