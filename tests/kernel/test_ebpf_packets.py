@@ -42,6 +42,7 @@ NEXT, SHOT, REDIRECT = -1, 2, 7
 TCP, UDP, SCTP = 6, 17, 132
 SYN, ACK, FIN, RST = 2, 16, 1, 4
 ETHERNET = bytes.fromhex("020000000001020000000002")
+OWN_PORTS = (32768, 60999)
 LOOPBACK = 1  # the device that test runs take place on
 CLIENT, NODE, POD = "203.0.113.9", "192.168.0.2", "10.244.1.5"
 VIP, PLAIN, LONELY = "198.51.100.1", "198.51.100.2", "198.51.100.3"
@@ -199,6 +200,7 @@ class Programs:
         for each in plans():
             want.update(render.render_service(each))
         tables.write(diff({}, want))
+        tables.node.identify(0, OWN_PORTS)
         own = layout.DEVICE.pack(layout.pack_address(NODE), layout.pack_address(NODE6), 0, 0)
         HashMap(self.loaded.maps["devices"]).put(LOOPBACK.to_bytes(4, layout.BYTE_ORDER), own)
         self.flows = HashMap(self.loaded.maps["flows"])
@@ -280,6 +282,20 @@ def test_two_clients_with_one_port_are_told_apart(programs: Programs) -> None:
     assert second[0][1] != 4000
     back = programs.through(packet((POD, 8080), second[0], flags=SYN | ACK))
     assert see(back) == ((VIP, 80), ("203.0.113.10", 4000))
+
+
+def test_ports_that_the_node_may_take_itself_are_left_to_it(programs: Programs) -> None:
+    first, last = OWN_PORTS
+    seen = set()
+    for number in range(200):
+        source = (CLIENT, first + 100 * number)
+        (address, port), _ = see(programs.through(packet(source, (VIP, 80))))
+        assert address == NODE
+        assert 10000 <= port < first or last < port
+        seen.add(port < first)
+        back = programs.through(packet((POD, 8080), (NODE, port), flags=SYN | ACK))
+        assert see(back) == ((VIP, 80), source)
+    assert seen == {True, False}
 
 
 def test_affinity_leads_nowhere_where_its_frontend_does_not(programs: Programs) -> None:

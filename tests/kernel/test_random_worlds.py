@@ -76,7 +76,7 @@ def can_be_seen(flow: FlowCase) -> bool:
     return flow.masquerade or not between & (REMOTE - {flow.source})
 
 
-IN_FULL = ("iptables", "nftables")
+IN_FULL = ("iptables", "nftables", "ebpf")
 """Modes of which clients, endpoints and raw SCTP sockets see exactly what trace says; what they see
 of the others (README of each mode) is asked in tests/cases."""
 

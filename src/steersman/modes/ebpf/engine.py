@@ -32,6 +32,8 @@ from steersman.modes.ebpf.tables import Tables
 
 T = TypeVar("T")
 _SO_NETNS_COOKIE = 71
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Of the network namespace that asks; both families."""
 _RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR = 1, 5, 9
 
 
@@ -81,6 +83,13 @@ class Inside:
         number = self._enter(_netns_cookie)
         assert isinstance(number, int)
         return number
+
+    def ports(self) -> tuple[int, int]:
+        """First and last port that sockets get where they do not ask for one."""
+        found = self._enter(_PORT_RANGE.read_text)
+        assert isinstance(found, str)
+        first, last = map(int, found.split())
+        return first, last
 
     def do(self, function: Callable[[], None]) -> None:
         """Call a function there."""
@@ -171,13 +180,14 @@ class Engine:
         assert self._loaded
         cgroup = self._cgroup()
         cookie = self._inside.cookie() if cgroup else 0  # by which packets know that all is theirs
-        tables.node.identify(cookie, bytes(16))
+        tables.node.programs = bytes(16)
+        tables.node.identify(cookie, self._inside.ports())
         self.follow_devices()
         if cgroup:
             attach_sockets(self.pins, self._loaded.programs, cgroup)
         else:
             detach_sockets(self.pins)
-        tables.node.identify(cookie, programs)
+        tables.node.programs = programs
 
     def follow_devices(self) -> None:
         """Bring the map of devices, and the programs on them, to what there is."""

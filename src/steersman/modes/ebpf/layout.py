@@ -26,7 +26,7 @@ NAME = struct.Struct("=240s")
 MEMBER_KEY = struct.Struct("=I4x18s6x")
 PREFIX = struct.Struct("=II16s")
 DEVICE = struct.Struct("=16s16sII")
-CONFIG = struct.Struct("=Q16s16sI4x16s16s16s")
+CONFIG = struct.Struct("=Q16s16sIHH16s16s16s")
 FLOW_KEY = struct.Struct("=16s16s4sBB2x")
 FLOW = struct.Struct("=16sQ2sBBI")
 AFFINITY_KEY = struct.Struct("=16sI4x")
@@ -63,6 +63,8 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
         "node_ip4": 8,
         "node_ip6": 24,
         "flags": 40,
+        "first_port": 44,
+        "last_port": 46,
         "pod_interface": 48,
         "pod_prefix": 64,
         "programs": 80,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from steersman.modes.diff import Diff
 from steersman.modes.ebpf import layout
@@ -20,34 +21,57 @@ _ONE = (1).to_bytes(4, layout.BYTE_ORDER)
 _PREFIX_KINDS = (Kind.PREFIX.value, Kind.RANGE.value)
 
 
+class Config(NamedTuple):
+    """The record in `config`, in the order of its fields."""
+
+    cookie: int
+    node_ip4: bytes
+    node_ip6: bytes
+    flags: int
+    first_port: int
+    last_port: int
+    pod_interface: bytes
+    pod_prefix: bytes
+    programs: bytes
+
+
 class NodeTable:
     """The map `config`: what the programs know of this node."""
 
     def __init__(self, fd: int) -> None:
         self._config = ArrayMap(fd)
 
+    def _now(self) -> Config:
+        return Config(*layout.CONFIG.unpack(self._config.read(0)))
+
+    def _set(self, config: Config) -> None:
+        self._config.write(0, layout.CONFIG.pack(*config))
+
     def read(self) -> bytes:
         """The configuration; b"" while there is none."""
-        _, *own, _ = layout.CONFIG.unpack(self._config.read(0))
+        now = self._now()
+        own = (now.node_ip4, now.node_ip6, now.flags, now.pod_interface, now.pod_prefix)
         value: bytes = layout.NODE_VALUE.pack(*own)
         return value if any(value) else b""
 
     def put(self, value: bytes) -> None:
         """Write the configuration."""
-        cookie, *_, programs = layout.CONFIG.unpack(self._config.read(0))
-        own = layout.NODE_VALUE.unpack(value)
-        self._config.write(0, layout.CONFIG.pack(cookie, *own, programs))
+        names = ("node_ip4", "node_ip6", "flags", "pod_interface", "pod_prefix")
+        own = dict(zip(names, layout.NODE_VALUE.unpack(value), strict=True))
+        self._set(self._now()._replace(**own))
 
-    def identify(self, cookie: int, programs: bytes) -> None:
-        """Note the network namespace of the node, and which object is attached."""
-        _, *own, _ = layout.CONFIG.unpack(self._config.read(0))
-        self._config.write(0, layout.CONFIG.pack(cookie, *own, programs))
+    def identify(self, cookie: int, ports: tuple[int, int]) -> None:
+        """Note the network namespace of the node, and the ports that its sockets get."""
+        self._set(self._now()._replace(cookie=cookie, first_port=ports[0], last_port=ports[1]))
 
     @property
     def programs(self) -> bytes:
         """Digest of the object that is attached; zeros where none is."""
-        value: bytes = layout.CONFIG.unpack(self._config.read(0))[-1]
-        return value
+        return self._now().programs
+
+    @programs.setter
+    def programs(self, digest: bytes) -> None:
+        self._set(self._now()._replace(programs=digest))
 
 
 class Tables:

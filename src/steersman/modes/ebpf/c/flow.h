@@ -13,8 +13,8 @@
 #pragma once
 
 #define MASQUERADE_TRIES 16
-#define MASQUERADE_FIRST 20000
-#define MASQUERADE_PORTS 45536
+#define MASQUERADE_FIRST 10000
+#define MASQUERADE_LEAST 1000 // ports that must be left, or the node's own are taken too
 
 INLINE void reversed(const struct flow_key *key, __u8 hook, struct flow_key *out)
 {
@@ -156,6 +156,23 @@ INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet
 	return out->words[3] != 0;
 }
 
+INLINE int is_nodes_own(const struct config *config, __u16 port)
+{
+	return port >= config->first_port && port <= config->last_port;
+}
+
+// A port that no socket of this node gets by chance: answers to it would go astray.
+INLINE __be16 other_port(const struct config *config)
+{
+	__u32 first = config->first_port, own = config->last_port - first + 1;
+	__u32 all = 65536 - MASQUERADE_FIRST, port;
+
+	if (first < MASQUERADE_FIRST || first > config->last_port || own + MASQUERADE_LEAST > all)
+		own = 0;
+	port = MASQUERADE_FIRST + bpf_get_prandom_u32() % (all - own);
+	return bpf_htons(own && port >= first ? port + own : port);
+}
+
 // Choose the address and port that a masqueraded connection has from now on.
 CALLED int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
@@ -166,12 +183,15 @@ CALLED int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struc
 		.last = bpf_ktime_get_ns(),
 		.service = flow->service,
 	};
+	const struct config *config = settings();
 	struct address own;
 	struct flow_key key;
 	__be16 port = packet->key.source_port;
 
-	if (!masquerade_address(skb, packet, &own))
+	if (!config || !masquerade_address(skb, packet, &own))
 		return 0;
+	if (is_nodes_own(config, bpf_ntohs(port)))
+		port = other_port(config);
 	reversed(&packet->key, INGRESS, &key);
 	key.destination = own;
 	for (int try = 0; try < MASQUERADE_TRIES; try++) {
@@ -182,7 +202,7 @@ CALLED int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struc
 			flow->state = OPENING;
 			return 1;
 		}
-		port = bpf_htons(MASQUERADE_FIRST + bpf_get_prandom_u32() % MASQUERADE_PORTS);
+		port = other_port(config);
 	}
 	return 0;
 }

@@ -88,7 +88,8 @@ struct config {
 	struct address node_ip4;
 	struct address node_ip6;
 	__u32 flags;
-	__u32 zero;
+	__u16 first_port; // of those that this node's sockets get where they do not ask for one
+	__u16 last_port;
 	char pod_interface[16]; // of the detector: the loader finds the devices
 	char pod_prefix[16];
 	__u8 programs[16]; // digest of the object that is attached
