@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 # Modules that are pure: every branch of them is tested (comma-separated for coverage).
 PURE := */model/*,*/compile/*,*/modes/diff.py,*/modes/*/render*.py
 NFT := */modes/nftables
-PURE := $(PURE),$(NFT)/affinity.py,$(NFT)/cluster_ips.py,$(NFT)/elements.py,$(NFT)/expressions.py
+PURE := $(PURE),$(NFT)/affinity.py,$(NFT)/derived.py,$(NFT)/dormant.py,$(NFT)/elements.py,$(NFT)/expressions.py
 PURE := $(PURE),$(NFT)/layout.py,$(NFT)/skeleton.py,$(NFT)/slots.py,$(NFT)/takeover.py
 PURE := $(PURE),$(NFT)/text.py,$(NFT)/totals.py,$(NFT)/transaction.py,$(NFT)/wire.py
 

@@ -41,8 +41,6 @@ def test_a_cluster_ip() -> None:
         "cluster-lb-4 }",
         "service-endpoints { 10.96.0.10 . tcp . 80 . 0 : 10.244.0.1 . 8080 }",
         "service-endpoints { 10.96.0.10 . tcp . 80 . 1 : 10.244.0.3 . 8080 }",
-        "hairpin-services { 10.244.0.1 . 10.244.0.1 . tcp . 10.96.0.10 . 80 }",
-        "hairpin-services { 10.244.0.3 . 10.244.0.3 . tcp . 10.96.0.10 . 80 }",
     ]
 
 
@@ -59,11 +57,6 @@ def test_a_cluster_ip() -> None:
 def test_the_chain_says_what_is_done(actions: make.Actions, chain: str) -> None:
     dispatch = lines(make.plan([0, 2, 1], frontends=[make.cluster_ip(actions)]))[0]
     assert dispatch.endswith(f"goto {chain} }}")
-
-
-def test_everyone_masqueraded_needs_no_hairpin() -> None:
-    text = lines(make.plan(frontends=[make.cluster_ip(make.MASQUERADED)]))
-    assert not [line for line in text if "hairpin" in line]
 
 
 def test_sources_with_different_fates_are_looked_up_by_class() -> None:
@@ -136,7 +129,7 @@ def test_the_slots_that_were_are_kept() -> None:
     after = render_service(make.plan([*range(3), *range(4, 100)]), make.SETTINGS, slots)
     change = diff(before, after)
     kinds = sorted(key[0] for key in (*change.added, *change.removed, *change.changed))
-    assert kinds == [Kind.SERVICE_ENDPOINTS, Kind.SERVICE_ENDPOINTS, Kind.HAIRPIN_SERVICES]
+    assert kinds == [Kind.SERVICE_ENDPOINTS] * 2
 
 
 def test_more_endpoints_than_slots_are_left_out() -> None:

@@ -16,13 +16,12 @@ from steersman.model.names import Family
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.diff import Diff
 from steersman.modes.nftables import wire
-from steersman.modes.nftables.cluster_ips import ClusterIps
 from steersman.modes.nftables.counters import Counters
-from steersman.modes.nftables.expressions import hairpin_rules, learning_rules
+from steersman.modes.nftables.derived import Derived
+from steersman.modes.nftables.dormant import DORMANT, woken
 from steersman.modes.nftables.forget import forget
 from steersman.modes.nftables.layout import TABLE, Kind, prefix
 from steersman.modes.nftables.read import (
-    AFFINITY_KINDS,
     Mark,
     Table,
     read_digests,
@@ -31,7 +30,7 @@ from steersman.modes.nftables.read import (
 )
 from steersman.modes.nftables.sender import OBJECTS, HeldError, Sender
 from steersman.modes.nftables.skeleton import HEADER, foundation
-from steersman.modes.nftables.takeover import hairpin_meanwhile, loadable
+from steersman.modes.nftables.takeover import guarded_meanwhile, loadable
 from steersman.modes.nftables.text import ruleset_text
 from steersman.modes.nftables.transaction import Step, transaction
 
@@ -49,9 +48,9 @@ class Tables:
         self._exec = execute
         self._marks: dict[Family, Mark | None] = {}
         """Tables that exist; None where they are not ours."""
-        self._cluster_ips = ClusterIps()
+        self._derived = Derived()
         self._stale: dict[bytes, Any] = {}
-        self._learning: set[Family] = set()
+        self._awake: set[tuple[Family, str]] = set()
         self.counters = Counters(netlink)
 
     # Read
@@ -61,16 +60,16 @@ class Tables:
         self.sender.strangers()
         objects: dict[bytes, Any] = {}
         marks: dict[Family, Mark | None] = {}
-        learning: set[Family] = set()
+        awake: set[tuple[Family, str]] = set()
         for family in Family:
             table = read_table(self.netlink, family, text_hash(foundation(family)))
             if table:
                 marks[family] = table.mark
-                learning |= {family} if table.learning else set()
+                awake |= {(family, chain) for chain in table.awake}
                 objects.update(_skeleton(family, table))
                 objects.update(table.objects)
-        self._marks, self._learning = marks, learning
-        self._cluster_ips.read(objects)
+        self._marks, self._awake = marks, awake
+        self._derived.read(objects)
         return objects
 
     # Write
@@ -90,13 +89,14 @@ class Tables:
             if prefix(Kind.SKELETON, family) in new and family in self._marks:
                 script = f"delete table {HEADER[family]} {TABLE}\n{script}"
                 loaded |= loadable(family, new)
-                script += hairpin_meanwhile(family, loaded)
-        known = ClusterIps().loaded(loaded)
-        await self._nft(script + ruleset_text({**loaded, **known}))
+                script += guarded_meanwhile(family, loaded)
+        follows = Derived().loaded(loaded)
+        await self._nft(script + ruleset_text({**loaded, **follows}))
         self.sender.made_transaction()
         for family in families:
             self._mark(family, new)
-        self._cluster_ips.loaded(loaded)
+        self._derived.loaded(loaded)
+        self._awake |= woken(loaded)
         return _without(change, loaded)
 
     async def _nft(self, script: str) -> None:
@@ -108,12 +108,11 @@ class Tables:
             raise ApplyError(f"nft: {message}")
 
     def _mark(self, family: Family, new: Mapping[bytes, Any]) -> None:
-        """Write the rules that nft cannot, then say in the kernel what was loaded."""
+        """Say in the kernel what was loaded."""
         old = self._marks.get(family)
         if prefix(Kind.SKELETON, family) in new:
             old = None
-            self._learning.discard(family)
-            self.sender.send([Step(request, ()) for request in hairpin_rules(family)])
+            self._sleep({family})
         foundation = new.get(prefix(Kind.SKELETON, family))
         rules = new.get(prefix(Kind.RULES, family))
         mark = Mark(
@@ -128,6 +127,10 @@ class Tables:
             self.sender.send([Step(request, ()) for request in requests])
         self._marks[family] = mark
 
+    def _sleep(self, families: set[Family]) -> None:
+        """Forget which chains are awake in tables that are gone or new."""
+        self._awake = {each for each in self._awake if each[0] not in families}
+
     def write(self, change: Diff) -> None:
         """Carry out a Diff without texts, in one transaction.
 
@@ -138,13 +141,13 @@ class Tables:
         dropped = {f for f in Family if prefix(Kind.SKELETON, f) in change.removed}
         change = _outside(change, dropped)
         self.counters.keep(change)
-        counts = self._cluster_ips.after(change)
+        counts = self._derived.after(change)
         steps = [Step(wire.delete_table(f), (prefix(Kind.SKELETON, f),)) for f in dropped]
-        self._commit(steps, self._cluster_ips.complete(change, counts))
+        self._commit(steps, self._derived.complete(change, counts))
         for family in dropped:
             self._marks.pop(family, None)
-            self._learning.discard(family)
-        self._cluster_ips.keep(counts, dropped)
+        self._sleep(dropped)
+        self._derived.keep(counts, dropped)
         forget(self.sender, change.removed)
 
     def _commit(self, steps: Sequence[Step], change: Diff) -> None:
@@ -154,8 +157,8 @@ class Tables:
         was deleted, also in the same transaction.
         """
         self._collect(change)
-        learners = {Family(k[1]) for k in change.added if k[0] in AFFINITY_KINDS} - self._learning
-        steps = [*steps, *(Step(r, ()) for family in learners for r in learning_rules(family))]
+        waking = woken(change.added) - self._awake
+        steps = [*steps, *(Step(r, ()) for f, c in sorted(waking) for r in DORMANT[c].rules(f))]
         rest = transaction(change, destroy=self.sender.destroys)
         try:
             if steps or rest:
@@ -166,7 +169,7 @@ class Tables:
             fewer = Diff(change.added, others, change.changed)
             self.sender.send([*steps, *transaction(fewer, destroy=self.sender.destroys)])
             self._stale |= left
-        self._learning |= learners
+        self._awake |= waking
 
     def _collect(self, change: Diff) -> None:
         """Delete what an earlier transaction had to leave."""

@@ -21,7 +21,6 @@ _NETWORK, _TRANSPORT = 1, 2
 _META_L4PROTO = 16
 _CT_PROTO_DST, _CT_DST_IP, _CT_DST_IP6 = 12, 20, 22
 _SOURCE_AT = {Family.IPV4: 12, Family.IPV6: 8}
-_NF_NAT_RANGE_PROTO_RANDOM_FULLY = 1 << 4
 
 
 def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
@@ -95,26 +94,23 @@ def learning_rules(family: Family) -> list[Request]:
     ]
 
 
-def hairpin_rules(family: Family) -> list[Request]:
-    """The rules that masquerade an endpoint that reaches itself."""
+FIREWALL_CHAIN = "firewall-check"
+"""Chain in which load balancer IPs with source ranges are found."""
+
+
+def firewall_rules(family: Family) -> list[Request]:
+    """The rule that sends what is for a load balancer IP with source ranges to `firewall`."""
     width = _width(family)
-    third = _FIRST + 2 * width
-    ends = [
-        _load_source(family, _FIRST),
-        _load_destination(family, _FIRST + width),
-        _meta(_META_L4PROTO, third),
+    service = [
+        _load_destination(family, _FIRST),
+        _meta(_META_L4PROTO, _FIRST + width),
+        _load_port(_FIRST + width + 1),
     ]
-    service = [_original(family, third + 1), _original_port(third + 1 + width)]
-    masquerade = _expression("masq", be32(1, _NF_NAT_RANGE_PROTO_RANDOM_FULLY))
+    found = _lookup("firewall-ips", _FIRST)
+    goto = _verdict(_GOTO, "firewall")
     return [
-        flush_chain(family, "hairpin"),
-        *(
-            new_rule(family, "hairpin", *ends, *rest, _lookup(name, _FIRST), masquerade)
-            for rest, name in (
-                (service, "hairpin-services"),
-                ([_original_port(third + 1)], "hairpin-nodeports"),
-            )
-        ),
+        flush_chain(family, FIREWALL_CHAIN),
+        new_rule(family, FIREWALL_CHAIN, *service, found, goto),
     ]
 
 

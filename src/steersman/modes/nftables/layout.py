@@ -39,8 +39,7 @@ class Kind(enum.IntEnum):
     NO_ENDPOINT_NODEPORTS = 14
     FIREWALL_IPS = 17
     FIREWALL_ALLOWED = 18
-    HAIRPIN_SERVICES = 19
-    HAIRPIN_NODEPORTS = 20
+    HAIRPIN_CONNECTIONS = 19
     AFFINITY_IPS = 21
     AFFINITY_NODEPORTS = 22
     CHAIN = 32  # of one ServicePort: name; value what its rules do
@@ -109,8 +108,7 @@ SETS: Mapping[int, SetSpec] = {
         _spec(Kind.NO_ENDPOINT_NODEPORTS, "pt", Form.VERDICTS, "NodePorts that refuse or drop"),
         _spec(Kind.FIREWALL_IPS, "apt", Form.SET, "subject to LoadBalancerSourceRanges"),
         _spec(Kind.FIREWALL_ALLOWED, "apta", Form.INTERVALS, "LoadBalancerSourceRanges"),
-        _spec(Kind.HAIRPIN_SERVICES, "aapat", Form.SET, "endpoints that call themselves"),
-        _spec(Kind.HAIRPIN_NODEPORTS, "aapt", Form.SET, "endpoints that call themselves"),
+        _spec(Kind.HAIRPIN_CONNECTIONS, "aapt", Form.SET, "endpoints that call themselves"),
         _spec(Kind.AFFINITY_IPS, "apt", Form.VERDICTS, "ClientIP affinity is learned here"),
         _spec(Kind.AFFINITY_NODEPORTS, "pt", Form.VERDICTS, "ClientIP affinity is learned here"),
     )
@@ -134,7 +132,7 @@ DROP, REJECT = b"drop", b"continue"
 kernel walk through all chains and maps to look for loops, which takes 7 ms at 50,000 Services."""
 
 CLUSTER_IP_SUFFIX = b" cluster IP"
-"""End of the comments of clusterIPs: `cluster-ips` follows from these elements (apply.py)."""
+"""End of the comments of clusterIPs: `cluster-ips` follows from these elements (derived.py)."""
 
 
 def prefix(kind: Kind, family: Family) -> bytes:

@@ -11,8 +11,9 @@ from steersman.host.nlmsg import attributes, string, text
 from steersman.model.names import Family
 from steersman.modes.base import BusyError
 from steersman.modes.nftables import wire
-from steersman.modes.nftables.affinity import LEARN_CHAIN, base_of, members_name, memory_name
-from steersman.modes.nftables.cluster_ips import cluster_ip
+from steersman.modes.nftables.affinity import base_of, members_name, memory_name
+from steersman.modes.nftables.derived import check_derived
+from steersman.modes.nftables.dormant import DORMANT, awake, found_by
 from steersman.modes.nftables.expressions import rule_count
 from steersman.modes.nftables.layout import (
     SETS,
@@ -28,8 +29,6 @@ from steersman.modes.nftables.skeleton import RULE_CHAINS
 _ATTEMPTS = 6
 _MARK = "steersman-"
 _SPECS = {spec.name: spec for spec in SETS.values()}
-AFFINITY_KINDS = (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS)
-"""Where connections' ServicePorts are found."""
 
 
 class Mark(NamedTuple):
@@ -54,8 +53,8 @@ class Table(NamedTuple):
     """None where the table is not ours, or not as we made it."""
     intact: bool
     """Whether the rules that follow the settings are as we made them."""
-    learning: bool
-    """Whether the rules that find ServicePorts with affinity are in."""
+    awake: set[str]
+    """Dormant chains whose rules are in (dormant.py)."""
     objects: dict[bytes, bytes]
     """Everything but the skeleton."""
 
@@ -94,22 +93,21 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> Table | No
         return None
     mark = next((_parse_mark(name) for name in chains if name.startswith(_MARK)), None)
     if mark is None or mark.foundation != foundation:
-        return Table(None, False, False, {})
+        return Table(None, False, set(), {})
     rules = list(_rules(netlink, family))
     fixed, refilled = digests(rules)
     if fixed != mark.foundation_digest:
-        return Table(None, False, False, {})
+        return Table(None, False, set(), {})
     objects = dict(_service_chains(family, chains, rules))
     names = _sets(netlink, family)
     for name in names:
         objects.update(_elements(netlink, family, name))
         if "/" in name and name.startswith("affinity-"):
             objects.update(_forgotten(netlink, family, name, names))
-    _check_cluster_ips(objects, family)
-    learning = sum(rule.chain == LEARN_CHAIN for rule in rules) == 2
-    if not learning:
-        objects = {k: v for k, v in objects.items() if k[0] not in AFFINITY_KINDS}
-    return Table(mark, refilled == mark.rules_digest, learning, objects)
+    check_derived(objects, family)
+    chains_awake = awake(rule.chain for rule in rules)
+    objects = found_by(chains_awake, objects)
+    return Table(mark, refilled == mark.rules_digest, chains_awake, objects)
 
 
 def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator[bytes]:
@@ -161,7 +159,7 @@ def digests(rules: Iterable[RuleRead]) -> tuple[str, str]:
     """Hash the foundation's rules and those that follow the settings."""
     foundation, refilled = hashlib.sha256(), hashlib.sha256()
     for rule in rules:
-        if "/" not in rule.chain and rule.chain != LEARN_CHAIN:
+        if "/" not in rule.chain and rule.chain not in DORMANT:
             hasher = refilled if rule.chain in RULE_CHAINS else foundation
             hasher.update(f"{rule.chain}\0{len(rule.expressions)}\0".encode())
             hasher.update(rule.expressions)
@@ -264,21 +262,6 @@ _VALUES: dict[Form, Callable[[bytes, int, int], bytes]] = {
     Form.ENDPOINTS: _endpoint_value,
     Form.INTERVALS: _interval_value,
 }
-
-
-def _check_cluster_ips(objects: dict[bytes, bytes], family: Family) -> None:
-    """Leave out of `objects` what `cluster-ips` lacks, and everything in it that belongs there."""
-    known: dict[bytes, list[bytes]] = {}
-    for key, value in objects.items():
-        if address := cluster_ip(key, value):
-            known.setdefault(address[1:], []).append(key)
-    start = prefix(Kind.CLUSTER_IPS, family)
-    for address, keys in known.items():
-        if start + address in objects:
-            del objects[start + address]
-        else:
-            for key in keys:
-                del objects[key]
 
 
 def service_memory(members: bytes) -> str:

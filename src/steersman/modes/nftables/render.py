@@ -65,7 +65,6 @@ class _Space:
             self.node,
             self.external,
             self.refused,
-            self.hairpin,
             self.affinity,
         ) = (prefix(kind, family) for kind in kinds)
 
@@ -77,7 +76,6 @@ _SERVICE_KINDS = (
     Kind.NODE_SERVICE_IPS,
     Kind.EXTERNAL_SERVICE_IPS,
     Kind.NO_ENDPOINT_SERVICES,
-    Kind.HAIRPIN_SERVICES,
     Kind.AFFINITY_IPS,
 )
 _NODEPORT_KINDS = (
@@ -87,7 +85,6 @@ _NODEPORT_KINDS = (
     Kind.NODE_NODEPORTS,
     Kind.EXTERNAL_NODEPORTS,
     Kind.NO_ENDPOINT_NODEPORTS,
-    Kind.HAIRPIN_NODEPORTS,
     Kind.AFFINITY_NODEPORTS,
 )
 _SPACES = {
@@ -156,7 +153,6 @@ class _ServiceRender:
             self._endpoints(space, key, pool)
         if used:
             self._dispatch(space, key, comment, (pod, node, external))
-            self._hairpin(space, address, key, (pod, node, external))
         if used and self._affinity:
             learn = self._affinity.learn.encode() + b"\0"
             self._out[space.affinity + key] = learn
@@ -223,17 +219,6 @@ class _ServiceRender:
         name, value = self._affinity.lookup(space.name, marking, local, draw)
         self._out[prefix(Kind.CHAIN, self._plan.key.family) + name] = value
         return name
-
-    def _hairpin(
-        self, space: _Space, address: bytes, key: bytes, actions: Sequence[Action]
-    ) -> None:
-        """Let an endpoint that reaches itself be masqueraded, where not everyone is."""
-        pools = {a.pool for a in actions if a.verdict is Verdict.FORWARD and not a.masquerade}
-        rest = self._protocol + address + key[-4:]
-        for pool in pools:
-            for endpoint in self._pools[pool]:
-                ip = endpoint[:-4]
-                self._out[space.hairpin + ip + ip + rest] = b""
 
 
 def _firewall(

@@ -34,32 +34,26 @@ _NODEPORT = "meta l4proto . th dport"
 _FOUNDATION: Mapping[str, tuple[str, ...]] = {
     "filter-prerouting-pre-dnat": ("ct state new jump firewall-check",),
     "filter-output-pre-dnat": ("ct state new jump firewall-check",),
-    "filter-input": (
-        "ct state new jump nodeport-endpoints-check",
-        "ct state new jump service-endpoints-check",
+    "filter-input": ("ct state new jump node-check",),
+    "filter-forward": ("ct state new jump cluster-check",),
+    "filter-output": ("ct state new jump cluster-check",),
+    "node-check": (
+        "jump nodeport-endpoints-check",
+        f"{_SERVICE} vmap @no-endpoint-services reject",
     ),
-    "filter-forward": (
-        "ct state new jump service-endpoints-check",
-        "ct state new jump cluster-ips-check",
-    ),
-    "filter-output": (
-        "ct state new jump service-endpoints-check",
-        "ct state new jump cluster-ips-check",
-    ),
+    "cluster-check": (f"{_SERVICE} vmap @no-endpoint-services reject", "goto cluster-ips-check"),
     "nat-prerouting": ("jump services",),
     "nat-output": ("jump services",),
     "nat-postrouting": ("ct status dnat jump affinity-learn", "jump masquerading"),
     "nat-input": ("ct status dnat jump affinity-learn",),
-    "firewall-check": (f"{_SERVICE} @firewall-ips goto firewall",),
     "firewall": (f"{_SERVICE} . {{A}} saddr @firewall-allowed return", "drop"),
-    "service-endpoints-check": (f"{_SERVICE} vmap @no-endpoint-services reject",),
     "by-source-pod": (f"{_SERVICE} vmap @pod-service-ips",),
     "by-source-node": (f"{_SERVICE} vmap @node-service-ips",),
     "np-by-source-pod": (f"{_NODEPORT} vmap @pod-nodeports",),
     "np-by-source-node": (f"{_NODEPORT} vmap @node-nodeports",),
-    # Their rules match the destination before DNAT, which nft 1.0.6 cannot write (wire.py does).
+    # Empty until some ServicePort needs them: every new connection passes here (dormant.py).
     "affinity-learn": (),
-    "hairpin": (),
+    "firewall-check": (),
 }
 """Rules by chain, whatever the settings."""
 _RULES: Mapping[str, tuple[str, ...]] = {
@@ -83,7 +77,8 @@ _RULES: Mapping[str, tuple[str, ...]] = {
     "mark-cluster": ("{NOTPOD} meta mark set meta mark or {MARK}",),
     "masquerading": (
         "meta mark & {MARK} != 0 meta mark set meta mark xor {MARK} masquerade fully-random",
-        "ct status dnat jump hairpin",
+        "ct status dnat {A} saddr . {A} daddr . meta l4proto . th dport @hairpin-connections"
+        " masquerade fully-random",
     ),
 }
 """Rules by chain. One whose words have no meaning (no detector, no CIDRs) is left out."""

@@ -1,7 +1,7 @@
 """Replacing a table that is not ours: what goes into the one transaction that nft makes. Pure.
 
-nft can write neither rules that match the destination before DNAT nor, in the same go, the chains
-of session affinity; for the milliseconds until they are in, simpler elements stand in for them.
+nft cannot write, in the same go, the chains of session affinity; for the milliseconds until they
+are in, simpler elements stand in for them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from steersman.model.names import Family
+from steersman.modes.nftables.expressions import FIREWALL_CHAIN
 from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, named
 from steersman.modes.nftables.skeleton import HEADER
-from steersman.modes.nftables.text import address
 
 _LEARNED = (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS)
-_HAIRPINS = (Kind.HAIRPIN_SERVICES, Kind.HAIRPIN_NODEPORTS)
 
 
 def loadable(family: Family, new: Mapping[bytes, Any]) -> dict[bytes, bytes]:
@@ -39,13 +38,10 @@ def _plain(family: Family, value: bytes, new: Mapping[bytes, Any]) -> bytes:
     return f"{space}{marking}{draw.removeprefix(space)}".encode() + b"\0" + comment
 
 
-def hairpin_meanwhile(family: Family, loaded: Mapping[bytes, bytes]) -> str:
-    """A rule that masquerades endpoints that reach themselves, whichever way they do."""
-    width = family.bits // 8
-    ips = {key[2 : 2 + width] for key in loaded if key[0] in _HAIRPINS and key[1] == family}
-    if not ips:
+def guarded_meanwhile(family: Family, loaded: Mapping[bytes, bytes]) -> str:
+    """The rule that looks for load balancer IPs with source ranges, where there are some."""
+    if not any(key[0] == Kind.FIREWALL_IPS and key[1] == family for key in loaded):
         return ""
     header = HEADER[family]
-    pairs = ", ".join(f"{ip} . {ip}" for ip in sorted(map(address, ips)))
-    match = f"{header} saddr . {header} daddr {{ {pairs} }}"
-    return f"add rule {header} {TABLE} hairpin {match} masquerade fully-random\n"
+    service = f"{header} daddr . meta l4proto . th dport @firewall-ips goto firewall"
+    return f"add rule {header} {TABLE} {FIREWALL_CHAIN} {service}\n"

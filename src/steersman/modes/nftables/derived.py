@@ -1,0 +1,101 @@
+"""Elements that follow from others, each once however many those are. Pure.
+
+A clusterIP is known as long as a frontend has it, whichever port; an endpoint can reach itself as
+long as a ServicePort has it. So they belong to nobody in the Ruleset, and are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from steersman.model.names import Family
+from steersman.modes.diff import Diff, Ruleset
+from steersman.modes.nftables.layout import CLUSTER_IP_SUFFIX, Kind
+
+Counts: TypeAlias = dict[bytes, int]
+"""Elements that others follow from, by the key of what follows."""
+
+_FRONTENDS = (Kind.SERVICE_IPS, Kind.NO_ENDPOINT_SERVICES)
+_ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
+_SOURCES = frozenset((*_FRONTENDS, *_ENDPOINTS))
+
+
+def derived(key: bytes, value: bytes) -> bytes:
+    """Key of what follows from an element of a frontend or endpoint; b"" where nothing does."""
+    if key[0] in _ENDPOINTS:
+        hairpin = bytes((Kind.HAIRPIN_CONNECTIONS, key[1]))
+        return hairpin + value[:-4] * 2 + key[-12:-8] + value[-4:]
+    if value.endswith(CLUSTER_IP_SUFFIX):
+        return bytes((Kind.CLUSTER_IPS, key[1])) + key[2:-8]
+    return b""
+
+
+def count(objects: Ruleset, by: int, counts: Counts) -> None:
+    """Add to the counts."""
+    for key, value in objects.items():
+        if key[0] in _SOURCES and (follows := derived(key, value)):
+            counts[follows] = counts.get(follows, 0) + by
+
+
+class Derived:
+    """How many elements each that follows from others follows from, in the kernel."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._counts: Counts = {}
+
+    def read(self, objects: Ruleset) -> None:
+        """Count afresh."""
+        self._counts = {}
+        count(objects, 1, self._counts)
+
+    def loaded(self, objects: Ruleset) -> dict[bytes, bytes]:
+        """Count what is loaded into new tables; return what follows from it."""
+        counts: Counts = {}
+        count(objects, 1, counts)
+        self._counts.update(counts)
+        return dict.fromkeys(counts, b"")
+
+    def after(self, change: Diff) -> Counts:
+        """Counts that will differ when a Diff has been carried out."""
+        by: Counts = {}
+        count(change.added, 1, by)
+        count(change.removed, -1, by)
+        count({key: pair[1] for key, pair in change.changed.items()}, 1, by)
+        count({key: pair[0] for key, pair in change.changed.items()}, -1, by)
+        return {key: self._counts.get(key, 0) + delta for key, delta in by.items() if delta}
+
+    def complete(self, change: Diff, counts: Mapping[bytes, int]) -> Diff:
+        """Add the elements that come and go with a Diff."""
+        added, removed = dict(change.added), dict(change.removed)
+        for key, number in counts.items():
+            had = key in self._counts
+            if number > 0 and not had:
+                added[key] = b""
+            elif number <= 0 and had:
+                removed[key] = b""
+        return Diff(added, removed, change.changed)
+
+    def keep(self, counts: Mapping[bytes, int], dropped: set[Family]) -> None:
+        """Take over the counts of a Diff that has been carried out, and dropped tables."""
+        self._counts.update(counts)
+        for key in counts:
+            if self._counts[key] <= 0:
+                del self._counts[key]
+        if dropped:
+            self._counts = {k: n for k, n in self._counts.items() if k[1] not in dropped}
+
+
+def check_derived(objects: dict[bytes, bytes], family: Family) -> None:
+    """Leave out of `objects` what follows from others, and whatever lacks what follows from it."""
+    sources: dict[bytes, list[bytes]] = {}
+    for key, value in objects.items():
+        if key[0] in _SOURCES and key[1] == family and (follows := derived(key, value)):
+            sources.setdefault(follows, []).append(key)
+    for follows, keys in sources.items():
+        if follows in objects:
+            del objects[follows]
+        else:
+            for key in keys:
+                del objects[key]

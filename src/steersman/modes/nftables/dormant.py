@@ -1,0 +1,55 @@
+"""Chains that stay empty until some ServicePort needs them. Pure.
+
+Every new connection passes through them, so that rules without anything to find would cost
+everyone. Once awake, they stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from steersman.host.netlink import Request
+from steersman.model.names import Family
+from steersman.modes.diff import Ruleset
+from steersman.modes.nftables.affinity import LEARN_CHAIN
+from steersman.modes.nftables.expressions import FIREWALL_CHAIN, firewall_rules, learning_rules
+from steersman.modes.nftables.layout import Kind
+
+
+class Dormant(NamedTuple):
+    """A chain, and what wakes it."""
+
+    kinds: tuple[Kind, ...]
+    """Elements that its rules look for."""
+    rules: Callable[[Family], list[Request]]
+    size: int
+    """How many rules it has when it is awake."""
+
+
+DORMANT: Mapping[str, Dormant] = {
+    LEARN_CHAIN: Dormant((Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS), learning_rules, 2),
+    FIREWALL_CHAIN: Dormant((Kind.FIREWALL_IPS,), firewall_rules, 1),
+}
+"""By the name of the chain."""
+_CHAINS = {kind: chain for chain, each in DORMANT.items() for kind in each.kinds}
+
+
+def woken(objects: Ruleset) -> set[tuple[Family, str]]:
+    """Chains that these objects need."""
+    return {(Family(key[1]), _CHAINS[Kind(key[0])]) for key in objects if key[0] in _CHAINS}
+
+
+def awake(chains: Iterable[str]) -> set[str]:
+    """Dormant chains that have all their rules, given the chains of all rules there are."""
+    counts = dict.fromkeys(DORMANT, 0)
+    for chain in chains:
+        if chain in counts:
+            counts[chain] += 1
+    return {chain for chain, number in counts.items() if number == DORMANT[chain].size}
+
+
+def found_by(chains: Iterable[str], objects: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """Objects but those that only chains look for that sleep: they are not in force."""
+    lost = {kind for chain in DORMANT.keys() - set(chains) for kind in DORMANT[chain].kinds}
+    return {key: value for key, value in objects.items() if key[0] not in lost}
