@@ -37,6 +37,8 @@ from tests.unit.objects import (
 
 HERE, THERE = endpoint("10.0.0.1", NODE), endpoint("10.0.0.2", "other")
 NO_DETECTOR = msgspec.structs.replace(CONFIG, cluster_cidrs=())
+FALLS_BACK = msgspec.structs.replace(CONFIG, local_falls_back=True)
+FALLS_BACK_BLIND = msgspec.structs.replace(FALLS_BACK, cluster_cidrs=())
 MASQUERADE_ALL = msgspec.structs.replace(CONFIG, masquerade_all=True)
 ALL_MASQUERADED = (TO_CLUSTER_MASQUERADED,) * 3
 EVERYWHERE: dict[str, Any] = {
@@ -79,6 +81,7 @@ def printed(plan: ServicePlan) -> tuple[list[str], list[str], list[str]]:
         (NO_DETECTOR, "Local", (HERE,), (TO_LOCAL,) * 3),
         (MASQUERADE_ALL, "Cluster", (THERE,), ALL_MASQUERADED),
         (MASQUERADE_ALL, "Local", (HERE,), (TO_LOCAL_MASQUERADED,) * 3),
+        (FALLS_BACK, "Local", (THERE,), (DROP, DROP, DROP)),  # nothing asked for others
     ],
 )
 def test_actions_at_the_cluster_ip(
@@ -101,6 +104,10 @@ def test_actions_at_the_cluster_ip(
         (NO_DETECTOR, "Local", (THERE,), (DROP, TO_CLUSTER_MASQUERADED, DROP)),
         (NO_DETECTOR, "Local", (HERE,), (TO_LOCAL, TO_CLUSTER_MASQUERADED, TO_LOCAL)),
         (MASQUERADE_ALL, "Local", (HERE,), (TO_CLUSTER, TO_CLUSTER_MASQUERADED, TO_LOCAL)),
+        (FALLS_BACK, "Local", (), (REJECT, REJECT, REJECT)),
+        (FALLS_BACK, "Local", (HERE,), (TO_CLUSTER, TO_CLUSTER_MASQUERADED, TO_LOCAL)),
+        (FALLS_BACK, "Local", (THERE,), (TO_CLUSTER, *ALL_MASQUERADED[:2])),
+        (FALLS_BACK_BLIND, "Local", (THERE,), ALL_MASQUERADED),
     ],
 )
 def test_actions_outside(
@@ -112,6 +119,30 @@ def test_actions_outside(
     for frontend in plan.frontends[1:]:
         assert actions(frontend) == expected
     assert (plan.frontends[3].address, plan.frontends[3].port) == ("", 30000)
+
+
+def test_the_cluster_ip_falls_back_where_others_are_asked_for() -> None:
+    obj = service(internalTrafficPolicy="Local", **EVERYWHERE)
+    plan = one(plan_of(obj, slice_(THERE), config=FALLS_BACK))
+    assert actions(plan.frontends[0]) == (TO_CLUSTER, *ALL_MASQUERADED[:2])
+    plan = one(plan_of(obj, slice_(THERE, HERE), config=FALLS_BACK))
+    assert actions(plan.frontends[0])[0] == TO_LOCAL
+
+
+def test_a_health_check_port_of_one_port_only() -> None:
+    obj = service(
+        ports=[port("a", 80), port("b", 81)],
+        type="LoadBalancer",
+        externalTrafficPolicy="Local",
+        healthCheckNodePort=32000,
+    )
+
+    def ports(**traits: bool) -> list[int]:
+        plans = plan_of(obj, traits=Traits(**traits)).services.values()
+        return [plan.health_check_node_port for plan in plans]
+
+    assert ports() == [32000, 32000]
+    assert ports(one_health_check_port=True) == [32000, 0]
 
 
 def test_lists_hold_what_is_used() -> None:

@@ -94,6 +94,8 @@ def changed(**paths: object) -> ProxyConfig:
         ("steersman__split_threshold", 7, ["steersman.splitThreshold"], []),
         ("linux__conntrack__min", 7, ["conntrack.min"], []),
         ("steersman__manifests", ("a",), [], ["steersman.manifests"]),
+        ("steersman__ipvs_local_fallback", True, ["steersman.ipvsLocalFallback"], []),
+        ("steersman__ipvs_scheduler_flags", ("none",), [], ["steersman.ipvsSchedulerFlags"]),
         ("client_connection__qps", 7.0, [], ["clientConnection.qps"]),
         ("feature_gates", {"AllBeta": True}, [], ["featureGates"]),
         ("hostname_override", "x", [], ["hostnameOverride"]),

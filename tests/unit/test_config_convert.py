@@ -23,6 +23,7 @@ from steersman.config.types import (
     IPTables,
     KubeProxyConfiguration,
     NFTables,
+    Steersman,
     V1IPTables,
     V1NFTables,
 )
@@ -152,6 +153,13 @@ def test_the_plan_gets_its_part() -> None:
         allow_service_external_ips=False,
     )
     assert to_node_config(default_config(), node_name="host").node_name == "host"
+
+
+@pytest.mark.parametrize(("mode", "falls_back"), [("ipvs", True), ("iptables", False)])
+def test_only_the_ipvs_mode_falls_back(mode: str, falls_back: bool) -> None:
+    asked = Steersman(ipvs_local_fallback=True)
+    config = replace(default_config(), mode=mode, steersman=asked)
+    assert to_node_config(config, node_name="n").local_falls_back is falls_back
 
 
 def test_written_and_read_again_it_is_the_same() -> None:

@@ -142,6 +142,9 @@ def test_the_defaults_are_valid() -> None:
          'steersman.udpIdleTimeout: Invalid value: "0s": must be greater than 0'),
         (GOOD, "steersman.iptables_variant", "x", 'steersman.iptablesVariant: Unsupported value: '
          '"x": supported values: "nft", "legacy", ""'),
+        (GOOD, "steersman.ipvs_scheduler_flags", ("mh-port", "x"),
+         'steersman.ipvsSchedulerFlags[1]: Unsupported value: "x": supported values: "none", '
+         '"sh-fallback", "sh-port", "mh-fallback", "mh-port"'),
         (GOOD, "steersman.api_servers", ("https://a", ""),
          'steersman.apiServers[1]: Invalid value: "": must not be empty'),
         (GOOD, "feature_gates", {"WatchListCliant": True, "AllBeta": False, "SCTPSupport": True},

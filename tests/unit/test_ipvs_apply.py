@@ -15,6 +15,9 @@ from steersman.model.names import Family, Protocol
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.diff import Diff, diff
 from steersman.modes.ipvs.apply import Servers, Sets, Step, send
+from steersman.modes.ipvs.changes import Work
+from steersman.modes.ipvs.kernel import Doors
+from steersman.modes.ipvs.kernel import Kernel as Whole
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 from steersman.modes.ipvs.wire import Command
@@ -33,9 +36,12 @@ class Kernel:
         self.seen: list[Request] = []
 
     def batch(self, requests: Sequence[Request]) -> dict[int, NetlinkError]:
-        assert requests[0].kind == NLMSG_NOOP, "a refused first message ends the wait for the rest"
+        if len(requests) > 1:
+            assert requests[0].kind == NLMSG_NOOP, "a refused first message ends the wait"
         refused = {}
-        for index, request in enumerate(requests[1:], 1):
+        for index, request in enumerate(requests):
+            if request.kind == NLMSG_NOOP:
+                continue
             code = self.refusals.get(len(self.seen))
             if code:
                 refused[index] = NetlinkError(code, "refused")
@@ -55,12 +61,13 @@ def servers(kernel: Kernel, table: str = "") -> Servers:
 
 
 def step(number: int, *harmless: int, instead: Request | None = None) -> Step:
-    return Step(f"step {number}", Request(number, b""), harmless, instead)
+    other = (lambda: instead) if instead else None
+    return Step(lambda: f"step {number}", Request(100 + number, b""), harmless, other)
 
 
 def deliver(kernel: Kernel, *steps: Step) -> list[int]:
     send(kernel, steps)  # type: ignore[arg-type]
-    return [request.kind for request in kernel.seen]
+    return [request.kind - 100 for request in kernel.seen]
 
 
 def test_what_is_so_already_is_no_failure() -> None:
@@ -70,7 +77,7 @@ def test_what_is_so_already_is_no_failure() -> None:
 
 def test_what_exists_is_changed_instead() -> None:
     kernel = Kernel(n1=errno.EEXIST)
-    assert deliver(kernel, step(1), step(2, instead=Request(9, b"")), step(3)) == [1, 2, 3, 9]
+    assert deliver(kernel, step(1), step(2, instead=Request(109, b"")), step(3)) == [1, 2, 3, 9]
 
 
 def test_a_refusal_names_the_object() -> None:
@@ -80,7 +87,7 @@ def test_a_refusal_names_the_object() -> None:
 
 def test_a_change_that_is_refused_as_well() -> None:
     with pytest.raises(ApplyError):
-        deliver(Kernel(n0=errno.EEXIST, n1=errno.EINVAL), step(1, instead=Request(9, b"")))
+        deliver(Kernel(n0=errno.EEXIST, n1=errno.EINVAL), step(1, instead=Request(109, b"")))
 
 
 def test_many_go_in_batches() -> None:
@@ -163,12 +170,19 @@ class Ipset:
         return Result(self.status, b"", b"no such set\n")
 
 
-async def carry_out(mode: IpvsMode, change: Diff) -> tuple[list[Any], list[str]]:
-    """What the interface and ipset are told."""
-    device, ipset = Device(), Ipset()
-    mode._sets = Sets(ipset)
-    await mode._carry_out(change, servers(Kernel()), device, None)  # type: ignore[arg-type]
-    return device.log, ipset.lines
+class Node:
+    """A kernel whose interface and ipset write down what they are told."""
+
+    def __init__(self) -> None:
+        self.device, self.ipset = Device(), Ipset()
+        doors = Doors(servers(Kernel()), self.device, Sets(self.ipset), None)  # type: ignore[arg-type]
+        self.kernel = Whole(doors, (Family.IPV4,))
+
+    async def carry_out(self, change: Diff) -> tuple[list[Any], list[str]]:
+        """What they are told."""
+        self.device.log, self.ipset.lines = [], []
+        await self.kernel.write(Work(change))
+        return self.device.log, self.ipset.lines
 
 
 SERVER = Server("rr", targets=(ONE,))
@@ -176,38 +190,38 @@ NODE_PORT = ServerKey(Protocol.TCP, "192.0.2.1", 30080)
 
 
 async def test_an_address_is_held_while_any_server_needs_it() -> None:
-    mode = IpvsMode(Ipset())
+    node = Node()
     first = diff({}, {TCP: SERVER, NODE_PORT: Server("rr", held=False)})
-    assert await carry_out(mode, first) == (
+    assert await node.carry_out(first) == (
         [("add", "10.96.0.1")],
         ["add KUBE-IPVS-ADDRESSES 10.96.0.1"],
     )
-    assert await carry_out(mode, diff({}, {UDP: SERVER})) == ([], [])
-    assert await carry_out(mode, diff({TCP: SERVER}, {})) == ([], [])
-    assert await carry_out(mode, diff({UDP: SERVER}, {})) == (
+    assert await node.carry_out(diff({}, {UDP: SERVER})) == ([], [])
+    assert await node.carry_out(diff({TCP: SERVER}, {})) == ([], [])
+    assert await node.carry_out(diff({UDP: SERVER}, {})) == (
         [("drop", "10.96.0.1")],
         ["del KUBE-IPVS-ADDRESSES 10.96.0.1"],
     )
 
 
 async def test_an_address_that_was_lost_is_put_back() -> None:
-    mode = IpvsMode(Ipset())
+    node = Node()
     lost = Server("rr", held=False, targets=(ONE,))
-    log, _ = await carry_out(mode, diff({TCP: lost}, {TCP: SERVER}))
+    log, _ = await node.carry_out(diff({TCP: lost}, {TCP: SERVER}))
     assert log == [("add", "10.96.0.1")]
 
 
 async def test_sets_come_first_and_go_last() -> None:
-    mode = IpvsMode(Ipset())
+    node = Node()
     objects = {SetKey("S"): "hash:ip", MemberKey("S", "10.0.0.1"): "", DeviceKey(DEVICE): "dummy"}
-    log, lines = await carry_out(mode, diff({}, objects))
+    log, lines = await node.carry_out(diff({}, objects))
     assert (log, lines) == ([("make", "")], ["create S hash:ip maxelem 1048576", "add S 10.0.0.1"])
-    log, lines = await carry_out(mode, diff(objects, {}))
+    log, lines = await node.carry_out(diff(objects, {}))
     assert (log, lines) == ([("remove", "")], ["destroy S"])
 
 
 async def test_an_entry_that_goes() -> None:
-    _, lines = await carry_out(IpvsMode(Ipset()), Diff(removed={MemberKey("S", "10.0.0.1"): ""}))
+    _, lines = await Node().carry_out(Diff(removed={MemberKey("S", "10.0.0.1"): ""}))
     assert lines == ["del S 10.0.0.1"]
 
 

@@ -167,3 +167,43 @@ def test_without_a_detector_nobody_is_a_pod() -> None:
 
 def test_the_interface_belongs_to_the_node() -> None:
     assert render_node(NodeSettings(families=()), Features()) == {DeviceKey(DEVICE): "dummy"}
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "configured", "asked", "flags"),
+    [
+        ("mh", (), (), 0x10),
+        ("mh", ("none",), (), 0),
+        ("mh", ("sh-port", "mh-fallback"), (), 0x8),
+        ("sh", ("sh-port", "mh-fallback"), (), 0x10),
+        ("sh", ("sh-port",), ("sh-fallback", "sh-port"), 0x18),
+        ("mh", ("mh-fallback",), ("none",), 0),
+        ("rr", ("mh-port",), (), 0),
+    ],
+)
+def test_flags_of_schedulers(
+    scheduler: str, configured: tuple[str, ...], asked: tuple[str, ...], flags: int
+) -> None:
+    of = replace(plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO), scheduler_flags=asked)
+    (server,) = servers(render_service(of, SETTINGS, Options(scheduler, configured))).values()
+    assert server.flags == flags
+
+
+def test_weights_stand_beside_their_endpoints() -> None:
+    of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO)
+    heavy = replace(of, weights=(("10.244.0.2", 8080, 7), ("10.244.9.9", 8080, 3)))
+    (server,) = servers(render_service(heavy, SETTINGS, RR)).values()
+    assert (server.targets, server.weights) == (TARGETS, (1, 7))
+    assert server.weighed == {TARGETS[0]: 1, TARGETS[1]: 7}
+    other = replace(of, weights=(("10.244.9.9", 8080, 3),))
+    (server,) = servers(render_service(other, SETTINGS, RR)).values()
+    assert server.weights == ()
+    assert server.weighed == dict.fromkeys(TARGETS, 1)
+
+
+def test_health_checks_are_let_in() -> None:
+    of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO, health=32000)
+    assert ("HEALTH", "32000") in members(render_service(of, SETTINGS, RR))
+    node = render_node(SETTINGS, Features())
+    assert node[SetKey("KUBE-IPVS-HEALTH")] == "bitmap:port range 0-65535"
+    assert node[4, "filter", "INPUT", "jumps"].splitlines()[0].endswith("-j KUBE-IPVS-HEALTH")

@@ -55,6 +55,15 @@ def test_a_scheduler_of_the_kernel() -> None:
     assert "wlc" in finding
 
 
+def test_flags_of_a_scheduler() -> None:
+    plan, findings = planned(ipvs_scheduler_flags="mh-port, mh-fallback,")
+    assert (plan.scheduler_flags, findings) == (("mh-port", "mh-fallback"), [])
+    plan, (finding,) = planned(ipvs_scheduler_flags="none,rr-port")
+    assert plan.scheduler_flags == ("none",)
+    assert "steersman/ipvs-scheduler-flags" in finding
+    assert "'rr-port'" in finding
+
+
 def test_the_proxy_protocol_is_for_tcp() -> None:
     made = annotated(service(ports=[port(), port("dns", 53, protocol="UDP")]), proxy_protocol="v2")
     plan = plan_of(made, traits=USERSPACE)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from steersman.compile.endpoints import Categories, union
 from steersman.compile.notes import MAX_PORT
 from steersman.compile.service import PortSpec
 from steersman.model.addresses import family_of, in_cidr
-from steersman.model.names import PlanKey
+from steersman.model.names import Family, PlanKey
 from steersman.model.plan import (
     Action,
     Endpoint,
@@ -74,7 +76,21 @@ def without_frontends(plan: ServicePlan, kept: tuple[Frontend, ...]) -> ServiceP
         plan.least_connections,
         plan.proxy_protocol,
         plan.scheduler,
+        plan.scheduler_flags,
+        plan.weights,
     )
+
+
+def one_health_check_port(plans: dict[PlanKey, ServicePlan]) -> dict[PlanKey, ServicePlan]:
+    """Return a Service's plans, its health check node port in the first of each family only."""
+    seen: set[Family] = set()
+    out = {}
+    for key, plan in plans.items():
+        again = bool(plan.health_check_node_port) and key.family in seen
+        out[key] = msgspec.structs.replace(plan, health_check_node_port=0) if again else plan
+        if plan.health_check_node_port:
+            seen.add(key.family)
+    return out
 
 
 def internal_actions(spec: PortSpec, found: Categories, settings: NodeSettings) -> Actions:
@@ -85,6 +101,8 @@ def internal_actions(spec: PortSpec, found: Categories, settings: NodeSettings) 
         plain, masqueraded = TO_CLUSTER, TO_CLUSTER_MASQUERADED
     elif found.local:
         plain, masqueraded = TO_LOCAL, TO_LOCAL_MASQUERADED
+    elif settings.falls_back and found.cluster:
+        plain, masqueraded = TO_CLUSTER, TO_CLUSTER_MASQUERADED
     else:
         return _ALL_DROP
     if settings.masquerade_all or settings.traits.hides_clients:
@@ -95,15 +113,18 @@ def internal_actions(spec: PortSpec, found: Categories, settings: NodeSettings) 
 
 
 def external_actions(
-    spec: PortSpec, found: Categories, family: FamilySettings, *, hides_clients: bool = False
+    spec: PortSpec, found: Categories, family: FamilySettings, settings: NodeSettings
 ) -> Actions:
     """Decide what happens at external IPs, load balancer VIPs and the node port."""
     if not found.has_any:
         return _ALL_REJECT
     if not spec.external_policy_local:
         return _ALL_MASQUERADED
-    to_local = TO_LOCAL_MASQUERADED if hides_clients else TO_LOCAL
-    others = to_local if found.local else DROP
+    hides_clients = settings.traits.hides_clients
+    if found.local:
+        others = TO_LOCAL_MASQUERADED if hides_clients else TO_LOCAL
+    else:  # elsewhere, answers come back only if they are asked for by this node
+        others = TO_CLUSTER_MASQUERADED if settings.falls_back and found.cluster else DROP
     to_cluster = TO_CLUSTER_MASQUERADED if hides_clients else TO_CLUSTER
     pod = to_cluster if family.detector else others
     return (pod, TO_CLUSTER_MASQUERADED, others)
@@ -137,8 +158,7 @@ def _frontends(
 def _external_frontends(
     spec: PortSpec, found: Categories, family: FamilySettings, settings: NodeSettings
 ) -> Iterable[Frontend]:
-    hides_clients = settings.traits.hides_clients
-    actions = external_actions(spec, found, family, hides_clients=hides_clients)
+    actions = external_actions(spec, found, family, settings)
     guarded = found.has_any or settings.traits.filters_without_endpoints
     ranges = allowed_sources(spec, family) if guarded else ()
     seen = {spec.cluster_ip}

@@ -158,6 +158,7 @@ def node_settings(
         ipv4=by_family.get(Family.IPV4, FamilySettings()),
         ipv6=by_family.get(Family.IPV6, FamilySettings()),
         masquerade_all=config.masquerade_all,
+        falls_back=config.local_falls_back,
         masquerade_bit=config.masquerade_bit,
         traits=traits,
     )

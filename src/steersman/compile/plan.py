@@ -11,12 +11,17 @@ from typing import TypeAlias
 
 import msgspec
 
-from steersman.compile.actions import plan_port, without_frontends
+from steersman.compile.actions import (
+    one_health_check_port,
+    plan_port,
+    without_frontends,
+)
 from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle
 from steersman.compile.endpoints import categorize, check_address_types, read_endpoints
 from steersman.compile.node import Totals, node_settings, with_totals, zone_of
 from steersman.compile.own_addresses import without_own_addresses
 from steersman.compile.service import read_service
+from steersman.compile.weights import with_weights
 from steersman.compile.wishes import with_wishes, without_sctp
 from steersman.model.config import NodeConfig
 from steersman.model.kube import EndpointSlice, Node, Service
@@ -78,8 +83,11 @@ def compile_service(
     if settings.traits.holds_addresses:
         plans, more = without_own_addresses(service, plans, settings)
         findings += more
-    plans, more = with_wishes(service, plans)
-    return plans, findings + more
+    if settings.traits.one_health_check_port:
+        plans = one_health_check_port(plans)
+    plans, more = with_weights(slices, plans)
+    plans, wrong = with_wishes(service, plans)
+    return plans, findings + more + wrong
 
 
 def compile_all(
@@ -257,6 +265,7 @@ def _policy(settings: NodeSettings) -> tuple[object, ...]:
         settings.node_name,
         frozenset(settings.families),
         settings.masquerade_all,
+        settings.falls_back,
         settings.traits.filters_without_endpoints,
         [(bool(family.detector), family.node_ip) for family in families],
         own,

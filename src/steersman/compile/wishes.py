@@ -8,8 +8,8 @@ import msgspec
 
 from steersman.compile.notes import Notes
 from steersman.compile.service import PortSpecs
-from steersman.model.kube import Service
-from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.kube import Annotations, Service
+from steersman.model.names import SCHEDULER_FLAGS, Family, PlanKey, Protocol
 from steersman.model.plan import Finding, ServicePlan, Severity
 
 _LEAST_CONNECTIONS = "least-connections"
@@ -25,16 +25,17 @@ def with_wishes(
 ) -> tuple[dict[PlanKey, ServicePlan], tuple[Finding, ...]]:
     """Return plans with what the Service's annotations ask of its connections, and what is wrong.
 
-    `steersman/load-balancing`, `steersman/ipvs-scheduler` and `steersman/proxy-protocol`; an
-    unknown word is ignored.
+    `steersman/load-balancing`, `steersman/ipvs-scheduler`, `steersman/ipvs-scheduler-flags` and
+    `steersman/proxy-protocol`; an unknown word is ignored.
     """
     asked = service.metadata.annotations
-    if asked is None or not (asked.load_balancing or asked.proxy_protocol or asked.ipvs_scheduler):
+    if asked is None or not _asks(asked):
         return plans, ()
     notes = Notes("Service", service.metadata)
     _check("steersman/load-balancing", asked.load_balancing, _BALANCING, notes)
     _check("steersman/proxy-protocol", asked.proxy_protocol, _PROXY_PROTOCOLS, notes)
     _check("steersman/ipvs-scheduler", asked.ipvs_scheduler, _SCHEDULERS, notes)
+    flags = _flags(asked.ipvs_scheduler_flags or "", notes)
     least = asked.load_balancing == _LEAST_CONNECTIONS
     tells = asked.proxy_protocol == "v2"
     changed = {
@@ -43,10 +44,23 @@ def with_wishes(
             least_connections=least,
             proxy_protocol=tells and key.name.protocol is Protocol.TCP,
             scheduler=asked.ipvs_scheduler if asked.ipvs_scheduler in _SCHEDULERS else "",
+            scheduler_flags=flags,
         )
         for key, plan in plans.items()
     }
     return changed, notes.findings
+
+
+def _asks(asked: Annotations) -> bool:
+    words = (asked.load_balancing, asked.proxy_protocol, asked.ipvs_scheduler)
+    return any(words) or bool(asked.ipvs_scheduler_flags)
+
+
+def _flags(text: str, notes: Notes) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    for word in words:
+        _check("steersman/ipvs-scheduler-flags", word, SCHEDULER_FLAGS, notes)
+    return tuple(word for word in words if word in SCHEDULER_FLAGS)
 
 
 def _check(name: str, word: str | None, known: tuple[str | None, ...], notes: Notes) -> None:

@@ -117,6 +117,7 @@ def to_node_config(config: ProxyConfig, *, node_name: str = "") -> NodeConfig:
         ),
         localhost_node_ports=config.iptables.localhost_node_ports is not False,
         masquerade_all=config.linux.masquerade_all,
+        local_falls_back=config.mode == "ipvs" and config.steersman.ipvs_local_fallback,
         masquerade_bit=MASQUERADE_BIT if bits.masquerade_bit is None else bits.masquerade_bit,
         allow_service_external_ips=enabled(config.feature_gates, "AllowServiceExternalIPs"),
         split_threshold=config.steersman.split_threshold,

@@ -98,6 +98,22 @@ _OWN = (
         "steersman.strict",
     ),
     Flag(
+        "ipvs-scheduler-flags",
+        "strings",
+        "",
+        _O,
+        "sh-fallback, sh-port, mh-fallback, mh-port or none; mh-port for mh by default.",
+        "steersman.ipvs_scheduler_flags",
+    ),
+    Flag(
+        "ipvs-local-fallback",
+        "bool",
+        "false",
+        _O,
+        "Policy Local without an endpoint here goes to others, as in upstream's ipvs mode.",
+        "steersman.ipvs_local_fallback",
+    ),
+    Flag(
         "proxy-port-range",
         "string",
         "",

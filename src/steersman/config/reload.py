@@ -31,6 +31,7 @@ _RESTART: Final = (
     "steersman.kubeconfigContext",
     "steersman.iptablesVariant",
     "steersman.strict",
+    "steersman.ipvsSchedulerFlags",
     "ipvs.scheduler",
     "ipvs.excludeCIDRs",
     "ipvs.strictARP",
@@ -84,6 +85,7 @@ def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
             kubeconfig_context=old.steersman.kubeconfig_context,
             iptables_variant=old.steersman.iptables_variant,
             strict=old.steersman.strict,
+            ipvs_scheduler_flags=old.steersman.ipvs_scheduler_flags,
         ),
     )
 

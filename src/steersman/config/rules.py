@@ -35,6 +35,7 @@ from steersman.config.types import (
 )
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
 from steersman.model.config import DetectLocalMode
+from steersman.model.names import SCHEDULER_FLAGS
 
 HIDDEN_METRICS_VERSION: Final = "1.35"
 """The release before the one whose behaviour this is."""
@@ -338,6 +339,9 @@ def validate_steersman(block: Steersman, path: str) -> Iterator[FieldError]:
         yield invalid(f"{path}.udpIdleTimeout", block.udp_idle_timeout, _POSITIVE)
     if block.iptables_variant not in _VARIANTS:
         yield unsupported(f"{path}.iptablesVariant", block.iptables_variant, _VARIANTS)
+    for index, word in enumerate(block.ipvs_scheduler_flags):
+        if word not in SCHEDULER_FLAGS:
+            yield unsupported(f"{path}.ipvsSchedulerFlags[{index}]", word, SCHEDULER_FLAGS)
     for index, url in enumerate(block.api_servers):
         if not url:
             yield invalid(f"{path}.apiServers[{index}]", url, "must not be empty")

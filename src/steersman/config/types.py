@@ -157,6 +157,10 @@ class Steersman(Section, frozen=True):
     """`nft` or `legacy`; "" finds out which one this machine uses."""
     strict: bool = False
     """Fail where the mode cannot run here; otherwise iptables stands in for ipvs."""
+    ipvs_scheduler_flags: tuple[str, ...] = ()
+    """Of the ipvs mode's schedulers, in ipvsadm's words; () for the usual ones, `none` for none."""
+    ipvs_local_fallback: bool = False
+    """In the ipvs mode, policy Local without an endpoint here goes to endpoints elsewhere."""
     manifests: tuple[str, ...] = ()
     """Files or directories of manifests to read instead of an API server."""
     kubeconfig_context: str = ""

@@ -34,6 +34,8 @@ class NodeConfig(msgspec.Struct, frozen=True):
     """CIDRs whose addresses serve node ports, or the one word `primary`; () means all."""
     localhost_node_ports: bool = True
     masquerade_all: bool = False
+    local_falls_back: bool = False
+    """Policy Local without an endpoint here goes to those elsewhere, as upstream's ipvs mode."""
     masquerade_bit: int = 14
     allow_service_external_ips: bool = True
     """Feature gate AllowServiceExternalIPs (SPEC 3)."""

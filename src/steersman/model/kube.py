@@ -46,6 +46,12 @@ class Annotations(Lean, frozen=True, rename=None):
     """On a Service: "least-connections" prefers idle endpoints, in modes that count connections."""
     ipvs_scheduler: str | None = msgspec.field(name="steersman/ipvs-scheduler", default=None)
     """On a Service: how the ipvs mode chooses among its endpoints, in the kernel's words."""
+    ipvs_scheduler_flags: str | None = msgspec.field(
+        name="steersman/ipvs-scheduler-flags", default=None
+    )
+    """On a Service: flags of that, in ipvsadm's words with commas between."""
+    weight: str | None = msgspec.field(name="steersman/weight", default=None)
+    """On an EndpointSlice: the share of its endpoints, in the ipvs mode."""
     proxy_protocol: str | None = msgspec.field(name="steersman/proxy-protocol", default=None)
     """On a Service: "v2" tells TCP endpoints the client's address, in the userspace modes."""
 

@@ -68,3 +68,7 @@ class PlanKey(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} ({self.name.protocol}, {self.family.kubernetes})"
+
+
+SCHEDULER_FLAGS = ("none", "sh-fallback", "sh-port", "mh-fallback", "mh-port")
+"""Of IPVS, as ipvsadm spells them (`-b`), each for its scheduler; `none` for none of them."""

@@ -143,6 +143,11 @@ class ServicePlan(Value, frozen=True):
     """Tell endpoints who the client is by the PROXY protocol, where the mode ends connections."""
     scheduler: str = ""
     """IPVS scheduler, where the mode has such; "" for the one that is configured."""
+    scheduler_flags: tuple[str, ...] = ()
+    """Flags of it, in ipvsadm's words; () for those that are configured, `none` for none."""
+    weights: tuple[tuple[str, int, int], ...] = ()
+    """Address, port and weight of endpoints whose share is other than 1, where the mode has such;
+    sorted."""
 
     @property
     def uses_cluster(self) -> bool:
@@ -217,15 +222,15 @@ class Traits(Value, frozen=True):
     """Endpoints always see an address of this node: connections end in the proxy."""
     forwards_sctp: bool = True
     """SCTP can be served."""
+    tracks_connections: bool = True
+    """The kernel's conntrack carries it; otherwise conntrack's switches are left alone."""
+    one_health_check_port: bool = False
+    """The health check node port of a Service is an object of its own: of its first port only."""
     relays_localhost: bool = False
     """Node ports on loopback, of both families, are taken by sockets of this process: no packet
     to 127.0.0.0/8 has to be routed, and `primary` does not exclude them."""
 
 
-    tracks_connections: bool = True
-    """The kernel's conntrack carries it; otherwise conntrack's switches are left alone."""
-    one_health_check_port: bool = False
-    """The health check node port of a Service is an object of its own: of its first port only."""
 class NodeSettings(Value, frozen=True):
     """The node-wide part of a NodePlan; a change of it dirties every ServicePlan."""
 
@@ -235,6 +240,8 @@ class NodeSettings(Value, frozen=True):
     ipv6: FamilySettings = FamilySettings()
     masquerade_all: bool = False
     masquerade_bit: int = 14
+    falls_back: bool = False
+    """Policy Local without an endpoint here goes to those elsewhere instead of being dropped."""
     traits: Traits = Traits()
     many_services: bool = False
     """More ServicePorts than the configured threshold: modes with lists split them."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from steersman.model.conntrack import Stale
 from steersman.model.names import ServicePortName
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.diff import Diff, Ruleset
@@ -28,6 +29,15 @@ class BusyError(Exception):
     """The kernel could not be programmed just now (a lock, no memory): try the same again later."""
 
 
+class Moved(NamedTuple):
+    """What was passed on so far, to the endpoint and back."""
+
+    packets_in: int
+    packets_out: int
+    bytes_in: int
+    bytes_out: int
+
+
 class Made(msgspec.Struct, frozen=True):
     """Connections made so far. A count never falls while what it is of is in the plans."""
 
@@ -35,6 +45,9 @@ class Made(msgspec.Struct, frozen=True):
     """By ServicePort and destination: an address and port, or `nodePort:30080`."""
     endpoints: Mapping[tuple[ServicePortName, str], int]
     """By ServicePort and endpoint, as it is printed."""
+    moved_by_frontend: Mapping[tuple[ServicePortName, str], Moved] = {}
+    """Packets and bytes likewise, where the mode counts them."""
+    moved_by_endpoint: Mapping[tuple[ServicePortName, str], Moved] = {}
 
 
 class Mode(Protocol):
@@ -111,6 +124,36 @@ class Counting(Protocol):
 
         Raises:
             BusyError: they cannot be read now.
+        """
+        ...
+
+
+@runtime_checkable
+class Lingering(Mode, Protocol):
+    """A mode whose kernel objects carry connections, which end when the objects go."""
+
+    def kept(self, have: Ruleset) -> Ruleset:
+        """Return what of a Ruleset carries connections, changed so that it takes no new ones."""
+        ...
+
+    async def connections(self) -> int:
+        """How many connections there are now.
+
+        Raises:
+            BusyError: that is not known now.
+        """
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A mode that keeps connections in tables of its own, beside or instead of conntrack."""
+
+    async def forget(self, stale: Stale) -> int:
+        """Cut the connections that are stale; returns how many there were.
+
+        Raises:
+            ApplyError, BusyError: they cannot be looked at now.
         """
         ...
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import CancelledError
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
+from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import BusyError, Counting
+from steersman.modes.base import BusyError, Counting, Moved
 from steersman.run.metrics import Connections, connections
 
 _PATIENCE = 5.0  # seconds that a scrape waits for a sync to end
@@ -44,5 +45,26 @@ def counted(
         for (name, frontend), count in made.frontends.items():
             family.add_metric((*name, frontend), count)
         yield family
+        yield from _moved(made.moved_by_endpoint, "endpoint", "proxied")
+        yield from _moved(made.moved_by_frontend, "frontend", "frontend")
 
     return collect
+
+
+def _moved(
+    counts: Mapping[tuple[ServicePortName, str], Moved], label: str, word: str
+) -> Iterator[Metric]:
+    """Packets and bytes, where the mode counts them."""
+    if not counts:
+        return
+    labels = ("namespace", "service", "port", "protocol", label, "direction")
+    packets = CounterMetricFamily(
+        f"steersman_{word}_packets_total", "Packets passed on", labels=labels
+    )
+    moved = CounterMetricFamily(f"steersman_{word}_bytes_total", "Bytes passed on", labels=labels)
+    for (name, end), count in counts.items():
+        packets.add_metric((*name, end, "to_endpoint"), count.packets_in)
+        packets.add_metric((*name, end, "to_client"), count.packets_out)
+        moved.add_metric((*name, end, "to_endpoint"), count.bytes_in)
+        moved.add_metric((*name, end, "to_client"), count.bytes_out)
+    yield from (packets, moved)

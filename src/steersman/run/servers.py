@@ -79,21 +79,12 @@ class Servers:
         if isinstance(sync.mode, Counting):
             loop = asyncio.get_running_loop()
             self.metrics.ask(counted(sync.mode, self._plans, loop))
-        self._ask_ipvs(sync)
 
     def _ask_conntrack(self) -> None:
         if sys.platform != "win32":
             from steersman.host.conntrack import usage  # noqa: PLC0415 - it calls what Windows lacks
 
             self.metrics.ask(conntrack_usage(usage))
-
-    def _ask_ipvs(self, sync: Sync) -> None:
-        if sync.mode.name == "ipvs":
-            from steersman.modes.ipvs.mode import IpvsMode  # noqa: PLC0415 - likewise
-            from steersman.run.balanced import balanced  # noqa: PLC0415 - likewise
-
-            assert isinstance(sync.mode, IpvsMode)
-            self.metrics.ask(partial(balanced, sync.mode, lambda: sync.state.plan))
 
     def health_checks(
         self, settings: Callable[[], NodeSettings]

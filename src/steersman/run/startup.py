@@ -89,6 +89,7 @@ def _ipvs_options(config: ProxyConfig) -> IpvsOptions:
     cidrs = tuple(c for text in block.exclude_cidrs if (c := canonical_cidr(text)) is not None)
     return IpvsOptions(
         scheduler=block.scheduler or "rr",
+        scheduler_flags=config.steersman.ipvs_scheduler_flags,
         exclude_cidrs=cidrs,
         strict_arp=block.strict_arp,
         tcp_timeout=int(block.tcp_timeout.seconds),
@@ -171,9 +172,9 @@ def set_conntrack(config: ProxyConfig, traits: Traits) -> None:
     Raises:
         SysctlError: a setting cannot be written.
     """
-    block = config.linux.conntrack
     if not traits.tracks_connections:
         return
+    block = config.linux.conntrack
 
     def seconds(value: Duration | None) -> float | None:
         return None if value is None else value.seconds

@@ -6,13 +6,16 @@ a user of conntrack; so nothing is removed before the first sync of the new mode
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from steersman.host.exec import Exec
-from steersman.modes.base import ApplyError, BusyError, Mode
-from steersman.modes.diff import diff
+from steersman.modes.base import ApplyError, BusyError, Lingering, Mode
+from steersman.modes.diff import Ruleset, diff
 from steersman.modes.registry import MODES, ModeOptions
 
+_POLL = 1.0  # seconds between two looks at what is still connected
 _VARIANTS = {"iptables": ("nft", "legacy")}
 _LEAVES: Mapping[str, tuple[str, ...]] = {
     "iptables": ("nftables", "ipvs", "ebpf"),
@@ -39,10 +42,15 @@ def others(current: str, execute: Exec, variant: str = "") -> Iterator[tuple[str
                 yield f"{name} ({each})" if each else name, mode
 
 
-async def clean_leftovers(modes: Iterable[tuple[str, Mode]]) -> list[str]:
+async def clean_leftovers(modes: Iterable[tuple[str, Mode]], patience: float = 0.0) -> list[str]:
     """Remove what other modes left behind; call it after the first sync that succeeded.
 
     What cannot be removed stays and is said: it never stops the mode that serves.
+
+    Args:
+        modes: those to leave, by name.
+        patience: seconds that established connections get to end, in a mode that carries them;
+            it takes no new ones meanwhile.
 
     Returns:
         A sentence for each mode of which there was something.
@@ -50,18 +58,32 @@ async def clean_leftovers(modes: Iterable[tuple[str, Mode]]) -> list[str]:
     said = []
     for name, mode in modes:
         try:
-            if sentence := await _clean(mode):
+            if sentence := await _clean(mode, patience):
                 said.append(f"{name} mode: {sentence}")
         except (ApplyError, BusyError, OSError) as error:
             said.append(f"{name} mode: its leftovers stay: {error}")
     return said
 
 
-async def _clean(mode: Mode) -> str:
+async def _clean(mode: Mode, patience: float) -> str:
     if not (await mode.probe()).usable:
         return ""
     before = await mode.read()
+    cut = await _drain(mode, before, patience) if before and isinstance(mode, Lingering) else 0
     if before:
-        await mode.apply(diff(before, {}))
+        await mode.apply(diff(await mode.read(), {}))
     gone = len(before) - len(await mode.read()) if before else 0  # shared with kubelet: stays
-    return f"removed {gone} kernel objects that it left behind" if gone else ""
+    if not gone:
+        return ""
+    lost = f"; {cut} connections were cut, --drain-period gives them more time" if cut else ""
+    return f"removed {gone} kernel objects that it left behind{lost}"
+
+
+async def _drain(mode: Lingering, before: Ruleset, patience: float) -> int:
+    """Wait until nothing is connected by way of a mode that was left; how much still is."""
+    if patience > 0 and await mode.connections():
+        await mode.apply(diff(before, mode.kept(before)))
+        end = time.monotonic() + patience
+        while await mode.connections() and time.monotonic() < end:  # noqa: ASYNC110
+            await asyncio.sleep(min(_POLL, patience))  # the kernel tells of no end
+    return await mode.connections()

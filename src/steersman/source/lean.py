@@ -9,6 +9,7 @@ from sys import intern
 from typing import TypeVar
 
 from steersman.model.kube import (
+    Annotations,
     EndpointConditions,
     EndpointSlice,
     ObjectMeta,
@@ -53,17 +54,28 @@ def lean_service(service: Service) -> Service:
 
 
 def lean_slice(slice_: EndpointSlice) -> EndpointSlice:
-    """Return an equal EndpointSlice but for its uid, resourceVersion and annotations."""
+    """Return an equal EndpointSlice but for uid, resourceVersion and most annotations."""
     endpoints = slice_.endpoints
     if endpoints is not None:
         endpoints = [_lean_endpoint(endpoint) for endpoint in endpoints]
     meta = slice_.metadata
     return EndpointSlice(
-        ObjectMeta(name=meta.name, namespace=intern(meta.namespace), labels=meta.labels),
+        ObjectMeta(
+            name=meta.name,
+            namespace=intern(meta.namespace),
+            labels=meta.labels,
+            annotations=_lean_annotations(meta.annotations),
+        ),
         intern(slice_.address_type),
         endpoints,
         _shared(_slice_ports, slice_.ports),
     )
+
+
+def _lean_annotations(annotations: Annotations | None) -> Annotations | None:
+    if annotations is None or annotations.weight is None:
+        return None
+    return Annotations(weight=intern(annotations.weight))
 
 
 def _lean_meta(meta: ObjectMeta) -> ObjectMeta:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.model.addresses import join_host_port
-from steersman.model.names import Protocol
-from steersman.model.plan import NodePlan
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import (
+    Frontend,
+    FrontendKind,
+    NodePlan,
+    ServicePlan,
+    SourceClass,
+    Verdict,
+)
 from steersman.modes.base import Mode
-from steersman.modes.diff import Ruleset
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.options import IpvsOptions
+from steersman.modes.ipvs.render import node_port_addresses
 from tests.flows import FlowCase
 from tests.lab_sockets import Netns
-from tests.modes import ModeUnderTest, render
+from tests.modes import ModeUnderTest
 
 
 def mode_behind(execute: Exec, options: IpvsOptions | None = None) -> IpvsMode:
@@ -34,20 +40,35 @@ IPVS = ModeUnderTest("ipvs", ("nft",), _make, None, lambda _plan: "")
 
 
 def as_ipvs_serves(flows: tuple[FlowCase, ...], plan: NodePlan) -> tuple[FlowCase, ...]:
-    """The flows as the mode's README says that they are served: one list for all classes.
-
-    Pods and the node get the endpoints of those outside; everything else stays as it is.
-    """
-    ruleset = render(plan, IPVS.offline())
-    return tuple(_served(flow, ruleset) for flow in flows)
+    """The flows as the mode's README says that they are served, told from the plan alone."""
+    return tuple(_served(flow, plan) for flow in flows)
 
 
-def _served(flow: FlowCase, ruleset: Ruleset) -> FlowCase:
-    server = ruleset.get(ServerKey(Protocol(flow.protocol), flow.address, flow.port))
-    if flow.kind != "forward" or not isinstance(server, Server):
-        return flow
-    targets = {join_host_port(*target) for target in server.targets}
-    return replace(flow, endpoints=flow.endpoints & targets)
+def _served(flow: FlowCase, plan: NodePlan) -> FlowCase:
+    """See LOCAL_FIRST, OWN_ADDRESS and HELD_SOURCE."""
+    found = list(_frontends(flow, plan))
+    family = Family.IPV6 if ":" in flow.address else Family.IPV4
+    if not found and flow.address in plan.settings.family(family).local_addresses:
+        return replace(flow, kind="untouched", endpoints=frozenset(), masquerade=False)
+    if flow.source in {f.address for service in plan.services.values() for f in service.frontends}:
+        return replace(flow, kind="drop", endpoints=frozenset(), masquerade=False)
+    for service, frontend in found if flow.kind == "forward" else ():
+        outside = frontend.action(SourceClass.EXTERNAL)
+        if outside.verdict is Verdict.FORWARD:
+            ends = frozenset(str(endpoint) for endpoint in service.pool(outside.pool))
+            return replace(flow, endpoints=ends)
+    return flow
+
+
+def _frontends(flow: FlowCase, plan: NodePlan) -> Iterator[tuple[ServicePlan, Frontend]]:
+    for key, service in plan.services.items():
+        family = plan.settings.family(key.family)
+        for frontend in service.frontends:
+            held = frontend.kind is not FrontendKind.NODE_PORT
+            addresses = (frontend.address,) if held else node_port_addresses(family)
+            place = key.name.protocol, frontend.port
+            if place == (Protocol(flow.protocol), flow.port) and flow.address in addresses:
+                yield service, frontend
 
 
 LOCAL_FIRST = frozenset(
@@ -74,4 +95,13 @@ LOCAL_FIRST = frozenset(
         "common/TestInternalExternalMasquerade/masqueradeAll,_no_LocalTrafficDetector#1",
     }
 )
-"""Cases (and conformance cases) in which that differs from the plan."""
+"""Cases (and conformance cases) in which pods and the node get the endpoints of those outside:
+a virtual server has one list."""
+OWN_ADDRESS = frozenset(
+    {"common/TestNoEndpointsReject#1", "common/TestExternalTrafficPolicyLocal#1"}
+)
+"""Those with an external IP that is an address of the node: it is refused, with a Finding."""
+HELD_SOURCE = frozenset({"source-ranges-with-this-node"})
+"""Those in which a packet from outside has an address of a Service as its source, which is one of
+the node's here: the kernel drops it as a martian (RFC 1812, 5.3.7)."""
+DIFFERENT = LOCAL_FIRST | OWN_ADDRESS | HELD_SOURCE

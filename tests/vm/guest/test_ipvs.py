@@ -17,7 +17,7 @@ from tests.conformance.runner import Case, flow_world
 from tests.conformance.world import load
 from tests.flows import by_packets, compare
 from tests.modes import render
-from tests.vm.guest.ipvs import IPVS, LOCAL_FIRST, as_ipvs_serves, mode_behind
+from tests.vm.guest.ipvs import DIFFERENT, IPVS, as_ipvs_serves, mode_behind
 from tests.vm.machine import EVERYTHING
 from tests.worlds import LabPool, World
 
@@ -57,7 +57,7 @@ class Nodes:
     def wrong(self, world: World) -> list[str]:
         """What is other than it should be when a world is in force."""
         flows = as_ipvs_serves(world.flows, world.plan(IPVS.traits))
-        assert (flows != world.flows) == (world.id in LOCAL_FIRST)
+        assert (flows != world.flows) == (world.id in DIFFERENT)
         lab = self.pool.lab(world)
         if lab.node.path not in self._modes:
             self._modes[lab.node.path] = mode_behind(SubprocessExec(lab.exec_argv(())))

@@ -167,7 +167,7 @@ def test_drift_is_mended(node: Node) -> None:
     node.sh("ipset", "flush", "KUBE-IPVS-PORTS")
     node.sh("iptables", "-t", "nat", "-F", "KUBE-IPVS-SERVICES")
     node.sh("ipvsadm", "-d", "-t", "10.96.0.1:80", "-r", "10.244.0.1:8080")
-    assert node.bring(of(ONE[0])) == 3  # the server with its address, the entry, the chain
+    assert node.bring(of(ONE[0])) == 4  # the server, its address, the entry, the chain
     node.sh("ip", "link", "del", "kube-ipvs0")
     assert node.bring(of(ONE[0])) > 0
     assert "10.96.0.1/32" in node.sh("ip", "addr", "show", "kube-ipvs0")

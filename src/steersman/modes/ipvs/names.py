@@ -7,6 +7,8 @@ replaces another both are complete, and either can be removed without the other.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from itertools import repeat
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -26,6 +28,7 @@ DROPS = "KUBE-IPVS-DROPS"
 SOURCES = "KUBE-IPVS-SOURCES"
 REJECTS = "KUBE-IPVS-REJECTS"
 ACCESS = "KUBE-IPVS-ACCESS"
+HEALTH = "KUBE-IPVS-HEALTH"
 
 CHAINS = frozenset(
     {
@@ -36,6 +39,7 @@ CHAINS = frozenset(
         (MANGLE, SOURCES),
         (FILTER, REJECTS),
         (FILTER, ACCESS),
+        (FILTER, HEALTH),
         (FILTER, FORWARD),
     }
 )
@@ -45,6 +49,7 @@ PORTS = "PORTS"
 ADDRESSES = "ADDRESSES"
 GUARDED = "GUARDED"
 ALLOWED = "ALLOWED"
+HEALTH_PORTS = "HEALTH"
 _ROLES = {PORTS: "hash:ip,port", ADDRESSES: "hash:ip", GUARDED: "hash:ip,port"}
 _ROLES[ALLOWED] = "hash:ip,port,net"
 _SHORT = {SourceClass.POD: "POD", SourceClass.NODE: "NODE", SourceClass.EXTERNAL: "OUTSIDE"}
@@ -96,13 +101,27 @@ class Server(msgspec.Struct, frozen=True):
     """The address is one of DEVICE; addresses of the node itself are not."""
     targets: tuple[Target, ...] = ()
     """Real servers that get new connections, sorted."""
+    weights: tuple[int, ...] = ()
+    """Theirs, in the same order; () where all are 1."""
+
+    @property
+    def weighed(self) -> dict[Target, int]:
+        """Weights by real server."""
+        return dict(zip(self.targets, self.weights or repeat(1)))  # noqa: B905 - repeat is endless
+
+    @property
+    def settings(self) -> tuple[str, int, int]:
+        """What the kernel keeps of the virtual server itself."""
+        return self.scheduler, self.flags, self.timeout
 
 
+@lru_cache
 def role_set(role: str, family: Family) -> str:
-    """Name of the set with a role of its own: PORTS, ADDRESSES, GUARDED or ALLOWED."""
+    """Name of the set with a role of its own: PORTS, ADDRESSES and so on."""
     return _PREFIX[family] + role
 
 
+@lru_cache
 def action_set(source: SourceClass, verdict: Verdict, family: Family) -> str:
     """Name of the set of destinations at which a class of sources is treated in one way.
 
@@ -115,6 +134,7 @@ def all_sets(family: Family) -> Iterator[tuple[str, str]]:
     """Every set of a family: its name, and its type as in `ipset create`."""
     for role, kind in _ROLES.items():
         yield role_set(role, family), f"{kind} family {_INET[family]}"
+    yield role_set(HEALTH_PORTS, family), "bitmap:port range 0-65535"
     for source in SourceClass:
         for verdict in Verdict:
             name = action_set(source, verdict, family)
@@ -122,6 +142,10 @@ def all_sets(family: Family) -> Iterator[tuple[str, str]]:
 
 
 _OURS = frozenset(name for family in Family for name, _ in all_sets(family))
+
+
+ADDRESS_SETS = frozenset(role_set(ADDRESSES, family) for family in Family)
+"""Their entries follow from what virtual servers hold; found without one, they have no owner."""
 
 
 def is_our_set(name: str) -> bool:

@@ -9,6 +9,8 @@ class IpvsOptions(msgspec.Struct, frozen=True):
     """What may be set about this mode."""
 
     scheduler: str = "rr"
+    scheduler_flags: tuple[str, ...] = ()
+    """As ipvsadm has them, each for its scheduler; () for the usual ones, `none` for none."""
     exclude_cidrs: tuple[str, ...] = ()
     """Canonical CIDRs; virtual servers in them are somebody else's."""
     strict_arp: bool = False

@@ -16,6 +16,13 @@ from steersman.modes.ipvs.wire import list_services, resolve
 
 _TRIAL = ServerKey(Protocol.TCP, "198.51.100.0", 20000)
 """A virtual server that nobody uses (RFC 5737): making it loads the scheduler (SPEC 10)."""
+_TRIAL_SET = "KUBE-IPVS-TRIAL"
+_TRIAL_RULES = f"""*filter
+:{_TRIAL_SET} - [0:0]
+-A {_TRIAL_SET} -m set --match-set {_TRIAL_SET} dst -j RETURN
+-A {_TRIAL_SET} -m bpf --bytecode "1,6 0 0 65535" -j RETURN
+COMMIT
+""".encode()
 _IPSET = re.compile(r"v(\d+)\.(\d+)")
 
 
@@ -61,6 +68,21 @@ async def check_ipset(execute: Exec) -> str:
     if (await execute.run(["ipset", "save"])).returncode:
         return "The kernel has no ipset; run `modprobe ip_set` on the host."
     return ""
+
+
+async def check_matches(execute: Exec, iptables: str) -> str:
+    """Return what is wrong with the matches that rules need, "" where iptables has them.
+
+    A rule with both is tried without being committed; its set is made and removed again.
+    """
+    made = await execute.run(["ipset", "-exist", "create", _TRIAL_SET, "hash:ip"])
+    result = await execute.run([f"{iptables}-restore", "--test", "--noflush"], _TRIAL_RULES)
+    await execute.run(["ipset", "destroy", _TRIAL_SET])
+    if not (made.returncode or result.returncode):
+        return ""
+    said = result.message or made.message
+    hint = "run `modprobe xt_set` and `modprobe xt_bpf` on the host"
+    return f"{iptables} cannot match sets and BPF programs ({said}); {hint}."
 
 
 def check_scheduler(

@@ -25,6 +25,7 @@ from steersman.model.plan import (
 from steersman.modes.ipvs.names import (
     ALLOWED,
     GUARDED,
+    HEALTH_PORTS,
     PORTS,
     MemberKey,
     Server,
@@ -37,8 +38,11 @@ from steersman.modes.ipvs.names import (
 NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
 """Protocol numbers; ipset looks up a name in /etc/protocols for every entry."""
 _PERSISTENT = 0x1
-SCHEDULER_FLAGS = {"mh": 0x10}
-"""Flags that a scheduler always gets: mh hashes the port of the source too (SPEC 10)."""
+_FLAGS = {"fallback": 0x8, "port": 0x10}
+"""IP_VS_SVC_F_SCHED1 and 2: another endpoint where the one that is due has weight 0; the port of
+the source decides, too. Both are of sh and mh."""
+_USUAL_FLAGS = {"mh": ("mh-port",)}
+"""Those of a scheduler where nothing is said (SPEC 10)."""
 _CLASSES = (SourceClass.EXTERNAL, SourceClass.POD, SourceClass.NODE)
 
 
@@ -46,6 +50,9 @@ class Options(msgspec.Struct, frozen=True):
     """What may be set about scheduling."""
 
     scheduler: str = "rr"
+    flags: tuple[str, ...] = ()
+    """As ipvsadm has them: `sh-port` and so on, each for its scheduler; () for the usual ones,
+    "none" for none."""
 
 
 def render_service(
@@ -61,6 +68,9 @@ def render_service(
             out[ServerKey(plan.key.name.protocol, address, frontend.port)] = server
             place = f"{address},{NUMBERS[plan.key.name.protocol]}:{frontend.port}"
             out.update((member, "") for member in _members(plan.key.family, frontend, place))
+    if plan.health_check_node_port:
+        health = role_set(HEALTH_PORTS, plan.key.family)
+        out[MemberKey(health, str(plan.health_check_node_port))] = ""
     return out
 
 
@@ -79,8 +89,20 @@ def _server(plan: ServicePlan, frontend: Frontend, options: Options, held: bool)
     seconds = plan.affinity_seconds
     default = "lc" if plan.least_connections else options.scheduler
     scheduler = plan.scheduler or default
-    flags = SCHEDULER_FLAGS.get(scheduler, 0) | (_PERSISTENT if seconds else 0)
-    return Server(scheduler, flags, seconds, held, _targets(plan, frontend))
+    flags = _flags(scheduler, plan.scheduler_flags or options.flags)
+    targets = _targets(plan, frontend)
+    if seconds:
+        flags |= _PERSISTENT
+    return Server(scheduler, flags, seconds, held, targets, _weights(targets, plan))
+
+
+def _flags(scheduler: str, words: tuple[str, ...]) -> int:
+    flags = 0
+    for word in words or _USUAL_FLAGS.get(scheduler, ()):
+        name, _, flag = word.partition("-")
+        if name == scheduler:
+            flags |= _FLAGS.get(flag, 0)
+    return flags
 
 
 def _targets(plan: ServicePlan, frontend: Frontend) -> tuple[Target, ...]:
@@ -89,6 +111,14 @@ def _targets(plan: ServicePlan, frontend: Frontend) -> tuple[Target, ...]:
         if action.verdict is Verdict.FORWARD:
             return tuple(sorted((e.ip, e.port) for e in plan.pool(action.pool)))
     return ()
+
+
+def _weights(targets: tuple[Target, ...], plan: ServicePlan) -> tuple[int, ...]:
+    if not plan.weights:
+        return ()
+    known = {(ip, port): weight for ip, port, weight in plan.weights}
+    weights = tuple(known.get(target, 1) for target in targets)
+    return weights if any(weight != 1 for weight in weights) else ()
 
 
 def _members(family: Family, frontend: Frontend, place: str) -> Iterator[MemberKey]:

@@ -18,6 +18,8 @@ from steersman.modes.ipvs.names import (
     DROPS,
     FORWARD,
     GUARDED,
+    HEALTH,
+    HEALTH_PORTS,
     MARK_MASQ,
     PORTS,
     POSTROUTING,
@@ -53,7 +55,15 @@ def _jump(chain: str, what: str, new: bool = True) -> str:
 _JUMPS = (
     (MANGLE, "PREROUTING", (_jump(DROPS, "drops"),)),
     (MANGLE, "OUTPUT", (_jump(DROPS, "drops"),)),
-    (FILTER, "INPUT", (_jump(REJECTS, "rejects"), _jump(ACCESS, "access"))),
+    (
+        FILTER,
+        "INPUT",
+        (
+            _jump(HEALTH, "health check service ports", new=False),
+            _jump(REJECTS, "rejects"),
+            _jump(ACCESS, "access"),
+        ),
+    ),
     (FILTER, "OUTPUT", (_jump(REJECTS, "rejects"),)),
     (FILTER, "FORWARD", (_jump(FORWARD, "forwarding rules", new=False),)),
     (NAT, "PREROUTING", (_jump(SERVICES, "service portals", new=False),)),
@@ -90,6 +100,8 @@ def _chains(settings: NodeSettings, family: Family, features: Features) -> Itera
     guarded = f"{_match(role_set(GUARDED, family))} -j {SOURCES}"
     yield (MANGLE, DROPS), [guarded, *_by_class(family, detector, Verdict.DROP, "DROP")]
     yield (FILTER, REJECTS), list(_by_class(family, detector, Verdict.REJECT, _REJECT[family]))
+    checks = f"-p tcp -m set --match-set {role_set(HEALTH_PORTS, family)} dst -j ACCEPT"
+    yield (FILTER, HEALTH), [checks]
     others = f"-m set --match-set {role_set(ADDRESSES, family)} dst -j {_REJECT[family]}"
     yield (FILTER, ACCESS), [f"{_match(role_set(PORTS, family))} -j RETURN", others]
 

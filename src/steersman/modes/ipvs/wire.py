@@ -6,6 +6,8 @@ import enum
 import socket
 import struct
 from collections.abc import Iterator
+from functools import lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 from steersman.host.netlink import Netlink, Request
@@ -15,6 +17,7 @@ from steersman.host.nlmsg import (
     attr,
     attributes,
     be16,
+    iter_attributes,
     nested,
     string,
     text,
@@ -27,7 +30,9 @@ from steersman.modes.ipvs.names import Server, ServerKey, Target
 _GENL_ID_CTRL = 16
 _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 3, 1, 2
 _HASHED = 0x2  # added by the kernel to everything it lists
+_INFO_VERSION, _INFO_SIZE = 1, 2
 _SERVICE, _DEST, _TIMEOUT_TCP, _TIMEOUT_FIN, _TIMEOUT_UDP = 1, 2, 4, 5, 6
+_STATS, _STATS64 = 10, 12
 _FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 16}
 _NUMBERS = {6: Protocol.TCP, 17: Protocol.UDP, 132: Protocol.SCTP}
 _PROTOCOLS = {protocol: number for number, protocol in _NUMBERS.items()}
@@ -45,6 +50,8 @@ class Command(enum.IntEnum):
     DEL_DEST = 7
     GET_DEST = 8
     SET_CONFIG = 12
+    GET_CONFIG = 13
+    GET_INFO = 15
 
 
 class Stats(NamedTuple):
@@ -65,6 +72,22 @@ class Listed(NamedTuple):
     flags: int
     timeout: int
     stats: Stats
+
+
+class Limits(NamedTuple):
+    """What ip_vs says of itself."""
+
+    version: str
+    connection_buckets: int
+    """Size of the hash table of connections (conn_tab_bits of the module)."""
+
+
+class Timeouts(NamedTuple):
+    """How long idle connections live, in seconds."""
+
+    tcp: int
+    tcp_fin: int
+    udp: int
 
 
 def resolve(netlink: Netlink) -> int:
@@ -88,21 +111,25 @@ def _u16(kind: int, value: int) -> bytes:
     return attr(kind, struct.pack("=H", value))
 
 
-def _identity(key: ServerKey) -> tuple[bytes, ...]:
+@lru_cache(maxsize=4096)
+def _identity(key: ServerKey) -> bytes:
     family, address = _packed(key.address)
     protocol = _PROTOCOLS[key.protocol]
-    return _u16(1, family), _u16(2, protocol), attr(3, address), be16(4, key.port)
+    return _u16(1, family) + _u16(2, protocol) + attr(3, address) + be16(4, key.port)
 
 
 def service(family: int, command: Command, key: ServerKey, server: Server | None = None) -> Request:
     """A request about a virtual server; `server` for those that make or change it."""
-    parts = _identity(key)
+    parts = [_identity(key)]
     if server is not None:
         netmask = 128 if ":" in key.address else 0xFFFFFFFF
         flags = attr(7, struct.pack("=II", server.flags, 0xFFFFFFFF))
-        options = text(6, server.scheduler), flags, u32(8, server.timeout), u32(9, netmask)
-        parts += options
+        parts += text(6, server.scheduler), flags, u32(8, server.timeout), u32(9, netmask)
     return Request(family, _header(command) + nested(_SERVICE, *parts), NLM_F_ACK)
+
+
+_PLAIN = u32(3, 0) + u32(5, 0) + u32(6, 0)
+"""Forwarding by masquerading, and no thresholds of connections."""
 
 
 def destination(
@@ -110,10 +137,10 @@ def destination(
 ) -> Request:
     """A request about a real server: masqueraded forwarding, without thresholds."""
     number, address = _packed(target[0])
-    parts = [attr(1, address), be16(2, target[1]), _u16(11, number)]
+    end = attr(1, address) + be16(2, target[1]) + _u16(11, number)
     if command is not Command.DEL_DEST:
-        parts += [u32(3, 0), u32(4, weight), u32(5, 0), u32(6, 0)]
-    body = nested(_SERVICE, *_identity(key)) + nested(_DEST, *parts)
+        end += _PLAIN + u32(4, weight)
+    body = nested(_SERVICE, _identity(key)) + nested(_DEST, end)
     return Request(family, _header(command) + body, NLM_F_ACK)
 
 
@@ -121,6 +148,32 @@ def timeouts(family: int, tcp: int, fin: int, udp: int) -> Request:
     """A request to set how long idle connections live, in seconds; 0 leaves one as it is."""
     body = u32(_TIMEOUT_TCP, tcp) + u32(_TIMEOUT_FIN, fin) + u32(_TIMEOUT_UDP, udp)
     return Request(family, _header(Command.SET_CONFIG) + body, NLM_F_ACK)
+
+
+def ask_info(netlink: Netlink, family: int) -> Limits:
+    """Ask for version and size; the version is 3 bytes, as in the kernel's own words 1.2.1."""
+    (reply,) = netlink.request(Request(family, _header(Command.GET_INFO)))
+    values = attributes(reply.payload, 4)
+    number = _int(values[_INFO_VERSION])
+    version = f"{number >> 16 & 0xFF}.{number >> 8 & 0xFF}.{number & 0xFF}"
+    return Limits(version, _int(values[_INFO_SIZE]))
+
+
+def ask_timeouts(netlink: Netlink, family: int) -> Timeouts:
+    """Ask how long idle connections live."""
+    (reply,) = netlink.request(Request(family, _header(Command.GET_CONFIG)))
+    values = attributes(reply.payload, 4)
+    return Timeouts(*(_int(values[k]) for k in (_TIMEOUT_TCP, _TIMEOUT_FIN, _TIMEOUT_UDP)))
+
+
+def digest_services(netlink: Netlink, family: int) -> bytes:
+    """Return a hash of all virtual servers but for their counters, which traffic changes."""
+    digest = blake2b(digest_size=16)
+    for reply in netlink.dump(Request(family, _header(Command.GET_SERVICE))):
+        for kind, value in iter_attributes(attributes(reply.payload, 4).get(_SERVICE, b"")):
+            if kind not in (_STATS, _STATS64):
+                digest.update(bytes((kind,)) + value)
+    return digest.digest()
 
 
 def list_services(netlink: Netlink, family: int) -> Iterator[Listed]:
@@ -149,7 +202,7 @@ def list_destinations(
     netlink: Netlink, family: int, key: ServerKey
 ) -> Iterator[tuple[Target, Stats]]:
     """List the real servers of a virtual one, with what went through each."""
-    body = _header(Command.GET_DEST) + nested(_SERVICE, *_identity(key))
+    body = _header(Command.GET_DEST) + nested(_SERVICE, _identity(key))
     for reply in netlink.dump(Request(family, body)):
         if (found := read_destination(reply, ":" in key.address)) is not None:
             yield found
@@ -168,7 +221,7 @@ def read_destination(reply: Message, ipv6: bool) -> tuple[Target, Stats] | None:
 
 def read_stats(values: dict[int, bytes]) -> Stats:
     """Take counters apart: 64-bit ones, or the 32-bit ones of kernels before 4.1."""
-    found = attributes(values.get(12) or values.get(10, b""))
+    found = attributes(values.get(_STATS64) or values.get(_STATS, b""))
     return Stats(*(_int(found.get(kind, b"\0\0\0\0")) for kind in range(1, 6)))
 
 

@@ -1,0 +1,86 @@
+"""Shares of endpoints, asked for by annotation of their EndpointSlices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from steersman.compile.notes import Notes
+from steersman.model.addresses import canonical_ip
+from steersman.model.kube import EndpointSlice
+from steersman.model.names import PlanKey
+from steersman.model.plan import Finding, ServicePlan
+
+_FIELD = "metadata.annotations[steersman/weight]"
+_MOST = 65535
+
+
+def with_weights(
+    slices: Sequence[EndpointSlice], plans: dict[PlanKey, ServicePlan]
+) -> tuple[dict[PlanKey, ServicePlan], tuple[Finding, ...]]:
+    """Return plans with the weights that `steersman/weight` asks for, and what is wrong with it.
+
+    It says `3` for all endpoints of a slice, or `10.244.0.5=3, 10.244.0.6=1` for some; 1 to 65535.
+    What is malformed is ignored. Of several slices that name an endpoint the last by name counts.
+    """
+    known: dict[tuple[str, int], int] = {}
+    findings: tuple[Finding, ...] = ()
+    for slice_ in sorted(slices, key=lambda each: each.metadata.name):
+        asked = slice_.metadata.annotations
+        if asked is not None and asked.weight:
+            notes = Notes("EndpointSlice", slice_.metadata)
+            known.update(_of_slice(slice_, asked.weight, notes))
+            findings += notes.findings
+    if not known:
+        return plans, findings
+    return {key: _weighed(plan, known) for key, plan in plans.items()}, findings
+
+
+def _weighed(plan: ServicePlan, known: dict[tuple[str, int], int]) -> ServicePlan:
+    weights = tuple(
+        (end.ip, end.port, weight)
+        for end in sorted(plan.reachable)
+        if (weight := known.get((end.ip, end.port), 1)) != 1
+    )
+    return msgspec.structs.replace(plan, weights=weights) if weights else plan
+
+
+def _of_slice(slice_: EndpointSlice, text: str, notes: Notes) -> dict[tuple[str, int], int]:
+    by_address = _read(text, notes)
+    addresses = {
+        address
+        for endpoint in slice_.endpoints or ()
+        if (address := canonical_ip((endpoint.addresses or [""])[0])) is not None
+    }
+    return {
+        (address, port.port): by_address.get(address, by_address.get("", 1))
+        for address in addresses
+        for port in slice_.ports or ()
+        if port.port
+    }
+
+
+def _read(text: str, notes: Notes) -> dict[str, int]:
+    """Weights by address; by "" that of all the others."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        address, equals, number = part.strip().rpartition("=")
+        where = canonical_ip(address.strip()) if equals else ""
+        weight = _number(number.strip())
+        if where is None or not weight:
+            notes.add(
+                _FIELD,
+                f"{part.strip()!r} was ignored; write a number from 1 to {_MOST}, "
+                "or ADDRESS=NUMBER with commas between",
+            )
+        else:
+            found[where] = weight
+    return found
+
+
+def _number(text: str) -> int:
+    """A weight; 0 where it is none."""
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(_MOST)):
+        return 0
+    return number if (number := int(text)) <= _MOST else 0

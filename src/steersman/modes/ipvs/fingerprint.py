@@ -1,0 +1,54 @@
+"""A cheap sign of change: hashes of what the kernel lists, hardly taken apart.
+
+Neither IPVS nor ipset counts generations. So the kernel lists everything, as for `read`, but
+nothing is decoded, compared or kept; counters, which traffic changes, are left out.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Hashable
+from hashlib import blake2b
+
+from steersman.host.netlink import Netlink, Request
+from steersman.host.nlmsg import attributes, u8
+
+_IPSET_LIST = (6 << 8) | 7  # NFNL_SUBSYS_IPSET, IPSET_CMD_LIST: linux/netfilter/ipset/ip_set.h
+_IPSET_PROTOCOL = 6
+_NFT_GETGEN = (10 << 8) | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
+_GEN_ID = 1
+_COUNTS = re.compile(r" +\d+ +\d+ *$", re.MULTILINE)
+_DRAINED = re.compile(r" 0 +0 +0 *$", re.MULTILINE)
+_CHAIN_COUNTERS = re.compile(r" \[\d+:\d+\]$|^#.*$", re.MULTILINE)
+
+
+def of_table(text: str) -> bytes | None:
+    """Return a hash of /proc/net/ip_vs without its counts of connections.
+
+    None where a real server has weight 0 and no connections: it waits for `read` to delete it.
+    """
+    return None if _DRAINED.search(text) else _digest(_COUNTS.sub("", text).encode())
+
+
+def of_rules(text: str) -> bytes:
+    """Return a hash of what iptables-save prints, without counters and dates."""
+    return _digest(_CHAIN_COUNTERS.sub("", text).encode())
+
+
+def of_sets(netlink: Netlink) -> bytes:
+    """Return a hash of all ipsets, by a socket of NETLINK_NETFILTER."""
+    digest = blake2b(digest_size=16)
+    for reply in netlink.dump(Request(_IPSET_LIST, bytes(4) + u8(1, _IPSET_PROTOCOL))):
+        digest.update(reply.payload)
+    return digest.digest()
+
+
+def generation(netlink: Netlink) -> Hashable:
+    """Return the generation of the kernel's nf_tables rules, likewise."""
+    (reply,) = netlink.request(Request(_NFT_GETGEN, bytes(4)))
+    return int(struct.unpack(">I", attributes(reply.payload, 4)[_GEN_ID])[0])
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()

@@ -1,0 +1,133 @@
+"""All of the mode's kernel objects behind one `read` and one `write`, in the order that is safe."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from steersman.model.addresses import family_of, in_cidr
+from steersman.model.names import Family
+from steersman.modes.diff import Ruleset
+from steersman.modes.iptables.apply import Iptables
+from steersman.modes.iptables.script import LIMITS, write_runs
+from steersman.modes.ipvs.apply import Servers, Sets
+from steersman.modes.ipvs.changes import INLINE, Work, address_entries, held_addresses
+from steersman.modes.ipvs.device import Device
+from steersman.modes.ipvs.names import (
+    ADDRESS_SETS,
+    ADDRESSES,
+    DEVICE,
+    DeviceKey,
+    MemberKey,
+    Server,
+    ServerKey,
+    role_set,
+)
+from steersman.modes.ipvs.parse import parse_rules
+
+
+class Doors(NamedTuple):
+    """How each sort of object is read and written."""
+
+    servers: Servers
+    device: Device
+    sets: Sets
+    iptables: Iptables
+
+
+class Kernel:
+    """The doors to the kernel, and which addresses it holds for whom."""
+
+    def __init__(
+        self, doors: Doors, families: tuple[Family, ...], excluded: tuple[str, ...] = ()
+    ) -> None:
+        """Take the doors.
+
+        Args:
+            doors: how each sort of object is read and written.
+            families: those that iptables can do here.
+            excluded: CIDRs; virtual servers and held addresses in them are somebody else's.
+        """
+        self.servers, self.device, self.sets, self.iptables = doors
+        self._families = families
+        self._excluded = excluded
+        self._held: Counter[str] = Counter()
+        """How many virtual servers need each address of the interface."""
+
+    async def read(self) -> Ruleset:
+        """Return what there is of ours; real servers that are drained by now are removed.
+
+        Without our interface no virtual server is ours: another program made them.
+        """
+        ruleset: dict[Any, Any] = dict(await self.sets.read())
+        held = self.device.addresses()
+        marks = [k for k in ruleset if type(k) is MemberKey and k.set in ADDRESS_SETS]
+        marked = {key.entry for key in marks}
+        for mark in marks:
+            del ruleset[mark]
+        if self.device.index():
+            ruleset[DeviceKey(DEVICE)] = "dummy"
+            for key, server in (await asyncio.to_thread(self._own_servers)).items():
+                whole = key.address in held and key.address in marked
+                ruleset[key] = msgspec.structs.replace(server, held=whole) if whole else server
+        for family in self._families:
+            ruleset.update(parse_rules(await self.iptables.save(family), int(family)))
+        self._held = held_addresses(ruleset)
+        for address in (held | marked) - self._held.keys():
+            if not self._is_excluded(address):
+                ruleset[MemberKey(role_set(ADDRESSES, family_of(address)), address)] = ""
+        return ruleset
+
+    def _own_servers(self) -> dict[ServerKey, Server]:
+        """List the virtual servers that are not excluded, and delete what is drained of them."""
+        found = self.servers.read()
+        own = {k: server for k, server in found.items() if not self._is_excluded(k.address)}
+        self.servers.end_drained(own)
+        return own
+
+    def _is_excluded(self, address: str) -> bool:
+        return any(in_cidr(address, cidr) for cidr in self._excluded)
+
+    async def write(self, work: Work) -> None:
+        """Carry out what a Diff asks: what is added first, from sets to addresses; then what goes.
+
+        Raises:
+            ApplyError: something was refused.
+            BusyError: a door is closed for now.
+            OSError: a socket failed.
+        """
+        if work.only_servers:  # a change of endpoints, by far the most
+            self.servers.write(work.servers)
+            return
+        held, growth = self._held, work.growth
+        bind = sorted(a for a, more in growth.items() if more > 0 and not held[a])
+        fewer = {a for a, more in growth.items() if more < 0} | work.strays
+        unbind = sorted(a for a in fewer if held[a] + growth[a] <= 0)
+        await self.sets.restore([*work.sets, *address_entries("add", bind)])
+        if work.rules:
+            for run in write_runs(work.rules, LIMITS[self.iptables.tool.variant], {}):
+                await self.iptables.restore(run)
+        if work.makes_device:
+            self.device.make()
+        if len(work.servers) <= INLINE:
+            self.servers.write(work.servers)
+        else:
+            await asyncio.to_thread(self.servers.write, work.servers)
+        self.device.add(bind)
+        self.device.drop(unbind)
+        self.servers.delete(work.servers_gone)
+        if work.drops_device:
+            self.device.remove()
+        await self.sets.restore([*self._marks_gone(work, unbind), *work.sets_gone])
+        held.update(growth)
+        for address in unbind:
+            del held[address]
+
+    @staticmethod
+    def _marks_gone(work: Work, unbind: list[str]) -> list[str]:
+        lines = address_entries("del", unbind)
+        gone = {f"destroy {name}" for name in ADDRESS_SETS}.intersection(work.sets_gone)
+        return [ln for ln in lines if f"destroy {ln.split()[1]}" not in gone] if gone else lines

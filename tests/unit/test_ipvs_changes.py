@@ -1,0 +1,73 @@
+"""What a Diff asks of each door to the kernel."""
+
+from __future__ import annotations
+
+from steersman.model.names import Protocol
+from steersman.modes.diff import Diff, diff
+from steersman.modes.ipvs.changes import INLINE, Work, address_entries, held_addresses
+from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
+
+VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
+ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
+SERVER = Server("rr", targets=(ONE,))
+MARK = MemberKey("KUBE-IPVS-ADDRESSES", "10.96.0.1")
+RULE = (4, "nat", "KUBE-IPVS-SERVICES", "")
+
+
+def test_a_change_of_endpoints_is_one_of_servers_only() -> None:
+    work = Work(diff({VIP: SERVER}, {VIP: Server("rr", targets=(TWO,))}))
+    assert work.only_servers
+    assert work.servers == [(VIP, SERVER, Server("rr", targets=(TWO,)))]
+
+
+def test_everything_else_is_more() -> None:
+    many = {ServerKey(Protocol.TCP, "10.96.0.1", 1 + n): SERVER for n in range(INLINE + 1)}
+    others: list[Diff] = [
+        Diff(added={VIP: SERVER}),
+        Diff(removed={VIP: Server("rr", held=False)}),
+        Diff(changed={VIP: (Server("rr", held=False), SERVER)}),
+        Diff(changed={key: (SERVER, Server("wrr")) for key in many}),
+        Diff(removed={MARK: ""}),
+        Diff(added={MemberKey("S", "1"): ""}),
+        Diff(removed={MemberKey("S", "1"): ""}),
+        Diff(added={RULE: "-A X"}),
+        Diff(changed={RULE: ("-A X", "-A Y")}),
+        Diff(removed={RULE: "-A X"}),
+        Diff(added={DeviceKey(DEVICE): "dummy"}),
+        Diff(removed={DeviceKey(DEVICE): "dummy"}),
+    ]
+    assert not any(Work(change).only_servers for change in others)
+
+
+def test_sets_and_their_entries() -> None:
+    objects = {
+        MemberKey("S", "10.0.0.1"): "",
+        SetKey("S"): "hash:ip family inet",
+        SetKey("P"): "bitmap:port range 0-65535",
+    }
+    work = Work(Diff(added=objects))
+    assert work.sets[-1] == "add S 10.0.0.1"
+    assert set(work.sets[:2]) == {
+        "create S hash:ip family inet maxelem 1048576",
+        "create P bitmap:port range 0-65535",
+    }
+    assert Work(Diff(removed=objects)).sets_gone == ["destroy P", "destroy S"]
+    assert Work(Diff(removed={MemberKey("S", "1"): ""})).sets_gone == ["del S 1"]
+    assert not Work(Diff(changed={MemberKey("S", "1"): ("", "")})).sets  # it changed hands only
+
+
+def test_rules_are_kept_together() -> None:
+    other = (4, "nat", "KUBE-IPVS-MARK-MASQ", "")
+    change = Diff({RULE: "-A X"}, {other: "-A Y"}, {(6, *RULE[1:]): ("-A X", "-A Y")})
+    assert Work(change).rules == change
+
+
+def test_addresses() -> None:
+    assert Work(Diff(removed={MARK: ""})).strays == {"10.96.0.1"}
+    assert Work(Diff(added={VIP: SERVER})).growth == {"10.96.0.1": 1}
+    assert Work(Diff(removed={VIP: SERVER})).growth == {"10.96.0.1": -1}
+    assert held_addresses({VIP: SERVER, RULE: "-A X"}) == {"10.96.0.1": 1}
+    assert address_entries("add", ["10.96.0.1", "fd00::1"]) == [
+        "add KUBE-IPVS-ADDRESSES 10.96.0.1",
+        "add KUBE-6-IPVS-ADDRESSES fd00::1",
+    ]

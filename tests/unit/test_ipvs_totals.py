@@ -1,0 +1,90 @@
+"""Counters of virtual and real servers, added up by ServicePort; as metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from steersman.model.names import Protocol
+from steersman.model.plan import ServicePlan
+from steersman.modes.base import Made, Moved
+from steersman.modes.ipvs.names import ServerKey
+from steersman.modes.ipvs.totals import Counted, Owners, Totals
+from steersman.modes.ipvs.wire import Stats
+from steersman.run.counted import counted
+from tests.iptables_plans import cluster_ip, endpoints, key, node_port, plan
+
+ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
+PLAN = plan(
+    key("shop/cart:http"),
+    cluster_ip("10.96.0.1"),
+    node_port(30080),
+    cluster=endpoints(ONE[0], TWO[0]),
+)
+NAME = PLAN.key.name
+VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
+HERE, THERE = (ServerKey(Protocol.TCP, f"192.0.2.{n}", 30080) for n in (1, 2))
+FOREIGN = ServerKey(Protocol.TCP, "192.0.2.9", 99)
+
+
+def stats(connections: int) -> Stats:
+    return Stats(*(connections * each for each in (1, 10, 20, 1000, 2000)))
+
+
+def test_a_frontend_is_all_its_virtual_servers_and_an_endpoint_all_its_real_ones() -> None:
+    counts: dict[Counted, Stats] = {
+        (VIP, None): stats(3),
+        (VIP, ONE): stats(2),
+        (VIP, TWO): stats(1),
+        (HERE, None): stats(4),
+        (HERE, ONE): stats(4),
+        (THERE, None): stats(5),
+        (FOREIGN, None): stats(9),
+        (VIP, ("10.244.0.9", 8080)): stats(9),  # it drains: no endpoint any more
+    }
+    made = Totals().update(counts, Owners([PLAN]))
+    assert made.frontends == {(NAME, "10.96.0.1:80"): 3, (NAME, "nodePort:30080"): 9}
+    assert made.endpoints == {(NAME, "10.244.0.1:8080"): 6, (NAME, "10.244.0.2:8080"): 1}
+    assert made.moved_by_endpoint[NAME, "10.244.0.1:8080"] == Moved(60, 120, 6000, 12000)
+    assert made.moved_by_frontend[NAME, "nodePort:30080"] == Moved(90, 180, 9000, 18000)
+
+
+def test_what_was_away_goes_on_where_it_was() -> None:
+    totals, owners = Totals(), Owners([PLAN])
+
+    def after(count: int | None) -> int:
+        counts: dict[Counted, Stats] = {} if count is None else {(VIP, ONE): stats(count)}
+        return totals.update(counts, owners).endpoints[NAME, "10.244.0.1:8080"]
+
+    assert [after(n) for n in (5, 7, 2, None, 1, 4)] == [5, 7, 9, 9, 10, 13]
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    totals = Totals()
+    totals.update({(VIP, None): stats(5)}, Owners([PLAN]))
+    assert totals.update({}, Owners([])) == Made({}, {})
+    assert set(totals.update({}, Owners([PLAN])).frontends.values()) == {0}
+
+
+class Counts:
+    async def made(self, plans: Collection[ServicePlan]) -> Made:
+        return Totals().update({(VIP, None): stats(3), (VIP, ONE): stats(2)}, Owners(plans))
+
+
+async def test_packets_and_bytes_are_metrics() -> None:
+    collect = counted(Counts(), lambda: [PLAN], asyncio.get_running_loop())
+    families = await asyncio.to_thread(lambda: list(collect()))
+    samples = {
+        (s.name, s.labels.get("direction"), s.labels.get("endpoint") or s.labels.get("frontend")): (
+            s.value
+        )
+        for family in families
+        for s in family.samples
+    }
+    end, front = "10.244.0.1:8080", "10.96.0.1:80"
+    assert samples["steersman_connections_total", None, end] == 2
+    assert samples["steersman_frontend_connections_total", None, front] == 3
+    assert samples["steersman_proxied_packets_total", "to_endpoint", end] == 20
+    assert samples["steersman_proxied_bytes_total", "to_client", end] == 4000
+    assert samples["steersman_frontend_packets_total", "to_client", front] == 60
+    assert samples["steersman_frontend_bytes_total", "to_endpoint", front] == 3000
