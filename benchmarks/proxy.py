@@ -1,4 +1,4 @@
-"""The userspace relay beside haproxy and socat, on loopback: one stream, connections, idle memory.
+"""The userspace relay beside haproxy, socat and none, on loopback: a stream, connections, memory.
 
 Connections are counted per second of the proxy's own processor time: one core's worth, whatever
 else the machine does. haproxy and socat are left out where they are not installed.
@@ -15,8 +15,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from benchmarks.figures import Figure, figure, interleaved
 
@@ -35,42 +36,53 @@ listen proxy
 """
 
 
+class Way(NamedTuple):
+    """How clients reach the endpoint."""
+
+    port: int
+    pid: int = 0
+    """Of the process that is asked for its processor time; 0 where that is not known."""
+
+
+Measure: TypeAlias = Callable[[Way, float], float]
+
+
 def run(quick: bool) -> list[Figure]:
     """Compare what there is with haproxy, all of it in turns."""
-    seconds, runs, idle = (0.5, 1, 200) if quick else (2.0, 3, 1000)
+    seconds, runs, idle = (0.3, 1, 200) if quick else (1.0, 5, 1000)
     with contextlib.ExitStack() as stack:
         endpoint = _Endpoint()
         stack.callback(endpoint.close)
-        ports = dict(_proxies(stack, endpoint.port))
-        names = list(ports)
-        streams = interleaved(runs, *(lambda n=n: _stream(ports[n][0], seconds) for n in names))
-        rates = interleaved(runs, *(lambda n=n: _rate(*ports[n], seconds) for n in names))
-        memory = _idle(*ports["userspace"], idle)
-    found = [figure("memory of an idle connection", "userspace", 0, (memory / 1000, "kB"))]
-    for what, unit, values in (
-        ("one stream, beside haproxy", "GB/s", streams),
-        ("connections, beside haproxy", "1/s", rates),
-    ):
-        by_name = dict(zip(names, values, strict=True))
-        reference = by_name.get("haproxy")
-        found += [figure(what, name, 0, (v, unit), reference) for name, v in by_name.items()]
-    return found
+        ways = {**dict(_proxies(stack, endpoint.port)), "direct": Way(endpoint.port)}
+        found: list[Figure] = []
+        for what, unit, measure, left_out in _MEASURES:
+            names = [name for name in ways if name not in left_out]
+            values = interleaved(runs, *(lambda n=n, m=measure: m(ways[n], seconds) for n in names))
+            by_name = dict(zip(names, values, strict=True))
+            reference = by_name.get("haproxy")
+            found += [figure(what, n, 0, (v, unit), reference) for n, v in by_name.items()]
+        memory = _idle(ways["userspace"], idle)
+    return [*found, figure("memory of an idle connection", "userspace", 0, (memory / 1000, "kB"))]
 
 
-def _proxies(stack: contextlib.ExitStack, endpoint: int) -> Iterator[tuple[str, tuple[int, int]]]:
+def _proxies(stack: contextlib.ExitStack, endpoint: int) -> Iterator[tuple[str, Way]]:
     """Start them; their names, ports and process ids."""
-    port = _free_port()
-    argv = [sys.executable, "-m", "benchmarks.proxy", str(port), str(endpoint)]
-    yield "userspace", (port, _started(stack, port, argv))
+    for name, way in (("userspace", "splice"), (_COPYING, "copy")):
+        port = _free_port()
+        argv = [sys.executable, "-m", "benchmarks.proxy", str(port), str(endpoint), way]
+        yield name, Way(port, _started(stack, port, argv))
     if shutil.which("haproxy"):
         port = _free_port()
         config = Path(stack.enter_context(tempfile.TemporaryDirectory()), "haproxy.cfg")
         config.write_text(_HAPROXY.format(local=LOCAL, port=port, endpoint=endpoint))
-        yield "haproxy", (port, _started(stack, port, ["haproxy", "-db", "-f", str(config)]))
+        yield "haproxy", Way(port, _started(stack, port, ["haproxy", "-db", "-f", str(config)]))
     if shutil.which("socat"):
         port = _free_port()
         listen = f"TCP-LISTEN:{port},bind={LOCAL},fork,reuseaddr,backlog=1024"
-        yield "socat", (port, _started(stack, port, ["socat", listen, f"TCP:{LOCAL}:{endpoint}"]))
+        yield (
+            "socat",
+            Way(port, _started(stack, port, ["socat", listen, f"TCP:{LOCAL}:{endpoint}"])),
+        )
 
 
 def _free_port() -> int:
@@ -122,10 +134,10 @@ def _serve(client: socket.socket) -> None:
                     client.sendall(data)
 
 
-def _stream(port: int, seconds: float) -> float:
+def _stream(way: Way, seconds: float) -> float:
     """GB/s of one connection."""
     sent, begun = 0, time.perf_counter()
-    with socket.create_connection((LOCAL, port)) as sock:
+    with socket.create_connection((LOCAL, way.port)) as sock:
         sock.sendall(SINK)
         while time.perf_counter() - begun < seconds:
             sock.sendall(_CHUNK)
@@ -133,16 +145,47 @@ def _stream(port: int, seconds: float) -> float:
     return sent / (time.perf_counter() - begun) / 1e9
 
 
-def _rate(port: int, pid: int, seconds: float) -> float:
-    """Connect, ask, be answered, close: how often per second of the proxy's processor time."""
-    before, count, begun = _cpu(pid), 0, time.perf_counter()
-    while time.perf_counter() - begun < seconds or _cpu(pid) == before:
-        with socket.create_connection((LOCAL, port)) as sock:
-            sock.sendall(ANSWER)
-            while sock.recv(1000):
-                pass
+def _cost(way: Way, seconds: float) -> float:
+    """Seconds of the proxy's processor time that a GB of one connection takes."""
+    before = _cpu(way.pid)
+    rate = _stream(way, seconds)
+    return (_cpu(way.pid) - before) / (rate * seconds)
+
+
+def _connect(way: Way) -> None:
+    """Connect, ask, be answered, close."""
+    with socket.create_connection((LOCAL, way.port)) as sock:
+        sock.sendall(ANSWER)
+        while sock.recv(1000):
+            pass
+
+
+def _rate(way: Way, seconds: float) -> float:
+    """Connections per second of the proxy's processor time."""
+    before, count, begun = _cpu(way.pid), 0, time.perf_counter()
+    while time.perf_counter() - begun < seconds or _cpu(way.pid) == before:
+        _connect(way)
         count += 1
-    return count / (_cpu(pid) - before)
+    return count / (_cpu(way.pid) - before)
+
+
+def _clocked(way: Way, seconds: float) -> float:
+    """Connections per second by the clock, one after another."""
+    count, begun = 0, time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        _connect(way)
+        count += 1
+    return count / (time.perf_counter() - begun)
+
+
+_COPYING = "userspace, copying"
+_MEASURES: tuple[tuple[str, str, Measure, tuple[str, ...]], ...] = (
+    ("one stream", "GB/s", _stream, ()),
+    ("processor time of a stream", "s/GB", _cost, ("socat", "direct")),  # socat forks
+    ("connections of one core", "1/s", _rate, (_COPYING, "direct")),
+    ("connections by the clock", "1/s", _clocked, (_COPYING,)),
+)
+"""What, its unit, how, and for whom not."""
 
 
 def _cpu(pid: int) -> float:
@@ -151,15 +194,15 @@ def _cpu(pid: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def _idle(port: int, pid: int, count: int) -> float:
+def _idle(way: Way, count: int) -> float:
     """Bytes of resident memory for each connection that does nothing."""
     with contextlib.ExitStack() as stack:
-        before = _resident(pid)
+        before = _resident(way.pid)
         for _ in range(count):
-            sock = stack.enter_context(socket.create_connection((LOCAL, port)))
+            sock = stack.enter_context(socket.create_connection((LOCAL, way.port)))
             sock.sendall(ECHO + b"x")
             sock.recv(1)
-        return (_resident(pid) - before) / count
+        return (_resident(way.pid) - before) / count
 
 
 def _resident(pid: int) -> int:
@@ -167,12 +210,13 @@ def _resident(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def proxy(port: int, endpoint: int) -> None:
-    """Proxy one port to another until killed; runs in a process of its own."""
+def proxy(port: int, endpoint: int, way: str) -> None:
+    """Proxy one port to another until killed, by `splice` or `copy`; in a process of its own."""
     import asyncio  # noqa: PLC0415
 
     from steersman.model.names import Family, PlanKey, Protocol, ServicePortName  # noqa: PLC0415
     from steersman.model.plan import Endpoint, Verdict  # noqa: PLC0415
+    from steersman.modes.userspace import tcp  # noqa: PLC0415
     from steersman.modes.userspace.apply import Proxy  # noqa: PLC0415
     from steersman.modes.userspace.names import (  # noqa: PLC0415
         LISTENER,
@@ -181,6 +225,9 @@ def proxy(port: int, endpoint: int) -> None:
         Listener,
     )
     from steersman.modes.userspace.sockets import Ports, open_socket  # noqa: PLC0415
+
+    if way == "copy":
+        tcp.SPLICE_AFTER = sys.maxsize
 
     async def serve() -> None:
         made = Proxy(open_socket, Ports(), 1.0)
@@ -194,4 +241,4 @@ def proxy(port: int, endpoint: int) -> None:
 
 
 if __name__ == "__main__":
-    proxy(int(sys.argv[1]), int(sys.argv[2]))
+    proxy(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
+import os
+import random
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from steersman.model.plan import Verdict
 from steersman.modes.base import ApplyError
 from steersman.modes.userspace import tcp
 from steersman.modes.userspace.names import Choice
+from steersman.modes.userspace.splice import Splice
 from tests.userspace_proxy import (
     LOCAL,
     answering,
@@ -29,8 +34,28 @@ from tests.userspace_proxy import (
 )
 
 RESET = struct.pack("ii", 1, 0)
+BOTH_WAYS = pytest.mark.usefixtures("way")
 
 
+@pytest.fixture(params=["copied", "spliced"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """How bytes are passed on; spliced: from the second read on, however small it is."""
+    spliced = 0
+
+    class Counted(Splice):
+        def __init__(self, *args: Any) -> None:
+            nonlocal spliced
+            spliced += 1
+            super().__init__(*args)
+
+    monkeypatch.setattr(tcp, "SPLICE_AFTER", 0 if request.param == "spliced" else 1 << 60)
+    monkeypatch.setattr(tcp, "_LARGE_READ", 0)
+    monkeypatch.setattr(tcp, "Splice", Counted)
+    yield
+    assert bool(spliced) == (request.param == "spliced")
+
+
+@BOTH_WAYS
 async def test_half_close_is_passed_on() -> None:
     async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(str(len(await reader.read())).encode())  # only after the client has ended
@@ -41,6 +66,7 @@ async def test_half_close_is_passed_on() -> None:
         await until(lambda: made.room.used == 1)  # the listening socket
 
 
+@BOTH_WAYS
 async def test_the_server_may_end_first_and_the_client_go_on() -> None:
     got = asyncio.get_running_loop().create_future()
 
@@ -58,6 +84,7 @@ async def test_the_server_may_end_first_and_the_client_go_on() -> None:
         writer.close()
 
 
+@BOTH_WAYS
 async def test_a_slow_reader_slows_the_writer_down() -> None:
     sent = 0
 
@@ -85,6 +112,7 @@ async def test_a_slow_reader_slows_the_writer_down() -> None:
         writer.close()
 
 
+@BOTH_WAYS
 async def test_a_reset_is_passed_on_as_a_reset() -> None:
     broken = asyncio.Event()
 
@@ -104,6 +132,66 @@ async def test_a_reset_is_passed_on_as_a_reset() -> None:
         writer.transport.abort()
         async with asyncio.timeout(10):
             await broken.wait()
+
+
+@BOTH_WAYS
+async def test_long_streams_arrive_whole_both_ways_at_once_and_are_counted() -> None:
+    data = random.Random(1).randbytes(1 << 16) * 128
+    sums: list[bytes] = []
+
+    async def both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def read() -> None:
+            sums.append(hashlib.sha256(await reader.read()).digest())
+
+        reading = asyncio.create_task(read())
+        writer.write(data)
+        await writer.drain()
+        writer.write_eof()
+        await reading
+
+    async with endpoint(both) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        got = await asyncio.gather(*(ask(made.port(key()), data) for _ in range(4)))
+        await until(lambda: made.open_connections == 0 and len(sums) == 4)
+        assert got == [data] * 4
+        assert sums == [hashlib.sha256(data).digest()] * 4
+        assert [tally.moved for _, _, tally in made.traffic] == [[4 * len(data)] * 2]
+        assert made.room.used == 1
+
+
+@BOTH_WAYS
+async def test_an_endpoint_that_resets_takes_the_client_along() -> None:
+    async def breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"!")
+        await reader.readexactly(1 << 20)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        writer.transport.abort()
+
+    async with endpoint(breaks) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        assert await reader.readexactly(1) == b"!"
+        writer.write(bytes(2 << 20))
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        await until(lambda: made.room.used == 1)
+
+
+async def test_where_splicing_is_not_possible_streams_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(tcp, "SPLICE_AFTER", 0)
+    monkeypatch.setattr(tcp, "_LARGE_READ", 0)
+    data = random.Random(2).randbytes(1 << 20)
+    for name, value in (("Splice", fails), ("possible", bool)):
+        monkeypatch.setattr(tcp, name, value)
+        async with endpoint(answering(b"")) as one, proxy() as made:
+            await made.start({key(): listener(one)})
+            assert await ask(made.port(key()), data) == data
 
 
 async def test_the_next_endpoint_is_dialled_and_the_failed_one_comes_last() -> None:
@@ -242,6 +330,7 @@ async def test_least_connections_fill_up_evenly() -> None:
         first[1].close()
 
 
+@BOTH_WAYS
 async def test_another_plan_touches_no_connection() -> None:
     async with (
         endpoint(answering(b"1")) as one,
@@ -308,6 +397,7 @@ async def test_a_port_is_taken_over_while_the_old_process_drains() -> None:
         assert await draining == 0
 
 
+@BOTH_WAYS
 async def test_draining_ends_at_the_limit() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         await made.start({key(): listener(one)})

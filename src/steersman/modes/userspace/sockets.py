@@ -132,6 +132,10 @@ class Room:
         self.refused = 0
         """Connections and datagrams that there was no room for."""
 
+    def has(self, count: int) -> bool:
+        """Whether there is room for some more."""
+        return self.used + count <= self.limit
+
     def take(self, count: int) -> bool:
         """Take some descriptors, or note that there are none left."""
         if self.used + count > self.limit:

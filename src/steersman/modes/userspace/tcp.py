@@ -17,7 +17,8 @@ from steersman.model.plan import Endpoint
 from steersman.modes.userspace.incoming import interface_of
 from steersman.modes.userspace.proxy_protocol import header
 from steersman.modes.userspace.route import Route, spread
-from steersman.modes.userspace.sockets import RESET_ON_CLOSE, reset, tune
+from steersman.modes.userspace.sockets import RESET_ON_CLOSE, Room, reset, tune
+from steersman.modes.userspace.splice import DESCRIPTORS, Splice, possible
 from steersman.modes.userspace.traffic import Tally
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
@@ -27,12 +28,18 @@ _ACCEPT_AT_ONCE = 64
 _ACCEPT_AGAIN = 0.1  # seconds
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _WAITING = 1 << 16  # bytes that wait for a slow reader before its writer is stopped
+SPLICE_AFTER = 1 << 20
+"""Bytes in large reads after which the kernel is left to pass on the rest of a direction."""
+_LARGE_READ = 1 << 14
 
 
 class Half(asyncio.Protocol):
     """One of the two ends of a relayed connection."""
 
-    __slots__ = ("_counts", "_direction", "_pair", "ended", "peer", "transport")
+    __slots__ = (
+        *("_bulk", "_counts", "_direction", "_pair", "_splice", "_waits"),
+        *("ended", "peer", "transport"),
+    )
 
     def __init__(self, pair: Pair, tally: Tally, direction: int) -> None:
         self._pair = pair
@@ -41,6 +48,11 @@ class Half(asyncio.Protocol):
         self.peer: Half
         self.transport: asyncio.Transport
         self.ended = False
+        self._bulk = 0
+        """Bytes of large reads; -1 where they are not counted any more."""
+        self._waits = False
+        """To be spliced, as soon as the peer has sent what was copied to it."""
+        self._splice: Splice | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport; nothing is read before the other end is there too."""
@@ -52,6 +64,10 @@ class Half(asyncio.Protocol):
         """Pass bytes on."""
         self._counts[self._direction] += len(data)
         self.peer.transport.write(data)
+        if len(data) >= _LARGE_READ and self._bulk >= 0:
+            self._bulk += len(data)
+            if self._bulk >= SPLICE_AFTER:
+                self._hand_over()
 
     def eof_received(self) -> bool:
         """Pass the end of this direction on; the other one goes on."""
@@ -73,14 +89,69 @@ class Half(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """This end has caught up."""
-        self.peer.transport.resume_reading()
+        if self.peer._waits:
+            self.peer._start_splice()
+        else:
+            self.peer.transport.resume_reading()
+
+    # Splicing
+
+    def _hand_over(self) -> None:
+        """Have the kernel pass on what follows, once what was copied is sent."""
+        self._bulk = -1
+        if not possible() or not self._pair.room.has(DESCRIPTORS):
+            return
+        self._waits = True
+        self.transport.pause_reading()
+        peer = self.peer.transport
+        peer.set_write_buffer_limits(0)  # so that `resume_writing` means: all is sent
+        if not peer.get_write_buffer_size():
+            self._start_splice()
+
+    def _start_splice(self) -> None:
+        self._waits = False
+        ends = (_descriptor(self.transport), _descriptor(self.peer.transport))
+        if -1 in ends:  # closing: `connection_lost` will say so
+            return
+        try:
+            self._splice = Splice(*ends, self._count, self._splice_ended)
+        except OSError:
+            self.peer.transport.set_write_buffer_limits(_WAITING)
+            self.transport.resume_reading()
+        else:
+            self._pair.room.used += DESCRIPTORS
+
+    def _count(self, moved: int) -> None:
+        self._counts[self._direction] += moved
+
+    def _splice_ended(self, error: OSError | None) -> None:
+        self._stop_splice()
+        if error is not None:
+            abort(self.transport)
+        else:
+            self.eof_received()
+
+    def _stop_splice(self) -> None:
+        if self._splice is not None:
+            self._splice.close()
+            self._splice = None
+            self._pair.room.give_back(DESCRIPTORS)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Take the other end along: with a reset, unless both had ended in order."""
+        self._stop_splice()
+        self.peer._stop_splice()
         if not self.peer.transport.is_closing():
             abort(self.peer.transport)
         del error
         self._pair.lost()
+
+
+def _descriptor(transport: asyncio.Transport) -> int:
+    """Of its socket; -1 where it is closing."""
+    if transport.is_closing():
+        return -1
+    return int(transport.get_extra_info("socket").fileno())
 
 
 def abort(transport: asyncio.BaseTransport) -> None:
@@ -94,10 +165,13 @@ def abort(transport: asyncio.BaseTransport) -> None:
 class Pair:
     """A relayed connection."""
 
-    __slots__ = ("_lost", "_on_end", "client", "endpoint", "server")
+    __slots__ = ("_lost", "_on_end", "client", "endpoint", "room", "server")
 
-    def __init__(self, endpoint: Endpoint, tally: Tally, on_end: Callable[[Pair], None]) -> None:
+    def __init__(
+        self, endpoint: Endpoint, tally: Tally, room: Room, on_end: Callable[[Pair], None]
+    ) -> None:
         self.endpoint = endpoint
+        self.room = room
         self.client = Half(self, tally, 0)
         self.server = Half(self, tally, 1)
         self.client.peer, self.server.peer = self.server, self.client
@@ -235,7 +309,7 @@ class TcpListener:
             return False
         endpoint, server = found
         tally = route.reached(peer[0], endpoint, self._loop.time() - started)
-        pair = Pair(endpoint, tally, self._ended)
+        pair = Pair(endpoint, tally, route.room, self._ended)
         self.pairs.add(pair)
         greeting = _greeting(client, peer, route.destination) if route.plan.proxy_protocol else b""
         try:
