@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from steersman.compile.actions import DROP, REJECT
 from steersman.compile.claims import claim_of
-from steersman.compile.plan import Planner, compile_all, compile_service
+from steersman.compile.plan import Planner, compile_all
+from steersman.compile.ports import plan_ports, read_ports
 from steersman.compile.trace import Flow, trace
 from steersman.model.config import NodeConfig
 from steersman.model.kube import EndpointSlice, KubeObject, Node, Service
@@ -262,7 +263,8 @@ def keeps_its_promises(plan: ServicePlan, node: NodePlan) -> None:
 @settings(max_examples=100, deadline=None)
 @given(SERVICES, st.lists(SLICES, max_size=3))
 def test_any_service_compiles_alone(obj: Service, slices: list[EndpointSlice]) -> None:
-    plans, findings = compile_service(obj, slices, settings_of(), "z1")
+    asked = read_ports(obj, settings_of(), allow_external_ips=True)
+    plans, findings = plan_ports(asked, slices, settings_of(), "z1")
     assert all(key == plan.key for key, plan in plans.items())
     assert all(finding.reason and finding.field for finding in findings)
 

@@ -13,7 +13,8 @@ from steersman.compile.actions import (
     TO_LOCAL,
     TO_LOCAL_MASQUERADED,
 )
-from steersman.compile.plan import PlanChange, Planner, compile_service
+from steersman.compile.plan import PlanChange, Planner
+from steersman.compile.ports import plan_ports, read_ports
 from steersman.model.config import NodeConfig
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import Action, Frontend, FrontendKind, NodePlan, ServicePlan, Traits
@@ -247,9 +248,11 @@ def test_external_ips_gate() -> None:
 
 def test_one_service_alone() -> None:
     settings = settings_of()
-    plans, findings = compile_service(service(), [slice_(HERE)], settings)
+    asked = read_ports(service(), settings, allow_external_ips=True)
+    plans, findings = plan_ports(asked, [slice_(HERE)], settings, "")
     assert (list(plans), findings) == ([KEY], ())
-    assert compile_service(service(clusterIP="None"), [], settings) == ({}, ())
+    headless = read_ports(service(clusterIP="None"), settings, allow_external_ips=True)
+    assert plan_ports(headless, [], settings, "") == ({}, ())
 
 
 # Clashes

@@ -11,26 +11,18 @@ from typing import TypeAlias
 
 import msgspec
 
-from steersman.compile.actions import (
-    one_health_check_port,
-    plan_port,
-    without_frontends,
-)
+from steersman.compile.actions import without_frontends
 from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle
-from steersman.compile.endpoints import categorize, check_address_types, read_endpoints
 from steersman.compile.node import Totals, node_settings, with_totals, zone_of
-from steersman.compile.own_addresses import without_own_addresses
-from steersman.compile.service import read_service
-from steersman.compile.weights import with_weights
-from steersman.compile.wishes import with_wishes, without_sctp
+from steersman.compile.ports import Asked, Plans, plan_ports, read_ports
 from steersman.model.config import NodeConfig
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import Finding, NodePlan, NodeSettings, ServicePlan, Traits
 from steersman.model.snapshot import HostFacts, Snapshot
 
-Plans: TypeAlias = dict[PlanKey, ServicePlan]
 _NO_SLICES: Mapping[str, EndpointSlice] = {}
+_Compiled: TypeAlias = tuple[Asked | None, Plans, tuple[Finding, ...]]
 
 
 class PlanChange(msgspec.Struct, frozen=True):
@@ -42,52 +34,6 @@ class PlanChange(msgspec.Struct, frozen=True):
     """Plans that are new or differ."""
     removed: frozenset[PlanKey] = frozenset()
     """Plans that are gone."""
-
-
-def compile_service(
-    service: Service,
-    slices: Iterable[EndpointSlice],
-    settings: NodeSettings,
-    zone: str = "",
-    *,
-    allow_external_ips: bool = True,
-) -> tuple[Plans, tuple[Finding, ...]]:
-    """Return a Service's plans, by port and family, as if it were alone, and what is wrong with it.
-
-    Args:
-        service: the Service.
-        slices: its EndpointSlices, of all families.
-        settings: the node; `families` says which plans are made.
-        zone: this node's zone, "" where it has none.
-        allow_external_ips: feature gate AllowServiceExternalIPs.
-    """
-    by_family, findings = read_service(
-        service, settings.families, allow_external_ips=allow_external_ips
-    )
-    if not by_family:
-        return {}, findings
-    if not settings.traits.forwards_sctp:
-        by_family, refused = without_sctp(service, by_family)
-        findings += refused
-    slices = list(slices)
-    findings += check_address_types(slices)
-    node_name = settings.node_name
-    plans: Plans = {}
-    for family, specs in by_family.items():
-        endpoints, more = read_endpoints(slices, family, node_name)
-        findings += more
-        for name, spec in specs.items():
-            states = endpoints.get((name.port, name.protocol), ())
-            key = PlanKey(name, family)
-            plans[key] = plan_port(key, spec, categorize(states, spec, node_name, zone), settings)
-    if settings.traits.holds_addresses:
-        plans, more = without_own_addresses(service, plans, settings)
-        findings += more
-    if settings.traits.one_health_check_port:
-        plans = one_health_check_port(plans)
-    plans, more = with_weights(slices, plans)
-    plans, wrong = with_wishes(service, plans)
-    return plans, findings + more + wrong
 
 
 def compile_all(
@@ -109,7 +55,7 @@ class Planner:
         self._zone = ""
         self._node_input: tuple[Node | None, tuple[str, ...], HostFacts] | None = None
         self._plans: Plans = {}
-        self._keys: dict[ObjectName, tuple[PlanKey, ...]] = {}
+        self._asked: dict[ObjectName, Asked] = {}
         self._claims = Claims()
         self._lost: dict[PlanKey, tuple[Claim, ...]] = {}
         self._node_findings: tuple[Finding, ...] = ()
@@ -142,8 +88,8 @@ class Planner:
         settings, policy_changed = self._node_part(snapshot, facts)
         names = set(dirty)
         if everything or policy_changed:
-            names.update(snapshot.services, self._keys)
-        changed, removed = self._services_part(names, snapshot, settings)
+            names.update(snapshot.services, self._asked)
+        changed, removed = self._services_part(names, snapshot, settings, policy_changed)
         totals = Totals(
             len(self._plans), self._endpoints, settings.many_services, settings.many_endpoints
         )
@@ -171,41 +117,55 @@ class Planner:
     # The Services
 
     def _services_part(
-        self, names: set[ObjectName], snapshot: Snapshot, settings: NodeSettings
+        self, names: set[ObjectName], snapshot: Snapshot, settings: NodeSettings, anew: bool
     ) -> tuple[Plans, set[PlanKey]]:
         """Compile, claim, and settle for all who may be concerned."""
-        compiled = {name: self._compile(name, snapshot, settings) for name in names}
+        compiled: dict[ObjectName, _Compiled] = {}
         rivals: set[ObjectName] = set()
-        for name, (plans, _) in compiled.items():
-            rivals |= self._claim(name, plans)
+        for name in names:
+            asked = self._ask(name, snapshot.services.get(name), settings, anew)
+            compiled[name] = (asked, *self._compile(name, asked, snapshot, settings))
+            if asked is None or asked is not self._asked.get(name):
+                rivals |= self._claim(name, compiled[name][1])
         for name in rivals - names:
-            compiled[name] = self._compile(name, snapshot, settings)
+            asked = self._asked[name]
+            compiled[name] = (asked, *self._compile(name, asked, snapshot, settings))
         changed: Plans = {}
         removed: set[PlanKey] = set()
-        for name, (plans, findings) in compiled.items():
+        for name, (asked, plans, findings) in compiled.items():
             settled, more = self._settle(plans, snapshot)
             self._note(name, findings + more)
-            removed.update(self._store(name, settled, changed))
+            removed.update(self._store(name, asked, settled, changed))
         return changed, removed
 
-    def _compile(
-        self, name: ObjectName, snapshot: Snapshot, settings: NodeSettings
-    ) -> tuple[Plans, tuple[Finding, ...]]:
-        service = snapshot.services.get(name)
+    def _ask(
+        self, name: ObjectName, service: Service | None, settings: NodeSettings, anew: bool
+    ) -> Asked | None:
+        """Read a Service, unless it is known and reading it again would give the same."""
         if service is None:
+            return None
+        known = self._asked.get(name)
+        if known is not None and known.service is service and not anew:
+            return known
+        allowed = self._config.allow_service_external_ips
+        return read_ports(service, settings, allow_external_ips=allowed)
+
+    def _compile(
+        self, name: ObjectName, asked: Asked | None, snapshot: Snapshot, settings: NodeSettings
+    ) -> tuple[Plans, tuple[Finding, ...]]:
+        if asked is None:
             return {}, ()
-        return compile_service(
-            service,
-            snapshot.slices.get(name, _NO_SLICES).values(),
-            settings,
-            self._zone,
-            allow_external_ips=self._config.allow_service_external_ips,
-        )
+        slices = snapshot.slices.get(name, _NO_SLICES).values()
+        return plan_ports(asked, slices, settings, self._zone)
 
     def _claim(self, name: ObjectName, plans: Plans) -> set[ObjectName]:
-        """Bring the index up to date for one Service; return all who may be concerned."""
-        claims = self._claims
-        old = {(claim, key) for key in self._keys.get(name, ()) for claim in self._claimed(key)}
+        """Bring the index up to date for one Service; return all who may be concerned.
+
+        What is claimed follows from the Service alone, so this is only for one that changed.
+        """
+        claims, known = self._claims, self._asked.get(name)
+        before = known.ports if known else ()
+        old = {(claim, key) for key, _ in before for claim in self._claimed(key)}
         new = {(claim, key) for key, plan in plans.items() for claim in claims_of(plan)}
         for claim, key in old - new:
             claims.remove(claim, key)
@@ -241,9 +201,16 @@ class Planner:
         if findings:
             self._findings[name] = findings
 
-    def _store(self, name: ObjectName, plans: Plans, changed: Plans) -> list[PlanKey]:
+    def _store(
+        self, name: ObjectName, asked: Asked | None, plans: Plans, changed: Plans
+    ) -> list[PlanKey]:
         """Keep a Service's plans; add to `changed` what is new, and return what is gone."""
-        removed = [key for key in self._keys.pop(name, ()) if key not in plans]
+        known = self._asked.pop(name, None)
+        if asked is not None:
+            self._asked[name] = asked
+        removed = []
+        if known is not None and known is not asked:
+            removed = [key for key, _ in known.ports if key not in plans]
         for key in removed:
             self._endpoints -= len(self._plans.pop(key).reachable)
             self._lost.pop(key, None)
@@ -252,8 +219,6 @@ class Planner:
             if old != plan:
                 self._endpoints += len(plan.reachable) - (len(old.reachable) if old else 0)
                 self._plans[key] = changed[key] = plan
-        if plans:
-            self._keys[name] = tuple(plans)
         return removed
 
 

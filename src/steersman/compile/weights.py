@@ -24,6 +24,8 @@ def with_weights(
     It says `3` for all endpoints of a slice, or `10.244.0.5=3, 10.244.0.6=1` for some; 1 to 65535.
     What is malformed is ignored. Of several slices that name an endpoint the last by name counts.
     """
+    if not any(slice_.metadata.annotations for slice_ in slices):
+        return plans, ()  # by far the most
     known: dict[tuple[str, int], int] = {}
     findings: tuple[Finding, ...] = ()
     for slice_ in sorted(slices, key=lambda each: each.metadata.name):

@@ -271,7 +271,7 @@ class Store:
     def _touch(self, owner: ObjectName, old: EndpointSlice | None) -> None:
         self._endpoints.add(owner)
         self.seen["EndpointSlice"] += 1
-        if (old is not None and _has_udp(old)) or self._udp_now(owner):
+        if old is not None and _has_udp(old):  # what there is now, `take` looks at
             self._udp.add(owner)
 
     def _udp_now(self, owner: ObjectName) -> bool:

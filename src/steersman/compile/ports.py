@@ -1,0 +1,89 @@
+"""One Service alone: what it asks for, and with its EndpointSlices the plans of its ports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from steersman.compile.actions import one_health_check_port, plan_port
+from steersman.compile.endpoints import (
+    EndpointsByPort,
+    categorize,
+    check_address_types,
+    read_endpoints,
+)
+from steersman.compile.own_addresses import without_own_addresses
+from steersman.compile.service import PortSpec, read_service
+from steersman.compile.weights import with_weights
+from steersman.compile.wishes import with_wishes, without_sctp
+from steersman.model.kube import EndpointSlice, Service
+from steersman.model.names import Family, PlanKey
+from steersman.model.plan import Finding, NodeSettings, ServicePlan, Value
+
+Plans: TypeAlias = dict[PlanKey, ServicePlan]
+
+
+class Asked(Value, frozen=True):
+    """What a Service asks for: all of compiling it that has nothing to do with endpoints."""
+
+    service: Service
+    ports: tuple[tuple[PlanKey, PortSpec], ...]
+    """Its ports, those of a family together."""
+    findings: tuple[Finding, ...] = ()
+    """What is wrong with it."""
+
+
+def read_ports(service: Service, settings: NodeSettings, *, allow_external_ips: bool) -> Asked:
+    """Return what a Service asks for, in the families and protocols that are served.
+
+    Args:
+        service: the Service.
+        settings: the node; `families` and `traits` say what is served.
+        allow_external_ips: feature gate AllowServiceExternalIPs.
+    """
+    by_family, findings = read_service(
+        service, settings.families, allow_external_ips=allow_external_ips
+    )
+    if not settings.traits.forwards_sctp:
+        by_family, refused = without_sctp(service, by_family)
+        findings += refused
+    ports = [
+        (PlanKey(name, family), spec)
+        for family, specs in by_family.items()
+        for name, spec in specs.items()
+    ]
+    return Asked(service, tuple(ports), findings)
+
+
+def plan_ports(
+    asked: Asked, slices: Iterable[EndpointSlice], settings: NodeSettings, zone: str
+) -> tuple[Plans, tuple[Finding, ...]]:
+    """Return a Service's plans, as if it were alone, and what is wrong with it.
+
+    Args:
+        asked: what it asks for.
+        slices: its EndpointSlices, of all families.
+        settings: the node.
+        zone: this node's zone, "" where it has none.
+    """
+    if not asked.ports:
+        return {}, asked.findings
+    slices, node_name = list(slices), settings.node_name
+    findings = asked.findings + check_address_types(slices)
+    plans: Plans = {}
+    read: dict[Family, EndpointsByPort] = {}
+    for key, spec in asked.ports:
+        name, family = key
+        if family not in read:
+            read[family], more = read_endpoints(slices, family, node_name)
+            findings += more
+        states = read[family].get((name.port, name.protocol), ())
+        plans[key] = plan_port(key, spec, categorize(states, spec, node_name, zone), settings)
+    if settings.traits.holds_addresses:
+        plans, more = without_own_addresses(asked.service, plans, settings)
+        findings += more
+    if settings.traits.one_health_check_port:
+        plans = one_health_check_port(plans)
+    plans, more = with_weights(slices, plans)
+    plans, wrong = with_wishes(asked.service, plans)
+    return plans, findings + more + wrong
