@@ -75,7 +75,7 @@ def test_what_is_read_is_what_was_written(loaded: LoadedObject, seed: int) -> No
     sticky = sum(
         len({v[n : n + 18] for n in range(8, len(v), 18)})
         for k, v in want.items()
-        if k[:1] == Kind.SERVICE and layout.split_service(v).seconds
+        if k[:1] == Kind.SERVICE and (layout.split_service(v).seconds or b" UDP " in k)
     )
     assert len(list(tables.services.members.items())) == sticky
     tables.write(diff(tables.read(), {}))
@@ -108,11 +108,11 @@ def test_connections_are_forgotten_by_their_state(loaded: LoadedObject) -> None:
             key = layout.FLOW_KEY.pack(source, bytes(16), b"\0\1\0\2", protocol, 0)
             value = layout.FLOW.pack(bytes(16), now - age * second, b"\0\0", 1, state, 0)
             known.put(key, value)
-    old = list(flows.expired(known, timeouts, now))
+    old = [key for key, _ in flows.expired(known.items(), timeouts, now)]
     assert len(old) == 5
     assert all(key[15] for key in old)
     known.delete_all(old)
-    assert list(flows.expired(known, timeouts, now)) == []
+    assert list(flows.expired(known.items(), timeouts, now)) == []
     known.delete_all([key for key, _ in known.items()])
 
 

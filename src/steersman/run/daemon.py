@@ -130,6 +130,7 @@ class Daemon:
             self._servers.health,
             self._servers.health_checks(lambda: self._sync.state.plan.settings),
             allow_external_ips=node.allow_service_external_ips,
+            mode=mode,
         )
         self._sync = Sync(
             self._store,
@@ -222,7 +223,9 @@ class Daemon:
         await self._serving.wait()
         mode = self._sync.mode
         variant = str(getattr(mode, "variant", ""))
-        for sentence in await clean_leftovers(others(mode.name, SubprocessExec(), variant)):
+        left = others(mode.name, SubprocessExec(), variant)
+        patience = self._live.current.steersman.drain_period.seconds
+        for sentence in await clean_leftovers(left, patience):
             log.info("%s", sentence)
 
     async def _follow_addresses(self) -> None:

@@ -19,7 +19,13 @@ from steersman.modes.iptables.count import Rules, count_rules, count_written
 from steersman.run.health import Moment, ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now
 from steersman.run.metrics import Metrics
-from steersman.run.outcome import Tally, clean_conntrack, health_counts, programming_seconds
+from steersman.run.outcome import (
+    Tally,
+    clean_conntrack,
+    deleting,
+    health_counts,
+    programming_seconds,
+)
 from steersman.run.state import State, Synced, SyncResult
 from steersman.source.store import Store
 
@@ -37,15 +43,20 @@ class Effects:
         servers: Mapping[Family, ServiceHealthServers],
         *,
         allow_external_ips: bool = True,
+        mode: object = None,
         wall: Callable[[], float] = time.time,
         moment: Callable[[], Moment] = now,
     ) -> None:
-        """Take who is to be told; `servers` serve the health check node ports of each family."""
+        """Take who is to be told; `servers` serve the health check node ports of each family.
+
+        `mode` is asked to forget stale connections, where it has some (modes/base.py).
+        """
         self._store = store
         self._metrics = metrics
         self._health = health
         self._servers = servers
         self._allow_external_ips = allow_external_ips
+        self._delete = deleting(mode)
         self._wall = wall
         self._moment = moment
         self._started = wall()
@@ -199,6 +210,7 @@ class Effects:
                 self._metrics,
                 names=names,
                 allow_external_ips=self._allow_external_ips,
+                delete=self._delete,
             )
 
 

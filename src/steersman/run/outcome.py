@@ -20,6 +20,7 @@ from steersman.model.conntrack import Stale
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import FrontendKind, ServicePlan, Verdict
 from steersman.model.snapshot import Snapshot
+from steersman.modes.base import ApplyError, BusyError, Remembering
 from steersman.run.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -159,6 +160,22 @@ async def clean_conntrack(
                 result.failed,
                 "" if result.complete else ", list incomplete",
             )
+
+
+def deleting(mode: object) -> Callable[[Stale], Awaitable[Cleanup]]:
+    """How stale connections are deleted: from conntrack, and from a mode's own tables."""
+
+    async def delete(what: Stale) -> Cleanup:
+        own = 0
+        if isinstance(mode, Remembering):
+            try:
+                own = await mode.forget(what)
+            except (ApplyError, BusyError) as error:
+                log.error("stale connections of the mode stay: %s", error)
+        done = await _delete_stale(what)
+        return done._replace(deleted=done.deleted + own)
+
+    return delete
 
 
 async def _delete_stale(what: Stale) -> Cleanup:

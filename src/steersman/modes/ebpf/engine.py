@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from steersman.host.netlink import NETLINK_ROUTE, Netlink, Subscription
+from steersman.model.conntrack import Stale
 from steersman.modes.diff import Diff
 from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.attach import (
@@ -24,7 +25,7 @@ from steersman.modes.ebpf.attach import (
 from steersman.modes.ebpf.clsact import Filters
 from steersman.modes.ebpf.devices import describe, list_devices, open_route
 from steersman.modes.ebpf.features import tcx
-from steersman.modes.ebpf.flows import collect, read_timeouts
+from steersman.modes.ebpf.flows import collect, forget, read_timeouts, stale_sockets
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.probe import cgroup_root
@@ -219,6 +220,14 @@ class Engine:
         if self._loaded is None:
             return 0
         return collect(HashMap(self._loaded.maps["flows"]), read_timeouts())
+
+    def forget(self, stale: Stale) -> tuple[int, set[tuple[int, bytes]]]:
+        """Cut connections of packets that are stale; how many, and the sockets that are."""
+        if self._loaded is None:
+            return 0, set()
+        maps = self._loaded.maps
+        sockets = set(stale_sockets(HashMap(maps["reverses"]), stale))
+        return forget(HashMap(maps["flows"]), stale), sockets
 
     def news(self) -> Subscription:
         """Hear of changes of devices."""

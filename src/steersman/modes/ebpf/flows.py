@@ -1,17 +1,27 @@
-"""Connections that the packets' programs know (c/flow.h): how old each may get, and who goes."""
+"""Connections that the packets' programs know (c/flow.h): how old each may get, and who goes.
+
+An entry that only just ended is another connection's a moment later: what is deleted is looked at
+again just before.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from steersman.model.conntrack import Stale
+from steersman.model.names import Family
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.maps import HashMap
 
 OPENING, ESTABLISHED, CLOSING, WAITING = range(4)
-_TCP, _UDP = 6, 17
+INGRESS, EGRESS = range(2)
+TO_ENDPOINT = 1
+_UDP = 17
+_PROTOCOL_AT, _KIND_AT = layout.OFFSETS["flow_key"]["protocol"], layout.OFFSETS["flow"]["kind"]
+_MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
 _PROC = Path("/proc/sys/net/netfilter")
 
 
@@ -56,17 +66,96 @@ def _read(path: Path, default: int) -> int:
         return default
 
 
-def expired(flows: HashMap, timeouts: Timeouts, now: int) -> Iterator[bytes]:
-    """Keys of the flows that are too old at `now` (CLOCK_MONOTONIC, ns)."""
-    for key, value in flows.items():
+class Flow(NamedTuple):
+    """An entry of the map `flows`."""
+
+    source: bytes
+    """Packed address and port, as everywhere here."""
+    destination: bytes
+    protocol: int
+    hook: int
+    rewritten: bytes
+    """What the source or destination becomes."""
+    kind: int
+
+    @classmethod
+    def of(cls, key: bytes, value: bytes) -> Flow:
+        """Take an entry apart."""
+        source, destination, ports, protocol, hook = layout.FLOW_KEY.unpack(key)
+        address, _, port, kind, _, _ = layout.FLOW.unpack(value)
+        ends = (source + ports[:2], destination + ports[2:])
+        return cls(*ends, protocol, hook, address + port, kind)
+
+
+def _key(source: bytes, destination: bytes, protocol: int, hook: int) -> bytes:
+    ports = source[16:] + destination[16:]
+    return layout.FLOW_KEY.pack(source[:16], destination[:16], ports, protocol, hook)
+
+
+def forget(flows: HashMap, stale: Stale) -> int:
+    """Delete the connections that are stale, all entries of each; returns how many there were."""
+    wanted = {(protocol, TO_ENDPOINT) for protocol in stale.protocols}
+    asked = (
+        (key, Flow.of(key, value))
+        for key, value in flows.items()
+        if (key[_PROTOCOL_AT], value[_KIND_AT]) in wanted
+    )
+    found = [(key, flow) for key, flow in asked if is_stale(flow, stale)]
+    for key, flow in found:
+        flows.delete_all([key, *_others(flows, flow)])
+    return len(found)
+
+
+def is_stale(flow: Flow, stale: Stale) -> bool:
+    """Whether the endpoint of a TO_ENDPOINT entry is one that its Service no longer has."""
+    return stale.contains(bytes((flow.protocol,)) + plain(flow.destination), plain(flow.rewritten))
+
+
+def plain(packed: bytes) -> bytes:
+    """Address and port with four bytes for an address of IPv4, as model/conntrack.py has it."""
+    return packed[12:] if packed.startswith(_MAPPED) else packed
+
+
+def _others(flows: HashMap, flow: Flow) -> Iterator[bytes]:
+    """The other keys of a connection whose TO_ENDPOINT entry is given."""
+    client, endpoint, protocol = flow.source, flow.rewritten, flow.protocol
+    yield _key(endpoint, client, protocol, EGRESS if flow.hook == INGRESS else INGRESS)
+    key = _key(client, endpoint, protocol, EGRESS)
+    value = flows.get(key)
+    if value:
+        yield key
+        yield _key(endpoint, Flow.of(key, value).rewritten, protocol, INGRESS)
+
+
+def stale_sockets(reverses: HashMap, stale: Stale) -> Iterator[tuple[int, bytes]]:
+    """Cookie and peer of the sockets of UDP that had an endpoint which is gone."""
+    if _UDP not in stale.protocols:
+        return
+    for key, value in reverses.items():
+        cookie, endpoint = layout.REVERSE_KEY.unpack(key)
+        (frontend,) = layout.REVERSE.unpack(value)
+        if stale.contains(bytes((_UDP,)) + plain(frontend), plain(endpoint)):
+            yield cookie, endpoint
+
+
+def expired(
+    entries: Iterable[tuple[bytes, bytes]], timeouts: Timeouts, now: int
+) -> Iterator[tuple[bytes, bytes]]:
+    """Entries that are too old at `now` (CLOCK_MONOTONIC, ns)."""
+    for key, value in entries:
         protocol = layout.FLOW_KEY.unpack(key)[3]
         _, last, _, _, state, _ = layout.FLOW.unpack(value)
         if now - last > timeouts.of(protocol, state) * 1_000_000_000:
-            yield key
+            yield key, value
 
 
 def collect(flows: HashMap, timeouts: Timeouts) -> int:
     """Delete the flows that are too old; returns how many there were."""
-    old = list(expired(flows, timeouts, time.monotonic_ns()))
-    flows.delete_all(old)
-    return len(old)
+    old = [key for key, _ in expired(flows.items(), timeouts, time.monotonic_ns())]
+    now = ((key, flows.get(key)) for key in old)
+    still = ((key, value) for key, value in now if value)
+    gone = 0
+    for key, _ in expired(still, timeouts, time.monotonic_ns()):
+        flows.delete(key)
+        gone += 1
+    return gone

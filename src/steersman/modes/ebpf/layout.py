@@ -30,6 +30,8 @@ CONFIG = struct.Struct("=Q16s16sIHH16s16s16s")
 FLOW_KEY = struct.Struct("=16s16s4sBB2x")
 FLOW = struct.Struct("=16sQ2sBBI")
 AFFINITY_KEY = struct.Struct("=16sI4x")
+REVERSE_KEY = struct.Struct("=Q18s6x")
+REVERSE = struct.Struct("=18s6x")
 AFFINITY = struct.Struct("=16sQ2s6x")
 
 SIZES: Mapping[str, int] = {
@@ -45,6 +47,8 @@ SIZES: Mapping[str, int] = {
     "config": CONFIG.size,
     "flow_key": FLOW_KEY.size,
     "flow": FLOW.size,
+    "reverse_key": REVERSE_KEY.size,
+    "reverse": REVERSE.size,
     "affinity_key": AFFINITY_KEY.size,
     "affinity": AFFINITY.size,
 }
@@ -78,6 +82,8 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
         "hook": 37,
     },
     "flow": {"address": 0, "last": 16, "port": 24, "kind": 26, "state": 27, "service": 28},
+    "reverse_key": {"cookie": 0, "endpoint": 8, "port": 24},
+    "reverse": {"frontend": 0, "port": 16},
     "affinity_key": {"client": 0, "service": 16},
     "affinity": {"address": 0, "last": 16, "port": 24},
 }

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from steersman.host.exec import Exec
 from steersman.host.netlink import AnswersLostError, Subscription
+from steersman.model.conntrack import Stale
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import ApplyError, BusyError, Support
 from steersman.modes.diff import Diff, Ruleset
@@ -20,6 +21,7 @@ from steersman.modes.ebpf.engine import EbpfOptions, Engine, Inside
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.probe import probe
 from steersman.modes.ebpf.slots import FullError
+from steersman.modes.ebpf.sockets import destroy
 
 T = TypeVar("T")
 log = logging.getLogger("steersman.ebpf")
@@ -93,6 +95,12 @@ class EbpfMode:
             else:
                 await asyncio.to_thread(guarded, lambda: self.engine.apply(change))
         self._keep_going()
+
+    async def forget(self, stale: Stale) -> int:
+        """Cut connections to endpoints that are gone; sockets that only send choose anew."""
+        async with self._lock:
+            cut, sockets = await asyncio.to_thread(guarded, lambda: self.engine.forget(stale))
+        return cut + await asyncio.to_thread(guarded, lambda: destroy(sockets))
 
     def release(self) -> None:
         """Let go of everything, and leave it working."""

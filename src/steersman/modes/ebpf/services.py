@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from steersman.model.names import Protocol
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.layout import ENDPOINT_SIZE, ServiceValue
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
@@ -22,6 +23,7 @@ _POOLS = (0, 8)
 """Where a record has its two pools, and behind them the seconds of affinity."""
 _SECONDS = 16
 _PADDING = bytes(layout.SLOT.size - ENDPOINT_SIZE)
+_OF_UDP = f" {Protocol.UDP} ".encode()
 _PLACED = {
     (cluster, local): (cluster | local << 1).to_bytes(4, layout.BYTE_ORDER)
     for cluster in (False, True)
@@ -102,9 +104,9 @@ class ServiceTable:
         """Write a ServicePort, but for pools that become empty: `settle` is to follow."""
         old = self.records.get(name)
         number, before = (old.number, old.runs) if old else (self._indices.take(1), (_NONE, _NONE))
-        if wanted.seconds:
+        if _binds(name, wanted):
             self._add_members(number, wanted)
-        gone = self._gone(old, wanted) if old else set()
+        gone = self._gone(name, old, wanted) if old else set()
         self._services.store(number, _SECONDS, layout.POOL.pack(wanted.seconds, 0))
         runs = (
             self._put_pool(number, 0, wanted.cluster, before[0]),
@@ -123,12 +125,13 @@ class ServiceTable:
         self._pools.give(before)
         return run
 
-    def _gone(self, old: Record, wanted: ServiceValue) -> set[bytes]:
+    def _gone(self, name: bytes, old: Record, wanted: ServiceValue) -> set[bytes]:
         """Members that are to go: endpoints that clients may no longer be bound to."""
         had = self.read(old)
-        if not had.seconds:
+        if not _binds(name, had):
             return set()
-        return set(endpoints_of(had)) - (set(endpoints_of(wanted)) if wanted.seconds else set())
+        kept = set(endpoints_of(wanted)) if _binds(name, wanted) else set()
+        return set(endpoints_of(had)) - kept
 
     def _add_members(self, number: int, wanted: ServiceValue) -> None:
         pools = [set(cut(wanted.cluster)), set(cut(wanted.local))]
@@ -168,13 +171,18 @@ class ServiceTable:
         number = record.number
         had = self.read(record)
         self.names.delete(number_key(number))
-        if had.seconds:
+        if _binds(name, had):
             ends = set(endpoints_of(had))
             self.members.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends)
         for which, run in enumerate(record.runs):
             self._empty(number, which, run)
         self._services.store(number, _SECONDS, bytes(8))
         self._indices.give(number, 1)
+
+
+def _binds(name: bytes, value: ServiceValue) -> bool:
+    """Whether clients, or sockets that are not connected, are bound to endpoints."""
+    return value.seconds > 0 or _OF_UDP in name
 
 
 def cut(endpoints: bytes) -> Iterator[bytes]:

@@ -49,10 +49,12 @@ INLINE __u32 action_of(const struct frontend *frontend, __u32 class)
 	return frontend->actions >> (class * ACTION_BITS);
 }
 
+#define FOREVER (~0ull)
+
 // The endpoint that a client is bound to, if it is among those that it may be sent to now.
-INLINE int remembered(const struct affinity_key *key, __u64 limit, __u32 pool, struct slot *out)
+INLINE int remembered(struct affinity *known, const struct affinity_key *key, __u64 limit,
+		      __u32 pool, struct slot *out)
 {
-	struct affinity *known = bpf_map_lookup_elem(&affinities, key);
 	struct member_key member = { .service = key->service };
 	__u64 now = bpf_ktime_get_ns();
 	__u32 *pools;
@@ -70,41 +72,70 @@ INLINE int remembered(const struct affinity_key *key, __u64 limit, __u32 pool, s
 	return 1;
 }
 
-INLINE void remember(const struct affinity_key *key, const struct slot *slot)
+INLINE struct affinity bound_now(const struct slot *slot)
 {
-	struct affinity value = {
+	return (struct affinity){
 		.address = slot->address,
 		.port = slot->port,
 		.last = bpf_ktime_get_ns(),
 	};
-	bpf_map_update_elem(&affinities, key, &value, BPF_ANY);
 }
 
-// Choose an endpoint; 0 where there is none. `hash` decides, or chance where it is 0.
-CALLED int choose(__u32 service, __u32 action, const struct address *client, __u32 hash,
-		  struct slot *out)
+// Choose by chance; 0 where there is no endpoint.
+CALLED int choose_any(const struct service *service, __u32 which, struct slot *out)
 {
-	struct affinity_key key = { .client = *client, .service = service };
-	struct service *found = bpf_map_lookup_elem(&services, &service);
 	struct pool pool;
 	struct slot *slot;
-	__u64 limit;
-	__u32 index, which = action & ACTION_LOCAL ? LOCAL_POOL : CLUSTER_POOL;
+	__u32 index;
 
-	if (!found)
-		return 0;
-	limit = found->affinity_seconds * 1000000000ull;
-	if (limit && remembered(&key, limit, which, out))
-		return 1;
-	*(__u64 *)&pool = *(volatile __u64 *)&found->pools[which];
+	*(__u64 *)&pool = *(volatile __u64 *)&service->pools[which];
 	if (!pool.count)
 		return 0;
-	index = pool.base + (hash ? hash : bpf_get_prandom_u32()) % pool.count;
+	index = pool.base + bpf_get_prandom_u32() % pool.count;
 	slot = bpf_map_lookup_elem(&slots, &index);
 	if (!slot)
 		return 0;
 	*out = *slot;
-	if (limit)
-		remember(&key, out);
+	return 1;
+}
+
+// Choose an endpoint for a client; 0 where there is none.
+CALLED int choose(__u32 number, __u32 action, const struct address *client, struct slot *out)
+{
+	struct affinity_key key = { .client = *client, .service = number };
+	struct service *service = bpf_map_lookup_elem(&services, &number);
+	__u32 which = action & ACTION_LOCAL ? LOCAL_POOL : CLUSTER_POOL;
+	struct affinity value, *known;
+	__u64 limit;
+
+	if (!service)
+		return 0;
+	limit = service->affinity_seconds * 1000000000ull;
+	if (!limit)
+		return choose_any(service, which, out);
+	known = bpf_map_lookup_elem(&affinities, &key);
+	if (remembered(known, &key, limit, which, out))
+		return 1;
+	if (!choose_any(service, which, out))
+		return 0;
+	value = bound_now(out);
+	bpf_map_update_elem(&affinities, &key, &value, BPF_ANY);
+	return 1;
+}
+
+// Choose an endpoint for a socket that is not connected: it stays there for as long as it can.
+CALLED int choose_once(__u32 number, __u32 action, const struct address *client, __u64 cookie,
+		       struct slot *out)
+{
+	struct affinity_key key = { .client.halves = { 0, cookie }, .service = number };
+	struct affinity value, *known = bpf_map_lookup_elem(&choices, &key);
+	__u32 which = action & ACTION_LOCAL ? LOCAL_POOL : CLUSTER_POOL;
+
+	if (remembered(known, &key, FOREVER, which, out))
+		return 1;
+	if (!choose(number, action, client, out))
+		return 0;
+	value = bound_now(out);
+	bpf_map_update_elem(&choices, &key, &value, BPF_ANY);
 	return 1;
 }

@@ -129,7 +129,7 @@ CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, struct 
 {
 	struct flow flow = { .kind = TO_ENDPOINT, .service = service };
 
-	if (!choose(service, action, &packet->key.source, 0, slot))
+	if (!choose(service, action, &packet->key.source, slot))
 		return DROPPED_NO_ENDPOINT;
 	if (!keep_return(packet, slot, service))
 		return DROPPED_NO_FLOW;

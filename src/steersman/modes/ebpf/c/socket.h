@@ -5,15 +5,6 @@
 #define LEAVE 0 // not ours, or left to the packets
 #define REPLACED 1
 
-INLINE __u32 mix(__u32 value)
-{
-	value ^= value >> 16;
-	value *= 0x7feb352d;
-	value ^= value >> 15;
-	value *= 0x846ca68b;
-	return value ^ value >> 16;
-}
-
 // The client in affinities: a network namespace is a pod. Never an address: 2^64 of them are.
 INLINE void client_of(__u64 netns, struct address *out)
 {
@@ -79,7 +70,7 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	struct frontend frontend = {};
 	struct address client;
 	struct slot slot = {};
-	__u32 action, hash = 0;
+	__u32 action;
 	int found, own;
 
 	if (!config)
@@ -108,10 +99,10 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 		return drop_later(ctx, own);
 	if (action & ACTION_MASQUERADE && !own)
 		return LEAVE; // a source is rewritten in packets only
-	if (!connected)
-		hash = mix((__u32)bpf_get_socket_cookie(ctx)) | 1;
 	client_of(netns, &client);
-	if (!choose(frontend.service, action, &client, hash, &slot))
+	if (!(connected ? choose(frontend.service, action, &client, &slot)
+			: choose_once(frontend.service, action, &client,
+				      bpf_get_socket_cookie(ctx), &slot)))
 		return refuse(-ECONNREFUSED, SOCKET_REJECTED);
 	if (!own && bound_to(ctx, version, &slot.address))
 		return LEAVE; // it calls itself: packets see to it that the answers come back
@@ -149,6 +140,21 @@ INLINE void note_reverse(struct bpf_sock_addr *ctx, const struct peer *peer)
 		bpf_map_update_elem(&reverses, &key, &value, BPF_ANY);
 }
 
+INLINE void forget_peer(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+	struct reverse_key key = {};
+	struct peer *stored = sk ? bpf_sk_storage_get(&peers, sk, 0, 0) : NULL;
+
+	if (!stored)
+		return;
+	key.cookie = bpf_get_socket_cookie(ctx);
+	key.endpoint = stored->endpoint;
+	key.port = stored->endpoint_port;
+	bpf_map_delete_elem(&reverses, &key);
+	bpf_sk_storage_delete(&peers, sk);
+}
+
 INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port, int connected,
 		int version)
 {
@@ -160,10 +166,10 @@ INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port
 		peer.endpoint_port = *port;
 		if (connected)
 			note_peer(ctx, &peer);
-		else
+		if (ctx->protocol == IPPROTO_UDP) // sockets.py finds connected ones by it
 			note_reverse(ctx, &peer);
-	} else if (connected && ctx->protocol == IPPROTO_UDP && ctx->sk) {
-		bpf_sk_storage_delete(&peers, ctx->sk);
+	} else if (connected && ctx->protocol == IPPROTO_UDP) {
+		forget_peer(ctx);
 	}
 	return result;
 }

@@ -63,6 +63,7 @@ struct affinity_key {
 	__u32 zero;
 };
 
+// What a client is bound to, or an unconnected socket.
 struct affinity {
 	struct address address;
 	__u64 last;

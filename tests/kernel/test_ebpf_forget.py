@@ -1,0 +1,145 @@
+"""UDP when endpoints go: who is told, who stays where it was, and who begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steersman.model.conntrack import Stale, pack_socket
+from steersman.model.names import Family
+from steersman.modes.base import Remembering
+from steersman.modes.ebpf.sockets import destroy, namespaces
+from tests.kernel import ebpf
+from tests.kernel.ebpf_node import Node
+from tests.kernel.ebpf_plan import (
+    CLIENT,
+    ENDPOINTS,
+    LAYOUT,
+    LOOKER,
+    NODE,
+    NODE_PORT,
+    VIP,
+    bring,
+    node_plan,
+)
+from tests.lab import Lab
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not shutil.which("clang") and not ebpf.compiled().exists(),
+        reason="no compiled object, no clang",
+    ),
+]
+UDP = bytes((17,))
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(LAYOUT) as made:
+        for pod in LAYOUT.pods:
+            made.serve(pod.address, 8080, "UDP")
+        yield made
+
+
+@pytest.fixture
+def node(lab: Lab) -> Iterator[Node]:
+    made = Node(lab)
+    asyncio.run(bring(made.mode(), node_plan()))
+    yield made
+    made.close()
+
+
+def remove(node: Node, name: str) -> int:
+    """Take one endpoint away, and forget what led there; how much that was."""
+    rest = tuple(end for end in ENDPOINTS if str(end) != name)
+    mode = node.modes[0]
+    asyncio.run(bring(mode, node_plan(rest)))
+    sources = frozenset(pack_socket(end.ip, end.port) for end in rest)
+    stale = Stale(
+        Family.IPV4,
+        {UDP + pack_socket(VIP, 80): sources},
+        {UDP + NODE_PORT.to_bytes(2, "big"): sources},
+    )
+    assert isinstance(mode, Remembering)
+    return asyncio.run(mode.forget(stale))
+
+
+def ask(sock: socket.socket) -> str:
+    sock.send(b"?")
+    return sock.recv(100).decode().split()[0]
+
+
+def ask_from(sock: socket.socket, target: tuple[str, int]) -> str:
+    sock.sendto(b"?", target)
+    return sock.recv(100).decode().split()[0]
+
+
+@pytest.mark.parametrize("at", [LOOKER, NODE])
+def test_only_who_is_connected_to_what_is_gone_is_told(node: Node, at: str) -> None:
+    with (
+        node.socket(VIP, "UDP", at) as connected,
+        node.socket("::", "UDP", at) as mapped,
+        node.socket(VIP, "UDP", at) as direct,
+        node.socket(VIP, "UDP", at) as loose,
+    ):
+        connected.connect((VIP, 80))
+        mapped.connect((f"::ffff:{VIP}", 80))
+        names = [ask(connected), ask(mapped)]
+        direct.connect((names[0].rpartition(":")[0], 8080))
+        assert ask(direct) == names[0]
+        assert ask_from(loose, (VIP, 80))
+        for name in dict.fromkeys(names):
+            assert remove(node, name) == names.count(name)
+        for sock in (connected, mapped):
+            with pytest.raises(OSError, match=r"abort|required|not connected"):
+                ask(sock)
+        assert ask(direct) == names[0], "who never asked for the Service is left alone"
+        assert ask_from(loose, (VIP, 80)) not in names[-1:]
+        for sock in (connected, mapped):  # and both can be used again
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            sock.connect((VIP if sock is connected else f"::ffff:{VIP}", 80))
+            assert ask(sock) not in names[-1:]
+
+
+def test_an_unconnected_socket_stays_where_it_was_while_others_go(node: Node) -> None:
+    with node.socket(VIP, "UDP") as sock:
+        first = ask_from(sock, (VIP, 80))
+        others = [str(end) for end in ENDPOINTS if str(end) != first]
+        for name in others:
+            assert remove(node, name) == 0
+            assert ask_from(sock, (VIP, 80)) == first
+        asyncio.run(bring(node.modes[0], node_plan()))
+        assert ask_from(sock, (VIP, 80)) == first
+        remove(node, first)
+        assert ask_from(sock, (VIP, 80)) in others
+
+
+def test_clients_outside_begin_anew(node: Node) -> None:
+    with node.lab.netns(CLIENT).socket(CLIENT, "UDP") as sock:
+        sock.settimeout(5)
+        sock.connect((NODE, NODE_PORT))
+        first = ask(sock)
+        other = next(str(end) for end in ENDPOINTS if str(end) != first)
+        assert remove(node, other) == 0
+        assert ask(sock) == first
+        assert remove(node, first) == 1
+        assert ask(sock) != first
+
+
+def test_each_namespace_is_visited_once(tmp_path: Path) -> None:
+    for name in ("1", "2", "self"):
+        (tmp_path / "proc" / name / "ns").mkdir(parents=True)
+    (tmp_path / "proc/1/ns/net").touch()
+    (tmp_path / "proc/2/ns/net").hardlink_to(tmp_path / "proc/1/ns/net")
+    (tmp_path / "names").mkdir()
+    (tmp_path / "names/pod").touch()
+    found = list(namespaces((tmp_path / "names", tmp_path / "proc", tmp_path / "none")))
+    assert found[0] == tmp_path / "names/pod"
+    assert len(found) == 2
+    assert destroy(()) == 0
