@@ -216,7 +216,7 @@ def proxy(port: int, endpoint: int, way: str) -> None:
 
     from steersman.model.names import Family, PlanKey, Protocol, ServicePortName  # noqa: PLC0415
     from steersman.model.plan import Endpoint, Verdict  # noqa: PLC0415
-    from steersman.modes.userspace import tcp  # noqa: PLC0415
+    from steersman.modes.userspace import relay  # noqa: PLC0415
     from steersman.modes.userspace.apply import Proxy  # noqa: PLC0415
     from steersman.modes.userspace.names import (  # noqa: PLC0415
         LISTENER,
@@ -227,7 +227,7 @@ def proxy(port: int, endpoint: int, way: str) -> None:
     from steersman.modes.userspace.sockets import Ports, open_socket  # noqa: PLC0415
 
     if way == "copy":
-        tcp.SPLICE_AFTER = sys.maxsize
+        relay.SPLICE_AFTER = sys.maxsize
 
     async def serve() -> None:
         made = Proxy(open_socket, Ports(), 1.0)

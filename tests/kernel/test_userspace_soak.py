@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.modes.userspace import tcp
+from steersman.modes.userspace import relay
 from steersman.modes.userspace.apply import Proxy
 from tests.userspace_proxy import LOCAL, endpoint, key, listener, proxy, until
 
@@ -78,7 +78,7 @@ async def test_no_byte_is_lost_while_endpoints_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each connection is copied first, and most are spliced on the way."""
-    monkeypatch.setattr(tcp, "SPLICE_AFTER", 1 << 16)
+    monkeypatch.setattr(relay, "SPLICE_AFTER", 1 << 16)
     before = descriptors()
     async with contextlib.AsyncExitStack() as stack:
         endpoints = [await stack.enter_async_context(endpoint(digest)) for _ in range(ENDPOINTS)]

@@ -17,7 +17,7 @@ import pytest
 from steersman.model.names import Protocol
 from steersman.model.plan import Verdict
 from steersman.modes.base import ApplyError
-from steersman.modes.userspace import tcp
+from steersman.modes.userspace import relay, tcp
 from steersman.modes.userspace.names import Choice
 from steersman.modes.userspace.splice import Splice
 from tests.userspace_proxy import (
@@ -48,9 +48,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
             spliced += 1
             super().__init__(*args)
 
-    monkeypatch.setattr(tcp, "SPLICE_AFTER", 0 if request.param == "spliced" else 1 << 60)
-    monkeypatch.setattr(tcp, "_LARGE_READ", 0)
-    monkeypatch.setattr(tcp, "Splice", Counted)
+    monkeypatch.setattr(relay, "SPLICE_AFTER", 0 if request.param == "spliced" else 1 << 60)
+    monkeypatch.setattr(relay, "_LARGE_READ", 0)
+    monkeypatch.setattr(relay, "Splice", Counted)
     yield
     assert bool(spliced) == (request.param == "spliced")
 
@@ -184,11 +184,11 @@ async def test_where_splicing_is_not_possible_streams_are_copied(
     def fails(*_: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(tcp, "SPLICE_AFTER", 0)
-    monkeypatch.setattr(tcp, "_LARGE_READ", 0)
+    monkeypatch.setattr(relay, "SPLICE_AFTER", 0)
+    monkeypatch.setattr(relay, "_LARGE_READ", 0)
     data = random.Random(2).randbytes(1 << 20)
     for name, value in (("Splice", fails), ("possible", bool)):
-        monkeypatch.setattr(tcp, name, value)
+        monkeypatch.setattr(relay, name, value)
         async with endpoint(answering(b"")) as one, proxy() as made:
             await made.start({key(): listener(one)})
             assert await ask(made.port(key()), data) == data
