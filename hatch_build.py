@@ -6,6 +6,7 @@ are none either, the mode's `probe()` says so on the machine. `python hatch_buil
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -34,16 +35,24 @@ def compile_objects(root: Path) -> None:
     Raises:
         subprocess.CalledProcessError: clang found an error, or misses headers (libbpf-dev).
     """
+    for out, target in zip(objects(root), TARGETS.values(), strict=True):
+        compile_object(root / MODE / "c", target, out)
+
+
+def compile_object(source: Path, target: str, out: Path) -> None:
+    """Compile the programs in a directory for one target of clang, whole or not at all."""
     multiarch = sysconfig.get_config_var("MULTIARCH")
     include = [f"-I/usr/include/{multiarch}"] if multiarch else []
-    source = root / MODE / "c/steersman.bpf.c"
-    for order, target in TARGETS.items():
-        out = root / MODE / f"steersman-{order}.o"
-        place = f"-ffile-prefix-map={root}=."
-        argv = ["clang", "-target", target, *FLAGS, place, *include, "-c", str(source)]
-        subprocess.run([*argv, "-o", str(out)], check=True)
+    part = out.with_name(f"{out.name}.{os.getpid()}")
+    place = f"-ffile-prefix-map={source}=c"
+    argv = ["clang", "-target", target, *FLAGS, place, *include, "-c", "-o", str(part)]
+    try:
+        subprocess.run([*argv, str(source / "steersman.bpf.c")], check=True)
         if shutil.which("llvm-strip"):
-            subprocess.run(["llvm-strip", "-g", str(out)], check=True)
+            subprocess.run(["llvm-strip", "-g", str(part)], check=True)
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class BpfBuildHook(BuildHookInterface):  # type: ignore[type-arg]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from steersman.modes.ebpf import bpf, layout
 from steersman.modes.ebpf.layout import Kind, print_address
-from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.maps import HashMap, possible_cpus
 from steersman.modes.ebpf.tables import Tables
 from steersman.modes.ebpf.text import describe, endpoint_name
 
@@ -94,14 +93,8 @@ DUMPS: Mapping[str, Callable[[Path], Iterator[str]]] = {
 def _sum(counters: HashMap, number: int) -> int:
     """Sum of a counter over all CPUs."""
     key = number.to_bytes(4, layout.BYTE_ORDER)
-    value = counters.get(key, 8 * _possible_cpus()) or b""
+    value = counters.get(key, 8 * possible_cpus()) or b""
     return sum(memoryview(value).cast("Q"))
-
-
-def _possible_cpus() -> int:
-    """How many CPUs per-CPU values have: those that could be plugged in, too."""
-    text = Path("/sys/devices/system/cpu/possible").read_text()
-    return int(re.findall(r"\d+", text)[-1]) + 1
 
 
 def _tables(maps: Path) -> Tables:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import socket
 from collections.abc import Callable, Hashable
@@ -28,6 +27,7 @@ from steersman.modes.ebpf.features import tcx
 from steersman.modes.ebpf.flows import collect, forget, read_timeouts, stale_sockets
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.migrate import Migration, load
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.tables import Tables
 
@@ -112,6 +112,7 @@ class Engine:
         self.tables: Tables | None = None
         self._inside = inside
         self._loaded: loader.LoadedObject | None = None
+        self._migration: Migration | None = None
         self._filters = Filters(options.pins / "filters", inside.netlink)
 
     @functools.cached_property
@@ -123,21 +124,9 @@ class Engine:
         if self.tables is None:
             self.pins.make()
             self.pins.hold()
-            self._loaded = self._load()
+            self._loaded, self._migration = load(self.options.file, self.pins.maps)
             self.tables = Tables(self._loaded.maps)
         return self.tables
-
-    def _load(self) -> loader.LoadedObject:
-        """Load the object into the pinned maps; maps of another shape make place for new ones."""
-        try:
-            return loader.LoadedObject(self.options.file, self.pins.maps)
-        except loader.ObjectError as error:
-            if error.errno != errno.EINVAL or not any(self.pins.maps.iterdir()):
-                raise
-            self.pins.remove()
-            self.pins.make()
-            self.pins.hold()
-            return loader.LoadedObject(self.options.file, self.pins.maps)
 
     def read(self) -> dict[bytes, bytes]:
         """Return the Ruleset that is in force; without programs if one is not at its place."""
@@ -183,11 +172,16 @@ class Engine:
         cookie = self._inside.cookie() if cgroup else 0  # by which packets know that all is theirs
         tables.node.programs = bytes(16)
         tables.node.identify(cookie, self._inside.ports())
+        if self._migration:
+            self._migration.exchange()
         self.follow_devices()
         if cgroup:
             attach_sockets(self.pins, self._loaded.programs, cgroup)
         else:
             detach_sockets(self.pins)
+        if self._migration:
+            self._migration.finish()
+            self._migration = None
         tables.node.programs = programs
 
     def follow_devices(self) -> None:

@@ -10,12 +10,11 @@ import errno
 import functools
 import hashlib
 import os
-import struct
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from steersman.modes.ebpf import layout
+from steersman.modes.ebpf import bpf, layout, shapes
 
 FILE = Path(__file__).with_name(f"steersman-{'el' if sys.byteorder == 'little' else 'eb'}.o")
 """The object for this machine; the build makes it (hatch_build.py)."""
@@ -43,9 +42,20 @@ _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "bpf_program__fd": (ctypes.c_int, (_Pointer,)),
     "bpf_map__name": (ctypes.c_char_p, (_Pointer,)),
     "bpf_map__fd": (ctypes.c_int, (_Pointer,)),
+    **{
+        f"bpf_map__{what}": (ctypes.c_uint32, (_Pointer,))
+        for what in (
+            *("type", "key_size", "value_size", "max_entries", "map_flags"),
+            *("btf_key_type_id", "btf_value_type_id"),
+        )
+    },
     "bpf_map__set_pin_path": (ctypes.c_int, (_Pointer, ctypes.c_char_p)),
     "btf__find_by_name_kind": (ctypes.c_int, (_Pointer, ctypes.c_char_p, ctypes.c_uint32)),
     "btf__type_by_id": (_Pointer, (_Pointer, ctypes.c_uint32)),
+    "btf__resolve_type": (ctypes.c_int, (_Pointer, ctypes.c_uint32)),
+    "btf__resolve_size": (ctypes.c_int64, (_Pointer, ctypes.c_uint32)),
+    "btf__load_from_kernel_by_id": (_Pointer, (ctypes.c_uint32,)),
+    "btf__free": (None, (_Pointer,)),
     "btf__name_by_offset": (ctypes.c_char_p, (_Pointer, ctypes.c_uint32)),
     "libbpf_set_print": (_Pointer, (_PRINT,)),
 }
@@ -84,6 +94,14 @@ class ObjectError(OSError):
     """The object cannot be loaded; the text has what libbpf and the verifier said."""
 
 
+class StaleMapsError(Exception):
+    """Pinned maps have another shape than those of the object; nothing was loaded."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        super().__init__(f"maps of another shape are pinned: {', '.join(sorted(names))}")
+        self.names = names
+
+
 def digest(path: Path = FILE) -> bytes:
     """Sixteen bytes that tell objects apart."""
     return hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
@@ -97,6 +115,7 @@ class LoadedObject:
 
         Raises:
             ObjectError: libbpf or the kernel refused it, or its structs are not ours.
+            StaleMapsError: maps of another shape are pinned.
         """
         self._library = library()
         data = path.read_bytes()
@@ -117,12 +136,26 @@ class LoadedObject:
     def _prepare(self, path: Path, pins: Path | None) -> None:
         if wrong := list(differences(self._library, self._object)):
             raise _error(errno.EINVAL, f"{path} has other structs than this version: {wrong[0]}")
-        for name, handle in self._each("map"):
-            if pins and not name.startswith((".", "steersma")):
-                self._library.bpf_map__set_pin_path(handle, os.fsencode(pins / name))
+        if pins:
+            self._pin(pins)
         failed = self._library.bpf_object__load(self._object)
         if failed:
             raise _error(-failed, f"the kernel does not load {path}")
+
+    def _pin(self, pins: Path) -> None:
+        btf, stale = self._library.bpf_object__btf(self._object), set()
+        for name, handle in self._each("map"):
+            if name.startswith((".", "steersma")):  # of the compiler
+                continue
+            self._library.bpf_map__set_pin_path(handle, os.fsencode(pins / name))
+            if (pins / name).exists():
+                pinned = bpf.Object.pinned(pins / name)
+                found = shapes.of_pinned(self._library, pinned.fd)
+                pinned.close()
+                if not shapes.same(found, shapes.of_object(self._library, btf, handle)):
+                    stale.add(name)
+        if stale:
+            raise StaleMapsError(frozenset(stale))
 
     def _each(self, kind: str) -> Iterator[tuple[str, int]]:
         next_one = getattr(self._library, f"bpf_object__next_{kind}")
@@ -152,31 +185,17 @@ def differences(library: ctypes.CDLL, handle: int) -> Iterator[str]:
     """Where the structs of an object are not those of layout.py."""
     btf = library.bpf_object__btf(handle)
     for name, size in layout.SIZES.items():
-        found = _struct(library, btf, name)
-        if found is None:
+        number = library.btf__find_by_name_kind(btf, name.encode(), _STRUCT)
+        if number < 0:
             yield f"struct {name} is missing"
-        elif found[0] != size:
-            yield f"struct {name} has {found[0]} bytes, not {size}"
+        elif (found := library.btf__resolve_size(btf, number)) != size:
+            yield f"struct {name} has {found} bytes, not {size}"
         else:
-            yield from _moved(name, found[1])
+            yield from _moved(name, shapes.fields(library, btf, number))
 
 
-def _moved(name: str, members: Mapping[str, int]) -> Iterator[str]:
+def _moved(name: str, members: shapes.Fields) -> Iterator[str]:
     for member, offset in layout.OFFSETS.get(name, {}).items():
-        if members.get(member) != offset:
-            yield f"{name}.{member} is at {members.get(member)}, not {offset}"
-
-
-def _struct(library: ctypes.CDLL, btf: int, name: str) -> tuple[int, dict[str, int]] | None:
-    """Size and offsets of a struct, of `struct btf_type` and the `struct btf_member`s behind it."""
-    number = library.btf__find_by_name_kind(btf, name.encode(), _STRUCT)
-    if number < 0:
-        return None
-    address = library.btf__type_by_id(btf, number)
-    _, kind, size = struct.unpack("=III", ctypes.string_at(address, 12))
-    members = {}
-    for place in range(kind & 0xFFFF):
-        data = ctypes.string_at(address + 12 + 12 * place, 12)
-        text, _, bits = struct.unpack("=III", data)
-        members[library.btf__name_by_offset(btf, text).decode()] = bits // 8
-    return size, members
+        found, _ = members.get(member, (None, 0))
+        if found != offset:
+            yield f"{name}.{member} is at {found}, not {offset}"

@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import errno
 import mmap
+import re
 import struct
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from steersman.modes.ebpf import bpf
 
@@ -139,3 +141,9 @@ class ArrayMap(bpf.Object):
 
 def _cut(data: bytes, size: int) -> Iterator[bytes]:
     return (data[place : place + size] for place in range(0, len(data), size))
+
+
+def possible_cpus() -> int:
+    """How many CPUs per-CPU values have: those that could be plugged in, too."""
+    text = Path("/sys/devices/system/cpu/possible").read_text()
+    return int(re.findall(r"\d+", text)[-1]) + 1

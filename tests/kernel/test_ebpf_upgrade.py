@@ -1,0 +1,156 @@
+"""An upgrade of the ebpf mode with other maps: connections that packets carry live on."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import hatch_build
+from steersman.model.plan import Endpoint
+from steersman.modes.base import ApplyError
+from steersman.modes.ebpf import loader, migrate
+from steersman.modes.ebpf.maps import HashMap
+from tests.kernel import ebpf
+from tests.kernel.ebpf_node import WAIT, Node
+from tests.kernel.ebpf_plan import (
+    CLIENT,
+    LAYOUT,
+    NODE,
+    NODE_PORT,
+    POD,
+    STICKY,
+    VIP,
+    bring,
+    node_plan,
+)
+from tests.lab import Lab
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(not shutil.which("clang"), reason="an older version is compiled by clang"),
+]
+TARGET = hatch_build.TARGETS["el" if sys.byteorder == "little" else "eb"]
+PLAN = node_plan((Endpoint(POD, 8091, True),))
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An object with smaller maps, whose flows and affinities have their fields turned around."""
+    place = tmp_path_factory.mktemp("older")
+    for path in (ebpf.compiled().parent / "c").iterdir():
+        text = path.read_text().replace("131072", "65536")
+        if path.name == "structs.h":
+            text = re.sub(r"(struct (?:flow|affinity) \{\n)(.*?)(?=\};)", turned, text, flags=re.S)
+        (place / path.name).write_text(text)
+    hatch_build.compile_object(place, TARGET, place / "older.o")
+    return place / "older.o"
+
+
+def turned(found: re.Match[str]) -> str:
+    return found[1] + "\n".join(reversed(found[2].splitlines())) + "\n\t__u64 gone;\n"
+
+
+@pytest.fixture
+def node(older: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """A node that an older version has left."""
+    with Lab(LAYOUT) as lab:
+        for pod in LAYOUT.pods:
+            lab.serve(pod.address, 8080, "TCP")
+        made = Node(lab)
+        options, made.options = made.options, msgspec.structs.replace(made.options, file=older)
+        with monkeypatch.context() as patched:
+            patched.setattr(loader, "differences", lambda *_: ())
+            asyncio.run(bring(made.mode(), PLAN))
+        made.options = options
+        yield made
+        made.close()
+
+
+@contextmanager
+def connection(node: Node) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A connection from outside, masqueraded: both its ends."""
+    with (
+        node.lab.netns(POD).socket(POD, "TCP") as server,
+        node.lab.netns(CLIENT).socket(VIP, "TCP") as client,
+    ):
+        server.bind((POD, 8091))
+        server.listen()
+        client.settimeout(WAIT)
+        client.connect((NODE, NODE_PORT))
+        accepted, (seen, _) = server.accept()
+        assert seen in node.lab.node_addresses
+        with accepted:
+            accepted.settimeout(WAIT)
+            yield client, accepted
+
+
+def talk(ends: tuple[socket.socket, socket.socket]) -> None:
+    for one, other in (ends, ends[::-1]):
+        one.sendall(b"ping")
+        assert other.recv(4) == b"ping"
+
+
+def shapes(node: Node) -> set[tuple[int, int]]:
+    maps = [HashMap.pinned(node.pins / "maps" / name) for name in ("flows", "services")]
+    out = {(each.value_size, each.capacity) for each in maps}
+    for each in maps:
+        each.close()
+    return out
+
+
+def test_connections_and_affinity_live_on(node: Node) -> None:
+    asyncio.run(bring(node.modes[-1], node_plan()))
+    first = node.lab.probe(CLIENT, STICKY, 80).endpoint
+    asyncio.run(bring(node.modes[-1], PLAN))
+    before = shapes(node)
+    with connection(node) as ends:
+        talk(ends)
+        node.modes[-1].release()
+        asyncio.run(bring(node.mode(), PLAN))
+        talk(ends)
+        assert shapes(node) != before
+        node.modes[-1].release()
+        asyncio.run(bring(node.mode(), node_plan()))
+        talk(ends)
+    assert {path.name for path in node.pins.iterdir()} == {"maps", "links"}
+    assert {node.lab.probe(CLIENT, STICKY, 80).endpoint for _ in range(6)} == {first}
+
+
+def test_what_begins_while_it_is_under_way_lives_on(node: Node) -> None:
+    node.modes[-1].release()
+    asyncio.run(node.mode().read())
+    assert (node.pins / "maps-next").exists()
+    with connection(node) as ends:
+        talk(ends)
+        asyncio.run(bring(node.modes[-1], PLAN))
+        talk(ends)
+
+
+@pytest.mark.parametrize("step", ["copy", "exchange", "finish"])
+def test_it_may_be_killed_at_any_step(
+    node: Node, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise OSError("killed")
+
+    with connection(node) as ends:
+        talk(ends)
+        node.modes[-1].release()
+        with monkeypatch.context() as patched:
+            patched.setattr(migrate.Migration, step, die)
+            with pytest.raises(ApplyError):
+                asyncio.run(bring(node.mode(), PLAN))
+        talk(ends)
+        node.modes[-1].release()
+        asyncio.run(bring(node.mode(), PLAN))
+        talk(ends)
+    assert {path.name for path in node.pins.iterdir()} == {"maps", "links"}
