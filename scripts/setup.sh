@@ -35,6 +35,20 @@ buildah buildah
 TOOLS
 }
 
+# What the virtual machine of tests/vm needs; its tests are skipped with a reason where it lacks.
+machine_packages() {
+    local tool package
+    [ "$(uname -m)" = x86_64 ] || return 0
+    while read -r tool package; do
+        command -v "$tool" >/dev/null || printf '%s\n' "$package"
+    done <<'TOOLS'
+qemu-system-x86_64 qemu-system-x86
+busybox busybox-static
+depmod kmod
+ipvsadm ipvsadm
+TOOLS
+}
+
 can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
 install_packages() {
@@ -46,14 +60,15 @@ install_packages() {
 
 system_tools() {
     local packages
-    packages=$(missing_packages | tr '\n' ' ')
-    [ -z "$packages" ] && return
-    if can_install; then
-        # shellcheck disable=SC2086 - one word per package
-        install_packages $packages || say "could not install: $packages"
-    else
-        say "missing for demo, kernel tests, benchmarks and image: ${packages% } (apt-get install, as root)"
-    fi
+    for packages in "$(missing_packages | tr '\n' ' ')" "$(machine_packages | tr '\n' ' ')"; do
+        [ -z "$packages" ] && continue
+        if can_install; then
+            # shellcheck disable=SC2086 - one word per package
+            install_packages $packages || say "could not install: $packages"
+        else
+            say "missing for demo, kernel tests, benchmarks and image: ${packages% } (apt-get install, as root)"
+        fi
+    done
 }
 
 # An interpreter that runs (a shim of pyenv may not), is new enough and can make environments.

@@ -50,6 +50,7 @@ from steersman.run.startup import (
     mode_options,
     new_mode,
     node_config,
+    prepared_mode,
     set_conntrack,
 )
 from steersman.source.kubeconfig import KubeconfigError
@@ -123,7 +124,7 @@ def _start(parsed: Parsed) -> int:
 
 async def _initialize(config: ProxyConfig) -> None:
     """Do what takes more than NET_ADMIN: the kernel's switches (SPEC 1.6)."""
-    mode = new_mode(config)
+    mode = await prepared_mode(config)
     set_conntrack(config, mode.traits)
     allow_localhost_node_ports(node_config(config), mode, await read_facts())
 

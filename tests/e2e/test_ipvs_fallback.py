@@ -6,37 +6,65 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_daemon import answers, command, get, manifests, rules, steersman, until, world
-from tests.kernel.namespace import in_namespace
+from tests.apiserver import ApiServer
+from tests.e2e.test_daemon import (
+    FLAGS,
+    NODE,
+    answers,
+    command,
+    get,
+    manifests,
+    rules,
+    steersman,
+    until,
+    world,
+)
+from tests.kernel.namespace import in_namespace, sh
 
 HAS_IPVS = Path("/proc/net/ip_vs").exists() or Path("/sys/module/ip_vs").exists()
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(HAS_IPVS, reason="this kernel has ip_vs: nothing falls back"),
 ]
+WANTED = "mode ipvs cannot run here; iptables serves instead"
 
 
 def test_iptables_serves(tmp_path: Path) -> None:
     async def body() -> None:
-        folder = manifests(tmp_path / "objects", *world())
-        flags = ("--proxy-mode=ipvs", f"--manifests={folder}")
-        async with steersman(tmp_path, *flags) as process:
-            await process.said("mode ipvs cannot run here; iptables serves instead")
-            await process.said("Using iptables Proxier")
-            assert "modprobe ip_vs" in process.log
+        node = {
+            "kind": "Node",
+            "metadata": {"name": NODE},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
+        }
+        async with ApiServer([*world(), node]) as server:  # noqa: SIM117 - the flag needs its URL
+            async with steersman(
+                tmp_path, "--proxy-mode=ipvs", f"--master={server.url}"
+            ) as process:
+                await process.said(WANTED)
+                await process.said("Using iptables Proxier")
+                assert "modprobe ip_vs" in process.log
 
-            async def programmed() -> bool:
-                return "KUBE-SVC-" in rules()
+                async def programmed() -> bool:
+                    return "KUBE-SVC-" in rules()
 
-            await until(programmed)
-            await answers("/metrics")
-            metrics = (await get("/metrics"))[1]
-            assert 'steersman_mode_fallback{used="iptables",wanted="ipvs"} 1.0' in metrics
+                await until(programmed)
+                await answers("/metrics")
+                metrics = (await get("/metrics"))[1]
+                assert 'steersman_mode_fallback{used="iptables",wanted="ipvs"} 1.0' in metrics
+                assert WANTED in (await get("/state"))[1]  # as a Finding
+
+                async def told() -> bool:
+                    return any(event["reason"] == "ModeFallback" for event in server.events)
+
+                await until(told)
+                (event,) = [e for e in server.events if e["reason"] == "ModeFallback"]
+                assert (event["type"], event["regarding"]["kind"]) == ("Warning", "Node")
+                assert WANTED in event["note"]
 
     in_namespace(body)
 
 
-def test_strict_fails(tmp_path: Path) -> None:
+def test_strict_fails_and_initializing_does_not(tmp_path: Path) -> None:
     async def body() -> None:
         folder = manifests(tmp_path / "objects", *world())
         status, _, said = await command(
@@ -45,5 +73,8 @@ def test_strict_fails(tmp_path: Path) -> None:
         assert status != 0
         assert "ipvs mode cannot run here" in said
         assert "modprobe ip_vs" in said
+        status, _, said = await command("run", "--init-only", "--proxy-mode=ipvs", *FLAGS)
+        assert (status, WANTED in said) == (0, True)
+        assert sh("cat /proc/sys/net/ipv4/conf/all/route_localnet") == "1\n"  # iptables' own
 
     in_namespace(body)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
 
 from steersman.host.exec import Result
+from steersman.host.netlink import NetlinkError
 from steersman.modes.base import Mode, Support
-from steersman.modes.ipvs.probe import check_ipset, load_module
+from steersman.modes.ipvs import probe
+from steersman.modes.ipvs.probe import check_ipset, check_matches, find_family, load_module
 from steersman.run import fallback
 from steersman.run.events import Recorder
 from steersman.run.fallback import Chosen, choose
@@ -99,8 +102,10 @@ class Says:
 
     def __init__(self, *results: Result | Exception) -> None:
         self._results = list(results)
+        self.asked: list[list[str]] = []
 
-    async def run(self, *_args: object, **_more: object) -> Result:
+    async def run(self, argv: list[str], *_args: object, **_more: object) -> Result:
+        self.asked.append(argv)
         result = self._results.pop(0)
         if isinstance(result, Exception):
             raise result
@@ -120,3 +125,54 @@ async def test_an_ipset_that_will_not_do() -> None:
     assert "modprobe ip_set" in await check_ipset(Says(version, Result(1, b"", b"")))
     assert "too old" in await check_ipset(Says(Result(0, b"ipset v4.5, protocol", b"")))
     assert "not installed" in await check_ipset(Says(FileNotFoundError("ipset")))
+
+
+class Resolves:
+    """Stands in for the question for the IPVS family: refused until a module is loaded."""
+
+    def __init__(self, *codes: int) -> None:
+        self._codes = list(codes)
+
+    def __call__(self, _netlink: object) -> int:
+        if code := self._codes.pop(0):
+            raise NetlinkError(code, "refused")
+        return 27
+
+
+OK = Result(0, b"", b"")
+NO_MODULE = Result(1, b"", b"FATAL: Module ip_vs not found\n")
+
+
+@pytest.mark.parametrize(
+    ("codes", "loads", "answer", "asked", "found"),
+    [
+        ((0,), True, OK, [], (27, "")),
+        ((errno.ENOENT, 0), True, OK, [["modprobe", "ip_vs"]], (27, "")),
+        ((errno.ENOENT, errno.ENOENT), True, NO_MODULE, [["modprobe", "ip_vs"]], (0, "not found")),
+        ((errno.ENOENT, errno.ENOENT), False, OK, [], (0, "modprobe ip_vs")),
+        ((errno.EPERM,), True, OK, [], (0, "cannot be spoken to")),
+    ],
+)
+async def test_the_module_is_loaded_where_it_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+    codes: tuple[int, ...],
+    loads: bool,
+    answer: Result,
+    asked: list[list[str]],
+    found: tuple[int, str],
+) -> None:
+    monkeypatch.setattr(probe, "resolve", Resolves(*codes))
+    says = Says(answer)
+    family, said = await find_family(says, object(), loads=loads)  # type: ignore[arg-type]
+    assert (family, says.asked) == (found[0], asked)
+    assert found[1] in said
+    assert bool(said) == (not family)
+
+
+async def test_matches_that_iptables_lacks() -> None:
+    assert await check_matches(Says(OK, OK, OK), "iptables") == ""
+    lacking = Says(OK, Result(2, b"", b"Couldn't load match `bpf'\n"), OK)
+    said = await check_matches(lacking, "iptables")
+    assert "`bpf'" in said
+    assert "modprobe xt_bpf" in said
+    assert [argv[0] for argv in lacking.asked] == ["ipset", "iptables-restore", "ipset"]

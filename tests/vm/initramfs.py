@@ -59,11 +59,14 @@ def initramfs(kernel: Kernel) -> bytes:
     busybox = shutil.which("busybox")
     if busybox is None:
         raise MachineError("busybox is not installed; apt-get install busybox-static")
+    program = Path(busybox).read_bytes()
+    if b"/ld-linux" in program:
+        raise MachineError("busybox needs libraries; apt-get install busybox-static")
     modules = kernel.closure(_MODULES)
     archive = Archive()
     for name in _DIRECTORIES:
         archive.add(name, stat.S_IFDIR | 0o755)
-    archive.add("bin/busybox", stat.S_IFREG | 0o755, Path(busybox).read_bytes())
+    archive.add("bin/busybox", stat.S_IFREG | 0o755, program)
     archive.add("init", stat.S_IFREG | 0o755, INIT.encode())
     for name, data in modules:
         archive.add(f"modules/{name}.ko", stat.S_IFREG | 0o644, data)

@@ -116,6 +116,19 @@ class Describing(Protocol):
 
 
 @runtime_checkable
+class Preparing(Mode, Protocol):
+    """A mode that needs switches of the kernel set, for which NET_ADMIN may not be enough."""
+
+    def prepare(self) -> None:
+        """Set them; `probe` has found that the mode can run.
+
+        Raises:
+            BusyError: one cannot be set.
+        """
+        ...
+
+
+@runtime_checkable
 class Counting(Protocol):
     """A mode whose kernel objects count connections."""
 

@@ -27,7 +27,7 @@ from steersman.model.addresses import canonical_cidr
 from steersman.model.config import NodeConfig
 from steersman.model.plan import Traits
 from steersman.model.snapshot import HostFacts, Snapshot
-from steersman.modes.base import Mode, Support
+from steersman.modes.base import Mode, Preparing, Support
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.registry import MODES, ModeOptions
 from steersman.run.fallback import Chosen, choose
@@ -138,6 +138,21 @@ async def make_mode(config: ProxyConfig) -> Mode:
         StartError: something is missing.
     """
     return (await choose_mode(config)).mode
+
+
+async def prepared_mode(config: ProxyConfig) -> Mode:
+    """Build the mode, or what stands in for it, and have its own switches of the kernel set.
+
+    Raises:
+        StartError: something is missing.
+        BusyError: a switch cannot be set.
+    """
+    mode = new_mode(config)
+    if isinstance(mode, Preparing):
+        mode = await make_mode(config)
+    if isinstance(mode, Preparing):
+        mode.prepare()
+    return mode
 
 
 async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:
