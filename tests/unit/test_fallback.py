@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -104,8 +105,8 @@ class Says:
         self._results = list(results)
         self.asked: list[list[str]] = []
 
-    async def run(self, argv: list[str], *_args: object, **_more: object) -> Result:
-        self.asked.append(argv)
+    async def run(self, argv: Sequence[str], *_args: object, **_more: object) -> Result:
+        self.asked.append(list(argv))
         result = self._results.pop(0)
         if isinstance(result, Exception):
             raise result
