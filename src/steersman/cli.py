@@ -160,7 +160,7 @@ def _explain(argv: Sequence[str]) -> int:
     answer = asyncio.run(_explanation(parsed))
     output = str(parsed.values.get("output", "text"))
     print(json.dumps(answer.data, indent=2) if output == "json" else answer.text)
-    return 0
+    return 0 if answer.found else 1
 
 
 async def _explanation(parsed: Parsed) -> Explanation:

@@ -66,6 +66,13 @@ def test_a_service_in_words_and_as_json(world: Path, capsys: pytest.CaptureFixtu
     assert data["ports"][0]["frontends"][0]["address"] == "10.96.0.1"
 
 
+def test_a_service_that_is_not_there_is_a_failure(
+    world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", f"--manifests={world}", "shop/nobody"]) == 1
+    assert "Service shop/nobody\n  is not known: check namespace" in capsys.readouterr().out
+
+
 async def test_an_api_server_is_asked_by_kubeconfig(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

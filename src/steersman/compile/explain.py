@@ -31,6 +31,8 @@ class Explanation(Value, frozen=True):
     """For people; lines, without a newline at the end."""
     data: dict[str, Any]
     """The same, of JSON's types only."""
+    found: bool = True
+    """Whether there is what was asked about."""
 
 
 def explain_flow(plan: NodePlan, flow: Flow) -> Explanation:
@@ -87,7 +89,7 @@ def explain_service(snapshot: Snapshot, plan: NodePlan, name: ObjectName) -> Exp
     lines += [f"  {finding.severity.value}: {finding}" for finding in findings]
     ports = [_port_data(service_plan, whys[key]) for key, service_plan in plans.items()]
     data = {"service": str(name), "ports": ports, "findings": [str(f) for f in findings]}
-    return Explanation("\n".join(lines), data)
+    return Explanation("\n".join(lines), data, bool(plans or name in snapshot.services))
 
 
 def _concerns(finding: Finding, name: ObjectName, snapshot: Snapshot) -> bool:
