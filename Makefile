@@ -8,6 +8,7 @@ NFT := */modes/nftables
 PURE := $(PURE),$(NFT)/affinity.py,$(NFT)/derived.py,$(NFT)/dormant.py,$(NFT)/elements.py,$(NFT)/expressions.py
 PURE := $(PURE),$(NFT)/layout.py,$(NFT)/skeleton.py,$(NFT)/slots.py,$(NFT)/takeover.py
 PURE := $(PURE),$(NFT)/text.py,$(NFT)/totals.py,$(NFT)/transaction.py,$(NFT)/wire.py
+BPF := src/steersman/modes/ebpf/c/*.[ch]
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test demo bench image lock clean
@@ -22,11 +23,14 @@ check: setup ## Format, lint, types and the tests that need no root
 	ruff format --check
 	ruff check
 	mypy
+	@if command -v clang-format >/dev/null; then clang-format --dry-run --Werror $(BPF); \
+		else echo "clang-format is not installed: the programs in C are not looked at"; fi
 	pytest -q -m "not kernel"
 
 format: setup ## Put the code in shape
 	ruff format
 	ruff check --fix
+	@! command -v clang-format >/dev/null || clang-format -i $(BPF)
 
 test: setup ## Every test, kernel tests as root, and full coverage of the pure modules
 	pytest -q --cov --cov-report= --durations=10

@@ -24,6 +24,7 @@ iptables iptables
 ip6tables-legacy iptables
 nft nftables
 clang clang
+clang-format clang-format
 llvm-strip llvm
 ipset ipset
 conntrack conntrack

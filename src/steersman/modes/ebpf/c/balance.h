@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// From a destination to a frontend, from a frontend to an endpoint: the same for sockets and packets.
+// From a destination to a frontend, from a frontend to an endpoint: for sockets and packets alike.
 #pragma once
 
 enum found { NOTHING, FRONTEND, UNKNOWN_PORT, UNASSIGNED };

@@ -32,7 +32,10 @@ INLINE int drop(__u32 reason)
 // Send a packet of this node to its new destination, by the device that leads there.
 CALLED int send_elsewhere(struct __sk_buff *skb, const struct packet *packet)
 {
-	struct bpf_fib_lookup route = { .ifindex = skb->ifindex, .l4_protocol = packet->key.protocol };
+	struct bpf_fib_lookup route = {
+		.ifindex = skb->ifindex,
+		.l4_protocol = packet->key.protocol,
+	};
 	long result;
 
 	if (packet->ipv4) {

@@ -28,7 +28,8 @@ CALLED int rewrite_quoted(struct __sk_buff *skb, struct packet *outer, struct pa
 	__s64 change = bpf_csum_diff((__be32 *)old, 16, (__be32 *)&flow->address, 16, 0);
 	__be16 new_port = flow->port;
 
-	if (outer->ipv4) // the change of the address and of the header's sum cancel out in ICMP's sum
+	// In ICMP's sum the change of the address and of the header's sum cancel out.
+	if (outer->ipv4)
 		bpf_l3_csum_replace(skb, inner->l3 + 10, 0, change, 0);
 	else
 		bpf_l4_csum_replace(skb, outer->l4 + 2, 0, change, 0);

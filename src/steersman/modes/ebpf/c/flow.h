@@ -145,7 +145,8 @@ CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, struct 
 	return bpf_map_update_elem(&flows, &packet->key, &flow, BPF_ANY) ? DROPPED_NO_FLOW : 0;
 }
 
-INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet, struct address *out)
+INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet,
+			      struct address *out)
 {
 	__u32 index = skb->ifindex;
 	struct device *device = bpf_map_lookup_elem(&devices, &index);

@@ -16,7 +16,7 @@ MAP(frontends, BPF_MAP_TYPE_HASH, struct frontend_key, struct frontend, 262144, 
 MAP(services, BPF_MAP_TYPE_ARRAY, __u32, struct service, 131072, BPF_F_MMAPABLE);
 MAP(slots, BPF_MAP_TYPE_ARRAY, __u32, struct slot, 1048576, BPF_F_MMAPABLE);
 MAP(names, BPF_MAP_TYPE_HASH, __u32, struct service_name, 131072, BPF_F_NO_PREALLOC);
-// Of ServicePorts with affinity or of UDP; the value has a bit for each pool that the endpoint is in.
+// Of ServicePorts with affinity or of UDP: in which pools an endpoint is, a bit for each.
 MAP(members, BPF_MAP_TYPE_HASH, struct member_key, __u32, 262144, BPF_F_NO_PREALLOC);
 MAP(prefixes, BPF_MAP_TYPE_LPM_TRIE, struct prefix, __u32, 131072, BPF_F_NO_PREALLOC);
 MAP(node_ips, BPF_MAP_TYPE_HASH, struct address, __u32, 4096, BPF_F_NO_PREALLOC);

@@ -191,7 +191,8 @@ CALLED int rewrite_sctp_port(struct __sk_buff *skb, struct packet *packet, int s
 	return !bpf_skb_store_bytes(skb, packet->l4 + side * 2, &new, 2, 0);
 }
 
-INLINE void rewrite_port(struct __sk_buff *skb, struct packet *packet, int side, __be16 old, __be16 new)
+INLINE void rewrite_port(struct __sk_buff *skb, struct packet *packet, int side, __be16 old,
+			 __be16 new)
 {
 	int udp = packet->key.protocol == IPPROTO_UDP;
 

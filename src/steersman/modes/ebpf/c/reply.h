@@ -52,8 +52,8 @@ CALLED int build_reply4(struct __sk_buff *skb, struct packet *packet)
 	reply.ip.check = fold(bpf_csum_diff(NULL, 0, (void *)&reply.ip, sizeof(reply.ip), 0));
 	reply.icmp.type = 3;
 	reply.icmp.code = 3;
-	reply.icmp.checksum =
-		fold(bpf_csum_diff(NULL, 0, (void *)&reply.icmp, sizeof(reply) - sizeof(reply.ip), 0));
+	reply.icmp.checksum = fold(
+		bpf_csum_diff(NULL, 0, (void *)&reply.icmp, sizeof(reply) - sizeof(reply.ip), 0));
 	if (bpf_skb_change_tail(skb, packet->l3 + sizeof(reply), 0))
 		return 0;
 	return !bpf_skb_store_bytes(skb, packet->l3, &reply, sizeof(reply), 0);

@@ -8,9 +8,8 @@
 
 // x to the power of 8 * 2^n, modulo the polynomial.
 static const __u32 crc_powers[16] = {
-	0x00800000, 0x00008000, 0x82f63b78, 0x6ea2d55c,
-	0x18b8ea18, 0x510ac59a, 0xb82be955, 0xb8fdb1e7,
-	0x88e56f72, 0x74c360a4, 0xe4172b16, 0x0d65762a,
+	0x00800000, 0x00008000, 0x82f63b78, 0x6ea2d55c, 0x18b8ea18, 0x510ac59a,
+	0xb82be955, 0xb8fdb1e7, 0x88e56f72, 0x74c360a4, 0xe4172b16, 0x0d65762a,
 	0x35d73a62, 0x28461564, 0xbf455269, 0xe2ea32dc,
 };
 
@@ -35,6 +34,7 @@ __attribute__((noinline)) __u32 crc_change(__u32 change, __u32 length)
 	for (int bit = 0; bit < 32; bit++)
 		value = value >> 1 ^ (CRC32C & -(value & 1));
 	for (int power = 0; power < 16; power++)
-		value = crc_multiply((length - 4) >> power & 1 ? crc_powers[power] : CRC_ONE, value);
+		value = crc_multiply((length - 4) >> power & 1 ? crc_powers[power] : CRC_ONE,
+				     value);
 	return value;
 }

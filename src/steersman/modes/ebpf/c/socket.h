@@ -70,7 +70,7 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	struct frontend frontend = {};
 	struct address client;
 	struct slot slot = {};
-	__u32 action;
+	__u32 class, action;
 	int found, own;
 
 	if (!config)
@@ -84,9 +84,8 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	if (found == UNASSIGNED)
 		return drop_later(ctx, own);
 	// Who is in another network namespace of this node is a pod, where pods can be told at all.
-	action = action_of(&frontend, own ? NODE
-				      : config->flags & (CONFIG_DETECTOR_CIDR | CONFIG_DETECTOR_DEVICE) ? POD
-													: EXTERNAL);
+	class = config->flags & (CONFIG_DETECTOR_CIDR | CONFIG_DETECTOR_DEVICE) ? POD : EXTERNAL;
+	action = action_of(&frontend, own ? NODE : class);
 	if (frontend.flags & FRONTEND_RANGES) {
 		if (!own)
 			return LEAVE; // its address is known when its packet comes
@@ -101,8 +100,8 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 		return LEAVE; // a source is rewritten in packets only
 	client_of(netns, &client);
 	if (!(connected ? choose(frontend.service, action, &client, &slot)
-			: choose_once(frontend.service, action, &client,
-				      bpf_get_socket_cookie(ctx), &slot)))
+			: choose_once(frontend.service, action, &client, bpf_get_socket_cookie(ctx),
+				      &slot)))
 		return refuse(-ECONNREFUSED, SOCKET_REJECTED);
 	if (!own && bound_to(ctx, version, &slot.address))
 		return LEAVE; // it calls itself: packets see to it that the answers come back
