@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import os
 import random
+import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -325,9 +326,16 @@ class Lab:
         timeout: float = 3.0,
     ) -> Outcome:
         """One new connection from an address of the lab ("" for any of the node's)."""
-        cgroup = CGROUPS.get(self.node.path) if self._is_ours(source) else None
+        cgroup = self._cgroup(source)
         bound = "" if cgroup and source == "127.0.0.1" else source  # else it could not leave
         return probe(self.netns(source), bound, address, port, protocol, timeout, cgroup)
+
+    def socket(self, source: str, protocol: str) -> socket.socket:
+        """A socket of who has an address, as `probe` makes it."""
+        return self.netns(source).socket(source, protocol, self._cgroup(source))
+
+    def _cgroup(self, source: str) -> Path | None:
+        return CGROUPS.get(self.node.path) if self._is_ours(source) else None
 
     def _is_ours(self, address: str) -> bool:
         """Whether an address is of the node or of a pod on it."""

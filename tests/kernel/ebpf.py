@@ -41,11 +41,11 @@ def mode_behind(execute: Exec) -> EbpfMode:
     """The mode, in the namespace that an Exec's prefix enters; one per namespace."""
     for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
         if word.startswith("--net="):
-            return _mode_in(word.removeprefix("--net="))
+            return _mode_in(word.removeprefix("--net="), execute)
     return EbpfMode(execute, EbpfOptions(file=compiled()))
 
 
-def _mode_in(path: str) -> EbpfMode:
+def _mode_in(path: str, execute: Exec) -> EbpfMode:
     for other in [other for other in _modes if not os.path.exists(other)]:
         _modes.pop(other).release()
     if path not in _modes:
@@ -54,7 +54,7 @@ def _mode_in(path: str) -> EbpfMode:
         lab_sockets.CGROUPS[path] = cgroup
         options = EbpfOptions(bpffs() / str(number), cgroup, file=compiled())
         inside = Inside(lab_sockets.Netns(path).call)
-        _modes[path] = EbpfMode(SubprocessExec(), options, inside)
+        _modes[path] = EbpfMode(execute, options, inside)
     return _modes[path]
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
-from steersman.modes.base import Mode
+from steersman.modes.base import Inheriting, Mode
 from steersman.modes.diff import diff
+from steersman.modes.ebpf.engine import Inside
+from steersman.modes.ebpf.hold import TABLE, Hold
 from steersman.run.switch import clean_leftovers, others
 from tests import nftables_plans as make
 from tests.lab import Lab, Layout, Pod
@@ -96,6 +99,19 @@ class Echo:
             server.close()
 
 
+def socket_to(lab: Lab, source: str, address: str, port: int) -> socket.socket:
+    """A connection that begins before a lost SYN would be sent again."""
+    sock = lab.socket(source, "TCP")
+    try:
+        sock.settimeout(0.9)
+        sock.bind((source, 0))
+        sock.connect((address, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
 class Clients:
     """Connections that stay open, and new ones opened without pause."""
 
@@ -104,26 +120,15 @@ class Clients:
         self._stop = threading.Event()
         self.opened = 0
         self.failed: list[str] = []
-        self.live = [self._connect(*way) for way in WAYS]
+        self.live = [socket_to(lab, *way) for way in WAYS]
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-
-    def _connect(self, source: str, address: str, port: int) -> socket.socket:
-        sock = self._lab.netns(source).socket(source, "TCP")
-        try:
-            sock.settimeout(0.9)  # before a lost SYN is sent again
-            sock.bind((source, 0))
-            sock.connect((address, port))
-        except OSError:
-            sock.close()
-            raise
-        return sock
 
     def _run(self) -> None:
         while not self._stop.is_set():
             for way in WAYS:
                 try:
-                    with self._connect(*way) as sock:
+                    with socket_to(self._lab, *way) as sock:
                         sock.sendall(b"new")
                         assert sock.recv(9) == b"new"
                 except (OSError, AssertionError) as error:
@@ -135,6 +140,12 @@ class Clients:
         for sock in self.live:
             sock.sendall(b"live")
             assert sock.recv(9) == b"live"
+
+    def pause(self) -> None:
+        """Wait until one more was opened."""
+        before, end = self.opened, time.monotonic() + 10
+        while self.opened == before and time.monotonic() < end:
+            time.sleep(0.01)
 
     def close(self) -> None:
         self._stop.set()
@@ -166,6 +177,8 @@ def serves(lab: Lab, name: str, variant: str) -> bool:
     """Whether a mode's rules for the Service are in the kernel."""
     if name == "iptables":
         return "KUBE-SERVICES" in lab.run(f"iptables-{variant}-save")
+    if name == "ebpf":
+        return bool(asyncio.run(mode_of(lab, name, variant).read()))
     return "table ip kube-proxy" in lab.run("nft", "list", "tables")
 
 
@@ -177,19 +190,23 @@ def serves(lab: Lab, name: str, variant: str) -> bool:
         (("nftables", "nft"), ("iptables", "nft")),
         (("nftables", "nft"), ("iptables", "legacy")),
         (("upstream", ""), ("nftables", "nft")),
+        (("iptables", "nft"), ("ebpf", "tcx")),
+        (("nftables", "nft"), ("ebpf", "tcx")),
     ],
 )
 def test_connections_live_through_a_switch(
     lab: Lab, old: tuple[str, str], new: tuple[str, str]
 ) -> None:
     async def switch() -> None:
-        await program(mode_of(lab, *new))
+        mode = mode_of(lab, *new)
+        await program(mode)
         clients.check()
         left = [(name, mode_of(lab, *old)) for name in (old[0],) if name in MODES]
-        said = await clean_leftovers(left)
+        said = await clean_leftovers(left, current=mode)
         assert [s for s in said if "removed" in s] == said
         assert len(said) == len(left)
 
+    mode_of(lab, *new)  # so that sockets are in its cgroup, if it has one
     if old[0] in MODES:
         asyncio.run(program(mode_of(lab, *old)))
     else:
@@ -209,6 +226,62 @@ def test_connections_live_through_a_switch(
     if old[0] in MODES:
         assert not serves(lab, *old)
     assert "ULMVA6XW" not in lab.run("nft", "list", "ruleset")
+
+
+@pytest.mark.parametrize("new", [("iptables", "nft"), ("nftables", "nft")])
+def test_the_ebpf_mode_is_left_when_its_connections_have_ended(
+    lab: Lab, new: tuple[str, str]
+) -> None:
+    old = ("ebpf", "tcx")
+
+    async def switch() -> list[str]:
+        await program(mode_of(lab, *new))
+        await asyncio.to_thread(clients.check)
+        left = asyncio.create_task(clean_leftovers([("ebpf", mode_of(lab, *old))], 60))
+        before = clients.opened
+        while clients.opened < before + 20:
+            await asyncio.to_thread(clients.check)
+        assert not left.done(), "the old mode carries what it has made"
+        for sock in clients.live:
+            sock.close()
+        return await left
+
+    asyncio.run(program(mode_of(lab, *old)))
+    clients = Clients(lab)
+    try:
+        clients.check()
+        (said,) = asyncio.run(switch())
+        before = clients.opened
+        while clients.opened < before + 20:
+            clients.pause()
+    finally:
+        clients.close()
+    assert clients.failed == []
+    assert "removed" in said
+    assert "cut" not in said
+    assert serves(lab, *new)
+    assert not serves(lab, *old)
+
+
+def test_what_is_held_is_let_go_when_nothing_is_translated(lab: Lab) -> None:
+    async def scenario() -> None:
+        mode = mode_of(lab, "ebpf", "tcx")
+        assert isinstance(mode, Inheriting)
+        hold = Hold(SubprocessExec(lab.exec_argv(())), Inside(lab.node.call).netfilter)
+        await hold.take()
+        assert TABLE not in lab.run("nft", "list", "tables"), "nothing to hold"
+        await program(mode_of(lab, "nftables", "nft"))
+        with socket_to(lab, OUTSIDE, NODE, 30080):
+            await hold.take()
+            assert f"table ip {TABLE}" in lab.run("nft", "list", "tables")
+            again = Hold(SubprocessExec(lab.exec_argv(())), Inside(lab.node.call).netfilter)
+            await again.let_go()
+            assert f"table ip6 {TABLE}" in lab.run("nft", "list", "tables"), "still translated"
+        lab.run("conntrack", "-F")
+        await again.let_go()
+        assert TABLE not in lab.run("nft", "list", "tables")
+
+    asyncio.run(scenario())
 
 
 def test_each_mode_leaves_the_other_behind() -> None:

@@ -159,6 +159,15 @@ class Lingering(Mode, Protocol):
 
 
 @runtime_checkable
+class Inheriting(Protocol):
+    """A mode that does not need what keeps connections of other modes going."""
+
+    async def inherit(self) -> None:
+        """Keep such connections going: the rules of another mode are about to be removed."""
+        ...
+
+
+@runtime_checkable
 class Remembering(Protocol):
     """A mode that keeps connections in tables of its own, beside or instead of conntrack."""
 

@@ -225,7 +225,7 @@ class Daemon:
         variant = str(getattr(mode, "variant", ""))
         left = others(mode.name, SubprocessExec(), variant)
         patience = self._live.current.steersman.drain_period.seconds
-        for sentence in await clean_leftovers(left, patience):
+        for sentence in await clean_leftovers(left, patience, mode):
             log.info("%s", sentence)
 
     async def _follow_addresses(self) -> None:

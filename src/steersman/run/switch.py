@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from steersman.host.exec import Exec
-from steersman.modes.base import ApplyError, BusyError, Lingering, Mode
+from steersman.modes.base import ApplyError, BusyError, Inheriting, Lingering, Mode
 from steersman.modes.diff import Ruleset, diff
 from steersman.modes.registry import MODES, ModeOptions
 
@@ -42,7 +42,9 @@ def others(current: str, execute: Exec, variant: str = "") -> Iterator[tuple[str
                 yield f"{name} ({each})" if each else name, mode
 
 
-async def clean_leftovers(modes: Iterable[tuple[str, Mode]], patience: float = 0.0) -> list[str]:
+async def clean_leftovers(
+    modes: Iterable[tuple[str, Mode]], patience: float = 0.0, current: object = None
+) -> list[str]:
     """Remove what other modes left behind; call it after the first sync that succeeded.
 
     What cannot be removed stays and is said: it never stops the mode that serves.
@@ -51,6 +53,7 @@ async def clean_leftovers(modes: Iterable[tuple[str, Mode]], patience: float = 0
         modes: those to leave, by name.
         patience: seconds that established connections get to end, in a mode that carries them;
             it takes no new ones meanwhile.
+        current: the mode that serves, which may have to keep connections of others going.
 
     Returns:
         A sentence for each mode of which there was something.
@@ -58,18 +61,20 @@ async def clean_leftovers(modes: Iterable[tuple[str, Mode]], patience: float = 0
     said = []
     for name, mode in modes:
         try:
-            if sentence := await _clean(mode, patience):
+            if sentence := await _clean(mode, patience, current):
                 said.append(f"{name} mode: {sentence}")
         except (ApplyError, BusyError, OSError) as error:
             said.append(f"{name} mode: its leftovers stay: {error}")
     return said
 
 
-async def _clean(mode: Mode, patience: float) -> str:
+async def _clean(mode: Mode, patience: float, current: object) -> str:
     if not (await mode.probe()).usable:
         return ""
     before = await mode.read()
     cut = await _drain(mode, before, patience) if before and isinstance(mode, Lingering) else 0
+    if before and isinstance(current, Inheriting):
+        await current.inherit()
     if before:
         await mode.apply(diff(await mode.read(), {}))
     gone = len(before) - len(await mode.read()) if before else 0  # shared with kubelet: stays

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from steersman.host.netlink import NETLINK_ROUTE, Netlink, Subscription
+from steersman.host.netlink import NETLINK_NETFILTER, NETLINK_ROUTE, Netlink, Subscription
 from steersman.model.conntrack import Stale
 from steersman.modes.diff import Diff
 from steersman.modes.ebpf import layout, loader
@@ -24,7 +24,7 @@ from steersman.modes.ebpf.attach import (
 from steersman.modes.ebpf.clsact import Filters
 from steersman.modes.ebpf.devices import describe, list_devices, open_route
 from steersman.modes.ebpf.features import tcx
-from steersman.modes.ebpf.flows import collect, forget, read_timeouts, stale_sockets
+from steersman.modes.ebpf.flows import collect, count_open, forget, read_timeouts, stale_sockets
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.migrate import Migration, load
@@ -65,6 +65,12 @@ class Inside:
 
     def __init__(self, enter: Callable[[Callable[[], object]], object] = here) -> None:
         self._enter = enter
+
+    def netfilter(self) -> Netlink:
+        """Open the netlink of netfilter there."""
+        opened = self._enter(lambda: Netlink(NETLINK_NETFILTER))
+        assert isinstance(opened, Netlink)
+        return opened
 
     def netlink(self) -> Netlink:
         """Open rtnetlink there."""
@@ -214,6 +220,12 @@ class Engine:
         if self._loaded is None:
             return 0
         return collect(HashMap(self._loaded.maps["flows"]), read_timeouts())
+
+    def connections(self) -> int:
+        """How many connections are carried by packets' programs now."""
+        if self._loaded is None:
+            return 0
+        return count_open(HashMap(self._loaded.maps["flows"]), read_timeouts())
 
     def forget(self, stale: Stale) -> tuple[int, set[tuple[int, bytes]]]:
         """Cut connections of packets that are stale; how many, and the sockets that are."""

@@ -20,6 +20,7 @@ OPENING, ESTABLISHED, CLOSING, WAITING = range(4)
 INGRESS, EGRESS = range(2)
 TO_ENDPOINT = 1
 _UDP = 17
+_STATE_AT = layout.OFFSETS["flow"]["state"]
 _PROTOCOL_AT, _KIND_AT = layout.OFFSETS["flow_key"]["protocol"], layout.OFFSETS["flow"]["kind"]
 _MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
 _PROC = Path("/proc/sys/net/netfilter")
@@ -125,6 +126,16 @@ def _others(flows: HashMap, flow: Flow) -> Iterator[bytes]:
     if value:
         yield key
         yield _key(endpoint, Flow.of(key, value).rewritten, protocol, INGRESS)
+
+
+def count_open(flows: HashMap, timeouts: Timeouts) -> int:
+    """How many connections there are that have not ended."""
+    begun = [
+        (key, value)
+        for key, value in flows.items()
+        if value[_KIND_AT] == TO_ENDPOINT and value[_STATE_AT] in (OPENING, ESTABLISHED)
+    ]
+    return len(begun) - sum(1 for _ in expired(begun, timeouts, time.monotonic_ns()))
 
 
 def stale_sockets(reverses: HashMap, stale: Stale) -> Iterator[tuple[int, bytes]]:

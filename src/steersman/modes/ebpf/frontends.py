@@ -56,11 +56,11 @@ class FrontendTable:
         self._mark({key[:16] for key in values})
 
     def remove(self, removed: Mapping[bytes, bytes]) -> None:
-        """Remove what is gone."""
+        """Remove what is gone; markers first, by which connections would be refused meanwhile."""
         frontends = list(of_kind(Kind.FRONTEND, removed))
         self._count(frontends, -1)
-        self.map.delete_all(key for key, _ in frontends)
         self._mark({key[:16] for key, _ in frontends})
+        self.map.delete_all(key for key, _ in frontends)
 
     def _mark(self, addresses: set[bytes]) -> None:
         """Bring the markers of addresses up to date."""

@@ -18,6 +18,7 @@ from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import HeldError
 from steersman.modes.ebpf.engine import EbpfOptions, Engine, Inside
+from steersman.modes.ebpf.hold import Hold
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.probe import probe
 from steersman.modes.ebpf.slots import FullError
@@ -55,7 +56,9 @@ class EbpfMode:
         """
         self._exec = execute
         self._options = options or EbpfOptions()
-        self.engine = Engine(self._options, inside or Inside())
+        inside = inside or Inside()
+        self.engine = Engine(self._options, inside)
+        self._hold = Hold(execute, inside.netfilter)
         self._lock = asyncio.Lock()
         self._programs = render.Programs(b"", self._options.guard_node_ports)
         self._keeper: asyncio.Task[None] | None = None
@@ -94,6 +97,8 @@ class EbpfMode:
                 guarded(lambda: self.engine.apply(change))
             else:
                 await asyncio.to_thread(guarded, lambda: self.engine.apply(change))
+        if Kind.CONFIG.value in change.removed:
+            await self._hold.let_go(even_if_used=True)
         self._keep_going()
 
     async def forget(self, stale: Stale) -> int:
@@ -101,6 +106,20 @@ class EbpfMode:
         async with self._lock:
             cut, sockets = await asyncio.to_thread(guarded, lambda: self.engine.forget(stale))
         return cut + await asyncio.to_thread(guarded, lambda: destroy(sockets))
+
+    def kept(self, have: Ruleset) -> Ruleset:
+        """What carries the connections that there are: programs, without destinations."""
+        kinds = (Kind.CONFIG, Kind.PROGRAMS)
+        return {key: value for key, value in have.items() if key[:1] in kinds}
+
+    async def connections(self) -> int:
+        """How many connections are carried by packets; those that sockets made need nobody."""
+        async with self._lock:
+            return await asyncio.to_thread(guarded, self.engine.connections)
+
+    async def inherit(self) -> None:
+        """Keep the connections going that netfilter translates for a mode which is left."""
+        await self._hold.take()
 
     def release(self) -> None:
         """Let go of everything, and leave it working."""
@@ -133,6 +152,8 @@ class EbpfMode:
             while self.engine.tables is not None:
                 changed = await _changed(news)
                 await self._do(self.engine.follow_devices if changed else self.engine.collect)
+                if not changed:
+                    await self._hold.let_go()
 
     async def _do(self, work: Callable[[], object]) -> None:
         try:

@@ -140,11 +140,17 @@ class Tables:
             number, cidr = self.services.records[key[18:]].number, key[1:18]
         return layout.PREFIX.pack(32 + cidr[0], number, cidr[1:])
 
+    def _drop_prefixes(self, removed: Mapping[bytes, bytes], kind: Kind) -> None:
+        keys = [self._prefix_key(key) for key in removed if key[:1] == kind]
+        self.prefixes.delete_all(keys)
+
     def _remove(self, removed: Mapping[bytes, bytes]) -> None:
+        # Without its frontend a packet would be dropped for its ServiceCIDR; without the source
+        # ranges of its frontend, for them.
+        self._drop_prefixes(removed, Kind.PREFIX)
         self.frontends.remove(removed)
         self.node_ips.delete_all(key for key, _ in of_kind(Kind.NODE_IP, removed))
-        keys = [key for key in removed if key[:1] in _PREFIX_KINDS]
-        self.prefixes.delete_all([self._prefix_key(key) for key in keys])
+        self._drop_prefixes(removed, Kind.RANGE)
         for name, _ in of_kind(Kind.SERVICE, removed):
             self.services.remove(name)
 
