@@ -11,7 +11,9 @@ from __future__ import annotations
 import enum
 import socket
 import struct
+from bisect import bisect_left
 from collections.abc import Mapping
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from steersman.model.names import Family, Protocol
@@ -150,6 +152,7 @@ def pack_address(address: str) -> bytes:
     return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
 
 
+@lru_cache(maxsize=1024)
 def pack_port(port: int) -> bytes:
     """Port as a field of a key."""
     return _PORT.pack(port)
@@ -160,6 +163,18 @@ def pack_slot(slot: int) -> bytes:
     return _SLOT.pack(slot)
 
 
+@cache
+def slot_keys(local: bool, size: int) -> tuple[bytes, ...]:
+    """The first slots of a pool, as fields of keys.
+
+    Args:
+        local: whether of Pool.LOCAL.
+        size: how many; one of SIZES.
+    """
+    first = LOCAL_SLOTS if local else 0
+    return tuple(map(_SLOT.pack, range(first, first + size)))
+
+
 def unpack_slot(key: bytes) -> int:
     """Slot in a key of an endpoint map."""
     slot: int = _SLOT.unpack_from(key, len(key) - 4)[0]
@@ -168,9 +183,10 @@ def unpack_slot(key: bytes) -> int:
 
 def size_for(count: int) -> int:
     """Number of slots to draw from for so many endpoints."""
-    return next(size for size in SIZES if count <= size)
+    return SIZES[bisect_left(SIZES, count)]
 
 
+@cache
 def lb_chain(space: str, marking: str, local: bool, size: int) -> str:
     """Name of the fixed chain that draws an endpoint; all that it does is in its name.
 

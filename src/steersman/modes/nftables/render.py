@@ -7,11 +7,14 @@ sources need different ones, `by-source` looks the word up in a map per class.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from steersman.model.names import Family, PlanKey
 from steersman.model.plan import (
     Action,
+    Endpoint,
     FamilySettings,
     Frontend,
     FrontendKind,
@@ -25,7 +28,6 @@ from steersman.modes.nftables.affinity import AffinityNames
 from steersman.modes.nftables.layout import (
     CLUSTER_IP_SUFFIX,
     DROP,
-    LOCAL_SLOTS,
     PROTOCOLS,
     REJECT,
     SIZES,
@@ -33,16 +35,16 @@ from steersman.modes.nftables.layout import (
     lb_chain,
     pack_address,
     pack_port,
-    pack_slot,
     prefix,
     size_for,
+    slot_keys,
 )
 from steersman.modes.nftables.slots import assign
 
 Slots = MutableMapping[bytes, tuple[bytes, ...]]
 """Endpoints by slot, by the key of the first slot: the value that keeps slots stable."""
 
-_BY_SOURCE = {"": "by-source", "np-": "np-by-source"}
+_BY_SOURCE = {"": b"by-source", "np-": b"np-by-source"}
 _COMMENT_LIMIT = 100
 _SUFFIXES = {
     FrontendKind.CLUSTER_IP: CLUSTER_IP_SUFFIX,
@@ -146,79 +148,100 @@ class _ServiceRender:
         address = pack_address(frontend.address) if frontend.address else b""
         key = address + self._protocol + pack_port(frontend.port)
         comment = self._comment + _SUFFIXES[frontend.kind]
-        pod, node, external = self._actions(frontend)
-        self._refuse(space, key, comment, (external, node, pod))
-        used = {a.pool for a in (pod, node, external) if a.verdict is Verdict.FORWARD}
-        for pool in used:
+        # The pod class has no members where pods cannot be told.
+        pod = frontend.pod if self._own.detector else frontend.external
+        way = _way(pod, frontend.node, frontend.external)
+        if way.refused:
+            self._out[space.refused + key] = way.refused + comment
+        for pool in way.pools:
             self._endpoints(space, key, pool)
-        if used:
-            self._dispatch(space, key, comment, (pod, node, external))
-        if used and self._affinity:
-            learn = self._affinity.learn.encode() + b"\0"
-            self._out[space.affinity + key] = learn
+        if way.pools:
+            self._dispatch(space, key, comment, way)
+            if self._affinity:
+                self._out[space.affinity + key] = self._affinity.learn.encode() + b"\0"
         if frontend.source_ranges:
             family = self._plan.key.family
             self._out.update(_firewall(family, key, comment, frontend.source_ranges))
 
-    def _actions(self, frontend: Frontend) -> tuple[Action, Action, Action]:
-        """Actions by class; the pod class has no members where pods cannot be told."""
-        pod = frontend.pod if self._own.detector else frontend.external
-        return pod, frontend.node, frontend.external
-
-    def _refuse(self, space: _Space, key: bytes, comment: bytes, actions: Iterable[Action]) -> None:
-        """Whoever is not sent on ends in the filter chains; the first of the Actions counts."""
-        for action in actions:
-            if action.verdict is not Verdict.FORWARD:
-                verdict = DROP if action.verdict is Verdict.DROP else REJECT
-                self._out[space.refused + key] = verdict + b"\0" + comment
-                return
-
     def _endpoints(self, space: _Space, key: bytes, pool: Pool) -> None:
-        base = LOCAL_SLOTS if pool is Pool.LOCAL else 0
+        local = pool is Pool.LOCAL
         start = space.endpoints + key
         ends = self._pools.get(pool)
         if ends is None:
-            ends = self._pools[pool] = self._assign(start + pack_slot(base), pool)
-        for slot, data in enumerate(ends, base):
-            self._out[start + pack_slot(slot)] = data
+            first = start + slot_keys(local, 1)[0]
+            ends = self._pools[pool] = self._assign(first, self._plan.pool(pool))
+        out = self._out
+        for slot, data in zip(slot_keys(local, size_for(len(ends))), ends, strict=False):
+            out[start + slot] = data
 
-    def _assign(self, first: bytes, pool: Pool) -> tuple[bytes, ...]:
+    def _assign(self, first: bytes, endpoints: Sequence[Endpoint]) -> tuple[bytes, ...]:
         wanted = [
             pack_address(endpoint.ip) + pack_port(endpoint.port)
-            for endpoint in self._plan.pool(pool)[: SIZES[-1]]
+            for endpoint in endpoints[: SIZES[-1]]
         ]
         ends = self._slots[first] = assign(self._slots.get(first, ()), wanted)
         return ends
 
-    def _dispatch(
-        self, space: _Space, key: bytes, comment: bytes, actions: tuple[Action, Action, Action]
-    ) -> None:
-        word = self._word(space, actions)
-        if word:
-            self._out[space.dispatch + key] = word + b"\0" + comment
+    def _dispatch(self, space: _Space, key: bytes, comment: bytes, way: _Way) -> None:
+        if way.draw:
+            self._out[space.dispatch + key] = self._chain(space, way.draw) + b"\0" + comment
             return
-        self._out[space.dispatch + key] = _BY_SOURCE[space.name].encode() + b"\0" + comment
-        for kind, action in zip((space.pod, space.node, space.external), actions, strict=True):
-            if kind == space.pod and not self._own.detector:
-                continue
-            if word := self._word(space, (action,) * 3):
-                self._out[kind + key] = word + b"\0"
+        self._out[space.dispatch + key] = _BY_SOURCE[space.name] + b"\0" + comment
+        for kind, draw in zip((space.pod, space.node, space.external), way.draws, strict=True):
+            if draw and (kind != space.pod or self._own.detector):
+                self._out[kind + key] = self._chain(space, draw) + b"\0"
 
-    def _word(self, space: _Space, actions: tuple[Action, Action, Action]) -> bytes:
-        """Name of the chain that does it for all three; b"" where it takes different ones."""
-        if len({(action.verdict, action.pool) for action in actions}) > 1:
-            return b""
-        marking = _MARKINGS.get(tuple(action.masquerade for action in actions))
-        if marking is None or actions[0].verdict is not Verdict.FORWARD:
-            return b""
-        local = actions[0].pool is Pool.LOCAL
-        size = size_for(len(self._pools[actions[0].pool]))
+    def _chain(self, space: _Space, draw: _Draw) -> bytes:
+        """Name of the chain that marks and draws."""
+        local = draw.pool is Pool.LOCAL
+        size = size_for(len(self._pools[draw.pool]))
         if not self._affinity:
-            return lb_chain(space.name, marking, local, size).encode()
-        draw = lb_chain(space.name, "", local, size)
-        name, value = self._affinity.lookup(space.name, marking, local, draw)
+            return lb_chain(space.name, draw.marking, local, size).encode()
+        fixed = lb_chain(space.name, "", local, size)
+        name, value = self._affinity.lookup(space.name, draw.marking, local, fixed)
         self._out[prefix(Kind.CHAIN, self._plan.key.family) + name] = value
         return name
+
+
+class _Draw(NamedTuple):
+    """What a chain does."""
+
+    marking: str
+    """As in the names of chains."""
+    pool: Pool
+
+
+class _Way(NamedTuple):
+    """What becomes of the three Actions of a Frontend."""
+
+    refused: bytes
+    """What whoever is not sent on meets in the filter chains, and a NUL; b"" where all are."""
+    pools: tuple[Pool, ...]
+    """Where packets are sent on to."""
+    draw: _Draw | None
+    """Where one chain serves all classes of sources."""
+    draws: tuple[_Draw | None, ...]
+    """Else, by class; None for those that are not sent on."""
+
+
+@lru_cache(maxsize=256)  # there are a dozen
+def _way(pod: Action, node: Action, external: Action) -> _Way:
+    """Sort Actions out; of those that send nobody on, the first from the outside counts."""
+    refusals = [a for a in (external, node, pod) if a.verdict is not Verdict.FORWARD]
+    refused = b""
+    if refusals:
+        refused = (DROP if refusals[0].verdict is Verdict.DROP else REJECT) + b"\0"
+    actions = (pod, node, external)
+    used = sorted({a.pool for a in actions if a.verdict is Verdict.FORWARD})
+    return _Way(refused, tuple(used), _draw(actions), tuple(_draw((a,) * 3) for a in actions))
+
+
+def _draw(actions: Sequence[Action]) -> _Draw | None:
+    """What one chain does for all three; None where they take different ones, or none."""
+    marking = _MARKINGS.get(tuple(action.masquerade for action in actions))
+    if len({(action.verdict, action.pool) for action in actions}) > 1 or marking is None:
+        return None
+    return _Draw(marking, actions[0].pool) if actions[0].verdict is Verdict.FORWARD else None
 
 
 def _firewall(

@@ -15,7 +15,7 @@ def assign(previous: Sequence[bytes], wanted: Sequence[bytes]) -> tuple[bytes, .
     What has a slot in `previous` keeps it; newcomers take the holes, then the end; holes that
     remain are filled from the end. `wanted` must be free of duplicates.
     """
-    if tuple(previous) == tuple(wanted):
+    if not previous or tuple(previous) == tuple(wanted):
         return tuple(wanted)
     missing = dict.fromkeys(wanted)
     slots: list[bytes | None] = []
