@@ -58,6 +58,37 @@ def on_a_node(body: Callable[[Endpoint, Endpoint], Awaitable[None]]) -> None:
     in_namespace(inside)
 
 
+class Visitors:
+    """Clients that connect, ask and leave without pause; what goes wrong is counted."""
+
+    def __init__(self, *places: tuple[str, int]) -> None:
+        self.served = 0
+        self.failures: list[str] = []
+        self._tasks = [asyncio.create_task(self._visit(*place)) for place in places for _ in "123"]
+
+    async def _visit(self, address: str, port: int) -> None:
+        while True:
+            try:
+                assert await ask(port, b"x", address) == b"1x"
+                self.served += 1
+            except (OSError, AssertionError) as error:
+                self.failures.append(f"{address} port {port}: {error!r}")
+
+    async def some_more(self, count: int = 50) -> None:
+        """Wait until some more were served."""
+        until_now = self.served
+
+        async def served() -> bool:
+            return self.served >= until_now + count
+
+        await until(served)
+
+    async def leave(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
 async def answered(said: bytes, address: str = VIP, port: int = 80) -> bool:
     try:
         return await ask(port, b"", address) == said
@@ -126,5 +157,41 @@ def test_the_next_process_takes_over_while_the_old_one_drains(tmp_path: Path) ->
                     writer.close()
                 assert await stopping == 0
                 assert await answered(b"1")
+
+    on_a_node(body)
+
+
+@pytest.mark.parametrize("portals", ["", "nftables", "direct", "none"])
+def test_no_connection_is_lost_when_a_process_follows_another(tmp_path: Path, portals: str) -> None:
+    """The listening sockets are handed over; what waits to be accepted goes with them."""
+
+    async def body(one: Endpoint, two: Endpoint) -> None:
+        folder = manifests(tmp_path / "m", *world(one))
+        flags = (f"--manifests={folder}", f"--userspace-portals={portals}", *FLAGS)
+        places = [(VIP, 80), (HOST, NODE_PORT)][portals == "none" :]
+        async with steersman(tmp_path, *flags) as old:
+            await until(lambda: answered(b"1", *places[-1]))
+            visitors = Visitors(*places)
+            held = [await asyncio.open_connection(*place) for place in places]
+            for reader, _writer in held:
+                assert await reader.readexactly(1) == b"1"
+            await visitors.some_more()
+            async with steersman(tmp_path, *flags, name="second") as new:
+                await new.said("listening sockets")
+                await old.said("another process has taken over")
+                await visitors.some_more()
+                stopping = asyncio.create_task(old.stop())
+                await old.said("stopping")
+                await visitors.some_more()
+                for reader, writer in held:
+                    writer.write(b"old")
+                    assert await reader.readexactly(3) == b"old"
+                    writer.close()
+                assert await stopping == 0
+                await visitors.some_more()
+                await visitors.leave()
+                assert visitors.failures == []
+                manifests(folder, *world(two))
+                await until(lambda: answered(b"2", *places[-1]))
 
     on_a_node(body)

@@ -140,6 +140,9 @@ def test_the_defaults_are_valid() -> None:
          f'steersman.minSyncPeriod: Invalid value: "-1s": {NOT_NEGATIVE}'),
         (GOOD, "steersman.udp_idle_timeout", Duration(0),
          'steersman.udpIdleTimeout: Invalid value: "0s": must be greater than 0'),
+        (GOOD, "steersman.userspace_portals", "x",
+         'steersman.userspacePortals: Unsupported value: "x": supported values: "iptables", '
+         '"nftables", "direct", "none", ""'),
         (GOOD, "steersman.iptables_variant", "x", 'steersman.iptablesVariant: Unsupported value: '
          '"x": supported values: "nft", "legacy", ""'),
         (GOOD, "steersman.ipvs_scheduler_flags", ("mh-port", "x"),

@@ -129,6 +129,15 @@ _OWN = (
         "When the userspace modes forget an idle UDP client.",
         "steersman.udp_idle_timeout",
     ),
+    Flag(
+        "userspace-portals",
+        "string",
+        "",
+        _O,
+        "What leads clients to the userspace mode; rules as root, else none.",
+        "steersman.userspace_portals",
+        choices=("iptables", "nftables", "direct", "none"),
+    ),
     Flag("dry-run", "bool", "false", _O, "Show what would change in the kernel, and exit."),
 )
 

@@ -49,6 +49,7 @@ _CIDR_PAIR = (
     "(e.g. [10.100.0.0/16, fde4:8dba:82e1::/48]"
 )
 _VARIANTS = ("nft", "legacy", "")
+_PORTALS = ("iptables", "nftables", "direct", "none", "")
 _MAX_VERBOSITY = 2**31 - 1
 
 
@@ -337,6 +338,8 @@ def validate_steersman(block: Steersman, path: str) -> Iterator[FieldError]:
     )
     if block.udp_idle_timeout <= 0:
         yield invalid(f"{path}.udpIdleTimeout", block.udp_idle_timeout, _POSITIVE)
+    if block.userspace_portals not in _PORTALS:
+        yield unsupported(f"{path}.userspacePortals", block.userspace_portals, _PORTALS)
     if block.iptables_variant not in _VARIANTS:
         yield unsupported(f"{path}.iptablesVariant", block.iptables_variant, _VARIANTS)
     for index, word in enumerate(block.ipvs_scheduler_flags):

@@ -153,6 +153,8 @@ class Steersman(Section, frozen=True):
     """How long a mode with own connection tables keeps serving them after it was left."""
     udp_idle_timeout: Duration = Duration(250_000_000)
     """When the userspace modes forget an idle UDP client."""
+    userspace_portals: str = ""
+    """What leads clients to the userspace mode; "" for rules as root, and otherwise nothing."""
     iptables_variant: str = ""
     """`nft` or `legacy`; "" finds out which one this machine uses."""
     strict: bool = False

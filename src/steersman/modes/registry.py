@@ -35,6 +35,8 @@ class ModeOptions(msgspec.Struct, frozen=True):
     nftables if we are root, otherwise none."""
 
 
+_NAME = "steersman-userspace"
+"""By which one process takes over from another."""
 Factory: TypeAlias = Callable[[Exec, ModeOptions], Mode]
 
 
@@ -72,9 +74,11 @@ def _userspace(execute: Exec, options: ModeOptions) -> Mode:
     portals = options.portals or ("" if _is_root() else "none")
     if portals in ("direct", "none"):
         addresses = LinuxAddresses(execute) if portals == "direct" else None
-        return DirectMode("userspace", addresses, DirectOptions(options.udp_idle))
+        return DirectMode("userspace", addresses, DirectOptions(options.udp_idle, handover=_NAME))
     variant = options.iptables_variant
-    wanted = UserspaceOptions(options.proxy_ports, options.udp_idle, variant, portals)
+    wanted = UserspaceOptions(
+        options.proxy_ports, options.udp_idle, variant, portals, handover=_NAME
+    )
     return UserspaceMode(execute, wanted)
 
 

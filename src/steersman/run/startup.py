@@ -81,6 +81,7 @@ def mode_options(config: ProxyConfig) -> ModeOptions:
         ipvs=_ipvs_options(config),
         proxy_ports=ports if ports and ports[1] else None,
         udp_idle=config.steersman.udp_idle_timeout.seconds,
+        portals=config.steersman.userspace_portals,
     )
 
 

@@ -16,8 +16,10 @@ from steersman.modes.userspace.names import FrontendKey, Listener
 from steersman.modes.userspace.route import Route
 from steersman.modes.userspace.sockets import (
     OpenSocket,
+    Place,
     Ports,
     Room,
+    Sockets,
     descriptor_limit,
     listen,
     prepare,
@@ -56,6 +58,8 @@ class Proxy:
         self._owned: Counter[PlanKey] = Counter()
         self._left: list[AnyListener] = []
         """Stopped ones whose connections go on."""
+        self._inherited: dict[Place, socket.socket] = {}
+        """Sockets of the process before, that no listener has taken yet."""
 
     @property
     def listeners(self) -> dict[FrontendKey, Listener]:
@@ -72,6 +76,25 @@ class Proxy:
         self._left = [listener for listener in self._left if listener.open_connections]
         every = (*self._listeners.values(), *self._left)
         return sum(listener.open_connections for listener in every)
+
+    def sockets(self) -> dict[Place, socket.socket]:
+        """The sockets of all listeners, to be given away."""
+        return {
+            _place(key, listener.route.plan): listener.listening
+            for key, listener in self._listeners.items()
+        }
+
+    def inherit(self, sockets: Sockets) -> None:
+        """Keep other sockets for listeners to come; those from before are closed."""
+        for sock in self._inherited.values():
+            sock.close()
+        self._inherited = dict(sockets)
+
+    def step_back(self) -> None:
+        """Leave to another process what it has the same sockets for: TCP clients may go to both."""
+        for listener in self._listeners.values():
+            listener.route.shared = True
+        self.stop(self.take([key for key in self._listeners if key.protocol is Protocol.UDP]))
 
     async def start(self, wanted: Mapping[FrontendKey, Listener]) -> list[AnyListener]:
         """Start listeners, or give them other plans; return those that are replaced.
@@ -121,6 +144,28 @@ class Proxy:
         return (have.bind, have.port) == (plan.bind, plan.port)
 
     async def _open(self, key: FrontendKey, plan: Listener) -> AnyListener:
+        sock = self._inherit(key, plan) or self._bind(key, plan)
+        try:
+            listener = await self._listen(sock, key, plan)
+        except OSError:
+            sock.close()
+            raise
+        self.room.used += 1
+        self._count(plan.owner, 1)
+        return listener
+
+    def _inherit(self, key: FrontendKey, plan: Listener) -> socket.socket | None:
+        sock = self._inherited.pop(_place(key, plan), None)
+        if sock is None:
+            return None
+        port = sock.getsockname()[1]
+        if port == plan.port or (not plan.port and self._ports.allows(port)):
+            sock.setblocking(False)
+            return sock
+        sock.close()
+        return None
+
+    def _bind(self, key: FrontendKey, plan: Listener) -> socket.socket:
         address = plan.bind or wildcard(key.family is Family.IPV6)
         sock = self._open_socket(address, key.protocol)
         try:
@@ -129,13 +174,10 @@ class Proxy:
                 sock.bind((address, plan.port))
             else:
                 self._ports.bind(sock, address)
-            listener = await self._listen(sock, key, plan)
         except OSError:
             sock.close()
             raise
-        self.room.used += 1
-        self._count(plan.owner, 1)
-        return listener
+        return sock
 
     async def _listen(self, sock: socket.socket, key: FrontendKey, plan: Listener) -> AnyListener:
         balancer = self._balancer(plan.owner)
@@ -179,6 +221,10 @@ class Proxy:
         for _ in range(_CLOSING):
             await asyncio.sleep(0)
         return cut
+
+
+def _place(key: FrontendKey, plan: Listener) -> Place:
+    return Place(str(key), plan.bind)
 
 
 def _trouble(key: FrontendKey, plan: Listener, error: OSError) -> str:

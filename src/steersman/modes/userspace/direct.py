@@ -17,6 +17,7 @@ from steersman.modes.base import ApplyError, BusyError, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.userspace.addresses import Addresses
 from steersman.modes.userspace.apply import Proxy
+from steersman.modes.userspace.handover import Succession
 from steersman.modes.userspace.names import (
     ADDRESS,
     LISTENER,
@@ -37,6 +38,9 @@ class DirectOptions(msgspec.Struct, frozen=True):
     """Seconds after which an idle UDP client is forgotten (`--udp-timeout`)."""
     limit: int = 0
     """Descriptors for listeners and connections; 0 for what the system allows."""
+    handover: str = ""
+    """Name by which listening sockets are taken over from the process before, and given to the
+    next; "" for not at all."""
 
 
 class DirectMode:
@@ -68,6 +72,7 @@ class DirectMode:
         options = options or DirectOptions()
         self.name = name
         self.proxy = Proxy(open_socket, Ports(), options.udp_idle, options.limit)
+        self._succession = Succession(options.handover, self.proxy)
         self._addresses = addresses
         self._refusing: dict[FrontendKey, Portal] = {}
         """Destinations that are held without a socket, so that this machine refuses them."""
@@ -115,10 +120,15 @@ class DirectMode:
     async def apply(self, change: Diff) -> None:
         """Add addresses, start listeners, stop others, remove addresses that nobody needs."""
         async with self._lock:
+            if self._succession.over:
+                await self._succession.follow(change)
+                return
             before = _needed({**self.proxy.listeners, **self._refusing})
             wanted = listeners_of(change)
             refusing = portals_of(change)
             fresh = _needed({**wanted, **refusing})
+            if wanted:
+                await self._succession.begin()
             try:
                 await self._add(fresh)
                 replaced = await self.proxy.start(wanted)
@@ -132,6 +142,8 @@ class DirectMode:
             self._refusing.update(refusing)
             strays = {key.text for key in change.removed if isinstance(key, StrayKey)}
             await self._remove(before | strays)
+            if wanted:
+                await self._succession.serve()
 
     async def _add(self, addresses: set[str]) -> None:
         if self._addresses is not None:
@@ -150,6 +162,7 @@ class DirectMode:
 
         Addresses on an interface of our own stay: the next process may use them already.
         """
+        self._succession.close()
         addresses = _needed({**self.proxy.listeners, **self._refusing})
         cut = await self.proxy.drain(seconds)
         self._refusing.clear()

@@ -13,6 +13,7 @@ from steersman.modes.base import ApplyError, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.userspace import render
 from steersman.modes.userspace.apply import AnyListener, Proxy
+from steersman.modes.userspace.handover import Succession
 from steersman.modes.userspace.names import (
     LISTENER,
     PORTAL,
@@ -40,6 +41,9 @@ class UserspaceOptions(msgspec.Struct, frozen=True):
     """`iptables`, `nftables`, or "" for the first of them that works."""
     limit: int = 0
     """Descriptors for listeners and connections; 0 for what the system allows."""
+    handover: str = ""
+    """Name by which listening sockets are taken over from the process before, and given to the
+    next; "" for not at all."""
 
 
 class UserspaceMode:
@@ -72,6 +76,7 @@ class UserspaceMode:
             self._choices = {options.portals: self._choices[options.portals]}
         self.portals = next(iter(self._choices.values()))
         self.proxy = Proxy(open_socket, Ports(options.ports), options.udp_idle, options.limit)
+        self._succession = Succession(options.handover, self.proxy)
         self._lock = asyncio.Lock()
 
     async def probe(self) -> Support:
@@ -108,8 +113,13 @@ class UserspaceMode:
     async def apply(self, change: Diff) -> None:
         """Start listeners, switch the rules to them, stop the others."""
         async with self._lock:
+            if self._succession.over:
+                await self._succession.follow(change)
+                return
             before = self.proxy.listeners
             wanted = listeners_of(change)
+            if wanted:
+                await self._succession.begin()
             replaced = await self.proxy.start(wanted)
             gone = {k for k in change.removed if k[0] == LISTENER} - wanted.keys()
             try:
@@ -118,6 +128,8 @@ class UserspaceMode:
                 await self._take_back(before, wanted, replaced)
                 raise
             self.proxy.stop([*replaced, *self.proxy.take(gone)])
+            if wanted:
+                await self._succession.serve()
 
     async def _lead(self, change: Diff, listeners: dict[FrontendKey, Listener]) -> None:
         portals = portals_of(change)
@@ -147,4 +159,5 @@ class UserspaceMode:
 
     async def close(self, seconds: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `seconds`."""
+        self._succession.close()
         return await self.proxy.drain(seconds)

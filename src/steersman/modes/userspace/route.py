@@ -36,6 +36,8 @@ class Route:
         self.open_socket = open_socket
         self.destination = destination
         self._traffic = traffic
+        self.shared = False
+        """Another process accepts from the same socket: what waits there is not lost."""
 
     def endpoints(self, client: str, interface: str = "") -> list[Endpoint]:
         """The endpoints to try for a new connection of a client, in order; [] to turn it away."""

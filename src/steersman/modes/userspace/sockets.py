@@ -8,8 +8,8 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from steersman.model.names import Protocol
 
@@ -18,12 +18,25 @@ OpenSocket: TypeAlias = Callable[[str, str], socket.socket]
 
 _KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
 _COOL_DOWN = 0.5  # seconds until a freed proxy port is given out again
-_BACKLOG = 4096
+BACKLOG = 4096
+"""Clients that may wait to be accepted."""
 _SHARE = 64  # descriptors that are not for connections
 _DEFAULT_LIMIT = 8192
 _WANTED_LIMIT = 1 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 120, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 5}
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Place(NamedTuple):
+    """Which of all listening sockets it is."""
+
+    key: str
+    """What clients use, as it is printed."""
+    address: str
+    """That it is bound to."""
+
+
+Sockets: TypeAlias = Mapping[Place, socket.socket]
 
 
 class PortError(OSError):
@@ -78,6 +91,10 @@ class Ports:
         words = f"{self._range[0]}-{self._range[-1]}"
         raise PortError(errno.EADDRINUSE, f"no proxy port of {words} is free; widen the range")
 
+    def allows(self, port: int) -> bool:
+        """Whether a port is one that it could have given out."""
+        return self._range == range(1) or port in self._range
+
     def free(self, port: int) -> None:
         """Take a port back: it cools down before it is given out again."""
         if port in self._range:
@@ -102,7 +119,7 @@ def prepare(sock: socket.socket, *, shared: bool) -> None:
 
 def listen(sock: socket.socket) -> None:
     """Let a bound TCP socket accept."""
-    sock.listen(_BACKLOG)
+    sock.listen(BACKLOG)
 
 
 def tune(sock: socket.socket) -> None:

@@ -13,7 +13,7 @@ from steersman.modes.userspace.incoming import interface_of
 from steersman.modes.userspace.proxy_protocol import header
 from steersman.modes.userspace.relay import Pair, connect
 from steersman.modes.userspace.route import Route, spread
-from steersman.modes.userspace.sockets import reset, tune
+from steersman.modes.userspace.sockets import BACKLOG, reset, tune
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
 """Seconds for each attempt to reach an endpoint (SPEC 11.2)."""
@@ -38,6 +38,11 @@ class TcpListener:
         self._start()
 
     @property
+    def listening(self) -> socket.socket:
+        """The listening socket."""
+        return self._socket
+
+    @property
     def port(self) -> int:
         """The port that it listens on."""
         return int(self._socket.getsockname()[1])
@@ -56,8 +61,8 @@ class TcpListener:
         except NotImplementedError:
             self._proactor = self._loop.create_task(self._accept_forever())
 
-    def _acceptable(self) -> None:
-        for _ in range(_ACCEPT_AT_ONCE):
+    def _acceptable(self, most: int = _ACCEPT_AT_ONCE) -> None:
+        for _ in range(most):
             try:
                 client, peer = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -98,12 +103,14 @@ class TcpListener:
         task.add_done_callback(self._tasks.discard)
 
     def stop(self) -> None:
-        """Close the listening socket."""
-        if self._retry is not None:
-            self._retry.cancel()
-        elif self._proactor is not None:
+        """Close the listening socket; those who have connected already are served."""
+        if self._proactor is not None:
             self._proactor.cancel()
         else:
+            if self._retry is None and not self.route.shared:
+                self._acceptable(BACKLOG)
+            if self._retry is not None:
+                self._retry.cancel()
             self._loop.remove_reader(self._socket)
         self._socket.close()
 

@@ -109,6 +109,11 @@ class UdpListener(asyncio.DatagramProtocol):
         await self.loop.create_datagram_endpoint(lambda: self, sock=self._socket)
 
     @property
+    def listening(self) -> socket.socket:
+        """The socket that clients send to."""
+        return self._socket
+
+    @property
     def port(self) -> int:
         """The port that it is bound to."""
         return int(self._socket.getsockname()[1])

@@ -1,0 +1,126 @@
+"""Listening sockets that go from one proxy to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from steersman.model.names import Protocol
+from steersman.model.plan import Endpoint
+from steersman.modes.diff import Diff
+from steersman.modes.userspace import handover
+from steersman.modes.userspace.apply import Proxy
+from steersman.modes.userspace.handover import Succession
+from steersman.modes.userspace.names import FrontendKey, Listener
+from steersman.modes.userspace.sockets import Ports
+from tests.userspace_proxy import LOCAL, answering, ask, endpoint, key, listener, proxy, until
+
+NAME = f"steersman-test-{os.getpid()}"
+Wanted = dict[FrontendKey, Listener]
+
+
+@asynccontextmanager
+async def serving(made: Proxy, wanted: Wanted) -> AsyncIterator[Succession]:
+    """What a mode does with a Proxy."""
+    succession = Succession(NAME, made)
+    await succession.begin()
+    await made.start(wanted)
+    await succession.serve()
+    try:
+        yield succession
+    finally:
+        succession.close()
+
+
+def many(to: Endpoint, count: int) -> Wanted:
+    return {key(address=f"10.96.0.{number}"): listener(to) for number in range(count)}
+
+
+async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        wanted = many(one, 230)  # more than one message holds
+        async with serving(old, wanted) as before:
+            ports = {k: old.port(k) for k in wanted}
+            waiting = [await asyncio.open_connection(LOCAL, port) for port in ports.values()]
+            async with serving(new, wanted) as after:
+                assert (before.over, after.over) == (True, False)
+                assert {k: new.port(k) for k in wanted} == ports
+                await old.drain(1)
+                for reader, writer in waiting:
+                    assert await reader.readexactly(1) == b"1"
+                    writer.close()
+                for port in tuple(ports.values())[::50]:
+                    assert await ask(port) == b"1"
+
+
+async def test_what_nobody_wants_any_more_is_closed() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        wanted = many(one, 2)
+        async with serving(old, wanted):
+            first, second = (old.port(k) for k in wanted)
+            async with serving(new, many(one, 1)):
+                await old.drain(0)
+                assert await ask(first) == b"1"
+                with pytest.raises(ConnectionRefusedError):
+                    await ask(second)
+
+
+async def test_a_port_outside_of_the_range_is_not_taken() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as spare:
+        spare._ports = Ports((23_000, 23_999))
+        async with serving(old, many(one, 1)), serving(spare, many(one, 1)):
+            (port,) = (spare.port(k) for k in many(one, 1))
+            assert 23_000 <= port < 24_000
+            assert await ask(port) == b"1"
+
+
+async def test_until_it_ends_the_old_one_follows_plans_but_takes_no_datagrams() -> None:
+    udp = {key(Protocol.UDP): listener(Endpoint(LOCAL, 9), protocol=Protocol.UDP)}
+    async with (
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as old,
+        proxy() as new,
+        serving(old, {**many(one, 1), **udp}) as before,
+    ):
+        async with serving(new, {**many(one, 1), **udp}):
+            assert new.port(key(Protocol.UDP))
+            assert list(old.listeners) == list(many(one, 1))
+            changed = {k: (listener(one), plan) for k, plan in many(two, 1).items()}
+            await before.follow(Diff(many(two, 5), {}, changed))
+            assert list(old.listeners.values()) == list(many(two, 1).values())
+
+
+async def test_where_nobody_was_before_nothing_is_taken() -> None:
+    assert handover.Handover(NAME, dict, lambda: None).take() == {}
+
+
+async def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = os.geteuid()
+
+    def asks() -> bytes:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(10)
+            sock.connect(f"\0{NAME}")
+            return sock.recv(100)
+
+    plan = many(Endpoint(LOCAL, 9), 1)
+    async with proxy() as old, serving(old, plan) as before:
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        assert await asyncio.to_thread(asks) == b""
+        assert not before.over
+
+
+async def test_who_has_connected_is_served_though_the_listener_goes() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        with socket.create_connection((LOCAL, made.port(key()))) as sock:  # no turn of the loop
+            made.stop(made.take([key()]))
+            sock.settimeout(10)
+            assert await asyncio.to_thread(sock.recv, 1) == b"1"
+        await until(lambda: made.open_connections == 0)
