@@ -23,7 +23,7 @@ PortKey: TypeAlias = tuple[str, Protocol]
 """Port name and protocol: what joins a Service's port with a slice's."""
 
 
-_ADDRESS_TYPES = [family.kubernetes for family in Family]
+_ADDRESS_TYPES = {family: family.kubernetes for family in Family}
 
 
 class EndpointState(Value, frozen=True):
@@ -96,7 +96,7 @@ def _read(
 ) -> tuple[EndpointsByPort, tuple[Finding, ...]]:
     found: dict[PortKey, dict[str, EndpointState]] = {}
     findings: tuple[Finding, ...] = ()
-    address_type = family.kubernetes
+    address_type = _ADDRESS_TYPES[family]
     for slice_ in _in_order(slices):
         if slice_.address_type == address_type:
             notes = Notes("EndpointSlice", slice_.metadata)
@@ -109,7 +109,7 @@ def check_address_types(slices: Sequence[EndpointSlice]) -> tuple[Finding, ...]:
     """Say which slices are of no family at all (SPEC 2: FQDN is ignored)."""
     findings: tuple[Finding, ...] = ()
     for slice_ in slices:
-        if slice_.address_type not in _ADDRESS_TYPES:
+        if slice_.address_type not in _ADDRESS_TYPES.values():
             name, word = slice_.metadata.object_name, slice_.address_type
             reason = f"{word!r} is not served; write IPv4 or IPv6"
             findings += (Finding(f"EndpointSlice {name}", "addressType", reason),)
@@ -148,32 +148,22 @@ def _read_slice(
     found: dict[PortKey, dict[str, EndpointState]],
     notes: Notes,
 ) -> None:
-    entries = _entries(slice_, accepted, notes)
-    for key, number in _slice_ports(slice_, notes):
-        states = found.setdefault(key, {})
-        for ip, entry in entries:
-            local = entry.node_name == node_name and bool(node_name)
-            state = _state(entry, Endpoint(ip, number, local))
-            printed = f"[{ip}]:{number}" if ":" in ip else f"{ip}:{number}"
-            if not (state.terminating and printed in states):
-                states[printed] = state
-
-
-def _entries(
-    slice_: EndpointSlice, accepted: tuple[Family, ...], notes: Notes
-) -> list[tuple[str, SliceEndpoint]]:
-    """Return the endpoints with the one address that counts, the first (SPEC 4)."""
-    out = []
+    ports = [(found.setdefault(key, {}), port) for key, port in _slice_ports(slice_, notes)]
     for index, entry in enumerate(slice_.endpoints or ()):
         if not entry.addresses:
             continue
-        ip = canonical_ip(entry.addresses[0])
-        if ip is not None and family_of(ip) in accepted:
-            out.append((ip, entry))
+        address = entry.addresses[0]  # the one that counts (SPEC 4)
+        ip = canonical_ip(address)
+        if ip is None or family_of(ip) not in accepted:
+            reason = f"{address!r} is not an {slice_.address_type} address"
+            notes.add(f"endpoints[{index}].addresses[0]", f"{reason}; the endpoint is ignored")
             continue
-        reason = f"{entry.addresses[0]!r} is not an {slice_.address_type} address"
-        notes.add(f"endpoints[{index}].addresses[0]", f"{reason}; the endpoint is ignored")
-    return out
+        local = entry.node_name == node_name and bool(node_name)
+        for states, port in ports:
+            state = _state(entry, Endpoint(ip, port, local))
+            printed = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+            if not (state.terminating and printed in states):
+                states[printed] = state
 
 
 def _slice_ports(slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int]]:

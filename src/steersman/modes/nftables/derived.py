@@ -6,7 +6,7 @@ long as a ServicePort has it. So they belong to nobody in the Ruleset, and are c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from steersman.model.names import Family
@@ -31,9 +31,9 @@ def derived(key: bytes, value: bytes) -> bytes:
     return b""
 
 
-def count(objects: Ruleset, by: int, counts: Counts) -> None:
+def count(objects: Iterable[tuple[bytes, bytes]], by: int, counts: Counts) -> None:
     """Add to the counts."""
-    for key, value in objects.items():
+    for key, value in objects:
         if key[0] in _SOURCES and (follows := derived(key, value)):
             counts[follows] = counts.get(follows, 0) + by
 
@@ -48,22 +48,22 @@ class Derived:
     def read(self, objects: Ruleset) -> None:
         """Count afresh."""
         self._counts = {}
-        count(objects, 1, self._counts)
+        count(objects.items(), 1, self._counts)
 
     def loaded(self, objects: Ruleset) -> dict[bytes, bytes]:
         """Count what is loaded into new tables; return what follows from it."""
         counts: Counts = {}
-        count(objects, 1, counts)
+        count(objects.items(), 1, counts)
         self._counts.update(counts)
         return dict.fromkeys(counts, b"")
 
     def after(self, change: Diff) -> Counts:
         """Counts that will differ when a Diff has been carried out."""
         by: Counts = {}
-        count(change.added, 1, by)
-        count(change.removed, -1, by)
-        count({key: pair[1] for key, pair in change.changed.items()}, 1, by)
-        count({key: pair[0] for key, pair in change.changed.items()}, -1, by)
+        count(change.added.items(), 1, by)
+        count(change.removed.items(), -1, by)
+        count(((key, new) for key, (_, new) in change.changed.items()), 1, by)
+        count(((key, old) for key, (old, _) in change.changed.items()), -1, by)
         return {key: self._counts.get(key, 0) + delta for key, delta in by.items() if delta}
 
     def complete(self, change: Diff, counts: Mapping[bytes, int]) -> Diff:

@@ -129,6 +129,9 @@ LOCAL_SLOTS = 65536
 _PORT = struct.Struct(">H2x")
 _SLOT = struct.Struct("=I")
 
+FIRST_SLOTS = (_SLOT.pack(0), _SLOT.pack(LOCAL_SLOTS))
+"""The first slots of Pool.CLUSTER and Pool.LOCAL, as fields of keys."""
+
 DROP, REJECT = b"drop", b"continue"
 """Verdicts of `no-endpoint` maps: their rule goes on to reject. Unlike a goto, neither makes the
 kernel walk through all chains and maps to look for loops, which takes 7 ms at 50,000 Services."""
@@ -179,6 +182,11 @@ def unpack_slot(key: bytes) -> int:
     """Slot in a key of an endpoint map."""
     slot: int = _SLOT.unpack_from(key, len(key) - 4)[0]
     return slot
+
+
+def first_slot(key: bytes) -> bytes:
+    """The first slot of the pool that a key of an endpoint map is in, as a field of a key."""
+    return FIRST_SLOTS[unpack_slot(key) >= LOCAL_SLOTS]
 
 
 def size_for(count: int) -> int:

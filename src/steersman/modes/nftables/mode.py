@@ -17,10 +17,10 @@ from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import Tables, has_texts, resolve_texts
 from steersman.modes.nftables.layout import (
-    LOCAL_SLOTS,
+    FIRST_SLOTS,
     TABLE,
     Kind,
-    pack_slot,
+    first_slot,
     unpack_slot,
 )
 from steersman.modes.nftables.probe import probe
@@ -178,7 +178,7 @@ class NftablesMode:
                 await asyncio.to_thread(tables.write, change)
             await self._relay.follow(listeners)
         for key in change.removed:
-            if key[0] in _ENDPOINTS and key[-4:] in _FIRST_SLOTS:
+            if key[0] in _ENDPOINTS and key[-4:] in FIRST_SLOTS:
                 self.slots.pop(key, None)
 
     async def close(self, seconds: float = 0.0) -> int:
@@ -192,7 +192,6 @@ class NftablesMode:
 
 
 _ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
-_FIRST_SLOTS = (pack_slot(0), pack_slot(LOCAL_SLOTS))
 
 
 def slots_of(objects: Ruleset) -> dict[bytes, tuple[bytes, ...]]:
@@ -200,7 +199,6 @@ def slots_of(objects: Ruleset) -> dict[bytes, tuple[bytes, ...]]:
     found: dict[bytes, dict[int, bytes]] = {}
     for key, endpoint in objects.items():
         if key[0] in _ENDPOINTS:
-            slot = unpack_slot(key)
-            first = key[:-4] + _FIRST_SLOTS[slot >= LOCAL_SLOTS]
-            found.setdefault(first, {})[slot] = endpoint
+            first = key[:-4] + first_slot(key)
+            found.setdefault(first, {})[unpack_slot(key)] = endpoint
     return {first: tuple(ends[slot] for slot in sorted(ends)) for first, ends in found.items()}

@@ -85,7 +85,7 @@ def _size(key: bytes) -> int:
 
 
 def _frontend(key: bytes, size: int) -> bytes:
-    return prefix(_ENDPOINTS_OF[Kind(key[0])], Family(key[1])) + key[2:-size] if size else key
+    return prefix(_ENDPOINTS_OF[Kind(key[0])], Family(key[1])) + key[2 : -size - 4] if size else key
 
 
 def _endpoint(key: bytes, size: int) -> str:
