@@ -58,7 +58,7 @@ def service(
     if name == "web":
         frontends.append(Frontend(FrontendKind.NODE_PORT, "", NODE_PORT, HIDDEN, HIDDEN, HIDDEN))
     key = PlanKey(ServicePortName("shop", name, "", protocol), family)
-    return ServicePlan(key, tuple(frontends), ends, affinity_seconds=seconds)
+    return ServicePlan(key, tuple(frontends), ends, reachable=ends, affinity_seconds=seconds)
 
 
 def node_plan(ends: tuple[Endpoint, ...] = ENDPOINTS, seconds: int = 600) -> NodePlan:

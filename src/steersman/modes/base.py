@@ -48,6 +48,10 @@ class Made(msgspec.Struct, frozen=True):
     moved_by_frontend: Mapping[tuple[ServicePortName, str], Moved] = {}
     """Packets and bytes likewise, where the mode counts them."""
     moved_by_endpoint: Mapping[tuple[ServicePortName, str], Moved] = {}
+    events: Mapping[str, int] = {}
+    """How often something happened to packets and sockets: drops by reason, say."""
+    tables: Mapping[str, tuple[int, int]] = {}
+    """Entries and capacity of tables of connections, at the last look at them."""
 
 
 class Mode(Protocol):

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import CancelledError
 
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import BusyError, Counting, Moved
+from steersman.modes.base import BusyError, Counting, Made, Moved
 from steersman.run.metrics import Connections, connections
 
 _PATIENCE = 5.0  # seconds that a scrape waits for a sync to end
@@ -47,8 +47,28 @@ def counted(
         yield family
         yield from _moved(made.moved_by_endpoint, "endpoint", "proxied")
         yield from _moved(made.moved_by_frontend, "frontend", "frontend")
+        yield from _happened(made)
 
     return collect
+
+
+def _happened(made: Made) -> Iterator[Metric]:
+    """What a mode with programs and tables of its own says of them."""
+    if made.events:
+        events = CounterMetricFamily(
+            "steersman_mode_events_total", "What happened to packets and sockets", labels=("event",)
+        )
+        for event, count in made.events.items():
+            events.add_metric((event,), count)
+        yield events
+    if made.tables:
+        names = ("steersman_mode_table_entries", "steersman_mode_table_capacity")
+        used = GaugeMetricFamily(names[0], "Entries of a table of connections", labels=("table",))
+        most = GaugeMetricFamily(names[1], "How many it can have", labels=("table",))
+        for table, (entries, capacity) in made.tables.items():
+            used.add_metric((table,), entries)
+            most.add_metric((table,), capacity)
+        yield from (used, most)
 
 
 def _moved(

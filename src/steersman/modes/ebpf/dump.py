@@ -8,7 +8,8 @@ from pathlib import Path
 
 from steersman.modes.ebpf import bpf, layout
 from steersman.modes.ebpf.layout import Kind, print_address
-from steersman.modes.ebpf.maps import HashMap, possible_cpus
+from steersman.modes.ebpf.maps import HashMap, SumMap, possible_cpus
+from steersman.modes.ebpf.services import endpoints_of
 from steersman.modes.ebpf.tables import Tables
 from steersman.modes.ebpf.text import describe, endpoint_name
 
@@ -36,15 +37,16 @@ def _services(maps: Path) -> Iterator[str]:
 
 
 def _endpoints(maps: Path) -> Iterator[str]:
+    """Of bytes only those are known whose packets are rewritten here."""
     tables = _tables(maps)
-    counts = HashMap.pinned(maps / "connections")
+    counted = dict(SumMap.pinned(maps / "used").sums())
     for name, record in sorted(tables.services.records.items()):
-        made = _sum(counts, record.number)
-        own = tables.services.read(record)
-        both = own.cluster + own.local
-        ends = sorted({both[n : n + 18] for n in range(0, len(both), 18)})
-        said = " ".join(map(endpoint_name, ends)) or "no endpoints"
-        yield f"{name.decode()}: {made} connections, {said}"
+        for end in sorted(set(endpoints_of(tables.services.read(record)))):
+            tally = counted.get(layout.MEMBER_KEY.pack(record.number, end), (0,) * 5)
+            yield (
+                f"{name.decode()} > {endpoint_name(end)}: {tally[0]} connections, "
+                f"{tally[3]} bytes there, {tally[4]} back"
+            )
 
 
 def _conntrack(maps: Path) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +12,8 @@ import msgspec
 
 from steersman.host.netlink import NETLINK_NETFILTER, NETLINK_ROUTE, Netlink, Subscription
 from steersman.model.conntrack import Stale
+from steersman.model.plan import ServicePlan
+from steersman.modes.base import Made
 from steersman.modes.diff import Diff
 from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.attach import (
@@ -22,6 +24,7 @@ from steersman.modes.ebpf.attach import (
     sockets_intact,
 )
 from steersman.modes.ebpf.clsact import Filters
+from steersman.modes.ebpf.counts import Counts, Flows
 from steersman.modes.ebpf.devices import describe, list_devices, open_route
 from steersman.modes.ebpf.features import tcx
 from steersman.modes.ebpf.flows import collect, count_open, forget, read_timeouts, stale_sockets
@@ -118,6 +121,7 @@ class Engine:
         self.tables: Tables | None = None
         self._inside = inside
         self._loaded: loader.LoadedObject | None = None
+        self._flows = Flows()
         self._migration: Migration | None = None
         self._filters = Filters(options.pins / "filters", inside.netlink)
 
@@ -216,10 +220,21 @@ class Engine:
         self.close()
 
     def collect(self) -> int:
-        """Forget connections that are over; returns how many entries went."""
-        if self._loaded is None:
+        """Forget connections that are over, and counts of what is gone; how many entries went."""
+        if self._loaded is None or self.tables is None:
             return 0
-        return collect(HashMap(self._loaded.maps["flows"]), read_timeouts())
+        counts = Counts(self._loaded.maps)
+        looked = collect(HashMap(self._loaded.maps["flows"]), read_timeouts())
+        counts.add_expired(looked.expired)
+        self._flows = counts.looked(looked.entries, self._flows)
+        counts.sweep(self.tables)
+        return looked.expired
+
+    def made(self, plans: Collection[ServicePlan]) -> Made:
+        """What was counted."""
+        if self._loaded is None or self.tables is None:
+            return Made({}, {})
+        return Counts(self._loaded.maps).made(plans, self.tables, self._flows)
 
     def connections(self) -> int:
         """How many connections are carried by packets' programs now."""
@@ -233,7 +248,9 @@ class Engine:
             return 0, set()
         maps = self._loaded.maps
         sockets = set(stale_sockets(HashMap(maps["reverses"]), stale))
-        return forget(HashMap(maps["flows"]), stale), sockets
+        removed = forget(HashMap(maps["flows"]), stale)
+        Counts(maps).add_expired(removed.entries)
+        return removed.connections, sockets
 
     def news(self) -> Subscription:
         """Hear of changes of devices."""

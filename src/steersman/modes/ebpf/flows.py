@@ -67,6 +67,14 @@ def _read(path: Path, default: int) -> int:
         return default
 
 
+class Removed(NamedTuple):
+    """What became of connections that were to go."""
+
+    connections: int
+    entries: int
+    """How many of the map's; a connection has two or four."""
+
+
 class Flow(NamedTuple):
     """An entry of the map `flows`."""
 
@@ -93,8 +101,8 @@ def _key(source: bytes, destination: bytes, protocol: int, hook: int) -> bytes:
     return layout.FLOW_KEY.pack(source[:16], destination[:16], ports, protocol, hook)
 
 
-def forget(flows: HashMap, stale: Stale) -> int:
-    """Delete the connections that are stale, all entries of each; returns how many there were."""
+def forget(flows: HashMap, stale: Stale) -> Removed:
+    """Delete the connections that are stale, all entries of each."""
     wanted = {(protocol, TO_ENDPOINT) for protocol in stale.protocols}
     asked = (
         (key, Flow.of(key, value))
@@ -102,9 +110,8 @@ def forget(flows: HashMap, stale: Stale) -> int:
         if (key[_PROTOCOL_AT], value[_KIND_AT]) in wanted
     )
     found = [(key, flow) for key, flow in asked if is_stale(flow, stale)]
-    for key, flow in found:
-        flows.delete_all([key, *_others(flows, flow)])
-    return len(found)
+    keys = (each for key, flow in found for each in (key, *_others(flows, flow)))
+    return Removed(len(found), flows.delete_all(keys))
 
 
 def is_stale(flow: Flow, stale: Stale) -> bool:
@@ -160,13 +167,20 @@ def expired(
             yield key, value
 
 
-def collect(flows: HashMap, timeouts: Timeouts) -> int:
-    """Delete the flows that are too old; returns how many there were."""
-    old = [key for key, _ in expired(flows.items(), timeouts, time.monotonic_ns())]
+class Looked(NamedTuple):
+    """What a look at all flows has found."""
+
+    entries: int
+    """Those that are left."""
+    expired: int
+
+
+def collect(flows: HashMap, timeouts: Timeouts) -> Looked:
+    """Delete the flows that are too old."""
+    every = dict(flows.items())
+    old = [key for key, _ in expired(every.items(), timeouts, time.monotonic_ns())]
     now = ((key, flows.get(key)) for key in old)
     still = ((key, value) for key, value in now if value)
-    gone = 0
-    for key, _ in expired(still, timeouts, time.monotonic_ns()):
-        flows.delete(key)
-        gone += 1
-    return gone
+    keys = (key for key, _ in expired(still, timeouts, time.monotonic_ns()))
+    gone = flows.delete_all(keys)
+    return Looked(len(every) - gone, gone)

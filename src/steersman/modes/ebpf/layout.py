@@ -29,6 +29,7 @@ DEVICE = struct.Struct("=16s16sII")
 CONFIG = struct.Struct("=Q16s16sIHH16s16s16s")
 FLOW_KEY = struct.Struct("=16s16s4sBB2x")
 FLOW = struct.Struct("=16sQ2sBBI")
+TALLY = struct.Struct("=QQQQQ")
 AFFINITY_KEY = struct.Struct("=16sI4x")
 REVERSE_KEY = struct.Struct("=Q18s6x")
 REVERSE = struct.Struct("=18s6x")
@@ -49,6 +50,7 @@ SIZES: Mapping[str, int] = {
     "flow": FLOW.size,
     "reverse_key": REVERSE_KEY.size,
     "reverse": REVERSE.size,
+    "tally": TALLY.size,
     "affinity_key": AFFINITY_KEY.size,
     "affinity": AFFINITY.size,
 }
@@ -84,6 +86,13 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
     "flow": {"address": 0, "last": 16, "port": 24, "kind": 26, "state": 27, "service": 28},
     "reverse_key": {"cookie": 0, "endpoint": 8, "port": 24},
     "reverse": {"frontend": 0, "port": 16},
+    "tally": {
+        "connections": 0,
+        "packets_in": 8,
+        "packets_out": 16,
+        "bytes_in": 24,
+        "bytes_out": 32,
+    },
     "affinity_key": {"client": 0, "service": 16},
     "affinity": {"address": 0, "last": 16, "port": 24},
 }
@@ -145,6 +154,9 @@ COUNTERS = (
     "errors_translated",
     "bind_refused",
     "fragments",
+    "flows_made",
+    "flows_ended",
+    "flows_expired",
 )
 """What the programs count, in the order of `enum counter`."""
 

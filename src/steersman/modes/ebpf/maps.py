@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
@@ -42,11 +41,14 @@ class HashMap(bpf.Object):
         at = (ctypes.addressof(keys), ctypes.addressof(values))
         bpf.call(bpf.MAP_UPDATE, "IIQQQ", self.fd, 0, *at, 0)
 
-    def delete(self, key: bytes) -> None:
-        """Delete a key; absent is fine."""
+    def delete(self, key: bytes) -> bool:
+        """Delete a key; whether it was there."""
         keys = ctypes.create_string_buffer(key, len(key))
-        with contextlib.suppress(FileNotFoundError):
+        try:
             bpf.call(bpf.MAP_DELETE, "IIQQQ", self.fd, 0, ctypes.addressof(keys), 0, 0)
+        except FileNotFoundError:
+            return False
+        return True
 
     def put_all(self, items: Iterable[tuple[bytes, bytes]]) -> None:
         """Set many values, in one call where there are several."""
@@ -61,10 +63,9 @@ class HashMap(bpf.Object):
         at = (ctypes.addressof(key_buffer), ctypes.addressof(value_buffer))
         bpf.call(bpf.MAP_UPDATE_BATCH, "QQQQIIQQ", 0, 0, *at, len(pairs), self.fd, 0, 0)
 
-    def delete_all(self, keys: Iterable[bytes]) -> None:
-        """Delete keys; absent ones are fine."""
-        for key in keys:
-            self.delete(key)
+    def delete_all(self, keys: Iterable[bytes]) -> int:
+        """Delete keys; how many of them were there."""
+        return sum(map(self.delete, keys))
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Every key and value of a hash, read in batches."""
@@ -107,6 +108,21 @@ class HashMap(bpf.Object):
             end.raw,
             last,
         )
+
+
+class SumMap(HashMap):
+    """A hash of counters per CPU."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self._counters = self.value_size // 8
+        self.value_size *= possible_cpus()
+
+    def sums(self) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+        """Keys, and their counters summed over all CPUs."""
+        for key, value in self.items():
+            numbers = memoryview(value).cast("Q")
+            yield key, tuple(sum(numbers[n :: self._counters]) for n in range(self._counters))
 
 
 class ArrayMap(bpf.Object):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from steersman.host.exec import Exec
 from steersman.host.netlink import AnswersLostError, Subscription
 from steersman.model.conntrack import Stale
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.base import ApplyError, BusyError, Made, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import HeldError
@@ -100,6 +100,11 @@ class EbpfMode:
         if Kind.CONFIG.value in change.removed:
             await self._hold.let_go(even_if_used=True)
         self._keep_going()
+
+    async def made(self, plans: Collection[ServicePlan]) -> Made:
+        """Connections by frontend and endpoint, and what else the programs count."""
+        async with self._lock:
+            return await asyncio.to_thread(guarded, lambda: self.engine.made(plans))
 
     async def forget(self, stale: Stale) -> int:
         """Cut connections to endpoints that are gone; sockets that only send choose anew."""

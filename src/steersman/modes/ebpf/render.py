@@ -94,7 +94,7 @@ def render_service(plan: ServicePlan) -> dict[bytes, bytes]:
     name = layout.service_name(plan.key)
     out: dict[bytes, bytes] = {}
     for frontend in plan.frontends:
-        key = _frontend_key(plan, frontend)
+        key = frontend_key(plan, frontend)
         out[Kind.FRONTEND + key] = _frontend(frontend) + name
         for cidr in frontend.source_ranges:
             out[Kind.RANGE + pack_cidr(cidr) + name] = b""
@@ -113,7 +113,8 @@ def _endpoints(plan: ServicePlan, pool: Pool) -> bytes:
     return b"".join(map(layout.pack_endpoint, plan.pool(pool)))
 
 
-def _frontend_key(plan: ServicePlan, frontend: Frontend) -> bytes:
+def frontend_key(plan: ServicePlan, frontend: Frontend) -> bytes:
+    """Key of a frontend in the maps."""
     family = plan.key.family
     address = pack_address(frontend.address) if frontend.address else layout.UNSPECIFIED[family]
     protocol = layout.PROTOCOLS[plan.key.name.protocol]

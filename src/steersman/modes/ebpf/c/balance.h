@@ -23,23 +23,23 @@ INLINE int serves_node_ports(const struct address *address)
 	return bpf_map_lookup_elem(&node_ips, address) != NULL;
 }
 
+// Fills the key by which the frontend is found.
 CALLED int find_frontend(const struct address *address, __be16 port, __u8 protocol,
-			 struct frontend *out)
+			 struct frontend_key *key, struct frontend *out)
 {
-	struct frontend_key key = { .address = *address, .port = port, .protocol = protocol };
-
-	if (read_frontend(&key, out))
+	*key = (struct frontend_key){ .address = *address, .port = port, .protocol = protocol };
+	if (read_frontend(key, out))
 		return FRONTEND;
 	if (serves_node_ports(address)) {
 		if (is_ipv4(address))
-			key.address.words[3] = 0;
+			key->address.words[3] = 0;
 		else
-			key.address.halves[0] = key.address.halves[1] = 0;
-		if (read_frontend(&key, out))
+			key->address.halves[0] = key->address.halves[1] = 0;
+		if (read_frontend(key, out))
 			return FRONTEND;
 	}
-	key = (struct frontend_key){ .address = *address };
-	if (read_frontend(&key, out))
+	*key = (struct frontend_key){ .address = *address };
+	if (read_frontend(key, out))
 		return UNKNOWN_PORT;
 	return in_prefixes(PREFIXES_SERVICE_CIDRS, address) ? UNASSIGNED : NOTHING;
 }
@@ -99,6 +99,9 @@ CALLED int choose_any(const struct service *service, __u32 which, struct slot *o
 	return 1;
 }
 
+#define CHOSEN 1
+#define KEPT 2 // chosen at an earlier datagram
+
 // Choose an endpoint for a client; 0 where there is none.
 CALLED int choose(__u32 number, __u32 action, const struct address *client, struct slot *out)
 {
@@ -115,12 +118,12 @@ CALLED int choose(__u32 number, __u32 action, const struct address *client, stru
 		return choose_any(service, which, out);
 	known = bpf_map_lookup_elem(&affinities, &key);
 	if (remembered(known, &key, limit, which, out))
-		return 1;
+		return CHOSEN;
 	if (!choose_any(service, which, out))
 		return 0;
 	value = bound_now(out);
 	bpf_map_update_elem(&affinities, &key, &value, BPF_ANY);
-	return 1;
+	return CHOSEN;
 }
 
 // Choose an endpoint for a socket that is not connected: it stays there for as long as it can.
@@ -132,10 +135,10 @@ CALLED int choose_once(__u32 number, __u32 action, const struct address *client,
 	__u32 which = action & ACTION_LOCAL ? LOCAL_POOL : CLUSTER_POOL;
 
 	if (remembered(known, &key, FOREVER, which, out))
-		return 1;
+		return KEPT;
 	if (!choose(number, action, client, out))
 		return 0;
 	value = bound_now(out);
 	bpf_map_update_elem(&choices, &key, &value, BPF_ANY);
-	return 1;
+	return CHOSEN;
 }

@@ -13,11 +13,26 @@ INLINE void count(__u32 which)
 		*value += 1;
 }
 
-INLINE void count_connection(__u32 service)
+CALLED int count_connection(const struct frontend_key *frontend, __u32 service,
+			    const struct slot *slot)
 {
-	__u64 *value = bpf_map_lookup_elem(&connections, &service);
-	if (value)
-		*value += 1;
+	struct member_key key = {
+		.service = service,
+		.address = slot->address,
+		.port = slot->port,
+	};
+	__u64 *reach = bpf_map_lookup_elem(&reached, frontend), one = 1;
+	struct tally *use = bpf_map_lookup_elem(&used, &key), first = { .connections = 1 };
+
+	if (reach)
+		*reach += 1;
+	else
+		bpf_map_update_elem(&reached, frontend, &one, BPF_NOEXIST);
+	if (use)
+		use->connections += 1;
+	else
+		bpf_map_update_elem(&used, &key, &first, BPF_NOEXIST);
+	return 0;
 }
 
 INLINE void set_ipv4(struct address *address, __be32 ip)

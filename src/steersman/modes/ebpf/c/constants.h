@@ -57,5 +57,8 @@ enum counter {
 	ERRORS_TRANSLATED,
 	BIND_REFUSED,
 	FRAGMENTS,
+	FLOWS_MADE, // entries, not connections
+	FLOWS_ENDED, // by programs; the other ends are FLOWS_EXPIRED, and those that LRU took
+	FLOWS_EXPIRED, // by flows.py: no program writes it
 	COUNTERS,
 };

@@ -56,6 +56,7 @@ CALLED int send_elsewhere(struct __sk_buff *skb, const struct packet *packet)
 // A packet of no known connection: `class` is NODE for this node's own.
 CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 {
+	struct frontend_key key = {};
 	struct frontend frontend = {};
 	struct slot slot = {};
 	__u32 action;
@@ -65,7 +66,7 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	    (packet->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 		return NEXT; // only a SYN opens a connection
 	found = find_frontend(&packet->key.destination, packet->key.destination_port,
-			      packet->key.protocol, &frontend);
+			      packet->key.protocol, &key, &frontend);
 	if (found == NOTHING)
 		return NEXT;
 	if (found == UNKNOWN_PORT)
@@ -83,7 +84,8 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	if (failed)
 		return drop(failed);
 	count(PACKET_FORWARDED);
-	count_connection(frontend.service);
+	count_connection(&key, frontend.service, &slot);
+	count_traffic(skb, packet, frontend.service, &slot, DESTINATION);
 	rewrite(skb, packet, DESTINATION, &slot.address, slot.port);
 	return class == NODE ? send_elsewhere(skb, packet) : NEXT;
 }
@@ -106,7 +108,7 @@ INLINE struct flow *find_flow(struct packet *packet)
 	struct flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
 
 	if (flow && flow->state == CLOSING && packet->tcp_flags & TCP_SYN) {
-		bpf_map_delete_elem(&flows, &packet->key);
+		delete_flow(&packet->key);
 		return NULL;
 	}
 	return flow;
@@ -129,7 +131,7 @@ SEC("tc") int sm_ingress(struct __sk_buff *skb)
 	flow = find_flow(&packet);
 	if (!flow)
 		return new_packet(skb, &packet, class_of(&packet, flags));
-	note_packet(flow, &packet);
+	note_packet(skb, flow, &packet);
 	address = flow->address;
 	rewrite(skb, &packet, side_of(flow), &address, flow->port);
 	return NEXT;
@@ -153,7 +155,7 @@ SEC("tc") int sm_egress(struct __sk_buff *skb)
 		return is_own(skb, &packet) ? new_packet(skb, &packet, NODE) : NEXT;
 	if (flow->state == WAITING && !settle_masquerade(skb, &packet, flow))
 		return drop(DROPPED_NO_FLOW);
-	note_packet(flow, &packet);
+	note_packet(skb, flow, &packet);
 	address = flow->address;
 	if (side_of(flow) == DESTINATION) {
 		rewrite(skb, &packet, DESTINATION, &address, flow->port);

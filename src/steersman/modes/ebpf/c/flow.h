@@ -28,6 +28,36 @@ INLINE void reversed(const struct flow_key *key, __u8 hook, struct flow_key *out
 	};
 }
 
+INLINE void delete_flow(const struct flow_key *key)
+{
+	if (!bpf_map_delete_elem(&flows, key))
+		count(FLOWS_ENDED);
+}
+
+// Count a packet to an endpoint (side DESTINATION) or from it.
+CALLED int count_traffic(struct __sk_buff *skb, const struct packet *packet, __u32 service,
+			 const struct slot *slot, int side)
+{
+	struct member_key key = {
+		.service = service,
+		.address = slot->address,
+		.port = slot->port,
+	};
+	struct tally *use = bpf_map_lookup_elem(&used, &key);
+	__u32 packets = skb->gso_segs ? skb->gso_segs : 1;
+
+	if (!use)
+		return 0;
+	if (side == DESTINATION) {
+		use->packets_in += packets;
+		use->bytes_in += skb->len - packet->l3;
+	} else {
+		use->packets_out += packets;
+		use->bytes_out += skb->len - packet->l3;
+	}
+	return 0;
+}
+
 INLINE void mark_closing(const struct flow_key *key)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flows, key);
@@ -46,11 +76,21 @@ INLINE int side_of(const struct flow *flow)
 }
 
 // Note a packet of a flow. The key of the way back: what this way becomes, turned around.
-CALLED int note_packet(struct flow *flow, const struct packet *packet)
+CALLED int note_packet(struct __sk_buff *skb, struct flow *flow, const struct packet *packet)
 {
 	struct flow_key back;
+	struct slot slot = {};
 
 	flow->last = bpf_ktime_get_ns();
+	if (flow->kind == TO_ENDPOINT) {
+		slot.address = flow->address;
+		slot.port = flow->port;
+		count_traffic(skb, packet, flow->service, &slot, DESTINATION);
+	} else if (flow->kind == FROM_SERVICE) {
+		slot.address = packet->key.source;
+		slot.port = packet->key.source_port;
+		count_traffic(skb, packet, flow->service, &slot, SOURCE);
+	}
 	if (packet->tcp_flags & (TCP_FIN | TCP_RST)) {
 		flow->state = CLOSING;
 		reversed(&packet->key, other_hook(packet), &back);
@@ -63,6 +103,16 @@ CALLED int note_packet(struct flow *flow, const struct packet *packet)
 		flow->state = ESTABLISHED;
 	}
 	return 0;
+}
+
+// Write an entry; `known` is what it replaces. 0 where the kernel has no memory.
+INLINE int put_flow(const struct flow *known, const struct flow_key *key, const struct flow *value)
+{
+	if (bpf_map_update_elem(&flows, key, value, BPF_ANY))
+		return 0;
+	if (!known)
+		count(FLOWS_MADE);
+	return 1;
 }
 
 // Keep the way back from an endpoint to a client; 0 where another Service has that pair already.
@@ -85,7 +135,7 @@ INLINE int keep_return(const struct packet *packet, const struct slot *slot, __u
 	if (known && known->state != CLOSING &&
 	    (known->port != value.port || !same(&known->address, &value.address)))
 		return 0;
-	return !bpf_map_update_elem(&flows, &key, &value, BPF_ANY);
+	return put_flow(known, &key, &value);
 }
 
 INLINE void masquerade_key(const struct packet *packet, const struct slot *slot,
@@ -103,7 +153,7 @@ INLINE void forget_masquerade(const struct packet *packet, const struct slot *sl
 	struct flow_key key;
 
 	masquerade_key(packet, slot, &key);
-	bpf_map_delete_elem(&flows, &key);
+	delete_flow(&key);
 }
 
 INLINE int keep_masquerade(const struct packet *packet, const struct slot *slot, __u32 service)
@@ -121,7 +171,7 @@ INLINE int keep_masquerade(const struct packet *packet, const struct slot *slot,
 	known = bpf_map_lookup_elem(&flows, &key);
 	if (known && known->state != CLOSING)
 		return 1; // a repeated SYN keeps its port
-	return !bpf_map_update_elem(&flows, &key, &value, BPF_ANY);
+	return put_flow(known, &key, &value);
 }
 
 // Choose an endpoint for a new connection, and keep how to rewrite its packets.
@@ -142,7 +192,7 @@ CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, struct 
 	flow.address = slot->address;
 	flow.port = slot->port;
 	flow.last = bpf_ktime_get_ns();
-	return bpf_map_update_elem(&flows, &packet->key, &flow, BPF_ANY) ? DROPPED_NO_FLOW : 0;
+	return put_flow(NULL, &packet->key, &flow) ? 0 : DROPPED_NO_FLOW;
 }
 
 INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet,
@@ -201,6 +251,7 @@ CALLED int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struc
 			flow->address = own;
 			flow->port = port;
 			flow->state = OPENING;
+			count(FLOWS_MADE);
 			return 1;
 		}
 		port = other_port(config);

@@ -33,4 +33,5 @@ MAP(peers, BPF_MAP_TYPE_SK_STORAGE, int, struct peer, 0, BPF_F_NO_PREALLOC);
 
 // Counted here
 MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, COUNTERS, 0);
-MAP(connections, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, 131072, 0);
+MAP(reached, BPF_MAP_TYPE_PERCPU_HASH, struct frontend_key, __u64, 262144, BPF_F_NO_PREALLOC);
+MAP(used, BPF_MAP_TYPE_PERCPU_HASH, struct member_key, struct tally, 262144, BPF_F_NO_PREALLOC);

@@ -67,16 +67,17 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 {
 	const struct config *config = settings();
 	__u64 netns = bpf_get_netns_cookie(ctx);
+	struct frontend_key key = {};
 	struct frontend frontend = {};
 	struct address client;
 	struct slot slot = {};
 	__u32 class, action;
-	int found, own;
+	int found, own, chosen;
 
 	if (!config)
 		return LEAVE;
 	own = netns == config->host_cookie;
-	found = find_frontend(address, *port, ctx->protocol, &frontend);
+	found = find_frontend(address, *port, ctx->protocol, &key, &frontend);
 	if (found == NOTHING)
 		return LEAVE;
 	if (found == UNKNOWN_PORT)
@@ -99,17 +100,20 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	if (action & ACTION_MASQUERADE && !own)
 		return LEAVE; // a source is rewritten in packets only
 	client_of(netns, &client);
-	if (!(connected ? choose(frontend.service, action, &client, &slot)
-			: choose_once(frontend.service, action, &client, bpf_get_socket_cookie(ctx),
-				      &slot)))
+	if (connected)
+		chosen = choose(frontend.service, action, &client, &slot);
+	else
+		chosen = choose_once(frontend.service, action, &client, bpf_get_socket_cookie(ctx),
+				     &slot);
+	if (!chosen)
 		return refuse(-ECONNREFUSED, SOCKET_REJECTED);
 	if (!own && bound_to(ctx, version, &slot.address))
 		return LEAVE; // it calls itself: packets see to it that the answers come back
 	*address = slot.address;
 	*port = slot.port;
 	count(SOCKET_FORWARDED);
-	if (connected)
-		count_connection(frontend.service);
+	if (chosen == CHOSEN)
+		count_connection(&key, frontend.service, &slot);
 	return REPLACED;
 }
 

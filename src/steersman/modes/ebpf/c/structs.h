@@ -57,6 +57,16 @@ struct member_key {
 	__u16 zero2[3];
 };
 
+// What an endpoint of a ServicePort got: connections, and of those whose packets are rewritten all
+// that went to it and came from it, IP headers included.
+struct tally {
+	__u64 connections;
+	__u64 packets_in;
+	__u64 packets_out;
+	__u64 bytes_in;
+	__u64 bytes_out;
+};
+
 struct affinity_key {
 	struct address client;
 	__u32 service;

@@ -1,0 +1,142 @@
+"""What the programs count, by Service and endpoint, and what becomes of it in metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from steersman.model.names import Protocol, ServicePortName
+from steersman.model.plan import NodePlan
+from steersman.modes.base import Counting, Made
+from steersman.modes.ebpf.counts import Counts, Flows
+from steersman.modes.ebpf.loader import LoadedObject
+from steersman.modes.ebpf.maps import HashMap
+from steersman.run.counted import counted
+from tests.kernel import ebpf
+from tests.kernel.ebpf_node import Node
+from tests.kernel.ebpf_plan import (
+    CLIENT,
+    ENDPOINTS,
+    LAYOUT,
+    LOOKER,
+    NODE,
+    NODE_PORT,
+    POD,
+    VIP,
+    bring,
+    node_plan,
+)
+from tests.lab import Lab
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not shutil.which("clang") and not ebpf.compiled().exists(),
+        reason="no compiled object, no clang",
+    ),
+]
+ONE = node_plan(ENDPOINTS[:1])
+TCP = ServicePortName("shop", "web", "", Protocol.TCP)
+UDP = ServicePortName("shop", "web", "", Protocol.UDP)
+END = f"{POD}:8080"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with Lab(LAYOUT) as made:
+        for pod in LAYOUT.pods:
+            for protocol in ("TCP", "UDP"):
+                made.serve(pod.address, 8080, protocol)
+        yield made
+
+
+@pytest.fixture
+def node(lab: Lab) -> Iterator[Node]:
+    made = Node(lab)
+    asyncio.run(bring(made.mode(), ONE))
+    yield made
+    made.close()
+
+
+def counts(node: Node, plan: NodePlan = ONE) -> Made:
+    mode = node.modes[-1]
+    assert isinstance(mode, Counting)
+    return asyncio.run(mode.made(tuple(plan.services.values())))
+
+
+def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> None:
+    assert set(counts(node).endpoints.values()) == {0}
+    for source, address, port in ((LOOKER, VIP, 80), (NODE, VIP, 80), (CLIENT, NODE, NODE_PORT)):
+        assert node.lab.probe(source, address, port).kind == "answered"
+    with node.socket(VIP, "UDP") as sock:
+        for _ in range(3):
+            sock.sendto(b"?", (VIP, 80))
+            assert sock.recv(100)
+    made = counts(node)
+    assert made.frontends[TCP, f"{VIP}:80"] == 2
+    assert made.frontends[TCP, f"nodePort:{NODE_PORT}"] == 1
+    assert made.endpoints[TCP, END] == 3
+    assert made.endpoints[UDP, END] == made.frontends[UDP, f"{VIP}:80"] == 1, "a socket is one"
+    moved = made.moved_by_endpoint[TCP, END]
+    assert min(moved) > 0, "of the connection from outside"
+    assert moved.bytes_in >= 40 * moved.packets_in
+    assert made.events["socket_forwarded"] == 3 + 2
+    assert made.events["packet_forwarded"] == 1
+
+
+def test_counts_go_with_what_they_are_of(node: Node) -> None:
+    assert node.lab.probe(LOOKER, VIP, 80).kind == "answered"
+    node.modes[0].engine.collect()
+    assert counts(node).endpoints[TCP, END] == 1
+    asyncio.run(bring(node.modes[0], node_plan(ENDPOINTS[1:])))
+    node.modes[0].engine.collect()
+    asyncio.run(bring(node.modes[0], ONE))
+    assert counts(node).endpoints[TCP, END] == 0
+    assert counts(node).frontends[TCP, f"{VIP}:80"] == 1
+
+
+def test_every_entry_of_the_flows_is_accounted_for(node: Node) -> None:
+    for _ in range(3):
+        assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
+    node.modes[0].engine.collect()
+    made = counts(node)
+    entries, capacity = made.tables["flows"]
+    assert (entries, made.events["flows_evicted"]) == (12, 0)
+    assert made.events["flows_made"] - made.events["flows_ended"] == 12
+    flows = HashMap.pinned(node.pins / "maps/flows")
+    assert flows.delete_all([key for key, _ in flows.items()][:2]) == 2  # as LRU does
+    node.modes[0].engine.collect()
+    assert counts(node).events["flows_evicted"] == 2
+    assert counts(node).tables["flows"] == (10, capacity)
+
+
+def test_a_full_table_is_seen() -> None:
+    loaded = LoadedObject(ebpf.compiled(), None)
+    some = Counts(loaded.maps)
+    some.add_expired(3)
+    some.add_expired(4)
+    assert some.event("flows_expired") == 7
+    assert some.looked(5, Flows(9, 2)) == Flows(5, 2), "what was evicted stays so"
+    loaded.close()
+
+
+async def test_they_are_metrics(node: Node) -> None:
+    await bring(node.modes[0], ONE)
+    await asyncio.to_thread(node.lab.probe, LOOKER, VIP, 80)
+    collect = counted(
+        node.modes[0], lambda: tuple(ONE.services.values()), asyncio.get_running_loop()
+    )
+    metrics = await asyncio.to_thread(lambda: list(collect()))
+    values = {
+        (sample.name, *sample.labels.values()): sample.value
+        for m in metrics
+        for sample in m.samples
+    }
+    assert values["steersman_connections_total", "shop", "web", "", "TCP", END] == 1
+    assert values["steersman_mode_events_total", "socket_forwarded"] == 1
+    assert values["steersman_mode_events_total", "dropped_by_ranges"] == 0
+    assert values["steersman_mode_table_entries", "flows"] == 0
+    assert values["steersman_mode_table_capacity", "flows"] > 0
