@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from steersman.modes.base import BusyError
@@ -140,6 +141,14 @@ def test_a_node_port_in_use_cannot_be_bound(node: Node) -> None:
                 sock.bind((address, NODE_PORT))
             assert error.value.errno == number
             sock.bind((address, NODE_PORT + 1))
+
+
+def test_the_guard_of_node_ports_can_be_switched_off(node: Node) -> None:
+    node.modes[0].release()
+    node.options = msgspec.structs.replace(node.options, guard_node_ports=False)
+    asyncio.run(bring(node.mode(), node_plan()))
+    with node.socket(VIP, at=NODE) as sock:
+        sock.bind((NODE, NODE_PORT))
 
 
 def test_an_unknown_port_is_refused_at_once(node: Node) -> None:

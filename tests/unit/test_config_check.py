@@ -95,6 +95,7 @@ def changed(**paths: object) -> ProxyConfig:
         ("linux__conntrack__min", 7, ["conntrack.min"], []),
         ("steersman__manifests", ("a",), [], ["steersman.manifests"]),
         ("steersman__ipvs_local_fallback", True, ["steersman.ipvsLocalFallback"], []),
+        ("steersman__ebpf_guard_node_ports", False, [], ["steersman.ebpfGuardNodePorts"]),
         ("steersman__ipvs_scheduler_flags", ("none",), [], ["steersman.ipvsSchedulerFlags"]),
         ("client_connection__qps", 7.0, [], ["clientConnection.qps"]),
         ("feature_gates", {"AllBeta": True}, [], ["featureGates"]),

@@ -114,6 +114,14 @@ _OWN = (
         "steersman.ipvs_local_fallback",
     ),
     Flag(
+        "ebpf-guard-node-ports",
+        "bool",
+        "true",
+        _O,
+        "In the ebpf mode, no process of the node may bind to a node port in use.",
+        "steersman.ebpf_guard_node_ports",
+    ),
+    Flag(
         "proxy-port-range",
         "string",
         "",

@@ -34,6 +34,7 @@ _RESTART: Final = (
     "steersman.iptablesVariant",
     "steersman.strict",
     "steersman.ipvsSchedulerFlags",
+    "steersman.ebpfGuardNodePorts",
     "ipvs.scheduler",
     "ipvs.excludeCIDRs",
     "ipvs.strictARP",
@@ -90,6 +91,7 @@ def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
             iptables_variant=old.steersman.iptables_variant,
             strict=old.steersman.strict,
             ipvs_scheduler_flags=old.steersman.ipvs_scheduler_flags,
+            ebpf_guard_node_ports=old.steersman.ebpf_guard_node_ports,
         ),
     )
 

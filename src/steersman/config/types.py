@@ -163,6 +163,8 @@ class Steersman(Section, frozen=True):
     """Of the ipvs mode's schedulers, in ipvsadm's words; () for the usual ones, `none` for none."""
     ipvs_local_fallback: bool = False
     """In the ipvs mode, policy Local without an endpoint here goes to endpoints elsewhere."""
+    ebpf_guard_node_ports: bool = True
+    """In the ebpf mode, bind() to a node port in use is refused to processes of the node."""
     manifests: tuple[str, ...] = ()
     """Files or directories of manifests to read instead of an API server."""
     kubeconfig_context: str = ""

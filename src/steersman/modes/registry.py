@@ -33,6 +33,8 @@ class ModeOptions(msgspec.Struct, frozen=True):
     """How the userspace mode is reached: by `iptables` or `nftables`, `direct` (Service addresses
     are added to this machine), `none` (only addresses that it has), or "": by iptables or else
     nftables if we are root, otherwise none."""
+    guard_node_ports: bool = True
+    """Whether in the ebpf mode processes of the node may not bind to a node port in use."""
 
 
 _NAME = "steersman-userspace"
@@ -60,10 +62,11 @@ def _nftables(execute: Exec, _options: ModeOptions) -> Mode:
     return NftablesMode(execute, relay=Relay())
 
 
-def _ebpf(execute: Exec, _options: ModeOptions) -> Mode:
+def _ebpf(execute: Exec, options: ModeOptions) -> Mode:
+    from steersman.modes.ebpf.engine import EbpfOptions
     from steersman.modes.ebpf.mode import EbpfMode
 
-    return EbpfMode(execute)
+    return EbpfMode(execute, EbpfOptions(guard_node_ports=options.guard_node_ports))
 
 
 def _userspace(execute: Exec, options: ModeOptions) -> Mode:
