@@ -9,7 +9,19 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import change, cold, footprint, idle, memory, nftables, packets, path, proxy, start
+from benchmarks import (
+    change,
+    cold,
+    ebpf,
+    footprint,
+    idle,
+    memory,
+    nftables,
+    packets,
+    path,
+    proxy,
+    start,
+)
 from benchmarks.figures import Figure, table
 
 BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
@@ -19,6 +31,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "packets": packets.run,
     "path": path.run,
     "nftables": nftables.run,
+    "ebpf": ebpf.run,
     "idle": idle.run,
     "start": start.run,
     "footprint": footprint.run,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from benchmarks import world
+from benchmarks.ebpf_place import Place
 from steersman.compile.plan import Planner
 from steersman.host.exec import Result, SubprocessExec
 from steersman.host.facts import read_facts
@@ -17,6 +18,7 @@ from steersman.model.config import NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import Finding
 from steersman.modes.base import Mode
+from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
@@ -67,6 +69,7 @@ class Node:
 
     def __init__(self, variant: str, services: int, split_threshold: int = 500) -> None:
         self.netns = Netns()
+        self.place: Place | None = None
         config = NodeConfig(
             node_name=world.NODE,
             families=(Family.IPV4,),
@@ -88,7 +91,10 @@ class Node:
         self._sync = Sync(self.store, Planner(config, self._mode.traits), self._mode, facts)
 
     def _make(self, variant: str) -> Mode:
-        """`nftables`, or the iptables mode on a variant."""
+        """`nftables`, `ebpf`, or the iptables mode on a variant."""
+        if variant == "ebpf":
+            self.place = Place()
+            return EbpfMode(self.exec, self.place.options)
         if variant == "nftables":
             return NftablesMode(self.exec)
         return IptablesMode(self.exec, IptablesOptions(variant=variant))
@@ -109,8 +115,17 @@ class Node:
         assert result is not None
         assert not result.refused, self._sync.state.findings
 
+    def look(self) -> None:
+        """Read the node's addresses again: it has got more devices."""
+        self.netns.enter()
+        self._sync.use_facts(self._runner.run(read_facts()))
+
     def close(self) -> None:
         self._runner.close()
+        if self.place:
+            assert isinstance(self._mode, EbpfMode)
+            self._mode.release()
+            self.place.close()
         self.netns.close()
 
 

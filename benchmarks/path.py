@@ -16,10 +16,12 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from benchmarks import world
+from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, figure
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Netns, Node
@@ -30,7 +32,7 @@ _NODE_PORT = 30080
 _ROUND = 50
 _REQUEST = b"x" * 64
 _LINGER = struct.pack("ii", 1, 0)  # a reset: no port of the client's is left waiting
-MODES = ("iptables-legacy", "iptables-nft", "nftables")
+MODES = ("iptables-legacy", "iptables-nft", "nftables", "ebpf")
 
 
 def _ip(*commands: str) -> None:
@@ -72,17 +74,22 @@ class Plot:
 class Client:
     """Connects to an address from one of the namespaces."""
 
-    def __init__(self, plot: Plot, netns: Netns, target: tuple[str, int]) -> None:
+    def __init__(
+        self, plot: Plot, netns: Netns, target: tuple[str, int], place: Place | None = None
+    ) -> None:
+        """Make a client; of a node whose sockets are balanced where a place is given."""
         self._plot, self._netns, self._target = plot, netns, target
+        self._within = place.inside if place else nullcontext
         self.times: list[float] = []
 
     def round(self) -> None:
         """Time some connections: connect, a request, its answer, close."""
         self._netns.enter()
-        for _ in range(_ROUND):
-            begun = time.perf_counter()
-            self._exchange()
-            self.times.append(time.perf_counter() - begun)
+        with self._within():
+            for _ in range(_ROUND):
+                begun = time.perf_counter()
+                self._exchange()
+                self.times.append(time.perf_counter() - begun)
 
     def _exchange(self) -> None:
         with socket.socket() as client:
@@ -99,7 +106,7 @@ class Client:
         return statistics.median(self.times) * 1e6
 
 
-def _target_service(number: int) -> tuple[bytes, bytes]:
+def target_service(number: int) -> tuple[bytes, bytes]:
     """A Service with a node port whose one endpoint is the server."""
     raw = json.loads(world.service(number))
     raw["spec"]["type"] = "NodePort"
@@ -110,7 +117,7 @@ def _target_service(number: int) -> tuple[bytes, bytes]:
 def _node(mode: str, services: int) -> tuple[Any, str]:
     """A node with Services, and the address of the one that came last."""
     node = Node(mode.removeprefix("iptables-"), services)
-    raw, ends = _target_service(services)
+    raw, ends = target_service(services)
     node.event("Service", raw)
     node.event("EndpointSlice", ends)
     return node, world.cluster_ip(services)
@@ -129,9 +136,11 @@ class _Ways:
         node, address = make()
         self.name, self._node, self.plot = name, node, Plot(node.netns)
         if isinstance(node, Node):
+            node.look()
             node.sync()
-        self.direct = Client(self.plot, self.plot.pod, (SERVER, 8080))
-        self.service = Client(self.plot, self.plot.pod, (address, 80))
+        place = node.place if isinstance(node, Node) else None
+        self.direct = Client(self.plot, self.plot.pod, (SERVER, 8080), place)
+        self.service = Client(self.plot, self.plot.pod, (address, 80), place)
         self.from_outside = Client(self.plot, self.plot.outside, (SERVER, 8080))
         self.node_port = Client(self.plot, self.plot.outside, (_NODE, _NODE_PORT))
         self.clients = [self.direct, self.service]

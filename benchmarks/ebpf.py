@@ -1,0 +1,190 @@
+"""The ebpf mode: cold start, changes, memory, and the throughput of one long connection.
+
+How long connections take to be made is in path.py, beside all other modes.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import world
+from benchmarks.figures import Figure, figure
+from benchmarks.memory import _resident
+from benchmarks.nftables import events_of
+from benchmarks.node import Netns, Node
+from benchmarks.path import SERVER, Plot, target_service
+from steersman.modes.ebpf.bpf import Object
+from steersman.modes.ebpf.mode import EbpfMode
+from steersman.run.collector import collect_seldom, keep_what_is_there
+
+MODE = "ebpf"
+_CHUNK = 1 << 18
+_TRANSFER = 1 << 30
+"""Bytes that one connection carries."""
+
+
+class EbpfNode(Node):
+    """A node in ebpf mode, measured from the event to the maps."""
+
+    def __init__(self) -> None:
+        super().__init__(MODE, 0)
+
+    def feed(self, events: Sequence[tuple[str, bytes]]) -> float:
+        """Seconds from JSON in memory to the maps."""
+        self.netns.enter()
+        return self._runner.run(self._feed(events))
+
+    async def _feed(self, events: Sequence[tuple[str, bytes]]) -> float:
+        begun = time.perf_counter()
+        for kind, raw in events:
+            self.event(kind, raw)
+        assert await self._sync.run()
+        return time.perf_counter() - begun
+
+    def map_memory(self) -> float:
+        """What the maps take in the kernel, in MB."""
+        assert isinstance(self._mode, EbpfMode)
+        total = 0
+        for path in (self._mode.engine.pins.root / "maps").iterdir():
+            pinned = Object.pinned(path)
+            lines = Path(f"/proc/self/fdinfo/{pinned.fd}").read_text().splitlines()
+            (taken,) = (line.split()[1] for line in lines if line.startswith("memlock:"))
+            total += int(taken)
+            pinned.close()
+        return total / 1e6
+
+
+def cold(services: int) -> tuple[float, float, float, float]:
+    """In a fresh process: seconds whole and in the kernel, MB resident and in maps."""
+    collect_seldom()
+    events = events_of(range(services))
+    gc.collect()
+    node = EbpfNode()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_stime
+    whole = node.feed(events)
+    kernel = resource.getrusage(resource.RUSAGE_SELF).ru_stime - before
+    del events
+    gc.collect()
+    taken = node.map_memory()
+    node.close()
+    return whole, kernel, _resident(), taken
+
+
+def _cold(services: int, runs: int) -> list[Figure]:
+    argv = [sys.executable, "-m", "benchmarks.ebpf", str(services)]
+    rows = [
+        subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
+        for _ in range(runs)
+    ]
+    whole, kernel, resident, taken = (
+        statistics.median(map(float, each)) for each in zip(*rows, strict=True)
+    )
+    return [
+        figure("cold start x 3, from JSON", MODE, services, (whole, "s")),
+        figure("  the kernel's share (CPU)", MODE, services, (kernel, "s")),
+        figure("  resident memory then", MODE, services, (resident, "MB")),
+        figure("  memory of all maps", MODE, services, (taken, "MB")),
+    ]
+
+
+def _changes(services: int, runs: int) -> list[Figure]:
+    """One endpoint replaced: from its slice, as JSON, to the maps."""
+    node = EbpfNode()
+    node.feed(events_of(range(services)))
+    keep_what_is_there()
+    took = []
+    for count in range(1, runs + 1):
+        number = count * 37 % services
+        raw = world.endpoint_slice(number, world.pods(number, count))
+        took.append(node.feed([("EndpointSlice", raw)]) * 1e3)
+    node.close()
+    took.sort()
+    return [
+        figure("one endpoint replaced", MODE, services, (statistics.median(took), "ms")),
+        figure("  p99", MODE, services, (took[int(len(took) * 0.99)], "ms")),
+    ]
+
+
+class _Way(NamedTuple):
+    """A way from a pod to the server."""
+
+    plot: Plot
+    target: tuple[str, int]
+    within: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def _transfer(way: _Way, size: int) -> float:
+    """Send through one connection from the pod; MB/s."""
+    plot = way.plot
+    plot.pod.enter()
+    with way.within(), socket.socket() as client:
+        client.connect(way.target)
+        with plot.server.accept()[0] as peer:
+            begun = time.perf_counter()
+            sender = threading.Thread(target=_send, args=(client, size))
+            sender.start()
+            buffer, left = bytearray(_CHUNK), size
+            while left > 0:
+                left -= peer.recv_into(buffer)
+            seconds = time.perf_counter() - begun
+            sender.join()
+    return size / seconds / 1e6
+
+
+def _send(client: socket.socket, size: int) -> None:
+    chunk = bytes(_CHUNK)
+    for _ in range(size // _CHUNK):
+        client.sendall(chunk)
+
+
+def _throughput(services: int, runs: int, size: int) -> list[Figure]:
+    bare, node = Netns(), EbpfNode()
+    assert node.place
+    plots = Plot(bare), Plot(node.netns)
+    node.feed(events_of(range(services)))
+    raw, ends = target_service(services)
+    node.feed([("Service", raw), ("EndpointSlice", ends)])
+    ways = [
+        _Way(plots[0], (SERVER, 8080)),
+        _Way(plots[1], (world.cluster_ip(services), 80), node.place.inside),
+    ]
+    seen: list[list[float]] = [[] for _ in ways]
+    for _ in range(runs):
+        for way, values in zip(ways, seen, strict=True):
+            values.append(_transfer(way, size))
+    for plot in plots:
+        plot.close()
+    node.close()
+    bare.close()
+    direct, ours = map(statistics.median, seen)
+    return [figure("one long connection", MODE, services, (ours, "MB/s"), direct)]
+
+
+def run(quick: bool) -> list[Figure]:
+    """Measure at 1,000, 10,000 and 50,000 Services (500 when quick)."""
+    collect_seldom()
+    if quick:
+        return [*_cold(500, 1), *_changes(500, 50), *_throughput(500, 3, _TRANSFER >> 3)]
+    return [
+        *_cold(10_000, 3),
+        *_cold(50_000, 3),
+        *_changes(1_000, 300),
+        *_changes(10_000, 300),
+        *_changes(50_000, 300),
+        *_throughput(10_000, 7, _TRANSFER),
+    ]
+
+
+if __name__ == "__main__":
+    print(*cold(int(sys.argv[1])))
