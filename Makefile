@@ -9,6 +9,8 @@ PURE := $(PURE),$(NFT)/affinity.py,$(NFT)/derived.py,$(NFT)/dormant.py,$(NFT)/el
 PURE := $(PURE),$(NFT)/layout.py,$(NFT)/skeleton.py,$(NFT)/slots.py,$(NFT)/takeover.py
 PURE := $(PURE),$(NFT)/text.py,$(NFT)/totals.py,$(NFT)/transaction.py,$(NFT)/wire.py
 BPF := src/steersman/modes/ebpf/c/*.[ch]
+IPVS := */modes/ipvs
+PURE := $(PURE),$(IPVS)/changes.py,$(IPVS)/names.py,$(IPVS)/parse.py,$(IPVS)/totals.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test demo bench image lock clean

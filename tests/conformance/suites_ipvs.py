@@ -32,12 +32,13 @@ DIFFERENT: Mapping[str, str] = {
 
 def ipvs_state(case: Case) -> None:
     """Compare virtual servers; where one differs by intention the case is in DIFFERENT."""
-    ours, upstreams = _rendered(_plan(case)), _expected(case["expect"])
+    ours, upstreams = _rendered(planned(case)), expected(case["expect"])
     same = ours == upstreams
     assert same != (case["id"] in DIFFERENT), f"ours {ours}\nupstream's {upstreams}"
 
 
-def _plan(case: Case) -> NodePlan:
+def planned(case: Case) -> NodePlan:
+    """The plan of a case."""
     snapshot, config, facts = world({**case})
     local = case["node"]["netlink"]["localAddresses"] or {}
     length = 128 if case["node"]["ipFamily"] == "IPv6" else 32
@@ -60,7 +61,8 @@ def _rendered(plan: NodePlan) -> dict[ServerKey, Shown]:
     return found
 
 
-def _expected(expect: Case) -> dict[ServerKey, Shown]:
+def expected(expect: Case) -> dict[ServerKey, Shown]:
+    """Upstream's virtual servers at the end of a case."""
     return {
         ServerKey(row["protocol"], row["address"], row["port"]): (
             row["scheduler"],

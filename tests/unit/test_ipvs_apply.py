@@ -189,8 +189,14 @@ SERVER = Server("rr", targets=(ONE,))
 NODE_PORT = ServerKey(Protocol.TCP, "192.0.2.1", 30080)
 
 
-async def test_an_address_is_held_while_any_server_needs_it() -> None:
+async def marked() -> Node:
     node = Node()
+    await node.carry_out(diff({}, {SetKey("KUBE-IPVS-ADDRESSES"): "hash:ip family inet"}))
+    return node
+
+
+async def test_an_address_is_held_while_any_server_needs_it() -> None:
+    node = await marked()
     first = diff({}, {TCP: SERVER, NODE_PORT: Server("rr", held=False)})
     assert await node.carry_out(first) == (
         [("add", "10.96.0.1")],
@@ -218,6 +224,29 @@ async def test_sets_come_first_and_go_last() -> None:
     assert (log, lines) == ([("make", "")], ["create S hash:ip maxelem 1048576", "add S 10.0.0.1"])
     log, lines = await node.carry_out(diff(objects, {}))
     assert (log, lines) == ([("remove", "")], ["destroy S"])
+
+
+async def test_where_there_is_no_set_no_entry_of_it_goes() -> None:
+    log, lines = await Node().carry_out(diff({TCP: SERVER}, {}))
+    assert (log, lines) == ([("drop", "10.96.0.1")], [])
+
+
+def test_what_carries_connections_is_kept_without_taking_new_ones() -> None:
+    marks = SetKey("KUBE-IPVS-ADDRESSES")
+    have = {
+        TCP: Server("wrr", targets=(ONE, TWO), weights=(1, 2)),
+        DeviceKey(DEVICE): "dummy",
+        marks: "hash:ip family inet",
+        SetKey("KUBE-IPVS-PORTS"): "hash:ip,port family inet",
+        MemberKey("KUBE-IPVS-PORTS", "10.96.0.1,6:80"): "",
+        (4, "nat", "KUBE-IPVS-SERVICES", ""): "-A KUBE-IPVS-SERVICES -j RETURN",
+    }
+    kept = IpvsMode(Ipset()).kept(have)
+    assert kept == {
+        TCP: Server("wrr"),
+        DeviceKey(DEVICE): "dummy",
+        marks: "hash:ip family inet",
+    }
 
 
 async def test_an_entry_that_goes() -> None:

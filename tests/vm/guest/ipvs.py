@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+
+import pytest
 
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.names import Family, Protocol
@@ -22,6 +25,11 @@ from steersman.modes.ipvs.render import node_port_addresses
 from tests.flows import FlowCase
 from tests.lab_sockets import Netns
 from tests.modes import ModeUnderTest
+from tests.vm.machine import EVERYTHING
+
+ALL = bool(os.environ.get(EVERYTHING))
+only_with_all = pytest.mark.skipif(not ALL, reason=f"{EVERYTHING}=1 asks for it")
+"""For tests that need the kernel less than others: each takes seconds here."""
 
 
 def mode_behind(execute: Exec, options: IpvsOptions | None = None) -> IpvsMode:

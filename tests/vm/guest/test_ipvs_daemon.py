@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.test_daemon import Process, command, get, manifests, steersman, until, world
+from tests.e2e.test_daemon import FLAGS, Process, command, get, manifests, steersman, until, world
 from tests.kernel.namespace import in_namespace, sh
+from tests.vm.guest.ipvs import only_with_all
 
 SECONDS = 120.0
 """In an emulated machine Python alone takes many."""
@@ -38,7 +39,14 @@ def test_from_start_to_the_next_mode(tmp_path: Path) -> None:
 
             await until(changed, SECONDS)
             metrics = (await get("/metrics"))[1]
-            assert 'steersman_connections_total{endpoint="10.244.0.6:' in metrics
+            for name in (
+                "connections",
+                "frontend_connections",
+                "proxied_bytes",
+                "frontend_packets",
+            ):
+                assert f"\nsteersman_{name}_total{{" in metrics
+            assert 'endpoint="10.244.0.6:' in metrics
             assert await process.stop() == 0
         assert "-> 0AF40006:" in table()  # the data path outlives the process
         async with steersman(tmp_path, *flags, name="second") as process:
@@ -50,9 +58,14 @@ def test_from_start_to_the_next_mode(tmp_path: Path) -> None:
     in_namespace(body)
 
 
+@only_with_all
 def test_clean_up(tmp_path: Path) -> None:
     async def body() -> None:
         folder = manifests(tmp_path / "objects", *world())
+        status, _, said = await command("run", "--init-only", "--proxy-mode=ipvs", *FLAGS)
+        assert status == 0, said
+        assert sh("cat /proc/sys/net/ipv4/vs/conntrack") == "1\n"
+        assert "KUBE-IPVS" not in sh("ipset save; iptables-save")
         async with steersman(tmp_path, "--proxy-mode=ipvs", f"--manifests={folder}") as process:
             await has_said(process, "sync 1 (start)")
         status, out, _ = await command("cleanup")

@@ -24,7 +24,7 @@ from steersman.modes.ipvs.wire import resolve
 from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan
 from tests.lab_sockets import Netns
 from tests.modes import render
-from tests.vm.guest.ipvs import mode_behind
+from tests.vm.guest.ipvs import mode_behind, only_with_all
 
 VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh", "lblc", "lblcr", "fo", "ovf")
@@ -136,12 +136,14 @@ def test_every_scheduler(node: Node) -> None:
     netns.close()
 
 
+@only_with_all
 def test_the_flags_of_a_scheduler(node: Node) -> None:
     node.again(IpvsOptions(scheduler="mh"))
     node.bring(of(ONE[0]))
     assert (node.servers()[VIP].scheduler, node.servers()[VIP].flags) == ("mh", 0x10)
 
 
+@only_with_all
 def test_an_unknown_scheduler_is_named(node: Node) -> None:
     support = asyncio.run(node.again(IpvsOptions(scheduler="dice")).probe())
     assert not support.usable

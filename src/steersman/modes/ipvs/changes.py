@@ -48,10 +48,11 @@ class Work:
             self._add(key, value)
         for key, (old, new) in change.changed.items():
             self._change(key, old, new)
-        gone = {key.set for key in change.removed if type(key) is SetKey}
+        self.sets_made = {key.set for key in change.added if type(key) is SetKey}
+        self.sets_destroyed = {key.set for key in change.removed if type(key) is SetKey}
         for key, value in change.removed.items():
-            self._remove(key, value, gone)
-        self.sets_gone += [f"destroy {name}" for name in sorted(gone)]
+            self._remove(key, value)
+        self.sets_gone += [f"destroy {name}" for name in sorted(self.sets_destroyed)]
         if any(self._rules):
             added, removed, changed = self._rules
             self.rules = Diff(added, removed, changed)
@@ -89,7 +90,7 @@ class Work:
         elif kind is tuple:
             self._rules[2][key] = (old, new)
 
-    def _remove(self, key: Any, value: Any, gone: set[str]) -> None:
+    def _remove(self, key: Any, value: Any) -> None:
         kind = type(key)
         if kind is ServerKey:
             self.servers_gone.append(key)
@@ -97,7 +98,7 @@ class Work:
         elif kind is MemberKey:
             if key.set in ADDRESS_SETS:
                 self.strays.add(key.entry)
-            elif key.set not in gone:
+            elif key.set not in self.sets_destroyed:
                 self.sets_gone.append(f"del {key.set} {key.entry}")
         elif kind is DeviceKey:
             self.drops_device = True

@@ -24,6 +24,7 @@ from steersman.modes.ipvs.names import (
     MemberKey,
     Server,
     ServerKey,
+    SetKey,
     role_set,
 )
 from steersman.modes.ipvs.parse import parse_rules
@@ -54,6 +55,8 @@ class Kernel:
         self.servers, self.device, self.sets, self.iptables = doors
         self._families = families
         self._excluded = excluded
+        self._sets: set[str] = set()
+        """Our sets in the kernel."""
         self._held: Counter[str] = Counter()
         """How many virtual servers need each address of the interface."""
 
@@ -63,6 +66,7 @@ class Kernel:
         Without our interface no virtual server is ours: another program made them.
         """
         ruleset: dict[Any, Any] = dict(await self.sets.read())
+        self._sets = {key.set for key in ruleset if type(key) is SetKey}
         held = self.device.addresses()
         marks = [k for k in ruleset if type(k) is MemberKey and k.set in ADDRESS_SETS]
         marked = {key.entry for key in marks}
@@ -121,13 +125,9 @@ class Kernel:
         self.servers.delete(work.servers_gone)
         if work.drops_device:
             self.device.remove()
-        await self.sets.restore([*self._marks_gone(work, unbind), *work.sets_gone])
+        self._sets = (self._sets | work.sets_made) - work.sets_destroyed
+        marks = [a for a in unbind if role_set(ADDRESSES, family_of(a)) in self._sets]
+        await self.sets.restore([*address_entries("del", marks), *work.sets_gone])
         held.update(growth)
         for address in unbind:
             del held[address]
-
-    @staticmethod
-    def _marks_gone(work: Work, unbind: list[str]) -> list[str]:
-        lines = address_entries("del", unbind)
-        gone = {f"destroy {name}" for name in ADDRESS_SETS}.intersection(work.sets_gone)
-        return [ln for ln in lines if f"destroy {ln.split()[1]}" not in gone] if gone else lines

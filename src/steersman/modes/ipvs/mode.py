@@ -26,7 +26,14 @@ from steersman.modes.ipvs.apply import Servers, Sets
 from steersman.modes.ipvs.changes import Work
 from steersman.modes.ipvs.device import Device
 from steersman.modes.ipvs.kernel import Doors, Kernel
-from steersman.modes.ipvs.names import DEVICE, DeviceKey, Server, ServerKey
+from steersman.modes.ipvs.names import (
+    ADDRESS_SETS,
+    DEVICE,
+    DeviceKey,
+    Server,
+    ServerKey,
+    SetKey,
+)
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.parse import parse_servers
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
@@ -46,6 +53,7 @@ log = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+")
 _LOCK_WAIT = 5
 _RANDOM_FULLY = (1, 6, 2)
+_MARKED = frozenset(map(SetKey, ADDRESS_SETS))
 
 
 def here(function: Callable[[], T]) -> T:
@@ -261,7 +269,7 @@ class IpvsMode:
             if isinstance(value, Server)
             else value
             for key, value in have.items()
-            if isinstance(key, ServerKey | DeviceKey)
+            if isinstance(key, ServerKey | DeviceKey) or key in _MARKED
         }
 
     async def connections(self) -> int:

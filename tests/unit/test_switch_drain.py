@@ -1,0 +1,93 @@
+"""Leaving a mode that carries connections: they get time, and what is cut is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+
+import pytest
+
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.modes.base import BusyError, Support
+from steersman.modes.diff import Diff, Ruleset, patch
+from steersman.run import switch
+from steersman.run.switch import clean_leftovers
+
+
+class Carrying:
+    """A mode with one server and one rule, and connections that end one by one."""
+
+    name = "carrying"
+    traits = Traits()
+
+    def __init__(self, *connected: int) -> None:
+        self.have: dict[str, str] = {"server": "open", "rule": "x"}
+        self.history: list[dict[str, str]] = []
+        self._connected = list(connected)
+
+    async def probe(self) -> Support:
+        return Support(usable=True)
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        raise NotImplementedError
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        raise NotImplementedError
+
+    async def read(self) -> Ruleset:
+        return dict(self.have)
+
+    async def fingerprint(self) -> Hashable | None:
+        return None
+
+    async def apply(self, change: Diff) -> None:
+        self.have = patch(self.have, change)
+        self.history.append(self.have)
+
+    def kept(self, have: Ruleset) -> Ruleset:
+        return {"server": "closing"} if "server" in have else {}
+
+    async def connections(self) -> int:
+        return self._connected.pop(0) if len(self._connected) > 1 else self._connected[0]
+
+
+def left(mode: Carrying, patience: float = 0.0) -> str:
+    (said,) = asyncio.run(clean_leftovers([("carrying", mode)], patience))
+    return said
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "_POLL", 0.0)
+
+
+def test_they_get_time() -> None:
+    mode = Carrying(2, 2, 1, 0)
+    assert left(mode, 60.0) == "carrying mode: removed 2 kernel objects that it left behind"
+    assert mode.history == [{"server": "closing"}, {}]
+
+
+def test_but_not_for_ever() -> None:
+    mode = Carrying(2)
+    assert "; 2 connections were cut" in left(mode, 0.001)
+    assert mode.history == [{"server": "closing"}, {}]
+
+
+def test_without_patience_they_are_cut() -> None:
+    mode = Carrying(3)
+    assert "; 3 connections were cut, --drain-period" in left(mode)
+    assert mode.history == [{}]
+
+
+def test_nobody_waits_for_nobody() -> None:
+    mode = Carrying(0)
+    assert "cut" not in left(mode, 60.0)
+    assert mode.history == [{}]
+
+
+def test_a_mode_that_does_not_say() -> None:
+    class Silent(Carrying):
+        async def connections(self) -> int:
+            raise BusyError("gone")
+
+    assert "its leftovers stay: gone" in left(Silent(1), 60.0)

@@ -1,0 +1,116 @@
+"""Switching to and from the ipvs mode under live connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from steersman.host.exec import SubprocessExec
+from steersman.modes.base import Mode
+from steersman.modes.ipvs.mode import IpvsMode
+from steersman.run.switch import clean_leftovers
+from tests.kernel import test_switch as switching
+from tests.lab import Lab, Layout, Pod
+from tests.vm.guest.ipvs import mode_behind, only_with_all
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    pods = tuple(Pod(address) for address in (*switching.ENDS, switching.CLIENT))
+    node = {"eth0": (f"{switching.NODE}/24",)}
+    with Lab(Layout(node, (switching.OUTSIDE,), pods)) as lab:
+        echo = switching.Echo(lab)
+        yield lab
+        echo.close()
+
+
+@pytest.fixture
+def ipvs(lab: Lab) -> Iterator[IpvsMode]:
+    """The mode; what it told the node is removed at the end."""
+    mode = mode_behind(SubprocessExec(lab.exec_argv(())))
+    yield mode
+    asyncio.run(clean_leftovers([("ipvs", mode)]))
+    mode.disconnect()
+
+
+@contextmanager
+def connected(lab: Lab, mode: Mode) -> Iterator[switching.Clients]:
+    """Program a mode and open connections by way of it."""
+    asyncio.run(switching.program(mode))
+    clients = switching.Clients(lab)
+    try:
+        clients.check()
+        yield clients
+    finally:
+        clients.close()
+
+
+@pytest.fixture(params=["iptables", pytest.param("nftables", marks=only_with_all)])
+def other(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Mode]:
+    """Another mode, likewise."""
+    mode = switching.mode_of(lab, request.param, "nft")
+    yield mode
+    asyncio.run(clean_leftovers([(request.param, mode)]))
+
+
+def goes_on(clients: switching.Clients, *, live: bool = True) -> None:
+    """Connections are opened, and the live ones carry data."""
+    before = clients.opened
+    while clients.opened < before + 10:
+        if live:
+            clients.check()
+
+
+def virtual_servers(lab: Lab) -> str:
+    return lab.run("cat", "/proc/net/ip_vs").partition("RemoteAddress")[2]
+
+
+def test_coming_to_ipvs_nothing_is_lost(lab: Lab, ipvs: IpvsMode, other: Mode) -> None:
+    with connected(lab, other) as clients:
+        asyncio.run(switching.program(ipvs))
+        clients.check()
+        (said,) = asyncio.run(clean_leftovers([("other", other)]))
+        assert "removed" in said
+        goes_on(clients)
+    assert clients.failed == []
+    assert "->" in virtual_servers(lab)
+
+
+def test_leaving_ipvs_with_patience_nothing_is_lost(lab: Lab, ipvs: IpvsMode, other: Mode) -> None:
+    with connected(lab, ipvs) as clients:
+
+        async def leave() -> list[str]:
+            await switching.program(other)
+            leaving = asyncio.create_task(clean_leftovers([("ipvs", ipvs)], 120.0))
+            async with asyncio.timeout(60):
+                while "KUBE-IPVS" in lab.run("iptables-save"):  # noqa: ASYNC110 - it is another's
+                    await asyncio.sleep(0.1)
+            await asyncio.to_thread(goes_on, clients)
+            assert not leaving.done()
+            assert "->" in virtual_servers(lab)
+            for sock in clients.live:
+                sock.close()
+            return await leaving
+
+        (said,) = asyncio.run(leave())
+        goes_on(clients, live=False)
+    assert "removed" in said
+    assert "cut" not in said
+    assert clients.failed == []
+    assert "->" not in virtual_servers(lab)
+
+
+@only_with_all
+def test_leaving_ipvs_at_once_cuts_what_it_carries(lab: Lab, ipvs: IpvsMode) -> None:
+    iptables = switching.mode_of(lab, "iptables", "nft")
+    with connected(lab, ipvs) as clients:
+        asyncio.run(switching.program(iptables))
+        clients.check()
+        (said,) = asyncio.run(clean_leftovers([("ipvs", ipvs)]))
+        goes_on(clients, live=False)
+    assert f"{len(switching.WAYS)} connections were cut" in said
+    assert clients.failed == []
+    asyncio.run(clean_leftovers([("iptables", iptables)]))
