@@ -87,13 +87,13 @@ async def test_until_it_ends_the_old_one_follows_plans_but_takes_no_datagrams() 
         proxy() as old,
         proxy() as new,
         serving(old, {**many(one, 1), **udp}) as before,
+        serving(new, {**many(one, 1), **udp}),
     ):
-        async with serving(new, {**many(one, 1), **udp}):
-            assert new.port(key(Protocol.UDP))
-            assert list(old.listeners) == list(many(one, 1))
-            changed = {k: (listener(one), plan) for k, plan in many(two, 1).items()}
-            await before.follow(Diff(many(two, 5), {}, changed))
-            assert list(old.listeners.values()) == list(many(two, 1).values())
+        assert new.port(key(Protocol.UDP))
+        assert list(old.listeners) == list(many(one, 1))
+        changed = {k: (listener(one), plan) for k, plan in many(two, 1).items()}
+        await before.follow(Diff(many(two, 5), {}, changed))
+        assert list(old.listeners.values()) == list(many(two, 1).values())
 
 
 async def test_where_nobody_was_before_nothing_is_taken() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import os
@@ -12,10 +13,11 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from steersman.model.names import Protocol
-from steersman.model.plan import Verdict
+from steersman.model.plan import Endpoint, Verdict
 from steersman.modes.base import ApplyError
 from steersman.modes.userspace import relay, tcp
 from steersman.modes.userspace.names import Choice
@@ -353,6 +355,54 @@ async def test_another_plan_touches_no_connection() -> None:
         writer.close()
         await until(lambda: made.open_connections == 0)
         assert made.room.used == 0
+
+
+@BOTH_WAYS
+async def test_connections_to_endpoints_that_may_not_keep_them_are_reset() -> None:
+    async with (
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as made,
+    ):
+        await made.start({key(): listener(one, two, kept=(one, two))})
+        ends = [await asyncio.open_connection(LOCAL, made.port(key())) for _ in range(2)]
+        by_name = {await reader.readexactly(1): (reader, writer) for reader, writer in ends}
+        await made.start({key(): listener(two, kept=(one, two))})
+        for reader, writer in ends:
+            writer.write(b"still")
+            assert await reader.readexactly(5) == b"still"
+        await made.start({key(): listener(two, kept=(two,))})
+        with pytest.raises(ConnectionResetError):
+            await by_name[b"1"][0].read()
+        reader, writer = by_name[b"2"]
+        writer.write(b"still")
+        assert await reader.readexactly(5) == b"still"
+        for _, writer in ends:
+            writer.close()
+
+
+async def test_silent_endpoints_of_one_service_port_leave_room_for_others() -> None:
+    with socket.socket() as silent, contextlib.ExitStack() as stack:
+        silent.bind((LOCAL, 0))
+        silent.listen(0)
+        address = silent.getsockname()
+        for _ in range(4):  # a full backlog answers nobody
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        async with endpoint(answering(b"one")) as one, proxy(limit=80) as made:
+            other = key(address="10.96.0.2")
+            mute = listener(Endpoint(*address))
+            plan = msgspec.structs.replace(listener(one), owner=owner(name="other"))
+            await made.start({key(): mute, other: plan})
+            for _ in range(30):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex((LOCAL, made.port(key())))
+            assert made.room.share == 10
+            await until(lambda: made.room.refused == 20)
+            assert made._balancers[owner()].dialling == 10
+            assert await ask(made.port(other)) == b"one"
 
 
 async def test_affinity_and_counts_outlive_another_plan() -> None:

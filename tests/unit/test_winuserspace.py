@@ -5,6 +5,7 @@ What the fake netsh prints is written after Microsoft's description of the comma
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 
@@ -80,11 +81,16 @@ VIP = "127.0.10.10"
 """Every address of 127.0.0.0/8 can be bound without being added."""
 
 
-def plan(*endpoints: Endpoint, port: int, verdict: Verdict = Verdict.FORWARD) -> ServicePlan:
+def plan(
+    *endpoints: Endpoint,
+    port: int,
+    verdict: Verdict = Verdict.FORWARD,
+    kept: tuple[Endpoint, ...] | None = None,
+) -> ServicePlan:
     action = Action(verdict)
     kinds = {FrontendKind.CLUSTER_IP: (VIP, port), FrontendKind.NODE_PORT: ("", port + 1)}
     frontends = [Frontend(kind, *where, *(action,) * 3) for kind, where in kinds.items()]
-    return ServicePlan(owner(), tuple(frontends), endpoints, (), endpoints)
+    return ServicePlan(owner(), tuple(frontends), endpoints, (), endpoints, kept=kept)
 
 
 SETTINGS = NodeSettings(families=(Family.IPV4,), ipv4=FamilySettings())
@@ -148,6 +154,31 @@ async def test_what_is_rejected_is_held_without_a_socket() -> None:
         await ask(PORT, b"!", VIP)
     await mode.apply(diff(want, {}))
     assert VIP not in netsh.addresses
+
+
+async def test_connections_are_reset_with_the_last_endpoint_where_that_is_wanted() -> None:
+    mode = mode_of(Netsh())
+    async with endpoint(answering(b"one")) as one:
+        for kept in ((one,), None):
+            want = mode.render_service(plan(one, port=PORT, kept=kept), SETTINGS)
+            await mode.apply(diff(await mode.read(), want))
+            ends = [await asyncio.open_connection(*at) for at in ((VIP, PORT), (VIP, PORT + 1))]
+            for reader, _ in ends:
+                assert await reader.readexactly(3) == b"one"
+            left = None if kept is None else ()
+            none = plan(port=PORT, verdict=Verdict.REJECT, kept=left)
+            want = mode.render_service(none, SETTINGS)
+            await mode.apply(diff(await mode.read(), want))
+            assert await mode.read() == want
+            for reader, writer in ends:
+                writer.write(b"?")
+                if kept is None:
+                    assert await reader.readexactly(1) == b"?"
+                else:
+                    with pytest.raises(ConnectionResetError):
+                        await reader.readexactly(1)
+                writer.close()
+    await mode.close()
 
 
 async def test_an_address_of_two_ports_stays_for_the_second() -> None:

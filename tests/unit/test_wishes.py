@@ -86,3 +86,18 @@ def test_endpoints_never_see_clients_of_a_proxy() -> None:
     plan = plan_of(made, slice_(endpoint("10.0.0.1", "node-1")), traits=USERSPACE)
     actions = [a for f in plan.services[KEY].frontends for a in (f.pod, f.node, f.external)]
     assert all(action.masquerade for action in actions)
+
+
+@pytest.mark.parametrize(("word", "traits", "keeps"), [
+    ("true", USERSPACE, True), ("false", USERSPACE, False), ("true", Traits(), False),
+])  # fmt: skip
+def test_listed_endpoints_keep_their_connections(word: str, traits: Traits, keeps: bool) -> None:
+    made = annotated(service(), close_connections=word)
+    leaving = endpoint("10.0.0.2", ready=False, serving=True, terminating=True)
+    plan = plan_of(made, slice_(endpoint("10.0.0.1"), leaving), traits=traits).services[KEY]
+    assert [end.ip for end in plan.reachable] == ["10.0.0.1"]
+    assert (plan.kept is not None) == keeps
+    if plan.kept is not None:
+        assert [end.ip for end in plan.kept] == ["10.0.0.1", "10.0.0.2"]
+        empty = plan_of(made, traits=traits).services[KEY]
+        assert (empty.kept, empty.frontends[0].pod.verdict.value) == ((), "reject")

@@ -78,6 +78,7 @@ def without_frontends(plan: ServicePlan, kept: tuple[Frontend, ...]) -> ServiceP
         plan.scheduler,
         plan.scheduler_flags,
         plan.weights,
+        plan.kept,
     )
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
+import msgspec
+
 from steersman.compile.actions import one_health_check_port, plan_port
+from steersman.compile.conntrack import closes_connections
 from steersman.compile.endpoints import (
     EndpointsByPort,
+    EndpointState,
     categorize,
     check_address_types,
     read_endpoints,
@@ -18,7 +22,7 @@ from steersman.compile.weights import with_weights
 from steersman.compile.wishes import with_wishes, without_sctp
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import Family, PlanKey
-from steersman.model.plan import Finding, NodeSettings, ServicePlan, Value
+from steersman.model.plan import Endpoint, Finding, NodeSettings, ServicePlan, Value
 
 Plans: TypeAlias = dict[PlanKey, ServicePlan]
 
@@ -70,6 +74,7 @@ def plan_ports(
         return {}, asked.findings
     slices, node_name = list(slices), settings.node_name
     findings = asked.findings + check_address_types(slices)
+    cuts = settings.traits.hides_clients and closes_connections(asked.service)
     plans: Plans = {}
     read: dict[Family, EndpointsByPort] = {}
     for key, spec in asked.ports:
@@ -79,6 +84,8 @@ def plan_ports(
             findings += more
         states = read[family].get((name.port, name.protocol), ())
         plans[key] = plan_port(key, spec, categorize(states, spec, node_name, zone), settings)
+        if cuts:
+            plans[key] = _keeping(plans[key], states)
     if settings.traits.holds_addresses:
         plans, more = without_own_addresses(asked.service, plans, settings)
         findings += more
@@ -87,3 +94,9 @@ def plan_ports(
     plans, more = with_weights(slices, plans)
     plans, wrong = with_wishes(asked.service, plans)
     return plans, findings + more + wrong
+
+
+def _keeping(plan: ServicePlan, states: Iterable[EndpointState]) -> ServicePlan:
+    """Return a plan that lets every endpoint that is listed keep its connections, no other one."""
+    known: set[Endpoint] = {state.endpoint for state in states}
+    return msgspec.structs.replace(plan, kept=tuple(sorted(known, key=str)))

@@ -148,6 +148,9 @@ class ServicePlan(Value, frozen=True):
     weights: tuple[tuple[str, int, int], ...] = ()
     """Address, port and weight of endpoints whose share is other than 1, where the mode has such;
     sorted."""
+    kept: tuple[Endpoint, ...] | None = None
+    """Given, where connections end in the process: the endpoints that may keep those they have,
+    sorted by their printed form; connections to others are closed."""
 
     @property
     def uses_cluster(self) -> bool:

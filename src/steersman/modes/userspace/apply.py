@@ -115,7 +115,8 @@ class Proxy:
         replaced = [self._listeners[key] for key in fresh if key in self._listeners]
         for key in wanted.keys() - fresh.keys():
             route = self._listeners[key].route
-            before, route.plan = route.plan.owner, wanted[key]
+            before = route.plan.owner
+            self._listeners[key].follow(wanted[key])
             self._count(route.plan.owner, 1)
             route.balancer = self._balancer(route.plan.owner)
             self._count(before, -1)  # last: what they share must not go with it
@@ -125,6 +126,12 @@ class Proxy:
     def take(self, keys: Iterable[FrontendKey]) -> list[AnyListener]:
         """Give listeners up; they still accept until they are stopped."""
         return [self._listeners.pop(key) for key in keys if key in self._listeners]
+
+    def cut(self, keys: Iterable[FrontendKey]) -> None:
+        """Reset the connections of listeners that have lost all endpoints, where that is wanted."""
+        for key in keys:
+            if key in self._listeners and self._listeners[key].route.plan.kept is not None:
+                self._listeners[key].abort()
 
     def stop(self, listeners: Iterable[AnyListener]) -> None:
         """Accept no more; TCP connections go on."""

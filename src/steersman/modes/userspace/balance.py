@@ -17,7 +17,7 @@ PENALTY = 10.0
 class Balancer:
     """Remembers what was chosen for whom, and what became of it."""
 
-    __slots__ = ("_failed", "_next", "_sticky", "active")
+    __slots__ = ("_failed", "_next", "_sticky", "active", "dialling")
 
     def __init__(self) -> None:
         self._next = 0
@@ -25,6 +25,8 @@ class Balancer:
         self._failed: dict[Endpoint, float] = {}
         self.active: Counter[Endpoint] = Counter()
         """Connections to each endpoint now."""
+        self.dialling = 0
+        """Clients that wait for an endpoint to answer."""
 
     def order(
         self,

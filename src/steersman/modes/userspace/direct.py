@@ -24,6 +24,7 @@ from steersman.modes.userspace.names import (
     FrontendKey,
     Portal,
     StrayKey,
+    left_without_endpoints,
     listeners_of,
     portals_of,
 )
@@ -136,6 +137,7 @@ class DirectMode:
                 await self._remove(fresh)
                 raise
             gone = {key for key in change.removed if key[0] == LISTENER} - wanted.keys()
+            self.proxy.cut(left_without_endpoints(change))
             self.proxy.stop([*replaced, *self.proxy.take(gone)])
             for key in change.removed:
                 self._refusing.pop(key, None)

@@ -20,6 +20,7 @@ from steersman.modes.userspace.names import (
     BaseKey,
     FrontendKey,
     Listener,
+    left_without_endpoints,
     listeners_of,
     portals_of,
 )
@@ -127,6 +128,7 @@ class UserspaceMode:
             except Exception:
                 await self._take_back(before, wanted, replaced)
                 raise
+            self.proxy.cut(left_without_endpoints(change))
             self.proxy.stop([*replaced, *self.proxy.take(gone)])
             if wanted:
                 await self._succession.serve()

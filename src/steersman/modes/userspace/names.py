@@ -14,6 +14,7 @@ PORTAL: Literal["portal"] = "portal"
 BASE: Literal["base"] = "base"
 STRAY: Literal["stray"] = "stray"
 ADDRESS: Literal["address"] = "address"
+_FORWARD = Verdict.FORWARD
 
 
 class FrontendKey(NamedTuple):
@@ -110,6 +111,8 @@ class Listener(Value, frozen=True):
     """Prefer the endpoint with the fewest connections to going round."""
     proxy_protocol: bool = False
     """Tell TCP endpoints the client's address (PROXY protocol, version 2)."""
+    kept: tuple[Endpoint, ...] | None = None
+    """Given: connections to endpoints that are not among these are reset."""
 
     def __str__(self) -> str:
         bind = f"{self.bind or 'every address'} port {self.port or '(any)'}"
@@ -119,7 +122,8 @@ class Listener(Value, frozen=True):
         keeps = f"; affinity {self.affinity_seconds} s" if self.affinity_seconds else ""
         least = "; least connections" if self.least_connections else ""
         tells = "; PROXY protocol" if self.proxy_protocol else ""
-        return f"{bind}: {to}{_only_from(self.source_ranges)}{keeps}{least}{tells}"
+        cuts = "; connections to others are reset" if self.kept is not None else ""
+        return f"{bind}: {to}{_only_from(self.source_ranges)}{keeps}{least}{tells}{cuts}"
 
     @property
     def same_for_all(self) -> bool:
@@ -179,6 +183,13 @@ def listeners_of(change: Diff) -> dict[FrontendKey, Listener]:
 def portals_of(change: Diff) -> dict[FrontendKey, Portal]:
     """The portals that a Diff adds or changes."""
     return {key: value for key, value in _new(change) if isinstance(value, Portal)}
+
+
+def left_without_endpoints(change: Diff) -> set[FrontendKey]:
+    """Listeners that a Diff removes because nobody is left to pass connections on to."""
+    refusing = {key for key, portal in portals_of(change).items() if portal.verdict is not _FORWARD}
+    gone = {key for key in change.removed if key[0] == LISTENER}
+    return {key for key in gone if key.of(PORTAL) in refusing}
 
 
 def _new(change: Diff) -> list[tuple[FrontendKey, Listener | Portal | str]]:

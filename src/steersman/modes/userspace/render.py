@@ -79,7 +79,7 @@ def render_direct(
         if not is_node_port and only is not None and address not in only:
             continue
         if _verdict(frontend) is Verdict.REJECT:
-            if not is_node_port:  # held without a socket: so this machine refuses
+            if not is_node_port or plan.kept is not None:  # without a socket this machine refuses
                 portal = Portal(printed_name(plan.key.name), Verdict.REJECT)
                 ruleset[_key(plan, frontend, address)] = portal
             continue
@@ -161,4 +161,5 @@ def _listener(
         plan.affinity_seconds,
         plan.least_connections,
         plan.proxy_protocol,
+        plan.kept,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import Endpoint, Verdict
@@ -53,6 +54,18 @@ class Route:
             affinity_seconds=plan.affinity_seconds,
             least_connections=plan.least_connections,
         )
+
+    @contextmanager
+    def dialling(self) -> Iterator[bool]:
+        """Count one that dials; False where the ServicePort has as many as it may."""
+        balancer = self.balancer
+        may = balancer.dialling < self.room.share
+        self.room.refused += not may
+        balancer.dialling += may
+        try:
+            yield may
+        finally:
+            balancer.dialling -= may
 
     def serves(self, endpoint: Endpoint) -> bool:
         """Whether some client may still be sent to an endpoint."""

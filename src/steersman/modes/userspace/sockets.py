@@ -21,6 +21,7 @@ _COOL_DOWN = 0.5  # seconds until a freed proxy port is given out again
 BACKLOG = 4096
 """Clients that may wait to be accepted."""
 _SHARE = 64  # descriptors that are not for connections
+_SHARE_OF_DIALS = 8  # a quarter of the descriptors
 _DEFAULT_LIMIT = 8192
 _WANTED_LIMIT = 1 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 120, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 5}
@@ -148,6 +149,15 @@ class Room:
         self.used = 0
         self.refused = 0
         """Connections and datagrams that there was no room for."""
+
+    @property
+    def share(self) -> int:
+        """How many clients of one ServicePort may wait for endpoints to answer, at a time.
+
+        So that one whose endpoints are silent leaves room for all others: each of its clients
+        takes two descriptors for seconds.
+        """
+        return max(self.limit // _SHARE_OF_DIALS, 1)
 
     def has(self, count: int) -> bool:
         """Whether there is room for some more."""

@@ -10,6 +10,7 @@ from typing import Any
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import Endpoint
 from steersman.modes.userspace.incoming import interface_of
+from steersman.modes.userspace.names import Listener
 from steersman.modes.userspace.proxy_protocol import header
 from steersman.modes.userspace.relay import Pair, connect
 from steersman.modes.userspace.route import Route, spread
@@ -102,6 +103,13 @@ class TcpListener:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def follow(self, plan: Listener) -> None:
+        """Take another plan; connections go on, but for those that it wants closed."""
+        self.route.plan = plan
+        if plan.kept is not None:
+            for pair in [pair for pair in self.pairs if pair.endpoint not in plan.kept]:
+                pair.abort()
+
     def stop(self) -> None:
         """Close the listening socket; those who have connected already are served."""
         if self._proactor is not None:
@@ -144,7 +152,8 @@ class TcpListener:
         if not endpoints:
             return False
         started = self._loop.time()
-        found = await self._dial(endpoints)
+        with route.dialling() as may:
+            found = await self._dial(endpoints) if may else None
         if found is None:
             return False
         endpoint, server = found

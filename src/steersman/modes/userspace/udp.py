@@ -8,6 +8,7 @@ import socket
 from typing import Any, TypeAlias, cast
 
 from steersman.model.plan import Endpoint
+from steersman.modes.userspace.names import Listener
 from steersman.modes.userspace.route import Route
 from steersman.modes.userspace.traffic import Tally
 
@@ -176,6 +177,10 @@ class UdpListener(asyncio.DatagramProtocol):
         else:
             with contextlib.suppress(OSError):  # transports of asyncio send no empty ones
                 self._socket.sendto(data, client)
+
+    def follow(self, plan: Listener) -> None:
+        """Take another plan; a session ends where its endpoint does."""
+        self.route.plan = plan
 
     def forget(self, client: Address, session: Session) -> None:
         """Drop a session."""
