@@ -15,7 +15,6 @@ from steersman.model.names import Family, Protocol
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.diff import Diff, diff
 from steersman.modes.ipvs.apply import Servers, Sets, Step, send
-from steersman.modes.ipvs.changes import Work
 from steersman.modes.ipvs.kernel import Doors
 from steersman.modes.ipvs.kernel import Kernel as Whole
 from steersman.modes.ipvs.mode import IpvsMode
@@ -181,7 +180,7 @@ class Node:
     async def carry_out(self, change: Diff) -> tuple[list[Any], list[str]]:
         """What they are told."""
         self.device.log, self.ipset.lines = [], []
-        await self.kernel.write(Work(change))
+        await self.kernel.write(change)
         return self.device.log, self.ipset.lines
 
 

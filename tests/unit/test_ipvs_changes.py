@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from steersman.model.names import Protocol
 from steersman.modes.diff import Diff, diff
-from steersman.modes.ipvs.changes import INLINE, Work, address_entries, held_addresses
+from steersman.modes.ipvs.changes import (
+    INLINE,
+    Work,
+    address_entries,
+    held_addresses,
+    only_endpoints,
+)
 from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 
 VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
@@ -14,10 +20,9 @@ MARK = MemberKey("KUBE-IPVS-ADDRESSES", "10.96.0.1")
 RULE = (4, "nat", "KUBE-IPVS-SERVICES", "")
 
 
-def test_a_change_of_endpoints_is_one_of_servers_only() -> None:
-    work = Work(diff({VIP: SERVER}, {VIP: Server("rr", targets=(TWO,))}))
-    assert work.only_servers
-    assert work.servers == [(VIP, SERVER, Server("rr", targets=(TWO,)))]
+def test_a_change_of_endpoints() -> None:
+    wanted = Server("rr", targets=(TWO,))
+    assert only_endpoints(diff({VIP: SERVER}, {VIP: wanted})) == [(VIP, SERVER, wanted)]
 
 
 def test_everything_else_is_more() -> None:
@@ -36,7 +41,7 @@ def test_everything_else_is_more() -> None:
         Diff(added={DeviceKey(DEVICE): "dummy"}),
         Diff(removed={DeviceKey(DEVICE): "dummy"}),
     ]
-    assert not any(Work(change).only_servers for change in others)
+    assert not any(only_endpoints(change) for change in others)
 
 
 def test_sets_and_their_entries() -> None:

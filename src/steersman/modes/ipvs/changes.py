@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from steersman.model.addresses import family_of
 from steersman.modes.diff import Diff, Ruleset
@@ -24,13 +24,29 @@ INLINE = 64
 _MOST_ENTRIES = 1 << 20  # of a set; ipset's own 65,536 is less than large clusters have
 
 
+ServerChange: TypeAlias = tuple[ServerKey, Server | None, Server]
+"""A virtual server: what is there now (None: nothing), and what is to be."""
+
+
+def only_endpoints(change: Diff) -> list[ServerChange]:
+    """Return the virtual servers of a small Diff that is about nothing else, by far the most."""
+    if change.added or change.removed or len(change.changed) > INLINE:
+        return []
+    found: list[ServerChange] = []
+    for key, (old, new) in change.changed.items():
+        if type(key) is not ServerKey or old.held != new.held:
+            return []
+        found.append((key, old, new))
+    return found
+
+
 class Work:
     """A Diff, sorted by who carries it out."""
 
     def __init__(self, change: Diff) -> None:
         """Sort a Diff."""
-        self.servers: list[tuple[ServerKey, Server | None, Server]] = []
-        """Virtual servers to make or change: what is there now, and what is to be."""
+        self.servers: list[ServerChange] = []
+        """Virtual servers to make or change."""
         self.servers_gone: list[ServerKey] = []
         self.rules: Diff = Diff()
         """The part about chains and jumps."""
@@ -56,13 +72,6 @@ class Work:
         if any(self._rules):
             added, removed, changed = self._rules
             self.rules = Diff(added, removed, changed)
-
-    @property
-    def only_servers(self) -> bool:
-        """Whether a few virtual servers change, and nothing else."""
-        others = self.servers_gone or self.sets or self.sets_gone or self.strays or self.growth
-        more = others or self.rules or self.makes_device or self.drops_device
-        return len(self.servers) <= INLINE and not more
 
     def _add(self, key: Any, value: Any) -> None:
         kind = type(key)

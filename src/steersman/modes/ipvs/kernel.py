@@ -10,11 +10,17 @@ import msgspec
 
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
-from steersman.modes.diff import Ruleset
+from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.script import LIMITS, write_runs
 from steersman.modes.ipvs.apply import Servers, Sets
-from steersman.modes.ipvs.changes import INLINE, Work, address_entries, held_addresses
+from steersman.modes.ipvs.changes import (
+    INLINE,
+    Work,
+    address_entries,
+    held_addresses,
+    only_endpoints,
+)
 from steersman.modes.ipvs.device import Device
 from steersman.modes.ipvs.names import (
     ADDRESS_SETS,
@@ -95,17 +101,20 @@ class Kernel:
     def _is_excluded(self, address: str) -> bool:
         return any(in_cidr(address, cidr) for cidr in self._excluded)
 
-    async def write(self, work: Work) -> None:
-        """Carry out what a Diff asks: what is added first, from sets to addresses; then what goes.
+    async def write(self, change: Diff) -> None:
+        """Carry out a Diff: what is added first, from sets to addresses; then what goes.
 
         Raises:
             ApplyError: something was refused.
             BusyError: a door is closed for now.
             OSError: a socket failed.
         """
-        if work.only_servers:  # a change of endpoints, by far the most
-            self.servers.write(work.servers)
-            return
+        if endpoints := only_endpoints(change):
+            self.servers.write(endpoints)
+        else:
+            await self._carry_out(Work(change))
+
+    async def _carry_out(self, work: Work) -> None:
         held, growth = self._held, work.growth
         bind = sorted(a for a, more in growth.items() if more > 0 and not held[a])
         fewer = {a for a, more in growth.items() if more < 0} | work.strays

@@ -23,7 +23,6 @@ from steersman.modes.iptables.render import Features
 from steersman.modes.iptables.variant import Tool, choose
 from steersman.modes.ipvs import fingerprint, render, render_node
 from steersman.modes.ipvs.apply import Servers, Sets
-from steersman.modes.ipvs.changes import Work
 from steersman.modes.ipvs.device import Device
 from steersman.modes.ipvs.kernel import Doors, Kernel
 from steersman.modes.ipvs.names import (
@@ -226,7 +225,7 @@ class IpvsMode:
             if change.added:
                 self.prepare()
             try:
-                await kernel.write(Work(change))
+                await kernel.write(change)
             except OSError as error:
                 raise BusyError(f"the kernel could not be told: {error}") from error
 

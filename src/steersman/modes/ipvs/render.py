@@ -7,6 +7,7 @@ classes of sources go to different lists gets the list of those outside (README.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -43,7 +44,6 @@ _FLAGS = {"fallback": 0x8, "port": 0x10}
 the source decides, too. Both are of sh and mh."""
 _USUAL_FLAGS = {"mh": ("mh-port",)}
 """Those of a scheduler where nothing is said (SPEC 10)."""
-_CLASSES = (SourceClass.EXTERNAL, SourceClass.POD, SourceClass.NODE)
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -67,7 +67,8 @@ def render_service(
         for address in (frontend.address,) if held else node_port_addresses(family):
             out[ServerKey(plan.key.name.protocol, address, frontend.port)] = server
             place = f"{address},{NUMBERS[plan.key.name.protocol]}:{frontend.port}"
-            out.update((member, "") for member in _members(plan.key.family, frontend, place))
+            for member in _members(plan.key.family, frontend, place):
+                out[member] = ""
     if plan.health_check_node_port:
         health = role_set(HEALTH_PORTS, plan.key.family)
         out[MemberKey(health, str(plan.health_check_node_port))] = ""
@@ -96,6 +97,7 @@ def _server(plan: ServicePlan, frontend: Frontend, options: Options, held: bool)
     return Server(scheduler, flags, seconds, held, targets, _weights(targets, plan))
 
 
+@lru_cache
 def _flags(scheduler: str, words: tuple[str, ...]) -> int:
     flags = 0
     for word in words or _USUAL_FLAGS.get(scheduler, ()):
@@ -106,10 +108,9 @@ def _flags(scheduler: str, words: tuple[str, ...]) -> int:
 
 
 def _targets(plan: ServicePlan, frontend: Frontend) -> tuple[Target, ...]:
-    for source in _CLASSES:
-        action = frontend.action(source)
+    for action in (frontend.external, frontend.pod, frontend.node):
         if action.verdict is Verdict.FORWARD:
-            return tuple(sorted((e.ip, e.port) for e in plan.pool(action.pool)))
+            return tuple(sorted([(e.ip, e.port) for e in plan.pool(action.pool)]))
     return ()
 
 
@@ -125,8 +126,11 @@ def _members(family: Family, frontend: Frontend, place: str) -> Iterator[MemberK
     held = frontend.kind is not FrontendKind.NODE_PORT
     if held:
         yield MemberKey(role_set(PORTS, family), place)
-    for source in SourceClass:
-        action = frontend.action(source)
+    for source, action in (
+        (SourceClass.POD, frontend.pod),
+        (SourceClass.NODE, frontend.node),
+        (SourceClass.EXTERNAL, frontend.external),
+    ):
         # A connection of the node itself to an address that it holds comes from that address.
         own = held and source is SourceClass.NODE
         if action.verdict is not Verdict.FORWARD or action.masquerade or own:

@@ -118,6 +118,12 @@ def _identity(key: ServerKey) -> bytes:
     return _u16(1, family) + _u16(2, protocol) + attr(3, address) + be16(4, key.port)
 
 
+@lru_cache(maxsize=4096)
+def _place(target: Target) -> bytes:
+    family, address = _packed(target[0])
+    return attr(1, address) + be16(2, target[1]) + _u16(11, family)
+
+
 def service(family: int, command: Command, key: ServerKey, server: Server | None = None) -> Request:
     """A request about a virtual server; `server` for those that make or change it."""
     parts = [_identity(key)]
@@ -136,8 +142,7 @@ def destination(
     family: int, command: Command, key: ServerKey, target: Target, weight: int = 1
 ) -> Request:
     """A request about a real server: masqueraded forwarding, without thresholds."""
-    number, address = _packed(target[0])
-    end = attr(1, address) + be16(2, target[1]) + _u16(11, number)
+    end = _place(target)
     if command is not Command.DEL_DEST:
         end += _PLAIN + u32(4, weight)
     body = nested(_SERVICE, _identity(key)) + nested(_DEST, end)
