@@ -9,9 +9,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
-from steersman.model.names import Protocol
-from steersman.model.plan import Endpoint
-from tests.userspace_proxy import LOCAL, PATIENCE, key, listener, proxy, until
+import msgspec
+import pytest
+
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import Detector, Endpoint, Verdict
+from steersman.modes.userspace import udp
+from steersman.modes.userspace.names import Choice, FrontendKey, Listener, Sources
+from steersman.modes.userspace.sockets import open_socket
+from tests.userspace_proxy import LOCAL, PATIENCE, key, listener, owner, proxy, until
 
 UDP = Protocol.UDP
 
@@ -106,6 +112,52 @@ async def test_an_empty_datagram_is_one_too() -> None:
                 got, sender = await loop.sock_recvfrom(one, 100)
                 one.sendto(got, sender)
                 assert await loop.sock_recv(us, 100) == got == data
+
+
+@pytest.mark.parametrize(("wildcard", "one", "other"), [
+    ("0.0.0.0", "127.0.0.1", "127.0.0.2"), ("::", "::1", "::1"),
+])  # fmt: skip
+async def test_answers_come_from_the_address_that_was_asked(
+    wildcard: str, one: str, other: str
+) -> None:
+    """Where a socket is bound to all addresses; a client that asks two has two sessions."""
+    loop = asyncio.get_running_loop()
+    family = Family.IPV6 if ":" in wildcard else Family.IPV4
+    at = FrontendKey("listener", family, UDP, "", 30053, True)
+    async with server(b"1") as (answers, _), proxy() as made:
+        await made.start({at: msgspec.structs.replace(listener(answers, protocol=UDP), bind="")})
+        with open_socket(one, UDP) as us:
+            us.setblocking(False)
+            us.bind((wildcard, 0))
+            for asked in (one, other):
+                us.sendto(b"!", (asked, made.port(at)))
+                async with asyncio.timeout(PATIENCE):
+                    assert (await loop.sock_recvfrom(us, 100))[1][0] == asked
+        assert made.open_connections == len({one, other})
+
+
+async def test_pods_are_told_by_the_interface_that_they_come_in_by() -> None:
+    async with server(b"1") as (one, _), server(b"2") as (two, _), proxy() as made:
+        ways = [Choice(Verdict.FORWARD, (end,)) for end in (one, two)]
+        for number, name in ((1, b"1!"), (2, b"2!")):
+            at = key(UDP, f"10.96.0.{number}")
+            detector = Detector(interface="lo" if number == 1 else "eth9")
+            sources = Sources(detector)
+            plan = Listener(owner(UDP), LOCAL, 0, ways[0], ways[1], ways[1], sources)
+            await made.start({at: plan})
+            async with client(made.port(at)) as a:
+                assert await a.ask(b"!") == name
+
+
+async def test_where_the_kernel_does_not_tell_datagrams_pass_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(udp, "note_interfaces", lambda _: False)
+    async with server(b"1") as (one, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"!") == b"1!"
+            made.stop(made.take([key(UDP)]))
 
 
 async def test_idle_clients_are_forgotten() -> None:

@@ -1,13 +1,23 @@
-"""UDP: a session per client, a socket towards an endpoint each, forgotten when idle."""
+"""UDP: a session per client, a socket towards an endpoint each, forgotten when idle.
+
+A client that asks another of our addresses is another one: answers come from where was asked.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from steersman.model.plan import Endpoint
+from steersman.modes.userspace.incoming import (
+    Arrival,
+    answering,
+    arrival_of,
+    interface_name,
+    note_interfaces,
+)
 from steersman.modes.userspace.names import Listener
 from steersman.modes.userspace.route import Route
 from steersman.modes.userspace.traffic import Tally
@@ -15,12 +25,22 @@ from steersman.modes.userspace.traffic import Tally
 Address: TypeAlias = tuple[Any, ...]
 _QUEUE = 16  # datagrams that wait while a session is made
 _DESCRIPTORS = 1  # of one session
+_LARGEST = 1 << 16
+_ANCILLARY = 128  # bytes
+_AT_ONCE = 64
+
+
+class Client(NamedTuple):
+    """Whom answers are for, and where they are to come from."""
+
+    address: Address
+    arrival: Arrival = Arrival()
 
 
 class Session(asyncio.DatagramProtocol):
     """The way to an endpoint for one client."""
 
-    def __init__(self, listener: UdpListener, client: Address, endpoint: Endpoint) -> None:
+    def __init__(self, listener: UdpListener, client: Client, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.socket: socket.socket | None = None
         self._listener = listener
@@ -28,7 +48,7 @@ class Session(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
         self._waiting: list[bytes] = []
         self._closed = False
-        self._tally: Tally = listener.route.reached(client[0], endpoint, 0.0)
+        self._tally: Tally = listener.route.reached(client.address[0], endpoint, 0.0)
         self._used = listener.loop.time()
         self._timer = listener.loop.call_later(listener.idle_seconds, self._check)
 
@@ -102,12 +122,17 @@ class UdpListener(asyncio.DatagramProtocol):
         self.loop = asyncio.get_running_loop()
         self._socket = sock
         self._transport: asyncio.DatagramTransport | None = None
-        self._sessions: dict[Address, Session] = {}
+        self._sessions: dict[Client, Session] = {}
+        self._reads = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Take datagrams from now on."""
-        await self.loop.create_datagram_endpoint(lambda: self, sock=self._socket)
+        if note_interfaces(self._socket):
+            self.loop.add_reader(self._socket, self._readable)
+            self._reads = True
+        else:
+            await self.loop.create_datagram_endpoint(lambda: self, sock=self._socket)
 
     @property
     def listening(self) -> socket.socket:
@@ -128,14 +153,26 @@ class UdpListener(asyncio.DatagramProtocol):
         """Take the transport."""
         self._transport = cast(asyncio.DatagramTransport, transport)
 
+    def _readable(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                data, ancillary, _, sender = self._socket.recvmsg(_LARGEST, _ANCILLARY)
+            except OSError:
+                return
+            self._take(data, Client(sender, arrival_of(ancillary)))
+
     def datagram_received(self, data: bytes, addr: Address) -> None:
+        """Take one where only the loop can read them (Windows' Proactor)."""
+        self._take(data, Client(addr))
+
+    def _take(self, data: bytes, client: Client) -> None:
         """Pass a datagram on, in the client's session or a new one."""
-        session = self._sessions.get(addr)
+        session = self._sessions.get(client)
         if session is not None and not self.route.serves(session.endpoint):
             session.close()
             session = None
         if session is None:
-            session = self._open(addr)
+            session = self._open(client)
         if session is not None:
             session.send(data)
 
@@ -143,8 +180,10 @@ class UdpListener(asyncio.DatagramProtocol):
         """A client cannot be reached: it is not waiting any more."""
         del exc
 
-    def _open(self, client: Address) -> Session | None:
-        endpoints = self.route.endpoints(client[0])
+    def _open(self, client: Client) -> Session | None:
+        told_apart = not self.route.plan.same_for_all
+        interface = interface_name(self._socket, client.arrival.interface) if told_apart else ""
+        endpoints = self.route.endpoints(client.address[0], interface)
         if not endpoints or not self.route.room.take(_DESCRIPTORS):
             return None
         session = self._sessions[client] = Session(self, client, endpoints[0])
@@ -168,21 +207,23 @@ class UdpListener(asyncio.DatagramProtocol):
                 self.route.failed(endpoint)
             session.close()
 
-    def answer(self, data: bytes, client: Address) -> None:
-        """Send a datagram to a client."""
-        if self._transport is None or self._transport.is_closing():
+    def answer(self, data: bytes, client: Client) -> None:
+        """Send a datagram to a client; where there is no room for it now it is lost."""
+        if self._transport is not None and data:
+            if not self._transport.is_closing():
+                self._transport.sendto(data, client.address)
             return
-        if data:
-            self._transport.sendto(data, client)
-        else:
-            with contextlib.suppress(OSError):  # transports of asyncio send no empty ones
-                self._socket.sendto(data, client)
+        with contextlib.suppress(OSError):  # transports of asyncio send no empty ones
+            if client.arrival.address:
+                self._socket.sendmsg([data], answering(client.arrival), 0, client.address)
+            else:
+                self._socket.sendto(data, client.address)
 
     def follow(self, plan: Listener) -> None:
         """Take another plan; a session ends where its endpoint does."""
         self.route.plan = plan
 
-    def forget(self, client: Address, session: Session) -> None:
+    def forget(self, client: Client, session: Session) -> None:
         """Drop a session."""
         if self._sessions.get(client) is session:
             del self._sessions[client]
@@ -190,6 +231,8 @@ class UdpListener(asyncio.DatagramProtocol):
     def stop(self) -> None:
         """Close the socket, and the sessions: there is no way back for their answers."""
         self.abort()
+        if self._reads:
+            self.loop.remove_reader(self._socket)
         if self._transport is not None:
             self._transport.close()
         else:
