@@ -327,8 +327,7 @@ class Lab:
     ) -> Outcome:
         """One new connection from an address of the lab ("" for any of the node's)."""
         cgroup = self._cgroup(source)
-        bound = "" if cgroup and source == "127.0.0.1" else source  # else it could not leave
-        return probe(self.netns(source), bound, address, port, protocol, timeout, cgroup)
+        return probe(self.netns(source), source, address, port, protocol, timeout, cgroup)
 
     def socket(self, source: str, protocol: str) -> socket.socket:
         """A socket of who has an address, as `probe` makes it."""

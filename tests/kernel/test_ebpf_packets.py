@@ -193,7 +193,7 @@ class Programs:
         tables = Tables(self.loaded.maps)
         settings = NodeSettings(
             families=(Family.IPV4, Family.IPV6),
-            ipv4=FamilySettings(local_addresses=(NODE,)),
+            ipv4=FamilySettings(local_addresses=(NODE,), localhost_node_ports=True),
             ipv6=FamilySettings(local_addresses=(NODE6,)),
         )
         want = render.render_node(settings, render.Programs(bytes(16)))
@@ -308,6 +308,14 @@ def test_affinity_leads_nowhere_where_its_frontend_does_not(programs: Programs) 
 def test_only_a_syn_opens_a_connection(programs: Programs, flags: int) -> None:
     given = packet((CLIENT, 4000), (VIP, 80), flags=flags)
     assert programs.ingress(given) == (NEXT, given)
+
+
+@pytest.mark.parametrize("protocol", [TCP, UDP])
+def test_nobody_reaches_loopback_over_the_wire(programs: Programs, protocol: int) -> None:
+    for flags in (SYN, ACK):
+        for port in (80, 7070):
+            given = packet((CLIENT, 4000), ("127.0.0.1", port), protocol, flags)
+            assert programs.ingress(given)[0] == SHOT
 
 
 def test_what_is_for_nobody_is_left_alone(programs: Programs) -> None:

@@ -121,10 +121,32 @@ def test_an_ipv6_socket_may_speak_ipv4(node: Node, kind: str) -> None:
         assert sock.getpeername()[:2] == (f"::ffff:{VIP}", 80)
 
 
-def test_localhost_has_node_ports(node: Node) -> None:
-    with node.socket(VIP, at=NODE) as sock:
-        sock.connect(("127.0.0.1", NODE_PORT))
-        assert greeting(sock).endswith(":8080")
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+@pytest.mark.parametrize("bound", ["", "127.0.0.1", "127.0.0.5"])
+def test_localhost_has_node_ports(node: Node, bound: str, kind: str) -> None:
+    node.lab.sysctl("ipv4/conf/all/route_localnet", "1")
+    seen = set()
+    for _ in range(20):
+        with node.socket(VIP, kind, at=NODE) as sock:
+            sock.bind((bound, 0))
+            sock.connect(("127.0.0.1", NODE_PORT))
+            if kind == "UDP":
+                sock.send(b"?")
+            name, source = sock.recv(100).decode().split()
+            assert sock.getpeername() == ("127.0.0.1", NODE_PORT)
+            assert source == NODE
+            seen.add(name)
+    assert seen == {str(end) for end in ENDPOINTS}
+
+
+def test_a_datagram_from_localhost_needs_no_connection(node: Node) -> None:
+    node.lab.sysctl("ipv4/conf/all/route_localnet", "1")
+    with node.socket(VIP, "UDP", at=NODE) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.sendto(b"?", ("127.0.0.1", NODE_PORT))
+        answer, sender = sock.recvfrom(100)
+        assert answer.endswith(f" {NODE}".encode())
+        assert sender == ("127.0.0.1", NODE_PORT)
 
 
 def test_a_node_port_in_use_cannot_be_bound(node: Node) -> None:

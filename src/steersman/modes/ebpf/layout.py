@@ -157,6 +157,7 @@ COUNTERS = (
     "flows_made",
     "flows_ended",
     "flows_expired",
+    "dropped_loopback",
 )
 """What the programs count, in the order of `enum counter`."""
 

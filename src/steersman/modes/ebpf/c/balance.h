@@ -17,8 +17,7 @@ INLINE int serves_node_ports(const struct address *address)
 {
 	const struct config *config = settings();
 
-	if (config && config->flags & CONFIG_LOCALHOST_NODE_PORTS && is_ipv4(address) &&
-	    (bpf_ntohl(address->words[3]) >> 24) == 127)
+	if (config && config->flags & CONFIG_LOCALHOST_NODE_PORTS && is_loopback4(address))
 		return 1;
 	return bpf_map_lookup_elem(&node_ips, address) != NULL;
 }

@@ -47,6 +47,11 @@ INLINE int is_ipv4(const struct address *address)
 	return !address->halves[0] && address->words[2] == bpf_htonl(0xffff);
 }
 
+INLINE int is_loopback4(const struct address *address)
+{
+	return is_ipv4(address) && (bpf_ntohl(address->words[3]) >> 24) == 127;
+}
+
 INLINE int same(const struct address *a, const struct address *b)
 {
 	return a->halves[0] == b->halves[0] && a->halves[1] == b->halves[1];

@@ -60,5 +60,6 @@ enum counter {
 	FLOWS_MADE, // entries, not connections
 	FLOWS_ENDED, // by programs; the other ends are FLOWS_EXPIRED, and those that LRU took
 	FLOWS_EXPIRED, // by flows.py: no program writes it
+	DROPPED_LOOPBACK,
 	COUNTERS,
 };

@@ -114,6 +114,47 @@ INLINE struct flow *find_flow(struct packet *packet)
 	return flow;
 }
 
+// Whether it is us who sent a socket to the destination of this packet.
+INLINE int was_sent(struct __sk_buff *skb, const struct packet *packet)
+{
+	struct reverse_key key = {
+		.cookie = bpf_get_socket_cookie(skb),
+		.endpoint = packet->key.destination,
+		.port = packet->key.destination_port,
+	};
+	struct bpf_sock *sk = skb->sk;
+
+	if (packet->key.protocol == IPPROTO_UDP)
+		return bpf_map_lookup_elem(&reverses, &key) != NULL;
+	sk = sk ? bpf_sk_fullsock(sk) : NULL;
+	return sk && bpf_sk_storage_get(&peers, sk, 0, 0);
+}
+
+// A socket bound to 127.0.0.1 that was sent to an endpoint of a node port: its packets leave, for
+// route_localnet lets them, and get an address that answers can come to.
+INLINE struct flow *leave_loopback(struct __sk_buff *skb, struct packet *packet)
+{
+	struct slot slot = {
+		.address = packet->key.destination,
+		.port = packet->key.destination_port,
+	};
+
+	if (!is_loopback4(&packet->key.source) || !was_sent(skb, packet) ||
+	    !keep_masquerade(packet, &slot, 0))
+		return NULL;
+	return bpf_map_lookup_elem(&flows, &packet->key);
+}
+
+// route_localnet, which localhost node ports need, would let anybody reach what listens on
+// loopback.
+INLINE int is_for_loopback(const struct packet *packet)
+{
+	const struct config *config = settings();
+
+	return is_loopback4(&packet->key.destination) && config &&
+	       config->flags & CONFIG_LOCALHOST_NODE_PORTS;
+}
+
 SEC("tc") int sm_ingress(struct __sk_buff *skb)
 {
 	struct packet packet = { .key.hook = INGRESS };
@@ -129,6 +170,8 @@ SEC("tc") int sm_ingress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	flow = find_flow(&packet);
+	if (!flow && is_for_loopback(&packet))
+		return drop(DROPPED_LOOPBACK);
 	if (!flow)
 		return new_packet(skb, &packet, class_of(&packet, flags));
 	note_packet(skb, flow, &packet);
@@ -151,6 +194,8 @@ SEC("tc") int sm_egress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	flow = find_flow(&packet);
+	if (!flow)
+		flow = leave_loopback(skb, &packet);
 	if (!flow)
 		return is_own(skb, &packet) ? new_packet(skb, &packet, NODE) : NEXT;
 	if (flow->state == WAITING && !settle_masquerade(skb, &packet, flow))
