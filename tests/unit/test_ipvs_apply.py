@@ -60,7 +60,7 @@ def servers(kernel: Kernel, table: str = "") -> Servers:
 
 
 def step(number: int, *harmless: int, instead: Request | None = None) -> Step:
-    other = (lambda: instead) if instead else None
+    other = (errno.EEXIST, lambda: instead) if instead else None
     return Step(lambda: f"step {number}", Request(100 + number, b""), harmless, other)
 
 
@@ -118,6 +118,21 @@ def test_only_what_differs_is_sent() -> None:
 def test_an_endpoint_drains_but_not_for_udp(key: ServerKey, command: Command) -> None:
     both = Server("rr", targets=(ONE, TWO))
     assert write(key, both, Server("rr", targets=(ONE,))) == [command]
+
+
+def test_one_that_returns_while_it_drains_gets_its_weight_back() -> None:
+    both, one = Server("rr", targets=(ONE, TWO)), Server("rr", targets=(ONE,))
+    kernel = Kernel(n3=errno.ENOENT)
+    door = servers(kernel)
+    door.write([(TCP, both, one)])
+    door.write([(TCP, one, both)])
+    assert kernel.commands == [Command.SET_DEST] * 2
+    door.write([(TCP, both, one)])
+    door.write([(TCP, one, both)])  # somebody else deleted it
+    assert kernel.commands[3:] == [Command.SET_DEST, Command.NEW_DEST]
+    door.write([(UDP, both, one)])
+    door.write([(UDP, one, both)])
+    assert kernel.commands[5:] == [Command.DEL_DEST, Command.NEW_DEST]
 
 
 def test_only_what_is_drained_and_ours_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

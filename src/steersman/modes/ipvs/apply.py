@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +37,8 @@ class Step(NamedTuple):
     request: Request
     harmless: tuple[int, ...] = ()
     """Refusals that mean that it is so already."""
-    instead: Callable[[], Request] | None = None
-    """What to ask where it exists already."""
+    instead: tuple[int, Callable[[], Request]] | None = None
+    """A refusal that means that it is there already, or not there, and what to ask then."""
 
 
 def send(netlink: Netlink, steps: Iterable[Step]) -> None:
@@ -58,8 +59,8 @@ def send(netlink: Netlink, steps: Iterable[Step]) -> None:
 
 
 def _judge(step: Step, error: NetlinkError) -> Step | None:
-    if step.instead is not None and error.errno == errno.EEXIST:
-        return Step(step.what, step.instead())
+    if step.instead is not None and error.errno == step.instead[0]:
+        return Step(step.what, step.instead[1]())
     if error.errno in step.harmless:
         return None
     raise ApplyError(f"{step.what()}: {error.strerror}") from error
@@ -74,6 +75,7 @@ class Servers:
         self._family = family
         self._inside = inside
         self._drained: dict[ServerKey, list[Real]] = {}
+        self._draining: set[tuple[ServerKey, Target]] = set()
 
     def table(self) -> str:
         """Return what the kernel prints of its virtual and real servers."""
@@ -85,6 +87,9 @@ class Servers:
         Real servers of weight 0 are not in the result: they only keep the connections they have.
         """
         reals = parse_servers(self.table())
+        self._draining = {
+            (k, r.target) for k, group in reals.items() for r in group if not r.weight
+        }
         self._drained = {
             key: [real for real in group if not (real.weight or real.active or real.inactive)]
             for key, group in reals.items()
@@ -105,8 +110,9 @@ class Servers:
 
     def end_drained(self, keys: Iterable[ServerKey]) -> None:
         """Delete real servers that had weight 0 and no connections at the last `read`."""
-        drained = ((key, real) for key in keys for real in self._drained.pop(key, ()))
-        send(self._netlink, [self._remove(key, real.target) for key, real in drained])
+        drained = [(key, real.target) for key in keys for real in self._drained.pop(key, ())]
+        self._draining.difference_update(drained)
+        send(self._netlink, [self._remove(*which) for which in drained])
 
     def write(self, changes: Iterable[tuple[ServerKey, Server | None, Server]]) -> None:
         """Make and change virtual servers: each with what it is now (None: nothing) and is to be.
@@ -124,8 +130,9 @@ class Servers:
     def _steps(self, key: ServerKey, old: Server | None, new: Server) -> Iterator[Step]:
         family = self._family
         if old is None:
+            again = partial(service, family, Command.SET_SERVICE, key, new)
             make = service(family, Command.NEW_SERVICE, key, new)
-            yield Step(_say(key), make, (), lambda: service(family, Command.SET_SERVICE, key, new))
+            yield Step(_say(key), make, (), (errno.EEXIST, again))
         elif old.settings != new.settings:
             yield Step(_say(key), service(family, Command.SET_SERVICE, key, new))
         had = old.weighed if old else {}
@@ -142,17 +149,20 @@ class Servers:
 
     def _add(self, key: ServerKey, target: Target, weight: int) -> Step:
         """Take a real server in; one that still drains gets its weight back."""
-
-        def again() -> Request:
-            return destination(self._family, Command.SET_DEST, key, target, weight)
-
-        make = destination(self._family, Command.NEW_DEST, key, target, weight)
-        return Step(_say(key, " to ", target), make, (), again)
+        words = Command.NEW_DEST, Command.SET_DEST
+        drains = (key, target) in self._draining
+        self._draining.discard((key, target))
+        first, then = reversed(words) if drains else words
+        request = destination(self._family, first, key, target, weight)
+        otherwise = partial(destination, self._family, then, key, target, weight)
+        code = errno.ENOENT if drains else errno.EEXIST
+        return Step(_say(key, " to ", target), request, (), (code, otherwise))
 
     def _end(self, key: ServerKey, target: Target) -> Step:
         """Let a real server go: without new connections until it has none, UDP at once."""
         if key.protocol is Protocol.UDP:
             return self._remove(key, target)
+        self._draining.add((key, target))
         drain = destination(self._family, Command.SET_DEST, key, target, weight=0)
         return Step(_say(key, " without ", target), drain, (errno.ENOENT,))
 
