@@ -12,15 +12,19 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from steersman.compile.plan import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
 from steersman.modes.base import ApplyError
-from steersman.modes.diff import Diff, diff, merge
+from steersman.modes.diff import Diff, Ruleset, diff, merge
 from steersman.modes.nftables.layout import Kind, prefix
 from steersman.modes.nftables.mode import NftablesMode
+from steersman.run.sync import Sync
+from steersman.source.store import Store
 from tests import nftables_plans as make
 from tests.kernel.namespace import in_namespace, sh
+from tests.unit import objects
 
 pytestmark = pytest.mark.kernel
 V4 = Family.IPV4
@@ -180,10 +184,43 @@ def test_a_refused_transaction_changes_nothing_and_names_the_object() -> None:
         good = make.plan(of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
         bad = start + bytes((10, 96, 0, 12, 6, 0, 0, 0, 0, 80, 0, 0))
         change = Diff({**mode.render_service(good, make.SETTINGS), bad: b"no-such-chain\0x"})
-        with pytest.raises(ApplyError, match=r"element .* of service-ips"):
+        with pytest.raises(ApplyError, match=r"element 10.96.0.12 . tcp . 80 of service-ips in"):
             await mode.apply(change)
         assert await mode.read() == want
         assert elements("cluster-ips") == ["10.96.0.10"]
+
+    in_namespace(body)
+
+
+class Poisoned(NftablesMode):
+    """Renders something that the kernel refuses, for one Service."""
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        words = super().render_service(plan, settings)
+        if plan.key.name.service != "web-3":
+            return words
+        return {k: b"no-such-chain\0" if k[0] == Kind.SERVICE_IPS else v for k, v in words.items()}
+
+
+def test_a_finding_names_the_service_whose_rules_are_refused() -> None:
+    async def body() -> None:
+        store, mode = Store("here"), Poisoned(SubprocessExec())
+        assert (await mode.probe()).usable
+        names = [f"web-{n}" for n in range(6)]
+        store.replace(
+            "Service",
+            [objects.service(name, clusterIP=f"10.96.1.{n}") for n, name in enumerate(names)],
+        )
+        end = objects.endpoint("10.0.0.1")
+        store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
+        sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode, objects.FACTS)
+        result = await sync.run()
+        assert result
+        assert result.refused == 1
+        (finding,) = sync.state.findings
+        assert finding.object == "Service shop/web-3"
+        assert "element 10.96.1.3 . tcp . 80 of service-ips" in finding.reason
+        assert len(elements("cluster-ips")) == 5
 
     in_namespace(body)
 

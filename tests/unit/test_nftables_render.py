@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from steersman.host.nlmsg import attr, nested
+from steersman.host.nlmsg import attr, message, nested
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Detector,
@@ -274,3 +274,13 @@ def test_every_set_has_a_name_of_its_own() -> None:
     for family in Family:
         text = skeleton.foundation(family)
         assert all(f" {name} {{ type" in text for name in names)
+
+
+def test_the_element_that_is_to_blame_is_found_by_its_place() -> None:
+    pairs = [(bytes((10, 96, 0, n)), b"c" * n) for n in range(9)]
+    items = encode(Form.SET, pairs, keys_only=False)
+    request = wire.elements(wire.NEWSETELEM, Family.IPV4, "some", items)
+    sent = message(request.kind, request.flags, 1, request.payload)
+    places = [sent.index(item) for item in items]
+    assert [wire.element_at(request, place) for place in places] == list(range(9))
+    assert wire.element_at(request, places[3] + 4) == -1

@@ -64,3 +64,12 @@ def test_an_answer_is_a_number_and_an_explanation() -> None:
     done = nlmsg.Message(nlmsg.NLMSG_DONE, flags, 1, struct.pack("=i", -5) + reason)
     assert nlmsg.answer(done) == (5, "no such thing")
     assert nlmsg.answer(nlmsg.Message(nlmsg.NLMSG_DONE, 0, 1, b"")) == (0, "")
+
+
+def test_an_answer_says_what_is_to_blame() -> None:
+    header = nlmsg.HEADER.pack(20, 1, 0, 1, 0)
+    where = nlmsg.u32(nlmsg.NLMSGERR_ATTR_OFFS, 44)
+    flags = nlmsg.NLM_F_ACK_TLVS | nlmsg.NLM_F_CAPPED
+    assert nlmsg.refused_at(_error(2, flags, header + where)) == 44
+    assert nlmsg.refused_at(_error(2, flags, header)) == 0
+    assert nlmsg.refused_at(_error(2, 0, header + where)) == 0

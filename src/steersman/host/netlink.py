@@ -26,6 +26,7 @@ from steersman.host.nlmsg import (
     answer,
     message,
     messages,
+    refused_at,
 )
 
 NETLINK_ROUTE = 0
@@ -46,6 +47,9 @@ _RECEIVE = 1 << 17  # a kernel's datagram is at most 32 kB (64 kB with a large p
 
 class NetlinkError(OSError):
     """The kernel refused a request; `errno` says why, the text also what the kernel explained."""
+
+    offset = 0
+    """Where in the request the attribute is that the kernel blames; 0 where it blames none."""
 
 
 class DumpInterruptedError(NetlinkError):
@@ -192,6 +196,7 @@ class Netlink:
                 if code:
                     what = f"message {index + 1} of {len(requests)} was refused"
                     refused[index] = _error(code, explanation, what)
+                    refused[index].offset = refused_at(reply)
                     if index == 0:
                         waiting.clear()
         return refused

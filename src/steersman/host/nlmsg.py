@@ -8,6 +8,7 @@ unless a family says otherwise.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ NLM_F_ACK_TLVS = 0x200  # in NLMSG_ERROR: attributes with an explanation follow
 NLA_F_NESTED = 0x8000
 NLA_TYPE_MASK = 0x3FFF
 
-NLMSGERR_ATTR_MSG = 1
+NLMSGERR_ATTR_MSG, NLMSGERR_ATTR_OFFS = 1, 2
 HEADER = struct.Struct("=IHHII")
 _ATTR = struct.Struct("=HH")
 _ERROR = struct.Struct("=i")
@@ -132,12 +133,23 @@ def answer(reply: Message) -> tuple[int, str]:
     """Read an NLMSG_ERROR or NLMSG_DONE: (errno, 0 for success; the kernel's explanation or "")."""
     if len(reply.payload) < 4:
         return 0, ""
-    code = -_ERROR.unpack_from(reply.payload)[0]
+    return -_ERROR.unpack_from(reply.payload)[0], string(
+        _explained(reply).get(NLMSGERR_ATTR_MSG, b"")
+    )
+
+
+def refused_at(reply: Message) -> int:
+    """Where in the refused message the attribute is that the kernel blames; 0 where none is."""
+    return int.from_bytes(_explained(reply).get(NLMSGERR_ATTR_OFFS, b""), sys.byteorder)
+
+
+def _explained(reply: Message) -> dict[int, bytes]:
+    """The attributes of an extended acknowledgement (NETLINK_EXT_ACK, 4.12)."""
     if not reply.flags & NLM_F_ACK_TLVS:
-        return code, ""
+        return {}
     offset = 4
     if reply.kind == NLMSG_ERROR:
         capped = bool(reply.flags & NLM_F_CAPPED) or len(reply.payload) < 20
         size = 16 if capped else HEADER.unpack_from(reply.payload, 4)[0]
         offset += (size + 3) & ~3
-    return code, string(attributes(reply.payload, offset).get(NLMSGERR_ATTR_MSG, b""))
+    return attributes(reply.payload, offset)

@@ -35,6 +35,8 @@ class Counters:
 
     def keep(self, change: Diff) -> None:
         """Read what elements that go have counted for what stays; just before they go."""
+        if not change.removed and not change.changed:
+            return
         new = [*change.added.items(), *((key, pair[1]) for key, pair in change.changed.items())]
         old = [*change.removed.items(), *((key, pair[0]) for key, pair in change.changed.items())]
         stay = {_name(key, value) for key, value in new if key[0] in _COUNTED}

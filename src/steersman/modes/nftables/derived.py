@@ -11,23 +11,28 @@ from typing import TypeAlias
 
 from steersman.model.names import Family
 from steersman.modes.diff import Diff, Ruleset
-from steersman.modes.nftables.layout import CLUSTER_IP_SUFFIX, Kind
+from steersman.modes.nftables.layout import CLUSTER_IP_SUFFIX, Kind, prefix
 
 Counts: TypeAlias = dict[bytes, int]
 """Elements that others follow from, by the key of what follows."""
 
 _FRONTENDS = (Kind.SERVICE_IPS, Kind.NO_ENDPOINT_SERVICES)
-_ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
+_ENDPOINTS = frozenset((Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS))
 _SOURCES = frozenset((*_FRONTENDS, *_ENDPOINTS))
+
+
+_CLUSTER_IPS, _HAIRPINS = (
+    {int(family): prefix(kind, family) for family in Family}
+    for kind in (Kind.CLUSTER_IPS, Kind.HAIRPIN_CONNECTIONS)
+)
 
 
 def derived(key: bytes, value: bytes) -> bytes:
     """Key of what follows from an element of a frontend or endpoint; b"" where nothing does."""
     if key[0] in _ENDPOINTS:
-        hairpin = bytes((Kind.HAIRPIN_CONNECTIONS, key[1]))
-        return hairpin + value[:-4] * 2 + key[-12:-8] + value[-4:]
+        return _HAIRPINS[key[1]] + value[:-4] * 2 + key[-12:-8] + value[-4:]
     if value.endswith(CLUSTER_IP_SUFFIX):
-        return bytes((Kind.CLUSTER_IPS, key[1])) + key[2:-8]
+        return _CLUSTER_IPS[key[1]] + key[2:-8]
     return b""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from steersman.host.netlink import Request
 from steersman.model.names import Family
 from steersman.modes.diff import Ruleset
 from steersman.modes.nftables import wire
@@ -34,6 +33,5 @@ def _delete_clients(sender: Sender, family: Family, name: str, clients: Iterable
     kind = wire.DESTROYSETELEM if sender.destroys else wire.DELSETELEM
     for client in clients:  # one each: without DESTROY an expired one would refuse the rest
         items = encode(Form.SET, [(client, b"")], keys_only=True)
-        requests: list[Request] = list(wire.elements(kind, family, name, items))
-        if not sender.netlink.batch(wire.batch(requests)):
+        if not sender.netlink.batch(wire.batch([wire.elements(kind, family, name, items)])):
             sender.made_transaction()

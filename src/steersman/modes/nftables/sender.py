@@ -68,13 +68,19 @@ class Sender:
             self.made_transaction()
             return
         index, error = min(refused.items())
-        keys = steps[index - 1].keys if 0 < index <= len(steps) else ()
+        keys = _blamed(steps[index - 1], error) if 0 < index <= len(steps) else ()
         if error.errno == errno.EBUSY and keys and keys[0][0] in OBJECTS:
             raise HeldError(str(error))
         if error.errno in _BUSY:
             raise BusyError(f"nftables: {error}")
         what = describe(keys) if keys else "its fixed rules"
         raise ApplyError(f"nf_tables refuses {what}: {_reason(error)}")
+
+
+def _blamed(step: Step, error: NetlinkError) -> tuple[bytes, ...]:
+    """The object that the kernel blames, or all those of the message where it does not say."""
+    number = wire.element_at(step.request, error.offset) if error.offset else -1
+    return step.keys[number : number + 1] if number >= 0 else step.keys
 
 
 def _reason(error: NetlinkError) -> str:

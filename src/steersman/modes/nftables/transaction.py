@@ -29,49 +29,67 @@ class Step(NamedTuple):
 
 def transaction(change: Diff, *, destroy: bool) -> list[Step]:
     """Return the messages that carry out a Diff, of everything but skeletons."""
-    old = [*change.removed.items(), *((key, pair[0]) for key, pair in change.changed.items())]
-    new = [*change.added.items(), *((key, pair[1]) for key, pair in change.changed.items())]
+    changed = change.changed.items()
+    old = _groups((change.removed.items(), ((key, pair[0]) for key, pair in changed)))
+    new = _groups((change.added.items(), ((key, pair[1]) for key, pair in changed)))
+    removed = _groups((change.removed.items(),)) if old else {}
     delete = wire.DESTROYSETELEM if destroy else wire.DELSETELEM
     gone = {
-        key[1:] for key in change.removed if key[0] in (Kind.MEMBERS, Kind.AFFINITY)
+        key[1:] for key in _of_kinds(removed, _SETS_OF_THEIR_OWN)
     }  # sets that take their elements with them
-    left = [(k, v) for k, v in old if k[0] not in _NAMED_ELEMENTS or _set_of(k) not in gone]
     return [
-        *_elements(delete, left),
-        *_removed_chains(change.removed),
+        *_elements(delete, old, gone),
+        *_removed_chains(removed),
         *_new_objects(new),
-        *_removed_sets(change.removed),  # chains that changed use them no more
-        *_elements(wire.NEWSETELEM, new),
+        *_removed_sets(removed),  # chains that changed use them no more
+        *_elements(wire.NEWSETELEM, new, set()),
     ]
 
 
+_Groups = Mapping[bytes, list[tuple[bytes, Any]]]
+"""Objects by kind and family."""
 _NAMED_ELEMENTS = (Kind.MEMBER, Kind.REMEMBERED)
+_SETS_OF_THEIR_OWN = (Kind.AFFINITY, Kind.MEMBERS)
+
+
+def _groups(parts: Iterable[_Pairs]) -> _Groups:
+    groups: defaultdict[bytes, list[tuple[bytes, Any]]] = defaultdict(list)
+    for part in parts:
+        for pair in part:
+            groups[pair[0][:2]].append(pair)
+    return groups
+
+
+def _of_kinds(groups: _Groups, kinds: Sequence[Kind]) -> Iterator[bytes]:
+    """Keys of these kinds."""
+    for start, pairs in groups.items():
+        if start[0] in kinds:
+            yield from (key for key, _ in pairs)
+
+
+def _elements(verb: int, groups: _Groups, gone: set[bytes]) -> Iterator[Step]:
+    """Elements, a set at a time; but for those of sets that are gone."""
+    keys_only = verb != wire.NEWSETELEM
+    for start, pairs in groups.items():
+        if start[0] in SETS:
+            spec = SETS[start[0]]
+            cut = [(key[2:], value) for key, value in pairs]
+            items = encode(spec.form, cut, keys_only=keys_only)
+            yield from _steps(verb, start[1], spec.name, items, pairs)
+    own: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
+    for start, pairs in groups.items():
+        for pair in pairs if start[0] in _NAMED_ELEMENTS else ():
+            own[_set_of(pair[0])].append(pair)
+    for where, pairs in own.items():
+        if where not in gone:
+            cut = [(key.split(b"\0", 1)[1], value) for key, value in pairs]
+            items = encode(Form.SET, cut, keys_only=keys_only)
+            yield from _steps(verb, where[0], where[1:].decode(), items, pairs)
 
 
 def _set_of(key: bytes) -> bytes:
     """Family and name of the ServicePort's set that an element is in."""
     return key[1:].split(b"\0", 1)[0]
-
-
-def _elements(verb: int, pairs: _Pairs) -> Iterator[Step]:
-    """Elements, a set at a time."""
-    groups: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
-    own: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
-    for pair in pairs:
-        kind = pair[0][0]
-        if kind in SETS:
-            groups[pair[0][:2]].append(pair)
-        elif kind in _NAMED_ELEMENTS:
-            own[_set_of(pair[0])].append(pair)
-    for start, members in groups.items():
-        spec = SETS[start[0]]
-        cut = [(key[2:], value) for key, value in members]
-        items = encode(spec.form, cut, keys_only=verb != wire.NEWSETELEM)
-        yield from _steps(verb, start[1], spec.name, items, members)
-    for where, members in own.items():
-        cut = [(key.split(b"\0", 1)[1], value) for key, value in members]
-        items = encode(Form.SET, cut, keys_only=verb != wire.NEWSETELEM)
-        yield from _steps(verb, where[0], where[1:].decode(), items, members)
 
 
 def _steps(
@@ -81,23 +99,22 @@ def _steps(
     items: Sequence[bytes],
     members: Sequence[tuple[bytes, bytes]],
 ) -> Iterator[Step]:
-    keys = tuple(key for key, _ in members)
-    for request in wire.elements(verb, Family(family), name, items):
-        yield Step(request, keys)
+    room = wire.room(items)
+    for at in range(0, len(items), room):
+        request = wire.elements(verb, Family(family), name, items[at : at + room])
+        yield Step(request, tuple([key for key, _ in members[at : at + room]]))
 
 
-def _removed_chains(removed: Mapping[bytes, Any]) -> Iterator[Step]:
-    for key in removed:
-        if key[0] == Kind.CHAIN:
-            family, name = Family(key[1]), key[2:].decode()
-            yield Step(wire.flush_chain(family, name), (key,))
-            yield Step(wire.delete_chain(family, name), (key,))
+def _removed_chains(removed: _Groups) -> Iterator[Step]:
+    for key in _of_kinds(removed, (Kind.CHAIN,)):
+        family, name = Family(key[1]), key[2:].decode()
+        yield Step(wire.flush_chain(family, name), (key,))
+        yield Step(wire.delete_chain(family, name), (key,))
 
 
-def _removed_sets(removed: Mapping[bytes, Any]) -> Iterator[Step]:
-    for key in removed:
-        if key[0] in (Kind.AFFINITY, Kind.MEMBERS):
-            yield Step(wire.delete_set(Family(key[1]), key[2:].decode()), (key,))
+def _removed_sets(removed: _Groups) -> Iterator[Step]:
+    for key in _of_kinds(removed, _SETS_OF_THEIR_OWN):
+        yield Step(wire.delete_set(Family(key[1]), key[2:].decode()), (key,))
 
 
 _NEW_SETS: dict[int, Callable[[Family, str], Request]] = {
@@ -106,15 +123,11 @@ _NEW_SETS: dict[int, Callable[[Family, str], Request]] = {
 }
 
 
-def _new_objects(new: _Pairs) -> Iterator[Step]:
-    chains: list[tuple[bytes, bytes]] = []
-    for key, value in new:
-        if key[0] in _NEW_SETS:
-            make = _NEW_SETS[key[0]]
-            yield Step(make(Family(key[1]), key[2:].decode()), (key,))
-        elif key[0] == Kind.CHAIN:
-            chains.append((key, value))
-    for key, value in chains:
-        family, name = Family(key[1]), key[2:]
-        for request in expressions.chain_requests(family, name.decode(), value.decode()):
-            yield Step(request, (key,))
+def _new_objects(new: _Groups) -> Iterator[Step]:
+    for key in _of_kinds(new, _SETS_OF_THEIR_OWN):
+        yield Step(_NEW_SETS[key[0]](Family(key[1]), key[2:].decode()), (key,))
+    for start, pairs in new.items():
+        for key, value in pairs if start[0] == Kind.CHAIN else ():
+            family, name = Family(key[1]), key[2:].decode()
+            for request in expressions.chain_requests(family, name, value.decode()):
+                yield Step(request, (key,))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from steersman.host.netlink import Request
 from steersman.host.nlmsg import (
+    HEADER,
     NLA_F_NESTED,
     NLM_F_ACK,
     NLM_F_APPEND,
@@ -37,6 +38,7 @@ _NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
 FAMILY_OF = {number: family for family, number in _NFPROTO.items()}
 """Families by their netfilter numbers."""
 _NFGENMSG = struct.Struct("=BB2s")
+_ELEMENTS = 3
 _CHUNK = 60_000  # bytes of elements in a message: an attribute's length has 16 bits
 
 ELEMENT_KEY, ELEMENT_DATA, ELEMENT_USERDATA, ELEMENT_EXPR, ELEMENT_KEY_END = 1, 2, 6, 7, 10
@@ -104,20 +106,36 @@ def comment_of(userdata: bytes) -> bytes:
     return userdata[2 : 1 + userdata[1]]
 
 
-def elements(kind: int, family: Family, name: str, items: Sequence[bytes]) -> Iterator[Request]:
-    """Return requests that add or delete elements, as few as an attribute's length allows."""
+def elements(kind: int, family: Family, name: str, items: Sequence[bytes]) -> Request:
+    """Return a request that adds or deletes elements; at most `room` of them."""
     head = text(1, TABLE) + text(2, name)
     flags = NLM_F_CREATE if kind == NEWSETELEM else 0
-    step = max(1, _CHUNK // max(map(len, items)))
-    for at in range(0, len(items), step):
-        content = b"".join(items[at : at + step])
-        yield request(kind, family, head, attr(3 | NLA_F_NESTED, content), flags=flags)
+    return request(kind, family, head, attr(_ELEMENTS | NLA_F_NESTED, b"".join(items)), flags=flags)
+
+
+def room(items: Sequence[bytes]) -> int:
+    """How many elements fit into a request: an attribute's length has 16 bits."""
+    return max(1, _CHUNK // max(map(len, items)))
+
+
+def element_at(request: Request, offset: int) -> int:
+    """Which element of a request is at an offset of its message; -1 for none."""
+    at = HEADER.size + _NFGENMSG.size
+    for kind, value in iter_attributes(request.payload, _NFGENMSG.size):
+        at += 4
+        if kind == _ELEMENTS:
+            for number, (_, content) in enumerate(iter_attributes(value)):
+                if at == offset:
+                    return number
+                at += (len(content) + 7) & ~3
+        at += (len(value) + 3) & ~3
+    return -1
 
 
 def element_lists(payload: bytes) -> Iterator[bytes]:
     """Take a GETSETELEM answer apart: the content of each element."""
     for kind, value in iter_attributes(payload, 4):
-        if kind == 3:
+        if kind == _ELEMENTS:
             for _, content in iter_attributes(value):
                 yield content
 
