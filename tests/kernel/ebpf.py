@@ -21,6 +21,7 @@ from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.modes.ebpf.engine import EbpfOptions, Inside
 from steersman.modes.ebpf.loader import FILE
+from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.text import describe
@@ -56,6 +57,13 @@ def _mode_in(path: str, execute: Exec) -> EbpfMode:
         inside = Inside(lab_sockets.Netns(path).call)
         _modes[path] = EbpfMode(execute, options, inside)
     return _modes[path]
+
+
+def forget_connections(path: str) -> None:
+    """Delete what the mode of a namespace has learned of connections."""
+    flows = HashMap.pinned(_modes[path].engine.pins.maps / "flows")
+    flows.delete_all([key for key, _ in flows.items()])
+    flows.close()
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from steersman.model.plan import (
 from steersman.modes.diff import diff
 from steersman.modes.ebpf import layout, render
 from steersman.modes.ebpf.bpf import run_packet
+from steersman.modes.ebpf.flows import TO_ENDPOINT
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.tables import Tables
@@ -42,6 +43,8 @@ NEXT, SHOT, REDIRECT = -1, 2, 7
 TCP, UDP, SCTP = 6, 17, 132
 SYN, ACK, FIN, RST = 2, 16, 1, 4
 ETHERNET = bytes.fromhex("020000000001020000000002")
+CHUNKS = {SYN: 1, SYN | ACK: 2, RST: 6, FIN: 14}
+"""Of SCTP: what does the same."""
 OWN_PORTS = (32768, 60999)
 LOOPBACK = 1  # the device that test runs take place on
 CLIENT, NODE, POD = "203.0.113.9", "192.168.0.2", "10.244.1.5"
@@ -85,7 +88,8 @@ def transport(protocol: int, ports: tuple[int, int], flags: int, payload: bytes)
         return struct.pack("!HHIIBBHHH", *ports, 1, 0, 0x50, flags, 1000, 0, 0) + payload
     if protocol == UDP:
         return struct.pack("!HHHH", *ports, 8 + len(payload), 0) + payload
-    return struct.pack("!HHII", *ports, 1, 0) + payload
+    chunk = CHUNKS.get(flags, 0).to_bytes(1, "big") + b"\0" + (4 + len(payload)).to_bytes(2, "big")
+    return struct.pack("!HHII", *ports, 1, 0) + chunk + payload
 
 
 def with_checksum(source: str, destination: str, protocol: int, data: bytes) -> bytes:
@@ -305,8 +309,9 @@ def test_affinity_leads_nowhere_where_its_frontend_does_not(programs: Programs) 
 
 
 @pytest.mark.parametrize("flags", [ACK, SYN | ACK, FIN | ACK, RST])
-def test_only_a_syn_opens_a_connection(programs: Programs, flags: int) -> None:
-    given = packet((CLIENT, 4000), (VIP, 80), flags=flags)
+@pytest.mark.parametrize("protocol", [TCP, SCTP])
+def test_only_a_syn_opens_a_connection(programs: Programs, protocol: int, flags: int) -> None:
+    given = packet((CLIENT, 4000), (VIP, 80), protocol, flags)
     assert programs.ingress(given) == (NEXT, given)
 
 
@@ -330,13 +335,27 @@ def test_what_is_for_nobody_is_left_alone(programs: Programs) -> None:
         assert programs.egress(given) == (NEXT, given)
 
 
-def test_an_end_is_noticed(programs: Programs) -> None:
-    programs.through(packet((CLIENT, 4000), (VIP, 80)))
-    programs.through(packet((POD, 8080), (NODE, 4000), flags=SYN | ACK))
-    programs.through(packet((CLIENT, 4000), (VIP, 80), flags=ACK))
+@pytest.mark.parametrize("protocol", [TCP, SCTP])
+def test_an_end_is_noticed(programs: Programs, protocol: int) -> None:
+    programs.through(packet((CLIENT, 4000), (VIP, 80), protocol))
+    programs.through(packet((POD, 8080), (NODE, 4000), protocol, SYN | ACK))
+    programs.through(packet((CLIENT, 4000), (VIP, 80), protocol, ACK))
     assert programs.states() == {0, 1}  # opening: the endpoint has sent no more than a SYN
-    programs.through(packet((CLIENT, 4000), (VIP, 80), flags=RST))
+    programs.through(packet((CLIENT, 4000), (VIP, 80), protocol, RST))
     assert programs.states() == {2}
+
+
+def test_an_association_that_was_never_made_is_given_up(programs: Programs) -> None:
+    programs.through(packet((CLIENT, 4000), (VIP, 80), SCTP))
+    before = dict(programs.flows.items())
+    programs.through(packet((CLIENT, 4000), (VIP, 80), SCTP))
+    for key, value in before.items():
+        address, last, port, kind, state, service = layout.FLOW.unpack(value)
+        elsewhere = layout.pack_address(OTHER) if kind == TO_ENDPOINT else address
+        old = layout.FLOW.pack(elsewhere, last - 4 * 10**9, port, kind, state, service)
+        programs.flows.put(key, old)
+    out = programs.through(packet((CLIENT, 4000), (VIP, 80), SCTP))
+    assert see(out)[1] == (POD, 8080)
 
 
 def test_what_begins_after_an_end_is_another_connection(programs: Programs) -> None:

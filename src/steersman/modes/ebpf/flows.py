@@ -19,7 +19,7 @@ from steersman.modes.ebpf.maps import HashMap
 OPENING, ESTABLISHED, CLOSING, WAITING = range(4)
 INGRESS, EGRESS = range(2)
 TO_ENDPOINT = 1
-_UDP = 17
+_UDP, _SCTP = 17, 132
 _STATE_AT = layout.OFFSETS["flow"]["state"]
 _PROTOCOL_AT, _KIND_AT = layout.OFFSETS["flow_key"]["protocol"], layout.OFFSETS["flow"]["kind"]
 _MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
@@ -34,11 +34,18 @@ class Timeouts(NamedTuple):
     tcp_closing: int = 120
     udp: int = 30
     udp_stream: int = 120
+    sctp_opening: int = 3
+    sctp_established: int = 210
+    sctp_closing: int = 10
 
     def of(self, protocol: int, state: int) -> int:
         """The timeout of a flow."""
         if protocol == _UDP:
             return self.udp_stream if state == ESTABLISHED else self.udp
+        if protocol == _SCTP:
+            if state == CLOSING:
+                return self.sctp_closing
+            return self.sctp_established if state == ESTABLISHED else self.sctp_opening
         if state == CLOSING:
             return self.tcp_closing
         return self.tcp_established if state == ESTABLISHED else self.tcp_opening
@@ -50,6 +57,9 @@ _SYSCTLS = (
     "nf_conntrack_tcp_timeout_time_wait",
     "nf_conntrack_udp_timeout",
     "nf_conntrack_udp_timeout_stream",
+    "nf_conntrack_sctp_timeout_cookie_wait",
+    "nf_conntrack_sctp_timeout_established",
+    "nf_conntrack_sctp_timeout_closed",
 )
 """Where each timeout is, in the order of Timeouts."""
 

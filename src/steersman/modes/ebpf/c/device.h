@@ -62,9 +62,8 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	__u32 action;
 	int found, failed;
 
-	if (packet->key.protocol == IPPROTO_TCP &&
-	    (packet->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
-		return NEXT; // only a SYN opens a connection
+	if (packet->key.protocol != IPPROTO_UDP && (packet->flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+		return NEXT; // only a SYN, or an INIT, opens a connection
 	found = find_frontend(&packet->key.destination, packet->key.destination_port,
 			      packet->key.protocol, &key, &frontend);
 	if (found == NOTHING)
@@ -101,13 +100,21 @@ INLINE int is_own(struct __sk_buff *skb, const struct packet *packet)
 	return packet->key.protocol != IPPROTO_UDP || (config && !config->host_cookie);
 }
 
+// An association that was not made in time; netfilter gives up as early.
+INLINE int is_given_up(const struct packet *packet, const struct flow *flow)
+{
+	return packet->key.protocol == IPPROTO_SCTP && flow->state == OPENING &&
+	       bpf_ktime_get_ns() - flow->last > SCTP_OPENING;
+}
+
 // Find the flow of a packet. A connection that begins where one has ended is another one: what is
 // left of the old one must not rewrite it, it may not even be for a Service.
 INLINE struct flow *find_flow(struct packet *packet)
 {
 	struct flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
 
-	if (flow && flow->state == CLOSING && packet->tcp_flags & TCP_SYN) {
+	if (flow && packet->flags & TCP_SYN &&
+	    (flow->state == CLOSING || is_given_up(packet, flow))) {
 		delete_flow(&packet->key);
 		return NULL;
 	}

@@ -91,7 +91,7 @@ CALLED int note_packet(struct __sk_buff *skb, struct flow *flow, const struct pa
 		slot.port = packet->key.source_port;
 		count_traffic(skb, packet, flow->service, &slot, SOURCE);
 	}
-	if (packet->tcp_flags & (TCP_FIN | TCP_RST)) {
+	if (packet->flags & (TCP_FIN | TCP_RST)) {
 		flow->state = CLOSING;
 		reversed(&packet->key, other_hook(packet), &back);
 		if (side_of(flow) == DESTINATION)
@@ -99,7 +99,7 @@ CALLED int note_packet(struct __sk_buff *skb, struct flow *flow, const struct pa
 		else
 			back.destination = flow->address, back.destination_port = flow->port;
 		mark_closing(&back);
-	} else if (flow->state == OPENING && !(packet->tcp_flags & TCP_SYN)) {
+	} else if (flow->state == OPENING && !(packet->flags & TCP_SYN)) {
 		flow->state = ESTABLISHED;
 	}
 	return 0;

@@ -3,17 +3,13 @@
 #pragma once
 
 #define NEXT -1 // TCX_NEXT, TC_ACT_UNSPEC: other owners' programs run too
-#define TCP_FIN 1
-#define TCP_SYN 2
-#define TCP_RST 4
-#define TCP_ACK 16
 
 struct packet {
 	struct flow_key key;
 	__u32 l3; // offsets from the start of the packet
 	__u32 l4;
 	__u8 ipv4;
-	__u8 tcp_flags;
+	__u8 flags; // of TCP; of SCTP those that mean the same
 	__u8 has_ports; // a later fragment has not
 	__u8 icmp_error;
 };
@@ -143,8 +139,10 @@ INLINE int parse_transport(struct __sk_buff *skb, struct packet *packet)
 	if (protocol == IPPROTO_TCP && packet->has_ports) {
 		if (!LOAD(skb, packet->l4 + 13, byte))
 			return 0;
-		packet->tcp_flags = byte;
+		packet->flags = byte;
 	}
+	if (protocol == IPPROTO_SCTP && packet->has_ports && LOAD(skb, packet->l4 + 12, byte))
+		packet->flags = sctp_flags(byte);
 	return 1;
 }
 

@@ -3,8 +3,33 @@
 // CRC is linear, so the change of the first four bytes is carried over the bytes behind them.
 #pragma once
 
+#define TCP_FIN 1
+#define TCP_SYN 2
+#define TCP_RST 4
+#define TCP_ACK 16
 #define CRC32C 0x82f63b78u // Castagnoli's polynomial, reflected
 #define CRC_ONE 0x80000000u
+
+#define SCTP_OPENING 3000000000ull // ns, nf_conntrack_sctp_timeout_cookie_wait
+
+// What the first chunk of a packet means (RFC 9260, 3.2), in flags of TCP.
+INLINE __u8 sctp_flags(__u8 chunk)
+{
+	switch (chunk) {
+	case 1: // INIT
+		return TCP_SYN;
+	case 2: // INIT ACK
+	case 10: // COOKIE ECHO
+	case 11: // COOKIE ACK
+		return TCP_SYN | TCP_ACK;
+	case 6: // ABORT
+		return TCP_RST;
+	case 14: // SHUTDOWN COMPLETE
+		return TCP_FIN;
+	default:
+		return 0;
+	}
+}
 
 // x to the power of 8 * 2^n, modulo the polynomial.
 static const __u32 crc_powers[16] = {
