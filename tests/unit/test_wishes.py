@@ -29,12 +29,14 @@ def planned(**words: str) -> tuple[ServicePlan, list[str]]:
         ({}, (False, False)),
         ({"load_balancing": "least-connections"}, (True, False)),
         ({"load_balancing": "round-robin"}, (False, False)),
+        ({"load_balancing": "maglev"}, (False, False)),
         ({"proxy_protocol": "v2"}, (False, True)),
     ],
 )
 def test_annotations(words: dict[str, str], wishes: tuple[bool, bool]) -> None:
     plan, findings = planned(**words)
     assert (plan.least_connections, plan.proxy_protocol) == wishes
+    assert plan.maglev == (words.get("load_balancing") == "maglev")
     assert not findings
 
 

@@ -74,6 +74,7 @@ def without_frontends(plan: ServicePlan, kept: tuple[Frontend, ...]) -> ServiceP
         plan.affinity_seconds,
         plan.health_check_node_port,
         plan.least_connections,
+        plan.maglev,
         plan.proxy_protocol,
         plan.scheduler,
         plan.scheduler_flags,

@@ -12,8 +12,8 @@ from steersman.model.kube import Annotations, Service
 from steersman.model.names import SCHEDULER_FLAGS, Family, PlanKey, Protocol
 from steersman.model.plan import Finding, ServicePlan, Severity
 
-_LEAST_CONNECTIONS = "least-connections"
-_BALANCING = (None, "", "round-robin", _LEAST_CONNECTIONS)
+_LEAST_CONNECTIONS, _MAGLEV = "least-connections", "maglev"
+_BALANCING = (None, "", "round-robin", _LEAST_CONNECTIONS, _MAGLEV)
 _PROXY_PROTOCOLS = (None, "", "v2")
 _HASHING = ("sh", "dh", "mh", "lblc", "lblcr")
 _SCHEDULERS = (None, "", "rr", "wrr", "lc", "wlc", "sed", "nq", "fo", "ovf", "twos", *_HASHING)
@@ -42,6 +42,7 @@ def with_wishes(
         key: msgspec.structs.replace(
             plan,
             least_connections=least,
+            maglev=asked.load_balancing == _MAGLEV,
             proxy_protocol=tells and key.name.protocol is Protocol.TCP,
             scheduler=asked.ipvs_scheduler if asked.ipvs_scheduler in _SCHEDULERS else "",
             scheduler_flags=flags,

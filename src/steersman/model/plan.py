@@ -139,6 +139,8 @@ class ServicePlan(Value, frozen=True):
     """Port whose health check traffic is to be let in; 0 for none."""
     least_connections: bool = False
     """Prefer the endpoint with the fewest connections, where the mode can count them."""
+    maglev: bool = False
+    """Choose for clients outside by a table that is the same on every node, where there is such."""
     proxy_protocol: bool = False
     """Tell endpoints who the client is by the PROXY protocol, where the mode ends connections."""
     scheduler: str = ""

@@ -108,6 +108,7 @@ class Kind(bytes, enum.Enum):
     NODE_IP = b"N"  # an address that serves node ports; no value
     PREFIX = b"P"  # id and prefix of the node; no value
     CONFIG = b"C"  # nothing; value: a config without cookie and programs
+    MAGLEV = b"M"  # name of the ServicePort; value: table of its cluster pool (maglev.py)
     PROGRAMS = b"A"  # nothing; value: digest of the attached object
 
 

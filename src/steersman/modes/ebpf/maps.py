@@ -12,7 +12,8 @@ from pathlib import Path
 
 from steersman.modes.ebpf import bpf
 
-_CHUNK = 4096
+_CHUNK_BYTES = 1 << 18
+"""Room for a batch that is read."""
 
 
 class HashMap(bpf.Object):
@@ -69,7 +70,7 @@ class HashMap(bpf.Object):
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Every key and value of a hash, read in batches."""
-        chunk, cursor = _CHUNK, b""
+        chunk, cursor = max(_CHUNK_BYTES // (self.key_size + self.value_size), 16), b""
         while True:
             try:
                 keys, values, cursor, last = self._batch(chunk, cursor)

@@ -14,7 +14,7 @@ from steersman.model.plan import (
     ServicePlan,
     SourceClass,
 )
-from steersman.modes.ebpf import layout
+from steersman.modes.ebpf import layout, maglev
 from steersman.modes.ebpf.layout import Kind, pack_action, pack_address, pack_cidr
 
 _CLASSES = (SourceClass.POD, SourceClass.NODE, SourceClass.EXTERNAL)
@@ -106,6 +106,8 @@ def render_service(plan: ServicePlan) -> dict[bytes, bytes]:
                 _endpoints(plan, Pool.LOCAL) if plan.uses_local else b"",
             )
         )
+        if plan.maglev and plan.uses_cluster and plan.cluster:
+            out[Kind.MAGLEV + name] = maglev.table([*map(layout.pack_endpoint, plan.cluster)])
     return out
 
 

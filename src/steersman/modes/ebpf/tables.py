@@ -15,7 +15,7 @@ from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.frontends import FrontendTable, of_kind
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
-from steersman.modes.ebpf.services import ServiceTable
+from steersman.modes.ebpf.services import ServiceTable, number_key
 
 _ONE = (1).to_bytes(4, layout.BYTE_ORDER)
 _PREFIX_KINDS = (Kind.PREFIX.value, Kind.RANGE.value)
@@ -91,6 +91,7 @@ class Tables:
         self.node = NodeTable(maps["config"])
         self.prefixes = HashMap(maps["prefixes"])
         self.node_ips = HashMap(maps["node_ips"])
+        self.maglevs = HashMap(maps["maglevs"])
 
     def read(self) -> dict[bytes, bytes]:
         """Everything of the Ruleset that the maps hold, but for the programs."""
@@ -103,6 +104,9 @@ class Tables:
         for address, _ in self.node_ips.items():
             out[Kind.NODE_IP + address] = b""
         out.update((_prefix(key, names), b"") for key, _ in self.prefixes.items())
+        for number, table in self.maglevs.items():
+            name = names.get(int.from_bytes(number, layout.BYTE_ORDER), b"")
+            out[Kind.MAGLEV + name] = table
         if config := self.node.read():
             out[Kind.CONFIG.value] = config
         return out
@@ -120,6 +124,9 @@ class Tables:
         for key, value in of_kind(Kind.SERVICE, new):
             self.services.put(key, layout.split_service(value))
         self.services.name(key for key, _ in of_kind(Kind.SERVICE, change.added))
+        self.maglevs.put_all(
+            (self._number(name), table) for name, table in of_kind(Kind.MAGLEV, new)
+        )
         self._put_prefixes(new)
         self.node_ips.put_all((key, _ONE) for key, _ in of_kind(Kind.NODE_IP, new))
         for _, value in of_kind(Kind.CONFIG, new):
@@ -127,6 +134,9 @@ class Tables:
         self.frontends.put(change, new, self.services.records)
         self._remove(change.removed)
         self.services.settle()
+
+    def _number(self, name: bytes) -> bytes:
+        return number_key(self.services.records[name].number)
 
     def _put_prefixes(self, new: Mapping[bytes, bytes]) -> None:
         keys = [self._prefix_key(key) for key in new if key[:1] in _PREFIX_KINDS]
@@ -151,6 +161,7 @@ class Tables:
         self.frontends.remove(removed)
         self.node_ips.delete_all(key for key, _ in of_kind(Kind.NODE_IP, removed))
         self._drop_prefixes(removed, Kind.RANGE)
+        self.maglevs.delete_all(self._number(name) for name, _ in of_kind(Kind.MAGLEV, removed))
         for name, _ in of_kind(Kind.SERVICE, removed):
             self.services.remove(name)
 

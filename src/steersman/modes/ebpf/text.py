@@ -31,6 +31,8 @@ def describe(item: tuple[bytes, bytes]) -> str:
             return f"{'pods are in' if pods else 'ServiceCIDR'} {_cidr(rest[4:])}"
         case Kind.CONFIG:
             return f"configuration flags {layout.NODE_VALUE.unpack(value)[2]}"
+        case Kind.MAGLEV:
+            return f"table of {rest.decode()}"
         case Kind.PROGRAMS:
             return f"programs {value.hex()}"
 

@@ -31,6 +31,9 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 #define PREFIXES_PODS 0xfffffffc
 #define PREFIXES_SERVICE_CIDRS 0xffffffff
 
+#define MAGLEV_SIZE 4093 // places of a table (maglev.py)
+#define MAGLEV_ROOM 4096
+
 enum hook { INGRESS = 0, EGRESS = 1 };
 
 // What a flow entry rewrites: at INGRESS always the destination, at EGRESS the source.

@@ -175,11 +175,13 @@ INLINE int keep_masquerade(const struct packet *packet, const struct slot *slot,
 }
 
 // Choose an endpoint for a new connection, and keep how to rewrite its packets.
-CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, struct slot *slot)
+CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, __u32 class,
+		     struct slot *slot)
 {
 	struct flow flow = { .kind = TO_ENDPOINT, .service = service };
 
-	if (!choose(service, action, &packet->key.source, slot))
+	if (!(class == EXTERNAL && choose_by_table(packet, service, action, slot)) &&
+	    !choose(service, action, &packet->key.source, slot))
 		return DROPPED_NO_ENDPOINT;
 	if (!keep_return(packet, slot, service))
 		return DROPPED_NO_FLOW;

@@ -19,6 +19,7 @@
 #include "socket.h"
 #include "sctp.h"
 #include "packet.h"
+#include "maglev.h"
 #include "flow.h"
 #include "reply.h"
 #include "errors.h"

@@ -45,6 +45,10 @@ struct slot {
 	__u32 zero2;
 };
 
+struct maglev {
+	__u16 places[MAGLEV_ROOM]; // positions in the pool
+};
+
 struct service_name {
 	char text[240];
 };

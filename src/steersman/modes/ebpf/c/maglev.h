@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Clients outside choose by a table where a Service asks for it (maglev.py), so that every node
+// sends a connection to the same endpoint, whichever of them its packets come to.
+#pragma once
+
+INLINE __u32 mixed(__u32 value)
+{
+	value ^= value >> 16;
+	value *= 0x7feb352d;
+	value ^= value >> 15;
+	value *= 0x846ca68b;
+	return value ^ value >> 16;
+}
+
+// Of who sends and to which port, not of the destination: nodes have addresses of their own. Of
+// numbers, not bytes: machines of either byte order agree.
+INLINE __u32 hash_of(const struct flow_key *key)
+{
+	__u32 ports = (__u32)bpf_ntohs(key->source_port) << 16 | bpf_ntohs(key->destination_port);
+	__u32 hash = mixed(ports ^ key->protocol);
+
+	for (int word = 0; word < 4; word++)
+		hash = mixed(hash ^ bpf_ntohl(key->source.words[word]));
+	return hash;
+}
+
+// 0 where the Service has no table, or remembers its clients.
+CALLED int choose_by_table(const struct packet *packet, __u32 number, __u32 action,
+			   struct slot *out)
+{
+	struct service *service = bpf_map_lookup_elem(&services, &number);
+	struct maglev *table = bpf_map_lookup_elem(&maglevs, &number);
+	struct pool pool;
+	struct slot *slot;
+	__u32 place, index;
+
+	if (!service || !table || service->affinity_seconds || action & ACTION_LOCAL)
+		return 0;
+	*(__u64 *)&pool = *(volatile __u64 *)&service->pools[CLUSTER_POOL];
+	if (!pool.count)
+		return 0;
+	place = hash_of(&packet->key) % MAGLEV_SIZE;
+	asm volatile("" : "+r"(place)); // clang knows that the mask does nothing, the verifier not
+	place &= MAGLEV_ROOM - 1;
+	index = pool.base + table->places[place] % pool.count; // it may be that of an older list
+	slot = bpf_map_lookup_elem(&slots, &index);
+	if (!slot)
+		return 0;
+	*out = *slot;
+	return 1;
+}
