@@ -1,12 +1,9 @@
-"""Portal rules through nft, where there is no iptables.
-
-The table is written whole each time, in one transaction. What nft lists right after that is kept,
-and compared with what it lists later: so nothing depends on how it spells rules.
-"""
+"""Portal rules through nft, where there is no iptables: only what changes is written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from itertools import chain
 
 from steersman.host.exec import Exec, Result
 from steersman.model.names import Family
@@ -20,7 +17,19 @@ from steersman.modes.userspace.names import (
     Portal,
     StrayKey,
 )
-from steersman.modes.userspace.nft_rules import TABLE, remove, replace, table_of
+from steersman.modes.userspace.nft_rules import (
+    TABLE,
+    Chain,
+    Element,
+    Object,
+    base,
+    change,
+    objects,
+    parse,
+    remove,
+    table_of,
+    whole,
+)
 
 _TIMEOUT = 60.0
 
@@ -32,10 +41,8 @@ class NftPortals:
         """Take how to run nft."""
         self._execute = execute
         self.families: tuple[Family, ...] = tuple(Family)
-        self._portals: dict[Family, dict[FrontendKey, Portal]] = {f: {} for f in Family}
-        self._listed: dict[Family, str] = {}
-        """What nft listed after we wrote."""
-        self._ports: dict[FrontendKey, int] = {}
+        self._portals: dict[FrontendKey, Portal] = {}
+        self._objects: dict[FrontendKey, frozenset[Object]] = {}
 
     async def probe(self) -> Support:
         """Say whether nft can be used."""
@@ -48,19 +55,37 @@ class NftPortals:
         return Support(usable=True)
 
     async def read(self) -> dict[Key, Portal | str]:
-        """Return the portals of a family where its table is as we left it, or that it is not."""
+        """Return the portals whose objects are all there, and what else is in our tables."""
         found: dict[Key, Portal | str] = {}
         for family in self.families:
             listed = await self._list(family)
-            if listed and listed == self._listed.get(family):
+            have = parse(listed)
+            if listed and base(family) <= have:
                 found[BaseKey(BASE, family)] = ""
-                found.update(self._portals[family].items())
+                found.update(self._in_force(family, have - base(family)))
                 continue
-            self._portals[family] = {}
-            self._listed.pop(family, None)
+            for key in self._of(family):
+                del self._objects[key], self._portals[key]
             if listed:
-                found[StrayKey(STRAY, family, TABLE, "")] = ""
+                found[StrayKey(STRAY, family, TABLE, BASE)] = ""
         return found
+
+    def _in_force(self, family: Family, have: Set[Object]) -> dict[Key, Portal | str]:
+        found: dict[Key, Portal | str] = {}
+        known: set[Object] = set()
+        for key in self._of(family):
+            if self._objects[key] <= have:
+                found[key] = self._portals[key]
+                known |= self._objects[key]
+            else:  # what is left of it is a stray
+                del self._objects[key], self._portals[key]
+        for each in sorted(have - known, key=str):
+            where, text = (each.map, each.text) if isinstance(each, Element) else ("", each.name)
+            found[StrayKey(STRAY, family, where, text)] = ""
+        return found
+
+    def _of(self, family: Family) -> list[FrontendKey]:
+        return [key for key in self._objects if key.family is family]
 
     async def apply(
         self,
@@ -69,25 +94,42 @@ class NftPortals:
         bases: Iterable[BaseKey],
         ports: Mapping[FrontendKey, int],
     ) -> None:
-        """Write the table of each family in which something changes; see `IptablesPortals`."""
-        touched = {key.family for key in (*gone, *wanted, *bases)}
-        for family in sorted(touched.intersection(self.families)):
-            kept = {key: each for key, each in self._portals[family].items() if key not in gone}
-            mine = {key: portal for key, portal in wanted.items() if key.family is family}
-            portals = {**kept, **mine}
-            ours = {key: ports.get(key, self._ports.get(key, 0)) for key in portals}
-            is_base = BaseKey(BASE, family) in bases or family in self._listed
-            stays = is_base and BaseKey(BASE, family) not in gone
-            await self._write(replace(family, portals, ours) if stays else remove(family))
-            self._portals[family] = portals if stays else {}
-            self._ports.update(ours)
-            self._listed[family] = await self._list(family)
-            if not stays:
-                del self._listed[family]
+        """Write what changes, in one transaction per family; see `IptablesPortals`."""
+        gone = set(gone)
+        new = {key: objects(key, portal, ports[key]) for key, portal in wanted.items()}
+        for family in self.families:
+            mine = {key: some for key, some in new.items() if key.family is family}
+            away = {key for key in gone if key.family is family}
+            if BaseKey(BASE, family) in bases:
+                await self._write(self._whole(family, away, mine))
+            elif away & {BaseKey(BASE, family), StrayKey(STRAY, family, TABLE, BASE)}:
+                await self._write(remove(family))
+            elif mine or away:
+                await self._step(family, away, mine)
+            for key in [key for key in self._of(family) if key in away]:
+                del self._objects[key], self._portals[key]
+            self._objects.update(mine)
+            self._portals.update((key, wanted[key]) for key in mine)
+
+    async def _step(
+        self, family: Family, gone: Set[Key], new: Mapping[FrontendKey, frozenset[Object]]
+    ) -> None:
+        """Write the difference; where what is there is not what was thought, all of it."""
+        old = [self._objects[key] for key in self._of(family) if key in gone or key in new]
+        strays = {_stray(key) for key in gone if isinstance(key, StrayKey)}
+        text = change(family, chain(strays, *old), chain.from_iterable(new.values()))
+        if text and (await self._nft("-f", "-", stdin=text)).returncode:
+            await self._write(self._whole(family, gone, new))
+
+    def _whole(
+        self, family: Family, gone: Set[Key], new: Mapping[FrontendKey, frozenset[Object]]
+    ) -> str:
+        kept = {key: self._objects[key] for key in self._of(family) if key not in gone}
+        return whole(family, chain.from_iterable({**kept, **new}.values()))
 
     def known(self, key: FrontendKey) -> Portal | None:
         """The portal in force at a destination, as far as this process wrote it."""
-        return self._portals[key.family].get(key)
+        return self._portals.get(key)
 
     async def _write(self, text: str) -> None:
         result = await self._nft("-f", "-", stdin=text)
@@ -106,3 +148,7 @@ class NftPortals:
             raise BusyError("nft is not installed; install the package nftables") from None
         except TimeoutError as error:
             raise BusyError(str(error)) from error
+
+
+def _stray(key: StrayKey) -> Object:
+    return Element(key.where, key.text) if key.where else Chain(key.text, ())
