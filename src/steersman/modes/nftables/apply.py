@@ -17,7 +17,7 @@ from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.diff import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.counters import Counters
-from steersman.modes.nftables.derived import Derived
+from steersman.modes.nftables.derived import Counts, Derived
 from steersman.modes.nftables.dormant import DORMANT, woken
 from steersman.modes.nftables.forget import forget
 from steersman.modes.nftables.layout import TABLE, Kind, prefix
@@ -61,6 +61,7 @@ class Tables:
         objects: dict[bytes, Any] = {}
         marks: dict[Family, Mark | None] = {}
         awake: set[tuple[Family, str]] = set()
+        counts: Counts = {}
         for family in Family:
             table = read_table(self.netlink, family, text_hash(foundation(family)))
             if table:
@@ -68,8 +69,9 @@ class Tables:
                 awake |= {(family, chain) for chain in table.awake}
                 objects.update(_skeleton(family, table))
                 objects.update(table.objects)
+                counts |= table.derived
         self._marks, self._awake = marks, awake
-        self._derived.read(objects)
+        self._derived.read(counts)
         return objects
 
     # Write

@@ -50,10 +50,9 @@ class Derived:
         """Begin with none."""
         self._counts: Counts = {}
 
-    def read(self, objects: Ruleset) -> None:
-        """Count afresh."""
-        self._counts = {}
-        count(objects.items(), 1, self._counts)
+    def read(self, counts: Counts) -> None:
+        """Begin with what is in the kernel (check_derived)."""
+        self._counts = counts
 
     def loaded(self, objects: Ruleset) -> dict[bytes, bytes]:
         """Count what is loaded into new tables; return what follows from it."""
@@ -92,15 +91,21 @@ class Derived:
             self._counts = {k: n for k, n in self._counts.items() if k[1] not in dropped}
 
 
-def check_derived(objects: dict[bytes, bytes], family: Family) -> None:
-    """Leave out of `objects` what follows from others, and whatever lacks what follows from it."""
+def check_derived(objects: dict[bytes, bytes], family: Family) -> Counts:
+    """Leave out of `objects` what follows from others, and whatever lacks what follows from it.
+
+    Returns how many elements each that follows from others follows from.
+    """
     sources: dict[bytes, list[bytes]] = {}
     for key, value in objects.items():
         if key[0] in _SOURCES and key[1] == family and (follows := derived(key, value)):
             sources.setdefault(follows, []).append(key)
+    counts: Counts = {}
     for follows, keys in sources.items():
         if follows in objects:
             del objects[follows]
+            counts[follows] = len(keys)
         else:
             for key in keys:
                 del objects[key]
+    return counts

@@ -12,7 +12,7 @@ from steersman.model.names import Family
 from steersman.modes.base import BusyError
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.affinity import base_of, members_name, memory_name
-from steersman.modes.nftables.derived import check_derived
+from steersman.modes.nftables.derived import Counts, check_derived
 from steersman.modes.nftables.dormant import DORMANT, awake, found_by
 from steersman.modes.nftables.expressions import rule_count
 from steersman.modes.nftables.layout import (
@@ -57,6 +57,8 @@ class Table(NamedTuple):
     """Dormant chains whose rules are in (dormant.py)."""
     objects: dict[bytes, bytes]
     """Everything but the skeleton."""
+    derived: Counts
+    """What follows from them (derived.py)."""
 
 
 def text_hash(text_: str) -> str:
@@ -93,21 +95,21 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> Table | No
         return None
     mark = next((_parse_mark(name) for name in chains if name.startswith(_MARK)), None)
     if mark is None or mark.foundation != foundation:
-        return Table(None, False, set(), {})
+        return Table(None, False, set(), {}, {})
     rules = list(_rules(netlink, family))
     fixed, refilled = digests(rules)
     if fixed != mark.foundation_digest:
-        return Table(None, False, set(), {})
+        return Table(None, False, set(), {}, {})
     objects = dict(_service_chains(family, chains, rules))
     names = _sets(netlink, family)
     for name in names:
         objects.update(_elements(netlink, family, name))
         if "/" in name and name.startswith("affinity-"):
             objects.update(_forgotten(netlink, family, name, names))
-    check_derived(objects, family)
+    counts = check_derived(objects, family)
     chains_awake = awake(rule.chain for rule in rules)
     objects = found_by(chains_awake, objects)
-    return Table(mark, refilled == mark.rules_digest, chains_awake, objects)
+    return Table(mark, refilled == mark.rules_digest, chains_awake, objects, counts)
 
 
 def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator[bytes]:

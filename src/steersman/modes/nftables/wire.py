@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from steersman.host.netlink import Request
 from steersman.host.nlmsg import (
@@ -86,6 +87,7 @@ def verdict(word: bytes) -> bytes:
     return nested(ELEMENT_DATA, goto)
 
 
+@lru_cache(maxsize=1024)
 def verdict_word(data: bytes) -> bytes:
     """Read what `verdict` made."""
     found = attributes(attributes(data).get(_DATA_VERDICT, b""))
