@@ -94,6 +94,11 @@ def test_connections_are_counted(nodes: Nodes) -> None:
     assert nodes.wrong(world) == []
     mode = nodes.mode(nodes.pool.lab(world))
     plans = world.plan(IPVS.traits).services.values()
-    made = asyncio.run(mode.made(plans))
-    assert sum(made.frontends.values()) == sum(made.endpoints.values()) > 0
-    assert all(moved.packets_in and moved.bytes_out for moved in made.moved_by_endpoint.values())
+    before = asyncio.run(mode.made(plans))
+    assert nodes.wrong(world) == []
+    after = asyncio.run(mode.made(plans))
+    ends = {end: count - before.endpoints[end] for end, count in after.endpoints.items()}
+    fronts = [count - before.frontends[end] for end, count in after.frontends.items()]
+    assert sum(fronts) == sum(ends.values())
+    assert all(ends.values())
+    assert all(moved.packets_in and moved.bytes_out for moved in after.moved_by_endpoint.values())

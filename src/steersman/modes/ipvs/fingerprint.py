@@ -6,13 +6,17 @@ nothing is decoded, compared or kept; counters, which traffic changes, are left 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import struct
 from collections.abc import Hashable
 from hashlib import blake2b
 
-from steersman.host.netlink import Netlink, Request
+from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, Netlink, Request
 from steersman.host.nlmsg import attributes, u8
+from steersman.modes.ipvs.kernel import Kernel
+from steersman.modes.ipvs.sockets import Sockets
+from steersman.modes.ipvs.wire import digest_services
 
 _IPSET_LIST = (6 << 8) | 7  # NFNL_SUBSYS_IPSET, IPSET_CMD_LIST: linux/netfilter/ipset/ip_set.h
 _IPSET_PROTOCOL = 6
@@ -21,6 +25,33 @@ _GEN_ID = 1
 _COUNTS = re.compile(r" +\d+ +\d+ *$", re.MULTILINE)
 _DRAINED = re.compile(r" 0 +0 +0 *$", re.MULTILINE)
 _CHAIN_COUNTERS = re.compile(r" \[\d+:\d+\]$|^#.*$", re.MULTILINE)
+
+
+async def of_kernel(kernel: Kernel, sockets: Sockets, generic: int) -> Hashable | None:
+    """Return hashes of all that `kernel.read` looks at; None where `read` has something to do.
+
+    Args:
+        kernel: the doors.
+        sockets: of generic netlink and netfilter.
+        generic: number of the IPVS family.
+
+    Raises:
+        OSError, BusyError: the kernel does not say.
+    """
+    netfilter = sockets.get(NETLINK_NETFILTER)
+
+    def listed() -> tuple[Hashable, ...] | None:
+        if (table := of_table(kernel.servers.table())) is None:
+            return None
+        services = digest_services(sockets.get(NETLINK_GENERIC), generic)
+        return table, services, of_sets(netfilter), frozenset(kernel.device.addresses())
+
+    token = await asyncio.to_thread(listed)
+    if token is None:
+        return None
+    if kernel.iptables.tool.variant == "nft":
+        return (*token, generation(netfilter))
+    return (*token, *[of_rules(await kernel.iptables.save(f)) for f in kernel.families])
 
 
 def of_table(text: str) -> bytes | None:

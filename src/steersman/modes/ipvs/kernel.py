@@ -59,7 +59,7 @@ class Kernel:
             excluded: CIDRs; virtual servers and held addresses in them are somebody else's.
         """
         self.servers, self.device, self.sets, self.iptables = doors
-        self._families = families
+        self.families = families
         self._excluded = excluded
         self._sets: set[str] = set()
         """Our sets in the kernel."""
@@ -83,7 +83,7 @@ class Kernel:
             for key, server in (await asyncio.to_thread(self._own_servers)).items():
                 whole = key.address in held and key.address in marked
                 ruleset[key] = msgspec.structs.replace(server, held=whole) if whole else server
-        for family in self._families:
+        for family in self.families:
             ruleset.update(parse_rules(await self.iptables.save(family), int(family)))
         self._held = held_addresses(ruleset)
         for address in (held | marked) - self._held.keys():

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Hashable
-from typing import Any, TypeVar
+from collections.abc import Collection, Hashable
+from typing import Any
 
 import msgspec
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE, Netlink
+from steersman.host.netlink import NETLINK_GENERIC, NETLINK_ROUTE
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
@@ -21,9 +21,11 @@ from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.render import Features
 from steersman.modes.iptables.variant import Tool, choose
-from steersman.modes.ipvs import fingerprint, render, render_node
+from steersman.modes.ipvs import render, render_node
 from steersman.modes.ipvs.apply import Servers, Sets
+from steersman.modes.ipvs.counters import Counters
 from steersman.modes.ipvs.device import Device
+from steersman.modes.ipvs.fingerprint import of_kernel
 from steersman.modes.ipvs.kernel import Doors, Kernel
 from steersman.modes.ipvs.names import (
     ADDRESS_SETS,
@@ -36,28 +38,14 @@ from steersman.modes.ipvs.names import (
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.parse import parse_servers
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
-from steersman.modes.ipvs.totals import Counted, Owners, Totals
-from steersman.modes.ipvs.wire import (
-    Stats,
-    ask_info,
-    digest_services,
-    list_destinations,
-    list_services,
-    resolve,
-    timeouts,
-)
+from steersman.modes.ipvs.sockets import Sockets, here
+from steersman.modes.ipvs.wire import ask_info, timeouts
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+")
 _LOCK_WAIT = 5
 _RANDOM_FULLY = (1, 6, 2)
 _MARKED = frozenset(map(SetKey, ADDRESS_SETS))
-
-
-def here(function: Callable[[], T]) -> T:
-    """Run something in the network namespace that this process is in."""
-    return function()
 
 
 class IpvsMode:
@@ -83,34 +71,35 @@ class IpvsMode:
         """
         self._execute = execute
         self._options = options or IpvsOptions()
-        self._inside = inside
         self._families: tuple[Family, ...] = tuple(Family)
         self._features = Features()
         self._kernel: Kernel | None = None
         self._generic = 0
-        self._sockets: dict[int, Netlink] = {}
+        self._sockets = Sockets(inside)
         self._prepared = False
         self._lock = asyncio.Lock()
-        self._counting = asyncio.Lock()
-        self._totals = Totals()
+        self._counters = Counters(inside)
 
     # Whether it can run
 
     async def probe(self) -> Support:
         """Find out whether ip_vs, its scheduler, ipset, iptables and its matches are there."""
         self.disconnect()
-        netlink = self._socket(NETLINK_GENERIC)
+        netlink = self._sockets.get(NETLINK_GENERIC)
         loads = self._options.load_modules
         family, lacking = await find_family(self._execute, netlink, loads=loads)
         lacking = lacking or await check_ipset(self._execute)
         scheduler = self._options.scheduler
-        if lacking := lacking or check_scheduler(netlink, family, scheduler, self._inside):
+        if lacking := lacking or check_scheduler(netlink, family, scheduler, self._sockets.inside):
             self.disconnect()
             return Support(usable=False, missing=(lacking,))
         choice = await choose(self._execute, self._options.iptables_variant)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
-        if lacking := await check_matches(self._execute, choice.tool.of(choice.families[0])):
+        if loads and (
+            lacking := await check_matches(self._execute, choice.tool.of(choice.families[0]))
+        ):
+            self.disconnect()
             return Support(usable=False, missing=(lacking,))
         self._open(choice.tool, choice.families, family)
         self._set_timeouts()
@@ -119,10 +108,10 @@ class IpvsMode:
     def _open(self, tool: Tool, families: tuple[Family, ...], generic: int) -> None:
         self._families, self._generic = families, generic
         self._features = Features(random_fully=tool.version >= _RANDOM_FULLY)
-        netlink = self._socket(NETLINK_GENERIC)
+        netlink = self._sockets.get(NETLINK_GENERIC)
         doors = Doors(
-            Servers(netlink, generic, self._inside),
-            Device(self._socket(NETLINK_ROUTE), DEVICE),
+            Servers(netlink, generic, self._sockets.inside),
+            Device(self._sockets.get(NETLINK_ROUTE), DEVICE),
             Sets(self._execute),
             Iptables(self._execute, tool, _LOCK_WAIT),
         )
@@ -132,21 +121,13 @@ class IpvsMode:
     def disconnect(self) -> None:
         """Close the sockets; the kernel keeps what it has."""
         self._kernel = None
-        for netlink in self._sockets.values():
-            netlink.close()
-        self._sockets.clear()
-
-    def _socket(self, protocol: int) -> Netlink:
-        """The socket of a netlink protocol, opened where it is first asked for."""
-        if protocol not in self._sockets:
-            self._sockets[protocol] = self._inside(lambda: Netlink(protocol))
-        return self._sockets[protocol]
+        self._sockets.close()
 
     def _set_timeouts(self) -> None:
         options = self._options
         wanted = (options.tcp_timeout, options.tcp_fin_timeout, options.udp_timeout)
         if any(wanted):
-            self._socket(NETLINK_GENERIC).request(timeouts(self._generic, *wanted))
+            self._sockets.get(NETLINK_GENERIC).request(timeouts(self._generic, *wanted))
 
     def prepare(self) -> None:
         """Set the kernel's switches (SPEC 1.6), once, before anything is added.
@@ -158,7 +139,7 @@ class IpvsMode:
             return
         settings = ipvs_settings(kernel_version(), self._options.strict_arp)
         try:
-            for warning in self._inside(lambda: apply(settings)):
+            for warning in self._sockets.inside(lambda: apply(settings)):
                 log.warning("%s", warning)
         except SysctlError as error:
             raise BusyError(f"{error.strerror}; ipvs needs it") from error
@@ -200,23 +181,9 @@ class IpvsMode:
         async with self._lock:
             kernel = await self._opened()
             try:
-                token = await asyncio.to_thread(self._hash, kernel)
-                return token and (*token, await self._rules_token(kernel))
+                return await of_kernel(kernel, self._sockets, self._generic)
             except (OSError, BusyError):
                 return None
-
-    def _hash(self, kernel: Kernel) -> tuple[Hashable, ...] | None:
-        if (table := fingerprint.of_table(kernel.servers.table())) is None:
-            return None
-        services = digest_services(self._socket(NETLINK_GENERIC), self._generic)
-        sets = fingerprint.of_sets(self._socket(NETLINK_NETFILTER))
-        return table, services, sets, frozenset(kernel.device.addresses())
-
-    async def _rules_token(self, kernel: Kernel) -> Hashable:
-        if kernel.iptables.tool.variant == "nft":
-            return fingerprint.generation(self._socket(NETLINK_NETFILTER))
-        texts = [await kernel.iptables.save(family) for family in self._families]
-        return tuple(fingerprint.of_rules(text) for text in texts)
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff."""
@@ -239,27 +206,8 @@ class IpvsMode:
     # Connections
 
     async def made(self, plans: Collection[ServicePlan]) -> Made:
-        """Connections, packets and bytes so far; what came after the last call and before a
-        server went is not in them."""
-        async with self._counting:
-            owners = Owners(plans)
-            try:
-                counts = await asyncio.to_thread(self._counts, owners)
-            except OSError as error:
-                raise BusyError(f"the counters of IPVS cannot be read: {error}") from error
-            return self._totals.update(counts, owners)
-
-    def _counts(self, owners: Owners) -> dict[Counted, Stats]:
-        """Counters of all virtual and real servers that have an owner, on a socket of its own."""
-        counts: dict[Counted, Stats] = {}
-        with self._inside(lambda: Netlink(NETLINK_GENERIC, buffer=1 << 20)) as netlink:
-            family = resolve(netlink)
-            for listed in list(list_services(netlink, family)):
-                if owners.of(listed.key) is not None:
-                    counts[listed.key, None] = listed.stats
-                    for target, stats in list_destinations(netlink, family, listed.key):
-                        counts[listed.key, target] = stats
-        return counts
+        """Connections, packets and bytes so far."""
+        return await self._counters.made(plans)
 
     def kept(self, have: Ruleset) -> Ruleset:
         """Return what carries connections: virtual servers without endpoints for new ones."""

@@ -22,6 +22,10 @@ _TRIAL_RULES = f"""*filter
 -A {_TRIAL_SET} -m set --match-set {_TRIAL_SET} dst -j RETURN
 -A {_TRIAL_SET} -m bpf --bytecode "1,6 0 0 65535" -j RETURN
 COMMIT
+*filter
+-F {_TRIAL_SET}
+-X {_TRIAL_SET}
+COMMIT
 """.encode()
 _IPSET = re.compile(r"v(\d+)\.(\d+)")
 
@@ -71,12 +75,13 @@ async def check_ipset(execute: Exec) -> str:
 
 
 async def check_matches(execute: Exec, iptables: str) -> str:
-    """Return what is wrong with the matches that rules need, "" where iptables has them.
+    """Return what is wrong with the matches that rules need, "" where the kernel has them.
 
-    A rule with both is tried without being committed; its set is made and removed again.
+    Rules with both, in a chain that nothing leads to, are made and removed in one run, and so is
+    their set: `--test` does not ask the kernel.
     """
     made = await execute.run(["ipset", "-exist", "create", _TRIAL_SET, "hash:ip"])
-    result = await execute.run([f"{iptables}-restore", "--test", "--noflush"], _TRIAL_RULES)
+    result = await execute.run([f"{iptables}-restore", "--noflush"], _TRIAL_RULES)
     await execute.run(["ipset", "destroy", _TRIAL_SET])
     if not (made.returncode or result.returncode):
         return ""
