@@ -79,7 +79,8 @@ def test_an_endpoint_of_two_services_stays_until_both_are_gone() -> None:
     one = render_service(make.plan([0]), make.SETTINGS, {})
     other = make.plan([0], of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
     two = render_service(other, make.SETTINGS, {})
-    known.read({**one, **two})
+    objects: dict[bytes, Any] = {**one, **two}
+    known.read(check_derived({**objects, **Derived().loaded(objects)}, V4))
     first = Diff(removed=one)
     counts = known.after(first)
     assert {key[0] for key in known.complete(first, counts).removed.keys() - one.keys()} == {
