@@ -67,6 +67,12 @@ def counts(node: Node, plan: NodePlan = ONE) -> Made:
     return asyncio.run(mode.made(tuple(plan.services.values())))
 
 
+def look(node: Node) -> None:
+    tracking = node.modes[0].engine.tracking
+    assert tracking
+    tracking.collect()
+
+
 def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> None:
     assert set(counts(node).endpoints.values()) == {0}
     for source, address, port in ((LOOKER, VIP, 80), (NODE, VIP, 80), (CLIENT, NODE, NODE_PORT)):
@@ -89,10 +95,10 @@ def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> N
 
 def test_counts_go_with_what_they_are_of(node: Node) -> None:
     assert node.lab.probe(LOOKER, VIP, 80).kind == "answered"
-    node.modes[0].engine.collect()
+    look(node)
     assert counts(node).endpoints[TCP, END] == 1
     asyncio.run(bring(node.modes[0], node_plan(ENDPOINTS[1:])))
-    node.modes[0].engine.collect()
+    look(node)
     asyncio.run(bring(node.modes[0], ONE))
     assert counts(node).endpoints[TCP, END] == 0
     assert counts(node).frontends[TCP, f"{VIP}:80"] == 1
@@ -101,14 +107,14 @@ def test_counts_go_with_what_they_are_of(node: Node) -> None:
 def test_every_entry_of_the_flows_is_accounted_for(node: Node) -> None:
     for _ in range(3):
         assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
-    node.modes[0].engine.collect()
+    look(node)
     made = counts(node)
     entries, capacity = made.tables["flows"]
     assert (entries, made.events["flows_evicted"]) == (12, 0)
     assert made.events["flows_made"] - made.events["flows_ended"] == 12
     flows = HashMap.pinned(node.pins / "maps/flows")
     assert flows.delete_all([key for key, _ in flows.items()][:2]) == 2  # as LRU does
-    node.modes[0].engine.collect()
+    look(node)
     assert counts(node).events["flows_evicted"] == 2
     assert counts(node).tables["flows"] == (10, capacity)
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from steersman.host.netlink import NETLINK_NETFILTER, NETLINK_ROUTE, Netlink, Subscription
-from steersman.model.conntrack import Stale
-from steersman.model.plan import ServicePlan
-from steersman.modes.base import Made
 from steersman.modes.diff import Diff
 from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.attach import (
@@ -24,15 +21,14 @@ from steersman.modes.ebpf.attach import (
     sockets_intact,
 )
 from steersman.modes.ebpf.clsact import Filters
-from steersman.modes.ebpf.counts import Counts, Flows
 from steersman.modes.ebpf.devices import describe, list_devices, open_route
 from steersman.modes.ebpf.features import tcx
-from steersman.modes.ebpf.flows import collect, count_open, forget, read_timeouts, stale_sockets
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.migrate import Migration, load
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.tables import Tables
+from steersman.modes.ebpf.tracking import Tracking
 
 T = TypeVar("T")
 _SO_NETNS_COOKIE = 71
@@ -121,7 +117,7 @@ class Engine:
         self.tables: Tables | None = None
         self._inside = inside
         self._loaded: loader.LoadedObject | None = None
-        self._flows = Flows()
+        self.tracking: Tracking | None = None
         self._migration: Migration | None = None
         self._filters = Filters(options.pins / "filters", inside.netlink)
 
@@ -136,6 +132,7 @@ class Engine:
             self.pins.hold()
             self._loaded, self._migration = load(self.options.file, self.pins.maps)
             self.tables = Tables(self._loaded.maps)
+            self.tracking = Tracking(self._loaded, self.tables)
         return self.tables
 
     def read(self) -> dict[bytes, bytes]:
@@ -219,39 +216,6 @@ class Engine:
         self.pins.remove()
         self.close()
 
-    def collect(self) -> int:
-        """Forget connections that are over, and counts of what is gone; how many entries went."""
-        if self._loaded is None or self.tables is None:
-            return 0
-        counts = Counts(self._loaded.maps)
-        looked = collect(HashMap(self._loaded.maps["flows"]), read_timeouts())
-        counts.add_expired(looked.expired)
-        self._flows = counts.looked(looked.entries, self._flows)
-        counts.sweep(self.tables)
-        return looked.expired
-
-    def made(self, plans: Collection[ServicePlan]) -> Made:
-        """What was counted."""
-        if self._loaded is None or self.tables is None:
-            return Made({}, {})
-        return Counts(self._loaded.maps).made(plans, self.tables, self._flows)
-
-    def connections(self) -> int:
-        """How many connections are carried by packets' programs now."""
-        if self._loaded is None:
-            return 0
-        return count_open(HashMap(self._loaded.maps["flows"]), read_timeouts())
-
-    def forget(self, stale: Stale) -> tuple[int, set[tuple[int, bytes]]]:
-        """Cut connections of packets that are stale; how many, and the sockets that are."""
-        if self._loaded is None:
-            return 0, set()
-        maps = self._loaded.maps
-        sockets = set(stale_sockets(HashMap(maps["reverses"]), stale))
-        removed = forget(HashMap(maps["flows"]), stale)
-        Counts(maps).add_expired(removed.entries)
-        return removed.connections, sockets
-
     def news(self) -> Subscription:
         """Hear of changes of devices."""
         return self._inside.news()
@@ -260,5 +224,5 @@ class Engine:
         """Let go of everything, and leave it working."""
         if self._loaded:
             self._loaded.close()
-        self._loaded = self.tables = None
+        self._loaded = self.tables = self.tracking = None
         self.pins.release()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 from typing import TypeVar
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import AnswersLostError, Subscription
 from steersman.model.conntrack import Stale
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import ApplyError, BusyError, Made, Support
@@ -19,18 +17,16 @@ from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import HeldError
 from steersman.modes.ebpf.engine import EbpfOptions, Engine, Inside
 from steersman.modes.ebpf.hold import Hold
+from steersman.modes.ebpf.keeper import Keeper
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.probe import probe
 from steersman.modes.ebpf.slots import FullError
 from steersman.modes.ebpf.sockets import destroy
 
 T = TypeVar("T")
-log = logging.getLogger("steersman.ebpf")
 
 _BUSY = (errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY)
 _INLINE = 64  # objects up to which the system calls are not worth a thread
-_SETTLE = 0.02  # seconds; a new device makes several notifications
-_COLLECT = 30.0  # seconds between two looks for connections that are over
 
 
 class EbpfMode:
@@ -61,7 +57,7 @@ class EbpfMode:
         self._hold = Hold(execute, inside.netfilter)
         self._lock = asyncio.Lock()
         self._programs = render.Programs(b"", self._options.guard_node_ports)
-        self._keeper: asyncio.Task[None] | None = None
+        self._keeper = Keeper(self.engine, self._hold, self._lock)
 
     async def probe(self) -> Support:
         """Say whether this kernel, and what is installed, can do it."""
@@ -92,24 +88,30 @@ class EbpfMode:
         """Write the maps; attach the programs after that, and detach them before."""
         async with self._lock:
             if Kind.PROGRAMS.value in change.added and not self.engine.pins.exist:
-                await self._mount()
+                await mount(self._exec, self._options.pins.parent)
             if len(change) <= _INLINE and self.engine.tables is not None:
                 guarded(lambda: self.engine.apply(change))
             else:
                 await asyncio.to_thread(guarded, lambda: self.engine.apply(change))
         if Kind.CONFIG.value in change.removed:
             await self._hold.let_go(even_if_used=True)
-        self._keep_going()
+        self._keeper.keep_going()
 
     async def made(self, plans: Collection[ServicePlan]) -> Made:
         """Connections by frontend and endpoint, and what else the programs count."""
         async with self._lock:
-            return await asyncio.to_thread(guarded, lambda: self.engine.made(plans))
+            tracking = self.engine.tracking
+            if tracking is None:
+                return Made({}, {})
+            return await asyncio.to_thread(guarded, lambda: tracking.made(plans))
 
     async def forget(self, stale: Stale) -> int:
         """Cut connections to endpoints that are gone; sockets that only send choose anew."""
         async with self._lock:
-            cut, sockets = await asyncio.to_thread(guarded, lambda: self.engine.forget(stale))
+            tracking = self.engine.tracking
+            if tracking is None:
+                return 0
+            cut, sockets = await asyncio.to_thread(guarded, lambda: tracking.forget(stale))
         return cut + await asyncio.to_thread(guarded, lambda: destroy(sockets))
 
     def kept(self, have: Ruleset) -> Ruleset:
@@ -120,7 +122,8 @@ class EbpfMode:
     async def connections(self) -> int:
         """How many connections are carried by packets; those that sockets made need nobody."""
         async with self._lock:
-            return await asyncio.to_thread(guarded, self.engine.connections)
+            tracking = self.engine.tracking
+            return await asyncio.to_thread(guarded, tracking.connections) if tracking else 0
 
     async def inherit(self) -> None:
         """Keep the connections going that netfilter translates for a mode which is left."""
@@ -128,58 +131,8 @@ class EbpfMode:
 
     def release(self) -> None:
         """Let go of everything, and leave it working."""
-        if self._keeper and not self._keeper.get_loop().is_closed():
-            self._keeper.cancel()
-        self._keeper = None
+        self._keeper.stop()
         self.engine.close()
-
-    async def _mount(self) -> None:
-        """Mount a bpffs above the pins where there is none."""
-        parent = self._options.pins.parent
-        if is_bpffs(parent):
-            return
-        result = await self._exec.run(["mount", "-t", "bpf", "bpf", str(parent)])
-        if result.returncode:
-            text = result.stderr.decode(errors="replace").strip()
-            raise ApplyError(f"ebpf: no bpffs is mounted at {parent}, and mounting fails: {text}")
-
-    # -- between syncs ----------------------------------------------------------------------
-
-    def _keep_going(self) -> None:
-        """Have devices followed and old connections forgotten, for as long as the loop runs."""
-        loop = asyncio.get_running_loop()
-        if self._keeper is None or self._keeper.done() or self._keeper.get_loop() is not loop:
-            self._keeper = loop.create_task(self._keep(), name="ebpf devices and connections")
-
-    async def _keep(self) -> None:
-        with self.engine.news() as news:
-            await self._do(self.engine.follow_devices)  # for what came before we listened
-            while self.engine.tables is not None:
-                changed = await _changed(news)
-                await self._do(self.engine.follow_devices if changed else self.engine.collect)
-                if not changed:
-                    await self._hold.let_go()
-
-    async def _do(self, work: Callable[[], object]) -> None:
-        try:
-            async with self._lock:
-                if self.engine.tables is not None:
-                    await asyncio.to_thread(work)
-        except OSError as error:
-            log.warning("ebpf: %s; tried again at the next change", error)
-
-
-async def _changed(news: Subscription) -> bool:
-    """Wait for a change of devices; False where there was none for a while."""
-    try:
-        async with asyncio.timeout(_COLLECT):
-            await news.receive()
-    except AnswersLostError:  # so many that some were lost: all is read afresh anyway
-        pass
-    except TimeoutError:
-        return False
-    await asyncio.sleep(_SETTLE)
-    return True
 
 
 def guarded(work: Callable[[], T]) -> T:
@@ -194,6 +147,16 @@ def guarded(work: Callable[[], T]) -> T:
         if error.errno in _BUSY:
             raise BusyError(f"ebpf: {error}") from error
         raise ApplyError(f"ebpf: {error}") from error
+
+
+async def mount(execute: Exec, place: Path) -> None:
+    """Mount a bpffs where there is none."""
+    if is_bpffs(place):
+        return
+    result = await execute.run(["mount", "-t", "bpf", "bpf", str(place)])
+    if result.returncode:
+        text = result.stderr.decode(errors="replace").strip()
+        raise ApplyError(f"ebpf: no bpffs is mounted at {place}, and mounting fails: {text}")
 
 
 def is_bpffs(path: Path) -> bool:

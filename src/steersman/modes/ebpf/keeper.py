@@ -1,0 +1,73 @@
+"""What goes on between syncs: devices are followed, old connections forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from steersman.host.netlink import AnswersLostError, Subscription
+from steersman.modes.ebpf.engine import Engine
+from steersman.modes.ebpf.hold import Hold
+
+_SETTLE = 0.02  # seconds; a new device makes several notifications
+_COLLECT = 30.0  # seconds between two looks for connections that are over
+log = logging.getLogger("steersman.ebpf")
+
+
+class Keeper:
+    """A task on the loop that applies Diffs, for as long as that runs."""
+
+    def __init__(self, engine: Engine, hold: Hold, lock: asyncio.Lock) -> None:
+        """Make it without a task; `lock` keeps it apart from syncs."""
+        self._engine = engine
+        self._hold = hold
+        self._lock = lock
+        self._task: asyncio.Task[None] | None = None
+
+    def keep_going(self) -> None:
+        """Have the task run; another loop gets another one."""
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+            self._task = loop.create_task(self._keep(), name="ebpf devices and connections")
+
+    def stop(self) -> None:
+        """End the task."""
+        if self._task and not self._task.get_loop().is_closed():
+            self._task.cancel()
+        self._task = None
+
+    async def _keep(self) -> None:
+        with self._engine.news() as news:
+            await self._do(self._engine.follow_devices)  # for what came before we listened
+            while self._engine.tables is not None:
+                if await _changed(news):
+                    await self._do(self._engine.follow_devices)
+                else:
+                    await self._do(self._collect)
+                    await self._hold.let_go()
+
+    def _collect(self) -> None:
+        if self._engine.tracking:
+            self._engine.tracking.collect()
+
+    async def _do(self, work: Callable[[], object]) -> None:
+        try:
+            async with self._lock:
+                if self._engine.tables is not None:
+                    await asyncio.to_thread(work)
+        except OSError as error:
+            log.warning("ebpf: %s; tried again at the next change", error)
+
+
+async def _changed(news: Subscription) -> bool:
+    """Wait for a change of devices; False where there was none for a while."""
+    try:
+        async with asyncio.timeout(_COLLECT):
+            await news.receive()
+    except AnswersLostError:  # so many that some were lost: all is read afresh anyway
+        pass
+    except TimeoutError:
+        return False
+    await asyncio.sleep(_SETTLE)
+    return True

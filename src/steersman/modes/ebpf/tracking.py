@@ -1,0 +1,48 @@
+"""The connections that packets carry: which are over, which are stale, and what was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from steersman.model.conntrack import Stale
+from steersman.model.plan import ServicePlan
+from steersman.modes.base import Made
+from steersman.modes.ebpf import flows
+from steersman.modes.ebpf.counts import Counts, Flows
+from steersman.modes.ebpf.loader import LoadedObject
+from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.tables import Tables
+
+
+class Tracking:
+    """What programs have learned and counted, in the maps of one object."""
+
+    def __init__(self, loaded: LoadedObject, tables: Tables) -> None:
+        """Take maps that stay with their owner."""
+        self._tables = tables
+        self._counts = Counts(loaded.maps)
+        self._flows = HashMap(loaded.maps["flows"])
+        self._reverses = HashMap(loaded.maps["reverses"])
+        self._seen = Flows()
+
+    def collect(self) -> None:
+        """Forget connections that are over, and counts of what is gone."""
+        looked = flows.collect(self._flows, flows.read_timeouts())
+        self._counts.add_expired(looked.expired)
+        self._seen = self._counts.looked(looked.entries, self._seen)
+        self._counts.sweep(self._tables)
+
+    def made(self, plans: Collection[ServicePlan]) -> Made:
+        """What was counted."""
+        return self._counts.made(plans, self._tables, self._seen)
+
+    def connections(self) -> int:
+        """How many connections there are now."""
+        return flows.count_open(self._flows, flows.read_timeouts())
+
+    def forget(self, stale: Stale) -> tuple[int, set[tuple[int, bytes]]]:
+        """Cut connections that are stale; how many, and the sockets (sockets.py) that are."""
+        sockets = set(flows.stale_sockets(self._reverses, stale))
+        removed = flows.forget(self._flows, stale)
+        self._counts.add_expired(removed.entries)
+        return removed.connections, sockets
