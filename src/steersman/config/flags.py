@@ -122,6 +122,14 @@ _OWN = (
         "steersman.ebpf_guard_node_ports",
     ),
     Flag(
+        "ebpf-xdp-devices",
+        "strings",
+        "",
+        _O,
+        "In the ebpf mode, devices whose packets are sent on by XDP where they are known.",
+        "steersman.ebpf_xdp_devices",
+    ),
+    Flag(
         "proxy-port-range",
         "string",
         "",

@@ -35,6 +35,7 @@ _RESTART: Final = (
     "steersman.strict",
     "steersman.ipvsSchedulerFlags",
     "steersman.ebpfGuardNodePorts",
+    "steersman.ebpfXdpDevices",
     "ipvs.scheduler",
     "ipvs.excludeCIDRs",
     "ipvs.strictARP",
@@ -92,6 +93,7 @@ def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
             strict=old.steersman.strict,
             ipvs_scheduler_flags=old.steersman.ipvs_scheduler_flags,
             ebpf_guard_node_ports=old.steersman.ebpf_guard_node_ports,
+            ebpf_xdp_devices=old.steersman.ebpf_xdp_devices,
         ),
     )
 

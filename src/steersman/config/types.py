@@ -165,6 +165,8 @@ class Steersman(Section, frozen=True):
     """In the ipvs mode, policy Local without an endpoint here goes to endpoints elsewhere."""
     ebpf_guard_node_ports: bool = True
     """In the ebpf mode, bind() to a node port in use is refused to processes of the node."""
+    ebpf_xdp_devices: tuple[str, ...] = ()
+    """In the ebpf mode, devices on which XDP sends packets of known connections on."""
     manifests: tuple[str, ...] = ()
     """Files or directories of manifests to read instead of an API server."""
     kubeconfig_context: str = ""

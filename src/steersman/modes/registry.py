@@ -35,6 +35,8 @@ class ModeOptions(msgspec.Struct, frozen=True):
     nftables if we are root, otherwise none."""
     guard_node_ports: bool = True
     """Whether in the ebpf mode processes of the node may not bind to a node port in use."""
+    xdp_devices: tuple[str, ...] = ()
+    """Devices on which the ebpf mode sends packets of known connections on early."""
 
 
 _NAME = "steersman-userspace"
@@ -66,7 +68,8 @@ def _ebpf(execute: Exec, options: ModeOptions) -> Mode:
     from steersman.modes.ebpf.engine import EbpfOptions
     from steersman.modes.ebpf.mode import EbpfMode
 
-    return EbpfMode(execute, EbpfOptions(guard_node_ports=options.guard_node_ports))
+    wanted = EbpfOptions(guard_node_ports=options.guard_node_ports, xdp_devices=options.xdp_devices)
+    return EbpfMode(execute, wanted)
 
 
 def _userspace(execute: Exec, options: ModeOptions) -> Mode:

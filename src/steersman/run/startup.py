@@ -83,6 +83,7 @@ def mode_options(config: ProxyConfig) -> ModeOptions:
         udp_idle=config.steersman.udp_idle_timeout.seconds,
         portals=config.steersman.userspace_portals,
         guard_node_ports=config.steersman.ebpf_guard_node_ports,
+        xdp_devices=config.steersman.ebpf_xdp_devices,
     )
 
 

@@ -2,6 +2,7 @@
 
     PINS/maps/NAME              maps
     PINS/links/PROGRAM          one link per program of sockets, to the cgroup
+    PINS/links/xdp_INDEX        one link per device that was named for it
     PINS/links/INDEX-PROGRAM    two links per device (or filters: clsact.py)
 
 What is pinned goes on working without us. A new process finds it, and replaces programs in place.
@@ -12,13 +13,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, TCX_EGRESS, TCX_INGRESS, Link
+from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, TCX_EGRESS, TCX_INGRESS, XDP, Link
+from steersman.modes.ebpf.devices import Device
 
+log = logging.getLogger("steersman.ebpf")
+_XDP = "xdp_"
 DEVICE_PROGRAMS = {"sm_ingress": TCX_INGRESS, "sm_egress": TCX_EGRESS}
 
 
@@ -131,6 +136,49 @@ class Links:
         for name in self._pins.names():
             if "-" in name and name not in keep:
                 (self._pins.links / name).unlink(missing_ok=True)
+
+
+class Accelerated:
+    """The program that sends known packets on (XDP), on devices that are named for it."""
+
+    def __init__(
+        self, pins: Pins, do: Callable[[Callable[[], None]], None], names: Collection[str]
+    ) -> None:
+        """Work with links.
+
+        Args:
+            pins: where they are pinned.
+            do: calls a function in the node's network namespace.
+            names: of the devices.
+        """
+        self._pins = pins
+        self._do = do
+        self._names = names
+        self._refused: set[str] = set()
+
+    def follow(self, program: int, devices: Iterable[Device]) -> set[int]:
+        """Have the program on the named devices that are there, and on no other; their indices.
+
+        A device that takes none (it has somebody else's) is left to tc, and that is logged once.
+        """
+        wanted = {device.number: device.name for device in devices if device.name in self._names}
+        for pin in self._pins.names():
+            if pin.startswith(_XDP) and int(pin.removeprefix(_XDP)) not in wanted:
+                self._pins.detach(pin)
+                (self._pins.links / pin).unlink(missing_ok=True)
+        on: set[int] = set()
+        self._do(lambda: on.update(i for i in wanted if self._attach(program, i, wanted[i])))
+        return on
+
+    def _attach(self, program: int, index: int, name: str) -> bool:
+        try:
+            _attach(self._pins, f"{_XDP}{index}", program, (index, index), XDP)
+        except OSError as error:
+            if name not in self._refused:
+                log.warning("ebpf: %s takes no XDP program (%s); tc goes on", name, error)
+            self._refused.add(name)
+            return False
+        return True
 
 
 def attach_sockets(pins: Pins, programs: Mapping[str, int], cgroup: Path) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from steersman.host.netlink import NETLINK_ROUTE, Netlink, Request
 from steersman.host.nlmsg import Message, attributes, string
 from steersman.model.names import Family
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.layout import DEVICE_NO_ETHERNET, DEVICE_POD
+from steersman.modes.ebpf.layout import DEVICE_NO_ETHERNET, DEVICE_POD, DEVICE_XDP
 
 _RTM_GETLINK, _RTM_GETADDR = 18, 22
 _IFLA_IFNAME, _IFLA_MASTER = 3, 10
@@ -82,7 +82,9 @@ def _address(reply: Message) -> tuple[int, bytes]:
     return index, packed if len(packed) == 16 else b""
 
 
-def describe(found: Found, interface: str, prefix: str) -> dict[int, bytes]:
+def describe(
+    found: Found, interface: str, prefix: str, accelerated: Collection[int] = ()
+) -> dict[int, bytes]:
     """What the map `devices` should hold, by index.
 
     Masquerading takes an address of the device that the packet leaves by, and where that has
@@ -92,6 +94,7 @@ def describe(found: Found, interface: str, prefix: str) -> dict[int, bytes]:
         found: what there is.
         interface: of the detector: pods are behind this device ("" for none).
         prefix: of the detector: pods are behind devices whose names begin so.
+        accelerated: indices of the devices that have the program of XDP.
     """
     names = {device.number: device.name for device in found.devices}
     ordered = [address for index in sorted(names) for address in found.addresses.get(index, ())]
@@ -101,6 +104,7 @@ def describe(found: Found, interface: str, prefix: str) -> dict[int, bytes]:
         belongs = (device.name, names.get(device.master, ""))
         flags = DEVICE_POD if _is_pod(belongs, interface, prefix) else 0
         flags |= 0 if device.kind == _ETHER else DEVICE_NO_ETHERNET
+        flags |= DEVICE_XDP if device.number in accelerated else 0
         out[device.number] = layout.DEVICE.pack(_first(mine, True), _first(mine, False), flags, 0)
     return out
 

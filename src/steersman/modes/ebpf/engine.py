@@ -14,6 +14,7 @@ from steersman.host.netlink import NETLINK_NETFILTER, NETLINK_ROUTE, Netlink, Su
 from steersman.modes.diff import Diff
 from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.attach import (
+    Accelerated,
     Links,
     Pins,
     attach_sockets,
@@ -46,6 +47,8 @@ class EbpfOptions(msgspec.Struct, frozen=True):
     """The cgroup (version 2) whose sockets are balanced; None for the root of them all."""
     guard_node_ports: bool = True
     """Whether processes of the node may not bind to a node port in use."""
+    xdp_devices: tuple[str, ...] = ()
+    """Devices whose packets are sent on early where their connection is known."""
     sockets: bool = True
     """Whether sockets are balanced, where a cgroup is there; packets see to everything if not."""
     tcx: bool | None = None
@@ -119,6 +122,7 @@ class Engine:
         self._loaded: loader.LoadedObject | None = None
         self.tracking: Tracking | None = None
         self._migration: Migration | None = None
+        self._accelerated = Accelerated(self.pins, inside.do, options.xdp_devices)
         self._filters = Filters(options.pins / "filters", inside.netlink)
 
     @functools.cached_property
@@ -200,9 +204,10 @@ class Engine:
             config or bytes(layout.NODE_VALUE.size)
         )
         texts = [text.rstrip(b"\0").decode() for text in (interface, prefix)]
+        fast = self._accelerated.follow(loaded.programs["sm_xdp"], found.devices)
         wanted = {
             index.to_bytes(4, layout.BYTE_ORDER): value
-            for index, value in describe(found, *texts).items()
+            for index, value in describe(found, texts[0], texts[1], fast).items()
         }
         devices = HashMap(loaded.maps["devices"])
         devices.put_all(wanted.items())

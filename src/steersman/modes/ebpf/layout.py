@@ -133,6 +133,7 @@ CONFIG_GUARD_NODE_PORTS = 8
 
 DEVICE_POD = 1
 DEVICE_NO_ETHERNET = 2
+DEVICE_XDP = 4
 
 PREFIXES_PODS = 0xFFFFFFFC
 PREFIXES_SERVICE_CIDRS = 0xFFFFFFFF
@@ -159,6 +160,7 @@ COUNTERS = (
     "flows_ended",
     "flows_expired",
     "dropped_loopback",
+    "packet_accelerated",
 )
 """What the programs count, in the order of `enum counter`."""
 

@@ -26,6 +26,7 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 // device.flags
 #define DEVICE_POD 1
 #define DEVICE_NO_ETHERNET 2
+#define DEVICE_XDP 4 // sm_xdp is there, too
 
 // Ids in `prefixes` that are no index of a service.
 #define PREFIXES_PODS 0xfffffffc
@@ -64,5 +65,6 @@ enum counter {
 	FLOWS_ENDED, // by programs; the other ends are FLOWS_EXPIRED, and those that LRU took
 	FLOWS_EXPIRED, // by flows.py: no program writes it
 	DROPPED_LOOPBACK,
+	PACKET_ACCELERATED,
 	COUNTERS,
 };

@@ -35,8 +35,7 @@ INLINE void delete_flow(const struct flow_key *key)
 }
 
 // Count a packet to an endpoint (side DESTINATION) or from it.
-CALLED int count_traffic(struct __sk_buff *skb, const struct packet *packet, __u32 service,
-			 const struct slot *slot, int side)
+CALLED int tally(__u32 service, const struct slot *slot, int side, __u32 packets, __u32 bytes)
 {
 	struct member_key key = {
 		.service = service,
@@ -44,18 +43,23 @@ CALLED int count_traffic(struct __sk_buff *skb, const struct packet *packet, __u
 		.port = slot->port,
 	};
 	struct tally *use = bpf_map_lookup_elem(&used, &key);
-	__u32 packets = skb->gso_segs ? skb->gso_segs : 1;
 
 	if (!use)
 		return 0;
 	if (side == DESTINATION) {
 		use->packets_in += packets;
-		use->bytes_in += skb->len - packet->l3;
+		use->bytes_in += bytes;
 	} else {
 		use->packets_out += packets;
-		use->bytes_out += skb->len - packet->l3;
+		use->bytes_out += bytes;
 	}
 	return 0;
+}
+
+INLINE void count_traffic(struct __sk_buff *skb, const struct packet *packet, __u32 service,
+			  const struct slot *slot, int side)
+{
+	tally(service, slot, side, skb->gso_segs ? skb->gso_segs : 1, skb->len - packet->l3);
 }
 
 INLINE void mark_closing(const struct flow_key *key)

@@ -24,5 +24,6 @@
 #include "reply.h"
 #include "errors.h"
 #include "device.h"
+#include "xdp.h"
 
 char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+// Packets of connections that are known already, sent on before the kernel makes anything of them:
+// on devices that were named for it. Nothing is decided here. Whatever begins or ends a connection,
+// is in pieces, or leads to another device than one of these goes on to device.h.
+#pragma once
+
+// The parts of a packet that change; all lie in its first bytes.
+struct view {
+	struct ethhdr *ethernet;
+	void *ip;
+	__u32 version; // the verifier takes no pointer for an answer
+	__be16 *ports;
+	__u16 *checksum; // of TCP or UDP
+	__u32 length; // of the IP packet
+};
+
+// Fill a view and the key; 0 where the packet is none for us.
+INLINE int view_ports(struct view *view, void *start, void *end, struct flow_key *key)
+{
+	__u8 *flags = start + 13;
+
+	view->ports = start;
+	if (key->protocol == IPPROTO_TCP) {
+		if (start + 18 > end || *flags & (TCP_SYN | TCP_FIN | TCP_RST))
+			return 0;
+		view->checksum = start + 16;
+	} else if (key->protocol == IPPROTO_UDP) {
+		if (start + 8 > end)
+			return 0;
+		view->checksum = start + 6;
+	} else {
+		return 0;
+	}
+	key->source_port = view->ports[0];
+	key->destination_port = view->ports[1];
+	return 1;
+}
+
+INLINE int view_ipv4(struct view *view, void *end, struct flow_key *key)
+{
+	struct iphdr *ip = (void *)(view->ethernet + 1);
+
+	if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 || ip->ttl < 2 ||
+	    ip->frag_off & bpf_htons(0x3fff))
+		return 0;
+	view->ip = ip;
+	view->version = 4;
+	view->length = bpf_ntohs(ip->tot_len);
+	set_ipv4(&key->source, ip->saddr);
+	set_ipv4(&key->destination, ip->daddr);
+	key->protocol = ip->protocol;
+	return view_ports(view, ip + 1, end, key);
+}
+
+INLINE int view_ipv6(struct view *view, void *end, struct flow_key *key)
+{
+	struct ipv6hdr *ip = (void *)(view->ethernet + 1);
+
+	if ((void *)(ip + 1) > end || ip->version != 6 || ip->hop_limit < 2)
+		return 0;
+	view->ip = ip;
+	view->version = 6;
+	view->length = sizeof(*ip) + bpf_ntohs(ip->payload_len);
+	__builtin_memcpy(&key->source, &ip->saddr, 16);
+	__builtin_memcpy(&key->destination, &ip->daddr, 16);
+	key->protocol = ip->nexthdr;
+	return view_ports(view, ip + 1, end, key);
+}
+
+INLINE int view_packet(struct xdp_md *ctx, struct view *view, struct flow_key *key)
+{
+	void *end = (void *)(long)ctx->data_end;
+
+	view->ethernet = (void *)(long)ctx->data;
+	if ((void *)(view->ethernet + 1) > end)
+		return 0;
+	if (view->ethernet->h_proto == bpf_htons(ETH_P_IP))
+		return view_ipv4(view, end, key);
+	return view->ethernet->h_proto == bpf_htons(ETH_P_IPV6) && view_ipv6(view, end, key);
+}
+
+INLINE void touch(struct flow *flow)
+{
+	flow->last = bpf_ktime_get_ns();
+	if (flow->state == OPENING)
+		flow->state = ESTABLISHED;
+}
+
+// What tc would make of the packet at ingress and then at egress; 0 where that is for tc to say.
+CALLED int translate(const struct flow_key *before, struct flow_key *after, __u32 length)
+{
+	struct flow *in = bpf_map_lookup_elem(&flows, before), *out;
+	struct slot slot = {};
+
+	if (!in || side_of(in) != DESTINATION || in->state == WAITING || in->state == CLOSING)
+		return 0;
+	*after = *before;
+	after->destination = in->address;
+	after->destination_port = in->port;
+	after->hook = EGRESS;
+	out = bpf_map_lookup_elem(&flows, after);
+	if (out && (side_of(out) != SOURCE || out->state == WAITING || out->state == CLOSING))
+		return 0;
+	if (in->kind == TO_CLIENT && !out)
+		return 0;
+	touch(in);
+	if (in->kind == TO_ENDPOINT) {
+		slot.address = in->address;
+		slot.port = in->port;
+		tally(in->service, &slot, DESTINATION, 1, length);
+	} else {
+		slot.address = before->source;
+		slot.port = before->source_port;
+		tally(in->service, &slot, SOURCE, 1, length);
+	}
+	if (out) {
+		touch(out);
+		after->source = out->address;
+		after->source_port = out->port;
+	}
+	return 1;
+}
+
+INLINE int is_accelerated(__u32 index)
+{
+	struct device *device = bpf_map_lookup_elem(&devices, &index);
+
+	return device && device->flags & DEVICE_XDP;
+}
+
+// Where the packet goes; 0 where the kernel is to find that out.
+INLINE int find_way(struct xdp_md *ctx, const struct view *view, const struct flow_key *key,
+		    struct bpf_fib_lookup *route)
+{
+	route->ifindex = ctx->ingress_ifindex;
+	route->l4_protocol = key->protocol;
+	route->tot_len = view->length;
+	if (view->version == 4) {
+		route->family = 2; // AF_INET
+		route->tos = ((struct iphdr *)view->ip)->tos;
+		route->ipv4_src = key->source.words[3];
+		route->ipv4_dst = key->destination.words[3];
+	} else {
+		route->family = 10; // AF_INET6
+		__builtin_memcpy(route->ipv6_src, &key->source, 16);
+		__builtin_memcpy(route->ipv6_dst, &key->destination, 16);
+	}
+	if (bpf_fib_lookup(ctx, route, sizeof(*route), 0) != BPF_FIB_LKUP_RET_SUCCESS)
+		return 0;
+	return is_accelerated(route->ifindex);
+}
+
+INLINE __u16 changed(__u16 checksum, const void *before, const void *after, __u32 size)
+{
+	return fold(bpf_csum_diff((__be32 *)before, size, (__be32 *)after, size, (__u16)~checksum));
+}
+
+// A router takes one off the time to live; the header's checksum is of 16-bit words (RFC 1624).
+INLINE void write_ipv4(struct iphdr *ip, const struct flow_key *before,
+		       const struct flow_key *after)
+{
+	__u32 sum = changed(ip->check, before, after, 32) + (__u32)bpf_htons(0x0100);
+
+	ip->check = sum + (sum >= 0xffff);
+	ip->ttl--;
+	ip->saddr = after->source.words[3];
+	ip->daddr = after->destination.words[3];
+}
+
+INLINE void write_ipv6(struct ipv6hdr *ip, const struct flow_key *after)
+{
+	ip->hop_limit--;
+	__builtin_memcpy(&ip->saddr, &after->source, 16);
+	__builtin_memcpy(&ip->daddr, &after->destination, 16);
+}
+
+// Addresses and ports lie one behind the other in a key, as far as the checksum covers them.
+INLINE void write_packet(struct view *view, const struct flow_key *before,
+			 const struct flow_key *after, const struct bpf_fib_lookup *route)
+{
+	int none = before->protocol == IPPROTO_UDP && !*view->checksum;
+
+	if (!none) {
+		*view->checksum = changed(*view->checksum, before, after, 36);
+		if (before->protocol == IPPROTO_UDP && !*view->checksum)
+			*view->checksum = 0xffff;
+	}
+	view->ports[0] = after->source_port;
+	view->ports[1] = after->destination_port;
+	if (view->version == 4)
+		write_ipv4(view->ip, before, after);
+	else
+		write_ipv6(view->ip, after);
+	__builtin_memcpy(view->ethernet->h_dest, route->dmac, ETH_ALEN);
+	__builtin_memcpy(view->ethernet->h_source, route->smac, ETH_ALEN);
+}
+
+SEC("xdp") int sm_xdp(struct xdp_md *ctx)
+{
+	struct flow_key before = { .hook = INGRESS }, after = {};
+	struct bpf_fib_lookup route = {};
+	struct view view = {};
+
+	if (!view_packet(ctx, &view, &before) || !translate(&before, &after, view.length) ||
+	    !find_way(ctx, &view, &after, &route))
+		return XDP_PASS;
+	write_packet(&view, &before, &after, &route);
+	count(PACKET_ACCELERATED);
+	if (route.ifindex == ctx->ingress_ifindex)
+		return XDP_TX;
+	return bpf_redirect(route.ifindex, 0);
+}
