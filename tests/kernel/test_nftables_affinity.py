@@ -11,8 +11,10 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
-from steersman.modes.diff import diff
+from steersman.modes.base import ApplyError
+from steersman.modes.diff import Diff, diff
 from steersman.modes.nftables.affinity import base_name, memory_name
+from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.mode import NftablesMode
 from tests import nftables_plans as make
 from tests.kernel.nft import mode_behind
@@ -161,6 +163,12 @@ def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
 
     before, ends = counts(make.plan([0, 1]))
     assert before == sum(ends.values()) == 20
+    have = asyncio.run(cluster.mode.read())
+    (element,) = (key for key in have if key[0] == Kind.SERVICE_IPS)
+    refused = Diff(changed={element: (have[element], b"no-such-chain\0")})
+    with pytest.raises(ApplyError):
+        asyncio.run(cluster.mode.apply(refused))
+    assert counts(make.plan([0, 1])) == (before, ends)
     cluster.program(make.plan(range(40)))  # another chain, so another element
     cluster.program(make.plan([1]))  # another slot
     after, left = counts(make.plan([1]))

@@ -142,10 +142,10 @@ class Tables:
         """
         dropped = {f for f in Family if prefix(Kind.SKELETON, f) in change.removed}
         change = _outside(change, dropped)
-        self.counters.keep(change)
         counts = self._derived.after(change)
         steps = [Step(wire.delete_table(f), (prefix(Kind.SKELETON, f),)) for f in dropped]
-        self._commit(steps, self._derived.complete(change, counts))
+        with self.counters.kept(change):
+            self._commit(steps, self._derived.complete(change, counts))
         for family in dropped:
             self._marks.pop(family, None)
         self._sleep(dropped)

@@ -8,8 +8,9 @@ are counted at the frontend only.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
-from steersman.host.netlink import Netlink, NetlinkError
+from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, nested, text
 from steersman.model.names import Family
 from steersman.modes.diff import Diff
@@ -30,37 +31,66 @@ class Counters:
     """What elements had counted when they were replaced."""
 
     def __init__(self, netlink: Netlink) -> None:
+        """Take the socket that transactions are sent by."""
         self._netlink = netlink
         self._before: dict[bytes, int] = {}
+        self._moves = 0
+        """Odd while a transaction moves what is counted."""
 
-    def keep(self, change: Diff) -> None:
-        """Read what elements that go have counted for what stays; just before they go."""
+    @contextmanager
+    def kept(self, change: Diff) -> Iterator[None]:
+        """Keep what elements have counted across the transaction that replaces them."""
         if not change.removed and not change.changed:
+            yield
             return
+        self._moves += 1
+        try:
+            counted, gone = self._counted(change)
+            yield
+            for name, packets in counted:
+                self._before[name] = self._before.get(name, 0) + packets
+            for name in gone:  # who comes later starts anew
+                self._before.pop(name, None)
+        finally:
+            self._moves += 1
+
+    def _counted(self, change: Diff) -> tuple[list[tuple[bytes, int]], set[bytes]]:
+        """What elements that go have counted for what stays; for what nobody counts any more."""
         new = [*change.added.items(), *((key, pair[1]) for key, pair in change.changed.items())]
         old = [*change.removed.items(), *((key, pair[0]) for key, pair in change.changed.items())]
         stay = {_name(key, value) for key, value in new if key[0] in _COUNTED}
-        counted: dict[bytes, bytes] = {}
-        for key, value in old:
-            if key[0] in _COUNTED and (name := _name(key, value)) in stay:
-                counted[key] = name
-            elif key[0] in _COUNTED:
-                self._before.pop(name, None)  # who comes later starts anew
-        for key, packets in self._read(counted):
-            if packets:
-                self._before[counted[key]] = self._before.get(counted[key], 0) + packets
+        names = {key: _name(key, value) for key, value in old if key[0] in _COUNTED}
+        moved = {key: name for key, name in names.items() if name in stay}
+        counted = [(moved[key], packets) for key, packets in self._read(moved) if packets]
+        return counted, set(names.values()) - stay
 
-    def totals(self) -> dict[bytes, int]:
+    def totals(self, netlink: Netlink) -> dict[bytes, int] | None:
         """Connections so far, by the key of the frontend's element, or by that of the endpoint's
-        with the first slot of its pool, then the endpoint."""
+        with the first slot of its pool, then the endpoint.
+
+        None where a transaction moved what is counted meanwhile.
+
+        Args:
+            netlink: the socket to ask by: not that of transactions, which need not wait.
+        """
+        moves = self._moves
+        try:
+            totals = self._listed(netlink)
+        except DumpInterruptedError:
+            return None
+        before = dict(self._before)
+        if moves % 2 or moves != self._moves:
+            return None
+        return {name: packets + before.get(name, 0) for name, packets in totals.items()}
+
+    def _listed(self, netlink: Netlink) -> dict[bytes, int]:
         totals: dict[bytes, int] = {}
         for family in Family:
             for kind in (*_FRONTENDS, *_ENDPOINTS):
-                for key, value, packets in self._dump(kind, family):
+                for key, value, packets in self._dump(netlink, kind, family):
                     name = _name(key, value)
                     totals[name] = totals.get(name, 0) + packets
-        self._before = {name: n for name, n in self._before.items() if name in totals}
-        return {name: packets + self._before.get(name, 0) for name, packets in totals.items()}
+        return totals
 
     def _read(self, keys: dict[bytes, bytes]) -> Iterator[tuple[bytes, int]]:
         groups: dict[bytes, list[bytes]] = {}
@@ -84,15 +114,18 @@ class Counters:
             for content in wire.element_lists(reply.payload):
                 yield start + content[8:end], _packets(content, end)
 
-    def _dump(self, kind: Kind, family: Family) -> Iterable[tuple[bytes, bytes, int]]:
+    @staticmethod
+    def _dump(netlink: Netlink, kind: Kind, family: Family) -> Iterable[tuple[bytes, bytes, int]]:
         spec = SETS[kind]
         end = 8 + spec.key_size(family)
         size = family.bits // 8 + 4
         try:
-            for content in set_elements(self._netlink, family, spec.name):
+            for content in set_elements(netlink, family, spec.name):
                 key = bytes((kind, family)) + content[8:end]
                 yield key, content[end + 8 : end + 8 + size], _packets(content, end)
-        except NetlinkError:  # no such table, or changed meanwhile: what was seen counts
+        except DumpInterruptedError:
+            raise
+        except NetlinkError:  # no such table
             return
 
 

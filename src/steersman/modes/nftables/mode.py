@@ -33,6 +33,7 @@ from steersman.modes.nftables.wire import NEWGEN, table_of
 
 _BUFFER = 1 << 28  # bytes of the largest transaction, 50,000 Services take 20 MB
 _NFNLGRP_NFTABLES = 7
+_ATTEMPTS = 3
 _INLINE = 64  # objects up to which the system call is not worth a thread
 
 
@@ -145,9 +146,18 @@ class NftablesMode:
     async def made(self, plans: Collection[ServicePlan]) -> Made:
         """Connections so far by ServicePort; those that affinity sends on, at frontends only."""
         async with self._counting:
+            return await asyncio.to_thread(self._totals.update, await self._counts(), plans)
+
+    async def _counts(self) -> dict[bytes, int]:
+        """Read the counters beside transactions, as these should not wait; else between them."""
+        totals = self._opened().counters.totals
+        with self._connect() as netlink:
+            for _ in range(_ATTEMPTS):
+                counts = await asyncio.to_thread(totals, netlink)
+                if counts is not None:
+                    return counts
             async with self._lock:
-                counts = await asyncio.to_thread(self._opened().counters.totals)
-            return await asyncio.to_thread(self._totals.update, counts, plans)
+                return await asyncio.to_thread(totals, netlink) or {}
 
     async def lost(self) -> None:
         """Wait until somebody else changed our tables (or all of the ruleset).
