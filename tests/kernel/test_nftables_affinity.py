@@ -175,3 +175,16 @@ def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
     assert after == 20
     assert left == {end: n for end, n in ends.items() if end in left}
     assert len(left) == 1
+
+
+def test_every_sticky_connection_is_counted(cluster: Cluster) -> None:
+    cluster.program()
+    assert asyncio.run(cluster.mode.made([])).frontends == {}
+    plan = make.plan(frontends=frontends(make.EXTERNAL_LOCAL), affinity=600)
+    cluster.program(plan)
+    for way in WAYS * 4:
+        cluster.reached(OUTSIDE, *way)
+        cluster.reached(POD, *way)
+    made = asyncio.run(cluster.mode.made([plan]))
+    assert sum(made.frontends.values()) == 24
+    assert sum(made.endpoints.values()) == 24

@@ -29,6 +29,8 @@ def counts(*plans: ServicePlan, each: int) -> dict[bytes, int]:
             elif key[0] in _ENDPOINTS:
                 assert isinstance(value, bytes)
                 found[key[:-4] + first_slot(key) + value] = each
+            elif key[0] == Kind.MEMBER:
+                found[key] = each
     return found
 
 
@@ -79,6 +81,18 @@ def test_who_is_gone_is_forgotten() -> None:
     made = totals.update(counts(plan, each=9), [less])  # the kernel's elements go later
     assert named(made.endpoints) == {"shop/web:http 10.244.0.2:8080": 9}
     assert totals.update(counts(plan, each=9), []).endpoints == {}
+
+
+def test_sticky_connections_are_counted_once_where_they_are_learned() -> None:
+    actions = make.EXTERNAL_LOCAL
+    both = [make.cluster_ip(), Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", 80, *actions)]
+    plan = make.plan([1, 2], frontends=both, affinity=60)  # 2 is local, so a member twice
+    made = Totals().update(counts(plan, each=5), [plan])
+    assert named(made.endpoints) == {
+        "shop/web:http 10.244.0.1:8080": 5,
+        "shop/web:http 10.244.0.2:8080": 5,
+    }
+    assert set(made.frontends.values()) == {5}
 
 
 @given(st.lists(st.tuples(make.plans(0), st.integers(0, 20)), max_size=6))

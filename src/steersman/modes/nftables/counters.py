@@ -1,13 +1,13 @@
 """Connections per frontend and per endpoint: the elements' own counters, kept across replacement.
 
 An element that is replaced starts at zero in the kernel, and slots change hands; what was counted
-is read just before and added to what comes after. Connections that session affinity sends on
-are counted at the frontend only.
+is read just before and added to what comes after. Connections of ServicePorts with session affinity
+are counted where the data path learns them, too: those that affinity sends on draw no endpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
@@ -16,8 +16,8 @@ from steersman.model.names import Family
 from steersman.modes.diff import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.elements import encode
-from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, first_slot
-from steersman.modes.nftables.read import set_elements
+from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, first_slot, named, prefix
+from steersman.modes.nftables.read import is_members, set_elements, set_names
 
 _FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
 _ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
@@ -83,13 +83,17 @@ class Counters:
             return None
         return {name: packets + before.get(name, 0) for name, packets in totals.items()}
 
-    def _listed(self, netlink: Netlink) -> dict[bytes, int]:
+    @staticmethod
+    def _listed(netlink: Netlink) -> dict[bytes, int]:
         totals: dict[bytes, int] = {}
         for family in Family:
-            for kind in (*_FRONTENDS, *_ENDPOINTS):
-                for key, value, packets in self._dump(netlink, kind, family):
-                    name = _name(key, value)
+            try:
+                for name, packets in (*_fixed(netlink, family), *_members(netlink, family)):
                     totals[name] = totals.get(name, 0) + packets
+            except DumpInterruptedError:
+                raise
+            except NetlinkError:  # no such table
+                continue
         return totals
 
     def _read(self, keys: dict[bytes, bytes]) -> Iterator[tuple[bytes, int]]:
@@ -114,24 +118,31 @@ class Counters:
             for content in wire.element_lists(reply.payload):
                 yield start + content[8:end], _packets(content, end)
 
-    @staticmethod
-    def _dump(netlink: Netlink, kind: Kind, family: Family) -> Iterable[tuple[bytes, bytes, int]]:
-        spec = SETS[kind]
-        end = 8 + spec.key_size(family)
-        size = family.bits // 8 + 4
-        try:
-            for content in set_elements(netlink, family, spec.name):
-                key = bytes((kind, family)) + content[8:end]
-                yield key, content[end + 8 : end + 8 + size], _packets(content, end)
-        except DumpInterruptedError:
-            raise
-        except NetlinkError:  # no such table
-            return
+
+def _fixed(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
+    """What the elements of the fixed maps have counted."""
+    size = family.bits // 8 + 4
+    for kind in (*_FRONTENDS, *_ENDPOINTS):
+        end = 8 + SETS[kind].key_size(family)
+        start = prefix(kind, family)
+        for content in set_elements(netlink, family, SETS[kind].name):
+            value = content[end + 8 : end + 8 + size]
+            yield _name(start + content[8:end], value), _packets(content, end)
 
 
 def _name(key: bytes, value: bytes) -> bytes:
     """What an element counts for: slots of a pool change hands."""
     return key if key[0] in _FRONTENDS else key[:-4] + first_slot(key) + value
+
+
+def _members(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
+    """What the sets of members have counted, by the keys of their elements."""
+    end = 8 + family.bits // 8 + 4
+    for name in set_names(netlink, family):
+        if is_members(name):
+            start = named(Kind.MEMBER, family, name) + b"\0"
+            for content in set_elements(netlink, family, name):
+                yield start + content[8:end], _packets(content, end)
 
 
 def _packets(content: bytes, end: int) -> int:

@@ -144,7 +144,7 @@ class NftablesMode:
         return diff_text(change)
 
     async def made(self, plans: Collection[ServicePlan]) -> Made:
-        """Connections so far by ServicePort; those that affinity sends on, at frontends only."""
+        """Connections so far by ServicePort."""
         async with self._counting:
             return await asyncio.to_thread(self._totals.update, await self._counts(), plans)
 

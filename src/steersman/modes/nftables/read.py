@@ -101,7 +101,7 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> Table | No
     if fixed != mark.foundation_digest:
         return Table(None, False, set(), {}, {})
     objects = dict(_service_chains(family, chains, rules))
-    names = _sets(netlink, family)
+    names = set_names(netlink, family)
     for name in names:
         objects.update(_elements(netlink, family, name))
         if "/" in name and name.startswith("affinity-"):
@@ -126,7 +126,8 @@ def _chains(netlink: Netlink, family: Family) -> set[str] | None:
     return {string(chain[3]) for chain in chains if string(chain[1]) == TABLE}
 
 
-def _sets(netlink: Netlink, family: Family) -> list[str]:
+def set_names(netlink: Netlink, family: Family) -> list[str]:
+    """Names of our sets and maps."""
     found = [attributes(payload, 4) for payload in _dump(netlink, wire.GETSET, family)]
     return [string(each[2]) for each in found if string(each[1]) == TABLE]
 
@@ -181,10 +182,15 @@ def _service_chains(
         yield named(Kind.CHAIN, family, name), comments[0].encode() if whole else b""
 
 
+def is_members(name: str) -> bool:
+    """Whether a set is that of a ServicePort's endpoints (affinity.py)."""
+    return "/" in name and name.startswith("members-")
+
+
 def _elements(netlink: Netlink, family: Family, name: str) -> Iterator[tuple[bytes, bytes]]:
     if name in _SPECS:
         yield from _fixed_elements(netlink, family, _SPECS[name])
-    elif "/" in name and name.startswith("members-"):
+    elif is_members(name):
         yield named(Kind.MEMBERS, family, name), b""
         start = named(Kind.MEMBER, family, name) + b"\0"
         size = family.bits // 8 + 4

@@ -7,13 +7,21 @@ than last time is added up, by endpoint and by frontend.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Family, ServicePortName
 from steersman.model.plan import Frontend, ServicePlan
 from steersman.modes.base import Made
-from steersman.modes.nftables.layout import PROTOCOLS, Kind, pack_address, pack_port, prefix
+from steersman.modes.nftables.affinity import base_name, members_name
+from steersman.modes.nftables.layout import (
+    PROTOCOLS,
+    Kind,
+    named,
+    pack_address,
+    pack_port,
+    prefix,
+)
 from steersman.modes.nftables.text import address
 
 Name: TypeAlias = tuple[ServicePortName, str]
@@ -33,36 +41,64 @@ class Totals:
 
     def update(self, counts: Mapping[bytes, int], plans: Iterable[ServicePlan]) -> Made:
         """Add what is new in the counts (counters.py says by which keys); forget who is gone."""
-        owners, frontends, endpoints = self._known(plans)
+        known = self._known(plans)
         for key, count in counts.items():
             before = self._last.get(key, 0)
             more = count - before if count >= before else count  # it was away, and began anew
             size = _size(key)
-            owner = owners.get(_frontend(key, size))
-            if owner is None:
+            owner = known.owners.get(_owner(key, size))
+            if owner is None or known.counted_elsewhere(key, size, counts):
                 continue
             name = (owner[0], _endpoint(key, size)) if size else owner
-            totals = endpoints if size else frontends
+            totals = known.endpoints if size else known.frontends
             if name in totals:
                 totals[name] += more
         self._last = counts
-        self._made = Made(frontends, endpoints)
+        self._made = Made(known.frontends, known.endpoints)
         return self._made
 
-    def _known(
-        self, plans: Iterable[ServicePlan]
-    ) -> tuple[dict[bytes, Name], dict[Name, int], dict[Name, int]]:
-        """Frontends by their keys, and the totals of before of all that there is now."""
-        owners: dict[bytes, Name] = {}
-        endpoints: dict[Name, int] = {}
+    def _known(self, plans: Iterable[ServicePlan]) -> _Known:
+        """What there is now, with the totals of before."""
+        known = _Known({}, {}, {}, {})
         for plan in plans:
             for frontend in plan.frontends:
-                owners[_key(plan, frontend)] = (plan.key.name, _label(frontend))
+                name = (plan.key.name, _label(frontend))
+                known.owners[_key(plan, frontend)] = name
+                known.frontends[name] = self._made.frontends.get(name, 0)
             for endpoint in plan.reachable:
                 name = (plan.key.name, str(endpoint))
-                endpoints[name] = self._made.endpoints.get(name, 0)
-        frontends = {name: self._made.frontends.get(name, 0) for name in owners.values()}
-        return owners, frontends, endpoints
+                known.endpoints[name] = self._made.endpoints.get(name, 0)
+            if plan.affinity_seconds:
+                known.add_members(plan)
+        return known
+
+
+class _Known(NamedTuple):
+    """Who counts what, and for whom."""
+
+    owners: dict[bytes, Name]
+    """By the keys of frontends, and by the sets of members of those with session affinity."""
+    frontends: dict[Name, int]
+    endpoints: dict[Name, int]
+    sets: dict[bytes, bytes]
+    """By the keys of sticky frontends nothing; by sets of Pool.LOCAL that of Pool.CLUSTER."""
+
+    def add_members(self, plan: ServicePlan) -> None:
+        """All of a sticky ServicePort's connections are counted where they are learned."""
+        base, family = base_name(plan.key), plan.key.family
+        cluster, local = (
+            named(Kind.MEMBER, family, members_name(base, pool)) for pool in (False, True)
+        )
+        self.owners[cluster] = self.owners[local] = (plan.key.name, "")
+        self.sets[local] = cluster
+        self.sets.update((_key(plan, frontend), b"") for frontend in plan.frontends)
+
+    def counted_elsewhere(self, key: bytes, size: int, counts: Mapping[bytes, int]) -> bool:
+        """Whether another element counts the same connections of an endpoint."""
+        other = self.sets.get(_owner(key, size)) if size else None
+        if other is None:
+            return False
+        return not other or other + b"\0" + key[-size:] in counts
 
 
 def _key(plan: ServicePlan, frontend: Frontend) -> bytes:
@@ -81,11 +117,17 @@ def _label(frontend: Frontend) -> str:
 
 def _size(key: bytes) -> int:
     """Length of the endpoint at the end of a key; 0 for a frontend's."""
-    return Family(key[1]).bits // 8 + 4 if key[0] in _ENDPOINTS_OF else 0
+    of_endpoint = key[0] in _ENDPOINTS_OF or key[0] == Kind.MEMBER
+    return Family(key[1]).bits // 8 + 4 if of_endpoint else 0
 
 
-def _frontend(key: bytes, size: int) -> bytes:
-    return prefix(_ENDPOINTS_OF[Kind(key[0])], Family(key[1])) + key[2 : -size - 4] if size else key
+def _owner(key: bytes, size: int) -> bytes:
+    """Key of the frontend, or the set of members, that an endpoint is counted in."""
+    if not size:
+        return key
+    if key[0] == Kind.MEMBER:
+        return key[: -size - 1]
+    return prefix(_ENDPOINTS_OF[Kind(key[0])], Family(key[1])) + key[2 : -size - 4]
 
 
 def _endpoint(key: bytes, size: int) -> str:

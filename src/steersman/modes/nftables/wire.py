@@ -188,9 +188,9 @@ _SET_MAP, _SET_TIMEOUT, _SET_EVAL, _SET_CONCAT = 0x8, 0x10, 0x20, 0x80
 
 
 def new_members(family: Family, name: str) -> Request:
-    """Add a set of endpoints (address . port)."""
+    """Add a set of endpoints (address . port), each of which counts how often it is found."""
     key_type, size = _endpoint_type(family)
-    fields = (be32(4, key_type), be32(5, size))
+    fields = (be32(4, key_type), be32(5, size), nested(17, text(1, "counter"), nested(2)))
     return _new_set(family, name, 0, fields)
 
 
