@@ -1,12 +1,13 @@
 """Figures of the ipvs mode beside `ipvsadm -R` and `ipset restore`, in the same run.
 
-Inside the machine: `python -m tests.vm -- .venv/bin/python -m tests.vm.guest.bench_ipvs`.
+Inside the machine: `python -m tests.vm -- .venv/bin/python -m tests.vm.guest.bench_ipvs [NUMBER]`.
 """
 
 from __future__ import annotations
 
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -23,7 +24,7 @@ from tests.iptables_plans import SETTINGS, simple
 from tests.kernel.namespace import in_namespace, sh
 from tests.modes import render
 
-SERVICES, TIMES = 1000, 200
+SERVICES, TIMES = int(sys.argv[1]) if len(sys.argv) > 1 else 1000, 200
 PLANS = [simple(number) for number in range(SERVICES)]
 WHOLE = NodePlan(SETTINGS, {plan.key: plan for plan in PLANS})
 
