@@ -120,8 +120,12 @@ def test_a_node_port_answers_on_loopback_while_it_is_there(
             server(protocol, PODS[family], b"one") as one,
             server(protocol, PODS[family], b"two") as two,
         ):
-            await follow(mode, plan(family, protocol, one))
+            first = plan(family, protocol, one)
+            await follow(mode, first)
             assert await ask(protocol, address) == b"one"
+            made = await mode.made([first])
+            assert made.frontends[first.key.name, f"nodePort:{PORT}"] == 1
+            assert list(made.endpoints.values()) == [1]
             await follow(mode, plan(family, protocol, two))
             assert await ask(protocol, address) == b"two"
             await follow(mode)

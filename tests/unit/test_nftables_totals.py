@@ -95,6 +95,16 @@ def test_sticky_connections_are_counted_once_where_they_are_learned() -> None:
     assert set(made.frontends.values()) == {5}
 
 
+def test_what_is_passed_on_from_loopback_counts_for_the_node_port() -> None:
+    plan = make.plan([1], frontends=[make.cluster_ip(), NODE_PORT], affinity=60)
+    found = counts(plan, each=5)
+    (slot,) = (key for key in found if key[0] == Kind.NODEPORT_ENDPOINTS)
+    found[bytes((Kind.RELAY,)) + slot[1:]] = 2
+    made = Totals().update(found, [plan])
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 7}
+    assert named(made.frontends)["shop/web:http nodePort:30080"] == 7
+
+
 @given(st.lists(st.tuples(make.plans(0), st.integers(0, 20)), max_size=6))
 def test_no_count_ever_falls(steps: list[tuple[ServicePlan, int]]) -> None:
     totals, before = Totals(), dict[tuple[ServicePortName, str], int]()

@@ -146,7 +146,8 @@ class NftablesMode:
     async def made(self, plans: Collection[ServicePlan]) -> Made:
         """Connections so far by ServicePort."""
         async with self._counting:
-            return await asyncio.to_thread(self._totals.update, await self._counts(), plans)
+            counts = {**await self._counts(), **self._relay.counts()}
+            return await asyncio.to_thread(self._totals.update, counts, plans)
 
     async def _counts(self) -> dict[bytes, int]:
         """Read the counters beside transactions, as these should not wait; else between them."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from steersman.modes.base import ApplyError
 from steersman.modes.diff import Diff
+from steersman.modes.nftables.layout import FIRST_SLOTS, pack_address, pack_port
 from steersman.modes.nftables.render_localhost import frontend_key
 from steersman.modes.userspace.apply import Proxy
 from steersman.modes.userspace.names import FrontendKey, Listener
@@ -42,6 +43,18 @@ class Relay:
             return {}
         listeners = self._proxy().listeners
         return {key: listeners[known] for key, known in self._keys.items()}
+
+    def counts(self) -> dict[bytes, int]:
+        """Connections passed on, by the key of the listener, a slot and the endpoint."""
+        keys = {listener.owner: key for key, listener in self.listening.items()}
+        return {
+            keys[owner]
+            + FIRST_SLOTS[0]
+            + pack_address(end.ip)
+            + pack_port(end.port): each.connections
+            for owner, end, each in (self._made.traffic if self._made else ())
+            if owner in keys
+        }
 
     async def follow(self, change: Diff) -> None:
         """Close what goes, then open or change the others. On the loop that serves them."""

@@ -28,6 +28,7 @@ Name: TypeAlias = tuple[ServicePortName, str]
 _ENDPOINTS_OF = {
     Kind.SERVICE_ENDPOINTS: Kind.SERVICE_IPS,
     Kind.NODEPORT_ENDPOINTS: Kind.SERVICE_NODEPORTS,
+    Kind.RELAY: Kind.SERVICE_NODEPORTS,
 }
 
 
@@ -53,6 +54,8 @@ class Totals:
             totals = known.endpoints if size else known.frontends
             if name in totals:
                 totals[name] += more
+            if key[0] == Kind.RELAY:  # no element counts its frontend
+                known.frontends[owner] += more
         self._last = counts
         self._made = Made(known.frontends, known.endpoints)
         return self._made
@@ -95,7 +98,9 @@ class _Known(NamedTuple):
 
     def counted_elsewhere(self, key: bytes, size: int, counts: Mapping[bytes, int]) -> bool:
         """Whether another element counts the same connections of an endpoint."""
-        other = self.sets.get(_owner(key, size)) if size else None
+        if not size or key[0] == Kind.RELAY:
+            return False
+        other = self.sets.get(_owner(key, size))
         if other is None:
             return False
         return not other or other + b"\0" + key[-size:] in counts
