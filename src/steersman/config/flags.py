@@ -154,6 +154,14 @@ _OWN = (
         "steersman.userspace_portals",
         choices=("iptables", "nftables", "direct", "none"),
     ),
+    Flag(
+        "dns-search",
+        "strings",
+        "",
+        _O,
+        "Suffixes that winuserspace tries for questions to DNS Services.",
+        "steersman.dns_search",
+    ),
     Flag("dry-run", "bool", "false", _O, "Show what would change in the kernel, and exit."),
 )
 

@@ -155,6 +155,8 @@ class Steersman(Section, frozen=True):
     """When the userspace modes forget an idle UDP client."""
     userspace_portals: str = ""
     """What leads clients to the userspace mode; "" for rules as root, and otherwise nothing."""
+    dns_search: tuple[str, ...] = ()
+    """Suffixes that the winuserspace mode tries for questions to DNS Services; () for none."""
     iptables_variant: str = ""
     """`nft` or `legacy`; "" finds out which one this machine uses."""
     strict: bool = False

@@ -29,6 +29,8 @@ class ModeOptions(msgspec.Struct, frozen=True):
     """First and last port that the userspace mode listens on; None for any."""
     udp_idle: float = 0.25
     """Seconds after which the userspace modes forget an idle UDP client."""
+    dns_search: tuple[str, ...] = ()
+    """Suffixes that the winuserspace mode tries for questions to DNS Services."""
     portals: str = ""
     """How the userspace mode is reached: by `iptables` or `nftables`, `direct` (Service addresses
     are added to this machine), `none` (only addresses that it has), or "": by iptables or else
@@ -92,7 +94,7 @@ def _winuserspace(execute: Exec, options: ModeOptions) -> Mode:
     from steersman.modes.userspace.direct import DirectOptions
     from steersman.modes.winuserspace.mode import winuserspace
 
-    return winuserspace(execute, DirectOptions(options.udp_idle))
+    return winuserspace(execute, DirectOptions(options.udp_idle, dns_search=options.dns_search))
 
 
 def _is_root() -> bool:

@@ -82,6 +82,7 @@ def mode_options(config: ProxyConfig) -> ModeOptions:
         proxy_ports=ports if ports and ports[1] else None,
         udp_idle=config.steersman.udp_idle_timeout.seconds,
         portals=config.steersman.userspace_portals,
+        dns_search=config.steersman.dns_search,
         guard_node_ports=config.steersman.ebpf_guard_node_ports,
         xdp_devices=config.steersman.ebpf_xdp_devices,
     )

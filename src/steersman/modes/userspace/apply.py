@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.modes.base import ApplyError
@@ -14,6 +15,7 @@ from steersman.modes.userspace.balance import Balancer
 from steersman.modes.userspace.incoming import note_interfaces
 from steersman.modes.userspace.names import FrontendKey, Listener
 from steersman.modes.userspace.route import Route
+from steersman.modes.userspace.searching import PORT_NAME, SearchingSession
 from steersman.modes.userspace.sockets import (
     OpenSocket,
     Place,
@@ -27,7 +29,7 @@ from steersman.modes.userspace.sockets import (
 )
 from steersman.modes.userspace.tcp import TcpListener
 from steersman.modes.userspace.traffic import Traffic
-from steersman.modes.userspace.udp import UdpListener
+from steersman.modes.userspace.udp import MakeSession, UdpListener
 
 AnyListener = TcpListener | UdpListener
 _DRAIN_LOOK = 0.05  # seconds
@@ -53,6 +55,8 @@ class Proxy:
         self._open_socket = open_socket
         self._ports = ports
         self._udp_idle = udp_idle
+        self.dns_search: tuple[str, ...] = ()
+        """Suffixes to try for questions to DNS Services (dns.py); () leaves them alone."""
         self._listeners: dict[FrontendKey, AnyListener] = {}
         self._balancers: dict[PlanKey, Balancer] = {}
         self._owned: Counter[PlanKey] = Counter()
@@ -200,7 +204,10 @@ class Proxy:
             note_interfaces(sock)
             listen(sock)
             return TcpListener(sock, route)
-        udp = UdpListener(sock, route, self._udp_idle)
+        make: MakeSession | None = None
+        if self.dns_search and plan.owner.name.port == PORT_NAME:
+            make = partial(SearchingSession, suffixes=self.dns_search)
+        udp = UdpListener(sock, route, self._udp_idle, make)
         await udp.start()
         return udp
 

@@ -39,6 +39,8 @@ class DirectOptions(msgspec.Struct, frozen=True):
     """Seconds after which an idle UDP client is forgotten (`--udp-timeout`)."""
     limit: int = 0
     """Descriptors for listeners and connections; 0 for what the system allows."""
+    dns_search: tuple[str, ...] = ()
+    """Suffixes that questions to DNS Services are tried with (dns.py)."""
     handover: str = ""
     """Name by which listening sockets are taken over from the process before, and given to the
     next; "" for not at all."""
@@ -73,6 +75,7 @@ class DirectMode:
         options = options or DirectOptions()
         self.name = name
         self.proxy = Proxy(open_socket, Ports(), options.udp_idle, options.limit)
+        self.proxy.dns_search = options.dns_search
         self._succession = Succession(options.handover, self.proxy)
         self._addresses = addresses
         self._refusing: dict[FrontendKey, Portal] = {}

@@ -65,7 +65,7 @@ class Ports:
     ) -> None:
         """Take the first and last port of the range; None leaves the choice to the kernel."""
         self._range = range(chosen[0], chosen[1] + 1) if chosen else range(1)
-        self._next = random.randrange(len(self._range))
+        self._next = -1  # the first is chosen when it is needed
         self._freed: dict[int, float] = {}
         self._clock = clock
 
@@ -76,6 +76,8 @@ class Ports:
             PortError: all ports of the range are in use.
             OSError: the address cannot be bound.
         """
+        if self._next < 0:
+            self._next = random.randrange(len(self._range))
         for _ in self._range:
             port = self._range[self._next]
             self._next = (self._next + 1) % len(self._range)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from steersman.model.plan import Endpoint
@@ -112,17 +113,27 @@ class Session(asyncio.DatagramProtocol):
                 self._transport.close()
 
 
+MakeSession: TypeAlias = Callable[["UdpListener", Client, Endpoint], Session]
+
+
 class UdpListener(asyncio.DatagramProtocol):
     """Takes the datagrams of a Route's clients; answers go out by the same socket."""
 
-    def __init__(self, sock: socket.socket, route: Route, idle_seconds: float) -> None:
-        """Take a bound socket; `start` begins."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        route: Route,
+        idle_seconds: float,
+        session: MakeSession | None = None,
+    ) -> None:
+        """Take a bound socket; `start` begins. Another kind of session may be made for clients."""
         self.route = route
         self.idle_seconds = idle_seconds
         self.loop = asyncio.get_running_loop()
         self._socket = sock
         self._transport: asyncio.DatagramTransport | None = None
         self._sessions: dict[Client, Session] = {}
+        self._make = session or Session
         self._reads = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -186,7 +197,7 @@ class UdpListener(asyncio.DatagramProtocol):
         endpoints = self.route.endpoints(client.address[0], interface)
         if not endpoints or not self.route.room.take(_DESCRIPTORS):
             return None
-        session = self._sessions[client] = Session(self, client, endpoints[0])
+        session = self._sessions[client] = self._make(self, client, endpoints[0])
         task = self.loop.create_task(self._connect(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
