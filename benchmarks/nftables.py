@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import world
+from benchmarks import footprint, world
 from benchmarks.figures import Figure, figure
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Node
@@ -244,11 +244,26 @@ def _packets(services: int, rounds: int) -> list[Figure]:
     return figures
 
 
+def _memory(services: int) -> list[Figure]:
+    """The whole process, as `steersman run`."""
+    first, now, _ = footprint.measured(MODE, services)
+    return [
+        figure("the process: resident memory", MODE, services, (first, "MB")),
+        figure("  after metrics and state", MODE, services, (now, "MB")),
+    ]
+
+
 def run(quick: bool) -> list[Figure]:
     """Measure at 1,000, 10,000 and 50,000 Services (500 when quick)."""
     collect_seldom()
     if quick:
-        return [*_cold(500, 3, 1), *_changes(500, 20, 500), *_healing(500, 3), *_packets(500, 5)]
+        return [
+            *_cold(500, 3, 1),
+            *_changes(500, 20, 500),
+            *_healing(500, 3),
+            *_packets(500, 5),
+            *_memory(500),
+        ]
     return [
         *_cold(10_000, 3, 3),
         *_cold(50_000, 3, 1),
@@ -260,4 +275,5 @@ def run(quick: bool) -> list[Figure]:
         *_healing(1_000, 9),
         *_healing(10_000, 3),
         *_packets(10_000, 20),
+        *_memory(10_000),
     ]

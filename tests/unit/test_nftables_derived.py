@@ -68,7 +68,7 @@ def test_what_lacks_what_follows_from_it_is_not_in_force() -> None:
     for missing in follows:
         objects = {**rendered, **follows, stranger: b""}
         del objects[missing]
-        check_derived(objects, V4)
+        check_derived(objects)
         lost = {key for key, value in rendered.items() if derived(key, value) == missing}
         assert lost
         assert objects.keys() == (rendered.keys() - lost) | {stranger}
@@ -80,7 +80,7 @@ def test_an_endpoint_of_two_services_stays_until_both_are_gone() -> None:
     other = make.plan([0], of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
     two = render_service(other, make.SETTINGS, {})
     objects: dict[bytes, Any] = {**one, **two}
-    known.read(check_derived({**objects, **Derived().loaded(objects)}, V4))
+    known.read(check_derived({**objects, **Derived().loaded(objects)}))
     first = Diff(removed=one)
     counts = known.after(first)
     assert {key[0] for key in known.complete(first, counts).removed.keys() - one.keys()} == {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from steersman.host.nlmsg import attr, message, nested
+from steersman.host.nlmsg import attr, message, nested, text
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Detector,
@@ -284,3 +284,9 @@ def test_the_element_that_is_to_blame_is_found_by_its_place() -> None:
     places = [sent.index(item) for item in items]
     assert [wire.element_at(request, place) for place in places] == list(range(9))
     assert wire.element_at(request, places[3] + 4) == -1
+
+
+def test_answers_are_taken_apart_as_far_as_they_make_sense() -> None:
+    listed = nested(3, nested(1, b"ab"), nested(1, b"cdef"))
+    assert list(wire.element_lists(bytes(4) + text(1, "table") + listed)) == [b"ab", b"cdef"]
+    assert list(wire.element_lists(bytes(4) + attr(3, nested(1, b"ab") + bytes(4)))) == [b"ab"]

@@ -91,21 +91,17 @@ class Derived:
             self._counts = {k: n for k, n in self._counts.items() if k[1] not in dropped}
 
 
-def check_derived(objects: dict[bytes, bytes], family: Family) -> Counts:
+def check_derived(objects: dict[bytes, bytes]) -> Counts:
     """Leave out of `objects` what follows from others, and whatever lacks what follows from it.
 
     Returns how many elements each that follows from others follows from.
     """
-    sources: dict[bytes, list[bytes]] = {}
-    for key, value in objects.items():
-        if key[0] in _SOURCES and key[1] == family and (follows := derived(key, value)):
-            sources.setdefault(follows, []).append(key)
     counts: Counts = {}
-    for follows, keys in sources.items():
-        if follows in objects:
-            del objects[follows]
-            counts[follows] = len(keys)
-        else:
-            for key in keys:
+    count(objects.items(), 1, counts)
+    lost = {follows for follows in counts if objects.pop(follows, None) is None}
+    if lost:
+        found = [(key, value) for key, value in objects.items() if key[0] in _SOURCES]
+        for key, value in found:
+            if derived(key, value) in lost:
                 del objects[key]
-    return counts
+    return {follows: number for follows, number in counts.items() if follows not in lost}

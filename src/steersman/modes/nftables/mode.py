@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
 from typing import Any
 
@@ -18,9 +19,9 @@ from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import Tables, has_texts, resolve_texts
 from steersman.modes.nftables.layout import (
     FIRST_SLOTS,
+    LOCAL_SLOTS,
     TABLE,
     Kind,
-    first_slot,
     unpack_slot,
 )
 from steersman.modes.nftables.probe import probe
@@ -207,9 +208,9 @@ _ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
 
 def slots_of(objects: Ruleset) -> dict[bytes, tuple[bytes, ...]]:
     """Slots as they are in the kernel, by the key of the first one."""
-    found: dict[bytes, dict[int, bytes]] = {}
+    found: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
     for key, endpoint in objects.items():
         if key[0] in _ENDPOINTS:
-            first = key[:-4] + first_slot(key)
-            found.setdefault(first, {})[unpack_slot(key)] = endpoint
-    return {first: tuple(ends[slot] for slot in sorted(ends)) for first, ends in found.items()}
+            slot = unpack_slot(key)
+            found[key[:-4] + FIRST_SLOTS[slot >= LOCAL_SLOTS]].append((slot, endpoint))
+    return {first: tuple([end for _, end in sorted(ends)]) for first, ends in found.items()}

