@@ -27,14 +27,13 @@ from steersman.modes.nftables.layout import (
 from steersman.modes.nftables.probe import probe
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.render_localhost import render_localhost, without_listeners
+from steersman.modes.nftables.scrape import Scrape
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text
-from steersman.modes.nftables.totals import Totals
 from steersman.modes.nftables.wire import NEWGEN, table_of
 
 _BUFFER = 1 << 28  # bytes of the largest transaction, 50,000 Services take 20 MB
 _NFNLGRP_NFTABLES = 7
-_ATTEMPTS = 3
 _INLINE = 64  # objects up to which the system call is not worth a thread
 
 
@@ -93,8 +92,7 @@ class NftablesMode:
         self._subscribe = subscribe
         self._tables: Tables | None = None
         self._lock = asyncio.Lock()
-        self._counting = asyncio.Lock()
-        self._totals = Totals()
+        self._scrape = Scrape(connect, self._lock)
         self._texts = {foundation(family) for family in Family}
         self._early: tuple[int, dict[bytes, Any]] | None = None
         """What the kernel had when the mode was probed: the first `read` need not look again."""
@@ -146,20 +144,7 @@ class NftablesMode:
 
     async def made(self, plans: Collection[ServicePlan]) -> Made:
         """Connections so far by ServicePort."""
-        async with self._counting:
-            counts = {**await self._counts(), **self._relay.counts()}
-            return await asyncio.to_thread(self._totals.update, counts, plans)
-
-    async def _counts(self) -> dict[bytes, int]:
-        """Read the counters beside transactions, as these should not wait; else between them."""
-        totals = self._opened().counters.totals
-        with self._connect() as netlink:
-            for _ in range(_ATTEMPTS):
-                counts = await asyncio.to_thread(totals, netlink)
-                if counts is not None:
-                    return counts
-            async with self._lock:
-                return await asyncio.to_thread(totals, netlink) or {}
+        return await self._scrape.made(self._opened().counters, self._relay, plans)
 
     async def lost(self) -> None:
         """Wait until somebody else changed our tables (or all of the ruleset).
