@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from steersman.host.netlink import Netlink
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import Made
+from steersman.modes.base import BusyError, Made
 from steersman.modes.nftables.counters import Counters
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.totals import Totals
@@ -26,7 +26,11 @@ class Scrape:
         self._totals = Totals()
 
     async def made(self, counters: Counters, relay: Relay, plans: Iterable[ServicePlan]) -> Made:
-        """Add up what elements and loopback's listeners count, for these plans."""
+        """Add up what elements and loopback's listeners count, for these plans.
+
+        Raises:
+            BusyError: others change the ruleset all the time.
+        """
         async with self._one:
             counts = {**await self._read(counters), **relay.counts()}
             return await asyncio.to_thread(self._totals.update, counts, plans)
@@ -39,4 +43,7 @@ class Scrape:
                 if counts is not None:
                     return counts
             async with self._transactions:
-                return await asyncio.to_thread(counters.totals, netlink) or {}
+                counts = await asyncio.to_thread(counters.totals, netlink)
+        if counts is None:
+            raise BusyError("nftables: others change the ruleset faster than it can be read")
+        return counts
