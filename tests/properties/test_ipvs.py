@@ -83,6 +83,7 @@ def test_counts_never_fall(scrapes: list[dict[Counted, Stats]]) -> None:
     before: Counter[object] = Counter()
     for counts in scrapes:
         made = totals.update(counts, owners)
-        now: Counter[object] = Counter({**made.frontends, **made.endpoints})
+        now: Counter[object] = Counter(dict(made.frontends))
+        now.update(dict(made.endpoints))
         assert now >= before
         before = now

@@ -14,7 +14,8 @@ from pathlib import Path
 
 CACHE = Path(os.environ.get("STEERSMAN_VM_CACHE", Path.home() / ".cache/steersman-vm"))
 """Outside the repository; kernels stay there."""
-DEFAULT = "linux-image-amd64"
+DEFAULT = os.environ.get("STEERSMAN_VM_KERNEL", "linux-image-amd64")
+"""Debian package of the kernel: a second version can be chosen."""
 _COMPRESSED = re.compile(r"\.ko(\.xz)?$")
 
 

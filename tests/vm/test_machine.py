@@ -6,15 +6,14 @@ import io
 import os
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.vm.initramfs import Archive
-from tests.vm.kernel import DEFAULT, MachineError
+from tests.vm.kernel import Kernel, MachineError, find_kernel
 from tests.vm.machine import MARK, missing, run
 
-KERNEL = os.environ.get("STEERSMAN_VM_KERNEL", DEFAULT)
-"""Debian package of the kernel: a second version can be chosen."""
 MINUTES = 40 if os.environ.get("STEERSMAN_VM_ALL") else 15
 pytestmark = pytest.mark.skipif(bool(os.environ.get(MARK)), reason="this is the virtual machine")
 
@@ -26,10 +25,34 @@ def test_everything_inside() -> None:
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/vm/guest"]
     output = io.BytesIO()
     try:
-        status = run(argv, kernel=KERNEL, timeout=MINUTES * 60, out=output)
+        status = run(argv, timeout=MINUTES * 60, out=output)
     except MachineError as error:
         pytest.skip(str(error))
     assert status == 0, output.getvalue().decode(errors="replace")[-8000:]
+
+
+@pytest.mark.parametrize("command", ["qemu-system-x86_64", "busybox", "depmod"])
+def test_what_is_missing_is_named(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None if name == command else f"/bin/{name}")
+    package = {"qemu-system-x86_64": "qemu-system-x86", "busybox": "busybox-static"}
+    assert f"needs {package.get(command, 'kmod')}: apt-get install" in missing()
+    with pytest.raises(MachineError, match="apt-get install"):
+        run(["true"])
+
+
+def test_without_the_tools_of_debian_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(MachineError, match="a Debian system is needed"):
+        find_kernel("linux-image-0.1")
+
+
+def test_a_kernel_without_a_module_is_refused(tmp_path: Path) -> None:
+    modules = tmp_path / "lib/modules/0.1"
+    modules.mkdir(parents=True)
+    (modules / "modules.dep").write_text("kernel/fs/9p.ko.xz: kernel/net/9pnet.ko.xz\n")
+    (modules / "modules.builtin").write_text("kernel/drivers/virtio.ko\n")
+    with pytest.raises(MachineError, match="has no module overlay"):
+        Kernel(tmp_path, "0.1").closure(["virtio", "overlay"])
 
 
 def test_an_archive_is_made_of_padded_entries() -> None:

@@ -121,6 +121,7 @@ def test_an_endpoint_that_returns_while_it_drains(node: Node) -> None:
     assert table(node).count("Masq    1") == 2
 
 
+@only_with_all
 def test_udp_is_removed_at_once(node: Node) -> None:
     node.bring(of(*BOTH, protocol=Protocol.UDP))
     node.apply(of(ONE[0], protocol=Protocol.UDP))

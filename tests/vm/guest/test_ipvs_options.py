@@ -49,12 +49,9 @@ def test_weights(node: Node) -> None:
     assert table(node).count("Masq    1") == 2
 
 
+@only_with_all
 @pytest.mark.parametrize(
-    ("scheduler", "words", "flags"),
-    [
-        ("mh", ("none",), 0),
-        pytest.param("sh", ("sh-port", "sh-fallback"), 0x18, marks=only_with_all),
-    ],
+    ("scheduler", "words", "flags"), [("mh", ("none",), 0), ("sh", ("sh-port", "sh-fallback"), 24)]
 )
 def test_flags(node: Node, scheduler: str, words: tuple[str, ...], flags: int) -> None:
     node.again(IpvsOptions(scheduler=scheduler, scheduler_flags=words))
