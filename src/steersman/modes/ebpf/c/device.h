@@ -53,7 +53,15 @@ CALLED int send_elsewhere(struct __sk_buff *skb, const struct packet *packet)
 	return bpf_redirect_neigh(route.ifindex, NULL, 0, 0);
 }
 
-// A packet of no known connection: `class` is NODE for this node's own.
+// Only a SYN, or an INIT, opens a connection. Asked first: most packets are of connections that
+// sockets have made, or of others.
+INLINE int opens(const struct packet *packet)
+{
+	return packet->key.protocol == IPPROTO_UDP ||
+	       (packet->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+// A packet that opens a connection: `class` is NODE for this node's own.
 CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 {
 	struct frontend_key key = {};
@@ -62,8 +70,6 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	__u32 action;
 	int found, failed;
 
-	if (packet->key.protocol != IPPROTO_UDP && (packet->flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
-		return NEXT; // only a SYN, or an INIT, opens a connection
 	found = find_frontend(&packet->key.destination, packet->key.destination_port,
 			      packet->key.protocol, &key, &frontend);
 	if (found == NOTHING)
@@ -179,6 +185,8 @@ SEC("tc") int sm_ingress(struct __sk_buff *skb)
 	flow = find_flow(&packet);
 	if (!flow && is_for_loopback(&packet))
 		return drop(DROPPED_LOOPBACK);
+	if (!flow && !opens(&packet))
+		return NEXT;
 	if (!flow)
 		return new_packet(skb, &packet, class_of(&packet, flags));
 	note_packet(skb, flow, &packet);
@@ -201,6 +209,8 @@ SEC("tc") int sm_egress(struct __sk_buff *skb)
 		return NEXT;
 	}
 	flow = find_flow(&packet);
+	if (!flow && !opens(&packet))
+		return NEXT;
 	if (!flow)
 		flow = leave_loopback(skb, &packet);
 	if (!flow)
