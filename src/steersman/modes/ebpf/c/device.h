@@ -85,7 +85,10 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 		return refuse_packet(skb, packet);
 	if ((action & ACTION_VERDICT) == DROP)
 		return drop(DROPPED_NO_ENDPOINT);
-	failed = open_flow(packet, frontend.service, action, class, &slot);
+	if (!(class == EXTERNAL && choose_by_table(packet, frontend.service, action, &slot)) &&
+	    !choose(frontend.service, action, &packet->key.source, &slot))
+		return drop(DROPPED_NO_ENDPOINT);
+	failed = open_flow(packet, frontend.service, action, &slot);
 	if (failed)
 		return drop(failed);
 	count(PACKET_FORWARDED);

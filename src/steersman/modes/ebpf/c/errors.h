@@ -54,14 +54,14 @@ CALLED int rewrite_outer(struct __sk_buff *skb, struct packet *outer, int side,
 
 // At ingress an error goes to who sent the quoted packet, at egress it may come from whom it
 // was sent to; a router in between keeps its address.
-CALLED int translate_error(struct __sk_buff *skb, struct packet *outer)
+ALONE int translate_error(struct __sk_buff *skb, struct packet *outer)
 {
 	struct packet inner = {};
 	struct flow_key key;
 	struct flow *found;
 	struct flow flow;
 
-	if (!parse_quoted(skb, outer, &inner))
+	if (!outer || !parse_quoted(skb, outer, &inner))
 		return 0;
 	reversed(&inner.key, outer->key.hook, &key);
 	found = bpf_map_lookup_elem(&flows, &key);

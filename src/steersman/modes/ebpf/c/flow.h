@@ -178,15 +178,11 @@ INLINE int keep_masquerade(const struct packet *packet, const struct slot *slot,
 	return put_flow(known, &key, &value);
 }
 
-// Choose an endpoint for a new connection, and keep how to rewrite its packets.
-CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, __u32 class,
-		     struct slot *slot)
+// Keep how to rewrite the packets of a new connection.
+CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, const struct slot *slot)
 {
 	struct flow flow = { .kind = TO_ENDPOINT, .service = service };
 
-	if (!(class == EXTERNAL && choose_by_table(packet, service, action, slot)) &&
-	    !choose(service, action, &packet->key.source, slot))
-		return DROPPED_NO_ENDPOINT;
 	if (!keep_return(packet, slot, service))
 		return DROPPED_NO_FLOW;
 	if (packet->key.hook == INGRESS) {

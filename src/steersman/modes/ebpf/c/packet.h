@@ -147,8 +147,10 @@ INLINE int parse_transport(struct __sk_buff *skb, struct packet *packet)
 }
 
 // Fill a packet's key; 0 where the packet is none of ours.
-INLINE int parse(struct __sk_buff *skb, struct packet *packet)
+ALONE int parse(struct __sk_buff *skb, struct packet *packet)
 {
+	if (!packet)
+		return 0;
 	if (skb->protocol == bpf_htons(ETH_P_IP)) {
 		if (!parse_ipv4(skb, packet))
 			return 0;
@@ -204,14 +206,20 @@ INLINE void rewrite_port(struct __sk_buff *skb, struct packet *packet, int side,
 }
 
 // Rewrite one side of a packet, and its key with it.
-CALLED int rewrite(struct __sk_buff *skb, struct packet *packet, int side, const struct address *to,
-		   __be16 port)
+ALONE int rewrite(struct __sk_buff *skb, struct packet *packet, int side, const struct address *to,
+		  __be16 port)
 {
-	struct address *own = side ? &packet->key.destination : &packet->key.source;
-	__be16 *own_port = side ? &packet->key.destination_port : &packet->key.source_port;
-	__u8 protocol = packet->key.protocol;
-	__s64 change = bpf_csum_diff((__be32 *)own, 16, (__be32 *)to, 16, 0);
+	struct address *own;
+	__be16 *own_port;
+	__u8 protocol;
+	__s64 change;
 
+	if (!packet || !to)
+		return 0;
+	own = side ? &packet->key.destination : &packet->key.source;
+	own_port = side ? &packet->key.destination_port : &packet->key.source_port;
+	protocol = packet->key.protocol;
+	change = bpf_csum_diff((__be32 *)own, 16, (__be32 *)to, 16, 0);
 	if (packet->ipv4)
 		bpf_l3_csum_replace(skb, packet->l3 + 10, 0, change, 0);
 	if (packet->has_ports && protocol == IPPROTO_TCP)
