@@ -241,6 +241,7 @@ DAMAGE = {
     "foreign hairpin": "add element ip kube-proxy hairpin-connections "
     "{ 10.244.0.9 . 10.244.0.9 . tcp . 8080 }",
     "source ranges": "flush chain ip kube-proxy firewall-check",
+    "sources": "flush chain ip kube-proxy firewall",
     "foreign source ranges": "insert rule ip kube-proxy firewall-check accept",
     "learning": "flush chain ip kube-proxy affinity-learn",
     "foreign learning": "add rule ip kube-proxy affinity-learn accept",

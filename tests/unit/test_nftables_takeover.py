@@ -39,9 +39,11 @@ def test_source_ranges_hold_from_the_start() -> None:
         FrontendKind.LOAD_BALANCER_IP, "192.0.2.80", 80, *make.PLAIN, ("198.51.100.0/24",)
     )
     loaded = loadable(V4, render_service(make.plan(frontends=[guarded]), make.SETTINGS, {}))
-    assert guarded_meanwhile(V4, loaded) == (
-        "add rule ip kube-proxy firewall-check "
-        "ip daddr . meta l4proto . th dport @firewall-ips goto firewall\n"
-    )
+    service = "ip daddr . ip protocol . th dport"
+    assert guarded_meanwhile(V4, loaded).splitlines() == [
+        f"add rule ip kube-proxy firewall {service} . ip saddr @firewall-allowed return",
+        "add rule ip kube-proxy firewall drop",
+        f"add rule ip kube-proxy firewall-check {service} @firewall-ips goto firewall",
+    ]
     assert guarded_meanwhile(V6, loaded) == ""
     assert guarded_meanwhile(V4, loadable(V4, rendered())) == ""

@@ -98,7 +98,7 @@ class Tables:
         for family in families:
             self._mark(family, new)
         self._derived.loaded(loaded)
-        self._awake |= woken(loaded)
+        self._wake(woken(loaded))
         return _without(change, loaded)
 
     async def _nft(self, script: str) -> None:
@@ -128,6 +128,12 @@ class Tables:
         if old != mark:
             self.sender.send([Step(request, ()) for request in requests])
         self._marks[family] = mark
+
+    def _wake(self, chains: set[tuple[Family, str]]) -> None:
+        """Put our own rules in the place of those that nft wrote meanwhile."""
+        if chains:
+            self.sender.send(_waking(chains))
+        self._awake |= chains
 
     def _sleep(self, families: set[Family]) -> None:
         """Forget which chains are awake in tables that are gone or new."""
@@ -160,7 +166,7 @@ class Tables:
         """
         self._collect(change)
         waking = woken(change.added) - self._awake
-        steps = [*steps, *(Step(r, ()) for f, c in sorted(waking) for r in DORMANT[c].rules(f))]
+        steps = [*steps, *_waking(waking)]
         rest = transaction(change, destroy=self.sender.destroys)
         try:
             if steps or rest:
@@ -185,6 +191,10 @@ class Tables:
                 self.sender.send(steps)
         except (ApplyError, BusyError):  # drift finds what is left now
             return
+
+
+def _waking(chains: Iterable[tuple[Family, str]]) -> list[Step]:
+    return [Step(request, ()) for f, chain in sorted(chains) for request in DORMANT[chain].rules(f)]
 
 
 _TEXTS = (Kind.SKELETON, Kind.RULES)

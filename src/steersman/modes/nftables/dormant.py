@@ -6,6 +6,7 @@ everyone. Once awake, they stay.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -13,25 +14,34 @@ from steersman.host.netlink import Request
 from steersman.model.names import Family
 from steersman.modes.diff import Ruleset
 from steersman.modes.nftables.affinity import LEARN_CHAIN
-from steersman.modes.nftables.expressions import FIREWALL_CHAIN, firewall_rules, learning_rules
+from steersman.modes.nftables.expressions import (
+    FIREWALL,
+    FIREWALL_CHECK,
+    firewall_rules,
+    learning_rules,
+)
 from steersman.modes.nftables.layout import Kind
 
 
 class Dormant(NamedTuple):
-    """A chain, and what wakes it."""
+    """A chain, or two that belong together, and what wakes it."""
 
     kinds: tuple[Kind, ...]
     """Elements that its rules look for."""
     rules: Callable[[Family], list[Request]]
-    size: int
-    """How many rules it has when it is awake."""
+    sizes: Mapping[str, int]
+    """How many rules each chain has when it is awake."""
 
 
 DORMANT: Mapping[str, Dormant] = {
-    LEARN_CHAIN: Dormant((Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS), learning_rules, 2),
-    FIREWALL_CHAIN: Dormant((Kind.FIREWALL_IPS,), firewall_rules, 1),
+    LEARN_CHAIN: Dormant(
+        (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS), learning_rules, {LEARN_CHAIN: 2}
+    ),
+    FIREWALL_CHECK: Dormant((Kind.FIREWALL_IPS,), firewall_rules, {FIREWALL_CHECK: 1, FIREWALL: 2}),
 }
-"""By the name of the chain."""
+"""By the name of the first chain."""
+DORMANT_CHAINS = frozenset(chain for each in DORMANT.values() for chain in each.sizes)
+"""Names of all these chains."""
 _CHAINS = {kind: chain for chain, each in DORMANT.items() for kind in each.kinds}
 
 
@@ -42,11 +52,12 @@ def woken(objects: Ruleset) -> set[tuple[Family, str]]:
 
 def awake(chains: Iterable[str]) -> set[str]:
     """Dormant chains that have all their rules, given the chains of all rules there are."""
-    counts = dict.fromkeys(DORMANT, 0)
-    for chain in chains:
-        if chain in counts:
-            counts[chain] += 1
-    return {chain for chain, number in counts.items() if number == DORMANT[chain].size}
+    counts = Counter(chains)
+    return {
+        chain
+        for chain, each in DORMANT.items()
+        if all(counts[name] == size for name, size in each.sizes.items())
+    }
 
 
 def found_by(chains: Iterable[str], objects: dict[bytes, bytes]) -> dict[bytes, bytes]:

@@ -16,7 +16,7 @@ from steersman.modes.nftables.layout import PROTOCOL_NUMBERS
 from steersman.modes.nftables.wire import flush_chain, new_chain, new_rule
 
 _FIRST = 8
-_JUMP, _GOTO = -3, -4
+_JUMP, _GOTO, _RETURN, _DROP = -3, -4, -5, 0
 _NETWORK, _TRANSPORT = 1, 2
 _META_L4PROTO = 16
 _CT_PROTO_DST, _CT_DST_IP, _CT_DST_IP6 = 12, 20, 22
@@ -94,12 +94,16 @@ def learning_rules(family: Family) -> list[Request]:
     ]
 
 
-FIREWALL_CHAIN = "firewall-check"
-"""Chain in which load balancer IPs with source ranges are found."""
+FIREWALL_CHECK, FIREWALL = "firewall-check", "firewall"
+"""Chains in which load balancer IPs with source ranges are found, and sources let through."""
 
 
 def firewall_rules(family: Family) -> list[Request]:
-    """The rule that sends what is for a load balancer IP with source ranges to `firewall`."""
+    """The rules that find what is for a load balancer IP with source ranges, and let some through.
+
+    nft 1.0.6 swaps the bytes of the protocol for the lookup of a range, all two of the one that
+    there is, which kernels refuse since 6.12.117.
+    """
     width = _width(family)
     service = [
         _load_destination(family, _FIRST),
@@ -107,10 +111,14 @@ def firewall_rules(family: Family) -> list[Request]:
         _load_port(_FIRST + width + 1),
     ]
     found = _lookup("firewall-ips", _FIRST)
-    goto = _verdict(_GOTO, "firewall")
+    source = _load_source(family, _FIRST + width + 2)
+    allowed = _lookup("firewall-allowed", _FIRST)
     return [
-        flush_chain(family, FIREWALL_CHAIN),
-        new_rule(family, FIREWALL_CHAIN, *service, found, goto),
+        flush_chain(family, FIREWALL),
+        new_rule(family, FIREWALL, *service, source, allowed, _verdict(_RETURN)),
+        new_rule(family, FIREWALL, _verdict(_DROP)),
+        flush_chain(family, FIREWALL_CHECK),
+        new_rule(family, FIREWALL_CHECK, *service, found, _verdict(_GOTO, FIREWALL)),
     ]
 
 
@@ -163,8 +171,8 @@ def _lookup(name: str, source: int, destination: int | None = None) -> bytes:
     return _expression("lookup", text(1, name), be32(2, source), *into)
 
 
-def _verdict(code: int, chain: str) -> bytes:
-    verdict = nested(2, attr(1, struct.pack(">i", code)), text(2, chain))
+def _verdict(code: int, chain: str = "") -> bytes:
+    verdict = nested(2, attr(1, struct.pack(">i", code)), text(2, chain) if chain else b"")
     return _expression("immediate", be32(1, 0), nested(2, verdict))
 
 

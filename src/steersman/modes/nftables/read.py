@@ -13,7 +13,7 @@ from steersman.modes.base import BusyError
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.affinity import base_of, members_name, memory_name
 from steersman.modes.nftables.derived import Counts, check_derived
-from steersman.modes.nftables.dormant import DORMANT, awake, found_by
+from steersman.modes.nftables.dormant import DORMANT_CHAINS, awake, found_by
 from steersman.modes.nftables.expressions import rule_count
 from steersman.modes.nftables.layout import (
     SETS,
@@ -162,7 +162,7 @@ def digests(rules: Iterable[RuleRead]) -> tuple[str, str]:
     """Hash the foundation's rules and those that follow the settings."""
     foundation, refilled = hashlib.sha256(), hashlib.sha256()
     for rule in rules:
-        if "/" not in rule.chain and rule.chain not in DORMANT:
+        if "/" not in rule.chain and rule.chain not in DORMANT_CHAINS:
             hasher = refilled if rule.chain in RULE_CHAINS else foundation
             hasher.update(f"{rule.chain}\0{len(rule.expressions)}\0".encode())
             hasher.update(rule.expressions)

@@ -46,7 +46,6 @@ _FOUNDATION: Mapping[str, tuple[str, ...]] = {
     "nat-output": ("jump services",),
     "nat-postrouting": ("ct status dnat jump affinity-learn", "jump masquerading"),
     "nat-input": ("ct status dnat jump affinity-learn",),
-    "firewall": (f"{_SERVICE} . {{A}} saddr @firewall-allowed return", "drop"),
     "by-source-pod": (f"{_SERVICE} vmap @pod-service-ips",),
     "by-source-node": (f"{_SERVICE} vmap @node-service-ips",),
     "np-by-source-pod": (f"{_NODEPORT} vmap @pod-nodeports",),
@@ -54,6 +53,7 @@ _FOUNDATION: Mapping[str, tuple[str, ...]] = {
     # Empty until some ServicePort needs them: every new connection passes here (dormant.py).
     "affinity-learn": (),
     "firewall-check": (),
+    "firewall": (),
 }
 """Rules by chain, whatever the settings."""
 _RULES: Mapping[str, tuple[str, ...]] = {

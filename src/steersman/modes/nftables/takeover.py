@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from steersman.model.names import Family
-from steersman.modes.nftables.expressions import FIREWALL_CHAIN
+from steersman.modes.nftables.expressions import FIREWALL, FIREWALL_CHECK
 from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, named
 from steersman.modes.nftables.skeleton import HEADER
 
+_PROTOCOL = {Family.IPV4: "ip protocol", Family.IPV6: "ip6 nexthdr"}
 _LEARNED = (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS)
 
 
@@ -39,9 +40,14 @@ def _plain(family: Family, value: bytes, new: Mapping[bytes, Any]) -> bytes:
 
 
 def guarded_meanwhile(family: Family, loaded: Mapping[bytes, bytes]) -> str:
-    """The rule that looks for load balancer IPs with source ranges, where there are some."""
+    """Rules for load balancer IPs with source ranges, where there are some (see firewall_rules)."""
     if not any(key[0] == Kind.FIREWALL_IPS and key[1] == family for key in loaded):
         return ""
     header = HEADER[family]
-    service = f"{header} daddr . meta l4proto . th dport @firewall-ips goto firewall"
-    return f"add rule {header} {TABLE} {FIREWALL_CHAIN} {service}\n"
+    service = f"{header} daddr . {_PROTOCOL[family]} . th dport"
+    rules = (
+        f"{FIREWALL} {service} . {header} saddr @firewall-allowed return",
+        f"{FIREWALL} drop",
+        f"{FIREWALL_CHECK} {service} @firewall-ips goto {FIREWALL}",
+    )
+    return "".join(f"add rule {header} {TABLE} {rule}\n" for rule in rules)
