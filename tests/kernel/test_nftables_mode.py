@@ -249,14 +249,16 @@ DAMAGE = {
 }
 
 
+def ranged(address: str, source: str) -> Frontend:
+    return Frontend(FrontendKind.LOAD_BALANCER_IP, address, 80, *make.PLAIN, (source,))
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_seen_and_healed(damage: str) -> None:
     async def body() -> None:
         mode = new_mode()
-        ranged = Frontend(
-            FrontendKind.LOAD_BALANCER_IP, "192.0.2.80", 80, *make.PLAIN, ("198.51.100.0/24",)
-        )
-        plan = make.plan(frontends=[make.cluster_ip(), ranged], affinity=60)
+        vip = ranged("192.0.2.80", "198.51.100.0/24")
+        plan = make.plan(frontends=[make.cluster_ip(), vip], affinity=60)
         want = await program(mode, [plan])
         token = await mode.fingerprint()
         command = DAMAGE[damage]
@@ -309,9 +311,22 @@ def test_a_table_of_upstreams_is_replaced_at_once() -> None:
     async def body() -> None:
         nft(UPSTREAM + FOREIGN)
         mode = new_mode()
+        nft(
+            UPSTREAM.replace("ip kube", "ip6 kube")
+            .replace("ipv4_addr", "ipv6_addr")
+            .split("add rule")[0]
+        )
         sticky = [make.cluster_ip(address="10.96.0.7")]
-        plans = [make.plan(), make.plan(of=make.key("s"), frontends=sticky, affinity=60)]
-        await program(mode, plans)
+        plans = [
+            make.plan(),
+            make.plan(of=make.key("s"), frontends=sticky, affinity=60),
+            make.plan(of=make.key("r"), frontends=[ranged("192.0.2.80", "198.51.100.0/24")]),
+            make.plan(
+                of=make.key("r", Family.IPV6), frontends=[ranged("2001:db8::80", "2001:db8:1::/48")]
+            ),
+        ]
+        want = await program(mode, plans)
+        assert await mode.read() == want
         assert sorted(elements("cluster-ips")) == ["10.96.0.10", "10.96.0.7"]
         assert "service-x" not in listing()
         assert "chain mine" in listing()
