@@ -255,4 +255,4 @@ def test_runs_as_the_chart_says(
         assert wanted in inside(netns, *listing)
     assert "no node ports on localhost" not in log.read_text()
     localhost = inside(netns, "sysctl", "-n", "net.ipv4.conf.all.route_localnet").strip()
-    assert localhost == ("0" if mode == "nftables" else "1")
+    assert localhost == ("1" if mode == "iptables" else "0")
