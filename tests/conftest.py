@@ -9,6 +9,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("steersman", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steersman")  # how fast examples are made is the machine's affair
 
 SETTINGS = pytest.StashKey[dict[str, str]]()
 CHANGED = pytest.StashKey[list[str]]()

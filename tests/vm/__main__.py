@@ -7,11 +7,11 @@ import signal
 import sys
 
 from tests.vm.kernel import DEFAULT, MachineError
-from tests.vm.machine import run
+from tests.vm.machine import UNAVAILABLE, run
 
 
 def main() -> int:
-    """Run the command; its exit status is ours, 125 where the machine failed, 124 in time out."""
+    """Run the command; its exit status is ours, or one of the machine (machine.py)."""
     parser = argparse.ArgumentParser(prog="python -m tests.vm", description=__doc__)
     parser.add_argument("--kernel", default=DEFAULT, help="Debian package of the kernel")
     parser.add_argument("--memory", default="1G")
@@ -26,7 +26,7 @@ def main() -> int:
         return run(argv, kernel=given.kernel, timeout=given.timeout, memory=given.memory)
     except MachineError as error:
         print(error, file=sys.stderr)
-        return 125
+        return UNAVAILABLE
 
 
 if __name__ == "__main__":

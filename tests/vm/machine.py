@@ -28,6 +28,8 @@ EVERYTHING = "STEERSMAN_VM_ALL"
 """Set it to run every test of tests/vm/guest, which takes long, not the selection."""
 FAILED, TIMED_OUT = 125, 124
 """Exit statuses of the machine itself: it ended without a status; it was stopped."""
+UNAVAILABLE = 69
+"""Exit status of `python -m tests.vm` where no machine can run."""
 _BOOT = (
     "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic mitigations=off nokaslr no_timer_check "
     "rcupdate.rcu_cpu_stall_timeout=120 watchdog_thresh=60 random.trust_cpu=on"

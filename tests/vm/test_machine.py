@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.vm.conftest import Inside
 from tests.vm.initramfs import Archive
 from tests.vm.kernel import Kernel, MachineError, find_kernel
-from tests.vm.machine import MARK, missing, run
+from tests.vm.machine import MARK, UNAVAILABLE, missing, run
 
-MINUTES = 40 if os.environ.get("STEERSMAN_VM_ALL") else 15
 pytestmark = pytest.mark.skipif(bool(os.environ.get(MARK)), reason="this is the virtual machine")
 
 
 @pytest.mark.kernel
 @pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=missing())
-def test_everything_inside() -> None:
-    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/vm/guest"]
-    output = io.BytesIO()
-    try:
-        status = run(argv, timeout=MINUTES * 60, out=output)
-    except MachineError as error:
-        pytest.skip(str(error))
-    assert status == 0, output.getvalue().decode(errors="replace")[-8000:]
+def test_everything_inside(inside: Inside) -> None:
+    status, output = inside.result()
+    if status == UNAVAILABLE:
+        pytest.skip(output.strip())
+    assert status == 0, output[-8000:]
 
 
 @pytest.mark.parametrize("command", ["qemu-system-x86_64", "busybox", "depmod"])
