@@ -117,6 +117,8 @@ def program(lab: Lab, plan: NodePlan, mode: ModeUnderTest, variant: str) -> None
     localhost = plan.settings.ipv4.localhost_node_ports
     lab.sysctl("ipv4/conf/all/route_localnet", str(int(localhost)))
     asyncio.run(apply(plan, mode.make(SubprocessExec(lab.exec_argv(())), variant)))
+    # A port that comes again would lead a datagram where the last world's endpoint was.
+    lab.run("conntrack", "--flush")
 
 
 class LabPool:
