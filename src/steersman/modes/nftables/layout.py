@@ -161,14 +161,9 @@ def pack_port(port: int) -> bytes:
     return _PORT.pack(port)
 
 
-def pack_slot(slot: int) -> bytes:
-    """Slot as a field of a key: numgen gives it in the machine's byte order."""
-    return _SLOT.pack(slot)
-
-
 @cache
 def slot_keys(local: bool, size: int) -> tuple[bytes, ...]:
-    """The first slots of a pool, as fields of keys.
+    """The first slots of a pool, as fields of keys, in the machine's byte order as from numgen.
 
     Args:
         local: whether of Pool.LOCAL.
