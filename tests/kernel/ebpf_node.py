@@ -5,18 +5,31 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 
 from steersman.host.exec import SubprocessExec
+from steersman.model.plan import NodePlan
 from steersman.modes.diff import diff
 from steersman.modes.ebpf.engine import EbpfOptions, Inside
 from steersman.modes.ebpf.mode import EbpfMode
 from tests import lab_sockets
 from tests.kernel import ebpf
-from tests.kernel.ebpf_plan import LOOKER
+from tests.kernel.ebpf_plan import LAYOUT, LOOKER, bring
 from tests.lab import Lab
 from tests.lab_sockets import Netns
 
 WAIT = 5.0
+MARKS = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not shutil.which("clang") and not ebpf.compiled().exists(),
+        reason="no compiled object, no clang",
+    ),
+]
+"""Of tests that load the programs."""
 
 
 class Node:
@@ -47,6 +60,27 @@ class Node:
             mode.release()
         shutil.rmtree(self.pins, ignore_errors=True)
         del lab_sockets.CGROUPS[self.lab.node.path]
+
+
+@contextmanager
+def serving(*protocols: str) -> Iterator[Lab]:
+    """A lab whose pods answer on port 8080."""
+    with Lab(LAYOUT) as lab:
+        for pod in LAYOUT.pods:
+            for protocol in protocols:
+                lab.serve(pod.address, 8080, protocol)
+        yield lab
+
+
+@contextmanager
+def programmed(lab: Lab, plan: NodePlan) -> Iterator[Node]:
+    """A node that carries out a plan."""
+    node = Node(lab)
+    asyncio.run(bring(node.mode(), plan))
+    try:
+        yield node
+    finally:
+        node.close()
 
 
 def replace_programs(node: Node) -> None:

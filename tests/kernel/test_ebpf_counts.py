@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -16,11 +15,10 @@ from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
 from steersman.run.counted import counted
 from tests.kernel import ebpf
-from tests.kernel.ebpf_node import Node
+from tests.kernel.ebpf_node import MARKS, Node, programmed, serving
 from tests.kernel.ebpf_plan import (
     CLIENT,
     ENDPOINTS,
-    LAYOUT,
     LOOKER,
     NODE,
     NODE_PORT,
@@ -31,13 +29,7 @@ from tests.kernel.ebpf_plan import (
 )
 from tests.lab import Lab
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not ebpf.compiled().exists(),
-        reason="no compiled object, no clang",
-    ),
-]
+pytestmark = MARKS
 ONE = node_plan(ENDPOINTS[:1])
 TCP = ServicePortName("shop", "web", "", Protocol.TCP)
 UDP = ServicePortName("shop", "web", "", Protocol.UDP)
@@ -46,19 +38,14 @@ END = f"{POD}:8080"
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab(LAYOUT) as made:
-        for pod in LAYOUT.pods:
-            for protocol in ("TCP", "UDP"):
-                made.serve(pod.address, 8080, protocol)
+    with serving("TCP", "UDP") as made:
         yield made
 
 
 @pytest.fixture
 def node(lab: Lab) -> Iterator[Node]:
-    made = Node(lab)
-    asyncio.run(bring(made.mode(), ONE))
-    yield made
-    made.close()
+    with programmed(lab, ONE) as made:
+        yield made
 
 
 def counts(node: Node, plan: NodePlan = ONE) -> Made:

@@ -6,7 +6,6 @@ There its cgroup root is a threaded cgroup of the test, and /sys/fs/bpf a bpffs 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,17 +18,12 @@ import yaml
 
 from steersman.modes.ebpf.probe import cgroup_root
 from tests.kernel import ebpf
+from tests.kernel.ebpf_node import MARKS
 from tests.kernel.ebpf_plan import CLIENT, LAYOUT, LOOKER, NODE, NODE_PORT, OTHER, POD, VIP
 from tests.lab import Lab
 from tests.lab_sockets import CGROUPS
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not ebpf.compiled().exists(),
-        reason="no compiled object, no clang",
-    ),
-]
+pytestmark = MARKS
 WAIT = 30.0
 META = {"namespace": "shop", "name": "web"}
 FLAGS = ("--proxy-mode=ebpf", "--cluster-cidr=10.244.0.0/16", "--hostname-override=me")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +13,10 @@ from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.names import Family
 from steersman.modes.base import Remembering
 from steersman.modes.ebpf.sockets import destroy, namespaces
-from tests.kernel import ebpf
-from tests.kernel.ebpf_node import Node
+from tests.kernel.ebpf_node import MARKS, Node, programmed, serving
 from tests.kernel.ebpf_plan import (
     CLIENT,
     ENDPOINTS,
-    LAYOUT,
     LOOKER,
     NODE,
     NODE_PORT,
@@ -29,30 +26,20 @@ from tests.kernel.ebpf_plan import (
 )
 from tests.lab import Lab
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not ebpf.compiled().exists(),
-        reason="no compiled object, no clang",
-    ),
-]
+pytestmark = MARKS
 UDP = bytes((17,))
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab(LAYOUT) as made:
-        for pod in LAYOUT.pods:
-            made.serve(pod.address, 8080, "UDP")
+    with serving("UDP") as made:
         yield made
 
 
 @pytest.fixture
 def node(lab: Lab) -> Iterator[Node]:
-    made = Node(lab)
-    asyncio.run(bring(made.mode(), node_plan()))
-    yield made
-    made.close()
+    with programmed(lab, node_plan()) as made:
+        yield made
 
 
 def remove(node: Node, name: str) -> int:

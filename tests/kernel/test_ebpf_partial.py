@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -17,11 +16,10 @@ from steersman.model.plan import Endpoint
 from steersman.modes.ebpf.bpf import TCX_INGRESS, Link
 from steersman.modes.ebpf.features import load
 from tests.kernel import ebpf
-from tests.kernel.ebpf_node import WAIT, Node, replace_programs
+from tests.kernel.ebpf_node import MARKS, WAIT, Node, replace_programs, serving
 from tests.kernel.ebpf_plan import (
     CLIENT,
     ENDPOINTS,
-    LAYOUT,
     LOOKER,
     NODE,
     NODE6,
@@ -36,22 +34,13 @@ from tests.kernel.ebpf_plan import (
 )
 from tests.lab import Lab
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not ebpf.compiled().exists(),
-        reason="no compiled object, no clang",
-    ),
-]
+pytestmark = MARKS
 SCHED_CLS, SHOT = 3, 2
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab(LAYOUT) as made:
-        for pod in LAYOUT.pods:
-            for protocol in ("TCP", "UDP"):
-                made.serve(pod.address, 8080, protocol)
+    with serving("TCP", "UDP") as made:
         yield made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,8 +17,7 @@ import pytest
 from steersman.modes.base import BusyError
 from steersman.modes.diff import diff
 from steersman.modes.ebpf.dump import DUMPS, dump
-from tests.kernel import ebpf
-from tests.kernel.ebpf_node import WAIT, Node, replace_programs
+from tests.kernel.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
 from tests.kernel.ebpf_plan import (
     CLIENT,
     ENDPOINTS,
@@ -38,30 +36,19 @@ from tests.kernel.ebpf_plan import (
 )
 from tests.lab import Lab, ip
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not ebpf.compiled().exists(),
-        reason="no compiled object, no clang",
-    ),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    with Lab(LAYOUT) as made:
-        for pod in LAYOUT.pods:
-            for protocol in ("TCP", "UDP"):
-                made.serve(pod.address, 8080, protocol)
+    with serving("TCP", "UDP") as made:
         yield made
 
 
 @pytest.fixture
 def node(lab: Lab) -> Iterator[Node]:
-    made = Node(lab)
-    asyncio.run(bring(made.mode(), node_plan()))
-    yield made
-    made.close()
+    with programmed(lab, node_plan()) as made:
+        yield made
 
 
 def ask(sock: socket.socket) -> str:

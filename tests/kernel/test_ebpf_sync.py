@@ -19,18 +19,13 @@ from steersman.modes.ebpf.mode import EbpfMode
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.kernel import ebpf
+from tests.kernel.ebpf_node import MARKS
 from tests.kernel.ebpf_plan import LAYOUT, LOOKER, NODE, OTHER, POD, VIP
 from tests.lab import Lab
 from tests.lab_sockets import CGROUPS, Netns
 from tests.unit.test_store import service, slice_
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not ebpf.compiled().exists(),
-        reason="no compiled object, no clang",
-    ),
-]
+pytestmark = MARKS
 FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": (f"{NODE}/24",)}, ipv6=False)
 CONFIG = NodeConfig(node_name="me", families=(Family.IPV4,), cluster_cidrs=("10.244.0.0/16",))
 

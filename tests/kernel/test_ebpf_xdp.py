@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import fcntl
 import os
-import shutil
 import socket
 import struct
 from collections.abc import Iterator
@@ -21,8 +20,7 @@ from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.bpf import XDP, Link
 from steersman.modes.ebpf.dump import dump
 from steersman.modes.ebpf.features import load
-from tests.kernel import ebpf
-from tests.kernel.ebpf_node import WAIT, Node, replace_programs
+from tests.kernel.ebpf_node import MARKS, WAIT, Node, replace_programs
 from tests.kernel.ebpf_plan import (
     CLIENT,
     ENDPOINTS,
@@ -53,13 +51,7 @@ from tests.kernel.test_ebpf_packets import (
 from tests.lab import Lab
 from tests.lab_sockets import Netns
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not ebpf.compiled().exists(),
-        reason="no compiled object, no clang",
-    ),
-]
+pytestmark = MARKS
 PASS, REDIRECT = 2, 4
 PROG_TYPE_XDP = 6
 SIOCETHTOOL, ETHTOOL_STXCSUM = 0x8946, 0x17
