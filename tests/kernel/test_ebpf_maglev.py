@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import msgspec
@@ -14,15 +13,10 @@ from steersman.modes.diff import diff
 from steersman.modes.ebpf import render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.tables import Tables
-from tests.kernel.ebpf import compiled
+from tests.kernel.ebpf_node import MARKS
 from tests.kernel.test_ebpf_packets import SYN, TCP, VIP, VIP6, Programs, packet, plan, see
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not compiled().exists(), reason="no compiled object, no clang"
-    ),
-]
+pytestmark = MARKS
 ENDS = tuple(Endpoint(f"10.244.1.{n}", 8080) for n in range(1, 11))
 ENDS6 = tuple(Endpoint(f"fd00::{n}", 8080) for n in range(1, 11))
 CLIENTS = [f"203.0.113.{n}" for n in range(1, 250)]

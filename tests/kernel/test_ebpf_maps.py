@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from random import Random
 
@@ -18,13 +17,9 @@ from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from steersman.modes.ebpf.tables import Tables
 from tests import iptables_plans as plans
 from tests.kernel.ebpf import compiled
+from tests.kernel.ebpf_node import MARKS
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not compiled().exists(), reason="no compiled object, no clang"
-    ),
-]
+pytestmark = MARKS
 MARKER = (0).to_bytes(3, "big")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -30,14 +29,10 @@ from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.tables import Tables
 from tests.kernel.ebpf import compiled
+from tests.kernel.ebpf_node import MARKS
 from tests.lab_sctp import crc32c
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not compiled().exists(), reason="no compiled object, no clang"
-    ),
-]
+pytestmark = MARKS
 
 NEXT, SHOT, REDIRECT = -1, 2, 7
 TCP, UDP, SCTP = 6, 17, 132

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import struct
 from pathlib import Path
-
-import pytest
 
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.loader import LoadedObject
 from tests.kernel.ebpf import compiled
+from tests.kernel.ebpf_node import MARKS
 
-pytestmark = [
-    pytest.mark.kernel,
-    pytest.mark.skipif(
-        not shutil.which("clang") and not compiled().exists(), reason="no compiled object, no clang"
-    ),
-]
+pytestmark = MARKS
 TABLE = Path(__file__).with_name("ebpf_verified.txt")
 HEAD = """\
 # Instructions that the verifier looks at (bpf_prog_info.verified_insns), by program; its limit is a
