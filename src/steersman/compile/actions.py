@@ -36,6 +36,7 @@ TO_LOCAL_MASQUERADED = Action(Verdict.FORWARD, Pool.LOCAL, masquerade=True)
 
 Actions = tuple[Action, Action, Action]
 """For a pod, for this node, for everyone else."""
+_CLUSTER_IP = FrontendKind.CLUSTER_IP
 _ALL_DROP: Actions = (DROP, DROP, DROP)
 _ALL_REJECT: Actions = (REJECT, REJECT, REJECT)
 _ALL_MASQUERADED: Actions = (TO_CLUSTER_MASQUERADED,) * 3
@@ -152,7 +153,7 @@ def _frontends(
     if not 0 < spec.port <= MAX_PORT:
         return
     pod, node, external = internal_actions(spec, found, settings)
-    yield Frontend(FrontendKind.CLUSTER_IP, spec.cluster_ip, spec.port, pod, node, external)
+    yield Frontend(_CLUSTER_IP, spec.cluster_ip, spec.port, pod, node, external)
     if spec.reachable:
         yield from _external_frontends(spec, found, settings.family(key.family), settings)
 

@@ -24,6 +24,9 @@ PortKey: TypeAlias = tuple[str, Protocol]
 
 
 _ADDRESS_TYPES = {family: family.kubernetes for family in Family}
+_NOWHERE = (
+    "\0"  # a node without a name has no endpoints, and some slices do not say where theirs are
+)
 
 
 class EndpointState(Value, frozen=True):
@@ -149,6 +152,7 @@ def _read_slice(
     notes: Notes,
 ) -> None:
     ports = [(found.setdefault(key, {}), port) for key, port in _slice_ports(slice_, notes)]
+    node_name = node_name or _NOWHERE
     for index, entry in enumerate(slice_.endpoints or ()):
         if not entry.addresses:
             continue
@@ -158,9 +162,8 @@ def _read_slice(
             reason = f"{address!r} is not an {slice_.address_type} address"
             notes.add(f"endpoints[{index}].addresses[0]", f"{reason}; the endpoint is ignored")
             continue
-        local = entry.node_name == node_name and bool(node_name)
         for states, port in ports:
-            state = _state(entry, Endpoint(ip, port, local))
+            state = _state(entry, Endpoint(ip, port, entry.node_name == node_name))
             printed = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
             if not (state.terminating and printed in states):
                 states[printed] = state
@@ -169,14 +172,17 @@ def _read_slice(
 def _slice_ports(slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int]]:
     out: list[tuple[PortKey, int]] = []
     for index, port in enumerate(slice_.ports or ()):
-        field = f"ports[{index}]"
         protocol = PROTOCOLS.get(port.protocol)
         if port.name is None:
-            notes.add(f"{field}.name", 'is absent: ignored; an unnamed port is written name: ""')
+            notes.add(
+                f"ports[{index}].name", 'is absent: ignored; an unnamed port is written name: ""'
+            )
         elif protocol is None:
-            notes.add(f"{field}.protocol", f"{port.protocol!r} is not TCP, UDP or SCTP; ignored")
+            notes.add(
+                f"ports[{index}].protocol", f"{port.protocol!r} is not TCP, UDP or SCTP; ignored"
+            )
         elif port.port and not 0 < port.port <= MAX_PORT:
-            notes.add(f"{field}.port", f"{port.port} must be 1 to {MAX_PORT}; ignored")
+            notes.add(f"ports[{index}].port", f"{port.port} must be 1 to {MAX_PORT}; ignored")
         elif port.port:
             out.append(((port.name, protocol), port.port))
     return out

@@ -8,10 +8,12 @@ parse costs 3.4 us there, and a change should cost what changed.
 from __future__ import annotations
 
 import ipaddress
-import socket
 from functools import lru_cache
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
 from steersman.model.names import Family
+
+_IPV4, _IPV6 = Family  # a member by name costs ten times as much (Python 3.11)
 
 
 def canonical_ip(text: str) -> str | None:
@@ -23,8 +25,8 @@ def canonical_ip(text: str) -> str | None:
     """
     try:
         if ":" in text:
-            return _print_ipv6(socket.inet_pton(socket.AF_INET6, text))
-        socket.inet_pton(socket.AF_INET, text)
+            return _print_ipv6(inet_pton(AF_INET6, text))
+        inet_pton(AF_INET, text)
     except ValueError:  # a NUL inside, or not encodable
         return None
     except OSError:  # inet_pton refuses leading zeros, so what it takes is canonical
@@ -42,14 +44,14 @@ def _lenient_ipv4(text: str) -> str | None:
 
 def _print_ipv6(packed: bytes) -> str:
     if packed[:12] == b"\0" * 10 + b"\xff\xff":
-        return socket.inet_ntop(socket.AF_INET, packed[12:])
-    text = socket.inet_ntop(socket.AF_INET6, packed)
+        return inet_ntop(AF_INET, packed[12:])
+    text = inet_ntop(AF_INET6, packed)
     return str(ipaddress.IPv6Address(packed)) if "." in text else text  # ::/96 prints dotted
 
 
 def family_of(address: str) -> Family:
     """Family of a canonical address or CIDR."""
-    return Family.IPV6 if ":" in address else Family.IPV4
+    return _IPV6 if ":" in address else _IPV4
 
 
 @lru_cache(maxsize=4096)

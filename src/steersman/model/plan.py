@@ -14,6 +14,8 @@ import msgspec
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Family, PlanKey
 
+_IPV4 = Family.IPV4  # looking a member up costs ten times as much (Python 3.11)
+
 
 class Value(msgspec.Struct, frozen=True, gc=False):
     """Base of the values here: immutable, compared by value."""
@@ -75,6 +77,9 @@ class Pool(enum.StrEnum):
 
     CLUSTER = "cluster"
     LOCAL = "local"
+
+
+_CLUSTER = Pool.CLUSTER
 
 
 class Action(Value, frozen=True):
@@ -173,7 +178,7 @@ class ServicePlan(Value, frozen=True):
 
     def pool(self, pool: Pool) -> tuple[Endpoint, ...]:
         """The endpoints of a pool."""
-        return self.cluster if pool is Pool.CLUSTER else self.local
+        return self.cluster if pool is _CLUSTER else self.local
 
 
 class Detector(Value, frozen=True):
@@ -255,7 +260,7 @@ class NodeSettings(Value, frozen=True):
 
     def family(self, family: Family) -> FamilySettings:
         """The settings of one family."""
-        return self.ipv4 if family is Family.IPV4 else self.ipv6
+        return self.ipv4 if family is _IPV4 else self.ipv6
 
     @property
     def masquerade_mark(self) -> int:

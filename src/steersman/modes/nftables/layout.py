@@ -9,11 +9,11 @@ third of what tuples would with 100,000 elements held.
 from __future__ import annotations
 
 import enum
-import socket
 import struct
 from bisect import bisect_left
 from collections.abc import Mapping
 from functools import cache, lru_cache
+from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from steersman.model.names import Family, Protocol
@@ -152,7 +152,7 @@ def named(kind: Kind, family: Family, name: str) -> bytes:
 
 def pack_address(address: str) -> bytes:
     """Address as a field of a key."""
-    return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+    return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
 
 
 @lru_cache(maxsize=1024)

@@ -45,6 +45,7 @@ Slots = MutableMapping[bytes, tuple[bytes, ...]]
 """Endpoints by slot, by the key of the first slot: the value that keeps slots stable."""
 
 _BY_SOURCE = {"": b"by-source", "np-": b"np-by-source"}
+_LOCAL, _NODE_PORT = Pool.LOCAL, FrontendKind.NODE_PORT
 _COMMENT_LIMIT = 100
 _SUFFIXES = {
     FrontendKind.CLUSTER_IP: CLUSTER_IP_SUFFIX,
@@ -144,7 +145,7 @@ class _ServiceRender:
         return self._out
 
     def _frontend(self, frontend: Frontend) -> None:
-        space = _SPACES[self._plan.key.family, frontend.kind is FrontendKind.NODE_PORT]
+        space = _SPACES[self._plan.key.family, frontend.kind is _NODE_PORT]
         address = pack_address(frontend.address) if frontend.address else b""
         key = address + self._protocol + pack_port(frontend.port)
         comment = self._comment + _SUFFIXES[frontend.kind]
@@ -164,7 +165,7 @@ class _ServiceRender:
             self._out.update(_firewall(family, key, comment, frontend.source_ranges))
 
     def _endpoints(self, space: _Space, key: bytes, pool: Pool) -> None:
-        local = pool is Pool.LOCAL
+        local = pool is _LOCAL
         start = space.endpoints + key
         ends = self._pools.get(pool)
         if ends is None:
@@ -175,10 +176,7 @@ class _ServiceRender:
             out[start + slot] = data
 
     def _assign(self, first: bytes, endpoints: Sequence[Endpoint]) -> tuple[bytes, ...]:
-        wanted = [
-            pack_address(endpoint.ip) + pack_port(endpoint.port)
-            for endpoint in endpoints[: SIZES[-1]]
-        ]
+        wanted = [pack_address(end.ip) + pack_port(end.port) for end in endpoints[: SIZES[-1]]]
         ends = self._slots[first] = assign(self._slots.get(first, ()), wanted)
         return ends
 
@@ -193,14 +191,19 @@ class _ServiceRender:
 
     def _chain(self, space: _Space, draw: _Draw) -> bytes:
         """Name of the chain that marks and draws."""
-        local = draw.pool is Pool.LOCAL
+        local = draw.pool is _LOCAL
         size = size_for(len(self._pools[draw.pool]))
         if not self._affinity:
-            return lb_chain(space.name, draw.marking, local, size).encode()
+            return _lb_chain(space.name, draw.marking, local, size)
         fixed = lb_chain(space.name, "", local, size)
         name, value = self._affinity.lookup(space.name, draw.marking, local, fixed)
         self._out[prefix(Kind.CHAIN, self._plan.key.family) + name] = value
         return name
+
+
+@lru_cache(maxsize=1024)
+def _lb_chain(space: str, marking: str, local: bool, size: int) -> bytes:
+    return lb_chain(space, marking, local, size).encode()
 
 
 class _Draw(NamedTuple):

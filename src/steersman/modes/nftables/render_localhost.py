@@ -20,9 +20,10 @@ LOOPBACK: Mapping[Family, str] = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
 def render_localhost(plan: ServicePlan, settings: NodeSettings) -> dict[bytes, object]:
     """Render the listeners of one ServicePort; none where nothing would be passed on."""
+    if not settings.traits.relays_localhost:
+        return {}
     name, family = plan.key
-    wanted = settings.traits.relays_localhost and settings.family(family).localhost_node_ports
-    if not wanted or name.protocol is Protocol.SCTP:
+    if not settings.family(family).localhost_node_ports or name.protocol is Protocol.SCTP:
         return {}
     start = prefix(Kind.RELAY, family) + PROTOCOLS[name.protocol]
     return {

@@ -17,26 +17,25 @@ def assign(previous: Sequence[bytes], wanted: Sequence[bytes]) -> tuple[bytes, .
     """
     if not previous or tuple(previous) == tuple(wanted):
         return tuple(wanted)
-    missing = dict.fromkeys(wanted)
-    slots: list[bytes | None] = []
-    for endpoint in previous:
-        known = endpoint in missing
-        slots.append(endpoint if known else None)
-        if known:
-            del missing[endpoint]
+    had, stay = set(previous), set(wanted)
+    newcomers = iter([endpoint for endpoint in wanted if endpoint not in had])
+    if len(had) < len(previous):  # somebody else's doing
+        previous = _once(previous)
+    slots = [each if each in stay else next(newcomers, None) for each in previous]
+    slots.extend(newcomers)
+    return _closed(slots)
+
+
+def _once(previous: Sequence[bytes]) -> list[bytes]:
+    """The first place of each; b"" where it comes again."""
+    return [b"" if each in previous[:at] else each for at, each in enumerate(previous)]
+
+
+def _closed(slots: list[bytes | None]) -> tuple[bytes, ...]:
     holes = [slot for slot, endpoint in enumerate(slots) if endpoint is None]
-    newcomers = list(missing)
-    filled = list(zip(holes, newcomers, strict=False))
-    for slot, endpoint in filled:
-        slots[slot] = endpoint
-    slots.extend(newcomers[len(filled) :])
-    return _close(slots, holes[len(filled) :])
-
-
-def _close(slots: list[bytes | None], holes: Sequence[int]) -> tuple[bytes, ...]:
     for hole in holes:
         while slots and slots[-1] is None:
             slots.pop()
         if hole < len(slots):
             slots[hole] = slots.pop()
-    return tuple(endpoint for endpoint in slots if endpoint is not None)
+    return tuple([endpoint for endpoint in slots if endpoint is not None])
