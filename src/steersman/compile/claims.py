@@ -68,10 +68,10 @@ class Claims:
 
     def add(self, claim: Claim, key: PlanKey) -> None:
         """Note that a plan asks for a destination."""
-        known = self.holders(claim)
-        if known:
+        first = self._holders.setdefault(claim, key)
+        if first is not key:
             self.contended.add(claim)
-        self._holders[claim] = (*known, key) if known else key
+            self._holders[claim] = (*self.holders(claim), key)
 
     def remove(self, claim: Claim, key: PlanKey) -> None:
         """Note that a plan no longer asks for a destination."""

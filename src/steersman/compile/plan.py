@@ -164,15 +164,17 @@ class Planner:
         What is claimed follows from the Service alone, so this is only for one that changed.
         """
         claims, known = self._claims, self._asked.get(name)
-        before = known.ports if known else ()
-        old = {(claim, key) for key, _ in before for claim in self._claimed(key)}
-        new = {(claim, key) for key, plan in plans.items() for claim in claims_of(plan)}
-        for claim, key in old - new:
-            claims.remove(claim, key)
-        for claim, key in new - old:
-            claims.add(claim, key)
+        new = [(claim, key) for key, plan in plans.items() for claim in claims_of(plan)]
+        old: set[tuple[Claim, PlanKey]] = set()
+        if known is not None:
+            old.update((claim, key) for key, _ in known.ports for claim in self._claimed(key))
+            for claim, key in old.difference(new):
+                claims.remove(claim, key)
+        for each in new:
+            if each not in old:
+                claims.add(*each)
         rivals: set[ObjectName] = set()
-        for claim, key in old | new:
+        for claim, key in (*new, *old):
             rivals.update(claims.rivals(claim, key))
         return rivals
 
