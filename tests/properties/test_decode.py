@@ -95,3 +95,10 @@ def test_null_means_absent_wherever_go_accepts_it() -> None:
     result = decode_object("Service", raw)
     assert isinstance(result, Service)
     assert result.spec.ports is None
+
+
+def test_a_number_that_kubernetes_cannot_hold_is_malformed() -> None:
+    bad = {**GOOD, "spec": {"ports": [{"port": 1 << 31}]}}
+    finding = decode_object("Service", json.dumps(bad).encode())
+    assert isinstance(finding, Finding)
+    assert finding.field == "spec.ports[0].port"

@@ -8,18 +8,18 @@ import msgspec
 import pytest
 
 from steersman.model.kube import Annotations, EndpointSlice
-from steersman.source.lean import lean_slice
+from steersman.model.names import ObjectName
+from steersman.source.slices import Slices
 from tests.unit.objects import KEY, endpoint, plan_of, service, slice_
 
 
 def weighed(text: str | None, *addresses: str, name: str = "cart-1", **more: Any) -> EndpointSlice:
     made = slice_(*map(endpoint, addresses), name=name, **more)
     annotations = Annotations(weight=text, trigger_time="2024-01-01T00:00:00Z")
-    return lean_slice(
-        msgspec.structs.replace(
-            made, metadata=msgspec.structs.replace(made.metadata, annotations=annotations)
-        )
-    )
+    meta = msgspec.structs.replace(made.metadata, annotations=annotations)
+    held, owner = Slices(), ObjectName("shop", "cart")
+    held.put(owner, msgspec.structs.replace(made, metadata=meta))
+    return held[owner][name]
 
 
 def planned(*slices: EndpointSlice) -> tuple[dict[str, int], list[str]]:

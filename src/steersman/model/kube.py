@@ -1,17 +1,20 @@
 """Kubernetes objects, as structs of just the fields that decide something here (SPEC 2-4).
 
-Everything else in the JSON is skipped while it is decoded: 10,000 Services and their slices are
-held in about 12 MB. Fields are optional wherever Go's decoder accepts `null` or absence; absence
-means what it means upstream, so nothing here is defaulted as the API server would.
+Everything else in the JSON is skipped while it is decoded. Fields are optional wherever Go's
+decoder accepts `null` or absence; absence means what it means upstream, so nothing here is
+defaulted as the API server would.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from steersman.model.names import ObjectName
+
+Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+"""What Kubernetes' types hold: greater numbers make an object malformed, as for Go's decoder."""
 
 
 class Lean(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -77,18 +80,18 @@ class ObjectMeta(Lean, frozen=True):
 class ServicePort(Lean, frozen=True):
     """An entry of `spec.ports` of a Service."""
 
-    port: int = 0
+    port: Int32 = 0
     name: str | None = None
     protocol: str | None = None
     """TCP where absent."""
-    node_port: int | None = None
+    node_port: Int32 | None = None
     app_protocol: str | None = None
 
 
 class ClientIPConfig(Lean, frozen=True):
     """`sessionAffinityConfig.clientIP`."""
 
-    timeout_seconds: int | None = None
+    timeout_seconds: Int32 | None = None
 
 
 class SessionAffinityConfig(Lean, frozen=True):
@@ -110,7 +113,7 @@ class ServiceSpec(Lean, frozen=True):
     session_affinity_config: SessionAffinityConfig | None = None
     internal_traffic_policy: str | None = None
     external_traffic_policy: str | None = None
-    health_check_node_port: int | None = None
+    health_check_node_port: Int32 | None = None
     load_balancer_source_ranges: list[str] | None = None
 
 
@@ -178,7 +181,7 @@ class SlicePort(Lean, frozen=True):
 
     name: str | None = None
     protocol: str | None = None
-    port: int | None = None
+    port: Int32 | None = None
 
 
 class EndpointSlice(Lean, frozen=True):

@@ -1,6 +1,6 @@
-"""Objects made small before they are kept: equal parts shared, what nobody reads later left out.
+"""What is kept of a Service: equal parts are shared, and what nothing depends on is left out.
 
-A node holds every Service and EndpointSlice of the cluster, so this is a good part of its memory.
+A node holds every Service of the cluster, so this is a good part of its memory.
 """
 
 from __future__ import annotations
@@ -8,24 +8,12 @@ from __future__ import annotations
 from sys import intern
 from typing import TypeVar
 
-from steersman.model.kube import (
-    Annotations,
-    EndpointConditions,
-    EndpointSlice,
-    ObjectMeta,
-    Service,
-    ServicePort,
-    ServiceSpec,
-    SliceEndpoint,
-    SlicePort,
-)
+from steersman.model.kube import ObjectMeta, Service, ServicePort, ServiceSpec
 
 T = TypeVar("T")
 
-_conditions: dict[EndpointConditions, EndpointConditions] = {}
-_slice_ports: dict[tuple[SlicePort, ...], list[SlicePort]] = {}
-_service_ports: dict[tuple[ServicePort, ...], list[ServicePort]] = {}
-_words: dict[tuple[str, ...], list[str]] = {}
+_ports: dict[tuple[ServicePort, ...], list[ServicePort]] = {}
+_families: dict[tuple[str, ...], list[str]] = {}
 _MOST_SHARED = 4096
 """Different values remembered of each sort; what comes later is kept unshared."""
 
@@ -36,9 +24,9 @@ def lean_service(service: Service) -> Service:
     lean = ServiceSpec(
         type=_word(spec.type),
         cluster_ip=spec.cluster_ip,
-        cluster_ips=spec.cluster_ips,
-        ip_families=_shared(_words, spec.ip_families),
-        ports=_shared(_service_ports, spec.ports),
+        cluster_ips=_cluster_ips(spec),
+        ip_families=_shared(_families, spec.ip_families),
+        ports=_shared(_ports, spec.ports),
         external_ips=spec.external_ips,
         session_affinity=_word(spec.session_affinity),
         session_affinity_config=spec.session_affinity_config,
@@ -53,31 +41,6 @@ def lean_service(service: Service) -> Service:
     return Service(_lean_meta(meta), lean, status)
 
 
-def lean_slice(slice_: EndpointSlice) -> EndpointSlice:
-    """Return an equal EndpointSlice but for uid, resourceVersion and most annotations."""
-    endpoints = slice_.endpoints
-    if endpoints is not None:
-        endpoints = [_lean_endpoint(endpoint) for endpoint in endpoints]
-    meta = slice_.metadata
-    return EndpointSlice(
-        ObjectMeta(
-            name=meta.name,
-            namespace=intern(meta.namespace),
-            labels=meta.labels,
-            annotations=_lean_annotations(meta.annotations),
-        ),
-        intern(slice_.address_type),
-        endpoints,
-        _shared(_slice_ports, slice_.ports),
-    )
-
-
-def _lean_annotations(annotations: Annotations | None) -> Annotations | None:
-    if annotations is None or annotations.weight is None:
-        return None
-    return Annotations(weight=intern(annotations.weight))
-
-
 def _lean_meta(meta: ObjectMeta) -> ObjectMeta:
     return ObjectMeta(
         name=meta.name,
@@ -88,17 +51,12 @@ def _lean_meta(meta: ObjectMeta) -> ObjectMeta:
     )
 
 
-def _lean_endpoint(endpoint: SliceEndpoint) -> SliceEndpoint:
-    conditions = endpoint.conditions
-    if conditions is not None:
-        conditions = _conditions.setdefault(conditions, conditions)
-    return SliceEndpoint(
-        endpoint.addresses,
-        conditions,
-        _word(endpoint.node_name),
-        _word(endpoint.zone),
-        endpoint.hints,
-    )
+def _cluster_ips(spec: ServiceSpec) -> list[str] | None:
+    """The first one is the same string as the clusterIP."""
+    texts = spec.cluster_ips
+    if not texts or texts[0] != spec.cluster_ip:
+        return texts
+    return [spec.cluster_ip, *texts[1:]]
 
 
 def _word(text: str | None) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from steersman.model.kube import KubeObject
@@ -13,6 +13,7 @@ from steersman.source.backoff import Timing
 from steersman.source.client import ApiClient, ApiError
 from steersman.source.decode import decode_items, decode_object
 from steersman.source.lines import LineSplitter, LineTooLongError
+from steersman.source.spool import Spool
 from steersman.source.stats import KindStats
 from steersman.source.wire import (
     ObjectList,
@@ -36,7 +37,8 @@ log = logging.getLogger("steersman.source")
 class Listing(NamedTuple):
     """A complete list."""
 
-    objects: Sequence[KubeObject]
+    objects: Iterable[KubeObject]
+    """To be gone through once."""
     findings: Sequence[Finding]
     """Of the items that are malformed."""
     version: str
@@ -98,17 +100,17 @@ class Lister:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(round(self._timing.initial_total)),
         }
-        objects: list[KubeObject] = []
+        objects = Spool(self._resource.kind)
         findings: list[Finding] = []
         try:
             async with asyncio.timeout(self._timing.initial_total):
                 version = await self._initial_events(params, objects, findings)
         except TimeoutError as error:
             raise ApiError("no_watch_list", "its initial events did not end in time") from error
-        return Listing(objects, findings, version)
+        return Listing(objects.drain(), findings, version)
 
     async def _initial_events(
-        self, params: Mapping[str, str], objects: list[KubeObject], findings: list[Finding]
+        self, params: Mapping[str, str], objects: Spool, findings: list[Finding]
     ) -> str:
         """Fill objects and findings; return the resourceVersion of the list."""
         kind = self._resource.kind
@@ -131,7 +133,7 @@ class Lister:
                         if isinstance(decoded, Finding):
                             findings.append(decoded)
                         else:
-                            objects.append(decoded)
+                            objects.add((decoded,))
         except ApiError as error:
             if error.reason == "timeout":
                 raise ApiError("no_watch_list", "its initial events stalled") from error
@@ -139,16 +141,16 @@ class Lister:
         raise ApiError("no_watch_list", "its initial events broke off")
 
     async def _list_pages(self, limit: int) -> Listing:
-        objects: list[KubeObject] = []
+        objects = Spool(self._resource.kind)
         findings: list[Finding] = []
         params = {"limit": str(limit)} if limit else {}
         while True:
             page = await self._page(params)
             good, bad = decode_items(self._resource.kind, page.items)
-            objects += good
+            objects.add(good)
             findings += bad
             if not page.metadata.continue_:
-                return Listing(objects, findings, page.metadata.resource_version)
+                return Listing(objects.drain(), findings, page.metadata.resource_version)
             params["continue"] = page.metadata.continue_
 
     async def _page(self, params: Mapping[str, str]) -> ObjectList:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -22,21 +22,16 @@ class Mirror:
         self._kind = kind
         self._sink = sink
         self._stats = stats
-        self._known: set[ObjectName] = set()
         self._malformed: set[str] = set()
 
     def empty(self) -> None:
         """Say that there are no such objects, so that nobody waits for their list."""
         self._sink.replace(self._kind, ())
 
-    def replace(self, objects: Sequence[KubeObject], findings: Iterable[Finding]) -> None:
+    def replace(self, objects: Iterable[KubeObject], findings: Iterable[Finding]) -> None:
         """Hand a complete list over; of what is malformed in it, the last good version stays."""
         kind = self._kind
         bad = {finding.object: finding for finding in findings}
-        self._known = {
-            *(obj.metadata.object_name for obj in objects),
-            *(name for name in self._known if f"{kind} {name}" in bad),
-        }
         self._sink.replace(kind, objects, bad)
         for scope in self._malformed - bad.keys():
             self._sink.report(scope, ())
@@ -47,7 +42,6 @@ class Mirror:
         stats.relists += stats.lists > 0
         stats.lists += 1
         stats.malformed += len(bad)
-        stats.objects = len(self._known)
 
     def upsert(self, raw: msgspec.Raw) -> str:
         """Take one object that was added or changed; return its resourceVersion, "" if unknown."""
@@ -58,8 +52,6 @@ class Mirror:
             self._malformed.add(obj.object)
             self._sink.report(obj.object, (obj,))
             return outline(raw).resource_version
-        self._known.add(obj.metadata.object_name)
-        self._stats.objects = len(self._known)
         self._sink.upsert(obj)
         if self._malformed:
             self._mended(scope_of(self._kind, obj))
@@ -72,8 +64,6 @@ class Mirror:
         if not meta.name:
             raise RelistError(f"a {self._kind} without a name was deleted")
         name = ObjectName(meta.namespace, meta.name)
-        self._known.discard(name)
-        self._stats.objects = len(self._known)
         self._sink.delete(self._kind, name)
         self._mended(f"{self._kind} {name}")
         return meta.resource_version

@@ -28,8 +28,6 @@ class KindStats:
     """Waits before another attempt."""
     received_bytes: int = 0
     """Body bytes received, after decompression."""
-    objects: int = 0
-    """Objects of the last list, with those added and without those deleted since."""
     connected: bool = False
     """A watch is open, or the kind is known not to be there."""
     last_event: float | None = None

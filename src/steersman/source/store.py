@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from sys import intern
 from typing import Any
 
 import msgspec
@@ -16,7 +17,8 @@ from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, Servi
 from steersman.model.names import ObjectName
 from steersman.model.plan import Finding
 from steersman.model.snapshot import Snapshot
-from steersman.source.lean import lean_service, lean_slice
+from steersman.source.lean import lean_service
+from steersman.source.slices import Slices
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -58,11 +60,9 @@ def _slice_owner(slice_: EndpointSlice) -> ObjectName | None:
     meta = slice_.metadata
     if labels is None or not labels.service_name or labels.headless is not None:
         return None
-    return ObjectName(meta.namespace, labels.service_name) if meta.name and meta.namespace else None
-
-
-def _slice_essence(slice_: EndpointSlice) -> object:
-    return slice_.address_type, slice_.endpoints, slice_.ports
+    if not meta.name or not meta.namespace:
+        return None
+    return ObjectName(intern(meta.namespace), labels.service_name)
 
 
 def _node_essence(node: Node | None) -> object:
@@ -71,10 +71,6 @@ def _node_essence(node: Node | None) -> object:
     zone = node.metadata.labels.zone if node.metadata.labels else None
     addresses = node.status.addresses if node.status else None
     return node.metadata.name, zone, node.spec.pod_cidr, node.spec.pod_cidrs, addresses
-
-
-def _has_udp(slice_: EndpointSlice) -> bool:
-    return any(port.protocol == "UDP" for port in slice_.ports or ())
 
 
 class Store:
@@ -97,8 +93,7 @@ class Store:
         self._on_change = on_change
         self._essence = essence
         self._services: dict[ObjectName, Service] = {}
-        self._slices: dict[ObjectName, dict[str, EndpointSlice]] = {}
-        self._slice_service: dict[ObjectName, ObjectName] = {}
+        self._slices = Slices()
         self._cidrs: dict[ObjectName, ServiceCIDR] = {}
         self._node: Node | None = None
         self._findings: dict[str, tuple[Finding, ...]] = {}
@@ -143,7 +138,7 @@ class Store:
             service_objects=services,
             endpoints=endpoints,
             node=self._node_changed,
-            udp=any(name in self._udp or self._udp_now(name) for name in endpoints),
+            udp=any(name in self._udp or self._slices.has_udp(name) for name in endpoints),
             trigger_times={name: tuple(times) for name, times in self._triggers.items()},
         )
         self._before = {}
@@ -157,14 +152,14 @@ class Store:
 
     def replace(self, kind: str, objects: Iterable[KubeObject], keep: Container[str] = ()) -> None:
         """Take the complete list of a kind; objects whose scope is in `keep` stay as they are."""
-        new = {obj.metadata.object_name: obj for obj in objects}
         changed = kind not in self._synced
-        gone = [name for name in self._names(kind) if name not in new]
-        for name in gone:
+        listed: set[ObjectName] = set()
+        for obj in objects:
+            listed.add(obj.metadata.object_name)
+            changed |= self._put(obj)
+        for name in [name for name in self._names(kind) if name not in listed]:
             if f"{kind} {name}" not in keep:
                 changed |= self._remove(kind, name)
-        for obj in new.values():
-            changed |= self._put(obj)
         self._synced.add(kind)
         self._told(changed)
 
@@ -196,7 +191,7 @@ class Store:
             case "Service":
                 known = self._services
             case "EndpointSlice":
-                known = self._slice_service
+                known = self._slices.names
             case "ServiceCIDR":
                 known = self._cidrs
             case _:
@@ -242,40 +237,33 @@ class Store:
     def _put_slice(self, slice_: EndpointSlice) -> bool:
         name = slice_.metadata.object_name
         owner = _slice_owner(slice_)
-        old_owner = self._slice_service.get(name)
-        moved = old_owner is not None and old_owner != owner and self._remove_slice(name)
+        before = self._slices.owner(name)
+        moved = before is not None and before != owner and self._remove_slice(name)
         if owner is None:
             return moved
-        old = self._slices.get(owner, {}).get(name.name)
-        if old is not None and _slice_essence(old) == _slice_essence(slice_):
+        had_udp = self._slices.has_udp(owner)
+        if not self._slices.put(owner, slice_):
             return moved
-        self._touch(owner, old)
-        self._slices.setdefault(owner, {})[name.name] = lean_slice(slice_)
-        self._slice_service[name] = owner
+        self._touch(owner, had_udp=had_udp)
         notes = slice_.metadata.annotations
         if notes is not None and notes.trigger_time:
             self._triggers.setdefault(owner, []).append(notes.trigger_time)
         return True
 
     def _remove_slice(self, name: ObjectName) -> bool:
-        owner = self._slice_service.pop(name, None)
+        owner = self._slices.owner(name)
         if owner is None:
             return False
-        slices = self._slices[owner]
-        self._touch(owner, slices.pop(name.name))
-        if not slices:
-            del self._slices[owner]
+        self._touch(owner, had_udp=self._slices.has_udp(owner))
+        self._slices.remove(name, owner)
         self._triggers.pop(owner, None)
         return True
 
-    def _touch(self, owner: ObjectName, old: EndpointSlice | None) -> None:
+    def _touch(self, owner: ObjectName, *, had_udp: bool) -> None:
         self._endpoints.add(owner)
         self.seen["EndpointSlice"] += 1
-        if old is not None and _has_udp(old):  # what there is now, `take` looks at
+        if had_udp:  # what there is now, `take` looks at
             self._udp.add(owner)
-
-    def _udp_now(self, owner: ObjectName) -> bool:
-        return any(_has_udp(slice_) for slice_ in self._slices.get(owner, {}).values())
 
     def _put_node(self, node: Node | None) -> bool:
         changed = _node_essence(self._node) != _node_essence(node)

@@ -1,0 +1,106 @@
+"""EndpointSlices as bytes: a node holds those of the whole cluster and looks at few of them.
+
+As objects they would be most of what the Store takes; packed they are a third of that. Unpacking
+one costs a microsecond and half a microsecond for each endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from steersman.model.kube import Annotations, EndpointSlice, Labels, Lean, ObjectMeta
+from steersman.model.names import ObjectName
+
+
+class _Labelled(Lean, frozen=True):
+    labels: Labels = Labels()
+
+
+class _Outline(Lean, frozen=True):
+    metadata: _Labelled
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(EndpointSlice)
+_OUTLINE = msgspec.msgpack.Decoder(_Outline)
+
+
+class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
+    """EndpointSlices by the Service they belong to, then by their own name.
+
+    What nothing depends on is gone: uid, resourceVersion and most annotations.
+    """
+
+    def __init__(self) -> None:
+        self._packed: dict[ObjectName, bytes] = {}
+        self._of: dict[ObjectName, tuple[ObjectName, ...]] = {}
+        self._udp: set[ObjectName] = set()
+
+    def __getitem__(self, service: ObjectName) -> dict[str, EndpointSlice]:
+        return {name.name: _DECODER.decode(self._packed[name]) for name in self._of[service]}
+
+    def __contains__(self, service: object) -> bool:
+        return service in self._of
+
+    def __iter__(self) -> Iterator[ObjectName]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    @property
+    def names(self) -> Mapping[ObjectName, object]:
+        """The names of all slices, as keys."""
+        return self._packed
+
+    def owner(self, name: ObjectName) -> ObjectName | None:
+        """The Service that a slice belongs to; None where there is no such slice."""
+        packed = self._packed.get(name)
+        if packed is None:
+            return None
+        return ObjectName(
+            name.namespace, _OUTLINE.decode(packed).metadata.labels.service_name or ""
+        )
+
+    def has_udp(self, service: ObjectName) -> bool:
+        """Whether some slice of a Service has a UDP port."""
+        return bool(self._udp) and any(name in self._udp for name in self._of.get(service, ()))
+
+    def put(self, owner: ObjectName, slice_: EndpointSlice) -> bool:
+        """Take a slice of a Service; return whether it differs from what is held.
+
+        A slice that belonged to another Service must have been removed.
+        """
+        name = slice_.metadata.object_name
+        packed = _pack(slice_)
+        old = self._packed.get(name)
+        if old == packed:
+            return False
+        if old is None:
+            name = ObjectName(owner.namespace, name.name)
+            self._of[owner] = (*self._of.get(owner, ()), name)
+        self._packed[name] = packed
+        self._udp.discard(name)
+        if any(port.protocol == "UDP" for port in slice_.ports or ()):
+            self._udp.add(name)
+        return True
+
+    def remove(self, name: ObjectName, owner: ObjectName) -> None:
+        """Drop a slice of a Service; it must be there."""
+        del self._packed[name]
+        self._udp.discard(name)
+        left = tuple(other for other in self._of.pop(owner) if other != name)
+        if left:
+            self._of[owner] = left
+
+
+def _pack(slice_: EndpointSlice) -> bytes:
+    meta = slice_.metadata
+    notes = meta.annotations
+    if notes is not None:
+        notes = Annotations(weight=notes.weight) if notes.weight is not None else None
+    lean = ObjectMeta(meta.name, meta.namespace, labels=meta.labels, annotations=notes)
+    kept = EndpointSlice(lean, slice_.address_type, slice_.endpoints, slice_.ports)
+    return _ENCODER.encode(kept)
