@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Family, PlanKey
 
+T = TypeVar("T")
 _IPV4 = Family.IPV4  # looking a member up costs ten times as much (Python 3.11)
 
 
@@ -62,6 +64,17 @@ class SourceClass(enum.StrEnum):
     POD = "pod"  # a pod of the cluster, as the node's detector tells
     NODE = "node"  # an address of this node itself
     EXTERNAL = "external"  # everyone else
+
+
+def of_class(source: SourceClass, pod: T, node: T, external: T) -> T:
+    """Return what is meant for a class of sources."""
+    match source:
+        case SourceClass.POD:
+            return pod
+        case SourceClass.NODE:
+            return node
+        case _:
+            return external
 
 
 class Verdict(enum.StrEnum):
@@ -117,13 +130,7 @@ class Frontend(Value, frozen=True):
 
     def action(self, source: SourceClass) -> Action:
         """The Action for a class of sources."""
-        match source:
-            case SourceClass.POD:
-                return self.pod
-            case SourceClass.NODE:
-                return self.node
-            case _:
-                return self.external
+        return of_class(source, self.pod, self.node, self.external)
 
 
 class ServicePlan(Value, frozen=True):

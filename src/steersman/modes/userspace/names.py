@@ -6,7 +6,15 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from steersman.model.addresses import in_cidr, is_loopback
 from steersman.model.names import Family, PlanKey, Protocol
-from steersman.model.plan import Action, Detector, Endpoint, SourceClass, Value, Verdict
+from steersman.model.plan import (
+    Action,
+    Detector,
+    Endpoint,
+    SourceClass,
+    Value,
+    Verdict,
+    of_class,
+)
 from steersman.modes.diff import Diff
 
 LISTENER: Literal["listener"] = "listener"
@@ -136,13 +144,8 @@ class Listener(Value, frozen=True):
             return Choice(Verdict.DROP)
         if self.same_for_all:
             return self.external
-        match self.sources.classify(client, interface):
-            case SourceClass.POD:
-                return self.pod
-            case SourceClass.NODE:
-                return self.node
-            case _:
-                return self.external
+        source = self.sources.classify(client, interface)
+        return of_class(source, self.pod, self.node, self.external)
 
 
 class Portal(Value, frozen=True):
