@@ -111,7 +111,7 @@ async def test_every_endpoint() -> None:
             "iptables",
             configz=lambda: b"{}",
             flags=lambda: "",
-            state=lambda: b"{}",
+            state=lambda: iter([b"{}"]),
             profiling=True,
         )
     )

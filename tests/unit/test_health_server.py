@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 import aiohttp
@@ -50,6 +50,22 @@ async def serving(app: web.Application) -> AsyncIterator[int]:
         yield port
     finally:
         await runner.cleanup()
+
+
+@pytest.mark.parametrize(("method", "body"), [("GET", "one two"), ("HEAD", "")])
+async def test_a_body_is_sent_as_it_is_made(method: str, body: str) -> None:
+    async with serving(application({"/": lambda _: Answer(pieces=iter([b"one ", b"two"]))})) as p:
+        reply = await ask(p, "/", method)
+    assert (reply.status, reply.body) == (200, body)
+    assert reply.received["Content-Type"] == "text/plain; charset=utf-8"
+
+
+async def test_a_body_that_cannot_be_made_is_an_error() -> None:
+    def fails() -> Iterator[bytes]:
+        yield str(1 // 0).encode()
+
+    async with serving(application({"/": lambda _: Answer(pieces=fails())})) as port:
+        assert (await ask(port)).status == 500
 
 
 async def test_unknown_paths_are_answered_as_go_does() -> None:

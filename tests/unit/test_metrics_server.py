@@ -56,7 +56,7 @@ async def test_slis_tell_health_at_each_look() -> None:
 
 async def test_configuration_and_state_are_json() -> None:
     config = {"kubeproxy.config.k8s.io": {"mode": "iptables"}}
-    shown = pages(configz=lambda: json.dumps(config).encode(), state=lambda: b"{}")
+    shown = pages(configz=lambda: json.dumps(config).encode(), state=lambda: iter([b"{", b"}"]))
     reply = await fetch(shown, "/configz")
     assert json.loads(reply.body) == config
     assert reply.received["Content-Type"] == "application/json"

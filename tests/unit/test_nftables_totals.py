@@ -78,8 +78,8 @@ def test_who_is_gone_is_forgotten() -> None:
     totals, plan = Totals(), make.plan([1, 2])
     totals.update(counts(plan, each=9), [plan])
     less = make.plan([2])
-    made = totals.update(counts(plan, each=9), [less])  # the kernel's elements go later
-    assert named(made.endpoints) == {"shop/web:http 10.244.0.2:8080": 9}
+    made = totals.update(counts(plan, each=10), [less])  # the kernel's elements go later
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.2:8080": 10}
     assert totals.update(counts(plan, each=9), []).endpoints == {}
 
 
@@ -113,3 +113,25 @@ def test_no_count_ever_falls(steps: list[tuple[ServicePlan, int]]) -> None:
         now = {**made.endpoints, **made.frontends}
         assert all(now[name] >= before[name] for name in now.keys() & before.keys())
         before = now
+
+
+@given(st.lists(st.tuples(make.plans(0), st.integers(0, 3)), max_size=6))
+def test_what_has_counted_nothing_need_not_be_said(steps: list[tuple[ServicePlan, int]]) -> None:
+    dense, sparse = Totals(), Totals()
+    for plan, each in steps:
+        found = counts(plan, each=each)
+        some = {key: n for key, n in found.items() if n or key[0] == Kind.MEMBER}
+        one, other = dense.update(found, [plan]), sparse.update(some, [plan])
+        assert named(one.endpoints) == named(other.endpoints)
+        assert named(one.frontends) == named(other.frontends)
+
+
+def test_every_name_is_listed_once() -> None:
+    v4 = make.plan([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
+    v6 = make.plan([257], of=make.key(family=Family.IPV6), frontends=[NODE_PORT])
+    made = Totals().update({}, [v4, v6])
+    assert list(named(made.frontends).items()) == [
+        ("shop/web:http 10.96.0.10:80", 0),
+        ("shop/web:http nodePort:30080", 0),
+    ]
+    assert (len(made.frontends), len(made.endpoints)) == (2, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
 from steersman.modes.base import BusyError, Counting, Made, Moved
+from steersman.run.exposition import Series
 from steersman.run.metrics import Connections, connections
 
 _PATIENCE = 5.0  # seconds that a scrape waits for a sync to end
@@ -36,15 +37,14 @@ def counted(
         except (TimeoutError, CancelledError, BusyError):
             future.cancel()
             return
-        rows = [Connections(*name, end, count) for (name, end), count in made.endpoints.items()]
+        rows = (Connections(*name, end, count) for (name, end), count in made.endpoints.items())
         yield from connections(lambda: rows)()
-        labels = ("namespace", "service", "port", "protocol", "frontend")
-        family = CounterMetricFamily(
-            "steersman_frontend_connections_total", "Connections to a destination", labels=labels
+        yield Series(
+            "steersman_frontend_connections_total",
+            "Connections to a destination",
+            ("namespace", "service", "port", "protocol", "frontend"),
+            (((*name, frontend), count) for (name, frontend), count in made.frontends.items()),
         )
-        for (name, frontend), count in made.frontends.items():
-            family.add_metric((*name, frontend), count)
-        yield family
         yield from _moved(made.moved_by_endpoint, "endpoint", "proxied")
         yield from _moved(made.moved_by_frontend, "frontend", "frontend")
         yield from _happened(made)
@@ -78,13 +78,16 @@ def _moved(
     if not counts:
         return
     labels = ("namespace", "service", "port", "protocol", label, "direction")
-    packets = CounterMetricFamily(
-        f"steersman_{word}_packets_total", "Packets passed on", labels=labels
-    )
-    moved = CounterMetricFamily(f"steersman_{word}_bytes_total", "Bytes passed on", labels=labels)
-    for (name, end), count in counts.items():
-        packets.add_metric((*name, end, "to_endpoint"), count.packets_in)
-        packets.add_metric((*name, end, "to_client"), count.packets_out)
-        moved.add_metric((*name, end, "to_endpoint"), count.bytes_in)
-        moved.add_metric((*name, end, "to_client"), count.bytes_out)
-    yield from (packets, moved)
+    name = f"steersman_{word}"
+    packets = ((name, count[:2]) for name, count in counts.items())
+    yield Series(f"{name}_packets_total", "Packets passed on", labels, _both_ways(packets))
+    moved = ((name, count[2:]) for name, count in counts.items())
+    yield Series(f"{name}_bytes_total", "Bytes passed on", labels, _both_ways(moved))
+
+
+def _both_ways(
+    counts: Iterable[tuple[tuple[ServicePortName, str], tuple[int, ...]]],
+) -> Iterator[tuple[tuple[str, ...], int]]:
+    for (name, end), (there, back) in counts:
+        yield (*name, end, "to_endpoint"), there
+        yield (*name, end, "to_client"), back

@@ -17,12 +17,12 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from steersman import __version__
 from steersman.model.names import Family
+from steersman.run.exposition import Series, exposition
 
 SYNC_BUCKETS = tuple(0.001 * 2**k for k in range(15))
 PROGRAMMING_BUCKETS = (
@@ -230,8 +230,12 @@ class Metrics:
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Write all of it, and the content type. Call it off the event loop."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+        pieces, content_type = self.pieces(accept)
+        return b"".join(pieces), content_type
+
+    def pieces(self, accept: str = "") -> tuple[Iterator[bytes], str]:
+        """Write it piece by piece, likewise."""
+        return exposition(self.registry, accept)
 
 
 class _Asked(Collector):
@@ -302,11 +306,8 @@ def connections(counts: Callable[[], Iterable[Connections]]) -> Callable[[], Ite
     labels = ("namespace", "service", "port", "protocol", "endpoint")
 
     def collect() -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            "steersman_connections_total", "Connections made to an endpoint", labels=labels
-        )
-        for row in counts():
-            family.add_metric(row[:5], row.made)
-        yield family
+        rows = ((row[:5], row.made) for row in counts())
+        text = "Connections made to an endpoint"
+        yield Series("steersman_connections_total", text, labels, rows)
 
     return collect

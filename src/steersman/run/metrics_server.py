@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -32,6 +32,7 @@ _NOT_FOR_MACHINES = (
 )
 _PROFILE_SECONDS = 30.0
 _EMULATES = "1.36"
+_JSON = "application/json"
 
 
 class Pages(msgspec.Struct, frozen=True):
@@ -43,8 +44,8 @@ class Pages(msgspec.Struct, frozen=True):
     """The configuration in force as JSON, under its component name."""
     flags: Callable[[], str] | None = None
     """The page of flags and their values (`/flagz`)."""
-    state: Callable[[], bytes] | None = None
-    """The one State as JSON (beyond upstream)."""
+    state: Callable[[], Iterator[bytes]] | None = None
+    """The one State as JSON (beyond upstream), piece by piece."""
     healthy: Callable[[], bool] = lambda: True
     """Whether the kernel follows the cluster, for `/metrics/slis`."""
     statusz: bool = True
@@ -64,9 +65,10 @@ def metrics_app(pages: Pages) -> web.Application:
         "/metrics": lambda request: _metrics(pages.metrics, request),
         "/metrics/slis": _slis(pages.healthy),
     }
-    for path, source in (("/configz", pages.configz), ("/state", pages.state)):
-        if source is not None:
-            found[path] = _json(source)
+    if (configz := pages.configz) is not None:
+        found["/configz"] = lambda _: Answer(configz(), content_type=_JSON)
+    if (state := pages.state) is not None:
+        found["/state"] = lambda _: Answer(pieces=state(), content_type=_JSON)
     if (flags := pages.flags) is not None:
         found["/flagz"] = lambda _: Answer(flags(), nosniff=False)
     if pages.statusz:
@@ -77,14 +79,9 @@ def metrics_app(pages: Pages) -> web.Application:
     return application(found)
 
 
-def _json(source: Callable[[], bytes]) -> Page:
-    return lambda _: Answer(source(), content_type="application/json")
-
-
-async def _metrics(metrics: Metrics, request: web.Request) -> Answer:
-    accept = request.headers.get("Accept", "")
-    body, content_type = await asyncio.to_thread(metrics.render, accept)
-    return Answer(body, content_type=content_type, nosniff=False)
+def _metrics(metrics: Metrics, request: web.Request) -> Answer:
+    pieces, content_type = metrics.pieces(request.headers.get("Accept", ""))
+    return Answer(pieces=pieces, content_type=content_type, nosniff=False)
 
 
 def _slis(healthy: Callable[[], bool]) -> Page:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +13,14 @@ from steersman.model.plan import Finding, ServicePlan
 from steersman.run.state import State
 from steersman.source.stats import SourceStats
 
+_TOGETHER = 100
+"""ServicePlans that are written at once, some 80 kB."""
 
-def state_json(state: State, stats: SourceStats | None, now: float, started: float) -> bytes:
-    """Write the State as JSON.
+
+def state_json(
+    state: State, stats: SourceStats | None, now: float, started: float
+) -> Iterator[bytes]:
+    """Write the State as JSON, piece by piece; what it says is as of this call.
 
     Args:
         state: the State.
@@ -33,16 +38,25 @@ def state_json(state: State, stats: SourceStats | None, now: float, started: flo
         "lastSync": None if result is None else {**_plain(result), "at": state.at},
         "objects": {
             "services": len(state.snapshot.services),
-            "endpointSlices": sum(map(len, state.snapshot.slices.values())),
+            "endpointSlices": state.slices,
             "servicePorts": len(state.plan.services),
             "kernelObjects": state.objects,
         },
         "source": _source(stats),
         "findings": [_plain(finding) for finding in state.findings],
         "node": _plain(state.plan.settings),
-        "servicePlans": [_service(plan) for plan in tuple(state.plan.services.values())],
+        "servicePlans": [],
     }
-    return msgspec.json.encode(document)
+    head = msgspec.json.encode(document).removesuffix(b"]}")
+    return _with_plans(head, tuple(state.plan.services.values()))
+
+
+def _with_plans(head: bytes, plans: Sequence[ServicePlan]) -> Iterator[bytes]:
+    for start in range(0, len(plans), _TOGETHER):
+        part = [_service(plan) for plan in plans[start : start + _TOGETHER]]
+        yield head + msgspec.json.encode(part)[1:-1]
+        head = b","
+    yield b"]}" if plans else head + b"]}"
 
 
 def _plain(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -163,7 +163,7 @@ class Servers:
     def _plans(self) -> Collection[ServicePlan]:
         return self._sync.state.plan.services.values()
 
-    def _state(self) -> bytes:
+    def _state(self) -> Iterator[bytes]:
         return state_json(self._sync.state, self._stats, time.time(), self._started)
 
     def _set_verbosity(self, verbosity: int) -> None:

@@ -58,6 +58,8 @@ class State(msgspec.Struct, frozen=True):
     """From sources, compile and kernel."""
     objects: int = 0
     """Kernel objects in force."""
+    slices: int = 0
+    """EndpointSlices that are known."""
     at: float = 0.0
     """When the last sync reached the kernel, in seconds since 1970."""
 

@@ -290,6 +290,7 @@ class Sync:
             result=result,
             findings=self.store.findings + plan.findings + refused,
             objects=self._objects,
+            slices=self.store.slices,
             at=self._wall(),
         )
         taken, planned = tuple(self._taken), tuple(self._planned)

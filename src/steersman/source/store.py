@@ -120,6 +120,11 @@ class Store:
         return Snapshot(self._services, self._slices, self._node, tuple(sorted(cidrs)))
 
     @property
+    def slices(self) -> int:
+        """How many EndpointSlices there are."""
+        return len(self._slices.names)
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """What sources reported, in order of scope."""
         return tuple(f for scope in sorted(self._findings) for f in self._findings[scope])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, nested, text
@@ -68,7 +69,8 @@ class Counters:
         """Connections so far, by the key of the frontend's element, or by that of the endpoint's
         with the first slot of its pool, then the endpoint.
 
-        None where a transaction moved what is counted meanwhile.
+        What has counted nothing is left out, but for members of sets. None where a transaction
+        moved what is counted meanwhile.
 
         Args:
             netlink: the socket to ask by: not that of transactions, which need not wait.
@@ -81,14 +83,16 @@ class Counters:
         before = dict(self._before)
         if moves % 2 or moves != self._moves:
             return None
-        return {name: packets + before.get(name, 0) for name, packets in totals.items()}
+        for name, packets in before.items():
+            totals[name] = totals.get(name, 0) + packets
+        return totals
 
     @staticmethod
     def _listed(netlink: Netlink) -> dict[bytes, int]:
         totals: dict[bytes, int] = {}
         for family in Family:
             try:
-                for name, packets in (*_fixed(netlink, family), *_members(netlink, family)):
+                for name, packets in chain(_fixed(netlink, family), _members(netlink, family)):
                     totals[name] = totals.get(name, 0) + packets
             except DumpInterruptedError:
                 raise
@@ -120,14 +124,15 @@ class Counters:
 
 
 def _fixed(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
-    """What the elements of the fixed maps have counted."""
+    """What elements of the fixed maps have counted."""
     size = family.bits // 8 + 4
     for kind in (*_FRONTENDS, *_ENDPOINTS):
         end = 8 + SETS[kind].key_size(family)
         start = prefix(kind, family)
         for content in set_elements(netlink, family, SETS[kind].name):
-            value = content[end + 8 : end + 8 + size]
-            yield _name(start + content[8:end], value), _packets(content, end)
+            if packets := _packets(content, end):
+                value = content[end + 8 : end + 8 + size]
+                yield _name(start + content[8:end], value), packets
 
 
 def _name(key: bytes, value: bytes) -> bytes:

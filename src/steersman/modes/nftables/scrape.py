@@ -31,6 +31,7 @@ class Scrape:
         Raises:
             BusyError: others change the ruleset all the time.
         """
+        plans = tuple(plans)  # they go on changing
         async with self._one:
             counts = {**await self._read(counters), **relay.counts()}
             return await asyncio.to_thread(self._totals.update, counts, plans)

@@ -1,12 +1,13 @@
 """From counts by element to counts by ServicePort, which never fall. Pure.
 
 Frontends of a ServicePort come and go while its endpoints stay: so what an element counts more
-than last time is added up, by endpoint and by frontend.
+than last time is added up, by endpoint and by frontend. Nothing is held for what has counted
+nothing: a node meets few of a cluster's endpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from steersman.model.addresses import join_host_port
@@ -32,20 +33,27 @@ _ENDPOINTS_OF = {
 }
 
 
+_NODE_PORT = "nodePort:"
+
+
 class Totals:
     """What was counted so far."""
 
     def __init__(self) -> None:
         """Begin at zero."""
         self._last: Mapping[bytes, int] = {}
-        self._made = Made({}, {})
+        self._frontends: Mapping[Name, int] = {}
+        self._endpoints: Mapping[Name, int] = {}
 
     def update(self, counts: Mapping[bytes, int], plans: Iterable[ServicePlan]) -> Made:
-        """Add what is new in the counts (counters.py says by which keys); forget who is gone."""
-        known = self._known(plans)
-        for key, count in counts.items():
-            before = self._last.get(key, 0)
-            more = count - before if count >= before else count  # it was away, and began anew
+        """Add what is new in the counts (counters.py says by which keys); forget who is gone.
+
+        What has counted nothing may be left out of the counts.
+        """
+        plans = tuple(plans)
+        news = dict(self._news(counts))
+        known = self._known(self._concerned(plans, news))
+        for key, more in news.items():
             size = _size(key)
             owner = known.owners.get(_owner(key, size))
             if owner is None or known.counted_elsewhere(key, size, counts):
@@ -57,23 +65,85 @@ class Totals:
             if key[0] == Kind.RELAY:  # no element counts its frontend
                 known.frontends[owner] += more
         self._last = counts
-        self._made = Made(known.frontends, known.endpoints)
-        return self._made
+        self._frontends = {name: count for name, count in known.frontends.items() if count}
+        self._endpoints = {name: count for name, count in known.endpoints.items() if count}
+        return Made(
+            _Listed(plans, _frontend_names, self._frontends),
+            _Listed(plans, _endpoint_names, self._endpoints),
+        )
+
+    def _news(self, counts: Mapping[bytes, int]) -> Iterator[tuple[bytes, int]]:
+        """How much more is counted than last time."""
+        for key, count in counts.items():
+            before = self._last.get(key, 0)
+            more = count - before if count >= before else count  # it was away, and began anew
+            if more:
+                yield key, more
+
+    def _concerned(
+        self, plans: Sequence[ServicePlan], news: Iterable[bytes]
+    ) -> Iterator[ServicePlan]:
+        """Those of which something was counted, now or before."""
+        before = {name for name, _ in (*self._frontends, *self._endpoints)}
+        owners = {_owner(key, _size(key)) for key in news}
+        for plan in plans:
+            if (
+                plan.key.name in before
+                or (owners and plan.affinity_seconds)
+                or any(_key(plan, frontend) in owners for frontend in plan.frontends)
+            ):
+                yield plan
 
     def _known(self, plans: Iterable[ServicePlan]) -> _Known:
-        """What there is now, with the totals of before."""
+        """What there is of these, with the totals of before."""
         known = _Known({}, {}, {}, {})
         for plan in plans:
             for frontend in plan.frontends:
                 name = (plan.key.name, _label(frontend))
                 known.owners[_key(plan, frontend)] = name
-                known.frontends[name] = self._made.frontends.get(name, 0)
-            for endpoint in plan.reachable:
-                name = (plan.key.name, str(endpoint))
-                known.endpoints[name] = self._made.endpoints.get(name, 0)
+                known.frontends[name] = self._frontends.get(name, 0)
+            for name in _endpoint_names([plan]):
+                known.endpoints[name] = self._endpoints.get(name, 0)
             if plan.affinity_seconds:
                 known.add_members(plan)
         return known
+
+
+class _Listed(Mapping[Name, int]):
+    """Counts of all names that plans have: 0 where there is none. Names are made as it is read."""
+
+    def __init__(
+        self,
+        plans: Sequence[ServicePlan],
+        names: Callable[[Sequence[ServicePlan]], Iterator[Name]],
+        counts: Mapping[Name, int],
+    ) -> None:
+        self._plans, self._names, self._counts = plans, names, counts
+
+    def __getitem__(self, name: Name) -> int:
+        return self._counts.get(name, 0)
+
+    def __iter__(self) -> Iterator[Name]:
+        return self._names(self._plans)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _frontend_names(plans: Sequence[ServicePlan]) -> Iterator[Name]:
+    """Each once: a node port has the same name in both families."""
+    ports: set[Name] = set()
+    for plan in plans:
+        for label in dict.fromkeys(map(_label, plan.frontends)):
+            name = (plan.key.name, label)
+            if name not in ports:
+                yield name
+            if label.startswith(_NODE_PORT):
+                ports.add(name)
+
+
+def _endpoint_names(plans: Sequence[ServicePlan]) -> Iterator[Name]:
+    return ((plan.key.name, str(end)) for plan in plans for end in plan.reachable)
 
 
 class _Known(NamedTuple):
@@ -116,7 +186,7 @@ def _key(plan: ServicePlan, frontend: Frontend) -> bytes:
 
 def _label(frontend: Frontend) -> str:
     if not frontend.address:
-        return f"nodePort:{frontend.port}"
+        return f"{_NODE_PORT}{frontend.port}"
     return join_host_port(frontend.address, frontend.port)
 
 

@@ -1,0 +1,39 @@
+"""The State as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
+from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
+from steersman.run.report import state_json
+from steersman.run.state import State
+
+
+def plan(number: int) -> ServicePlan:
+    name = ServicePortName("shop", f"cart-{number}", "http", Protocol.TCP)
+    return ServicePlan(PlanKey(name, Family.IPV4), ())
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 250])
+def test_every_plan_is_said_however_many_there_are(count: int) -> None:
+    plans = {each.key: each for each in map(plan, range(count))}
+    state = State(mode="ipvs", plan=NodePlan(NodeSettings(), plans), slices=3)
+    said = json.loads(b"".join(state_json(state, None, 2.5, 1.0)))
+    assert [each["key"]["service"] for each in said["servicePlans"]] == [
+        f"cart-{number}" for number in range(count)
+    ]
+    assert said["objects"]["servicePorts"] == count
+    assert said["objects"]["endpointSlices"] == 3
+    assert (said["mode"], said["uptimeSeconds"]) == ("ipvs", 1.5)
+
+
+def test_it_says_what_was_when_it_was_asked() -> None:
+    plans = {each.key: each for each in map(plan, range(300))}
+    pieces = state_json(State(plan=NodePlan(NodeSettings(), plans)), None, 0.0, 0.0)
+    first = next(pieces)
+    plans.clear()
+    assert len(msgspec.json.decode(first + b"".join(pieces))["servicePlans"]) == 300
