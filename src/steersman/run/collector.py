@@ -1,12 +1,15 @@
-"""Python's cycle collector, told that nearly all objects here are values without cycles."""
+"""Memory: what Python's collector and the C library are told about a process that holds values."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 
 _YOUNG, _YOUNG_AT_START = 50_000, 1_000_000
 """New containers before the collector looks: reading 10,000 Services makes about 400,000."""
+
+_M_ARENA_MAX = -8  # malloc.h
 
 
 def collect_seldom() -> None:
@@ -23,8 +26,18 @@ def keep_what_is_there() -> None:
     _give_back()
 
 
+def one_heap() -> None:
+    """Have all threads share a heap: each would keep what it once took, and few work at a time."""
+    _libc("mallopt", _M_ARENA_MAX, 1)
+
+
 def _give_back() -> None:
     """Return to the system what reading the cluster took and needs no more: glibc would keep it."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other libraries have none
-    if trim is not None:
-        trim(0)
+    _libc("malloc_trim", 0)
+
+
+def _libc(name: str, *values: int) -> None:
+    """Call what glibc has; other libraries have it not, and need it less."""
+    call = getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
+    if call is not None:
+        call(*values)

@@ -17,7 +17,7 @@ from steersman.host.machine import read_facts, watch_addresses
 from steersman.host.process import set_oom_score_adjustment
 from steersman.modes.base import Draining, Watchful
 from steersman.run import fallback
-from steersman.run.collector import collect_seldom, keep_what_is_there
+from steersman.run.collector import collect_seldom, keep_what_is_there, one_heap
 from steersman.run.effects import Effects
 from steersman.run.findings import FindingsLog
 from steersman.run.klog import Logging
@@ -69,6 +69,7 @@ class Daemon:
             StartError: it cannot run here, or has to be started afresh.
             SysctlError: a start-up setting cannot be written (SPEC 1.1).
         """
+        one_heap()
         collect_seldom()
         self._follow_signals()
         await self._set_up()

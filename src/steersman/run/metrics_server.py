@@ -6,10 +6,8 @@ Every page is a function of what it is given; nothing here knows how any of it c
 from __future__ import annotations
 
 import asyncio
-import cProfile
 import io
 import platform
-import pstats
 import sys
 import threading
 import time
@@ -156,6 +154,9 @@ def stacks() -> str:
 
 async def _profile(request: web.Request) -> Answer:
     """Profile the event loop's thread for some seconds."""
+    import cProfile  # noqa: PLC0415 - 0.7 MB, and hardly anybody asks
+    import pstats  # noqa: PLC0415
+
     try:
         seconds = min(float(request.query.get("seconds", "30")), 10 * _PROFILE_SECONDS)
     except ValueError:
