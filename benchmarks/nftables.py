@@ -223,22 +223,35 @@ def _changes(services: int, runs: int, flat_services: int) -> list[Figure]:
     return figures
 
 
+_SOURCES = {"a pod's address": "10.0.0.2", "the node's own": "192.0.2.1"}
+"""Addresses of this node to connect from: connections from its own are masqueraded."""
+
+
 def _packets(services: int, rounds: int) -> list[Figure]:
-    """Connection set-up through the last Service, beside direct and beside upstream's rules."""
+    """Connection set-up as a pod's process and as the node's own sees it."""
+    return [
+        each
+        for whose, source in _SOURCES.items()
+        for each in _first_packets(services, rounds, whose, source)
+    ]
+
+
+def _first_packets(services: int, rounds: int, whose: str, source: str) -> list[Figure]:
+    """Connections to the last Service, beside direct and beside upstream's rules."""
     last = services - 1
     empty, node, flat = NftNode(), NftNode(), NftFlat(services)
     empty.feed(())
     node.feed(events_of(range(services)))
     node.feed(_slice(last, [_SERVER]))
     flat.load(endpoints(last, [_SERVER]))
-    direct = _Client(empty.netns, _SERVER, 8080)
-    ours = _Client(node.netns, world.cluster_ip(last), 80)
-    upstream = _Client(flat.netns, world.cluster_ip(last), 80)
+    direct = _Client(empty.netns, _SERVER, 8080, source)
+    ours = _Client(node.netns, world.cluster_ip(last), 80, source)
+    upstream = _Client(flat.netns, world.cluster_ip(last), 80, source)
     for _ in range(rounds):
         for client in (direct, ours, upstream):
             client.connect()
     figures = [
-        figure("first packet, beside direct", MODE, services, (ours.p50, "us"), direct.p50),
+        figure(f"first packet, from {whose}", MODE, services, (ours.p50, "us"), direct.p50),
         figure("  upstream's shape", MODE, services, (upstream.p50, "us"), direct.p50),
     ]
     for client in (direct, ours, upstream):

@@ -14,16 +14,23 @@ from benchmarks.node import Flat, Netns, Node
 
 _SERVER = "10.0.0.1"  # an address on lo; connections come from the node itself
 _ROUND = 100
+_IP_BIND_ADDRESS_NO_PORT = 24  # connect() chooses the port, as without bind()
+
+
+def _addresses(source: str) -> list[str]:
+    return [f"addr add {address}/32 dev lo" for address in dict.fromkeys((_SERVER, source))]
 
 
 class _Client:
     """Connects to an address in a namespace, where a server listens on an endpoint's."""
 
-    def __init__(self, netns: Netns, address: str, port: int) -> None:
+    def __init__(self, netns: Netns, address: str, port: int, source: str = _SERVER) -> None:
+        """Make a client; without a source of its own it is the endpoint that calls itself."""
         self._netns = netns
+        self._source = source
         self._target = (address, port)
         netns.enter()
-        for command in (f"addr add {_SERVER}/32 dev lo", "route add default dev lo"):
+        for command in (*_addresses(source), "route add default dev lo"):
             subprocess.run(["ip", *command.split()], check=True)
         self._server = socket.create_server((_SERVER, 8080), backlog=1024)
         self.times: list[float] = []
@@ -34,6 +41,8 @@ class _Client:
         for _ in range(_ROUND):
             with socket.socket() as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+                client.bind((self._source, 0))
                 begun = time.perf_counter()
                 client.connect(self._target)
                 self.times.append(time.perf_counter() - begun)

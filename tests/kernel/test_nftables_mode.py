@@ -113,7 +113,7 @@ FORMS = {
 def test_every_form_is_read_back_and_listed(form: str, of: NodeSettings) -> None:
     async def body() -> None:
         await program(new_mode(), [FORMS[form]], of)
-        assert "chain services" in listing()
+        assert "chain nat-prerouting" in listing()
 
     in_namespace(body)
 
@@ -228,10 +228,10 @@ def test_a_finding_names_the_service_whose_rules_are_refused() -> None:
 DAMAGE = {
     "everything": "flush ruleset",
     "table": "delete table ip kube-proxy",
-    "rules": "flush chain ip kube-proxy services",
-    "foreign rule": "add rule ip kube-proxy services drop",
+    "rules": "flush chain ip kube-proxy nat-output",
+    "foreign rule": "add rule ip kube-proxy nat-input drop",
     "fixed rules": "flush chain ip kube-proxy lb-4",
-    "base chain": "flush chain ip kube-proxy nat-prerouting",
+    "base chain": "flush chain ip kube-proxy filter-forward",
     "element": "delete element ip kube-proxy service-ips { 10.96.0.10 . tcp . 80 }",
     "foreign element": "add element ip kube-proxy no-endpoint-nodeports { tcp . 80 : drop }",
     "cluster IP": "delete element ip kube-proxy cluster-ips { 10.96.0.10 }",
@@ -242,8 +242,10 @@ DAMAGE = {
     "{ 10.244.0.9 . 10.244.0.9 . tcp . 8080 }",
     "source ranges": "flush chain ip kube-proxy firewall-check",
     "sources": "flush chain ip kube-proxy firewall",
+    "hook of source ranges": "delete chain ip kube-proxy filter-output-pre-dnat",
     "foreign source ranges": "insert rule ip kube-proxy firewall-check accept",
     "learning": "flush chain ip kube-proxy affinity-learn",
+    "hook of learning": "flush chain ip kube-proxy affinity-postrouting",
     "foreign learning": "add rule ip kube-proxy affinity-learn accept",
     "service chain": "",
 }

@@ -158,22 +158,25 @@ def test_detectors(detector: Detector, match: str) -> None:
     settings = NodeSettings(ipv4=FamilySettings(detector=detector))
     (rule,) = rules_of(settings, "mark-cluster")
     assert rule == f"{match}meta mark set meta mark or 0x4000"
+    assert rules_of(settings, "cluster-lb-4") == [rule, "goto lb-4"]
     assert "by-source-pod" in rules_of(settings, "by-source")[0]
 
 
 def test_without_a_detector_there_are_no_pods() -> None:
     assert rules_of(NodeSettings(), "mark-cluster") == []
+    assert rules_of(NodeSettings(), "np-cluster-local-lb-1") == ["goto np-local-lb-1"]
     assert rules_of(NodeSettings(), "by-source")[0] == "fib saddr type local goto by-source-node"
 
 
 def test_node_ports_and_service_cidrs() -> None:
-    given = rules_of(make.SETTINGS, "services")[1]
+    given = rules_of(make.SETTINGS, "nat-output")[1]
     assert given == "ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports"
-    everywhere = rules_of(make.SETTINGS, "services", Family.IPV6)[1]
-    assert everywhere.startswith("fib daddr type local ip6 daddr != ::1 meta l4proto")
-    check = rules_of(make.SETTINGS, "cluster-ips-check")
-    assert check == ["ip daddr @cluster-ips reject", "ip daddr { 10.96.0.0/12 } drop"]
-    assert rules_of(make.NO_DETECTOR, "cluster-ips-check") == ["ip daddr @cluster-ips reject"]
+    everywhere = rules_of(make.SETTINGS, "nat-prerouting", Family.IPV6)[1]
+    assert everywhere.startswith("ip6 daddr != ::1 fib daddr type local meta l4proto")
+    assert rules_of(make.SETTINGS, "forward-check")[2] == "ip daddr 10.96.0.0/12 drop"
+    two = NodeSettings(ipv4=FamilySettings(service_cidrs=("10.96.0.0/12", "10.128.0.0/16")))
+    assert rules_of(two, "output-check")[4] == "ip daddr { 10.96.0.0/12, 10.128.0.0/16 } drop"
+    assert len(rules_of(make.NO_DETECTOR, "forward-check")) == 2
 
 
 def test_the_node_owns_texts_and_serving_addresses() -> None:

@@ -44,6 +44,15 @@ def test_source_ranges_hold_from_the_start() -> None:
         f"add rule ip kube-proxy firewall {service} . ip saddr @firewall-allowed return",
         "add rule ip kube-proxy firewall drop",
         f"add rule ip kube-proxy firewall-check {service} @firewall-ips goto firewall",
+        *(
+            f"add {line}"
+            for hook in ("prerouting", "output")
+            for line in (
+                f"chain ip kube-proxy filter-{hook}-pre-dnat "
+                f"{{ type filter hook {hook} priority -110 ; }}",
+                f"rule ip kube-proxy filter-{hook}-pre-dnat ct state new jump firewall-check",
+            )
+        ),
     ]
     assert guarded_meanwhile(V6, loaded) == ""
     assert guarded_meanwhile(V4, loadable(V4, rendered())) == ""

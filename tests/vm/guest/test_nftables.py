@@ -75,7 +75,7 @@ def test_case(name: str, node: Node) -> None:
     want = dict(render(world.plan(NFTABLES.traits), mode))
     asyncio.run(bring(mode, want))
     assert [wrong for flow in world.flows if (wrong := compare(flow, by_packets(lab, flow)))] == []
-    assert "chain services" in listing(lab)
+    assert "chain nat-prerouting" in listing(lab)
 
 
 def test_damage_is_healed_and_nothing_is_left(node: Node) -> None:

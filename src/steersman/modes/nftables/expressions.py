@@ -6,20 +6,23 @@ Registers are the 32-bit ones (NFT_REG32_00 = 8 and up); an IPv6 address takes f
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from steersman.host.netlink import Request
 from steersman.host.nlmsg import attr, be32, nested, text, u8
 from steersman.model.names import Family, Protocol
 from steersman.modes.nftables.affinity import LEARN_CHAIN, POOLS, base_of, members_name, memory_name
 from steersman.modes.nftables.layout import PROTOCOL_NUMBERS
-from steersman.modes.nftables.wire import flush_chain, new_chain, new_rule
+from steersman.modes.nftables.wire import flush_chain, new_base_chain, new_chain, new_rule
 
 _FIRST = 8
 _JUMP, _GOTO, _RETURN, _DROP = -3, -4, -5, 0
 _NETWORK, _TRANSPORT = 1, 2
 _META_L4PROTO = 16
-_CT_PROTO_DST, _CT_DST_IP, _CT_DST_IP6 = 12, 20, 22
+_CT_STATE, _CT_STATUS, _CT_PROTO_DST, _CT_DST_IP, _CT_DST_IP6 = 0, 2, 12, 20, 22
+_NEW, _DNAT = 0x8, 0x20
+_PREROUTING, _INPUT, _OUTPUT, _POSTROUTING = 0, 1, 3, 4
 _SOURCE_AT = {Family.IPV4: 12, Family.IPV6: 8}
 
 
@@ -87,15 +90,46 @@ def learning_rules(family: Family) -> list[Request]:
         _original_port(_FIRST + width + 1),
     ]
     node_port = [_meta(_META_L4PROTO, _FIRST), _original_port(_FIRST + 1)]
+    translated = (*_has_flag(_CT_STATUS, _DNAT), _verdict(_JUMP, LEARN_CHAIN))
     return [
         flush_chain(family, LEARN_CHAIN),
         new_rule(family, LEARN_CHAIN, *service, _lookup("affinity-ips", _FIRST, 0)),
         new_rule(family, LEARN_CHAIN, *node_port, _lookup("affinity-nodeports", _FIRST, 0)),
+        *_base_chains(family, LEARN_BASES, translated),
     ]
 
 
 FIREWALL_CHECK, FIREWALL = "firewall-check", "firewall"
 """Chains in which load balancer IPs with source ranges are found, and sources let through."""
+
+
+class Base(NamedTuple):
+    """A chain that a hook calls, but not before some ServicePort needs it."""
+
+    name: str
+    kind: str
+    hook: int
+    priority: int
+
+
+FIREWALL_BASES = (
+    Base("filter-prerouting-pre-dnat", "filter", _PREROUTING, -110),
+    Base("filter-output-pre-dnat", "filter", _OUTPUT, -110),
+)
+"""Where source ranges are checked: before any DNAT."""
+LEARN_BASES = (
+    Base("affinity-postrouting", "nat", _POSTROUTING, 99),
+    Base("affinity-input", "nat", _INPUT, 99),
+)
+"""Where affinity is learned: behind DNAT, before masquerading; once per connection."""
+
+
+def _base_chains(family: Family, bases: Iterable[Base], rule: Sequence[bytes]) -> Iterator[Request]:
+    """Create or refill chains that have one rule, the same in each."""
+    for base in bases:
+        yield new_base_chain(family, *base)
+        yield flush_chain(family, base.name)
+        yield new_rule(family, base.name, *rule)
 
 
 def firewall_rules(family: Family) -> list[Request]:
@@ -113,12 +147,14 @@ def firewall_rules(family: Family) -> list[Request]:
     found = _lookup("firewall-ips", _FIRST)
     source = _load_source(family, _FIRST + width + 2)
     allowed = _lookup("firewall-allowed", _FIRST)
+    fresh = (*_has_flag(_CT_STATE, _NEW), _verdict(_JUMP, FIREWALL_CHECK))
     return [
         flush_chain(family, FIREWALL),
         new_rule(family, FIREWALL, *service, source, allowed, _verdict(_RETURN)),
         new_rule(family, FIREWALL, _verdict(_DROP)),
         flush_chain(family, FIREWALL_CHECK),
         new_rule(family, FIREWALL_CHECK, *service, found, _verdict(_GOTO, FIREWALL)),
+        *_base_chains(family, FIREWALL_BASES, fresh),
     ]
 
 
@@ -154,6 +190,17 @@ def _meta(key: int, register: int) -> bytes:
 
 def _equal(register: int, value: bytes) -> bytes:
     return _expression("cmp", be32(1, register), be32(2, 0), nested(3, attr(1, value)))
+
+
+def _has_flag(key: int, flag: int) -> tuple[bytes, ...]:
+    """Match connections by a flag of their state or status."""
+    mask, zero = struct.pack("=I", flag), bytes(4)
+    masked = (be32(1, _FIRST), be32(2, _FIRST), be32(3, 4), nested(4, attr(1, mask)))
+    return (
+        _expression("ct", be32(1, _FIRST), be32(2, key)),
+        _expression("bitwise", *masked, nested(5, attr(1, zero))),
+        _expression("cmp", be32(1, _FIRST), be32(2, 1), nested(3, attr(1, zero))),
+    )
 
 
 def _original(family: Family, register: int) -> bytes:

@@ -8,7 +8,8 @@ follow the node's settings; loading them refills their chains, in one transactio
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 
 from steersman.model.names import Family
 from steersman.model.plan import Detector, FamilySettings, NodeSettings
@@ -18,9 +19,6 @@ HEADER = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 """Netfilter's names of the families."""
 _ADDRESS = {Family.IPV4: "ipv4_addr", Family.IPV6: "ipv6_addr"}
 _BASE_CHAINS = (
-    ("filter-prerouting-pre-dnat", "filter", "prerouting", -110),
-    ("filter-output-pre-dnat", "filter", "output", -110),
-    ("filter-input", "filter", "input", 0),
     ("filter-forward", "filter", "forward", 0),
     ("filter-output", "filter", "output", 0),
     ("nat-prerouting", "nat", "prerouting", -100),
@@ -31,21 +29,29 @@ _BASE_CHAINS = (
 _BASE_NAMES = frozenset(name for name, *_ in _BASE_CHAINS)
 _SERVICE = "{A} daddr . meta l4proto . th dport"
 _NODEPORT = "meta l4proto . th dport"
+_MARKINGS = {
+    "masquerade-": "meta mark set meta mark or {MARK}",
+    "cluster-": "{NOTPOD} meta mark set meta mark or {MARK}",
+}
+"""What marks, by the marking in the name of an lb chain."""
+
+
+def _marking_chains() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Variants of the chains that draw which mark first."""
+    for space, local, size in product(("", "np-"), (False, True), SIZES):
+        for marking, mark in _MARKINGS.items():
+            draw = f"goto {lb_chain(space, '', local, size)}"
+            yield lb_chain(space, marking, local, size), (mark, draw)
+
+
+_CLUSTER_IP = "{A} daddr @cluster-ips goto cluster-ip-refused"
+_NO_ENDPOINT = f"{_SERVICE} vmap @no-endpoint-services reject"
+_UNASSIGNED = "{A} daddr {CIDRS} drop"
 _FOUNDATION: Mapping[str, tuple[str, ...]] = {
-    "filter-prerouting-pre-dnat": ("ct state new jump firewall-check",),
-    "filter-output-pre-dnat": ("ct state new jump firewall-check",),
-    "filter-input": ("ct state new jump node-check",),
-    "filter-forward": ("ct state new jump cluster-check",),
-    "filter-output": ("ct state new jump cluster-check",),
-    "node-check": (
-        "jump nodeport-endpoints-check",
-        f"{_SERVICE} vmap @no-endpoint-services reject",
-    ),
-    "cluster-check": (f"{_SERVICE} vmap @no-endpoint-services reject", "goto cluster-ips-check"),
-    "nat-prerouting": ("jump services",),
-    "nat-output": ("jump services",),
-    "nat-postrouting": ("ct status dnat jump affinity-learn", "jump masquerading"),
-    "nat-input": ("ct status dnat jump affinity-learn",),
+    "filter-forward": ("ct state new jump forward-check",),
+    "filter-output": ("ct state new jump output-check",),
+    # No clusterIP that we translate is still one here: another port of it, or none to send on to.
+    "cluster-ip-refused": (f"{_SERVICE} vmap @no-endpoint-services", "reject"),
     "by-source-pod": (f"{_SERVICE} vmap @pod-service-ips",),
     "by-source-node": (f"{_SERVICE} vmap @node-service-ips",),
     "np-by-source-pod": (f"{_NODEPORT} vmap @pod-nodeports",),
@@ -56,12 +62,28 @@ _FOUNDATION: Mapping[str, tuple[str, ...]] = {
     "firewall": (),
 }
 """Rules by chain, whatever the settings."""
+_DISPATCH = (
+    f"{_SERVICE} vmap @service-ips",
+    f"{{NPL}} {_NODEPORT} vmap @service-nodeports",
+)
 _RULES: Mapping[str, tuple[str, ...]] = {
-    "nodeport-endpoints-check": (f"{{NP}} {_NODEPORT} vmap @no-endpoint-nodeports reject",),
-    "cluster-ips-check": ("{A} daddr @cluster-ips reject", "{A} daddr { {CIDRS} } drop"),
-    "services": (
-        f"{_SERVICE} vmap @service-ips",
-        f"{{NPL}} {_NODEPORT} vmap @service-nodeports",
+    "forward-check": (_CLUSTER_IP, _NO_ENDPOINT, _UNASSIGNED),
+    "output-check": (
+        _CLUSTER_IP,
+        # What was said to a clusterIP has been translated by us, to where it may go.
+        "ct status dnat ct original {A} daddr @cluster-ips return",
+        f"{{NPL}} {_NODEPORT} vmap @no-endpoint-nodeports reject",
+        _NO_ENDPOINT,
+        _UNASSIGNED,
+    ),
+    # Of the type nat: only the first packet of a connection passes, and none from the node itself.
+    "nat-input": (f"{{NP}} {_NODEPORT} vmap @no-endpoint-nodeports reject", _NO_ENDPOINT),
+    "nat-prerouting": _DISPATCH,
+    "nat-output": _DISPATCH,
+    "nat-postrouting": (
+        "meta mark & {MARK} != 0 meta mark set meta mark xor {MARK} masquerade fully-random",
+        "ct status dnat {A} saddr . {A} daddr . meta l4proto . th dport @hairpin-connections"
+        " masquerade fully-random",
     ),
     "by-source": (
         "{POD} goto by-source-pod",
@@ -73,13 +95,9 @@ _RULES: Mapping[str, tuple[str, ...]] = {
         "fib saddr type local goto np-by-source-node",
         f"{_NODEPORT} vmap @external-nodeports",
     ),
-    "mark-masquerade": ("meta mark set meta mark or {MARK}",),
-    "mark-cluster": ("{NOTPOD} meta mark set meta mark or {MARK}",),
-    "masquerading": (
-        "meta mark & {MARK} != 0 meta mark set meta mark xor {MARK} masquerade fully-random",
-        "ct status dnat {A} saddr . {A} daddr . meta l4proto . th dport @hairpin-connections"
-        " masquerade fully-random",
-    ),
+    "mark-masquerade": (_MARKINGS["masquerade-"],),
+    "mark-cluster": (_MARKINGS["cluster-"],),
+    **dict(_marking_chains()),
 }
 """Rules by chain. One whose words have no meaning (no detector, no CIDRs) is left out."""
 RULE_CHAINS = frozenset(_RULES)
@@ -88,8 +106,6 @@ RULE_CHAINS = frozenset(_RULES)
 _DRAWS = 4
 """Draws in a try- chain, and jumps to it: sixteen draws, then those below are drawn from."""
 _SPACES = (("", _SERVICE, "service-endpoints"), ("np-", _NODEPORT, "nodeport-endpoints"))
-MARKINGS = {"masquerade-": "mark-masquerade", "cluster-": "mark-cluster"}
-"""The chain that marks, by the marking in the name of an lb chain."""
 
 
 def foundation(family: Family) -> str:
@@ -101,7 +117,7 @@ def foundation(family: Family) -> str:
         f"add chain {table} {name} {{ type {kind} hook {hook} priority {priority} ; }}"
         for name, kind, hook, priority in _BASE_CHAINS
     ]
-    lines += [f"add chain {table} {name}" for name in _RULES]
+    lines += [f"add chain {table} {name}" for name in _RULES if name not in _BASE_NAMES]
     words = {"{A}": HEADER[family]}
     fixed = {name: _filled(each, words) for name, each in _FOUNDATION.items()}
     return "\n".join(lines) + "\n" + _chains(table, {**fixed, **dict(_lb_chains(family))})
@@ -115,9 +131,9 @@ def rules(settings: NodeSettings, family: Family) -> str:
         "{MARK}": f"{settings.masquerade_mark:#x}",
         "{POD}": _from_pod(own.detector, family, ""),
         "{NOTPOD}": _from_pod(own.detector, family, "!= "),
-        "{NPL}": _serves_node_ports(own, family, local="fib daddr type local "),
+        "{NPL}": _serves_node_ports(own, family, local="fib daddr type local"),
         "{NP}": _serves_node_ports(own, family),
-        "{CIDRS}": ", ".join(disjoint(own.service_cidrs)),
+        "{CIDRS}": _one_of(disjoint(own.service_cidrs)),
     }
     filled = {name: _filled(each, words) for name, each in _RULES.items()}
     return _chains(f"{HEADER[family]} {TABLE}", filled)
@@ -179,7 +195,13 @@ def _from_pod(detector: Detector, family: Family, negation: str) -> str:
 def _serves_node_ports(own: FamilySettings, family: Family, local: str = "") -> str:
     if own.node_port_addresses is not None:
         return f"{HEADER[family]} daddr @nodeport-ips"
-    return local + ("ip daddr != 127.0.0.0/8" if family is Family.IPV4 else "ip6 daddr != ::1")
+    elsewhere = "ip daddr != 127.0.0.0/8" if family is Family.IPV4 else "ip6 daddr != ::1"
+    return f"{elsewhere} {local}".rstrip()
+
+
+def _one_of(words: Sequence[str]) -> str:
+    """Match of any of these; a single one needs no set, which costs every connection less."""
+    return f"{{ {', '.join(words)} }}" if len(words) > 1 else "".join(words)
 
 
 def disjoint(cidrs: Iterable[str]) -> list[str]:
@@ -202,7 +224,7 @@ def _lb_chains(family: Family) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _lb_of_size(
     space: str, local: bool, size: int, draw: str
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Chains that draw from so many slots, and its variants that mark first."""
+    """Chains that draw from so many slots."""
     name = lb_chain(space, "", local, size)
     if size == 1:
         yield name, (draw,)
@@ -211,5 +233,3 @@ def _lb_of_size(
         yield attempts, (draw,) * _DRAWS
         below = lb_chain(space, "", local, SIZES[SIZES.index(size) - 1])
         yield name, (f"jump {attempts}",) * _DRAWS + (f"goto {below}",)
-    for marking, mark in MARKINGS.items():
-        yield lb_chain(space, marking, local, size), (f"jump {mark}", f"goto {name}")

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from steersman.model.names import Family
-from steersman.modes.nftables.expressions import FIREWALL, FIREWALL_CHECK
+from steersman.modes.nftables.expressions import FIREWALL, FIREWALL_BASES, FIREWALL_CHECK
 from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, named
 from steersman.modes.nftables.skeleton import HEADER
 
 _PROTOCOL = {Family.IPV4: "ip protocol", Family.IPV6: "ip6 nexthdr"}
+_HOOKS = {0: "prerouting", 3: "output"}
 _LEARNED = (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS)
 
 
@@ -50,4 +51,11 @@ def guarded_meanwhile(family: Family, loaded: Mapping[bytes, bytes]) -> str:
         f"{FIREWALL} drop",
         f"{FIREWALL_CHECK} {service} @firewall-ips goto {FIREWALL}",
     )
-    return "".join(f"add rule {header} {TABLE} {rule}\n" for rule in rules)
+    lines = [f"rule {header} {TABLE} {rule}" for rule in rules]
+    for base in FIREWALL_BASES:
+        where = f"type {base.kind} hook {_HOOKS[base.hook]} priority {base.priority}"
+        lines += [
+            f"chain {header} {TABLE} {base.name} {{ {where} ; }}",
+            f"rule {header} {TABLE} {base.name} ct state new jump {FIREWALL_CHECK}",
+        ]
+    return "".join(f"add {line}\n" for line in lines)

@@ -161,6 +161,21 @@ def new_chain(family: Family, name: str) -> Request:
     return request(NEWCHAIN, family, text(1, TABLE), text(3, name), flags=NLM_F_CREATE)
 
 
+def new_base_chain(family: Family, name: str, kind: str, hook: int, priority: int) -> Request:
+    """Add a chain that a hook of netfilter's calls.
+
+    Args:
+        family: whose table.
+        name: of the chain.
+        kind: `filter` or `nat`.
+        hook: number of the hook, as in linux/netfilter.h (NF_INET_...).
+        priority: among the chains of that hook; lower ones come first.
+    """
+    where = nested(4, be32(1, hook), attr(2, struct.pack(">i", priority)))
+    what = (text(1, TABLE), text(3, name), where, text(7, kind))
+    return request(NEWCHAIN, family, *what, flags=NLM_F_CREATE)
+
+
 def delete_chain(family: Family, name: str) -> Request:
     """Delete an empty chain."""
     return request(DELCHAIN, family, text(1, TABLE), text(3, name))
