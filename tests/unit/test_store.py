@@ -245,6 +245,30 @@ def test_objects_are_kept_without_what_nobody_reads() -> None:
     assert first.metadata.annotations is None
 
 
+def test_the_usual_conditions_are_no_conditions() -> None:
+    usual = {"ready": True, "serving": True, "terminating": False}
+    one, other, bare = (
+        make(
+            "EndpointSlice",
+            {
+                "metadata": {
+                    "namespace": "shop",
+                    "name": "web-1",
+                    "labels": {"kubernetes.io/service-name": "web"},
+                },
+                "endpoints": [{"addresses": ["10.1.0.1"], "nodeName": "me", **more}],
+            },
+        )
+        for more in ({"conditions": usual}, {"conditions": {**usual, "ready": False}}, {})
+    )
+    store = Store()
+    assert store.upsert(one)
+    assert store.snapshot.slices[WEB] == {"web-1": bare}
+    assert not store.upsert(bare)
+    assert store.upsert(other)
+    assert store.snapshot.slices[WEB] == {"web-1": other}
+
+
 def test_what_cannot_be_read_now_stays_as_it_was() -> None:
     store = Store()
     store.replace("Service", [service(), service("api", clusterIP="10.96.0.2")])

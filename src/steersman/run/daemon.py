@@ -195,15 +195,19 @@ class Daemon:
         result = await self._sync.check() if drift else None
         if result is None and (due or not drift):
             result = await self._sync.run()
-        for synced in self._synced:
-            await self._effects.after(synced, self._sync.objects())
-            self._findings.tell(synced.state.findings)
-        self._synced.clear()
+        await self._tell()
         if result is not None and (not drift or result.added or result.changed or result.removed):
             log.info("%s", result)
         if first and result is not None:
             self._serving.set()
             keep_what_is_there()
+
+    async def _tell(self) -> None:
+        """Tell of what was synced; nobody holds it any more when this returns."""
+        for synced in self._synced:
+            await self._effects.after(synced, self._sync.objects())
+            self._findings.tell(synced.state.findings)
+        self._synced.clear()
 
     async def _check_for_drift(self) -> None:
         while True:

@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from steersman.model.kube import Annotations, EndpointSlice, Labels, Lean, ObjectMeta
+from steersman.model.kube import (
+    Annotations,
+    EndpointConditions,
+    EndpointSlice,
+    Labels,
+    Lean,
+    ObjectMeta,
+    SliceEndpoint,
+)
 from steersman.model.names import ObjectName
 
 
@@ -25,12 +33,14 @@ class _Outline(Lean, frozen=True):
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(EndpointSlice)
 _OUTLINE = msgspec.msgpack.Decoder(_Outline)
+_USUAL = EndpointConditions(ready=True, serving=True, terminating=False)
+"""What no conditions mean, too (SPEC 4): so they are left out."""
 
 
 class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
     """EndpointSlices by the Service they belong to, then by their own name.
 
-    What nothing depends on is gone: uid, resourceVersion and most annotations.
+    What nothing depends on is gone: uid, resourceVersion, most annotations, usual conditions.
     """
 
     def __init__(self) -> None:
@@ -102,5 +112,13 @@ def _pack(slice_: EndpointSlice) -> bytes:
     if notes is not None:
         notes = Annotations(weight=notes.weight) if notes.weight is not None else None
     lean = ObjectMeta(meta.name, meta.namespace, labels=meta.labels, annotations=notes)
-    kept = EndpointSlice(lean, slice_.address_type, slice_.endpoints, slice_.ports)
-    return _ENCODER.encode(kept)
+    endpoints = slice_.endpoints
+    if endpoints is not None:
+        endpoints = [each if each.conditions != _USUAL else _usual(each) for each in endpoints]
+    return _ENCODER.encode(EndpointSlice(lean, slice_.address_type, endpoints, slice_.ports))
+
+
+def _usual(endpoint: SliceEndpoint) -> SliceEndpoint:
+    return SliceEndpoint(
+        endpoint.addresses, None, endpoint.node_name, endpoint.zone, endpoint.hints
+    )
