@@ -146,6 +146,12 @@ def test_a_health_check_port_of_one_port_only() -> None:
     assert ports(one_health_check_port=True) == [32000, 0]
 
 
+def test_most_services_have_no_health_check_port() -> None:
+    obj = service(ports=[port("a", 80), port("b", 81)])
+    plans = plan_of(obj, traits=Traits(one_health_check_port=True)).services.values()
+    assert [plan.health_check_node_port for plan in plans] == [0, 0]
+
+
 def test_lists_hold_what_is_used() -> None:
     both = slice_(HERE, THERE)
     assert printed(one(plan_of(service(), both))) == (
