@@ -187,7 +187,8 @@ def sticky() -> ServicePlan:
 class Programs:
     """The two programs, on a device that masquerades as the node."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trusting: bool = False) -> None:
+        """Load them; where they are trusting, they let packets go whose addresses say enough."""
         self.loaded = LoadedObject(compiled(), None)
         tables = Tables(self.loaded.maps)
         settings = NodeSettings(
@@ -201,8 +202,15 @@ class Programs:
         tables.write(diff({}, want))
         tables.node.identify(0, OWN_PORTS)
         own = layout.DEVICE.pack(layout.pack_address(NODE), layout.pack_address(NODE6), 0, 0)
-        HashMap(self.loaded.maps["devices"]).put(LOOPBACK.to_bytes(4, layout.BYTE_ORDER), own)
+        self.device(own)
         self.flows = HashMap(self.loaded.maps["flows"])
+        if trusting:
+            tables.marks.trust((), ())
+
+    def device(self, value: bytes) -> None:
+        """Say what the device is that test runs take place on."""
+        devices = HashMap(self.loaded.maps["devices"])
+        devices.put(LOOPBACK.to_bytes(4, layout.BYTE_ORDER), value)
 
     def ingress(self, frame: bytes) -> tuple[int, bytes]:
         return run_packet(self.loaded.programs["sm_ingress"], frame)
@@ -222,9 +230,9 @@ class Programs:
         return {layout.FLOW.unpack(value)[4] for _, value in self.flows.items()}
 
 
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Programs]:
-    made = Programs()
+@pytest.fixture(scope="module", params=[True, False], ids=["trusting", "looking"])
+def loaded(request: pytest.FixtureRequest) -> Iterator[Programs]:
+    made = Programs(trusting=request.param)
     yield made
     made.loaded.close()
 

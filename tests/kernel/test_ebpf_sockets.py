@@ -16,7 +16,9 @@ import pytest
 
 from steersman.modes.base import BusyError
 from steersman.modes.diff import diff
+from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.dump import DUMPS, dump
+from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from tests.kernel.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
 from tests.kernel.ebpf_plan import (
     CLIENT,
@@ -37,6 +39,7 @@ from tests.kernel.ebpf_plan import (
 from tests.lab import Lab, ip
 
 pytestmark = MARKS
+SO_COOKIE = 57
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +81,40 @@ def test_the_peer_is_the_service(node: Node, kind: str, address: str, at: str) -
             sock.send(b"?")
             _, sender = sock.recvfrom(100)
             assert sender[:2] == (address, 80)
+
+
+def cookie(sock: socket.socket) -> int:
+    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8), layout.BYTE_ORDER)
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+def test_sockets_that_are_closed_are_forgotten(node: Node, kind: str) -> None:
+    seats = ArrayMap.pinned(node.pins / "maps/seats")
+    with node.socket(VIP, kind) as sock:
+        sock.connect((VIP, 80))
+        number, seat = cookie(sock), cookie(sock) % seats.capacity
+        assert seats.read(seat)[:8] == number.to_bytes(8, layout.BYTE_ORDER)
+        reverses = HashMap.pinned(node.pins / "maps/reverses")
+        known = {layout.REVERSE_KEY.unpack(key)[0] for key, _ in reverses.items()}
+        assert (number in known) is (kind == "UDP")
+    assert seats.read(seat)[:8] == bytes(8)
+    assert not any(layout.REVERSE_KEY.unpack(key)[0] == number for key, _ in reverses.items())
+    reverses.close()
+    seats.close()
+
+
+def test_sockets_whose_seat_is_taken(node: Node) -> None:
+    seats = ArrayMap.pinned(node.pins / "maps/seats")
+    crowded = HashMap.pinned(node.pins / "maps/crowded")
+    with node.socket(VIP) as sock:
+        other = cookie(sock) + seats.capacity
+        seats.store(cookie(sock) % seats.capacity, 0, other.to_bytes(8, layout.BYTE_ORDER))
+        sock.connect((VIP, 80))
+        assert sock.getpeername() == (VIP, 80)
+        assert len(list(crowded.items())) == 1
+    assert not list(crowded.items())
+    crowded.close()
+    seats.close()
 
 
 def test_a_socket_that_is_not_connected_stays_with_one_endpoint(node: Node) -> None:

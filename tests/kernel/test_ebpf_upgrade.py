@@ -18,9 +18,9 @@ import hatch_build
 from steersman.model.plan import Endpoint
 from steersman.modes.base import ApplyError
 from steersman.modes.ebpf import loader, migrate
-from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from tests.kernel import ebpf
-from tests.kernel.ebpf_node import WAIT, Node
+from tests.kernel.ebpf_node import WAIT, Node, replace_programs
 from tests.kernel.ebpf_plan import (
     CLIENT,
     LAYOUT,
@@ -133,6 +133,16 @@ def test_what_begins_while_it_is_under_way_lives_on(node: Node) -> None:
     with connection(node) as ends:
         talk(ends)
         asyncio.run(bring(node.modes[-1], PLAN))
+        talk(ends)
+
+
+def test_what_an_older_version_has_not_marked_lives_on(node: Node) -> None:
+    asyncio.run(bring(node.modes[-1], PLAN))
+    with connection(node) as ends:
+        marks = ArrayMap.pinned(node.pins / "maps" / "marks")
+        marks.write(0, b"\1" + bytes(marks.value_size - 1))  # of a newer one, before that
+        marks.close()
+        replace_programs(node)
         talk(ends)
 
 

@@ -27,6 +27,7 @@ _LINK_CGROUP = 3
 XDP = 37
 TCX_INGRESS, TCX_EGRESS = 46, 47
 CGROUP_ATTACH_TYPES = {
+    "sm_release": 34,  # before there is anything to release
     "sm_bind4": 8,
     "sm_bind6": 9,
     "sm_connect4": 10,

@@ -109,6 +109,11 @@ def describe(
     return out
 
 
+def without_ethernet(found: Found) -> list[int]:
+    """Indices of the devices whose packets begin with the IP header."""
+    return [device.number for device in found.devices if device.kind != _ETHER]
+
+
 def _first(addresses: Iterable[bytes], ipv4: bool) -> bytes:
     return next((a for a in addresses if (a[:12] == _MAPPED) is ipv4), bytes(16))
 

@@ -22,7 +22,12 @@ from steersman.modes.ebpf.attach import (
     sockets_intact,
 )
 from steersman.modes.ebpf.clsact import Filters
-from steersman.modes.ebpf.devices import describe, list_devices, open_route
+from steersman.modes.ebpf.devices import (
+    describe,
+    list_devices,
+    open_route,
+    without_ethernet,
+)
 from steersman.modes.ebpf.features import tcx
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.maps import HashMap
@@ -179,6 +184,8 @@ class Engine:
 
     def _attach(self, tables: Tables, programs: bytes) -> None:
         assert self._loaded
+        assert self.tracking
+        tables.marks.distrust()
         cgroup = self._cgroup()
         cookie = self._inside.cookie() if cgroup else 0  # by which packets know that all is theirs
         tables.node.programs = bytes(16)
@@ -193,6 +200,7 @@ class Engine:
         if self._migration:
             self._migration.finish()
             self._migration = None
+        self.tracking.mark()
         tables.node.programs = programs
 
     def follow_devices(self) -> None:
@@ -212,6 +220,7 @@ class Engine:
         devices = HashMap(loaded.maps["devices"])
         devices.put_all(wanted.items())
         devices.delete_all([key for key, _ in devices.items() if key not in wanted])
+        tables.marks.bare(without_ethernet(found))
         indices = [device.number for device in found.devices]
         self._devices.forget(indices)
         self._devices.attach(loaded.programs, indices)

@@ -18,7 +18,7 @@ from steersman.modes.ebpf.maps import HashMap
 
 OPENING, ESTABLISHED, CLOSING, WAITING = range(4)
 INGRESS, EGRESS = range(2)
-TO_ENDPOINT = 1
+TO_ENDPOINT, MASQUERADE = 1, 3
 _UDP, _SCTP = 17, 132
 _STATE_AT = layout.OFFSETS["flow"]["state"]
 _PROTOCOL_AT, _KIND_AT = layout.OFFSETS["flow_key"]["protocol"], layout.OFFSETS["flow"]["kind"]
@@ -109,6 +109,13 @@ class Flow(NamedTuple):
 def _key(source: bytes, destination: bytes, protocol: int, hook: int) -> bytes:
     ports = source[16:] + destination[16:]
     return layout.FLOW_KEY.pack(source[:16], destination[:16], ports, protocol, hook)
+
+
+def clients(flows: HashMap) -> Iterator[bytes]:
+    """Addresses by which the programs mark flows (c/marks.h)."""
+    for key, value in flows.items():
+        comes = value[_KIND_AT] in (TO_ENDPOINT, MASQUERADE)
+        yield key[:16] if comes else key[16:32]
 
 
 def forget(flows: HashMap, stale: Stale) -> Removed:

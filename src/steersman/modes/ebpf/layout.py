@@ -34,6 +34,8 @@ AFFINITY_KEY = struct.Struct("=16sI4x")
 REVERSE_KEY = struct.Struct("=Q18s6x")
 REVERSE = struct.Struct("=18s6x")
 AFFINITY = struct.Struct("=16sQ2s6x")
+MARK_BITS, MARK_FACTOR = 14, 0x9E3779B1
+BARE_PLACES = 256
 
 SIZES: Mapping[str, int] = {
     "frontend_key": FRONTEND_KEY.size,
@@ -53,6 +55,8 @@ SIZES: Mapping[str, int] = {
     "tally": TALLY.size,
     "affinity_key": AFFINITY_KEY.size,
     "affinity": AFFINITY.size,
+    "mark": 4,
+    "marks": 8 + BARE_PLACES + (4 << MARK_BITS),
 }
 """Size of each struct by its name in C."""
 OFFSETS: Mapping[str, Mapping[str, int]] = {
@@ -95,6 +99,8 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
     },
     "affinity_key": {"client": 0, "service": 16},
     "affinity": {"address": 0, "last": 16, "port": 24},
+    "mark": {"served": 2},
+    "marks": {"trusted": 0, "filling": 1, "bare": 8, "places": 8 + BARE_PLACES},
 }
 """Where the fields are that we read or write."""
 

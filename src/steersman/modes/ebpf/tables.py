@@ -7,7 +7,7 @@ goes the other way round. A packet or socket at any moment sees the old or the n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from steersman.modes.diff import Diff
@@ -15,10 +15,12 @@ from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.frontends import FrontendTable, of_kind
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
+from steersman.modes.ebpf.marks import Marks
 from steersman.modes.ebpf.services import ServiceTable, number_key
 
 _ONE = (1).to_bytes(4, layout.BYTE_ORDER)
 _PREFIX_KINDS = (Kind.PREFIX.value, Kind.RANGE.value)
+_SERVED_KINDS = (Kind.FRONTEND.value, Kind.NODE_IP.value)
 
 
 class Config(NamedTuple):
@@ -92,6 +94,7 @@ class Tables:
         self.prefixes = HashMap(maps["prefixes"])
         self.node_ips = HashMap(maps["node_ips"])
         self.maglevs = HashMap(maps["maglevs"])
+        self.marks = Marks(maps["marks"])
 
     def read(self) -> dict[bytes, bytes]:
         """Everything of the Ruleset that the maps hold, but for the programs."""
@@ -128,12 +131,18 @@ class Tables:
             (self._number(name), table) for name, table in of_kind(Kind.MAGLEV, new)
         )
         self._put_prefixes(new)
+        self.marks.serve(key[1:17] for key in new if key[:1] in _SERVED_KINDS)
         self.node_ips.put_all((key, _ONE) for key, _ in of_kind(Kind.NODE_IP, new))
         for _, value in of_kind(Kind.CONFIG, new):
             self.node.put(value)
         self.frontends.put(change, new, self.services.records)
         self._remove(change.removed)
         self.services.settle()
+
+    def served(self) -> Iterator[bytes]:
+        """Addresses of frontends, and of this node for its node ports."""
+        for table in (self.frontends.map, self.node_ips):
+            yield from (key[:16] for key, _ in table.items())
 
     def _number(self, name: bytes) -> bytes:
         return number_key(self.services.records[name].number)

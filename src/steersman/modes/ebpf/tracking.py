@@ -31,6 +31,11 @@ class Tracking:
         self._counts.add_expired(looked.expired)
         self._seen = self._counts.looked(looked.entries, self._seen)
         self._counts.sweep(self._tables)
+        self._tables.marks.renew(lambda: flows.clients(self._flows))
+
+    def mark(self) -> None:
+        """Have programs rely on marks: each writes them now."""
+        self._tables.marks.trust(flows.clients(self._flows), self._tables.served())
 
     def made(self, plans: Collection[ServicePlan]) -> Made:
         """What was counted."""

@@ -50,9 +50,14 @@ INLINE int is_ipv4(const struct address *address)
 	return !address->halves[0] && address->words[2] == bpf_htonl(0xffff);
 }
 
+INLINE int in_loopback4(__be32 ip)
+{
+	return (bpf_ntohl(ip) >> 24) == 127;
+}
+
 INLINE int is_loopback4(const struct address *address)
 {
-	return is_ipv4(address) && (bpf_ntohl(address->words[3]) >> 24) == 127;
+	return is_ipv4(address) && in_loopback4(address->words[3]);
 }
 
 INLINE int same(const struct address *a, const struct address *b)

@@ -35,6 +35,13 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 #define MAGLEV_SIZE 4093 // places of a table (maglev.py)
 #define MAGLEV_ROOM 4096
 
+#define SEATS 65536 // of connected sockets (peers.h)
+
+// Of `marks`
+#define MARK_BITS 14 // there are 2^14 places of addresses
+#define MARK_FACTOR 0x9e3779b1u // 2^32 divided by the golden ratio: it spreads what is similar
+#define BARE_PLACES 256 // of devices
+
 enum hook { INGRESS = 0, EGRESS = 1 };
 
 // What a flow entry rewrites: at INGRESS always the destination, at EGRESS the source.

@@ -3,15 +3,7 @@
 // of its pods' connections that sockets cannot see to.
 #pragma once
 
-INLINE __u32 device_flags(struct __sk_buff *skb)
-{
-	__u32 index = skb->ifindex;
-	struct device *device = bpf_map_lookup_elem(&devices, &index);
-
-	return device ? device->flags : 0;
-}
-
-INLINE __u32 class_of(const struct packet *packet, __u32 flags)
+INLINE __u32 class_of(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct config *config = settings();
 
@@ -19,7 +11,9 @@ INLINE __u32 class_of(const struct packet *packet, __u32 flags)
 		return EXTERNAL;
 	if (config->flags & CONFIG_DETECTOR_CIDR && in_prefixes(PREFIXES_PODS, &packet->key.source))
 		return POD;
-	return config->flags & CONFIG_DETECTOR_DEVICE && flags & DEVICE_POD ? POD : EXTERNAL;
+	if (config->flags & CONFIG_DETECTOR_DEVICE && device_flags(skb) & DEVICE_POD)
+		return POD;
+	return EXTERNAL;
 }
 
 INLINE int drop(__u32 reason)
@@ -138,12 +132,10 @@ INLINE int was_sent(struct __sk_buff *skb, const struct packet *packet)
 		.endpoint = packet->key.destination,
 		.port = packet->key.destination_port,
 	};
-	struct bpf_sock *sk = skb->sk;
 
 	if (packet->key.protocol == IPPROTO_UDP)
 		return bpf_map_lookup_elem(&reverses, &key) != NULL;
-	sk = sk ? bpf_sk_fullsock(sk) : NULL;
-	return sk && bpf_sk_storage_get(&peers, sk, 0, 0);
+	return find_peer(key.cookie) != NULL;
 }
 
 // A socket bound to 127.0.0.1 that was sent to an endpoint of a node port: its packets leave, for
@@ -171,14 +163,14 @@ INLINE int is_for_loopback(const struct packet *packet)
 	       config->flags & CONFIG_LOCALHOST_NODE_PORTS;
 }
 
-SEC("tc") int sm_ingress(struct __sk_buff *skb)
+// All packets but those that are certainly nobody's.
+INLINE int come_in(struct __sk_buff *skb)
 {
 	struct packet packet = { .key.hook = INGRESS };
-	__u32 flags = device_flags(skb);
 	struct address address;
 	struct flow *flow;
 
-	packet.l3 = flags & DEVICE_NO_ETHERNET ? 0 : ETH_HLEN;
+	packet.l3 = link_header(skb, all_marks());
 	if (!parse(skb, &packet))
 		return NEXT;
 	if (packet.icmp_error) {
@@ -191,20 +183,20 @@ SEC("tc") int sm_ingress(struct __sk_buff *skb)
 	if (!flow && !opens(&packet))
 		return NEXT;
 	if (!flow)
-		return new_packet(skb, &packet, class_of(&packet, flags));
+		return new_packet(skb, &packet, class_of(skb, &packet));
 	note_packet(skb, flow, &packet);
 	address = flow->address;
 	rewrite(skb, &packet, side_of(flow), &address, flow->port);
 	return NEXT;
 }
 
-SEC("tc") int sm_egress(struct __sk_buff *skb)
+INLINE int leave(struct __sk_buff *skb)
 {
 	struct packet packet = { .key.hook = EGRESS };
 	struct address address;
 	struct flow *flow;
 
-	packet.l3 = device_flags(skb) & DEVICE_NO_ETHERNET ? 0 : ETH_HLEN;
+	packet.l3 = link_header(skb, all_marks());
 	if (!parse(skb, &packet))
 		return NEXT;
 	if (packet.icmp_error) {
@@ -228,4 +220,14 @@ SEC("tc") int sm_egress(struct __sk_buff *skb)
 	}
 	rewrite(skb, &packet, SOURCE, &address, flow->port);
 	return NEXT;
+}
+
+SEC("tc") int sm_ingress(struct __sk_buff *skb)
+{
+	return is_nobodys(skb) ? NEXT : come_in(skb);
+}
+
+SEC("tc") int sm_egress(struct __sk_buff *skb)
+{
+	return is_nobodys(skb) ? NEXT : leave(skb);
 }

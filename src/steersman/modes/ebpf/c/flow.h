@@ -112,6 +112,9 @@ CALLED int note_packet(struct __sk_buff *skb, struct flow *flow, const struct pa
 // Write an entry; `known` is what it replaces. 0 where the kernel has no memory.
 INLINE int put_flow(const struct flow *known, const struct flow_key *key, const struct flow *value)
 {
+	int comes = value->kind == TO_ENDPOINT || value->kind == MASQUERADE;
+
+	mark_client(comes ? &key->source : &key->destination);
 	if (bpf_map_update_elem(&flows, key, value, BPF_ANY))
 		return 0;
 	if (!known)
@@ -247,6 +250,7 @@ CALLED int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struc
 		port = other_port(config);
 	reversed(&packet->key, INGRESS, &key);
 	key.destination = own;
+	mark_client(&own);
 	for (int try = 0; try < MASQUERADE_TRIES; try++) {
 		key.destination_port = port;
 		if (!bpf_map_update_elem(&flows, &key, &back, BPF_NOEXIST)) {

@@ -30,7 +30,10 @@ MAP(choices, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 16384,
 MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 262144, 0);
 MAP(reverses, BPF_MAP_TYPE_LRU_HASH, struct reverse_key, struct reverse, 65536, 0);
 MAP(fragments, BPF_MAP_TYPE_LRU_HASH, struct fragment_key, struct fragment, 8192, 0);
-MAP(peers, BPF_MAP_TYPE_SK_STORAGE, int, struct peer, 0, BPF_F_NO_PREALLOC);
+MAP(seats, BPF_MAP_TYPE_ARRAY, __u32, struct seat, SEATS, BPF_F_MMAPABLE);
+MAP(crowded, BPF_MAP_TYPE_LRU_HASH, __u64, struct peer, 16384, 0);
+
+MAP(marks, BPF_MAP_TYPE_ARRAY, __u32, struct marks, 1, BPF_F_MMAPABLE);
 
 // Counted here
 MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, COUNTERS, 0);

@@ -117,18 +117,6 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	return REPLACED;
 }
 
-INLINE void note_peer(struct bpf_sock_addr *ctx, const struct peer *peer)
-{
-	struct bpf_sock *sk = ctx->sk;
-	struct peer *stored;
-
-	if (!sk)
-		return;
-	stored = bpf_sk_storage_get(&peers, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (stored)
-		*stored = *peer;
-}
-
 INLINE void note_reverse(struct bpf_sock_addr *ctx, const struct peer *peer)
 {
 	struct reverse_key key = {
@@ -143,19 +131,19 @@ INLINE void note_reverse(struct bpf_sock_addr *ctx, const struct peer *peer)
 		bpf_map_update_elem(&reverses, &key, &value, BPF_ANY);
 }
 
-INLINE void forget_peer(struct bpf_sock_addr *ctx)
+INLINE void forget_peer(__u64 cookie, __u32 protocol)
 {
-	struct bpf_sock *sk = ctx->sk;
-	struct reverse_key key = {};
-	struct peer *stored = sk ? bpf_sk_storage_get(&peers, sk, 0, 0) : NULL;
+	struct peer *stored = find_peer(cookie);
+	struct reverse_key key = { .cookie = cookie };
 
 	if (!stored)
 		return;
-	key.cookie = bpf_get_socket_cookie(ctx);
-	key.endpoint = stored->endpoint;
-	key.port = stored->endpoint_port;
-	bpf_map_delete_elem(&reverses, &key);
-	bpf_sk_storage_delete(&peers, sk);
+	if (protocol == IPPROTO_UDP) {
+		key.endpoint = stored->endpoint;
+		key.port = stored->endpoint_port;
+		bpf_map_delete_elem(&reverses, &key);
+	}
+	drop_peer(cookie);
 }
 
 INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port, int connected,
@@ -168,11 +156,11 @@ INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port
 		peer.endpoint = *address;
 		peer.endpoint_port = *port;
 		if (connected)
-			note_peer(ctx, &peer);
+			put_peer(bpf_get_socket_cookie(ctx), &peer);
 		if (ctx->protocol == IPPROTO_UDP) // sockets.py finds connected ones by it
 			note_reverse(ctx, &peer);
 	} else if (connected && ctx->protocol == IPPROTO_UDP) {
-		forget_peer(ctx);
+		forget_peer(bpf_get_socket_cookie(ctx), IPPROTO_UDP);
 	}
 	return result;
 }
@@ -180,18 +168,19 @@ INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port
 // Show the Service where the endpoint is.
 INLINE int restore(struct bpf_sock_addr *ctx, struct address *address, __be16 *port)
 {
-	struct reverse_key key = { .endpoint = *address, .port = *port };
-	struct bpf_sock *sk = ctx->sk;
+	struct reverse_key key = {
+		.cookie = bpf_get_socket_cookie(ctx),
+		.endpoint = *address,
+		.port = *port,
+	};
+	struct peer *peer = find_peer(key.cookie);
 	struct reverse *known;
-	struct peer *peer;
 
-	peer = sk ? bpf_sk_storage_get(&peers, sk, 0, 0) : NULL;
 	if (peer && peer->endpoint_port == *port && same(&peer->endpoint, address)) {
 		*address = peer->frontend;
 		*port = peer->frontend_port;
 		return REPLACED;
 	}
-	key.cookie = bpf_get_socket_cookie(ctx);
 	known = bpf_map_lookup_elem(&reverses, &key);
 	if (!known)
 		return LEAVE;
@@ -308,4 +297,11 @@ SEC("cgroup/bind6") int sm_bind6(struct bpf_sock_addr *ctx)
 
 	load_ipv6(ctx, &address);
 	return guard(ctx, &address);
+}
+
+// A socket is closed; what its connection still has to send needs no peer.
+SEC("cgroup/sock_release") int sm_release(struct bpf_sock *ctx)
+{
+	forget_peer(bpf_get_socket_cookie(ctx), ctx->protocol);
+	return 1;
 }

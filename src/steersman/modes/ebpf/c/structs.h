@@ -135,7 +135,13 @@ struct peer {
 	struct address frontend;
 	__be16 endpoint_port;
 	__be16 frontend_port;
-	__u32 zero;
+};
+
+// Of the sockets whose cookies have the same remainder, the one that came first.
+struct seat {
+	__u64 cookie; // 0: it is free
+	struct peer peer;
+	__u32 crowded; // others are, or were, in `crowded`
 };
 
 struct reverse_key {
@@ -163,4 +169,22 @@ struct fragment_key {
 struct fragment {
 	__be16 source_port;
 	__be16 destination_port;
+};
+
+// What is known of all addresses that share a place (marks.h).
+struct mark {
+	union {
+		__u8 clients[2]; // those of flows; one is filled while marks.py clears the other
+		__u16 either;
+	};
+	__u8 served; // destinations of frontends
+	__u8 zero;
+};
+
+struct marks {
+	__u8 trusted; // while 0, any packet may be of a flow
+	__u8 filling;
+	__u8 zero[6];
+	__u8 bare[BARE_PLACES]; // devices without Ethernet, by the remainder of their index
+	struct mark places[1 << MARK_BITS];
 };

@@ -1,0 +1,132 @@
+"""Marks in the ebpf mode: packets are let go by them, and never one that is of a flow."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from steersman.modes.ebpf import flows, layout
+from steersman.modes.ebpf.layout import BARE_PLACES, MARK_BITS, OFFSETS, pack_address
+from steersman.modes.ebpf.maps import ArrayMap
+from steersman.modes.ebpf.marks import Marks, place_of
+from tests.kernel.ebpf_node import MARKS
+from tests.kernel.test_ebpf_packets import (
+    ACK,
+    CLIENT,
+    CLIENT6,
+    LOOPBACK,
+    NEXT,
+    NODE,
+    POD,
+    POD6,
+    SYN,
+    VIP,
+    VIP6,
+    Programs,
+    packet,
+    see,
+)
+
+pytestmark = MARKS
+PLACES, MARK = 1 << MARK_BITS, 4
+AT = OFFSETS["marks"]
+
+
+class Marked(Programs):
+    """Programs that rely on marks, and what is in these."""
+
+    def __init__(self) -> None:
+        super().__init__(trusting=True)
+        self.memory = ArrayMap(self.loaded.maps["marks"]).memory
+        self.marks = Marks(self.loaded.maps["marks"])
+
+    def renew(self) -> None:
+        self.marks.renew(lambda: flows.clients(self.flows))
+
+    def generation(self, number: int) -> set[int]:
+        """Places that are marked in a generation of clients."""
+        start = AT["places"] + number
+        told = self.memory[start : start + PLACES * MARK : MARK].tobytes()
+        return {place for place, mark in enumerate(told) if mark}
+
+    @property
+    def filling(self) -> int:
+        return self.memory[AT["filling"]]
+
+
+@pytest.fixture
+def marked() -> Iterator[Marked]:
+    made = Marked()
+    yield made
+    made.loaded.close()
+
+
+@contextmanager
+def flow(marked: Marked, port: int, client: str = CLIENT) -> Iterator[None]:
+    """A connection that still works when this ends."""
+    vip, pod = (VIP6, POD6) if ":" in client else (VIP, POD)
+    there = see(marked.through(packet((client, port), (vip, 80))))
+    assert there[1] == (pod, 8080)
+    yield
+    assert see(marked.through(packet((client, port), (vip, 80), flags=ACK))) == there
+    back = marked.through(packet(there[1], there[0], flags=SYN | ACK))
+    assert see(back) == ((vip, 80), (client, port))
+
+
+@pytest.mark.parametrize("client", [CLIENT, CLIENT6])
+def test_programs_and_we_mark_the_same_places(marked: Marked, client: str) -> None:
+    with flow(marked, 4000, client):
+        before = set(flows.clients(marked.flows))
+        assert pack_address(client) in before
+        assert marked.generation(0) == set(map(place_of, before))
+
+
+def test_addresses_spread() -> None:
+    near = [pack_address(str(ipaddress.ip_address("10.244.0.0") + n)) for n in range(1000)]
+    far = [secrets.token_bytes(16) for _ in range(1000)]
+    for addresses in (near, far):
+        assert len(set(map(place_of, addresses))) > 900
+
+
+def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
+    """What tells it: a flow that nobody has marked is passed over, until no mark is trusted."""
+    with flow(marked, 4000):
+        pass
+    marked.memory[AT["places"] : AT["places"] + PLACES * MARK] = bytes(PLACES * MARK)
+    given = packet((CLIENT, 4000), (VIP, 80), flags=ACK)
+    assert marked.ingress(given) == (NEXT, given)
+    marked.marks.distrust()
+    assert see(marked.ingress(given)[1])[1] == (POD, 8080)
+    with flow(marked, 4000):
+        marked.marks.trust(flows.clients(marked.flows), [pack_address(VIP)])
+
+
+def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
+    with flow(marked, 4000), flow(marked, 4001, CLIENT6):
+        marked.renew()
+        assert marked.filling == 0
+        marked.memory[AT["places"] : AT["places"] + PLACES * MARK : MARK] = b"\1" * PLACES
+        marked.renew()
+        assert marked.filling == 1
+        with flow(marked, 4002, "203.0.113.77"):
+            marked.renew()
+            assert not marked.generation(0)
+            assert marked.generation(1) == set(map(place_of, flows.clients(marked.flows)))
+            marked.renew()
+            assert marked.filling == 1
+
+
+def test_devices_without_ethernet_share_places_with_others(marked: Marked) -> None:
+    given = packet((CLIENT, 4000), (VIP, 80))
+    marked.marks.bare([LOOPBACK + BARE_PLACES])
+    assert see(marked.ingress(given)[1])[1] == (POD, 8080)
+    marked.marks.bare([])
+    assert not any(marked.memory[AT["bare"] : AT["bare"] + BARE_PLACES])
+    own = layout.DEVICE.pack(pack_address(NODE), bytes(16), layout.DEVICE_NO_ETHERNET, 0)
+    marked.device(own)
+    marked.marks.bare([LOOPBACK])
+    assert marked.ingress(given) == (NEXT, given)  # it begins with no IP header
