@@ -141,13 +141,13 @@ def test_services_survive(seconds: int, cluster: bytes, local: bytes) -> None:
     assert layout.split_service(layout.join_service(value)) == value
 
 
-DEFINED = ("FRONTEND_", "CONFIG_", "DEVICE_", "PREFIXES_", "ACTION_")
+DEFINED = ("FRONTEND_", "CONFIG_", "DEVICE_", "PREFIXES_", "ACTION_", "MARK_", "BARE_")
 
 
 def test_numbers_are_those_of_the_programs() -> None:
     text = (C / "constants.h").read_text()
     numbers = {
-        name: int(n, 0) for name, n in re.findall(r"#define (\w+) (\w+)(?: //.*)?$", text, re.M)
+        name: int(n, 0) for name, n in re.findall(r"#define (\w+) (\w+?)u?(?: //.*)?$", text, re.M)
     }
     ours = {name: value for name, value in vars(layout).items() if isinstance(value, int)}
     shared = {name: n for name, n in ours.items() if name.startswith(DEFINED)}
