@@ -151,7 +151,9 @@ def _read_slice(
     found: dict[PortKey, dict[str, EndpointState]],
     notes: Notes,
 ) -> None:
-    ports = [(found.setdefault(key, {}), port) for key, port in _slice_ports(slice_, notes)]
+    ports = [
+        (found.setdefault(key, {}), port, f":{port}") for key, port in _slice_ports(slice_, notes)
+    ]
     node_name = node_name or _NOWHERE
     for index, entry in enumerate(slice_.endpoints or ()):
         if not entry.addresses:
@@ -162,9 +164,10 @@ def _read_slice(
             reason = f"{address!r} is not an {slice_.address_type} address"
             notes.add(f"endpoints[{index}].addresses[0]", f"{reason}; the endpoint is ignored")
             continue
-        for states, port in ports:
+        host = f"[{ip}]" if ":" in ip else ip
+        for states, port, printed_port in ports:
             state = _state(entry, Endpoint(ip, port, entry.node_name == node_name))
-            printed = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+            printed = host + printed_port
             if not (state.terminating and printed in states):
                 states[printed] = state
 

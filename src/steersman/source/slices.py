@@ -74,16 +74,19 @@ class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
             name.namespace, _OUTLINE.decode(packed).metadata.labels.service_name or ""
         )
 
+    def belongs(self, name: ObjectName, service: ObjectName | None) -> bool:
+        """Whether a slice is held, as one of this Service; `owner` says whose, but costs more."""
+        return service is not None and name in self._of.get(service, ())
+
     def has_udp(self, service: ObjectName) -> bool:
         """Whether some slice of a Service has a UDP port."""
         return bool(self._udp) and any(name in self._udp for name in self._of.get(service, ()))
 
-    def put(self, owner: ObjectName, slice_: EndpointSlice) -> bool:
+    def put(self, name: ObjectName, owner: ObjectName, slice_: EndpointSlice) -> bool:
         """Take a slice of a Service; return whether it differs from what is held.
 
         A slice that belonged to another Service must have been removed.
         """
-        name = slice_.metadata.object_name
         packed = _pack(slice_)
         old = self._packed.get(name)
         if old == packed:
@@ -92,9 +95,10 @@ class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
             name = ObjectName(owner.namespace, name.name)
             self._of[owner] = (*self._of.get(owner, ()), name)
         self._packed[name] = packed
-        self._udp.discard(name)
-        if any(port.protocol == "UDP" for port in slice_.ports or ()):
+        if "UDP" in [port.protocol for port in slice_.ports or ()]:
             self._udp.add(name)
+        else:
+            self._udp.discard(name)
         return True
 
     def remove(self, name: ObjectName, owner: ObjectName) -> None:

@@ -208,7 +208,7 @@ class Store:
             case Service():
                 return self._put_service(obj.metadata.object_name, obj)
             case EndpointSlice():
-                return self._put_slice(obj)
+                return self._put_slice(obj.metadata.object_name, obj)
             case Node():
                 return obj.metadata.name == self._node_name and self._put_node(obj)
             case _:
@@ -239,15 +239,13 @@ class Store:
             self._services[name] = lean_service(service)
         return bool(self._before)
 
-    def _put_slice(self, slice_: EndpointSlice) -> bool:
-        name = slice_.metadata.object_name
+    def _put_slice(self, name: ObjectName, slice_: EndpointSlice) -> bool:
         owner = _slice_owner(slice_)
-        before = self._slices.owner(name)
-        moved = before is not None and before != owner and self._remove_slice(name)
+        moved = not self._slices.belongs(name, owner) and self._remove_slice(name)
         if owner is None:
             return moved
         had_udp = self._slices.has_udp(owner)
-        if not self._slices.put(owner, slice_):
+        if not self._slices.put(name, owner, slice_):
             return moved
         self._touch(owner, had_udp=had_udp)
         notes = slice_.metadata.annotations
