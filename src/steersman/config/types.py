@@ -177,8 +177,8 @@ class Steersman(Section, frozen=True):
     """URLs that override the kubeconfig's, tried in turn."""
 
 
-class KubeProxyConfiguration(Section, frozen=True):
-    """The v1alpha1 document, in upstream's order of fields."""
+class _Both(Section, frozen=True):
+    """What comes first in both forms, in upstream's order."""
 
     feature_gates: dict[str, bool] | None = None
     client_connection: ClientConnection = ClientConnection()
@@ -186,11 +186,18 @@ class KubeProxyConfiguration(Section, frozen=True):
     hostname_override: str = ""
     bind_address: str = ""
     healthz_bind_address: str = ""
+    """"" switches the health server off."""
     metrics_bind_address: str = ""
+    """"" switches the metrics server off."""
     bind_address_hard_fail: bool = False
     enable_profiling: bool = False
     show_hidden_metrics_for_version: str = ""
     mode: str = ""
+
+
+class KubeProxyConfiguration(_Both, frozen=True):
+    """The v1alpha1 document, in upstream's order of fields."""
+
     iptables: V1IPTables = V1IPTables()
     ipvs: V1IPVS = V1IPVS()
     nftables: V1NFTables = V1NFTables()
@@ -247,22 +254,10 @@ class Linux(Section, frozen=True):
     oom_score_adj: int | None = None
 
 
-class ProxyConfig(Section, frozen=True):
+class ProxyConfig(_Both, frozen=True):
     """The internal form: one sync period whatever the mode, the settings of the mode picked out."""
 
     feature_gates: dict[str, bool] = {}
-    client_connection: ClientConnection = ClientConnection()
-    logging: Logging = Logging()
-    hostname_override: str = ""
-    bind_address: str = ""
-    healthz_bind_address: str = ""
-    """"" switches the health server off."""
-    metrics_bind_address: str = ""
-    """"" switches the metrics server off."""
-    bind_address_hard_fail: bool = False
-    enable_profiling: bool = False
-    show_hidden_metrics_for_version: str = ""
-    mode: str = ""
     iptables: IPTables = IPTables()
     ipvs: IPVS = IPVS()
     nftables: NFTables = NFTables()
