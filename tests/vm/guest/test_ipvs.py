@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace as replace_fields
 
 import pytest
 from msgspec.structs import replace
@@ -89,6 +90,18 @@ def test_case(name: str, nodes: Nodes) -> None:
 def test_conformance(case: Case, nodes: Nodes) -> None:
     world = flow_world(case, IPVS.traits)
     assert nodes.wrong(world) == []
+
+
+def test_policy_local_falls_back(nodes: Nodes) -> None:
+    """`--ipvs-local-fallback`: where there is no endpoint here, those elsewhere are used."""
+    world = case_files.world("both-policies-local-none-here", IPVS.traits)
+    ends = frozenset({"10.244.2.5:8080"})
+    flows = tuple(
+        replace_fields(flow, kind="forward", endpoints=ends, masquerade=flow.name != "pod")
+        for flow in world.flows
+    )
+    config = replace(world.config, local_falls_back=True)
+    assert nodes.wrong(replace_fields(world, config=config, flows=flows)) == []
 
 
 async def counted(mode: IpvsMode, plan: NodePlan) -> Made:
