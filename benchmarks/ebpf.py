@@ -13,18 +13,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import world
+from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, figure
 from benchmarks.memory import _resident
 from benchmarks.nftables import events_of
 from benchmarks.node import Netns, Node
 from benchmarks.path import SERVER, Plot, target_service
+from steersman.modes.base import Mode
 from steersman.modes.ebpf.bpf import Object
+from steersman.modes.ebpf.engine import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.run.collector import collect_seldom, keep_what_is_there
 
@@ -37,8 +40,13 @@ _TRANSFER = 1 << 30
 class EbpfNode(Node):
     """A node in ebpf mode, measured from the event to the maps."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: EbpfOptions | None = None) -> None:
+        """Make a node, in a place of its own where no options are given."""
+        self._options = options
         super().__init__(MODE, 0)
+
+    def _make(self, variant: str) -> Mode:
+        return EbpfMode(self.exec, self._options) if self._options else super()._make(variant)
 
     def feed(self, events: Sequence[tuple[str, bytes]]) -> float:
         """Seconds from JSON in memory to the maps."""
@@ -65,12 +73,12 @@ class EbpfNode(Node):
         return total / 1e6
 
 
-def cold(services: int) -> tuple[float, float, float, float]:
+def start(services: int, options: EbpfOptions) -> tuple[float, float, float, float]:
     """In a fresh process: seconds whole and in the kernel, MB resident and in maps."""
     collect_seldom()
     events = events_of(range(services))
     gc.collect()
-    node = EbpfNode()
+    node = EbpfNode(options)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_stime
     whole = node.feed(events)
     kernel = resource.getrusage(resource.RUSAGE_SELF).ru_stime - before
@@ -81,20 +89,34 @@ def cold(services: int) -> tuple[float, float, float, float]:
     return whole, kernel, _resident(), taken
 
 
+def _child(services: int, options: EbpfOptions) -> list[float]:
+    argv = [sys.executable, "-m", "benchmarks.ebpf", *map(str, (services, options.pins))]
+    found = subprocess.run([*argv, str(options.cgroup)], check=True, capture_output=True, text=True)
+    return [float(word) for word in found.stdout.split()]
+
+
+def _starts(services: int, runs: int) -> Iterator[tuple[list[float], list[float]]]:
+    """Start with nothing in the kernel, and again with all of it there."""
+    for _ in range(runs):
+        place = Place()
+        yield _child(services, place.options), _child(services, place.options)
+        place.close()
+
+
+def _medians(rows: Iterable[Sequence[float]]) -> list[float]:
+    return [statistics.median(each) for each in zip(*rows, strict=True)]
+
+
 def _cold(services: int, runs: int) -> list[Figure]:
-    argv = [sys.executable, "-m", "benchmarks.ebpf", str(services)]
-    rows = [
-        subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()
-        for _ in range(runs)
-    ]
-    whole, kernel, resident, taken = (
-        statistics.median(map(float, each)) for each in zip(*rows, strict=True)
-    )
+    first, again = map(_medians, zip(*_starts(services, runs), strict=True))
+    whole, kernel, resident, taken = first
     return [
         figure("cold start x 3, from JSON", MODE, services, (whole, "s")),
         figure("  the kernel's share (CPU)", MODE, services, (kernel, "s")),
         figure("  resident memory then", MODE, services, (resident, "MB")),
         figure("  memory of all maps", MODE, services, (taken, "MB")),
+        figure("started again, all is there", MODE, services, (again[0], "s")),
+        figure("  the kernel's share (CPU)", MODE, services, (again[1], "s")),
     ]
 
 
@@ -187,4 +209,6 @@ def run(quick: bool) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    print(*cold(int(sys.argv[1])))
+    _, number, *places = sys.argv
+    pins, cgroup = map(Path, places)
+    print(*start(int(number), EbpfOptions(pins, cgroup)))

@@ -20,18 +20,25 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks import world
 from benchmarks.ebpf_place import Place
 from benchmarks.figures import Figure, figure
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Netns, Node
+from steersman.modes.ebpf.bpf import TCX_EGRESS, TCX_INGRESS, Link
+from steersman.modes.ebpf.features import load, tcx
 
 SERVER, POD, OUTSIDE = "10.0.0.1", "10.0.0.2", "192.0.2.2"
 _GATEWAY, _NODE = "10.0.0.3", "192.0.2.1"
 _NODE_PORT = 30080
-_ROUND = 50
+_ROUND = 20
+"""Connections that one client makes before it is another one's turn."""
 _REQUEST = b"x" * 64
 _LINGER = struct.pack("ii", 1, 0)  # a reset: no port of the client's is left waiting
+_SCHED_CLS = 3  # BPF_PROG_TYPE_SCHED_CLS
+_NEXT = bytes.fromhex("b4000000ffffffff9500000000000000")  # w0 = -1; exit
 MODES = ("iptables-legacy", "iptables-nft", "nftables", "ebpf")
 
 
@@ -105,6 +112,19 @@ class Client:
         """Median, in microseconds."""
         return statistics.median(self.times) * 1e6
 
+    def beside(self, other: Client) -> float:
+        """How many times as long as another's a connection takes, median of all rounds.
+
+        Round by round, for the machine's own pace changes from one second to the next.
+        """
+        return statistics.median(a / b for a, b in zip(self.rounds, other.rounds, strict=True))
+
+    @property
+    def rounds(self) -> list[float]:
+        """Median of each round, in seconds."""
+        firsts = range(0, len(self.times), _ROUND)
+        return [statistics.median(self.times[n : n + _ROUND]) for n in firsts]
+
 
 def target_service(number: int) -> tuple[bytes, bytes]:
     """A Service with a node port whose one endpoint is the server."""
@@ -138,6 +158,9 @@ class _Ways:
         if isinstance(node, Node):
             node.look()
             node.sync()
+        elif isinstance(node, _Bare):
+            node.netns.enter()
+            node.ready()
         place = node.place if isinstance(node, Node) else None
         self.direct = Client(self.plot, self.plot.pod, (SERVER, 8080), place)
         self.service = Client(self.plot, self.plot.pod, (address, 80), place)
@@ -155,33 +178,46 @@ def _measure(services: int, rounds: int, modes: Sequence[str]) -> list[Figure]:
     bare = _Ways("no rules", lambda: (_Bare(), SERVER), node_port=False)
     flat = _Ways("upstream's", functools.partial(_upstream, services), node_port=False)
     ways = [_Ways(m, functools.partial(_node, m, services), node_port=True) for m in modes]
+    idle = [_Ways("idle programs", lambda: (_Idle(), SERVER), node_port=False)] if tcx() else []
     everyone = [*bare.clients[:1], bare.from_outside, *flat.clients[1:]]
+    everyone += [client for way in idle for client in (way.direct, way.from_outside)]
     everyone += [client for way in ways for client in way.clients]
     for _ in range(rounds):
         for client in everyone:
             client.round()
     out = _figures("nftables, upstream's", services, flat, bare)[:1]
+    for way in idle:
+        out += _floor(services, way, bare)
     for way in ways:
         out += _figures(way.name, services, way, bare)
-    for way in (bare, flat, *ways):
+    for way in (bare, flat, *idle, *ways):
         way.close()
     return out
 
 
-def _figures(mode: str, services: int, way: _Ways, bare: _Ways) -> list[Figure]:
-    own = [
-        figure("ClusterIP from a pod", mode, services, (way.service.p50, "us"), bare.direct.p50),
+def _compared(name: str, mode: str, services: int, ours: Client, other: Client) -> Figure:
+    compared = figure(name, mode, services, (ours.p50, "us"), other.p50)
+    return msgspec.structs.replace(compared, ratio=round(ours.beside(other), 3))
+
+
+def _floor(services: int, idle: _Ways, bare: _Ways) -> list[Figure]:
+    """What programs on devices cost that do nothing."""
+    name = "empty programs, direct"
+    return [
+        _compared(f"{name}, {where}", idle.name, services, mine, other)
+        for where, mine, other in (
+            ("pod", idle.direct, bare.direct),
+            ("outside", idle.from_outside, bare.from_outside),
+        )
     ]
+
+
+def _figures(mode: str, services: int, way: _Ways, bare: _Ways) -> list[Figure]:
+    own = [_compared("ClusterIP from a pod", mode, services, way.service, bare.direct)]
     if way.direct.times:
         own += [
-            figure("  direct, same node", mode, services, (way.service.p50, "us"), way.direct.p50),
-            figure(
-                "NodePort from outside",
-                mode,
-                services,
-                (way.node_port.p50, "us"),
-                bare.from_outside.p50,
-            ),
+            _compared("  direct, same node", mode, services, way.service, way.direct),
+            _compared("NodePort from outside", mode, services, way.node_port, bare.from_outside),
         ]
     return own
 
@@ -192,12 +228,37 @@ class _Bare:
     def __init__(self) -> None:
         self.netns = Netns()
 
+    def ready(self) -> None:
+        """Do nothing more."""
+
     def close(self) -> None:
         self.netns.close()
+
+
+class _Idle(_Bare):
+    """One that has programs on its devices, too, which do nothing: less than that none can cost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._links: list[Link] = []
+
+    def ready(self) -> None:
+        """Attach the programs."""
+        program = load(_SCHED_CLS, 0, _NEXT)
+        for _, name in socket.if_nameindex():
+            if name != "lo":
+                index = socket.if_nametoindex(name)
+                self._links += [Link.attach(program, index, p) for p in (TCX_INGRESS, TCX_EGRESS)]
+        os.close(program)
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+        super().close()
 
 
 def run(quick: bool) -> list[Figure]:
     """Measure at 1, 1,000 and 10,000 Services (100 when quick)."""
     sizes = (100,) if quick else (1, 1_000, 10_000)
     modes = tuple(filter(None, os.environ.get("MODES", "").split(","))) or MODES
-    return [each for size in sizes for each in _measure(size, 5 if quick else 30, modes)]
+    return [each for size in sizes for each in _measure(size, 10 if quick else 100, modes)]

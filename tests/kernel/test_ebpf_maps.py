@@ -144,3 +144,16 @@ def dead_ends(tables: Tables, services: ArrayMap) -> Iterator[bytes]:
             forwards = not flags & layout.FRONTEND_MARKER and not action & 3
             if forwards and not counts[bool(action & layout.ACTION_LOCAL)]:
                 yield key
+
+
+def test_only_what_is_used_of_an_array_is_in_memory(loaded: LoadedObject) -> None:
+    array, other = (ArrayMap(loaded.maps["slots"]) for _ in range(2))
+    whole = array.capacity * array.value_size
+    for number in (0, 1 << 16, array.capacity - 1):
+        assert len(array.memory) < whole
+        record = bytes((number % 251 + 1,)) * array.value_size
+        array.write(number, record)
+        assert array.read(number) == other.read(number) == record
+        array.store(number, 8, bytes(8))
+        assert other.read(number) == record[:8] + bytes(8) + record[16:]
+        array.write(number, bytes(array.value_size))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
@@ -45,6 +47,7 @@ LOOPBACK = 1  # the device that test runs take place on
 CLIENT, NODE, POD = "203.0.113.9", "192.168.0.2", "10.244.1.5"
 VIP, PLAIN, LONELY = "198.51.100.1", "198.51.100.2", "198.51.100.3"
 ANYWHERE, HERE, OTHER = "198.51.100.4", "198.51.100.5", "10.244.1.6"
+WIDE = "198.51.100.6"
 CLIENT6, NODE6, POD6, VIP6 = "2001:db8:99::9", "2001:db8::2", "fd00:10:244:1::5", "2001:db8:100::1"
 
 
@@ -173,6 +176,9 @@ def plans() -> Iterator[ServicePlan]:
         yield plan("six", VIP6, (Endpoint(POD6, 8080),), hidden, protocol)
         yield plan("lonely6", "2001:db8:100::3", (), Action(Verdict.REJECT), protocol)
     yield sticky()
+    pods = tuple(Endpoint(f"10.244.2.{n}", 8080) for n in range(1, 17))
+    wide = plan("wide", WIDE, pods, plain, Protocol.TCP)
+    yield msgspec.structs.replace(wide, affinity_seconds=600)
 
 
 def sticky() -> ServicePlan:
@@ -309,6 +315,21 @@ def test_affinity_leads_nowhere_where_its_frontend_does_not(programs: Programs) 
     for number, (address, endpoint) in enumerate([(ANYWHERE, POD), (HERE, OTHER)] * 2):
         out = programs.through(packet((CLIENT, 4000 + number), (address, 80)))
         assert see(out)[1] == (endpoint, 8080)
+
+
+def test_affinity_outlives_clocks_that_differ(programs: Programs) -> None:
+    """Another CPU, or an older version with another clock, may have used it later than now."""
+    affinities = HashMap(programs.loaded.maps["affinities"])
+    found = set()
+    for port in range(4000, 4008):
+        out = programs.through(packet((CLIENT, port), (WIDE, 80)))
+        found.add(see(out)[1][0])
+        for key, value in affinities.items():
+            address, _, end = layout.AFFINITY.unpack(value)
+            later = time.monotonic_ns() + 10**9
+            affinities.put(key, layout.AFFINITY.pack(address, later, end))
+    affinities.delete_all([key for key, _ in affinities.items()])
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("flags", [ACK, SYN | ACK, FIN | ACK, RST])

@@ -17,7 +17,7 @@ import pytest
 import hatch_build
 from steersman.model.plan import Endpoint
 from steersman.modes.base import ApplyError
-from steersman.modes.ebpf import loader, migrate
+from steersman.modes.ebpf import bpf, engine, layout, loader, migrate
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from tests.kernel import ebpf
 from tests.kernel.ebpf_node import WAIT, Node, replace_programs
@@ -44,12 +44,16 @@ PLAN = node_plan((Endpoint(POD, 8091, True),))
 
 @pytest.fixture(scope="module")
 def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An object with smaller maps, whose flows and affinities have their fields turned around."""
+    """An object with smaller maps, whose flows and affinities have their fields turned around.
+
+    Its marks have one more.
+    """
     place = tmp_path_factory.mktemp("older")
     for path in (ebpf.compiled().parent / "c").iterdir():
         text = path.read_text().replace("131072", "65536")
         if path.name == "structs.h":
             text = re.sub(r"(struct (?:flow|affinity) \{\n)(.*?)(?=\};)", turned, text, flags=re.S)
+            text = text.replace("places[1 << MARK_BITS];", "places[1 << MARK_BITS];\n__u64 gone;")
         (place / path.name).write_text(text)
     hatch_build.compile_object(place, TARGET, place / "older.o")
     return place / "older.o"
@@ -144,6 +148,32 @@ def test_what_an_older_version_has_not_marked_lives_on(node: Node) -> None:
         marks.close()
         replace_programs(node)
         talk(ends)
+
+
+def trusted(node: Node, maps: str) -> int:
+    """Whether programs rely on the marks in a directory of pins."""
+    marks = ArrayMap.pinned(node.pins / maps / "marks")
+    told = marks.memory[layout.OFFSETS["marks"]["trusted"]]
+    marks.close()
+    return told
+
+
+def test_no_program_trusts_what_others_do_not_mark(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trusted(node, "maps") == 1
+    seen = []
+
+    def settle() -> None:
+        seen.append([trusted(node, maps) for maps in ("maps", "maps-old")])
+        bpf.settle()
+
+    monkeypatch.setattr(migrate.Migration, "finish", lambda _: None)
+    monkeypatch.setattr(engine, "settle", settle)
+    node.modes[-1].release()
+    asyncio.run(bring(node.mode(), PLAN))
+    assert seen == [[0, 0]]
+    assert trusted(node, "maps") == 1
 
 
 @pytest.mark.parametrize("step", ["copy", "exchange", "finish"])

@@ -10,11 +10,16 @@ import ctypes
 import errno
 import os
 import struct
+import time
 from pathlib import Path
 from typing import Any, Self
 
 _NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}
 """Number of bpf(2) by machine."""
+_MEMBARRIERS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "s390x": 356, "ppc64le": 365}
+"""And of membarrier(2)."""
+_EVERYWHERE = 1  # MEMBARRIER_CMD_GLOBAL
+_LONG = 0.1  # seconds; no program takes a thousandth of it
 
 MAP_LOOKUP, MAP_UPDATE, MAP_DELETE = 1, 2, 3
 OBJ_PIN, OBJ_GET = 6, 7
@@ -72,6 +77,17 @@ def call(command: int, layout: str, *values: int) -> tuple[int, tuple[int, ...]]
     attributes = ctypes.create_string_buffer(struct.pack("=" + layout, *values), size)
     result = bpf(command, attributes, size)
     return result, struct.unpack("=" + layout, attributes.raw)
+
+
+def settle() -> None:
+    """Wait until every program that runs now has ended, and so all that were replaced before.
+
+    membarrier(2) waits for a grace period of RCU, within which programs run; a kernel with CPUs
+    without ticks (nohz_full), or a filter of system calls, refuses it.
+    """
+    number = _MEMBARRIERS.get(os.uname().machine, -1)
+    if _libc.syscall(ctypes.c_long(number), ctypes.c_long(_EVERYWHERE), 0, 0):
+        time.sleep(_LONG)
 
 
 class Object:

@@ -21,6 +21,7 @@ from steersman.modes.ebpf.attach import (
     detach_sockets,
     sockets_intact,
 )
+from steersman.modes.ebpf.bpf import settle
 from steersman.modes.ebpf.clsact import Filters
 from steersman.modes.ebpf.devices import (
     describe,
@@ -200,6 +201,7 @@ class Engine:
         if self._migration:
             self._migration.finish()
             self._migration = None
+        settle()  # one that was replaced may be about to write a flow that it does not mark
         self.tracking.mark()
         tables.node.programs = programs
 

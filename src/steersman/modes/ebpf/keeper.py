@@ -38,14 +38,17 @@ class Keeper:
         self._task = None
 
     async def _keep(self) -> None:
+        clock = asyncio.get_running_loop().time
         with self._engine.news() as news:
             await self._do(self._engine.follow_devices)  # for what came before we listened
+            due = clock() + _COLLECT
             while self._engine.tables is not None:
-                if await _changed(news):
+                if await _changed(news, due):
                     await self._do(self._engine.follow_devices)
-                else:
+                if clock() >= due:
                     await self._do(self._collect)
                     await self._hold.let_go()
+                    due = clock() + _COLLECT
 
     def _collect(self) -> None:
         if self._engine.tracking:
@@ -60,10 +63,10 @@ class Keeper:
             log.warning("ebpf: %s; tried again at the next change", error)
 
 
-async def _changed(news: Subscription) -> bool:
-    """Wait for a change of devices; False where there was none for a while."""
+async def _changed(news: Subscription, until: float) -> bool:
+    """Wait for a change of devices; False where there is none until then."""
     try:
-        async with asyncio.timeout(_COLLECT):
+        async with asyncio.timeout_at(until):
             await news.receive()
     except AnswersLostError:  # so many that some were lost: all is read afresh anyway
         pass

@@ -34,7 +34,7 @@ AFFINITY_KEY = struct.Struct("=16sI4x")
 REVERSE_KEY = struct.Struct("=Q18s6x")
 REVERSE = struct.Struct("=18s6x")
 AFFINITY = struct.Struct("=16sQ2s6x")
-MARK_BITS, MARK_FACTOR = 14, 0x9E3779B1
+MARK_BITS, MARK_FACTOR = 16, 0x9E3779B1
 BARE_PLACES = 256
 
 SIZES: Mapping[str, int] = {

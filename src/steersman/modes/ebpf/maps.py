@@ -14,6 +14,8 @@ from steersman.modes.ebpf import bpf
 
 _CHUNK_BYTES = 1 << 18
 """Room for a batch that is read."""
+_FIRST_BYTES = 1 << 20
+"""Of an array, mapped at once."""
 
 
 class HashMap(bpf.Object):
@@ -127,7 +129,10 @@ class SumMap(HashMap):
 
 
 class ArrayMap(bpf.Object):
-    """An array of fixed records, mapped into memory: writing costs no system call."""
+    """An array of fixed records, mapped into memory: writing costs no system call.
+
+    Only the part that has been used is mapped, for all that is counts as the process's own.
+    """
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
@@ -135,24 +140,36 @@ class ArrayMap(bpf.Object):
         self.value_size, self.capacity = info[3], info[4]
         if self.value_size % 8:
             raise ValueError("records of a mapped array are whole words")
-        size = -(-self.value_size * self.capacity // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.memory = memoryview(mmap.mmap(fd, size))
+        self._map(_FIRST_BYTES)
+
+    def _map(self, size: int) -> None:
+        """Have the first bytes in memory, in whole pages."""
+        pages = -(-min(size, self.value_size * self.capacity) // mmap.PAGESIZE)
+        self.memory = memoryview(mmap.mmap(self.fd, pages * mmap.PAGESIZE))
         self.words = self.memory.cast("Q")
         """Stores of a word are seen whole."""
 
+    def _reach(self, end: int) -> None:
+        """Have everything up to a byte in memory."""
+        if end > len(self.memory):
+            self._map(max(end, 2 * len(self.memory)))
+
     def read(self, index: int, count: int = 1) -> bytes:
         """Records from an index on."""
-        start = index * self.value_size
-        return bytes(self.memory[start : start + count * self.value_size])
+        start, end = index * self.value_size, (index + count) * self.value_size
+        self._reach(end)
+        return bytes(self.memory[start:end])
 
     def write(self, index: int, records: bytes) -> None:
         """Set records from an index on; nobody may be reading them."""
         start = index * self.value_size
+        self._reach(start + len(records))
         self.memory[start : start + len(records)] = records
 
     def store(self, index: int, field: int, value: bytes) -> None:
         """Set the word of a record that begins at byte `field`, at once."""
         place = (index * self.value_size + field) // 8
+        self._reach((place + 1) * 8)
         (self.words[place],) = struct.unpack("=Q", value)
 
 

@@ -59,6 +59,12 @@ class _Copy:
         if self._shape.kind in _LEARNED and self._target.kind in _HASHES:
             self._copy_hash()
 
+    def clear(self, field: str) -> None:
+        """Set a field of the one record of an old array to zero: the old programs look there."""
+        if self._shape.flags & _MMAPABLE and field in self._shape.value:
+            place, size = self._shape.value[field]
+            ArrayMap(self._old.fd).memory[place : place + size] = bytes(size)
+
     def _copy_hash(self) -> None:
         target = HashMap(self._new)
         found = {self._key(k): self._value(v) for k, v in HashMap(self._old.fd).items()}
@@ -104,18 +110,23 @@ class Migration:
         """
         self._maps = maps
         source = maps_old(maps) if maps_old(maps).exists() else maps
-        self._copies = [
-            _Copy(source / name, loaded.maps[name]) for name in names if name in loaded.maps
-        ]
+        self._copies = {
+            name: _Copy(source / name, loaded.maps[name]) for name in names if name in loaded.maps
+        }
 
     def copy(self) -> None:
         """Copy everything."""
-        for each in self._copies:
+        for each in self._copies.values():
             each.everything()
 
     def exchange(self) -> None:
-        """Copy what was learned since, and let the new maps be those in use."""
-        for each in self._copies:
+        """Copy what was learned since, and let the new maps be those in use.
+
+        Where new programs mark in another map, old ones no longer trust theirs (marks.py).
+        """
+        if "marks" in self._copies:
+            self._copies["marks"].clear("trusted")
+        for each in self._copies.values():
             each.learned()
         if not maps_old(self._maps).exists():
             self._maps.rename(maps_old(self._maps))
@@ -123,7 +134,7 @@ class Migration:
 
     def finish(self) -> None:
         """Copy what the old programs learned last; the old maps go."""
-        for each in self._copies:
+        for each in self._copies.values():
             each.learned()
             each.close()
         shutil.rmtree(maps_old(self._maps), ignore_errors=True)

@@ -16,10 +16,11 @@ INLINE int read_frontend(const struct frontend_key *key, struct frontend *out)
 INLINE int serves_node_ports(const struct address *address)
 {
 	const struct config *config = settings();
+	struct address key = *address;
 
 	if (config && config->flags & CONFIG_LOCALHOST_NODE_PORTS && is_loopback4(address))
 		return 1;
-	return bpf_map_lookup_elem(&node_ips, address) != NULL;
+	return bpf_map_lookup_elem(&node_ips, &key) != NULL;
 }
 
 // Fills the key by which the frontend is found.
@@ -55,17 +56,16 @@ INLINE int remembered(struct affinity *known, const struct affinity_key *key, __
 		      __u32 pool, struct slot *out)
 {
 	struct member_key member = { .service = key->service };
-	__u64 now = bpf_ktime_get_ns();
 	__u32 *pools;
 
-	if (!known || now - known->last >= limit)
+	if (!known || since(known->last) >= limit)
 		return 0;
 	member.address = known->address;
 	member.port = known->port;
 	pools = bpf_map_lookup_elem(&members, &member);
 	if (!pools || !(*pools & 1 << pool))
 		return 0;
-	known->last = now;
+	known->last = now();
 	out->address = member.address;
 	out->port = member.port;
 	return 1;
@@ -76,7 +76,7 @@ INLINE struct affinity bound_now(const struct slot *slot)
 	return (struct affinity){
 		.address = slot->address,
 		.port = slot->port,
-		.last = bpf_ktime_get_ns(),
+		.last = now(),
 	};
 }
 
@@ -102,16 +102,17 @@ CALLED int choose_any(const struct service *service, __u32 which, struct slot *o
 #define KEPT 2 // chosen at an earlier datagram
 
 // Choose an endpoint for a client; 0 where there is none.
-CALLED int choose(__u32 number, __u32 action, const struct address *client, struct slot *out)
+ALONE int choose(__u32 number, __u32 action, const struct address *client, struct slot *out)
 {
-	struct affinity_key key = { .client = *client, .service = number };
 	struct service *service = bpf_map_lookup_elem(&services, &number);
 	__u32 which = action & ACTION_LOCAL ? LOCAL_POOL : CLUSTER_POOL;
+	struct affinity_key key = { .service = number };
 	struct affinity value, *known;
 	__u64 limit;
 
-	if (!service)
+	if (!service || !client || !out)
 		return 0;
+	key.client = *client;
 	limit = service->affinity_seconds * 1000000000ull;
 	if (!limit)
 		return choose_any(service, which, out);

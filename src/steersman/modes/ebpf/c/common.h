@@ -6,8 +6,23 @@
 // A function of its own for the verifier, which then looks at it once per call, not per path.
 #define CALLED static __noinline
 // Looked at only once, whoever calls it (Linux 5.13): what is pointed to may hold anything then,
-// and the pointers are to be tested.
+// and the pointers are to be tested. None of them may be the key of a map before Linux 6.2.
 #define ALONE __attribute__((noinline))
+
+// Nanoseconds of CLOCK_MONOTONIC as of the last tick (Linux 5.11), which costs nothing to read: all
+// that is compared with it is seconds old.
+INLINE __u64 now(void)
+{
+	return bpf_ktime_get_coarse_ns();
+}
+
+// How long ago something was. Another CPU may have noted a later time meanwhile.
+INLINE __u64 since(__u64 last)
+{
+	__s64 passed = now() - last;
+
+	return passed < 0 ? 0 : passed;
+}
 
 INLINE void count(__u32 which)
 {
@@ -16,21 +31,25 @@ INLINE void count(__u32 which)
 		*value += 1;
 }
 
-CALLED int count_connection(const struct frontend_key *frontend, __u32 service,
-			    const struct slot *slot)
+ALONE int count_connection(const struct frontend_key *frontend, __u32 service,
+			   const struct slot *slot)
 {
-	struct member_key key = {
-		.service = service,
-		.address = slot->address,
-		.port = slot->port,
-	};
-	__u64 *reach = bpf_map_lookup_elem(&reached, frontend), one = 1;
-	struct tally *use = bpf_map_lookup_elem(&used, &key), first = { .connections = 1 };
+	struct member_key key = { .service = service };
+	struct frontend_key own;
+	struct tally *use, first = { .connections = 1 };
+	__u64 *reach, one = 1;
 
+	if (!frontend || !slot)
+		return 0;
+	key.address = slot->address;
+	key.port = slot->port;
+	own = *frontend;
+	reach = bpf_map_lookup_elem(&reached, &own);
+	use = bpf_map_lookup_elem(&used, &key);
 	if (reach)
 		*reach += 1;
 	else
-		bpf_map_update_elem(&reached, frontend, &one, BPF_NOEXIST);
+		bpf_map_update_elem(&reached, &own, &one, BPF_NOEXIST);
 	if (use)
 		use->connections += 1;
 	else

@@ -38,7 +38,7 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 #define SEATS 65536 // of connected sockets (peers.h)
 
 // Of `marks`
-#define MARK_BITS 14 // there are 2^14 places of addresses
+#define MARK_BITS 16 // there are 2^16 places of addresses
 #define MARK_FACTOR 0x9e3779b1u // 2^32 divided by the golden ratio: it spreads what is similar
 #define BARE_PLACES 256 // of devices
 

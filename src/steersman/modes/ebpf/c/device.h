@@ -47,14 +47,6 @@ CALLED int send_elsewhere(struct __sk_buff *skb, const struct packet *packet)
 	return bpf_redirect_neigh(route.ifindex, NULL, 0, 0);
 }
 
-// Only a SYN, or an INIT, opens a connection. Asked first: most packets are of connections that
-// sockets have made, or of others.
-INLINE int opens(const struct packet *packet)
-{
-	return packet->key.protocol == IPPROTO_UDP ||
-	       (packet->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
-}
-
 // A packet that opens a connection: `class` is NODE for this node's own.
 CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 {
@@ -107,18 +99,19 @@ INLINE int is_own(struct __sk_buff *skb, const struct packet *packet)
 INLINE int is_given_up(const struct packet *packet, const struct flow *flow)
 {
 	return packet->key.protocol == IPPROTO_SCTP && flow->state == OPENING &&
-	       bpf_ktime_get_ns() - flow->last > SCTP_OPENING;
+	       since(flow->last) > SCTP_OPENING;
 }
 
 // Find the flow of a packet. A connection that begins where one has ended is another one: what is
 // left of the old one must not rewrite it, it may not even be for a Service.
 INLINE struct flow *find_flow(struct packet *packet)
 {
-	struct flow *flow = bpf_map_lookup_elem(&flows, &packet->key);
+	struct flow_key key = packet->key;
+	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
 
 	if (flow && packet->flags & TCP_SYN &&
 	    (flow->state == CLOSING || is_given_up(packet, flow))) {
-		delete_flow(&packet->key);
+		delete_flow(&key);
 		return NULL;
 	}
 	return flow;
@@ -139,18 +132,16 @@ INLINE int was_sent(struct __sk_buff *skb, const struct packet *packet)
 }
 
 // A socket bound to 127.0.0.1 that was sent to an endpoint of a node port: its packets leave, for
-// route_localnet lets them, and get an address that answers can come to.
-INLINE struct flow *leave_loopback(struct __sk_buff *skb, struct packet *packet)
+// route_localnet lets them, and get an address that answers can come to. 1 where there is a flow.
+ALONE int leave_loopback(struct __sk_buff *skb, struct packet *packet)
 {
-	struct slot slot = {
-		.address = packet->key.destination,
-		.port = packet->key.destination_port,
-	};
+	struct slot slot = {};
 
-	if (!is_loopback4(&packet->key.source) || !was_sent(skb, packet) ||
-	    !keep_masquerade(packet, &slot, 0))
-		return NULL;
-	return bpf_map_lookup_elem(&flows, &packet->key);
+	if (!packet || !is_loopback4(&packet->key.source) || !was_sent(skb, packet))
+		return 0;
+	slot.address = packet->key.destination;
+	slot.port = packet->key.destination_port;
+	return keep_masquerade(packet, &slot, 0);
 }
 
 // route_localnet, which localhost node ports need, would let anybody reach what listens on
@@ -163,71 +154,72 @@ INLINE int is_for_loopback(const struct packet *packet)
 	       config->flags & CONFIG_LOCALHOST_NODE_PORTS;
 }
 
-// All packets but those that are certainly nobody's.
-INLINE int come_in(struct __sk_buff *skb)
+// All packets but those that are certainly nobody's. Looked at alone, whatever is known of them.
+ALONE int come_in(struct __sk_buff *skb, struct packet *packet)
 {
-	struct packet packet = { .key.hook = INGRESS };
 	struct address address;
 	struct flow *flow;
 
-	packet.l3 = link_header(skb, all_marks());
-	if (!parse(skb, &packet))
+	if (!packet || (!packet->plain && !parse(skb, packet)))
 		return NEXT;
-	if (packet.icmp_error) {
-		translate_error(skb, &packet);
+	if (packet->icmp_error) {
+		translate_error(skb, packet);
 		return NEXT;
 	}
-	flow = find_flow(&packet);
-	if (!flow && is_for_loopback(&packet))
+	flow = find_flow(packet);
+	if (!flow && is_for_loopback(packet))
 		return drop(DROPPED_LOOPBACK);
-	if (!flow && !opens(&packet))
+	if (!flow && !opens(packet))
 		return NEXT;
 	if (!flow)
-		return new_packet(skb, &packet, class_of(skb, &packet));
-	note_packet(skb, flow, &packet);
+		return new_packet(skb, packet, class_of(skb, packet));
+	note_packet(skb, flow, packet);
 	address = flow->address;
-	rewrite(skb, &packet, side_of(flow), &address, flow->port);
+	rewrite(skb, packet, side_of(flow), &address, flow->port);
 	return NEXT;
 }
 
-INLINE int leave(struct __sk_buff *skb)
+ALONE int leave(struct __sk_buff *skb, struct packet *packet)
 {
-	struct packet packet = { .key.hook = EGRESS };
 	struct address address;
 	struct flow *flow;
 
-	packet.l3 = link_header(skb, all_marks());
-	if (!parse(skb, &packet))
+	if (!packet || (!packet->plain && !parse(skb, packet)))
 		return NEXT;
-	if (packet.icmp_error) {
-		translate_error(skb, &packet);
+	if (packet->icmp_error) {
+		translate_error(skb, packet);
 		return NEXT;
 	}
-	flow = find_flow(&packet);
-	if (!flow && !opens(&packet))
+	flow = find_flow(packet);
+	if (!flow && !opens(packet))
 		return NEXT;
+	if (!flow && leave_loopback(skb, packet))
+		flow = find_flow(packet);
 	if (!flow)
-		flow = leave_loopback(skb, &packet);
-	if (!flow)
-		return is_own(skb, &packet) ? new_packet(skb, &packet, NODE) : NEXT;
-	if (flow->state == WAITING && !settle_masquerade(skb, &packet, flow))
+		return is_own(skb, packet) ? new_packet(skb, packet, NODE) : NEXT;
+	if (flow->state == WAITING && !settle_masquerade(skb, packet, flow))
 		return drop(DROPPED_NO_FLOW);
-	note_packet(skb, flow, &packet);
+	note_packet(skb, flow, packet);
 	address = flow->address;
 	if (side_of(flow) == DESTINATION) {
-		rewrite(skb, &packet, DESTINATION, &address, flow->port);
-		return send_elsewhere(skb, &packet);
+		rewrite(skb, packet, DESTINATION, &address, flow->port);
+		return send_elsewhere(skb, packet);
 	}
-	rewrite(skb, &packet, SOURCE, &address, flow->port);
+	rewrite(skb, packet, SOURCE, &address, flow->port);
 	return NEXT;
 }
 
-SEC("tc") int sm_ingress(struct __sk_buff *skb)
-{
-	return is_nobodys(skb) ? NEXT : come_in(skb);
-}
+#define DEVICE_PROGRAM(name, where, look) \
+	SEC("tc") int name(struct __sk_buff *skb) \
+	{ \
+		struct packet packet = { .key.hook = where }; \
+		const struct marks *all = all_marks(); \
+\
+		packet.l3 = link_header(skb, all); \
+		if (all && glance(skb, &packet) && is_nobodys(all, &packet)) \
+			return NEXT; \
+		return look(skb, &packet); \
+	}
 
-SEC("tc") int sm_egress(struct __sk_buff *skb)
-{
-	return is_nobodys(skb) ? NEXT : leave(skb);
-}
+DEVICE_PROGRAM(sm_ingress, INGRESS, come_in)
+DEVICE_PROGRAM(sm_egress, EGRESS, leave)

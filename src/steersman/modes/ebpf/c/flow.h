@@ -80,12 +80,14 @@ INLINE int side_of(const struct flow *flow)
 }
 
 // Note a packet of a flow. The key of the way back: what this way becomes, turned around.
-CALLED int note_packet(struct __sk_buff *skb, struct flow *flow, const struct packet *packet)
+ALONE int note_packet(struct __sk_buff *skb, struct flow *flow, const struct packet *packet)
 {
 	struct flow_key back;
 	struct slot slot = {};
 
-	flow->last = bpf_ktime_get_ns();
+	if (!packet || !flow)
+		return 0;
+	flow->last = now();
 	if (flow->kind == TO_ENDPOINT) {
 		slot.address = flow->address;
 		slot.port = flow->port;
@@ -109,17 +111,21 @@ CALLED int note_packet(struct __sk_buff *skb, struct flow *flow, const struct pa
 	return 0;
 }
 
-// Write an entry; `known` is what it replaces. 0 where the kernel has no memory.
-INLINE int put_flow(const struct flow *known, const struct flow_key *key, const struct flow *value)
+// Write an entry where there is none with its key, and mark its client (marks.h) in any case.
+INLINE int add_flow(const struct flow_key *key, const struct flow *value,
+		    const struct address *client)
 {
-	int comes = value->kind == TO_ENDPOINT || value->kind == MASQUERADE;
-
-	mark_client(comes ? &key->source : &key->destination);
-	if (bpf_map_update_elem(&flows, key, value, BPF_ANY))
+	mark_client(client);
+	if (bpf_map_update_elem(&flows, key, value, BPF_NOEXIST))
 		return 0;
-	if (!known)
-		count(FLOWS_MADE);
+	count(FLOWS_MADE);
 	return 1;
+}
+
+// Write an entry in place of one whose client is marked. 0 where the kernel has no memory.
+INLINE int replace_flow(const struct flow_key *key, const struct flow *value)
+{
+	return !bpf_map_update_elem(&flows, key, value, BPF_ANY);
 }
 
 // Keep the way back from an endpoint to a client; 0 where another Service has that pair already.
@@ -129,7 +135,7 @@ INLINE int keep_return(const struct packet *packet, const struct slot *slot, __u
 		.address = packet->key.destination,
 		.port = packet->key.destination_port,
 		.kind = FROM_SERVICE,
-		.last = bpf_ktime_get_ns(),
+		.last = now(),
 		.service = service,
 	};
 	struct flow *known;
@@ -138,11 +144,13 @@ INLINE int keep_return(const struct packet *packet, const struct slot *slot, __u
 	reversed(&packet->key, other_hook(packet), &key);
 	key.source = slot->address;
 	key.source_port = slot->port;
+	if (add_flow(&key, &value, &key.destination))
+		return 1;
 	known = bpf_map_lookup_elem(&flows, &key);
 	if (known && known->state != CLOSING &&
 	    (known->port != value.port || !same(&known->address, &value.address)))
 		return 0;
-	return put_flow(known, &key, &value);
+	return replace_flow(&key, &value);
 }
 
 INLINE void masquerade_key(const struct packet *packet, const struct slot *slot,
@@ -169,23 +177,28 @@ INLINE int keep_masquerade(const struct packet *packet, const struct slot *slot,
 	struct flow value = {
 		.kind = MASQUERADE,
 		.state = WAITING,
-		.last = bpf_ktime_get_ns(),
+		.last = now(),
 		.service = service,
 	};
 	struct flow *known;
 
 	masquerade_key(packet, slot, &key);
+	if (add_flow(&key, &value, &key.source))
+		return 1;
 	known = bpf_map_lookup_elem(&flows, &key);
 	if (known && known->state != CLOSING)
 		return 1; // a repeated SYN keeps its port
-	return put_flow(known, &key, &value);
+	return replace_flow(&key, &value);
 }
 
 // Keep how to rewrite the packets of a new connection.
-CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, const struct slot *slot)
+ALONE int open_flow(struct packet *packet, __u32 service, __u32 action, const struct slot *slot)
 {
 	struct flow flow = { .kind = TO_ENDPOINT, .service = service };
+	struct flow_key key;
 
+	if (!packet || !slot)
+		return DROPPED_NO_FLOW;
 	if (!keep_return(packet, slot, service))
 		return DROPPED_NO_FLOW;
 	if (packet->key.hook == INGRESS) {
@@ -196,8 +209,11 @@ CALLED int open_flow(struct packet *packet, __u32 service, __u32 action, const s
 	}
 	flow.address = slot->address;
 	flow.port = slot->port;
-	flow.last = bpf_ktime_get_ns();
-	return put_flow(NULL, &packet->key, &flow) ? 0 : DROPPED_NO_FLOW;
+	flow.last = now();
+	key = packet->key;
+	if (add_flow(&key, &flow, &key.source) || replace_flow(&key, &flow))
+		return 0;
+	return DROPPED_NO_FLOW;
 }
 
 INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet,
@@ -218,11 +234,15 @@ INLINE int is_nodes_own(const struct config *config, __u16 port)
 }
 
 // A port that no socket of this node gets by chance: answers to it would go astray.
-INLINE __be16 other_port(const struct config *config)
+ALONE __u32 other_port(void)
 {
-	__u32 first = config->first_port, own = config->last_port - first + 1;
-	__u32 all = 65536 - MASQUERADE_FIRST, port;
+	const struct config *config = settings();
+	__u32 all = 65536 - MASQUERADE_FIRST, first, own, port;
 
+	if (!config)
+		return 0;
+	first = config->first_port;
+	own = config->last_port - first + 1;
 	if (first < MASQUERADE_FIRST || first > config->last_port || own + MASQUERADE_LEAST > all)
 		own = 0;
 	port = MASQUERADE_FIRST + bpf_get_prandom_u32() % (all - own);
@@ -230,37 +250,33 @@ INLINE __be16 other_port(const struct config *config)
 }
 
 // Choose the address and port that a masqueraded connection has from now on.
-CALLED int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
+ALONE int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
-	struct flow back = {
-		.address = packet->key.source,
-		.port = packet->key.source_port,
-		.kind = TO_CLIENT,
-		.last = bpf_ktime_get_ns(),
-		.service = flow->service,
-	};
+	struct flow back = { .kind = TO_CLIENT, .last = now() };
 	const struct config *config = settings();
 	struct address own;
 	struct flow_key key;
-	__be16 port = packet->key.source_port;
+	__be16 port;
 
-	if (!config || !masquerade_address(skb, packet, &own))
+	if (!packet || !flow || !config || !masquerade_address(skb, packet, &own))
 		return 0;
+	port = packet->key.source_port;
+	back.address = packet->key.source;
+	back.port = port;
+	back.service = flow->service;
 	if (is_nodes_own(config, bpf_ntohs(port)))
-		port = other_port(config);
+		port = other_port();
 	reversed(&packet->key, INGRESS, &key);
 	key.destination = own;
-	mark_client(&own);
 	for (int try = 0; try < MASQUERADE_TRIES; try++) {
 		key.destination_port = port;
-		if (!bpf_map_update_elem(&flows, &key, &back, BPF_NOEXIST)) {
+		if (add_flow(&key, &back, &own)) {
 			flow->address = own;
 			flow->port = port;
 			flow->state = OPENING;
-			count(FLOWS_MADE);
 			return 1;
 		}
-		port = other_port(config);
+		port = other_port();
 	}
 	return 0;
 }

@@ -25,8 +25,7 @@ INLINE __u32 hash_of(const struct flow_key *key)
 }
 
 // 0 where the Service has no table, or remembers its clients.
-CALLED int choose_by_table(const struct packet *packet, __u32 number, __u32 action,
-			   struct slot *out)
+ALONE int choose_by_table(const struct packet *packet, __u32 number, __u32 action, struct slot *out)
 {
 	struct service *service = bpf_map_lookup_elem(&services, &number);
 	struct maglev *table = bpf_map_lookup_elem(&maglevs, &number);
@@ -34,7 +33,8 @@ CALLED int choose_by_table(const struct packet *packet, __u32 number, __u32 acti
 	struct slot *slot;
 	__u32 place, index;
 
-	if (!service || !table || service->affinity_seconds || action & ACTION_LOCAL)
+	if (!packet || !out || !service || !table || service->affinity_seconds ||
+	    action & ACTION_LOCAL)
 		return 0;
 	*(__u64 *)&pool = *(volatile __u64 *)&service->pools[CLUSTER_POOL];
 	if (!pool.count)

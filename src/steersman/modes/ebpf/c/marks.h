@@ -14,24 +14,16 @@ INLINE struct marks *all_marks(void)
 	return bpf_map_lookup_elem(&marks, &zero);
 }
 
-INLINE __u32 mark_place(__be32 folded)
+INLINE __u32 mark_place(const struct address *address)
 {
-	return folded * MARK_FACTOR >> (32 - MARK_BITS);
-}
+	const __be32 *words = address->words;
 
-INLINE __u32 mark_place4(__be32 ip)
-{
-	return mark_place(ip ^ bpf_htonl(0xffff));
-}
-
-INLINE __u32 mark_place6(const __be32 *words)
-{
-	return mark_place(words[0] ^ words[1] ^ words[2] ^ words[3]);
+	return (words[0] ^ words[1] ^ words[2] ^ words[3]) * MARK_FACTOR >> (32 - MARK_BITS);
 }
 
 INLINE void mark_client(const struct address *client)
 {
-	__u32 place = mark_place6(client->words);
+	__u32 place = mark_place(client);
 	struct marks *all = all_marks();
 
 	if (all)
@@ -54,70 +46,76 @@ INLINE __u32 link_header(struct __sk_buff *skb, const struct marks *all)
 	return device_flags(skb) & DEVICE_NO_ETHERNET ? 0 : ETH_HLEN;
 }
 
-// What a plain packet of TCP or UDP says.
-struct glance {
-	__u32 source; // places of the two addresses
-	__u32 destination;
-	__u32 opens;
-	struct address to; // of a packet that opens a connection
-};
-
-// 0 where there is more to it.
-INLINE int glance_transport(struct glance *seen, __u8 protocol, __u8 *start, void *end)
+// Where the ports are, read what TCP and UDP say; 0 where there is more to it.
+INLINE int glance_transport(struct packet *packet, const __be16 *start, void *end)
 {
-	seen->opens = protocol == IPPROTO_UDP;
-	if (protocol != IPPROTO_TCP)
-		return seen->opens;
+	if ((void *)(start + 2) > end)
+		return 0;
+	packet->has_ports = 1;
+	packet->key.source_port = start[0];
+	packet->key.destination_port = start[1];
+	if (packet->key.protocol != IPPROTO_TCP)
+		return packet->key.protocol == IPPROTO_UDP;
 	if ((void *)start + 14 > end)
 		return 0;
-	seen->opens = (start[13] & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+	packet->flags = ((const __u8 *)start)[13];
 	return 1;
 }
 
 // What concerns 127.0.0.0/8 is never plain.
-INLINE int glance_ipv4(struct glance *seen, struct iphdr *ip, void *end)
+INLINE int glance_ipv4(struct packet *packet, const struct iphdr *ip, void *end)
 {
 	if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 ||
-	    ip->frag_off & bpf_htons(0x3fff) || in_loopback4(ip->saddr) ||
-	    in_loopback4(ip->daddr) || !glance_transport(seen, ip->protocol, (void *)(ip + 1), end))
+	    ip->frag_off & bpf_htons(0x3fff) || in_loopback4(ip->saddr) || in_loopback4(ip->daddr))
 		return 0;
-	seen->source = mark_place4(ip->saddr);
-	seen->destination = mark_place4(ip->daddr);
-	if (seen->opens)
-		set_ipv4(&seen->to, ip->daddr);
-	return 1;
+	packet->ipv4 = 1;
+	packet->checksum = ip->check;
+	packet->l4 = packet->l3 + sizeof(*ip);
+	packet->key.protocol = ip->protocol;
+	set_ipv4(&packet->key.source, ip->saddr);
+	set_ipv4(&packet->key.destination, ip->daddr);
+	return glance_transport(packet, (const void *)(ip + 1), end);
 }
 
-INLINE int glance_ipv6(struct glance *seen, struct ipv6hdr *ip, void *end)
+INLINE int glance_ipv6(struct packet *packet, const struct ipv6hdr *ip, void *end)
 {
-	if ((void *)(ip + 1) > end || ip->version != 6 ||
-	    !glance_transport(seen, ip->nexthdr, (void *)(ip + 1), end))
+	if ((void *)(ip + 1) > end || ip->version != 6)
 		return 0;
-	seen->source = mark_place6(ip->saddr.in6_u.u6_addr32);
-	seen->destination = mark_place6(ip->daddr.in6_u.u6_addr32);
-	if (seen->opens)
-		__builtin_memcpy(&seen->to, &ip->daddr, 16);
-	return 1;
+	packet->l4 = packet->l3 + sizeof(*ip);
+	packet->key.protocol = ip->nexthdr;
+	__builtin_memcpy(&packet->key.source, &ip->saddr, 16);
+	__builtin_memcpy(&packet->key.destination, &ip->daddr, 16);
+	return glance_transport(packet, (const void *)(ip + 1), end);
 }
 
-// Whether a packet is certainly of no flow, and opens none.
-INLINE int is_nobodys(struct __sk_buff *skb)
+// Fill a packet that is plain: TCP or UDP, whole, without options or extension headers.
+INLINE int glance(struct __sk_buff *skb, struct packet *packet)
 {
-	void *start = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
-	const struct marks *all = all_marks();
-	struct glance seen;
+	void *start = (void *)(long)skb->data + packet->l3, *end = (void *)(long)skb->data_end;
 
-	if (!all || !all->trusted)
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		packet->plain = glance_ipv4(packet, start, end);
+	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		packet->plain = glance_ipv6(packet, start, end);
+	return packet->plain;
+}
+
+// Only a SYN, or an INIT, opens a connection. Asked first: most packets are of connections that
+// sockets have made, or of others.
+INLINE int opens(const struct packet *packet)
+{
+	return packet->key.protocol == IPPROTO_UDP ||
+	       (packet->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+// Whether a plain packet is certainly of no flow, and opens none.
+INLINE int is_nobodys(const struct marks *all, const struct packet *packet)
+{
+	__u32 source = mark_place(&packet->key.source);
+	__u32 destination = mark_place(&packet->key.destination);
+
+	if (!all->trusted || all->places[source].either || all->places[destination].either)
 		return 0;
-	start += link_header(skb, all);
-	if (skb->protocol == bpf_htons(ETH_P_IP)) {
-		if (!glance_ipv4(&seen, start, end))
-			return 0;
-	} else if (skb->protocol != bpf_htons(ETH_P_IPV6) || !glance_ipv6(&seen, start, end)) {
-		return 0;
-	}
-	if (all->places[seen.source].either || all->places[seen.destination].either)
-		return 0;
-	return !seen.opens || (!all->places[seen.destination].served &&
-			       !in_prefixes(PREFIXES_SERVICE_CIDRS, &seen.to));
+	return !opens(packet) || (!all->places[destination].served &&
+				  !in_prefixes(PREFIXES_SERVICE_CIDRS, &packet->key.destination));
 }

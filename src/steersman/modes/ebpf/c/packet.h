@@ -12,6 +12,9 @@ struct packet {
 	__u8 flags; // of TCP; of SCTP those that mean the same
 	__u8 has_ports; // a later fragment has not
 	__u8 icmp_error;
+	__u8 plain; // whole, without options or extension headers (marks.h)
+	__u8 zero;
+	__u16 checksum; // of the IPv4 header of a plain one
 };
 
 struct ports {
@@ -191,18 +194,83 @@ CALLED int rewrite_sctp_port(struct __sk_buff *skb, struct packet *packet, int s
 	return !bpf_skb_store_bytes(skb, packet->l4 + side * 2, &new, 2, 0);
 }
 
-INLINE void rewrite_port(struct __sk_buff *skb, struct packet *packet, int side, __be16 old,
-			 __be16 new)
+INLINE __u16 fold(__s64 sum)
+{
+	__u32 value = (__u32)sum;
+
+	value = (value & 0xffff) + (value >> 16);
+	value = (value & 0xffff) + (value >> 16);
+	return ~value;
+}
+
+// What the checksum of one address has become that of another by (RFC 1624); of IPv4 only the last
+// word can differ.
+INLINE __u32 changed_by(const struct packet *packet, const struct address *old,
+			const struct address *new)
+{
+	__u64 sum;
+
+	if (!packet->ipv4)
+		return bpf_csum_diff((__be32 *)old, 16, (__be32 *)new, 16, 0);
+	sum = (__u64)~old->words[3] + new->words[3];
+	return (__u32)sum + (sum >> 32);
+}
+
+// Carry the change of an address (`change`) and a port over to the checksum of TCP or UDP.
+INLINE void mend_transport(struct __sk_buff *skb, const struct packet *packet, __u32 change,
+			   __be16 old, __be16 new)
 {
 	int udp = packet->key.protocol == IPPROTO_UDP;
+	__u32 offset = packet->l4 + (udp ? 6 : 16), flags = udp ? BPF_F_MARK_MANGLED_0 : 0;
 
-	if (packet->key.protocol == IPPROTO_SCTP) {
-		rewrite_sctp_port(skb, packet, side, old, new);
+	bpf_l4_csum_replace(skb, offset, 0, change, flags | BPF_F_PSEUDO_HDR);
+	if (old != new)
+		bpf_l4_csum_replace(skb, offset, old, new, flags | 2);
+}
+
+// All that changes in a plain packet of IPv4 lies in one piece.
+struct piece4 {
+	__u16 checksum;
+	__be32 source;
+	__be32 destination;
+	__be16 ports[2];
+} __attribute__((packed));
+
+INLINE void store_plain4(struct __sk_buff *skb, struct packet *packet, __u32 change)
+{
+	__u64 sum = (__u64)(__u16)~packet->checksum + change;
+	struct piece4 piece = {
+		.source = packet->key.source.words[3],
+		.destination = packet->key.destination.words[3],
+		.ports = { packet->key.source_port, packet->key.destination_port },
+	};
+
+	packet->checksum = piece.checksum = fold((__u32)sum + (sum >> 32));
+	bpf_skb_store_bytes(skb, packet->l3 + 10, &piece, sizeof(piece), 0);
+}
+
+// And of IPv6, where a key has the same order.
+INLINE void store_plain6(struct __sk_buff *skb, const struct packet *packet)
+{
+	bpf_skb_store_bytes(skb, packet->l3 + 8, &packet->key, 36, 0);
+}
+
+INLINE void rewrite_other(struct __sk_buff *skb, struct packet *packet, int side,
+			  const struct address *to, __be16 old, __be16 new, __u32 change)
+{
+	__u8 protocol = packet->key.protocol;
+
+	if (packet->ipv4)
+		bpf_l3_csum_replace(skb, packet->l3 + 10, 0, change, 0);
+	if (packet->has_ports && protocol != IPPROTO_SCTP)
+		mend_transport(skb, packet, change, old, new);
+	store_address(skb, address_offset(packet, side), packet->ipv4, to);
+	if (!packet->has_ports || old == new)
 		return;
-	}
-	bpf_l4_csum_replace(skb, packet->l4 + (udp ? 6 : 16), old, new,
-			    2 | (udp ? BPF_F_MARK_MANGLED_0 : 0));
-	bpf_skb_store_bytes(skb, packet->l4 + side * 2, &new, 2, 0);
+	if (protocol == IPPROTO_SCTP)
+		rewrite_sctp_port(skb, packet, side, old, new);
+	else
+		bpf_skb_store_bytes(skb, packet->l4 + side * 2, &new, 2, 0);
 }
 
 // Rewrite one side of a packet, and its key with it.
@@ -210,27 +278,25 @@ ALONE int rewrite(struct __sk_buff *skb, struct packet *packet, int side, const 
 		  __be16 port)
 {
 	struct address *own;
-	__be16 *own_port;
-	__u8 protocol;
-	__s64 change;
+	__be16 *own_port, old;
+	__u32 change;
 
 	if (!packet || !to)
 		return 0;
 	own = side ? &packet->key.destination : &packet->key.source;
 	own_port = side ? &packet->key.destination_port : &packet->key.source_port;
-	protocol = packet->key.protocol;
-	change = bpf_csum_diff((__be32 *)own, 16, (__be32 *)to, 16, 0);
-	if (packet->ipv4)
-		bpf_l3_csum_replace(skb, packet->l3 + 10, 0, change, 0);
-	if (packet->has_ports && protocol == IPPROTO_TCP)
-		bpf_l4_csum_replace(skb, packet->l4 + 16, 0, change, BPF_F_PSEUDO_HDR);
-	if (packet->has_ports && protocol == IPPROTO_UDP)
-		bpf_l4_csum_replace(skb, packet->l4 + 6, 0, change,
-				    BPF_F_PSEUDO_HDR | BPF_F_MARK_MANGLED_0);
-	store_address(skb, address_offset(packet, side), packet->ipv4, to);
-	if (packet->has_ports && *own_port != port)
-		rewrite_port(skb, packet, side, *own_port, port);
+	old = *own_port;
+	change = changed_by(packet, own, to);
 	*own = *to;
 	*own_port = port;
+	if (!packet->plain) {
+		rewrite_other(skb, packet, side, to, old, port, change);
+		return 0;
+	}
+	mend_transport(skb, packet, change, old, port);
+	if (packet->ipv4)
+		store_plain4(skb, packet, change);
+	else
+		store_plain6(skb, packet);
 	return 0;
 }

@@ -3,6 +3,7 @@
 // that follow each other, so that an array serves nearly all of them, faster than any map does
 // (making and freeing the kernel's own storage of sockets takes as long as all else at connect()).
 // Who finds his place taken by a socket that lives longer goes to `crowded`.
+// The kernel's own sockets (NFS) are never released, as hooks see it: theirs stay taken.
 #pragma once
 
 INLINE struct seat *seat_of(__u64 cookie)

@@ -26,15 +26,6 @@ struct reply6 {
 	__u8 start[QUOTED];
 } __attribute__((packed, aligned(4)));
 
-INLINE __u16 fold(__s64 sum)
-{
-	__u32 value = (__u32)sum;
-
-	value = (value & 0xffff) + (value >> 16);
-	value = (value & 0xffff) + (value >> 16);
-	return ~value;
-}
-
 CALLED int build_reply4(struct __sk_buff *skb, struct packet *packet)
 {
 	struct reply4 reply = {};
@@ -87,11 +78,13 @@ CALLED int build_reply6(struct __sk_buff *skb, struct packet *packet)
 	return !bpf_skb_store_bytes(skb, packet->l3, &reply, sizeof(reply), 0);
 }
 
-CALLED int refuse_packet(struct __sk_buff *skb, struct packet *packet)
+ALONE int refuse_packet(struct __sk_buff *skb, struct packet *packet)
 {
 	struct ethhdr ethernet;
 	__u8 swap[ETH_ALEN];
 
+	if (!packet)
+		return TC_ACT_SHOT;
 	count(PACKET_REJECTED);
 	if (!(packet->ipv4 ? build_reply4(skb, packet) : build_reply6(skb, packet)))
 		return TC_ACT_SHOT;

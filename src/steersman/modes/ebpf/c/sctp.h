@@ -38,7 +38,7 @@ static const __u32 crc_powers[16] = {
 	0x35d73a62, 0x28461564, 0xbf455269, 0xe2ea32dc,
 };
 
-INLINE __u32 crc_multiply(__u32 a, __u32 b)
+ALONE __u32 crc_multiply(__u32 a, __u32 b)
 {
 	__u32 product = 0;
 
@@ -50,9 +50,8 @@ INLINE __u32 crc_multiply(__u32 a, __u32 b)
 	return product;
 }
 
-// What to exclusive-or to the CRC of `length` bytes whose first four changed by `change`. Not
-// static: the verifier looks at it once (Linux 5.6), not once for each way that leads here.
-__attribute__((noinline)) __u32 crc_change(__u32 change, __u32 length)
+// What to exclusive-or to the CRC of `length` bytes whose first four changed by `change`.
+ALONE __u32 crc_change(__u32 change, __u32 length)
 {
 	__u32 value = change;
 

@@ -81,7 +81,7 @@ INLINE int view_packet(struct xdp_md *ctx, struct view *view, struct flow_key *k
 
 INLINE void touch(struct flow *flow)
 {
-	flow->last = bpf_ktime_get_ns();
+	flow->last = now();
 	if (flow->state == OPENING)
 		flow->state = ESTABLISHED;
 }
