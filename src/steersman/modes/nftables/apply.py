@@ -92,7 +92,7 @@ class Tables:
                 script = f"delete table {HEADER[family]} {TABLE}\n{script}"
                 loaded |= loadable(family, new)
                 script += guarded_meanwhile(family, loaded)
-        follows = Derived().loaded(loaded)
+        follows = Derived().loaded({key: new[key] for key in loaded})
         await self._nft(script + ruleset_text({**loaded, **follows}))
         self.sender.made_transaction()
         for family in families:

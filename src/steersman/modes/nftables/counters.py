@@ -17,7 +17,16 @@ from steersman.model.names import Family
 from steersman.modes.diff import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.elements import encode
-from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, first_slot, named, prefix
+from steersman.modes.nftables.layout import (
+    SETS,
+    TABLE,
+    Form,
+    Kind,
+    bare,
+    first_slot,
+    named,
+    prefix,
+)
 from steersman.modes.nftables.read import is_members, set_elements, set_names
 
 _FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
@@ -136,8 +145,8 @@ def _fixed(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
 
 
 def _name(key: bytes, value: bytes) -> bytes:
-    """What an element counts for: slots of a pool change hands."""
-    return key if key[0] in _FRONTENDS else key[:-4] + first_slot(key) + value
+    """What an element counts for: slots of a pool change hands, and endpoints can move here."""
+    return key if key[0] in _FRONTENDS else key[:-4] + first_slot(key) + bare(value)
 
 
 def _members(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:

@@ -59,7 +59,7 @@ class Form(enum.Enum):
 
     SET = enum.auto()
     VERDICTS = enum.auto()  # value: chain to go to (or DROP, REJECT), NUL, comment
-    ENDPOINTS = enum.auto()  # value: address and port
+    ENDPOINTS = enum.auto()  # value: address and port, and whether it is here (pack_endpoint)
     INTERVALS = enum.auto()  # value: the end of the interval that the key begins
 
 
@@ -159,6 +159,31 @@ def pack_address(address: str) -> bytes:
 def pack_port(port: int) -> bytes:
     """Port as a field of a key."""
     return _PORT.pack(port)
+
+
+@lru_cache(maxsize=1024)
+def _pack_port_here(port: int) -> bytes:
+    return _PORT.pack(port)[:-1] + b"\1"
+
+
+def pack_endpoint(ip: str, port: int, local: bool) -> bytes:
+    """An endpoint as the value of a slot.
+
+    Its last byte says whether it runs on this node. That is padding behind the port, which the
+    kernel keeps and gives back, but never looks at (nft_nat.c loads 16 bits): so what is there of
+    an endpoint's locality is read back with it.
+    """
+    return pack_address(ip) + (_pack_port_here(port) if local else pack_port(port))
+
+
+def is_local(endpoint: bytes) -> bool:
+    """Whether the endpoint of a slot runs on this node."""
+    return endpoint[-1] != 0
+
+
+def bare(endpoint: bytes) -> bytes:
+    """Address and port of a slot's endpoint, wherever it runs: as packets have them."""
+    return endpoint[:-1] + b"\0"
 
 
 @cache

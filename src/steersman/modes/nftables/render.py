@@ -32,8 +32,10 @@ from steersman.modes.nftables.layout import (
     REJECT,
     SIZES,
     Kind,
+    bare,
     lb_chain,
     pack_address,
+    pack_endpoint,
     pack_port,
     prefix,
     size_for,
@@ -139,7 +141,7 @@ class _ServiceRender:
             self._out.update(
                 self._affinity.render(
                     self._plan.affinity_seconds,
-                    {pool is Pool.LOCAL: ends for pool, ends in self._pools.items()},
+                    {pool is _LOCAL: map(bare, ends) for pool, ends in self._pools.items()},
                 )
             )
         return self._out
@@ -176,7 +178,7 @@ class _ServiceRender:
             out[start + slot] = data
 
     def _assign(self, first: bytes, endpoints: Sequence[Endpoint]) -> tuple[bytes, ...]:
-        wanted = [pack_address(end.ip) + pack_port(end.port) for end in endpoints[: SIZES[-1]]]
+        wanted = [pack_endpoint(e.ip, e.port, e.local) for e in endpoints[: SIZES[-1]]]
         ends = self._slots[first] = assign(self._slots.get(first, ()), wanted)
         return ends
 
