@@ -28,7 +28,7 @@ def counts(*plans: ServicePlan, each: int) -> dict[bytes, int]:
                 found[key] = each
             elif key[0] in _ENDPOINTS:
                 assert isinstance(value, bytes)
-                found[key[:-4] + first_slot(key) + bare(value)] = each
+                found[key[:-4] + first_slot(key[-4:]) + bare(value)] = each
             elif key[0] == Kind.MEMBER:
                 found[key] = each
     return found

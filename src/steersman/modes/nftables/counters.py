@@ -66,10 +66,14 @@ class Counters:
 
     def _counted(self, change: Diff) -> tuple[list[tuple[bytes, int]], set[bytes]]:
         """What elements that go have counted for what stays; for what nobody counts any more."""
-        new = [*change.added.items(), *((key, pair[1]) for key, pair in change.changed.items())]
-        old = [*change.removed.items(), *((key, pair[0]) for key, pair in change.changed.items())]
-        stay = {_name(key, value) for key, value in new if key[0] in _COUNTED}
-        names = {key: _name(key, value) for key, value in old if key[0] in _COUNTED}
+        names = {
+            key: _name(key, value) for key, value in change.removed.items() if key[0] in _COUNTED
+        }
+        stay = {_name(key, value) for key, value in change.added.items() if key[0] in _COUNTED}
+        for key, (old, new) in change.changed.items():
+            if key[0] in _COUNTED:
+                names[key] = _name(key, old)
+                stay.add(_name(key, new))
         moved = {key: name for key, name in names.items() if name in stay}
         counted = [(moved[key], packets) for key, packets in self._read(moved) if packets]
         return counted, set(names.values()) - stay
@@ -146,7 +150,7 @@ def _fixed(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
 
 def _name(key: bytes, value: bytes) -> bytes:
     """What an element counts for: slots of a pool change hands, and endpoints can move here."""
-    return key if key[0] in _FRONTENDS else key[:-4] + first_slot(key) + bare(value)
+    return key[:-4] + first_slot(key[-4:]) + bare(value) if key[0] in _ENDPOINTS else key
 
 
 def _members(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:

@@ -42,6 +42,8 @@ def derived(key: bytes, value: bytes) -> bytes:
 def count(objects: Iterable[tuple[bytes, bytes]], by: int, counts: Counts) -> None:
     """Add to the counts."""
     for key, value in objects:
+        if key[0] in _ENDPOINTS and not is_local(value):
+            continue  # nearly all of them
         if key[0] in _SOURCES and (follows := derived(key, value)):
             counts[follows] = counts.get(follows, 0) + by
 

@@ -187,15 +187,20 @@ def bare(endpoint: bytes) -> bytes:
 
 
 @cache
-def slot_keys(local: bool, size: int) -> tuple[bytes, ...]:
-    """The first slots of a pool, as fields of keys, in the machine's byte order as from numgen.
+def _slot_keys(local: bool, size: int) -> tuple[bytes, ...]:
+    first = LOCAL_SLOTS if local else 0
+    return tuple(map(_SLOT.pack, range(first, first + size)))
+
+
+@lru_cache(maxsize=1024)
+def slot_keys(local: bool, count: int) -> tuple[bytes, ...]:
+    """The slots that so many endpoints are drawn from, in the machine's byte order as from numgen.
 
     Args:
         local: whether of Pool.LOCAL.
-        size: how many; one of SIZES.
+        count: how many endpoints.
     """
-    first = LOCAL_SLOTS if local else 0
-    return tuple(map(_SLOT.pack, range(first, first + size)))
+    return _slot_keys(local, size_for(count))
 
 
 def unpack_slot(key: bytes) -> int:
@@ -204,9 +209,10 @@ def unpack_slot(key: bytes) -> int:
     return slot
 
 
-def first_slot(key: bytes) -> bytes:
-    """The first slot of the pool that a key of an endpoint map is in, as a field of a key."""
-    return FIRST_SLOTS[unpack_slot(key) >= LOCAL_SLOTS]
+@lru_cache(maxsize=1024)
+def first_slot(slot: bytes) -> bytes:
+    """The first slot of the pool that a slot is of; both as fields of keys."""
+    return FIRST_SLOTS[unpack_slot(slot) >= LOCAL_SLOTS]
 
 
 def size_for(count: int) -> int:
