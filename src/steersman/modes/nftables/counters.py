@@ -66,6 +66,8 @@ class Counters:
 
     def _counted(self, change: Diff) -> tuple[list[tuple[bytes, int]], set[bytes]]:
         """What elements that go have counted for what stays; for what nobody counts any more."""
+        if not self._before and not _may_stay(change):  # most often: no need for names
+            return [], set()
         names = {
             key: _name(key, value) for key, value in change.removed.items() if key[0] in _COUNTED
         }
@@ -134,6 +136,16 @@ class Counters:
         for reply in replies:
             for content in wire.element_lists(reply.payload):
                 yield start + content[8:end], _packets(content, end)
+
+
+def _may_stay(change: Diff) -> bool:
+    """Whether a frontend is replaced, or an endpoint goes from one place to another."""
+    if any(key[0] in _FRONTENDS for key in change.changed):
+        return True
+    gone = {old[:-1] for old, _ in change.changed.values()}  # without the word where they run
+    gone |= {old[:-1] for old in change.removed.values()}
+    come = {new[:-1] for _, new in change.changed.values()}
+    return not gone.isdisjoint(come | {new[:-1] for new in change.added.values()})
 
 
 def _fixed(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:

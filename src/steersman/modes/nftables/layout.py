@@ -11,12 +11,13 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from steersman.model.names import Family, Protocol
+from steersman.model.plan import Endpoint
 
 TABLE = "kube-proxy"
 """Upstream's name, where operators look (SPEC 9)."""
@@ -59,7 +60,7 @@ class Form(enum.Enum):
 
     SET = enum.auto()
     VERDICTS = enum.auto()  # value: chain to go to (or DROP, REJECT), NUL, comment
-    ENDPOINTS = enum.auto()  # value: address and port, and whether it is here (pack_endpoint)
+    ENDPOINTS = enum.auto()  # value: address and port, and whether it is here (pack_endpoints)
     INTERVALS = enum.auto()  # value: the end of the interval that the key begins
 
 
@@ -126,6 +127,7 @@ SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 LOCAL_SLOTS = 65536
 """First slot of the endpoints of Pool.LOCAL."""
 
+_ADDRESS_FAMILIES = {Family.IPV4: int(AF_INET), Family.IPV6: int(AF_INET6)}
 _PORT = struct.Struct(">H2x")
 _SLOT = struct.Struct("=I")
 
@@ -166,14 +168,21 @@ def _pack_port_here(port: int) -> bytes:
     return _PORT.pack(port)[:-1] + b"\1"
 
 
-def pack_endpoint(ip: str, port: int, local: bool) -> bytes:
-    """An endpoint as the value of a slot.
+def pack_endpoints(family: Family, endpoints: Iterable[Endpoint]) -> tuple[bytes, ...]:
+    """Endpoints as the values of slots.
 
-    Its last byte says whether it runs on this node. That is padding behind the port, which the
+    The last byte says whether it runs on this node. That is padding behind the port, which the
     kernel keeps and gives back, but never looks at (nft_nat.c loads 16 bits): so what is there of
     an endpoint's locality is read back with it.
     """
-    return pack_address(ip) + (_pack_port_here(port) if local else pack_port(port))
+    number = _ADDRESS_FAMILIES[family]
+    return tuple(
+        [
+            inet_pton(number, end.ip)
+            + (_pack_port_here(end.port) if end.local else pack_port(end.port))
+            for end in endpoints
+        ]
+    )
 
 
 def is_local(endpoint: bytes) -> bool:

@@ -36,7 +36,7 @@ from steersman.modes.nftables.layout import (
     bare,
     lb_chain,
     pack_address,
-    pack_endpoint,
+    pack_endpoints,
     pack_port,
     prefix,
     size_for,
@@ -121,6 +121,18 @@ def render_service(plan: ServicePlan, settings: NodeSettings, slots: Slots) -> d
 class _ServiceRender:
     """One ServicePort on its way into a Ruleset."""
 
+    __slots__ = (
+        "_affinity",
+        "_comment",
+        "_out",
+        "_plan",
+        "_pods",
+        "_pools",
+        "_protocol",
+        "_slots",
+        "_spaces",
+    )
+
     def __init__(self, plan: ServicePlan, own: FamilySettings, slots: Slots) -> None:
         name, family = plan.key
         self._plan = plan
@@ -172,12 +184,13 @@ class _ServiceRender:
         if ends is None:
             first = start + FIRST_SLOTS[local]
             ends = self._pools[pool] = self._assign(first, self._plan.pool(pool))
-        slots = slot_keys(local, len(ends))
-        self._out.update(zip(map(start.__add__, slots), ends, strict=False))
+        out = self._out
+        for slot, data in zip(slot_keys(local, len(ends)), ends, strict=False):
+            out[start + slot] = data
 
     def _assign(self, first: bytes, endpoints: Sequence[Endpoint]) -> tuple[bytes, ...]:
-        wanted = [pack_endpoint(e.ip, e.port, e.local) for e in endpoints[: SIZES[-1]]]
-        ends = self._slots[first] = assign(self._slots.get(first, ()), tuple(wanted))
+        wanted = pack_endpoints(self._plan.key.family, endpoints[: SIZES[-1]])
+        ends = self._slots[first] = assign(self._slots.get(first, ()), wanted)
         return ends
 
     def _dispatch(self, space: _Space, key: bytes, comment: bytes, way: _Way) -> None:
@@ -192,18 +205,18 @@ class _ServiceRender:
     def _chain(self, space: _Space, draw: _Draw) -> bytes:
         """Name of the chain that marks and draws."""
         local = draw.pool is _LOCAL
-        size = size_for(len(self._pools[draw.pool]))
+        count = len(self._pools[draw.pool])
         if not self._affinity:
-            return _lb_chain(space.name, draw.marking, local, size)
-        fixed = lb_chain(space.name, "", local, size)
+            return _lb_chain(space.name, draw.marking, local, count)
+        fixed = lb_chain(space.name, "", local, size_for(count))
         name, value = self._affinity.lookup(space.name, draw.marking, local, fixed)
         self._out[prefix(Kind.CHAIN, self._plan.key.family) + name] = value
         return name
 
 
 @lru_cache(maxsize=1024)
-def _lb_chain(space: str, marking: str, local: bool, size: int) -> bytes:
-    return lb_chain(space, marking, local, size).encode()
+def _lb_chain(space: str, marking: str, local: bool, count: int) -> bytes:
+    return lb_chain(space, marking, local, size_for(count)).encode()
 
 
 class _Draw(NamedTuple):
