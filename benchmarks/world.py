@@ -59,7 +59,7 @@ def endpoint_slice(number: int, addresses: Iterable[str]) -> bytes:
                 {
                     "addresses": [address],
                     "conditions": conditions,
-                    "nodeName": f"node-{index}",
+                    "nodeName": NODE if _is_here(address) else f"node-{index}",
                     "targetRef": {"kind": "Pod", "namespace": "bench", "name": f"pod-{address}"},
                 }
                 for index, address in enumerate(addresses)
@@ -67,6 +67,11 @@ def endpoint_slice(number: int, addresses: Iterable[str]) -> bytes:
             "ports": [{"name": "http", "port": 8080, "protocol": "TCP"}],
         }
     ).encode()
+
+
+def _is_here(address: str) -> bool:
+    """One in 250 runs on this node: 120 at 10,000 Services, as many as a node has pods."""
+    return address.endswith(".7")
 
 
 def _meta(name: str) -> dict[str, object]:

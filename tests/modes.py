@@ -5,7 +5,7 @@ A later mode joins with one entry in MODES; every case and conformance flow then
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -39,6 +39,8 @@ class ModeUnderTest:
     """What is rendered for a plan's Services, as text."""
     like: str = ""
     """For a mode of which the conformance data knows nothing: whose expectations hold for it."""
+    hairpins_elsewhere: bool = True
+    """Whether an endpoint on another node, whose packets are translated here, reaches itself."""
 
     def offline(self) -> Mode:
         """The mode, for its pure half only."""
@@ -48,6 +50,20 @@ class ModeUnderTest:
     def traits(self) -> Traits:
         """Where it differs from others."""
         return self.offline().traits
+
+
+def reach(mode: ModeUnderTest, plan: NodePlan, flows: Iterable[FlowCase]) -> list[FlowCase]:
+    """Flows that a mode leads to where trace says."""
+    elsewhere = {
+        str(end) for each in plan.services.values() for end in each.reachable if not end.local
+    }
+    return [
+        flow
+        for flow in flows
+        if mode.hairpins_elsewhere
+        or flow.masquerade
+        or not any(flow.calls_itself(end) for end in flow.endpoints & elsewhere)
+    ]
 
 
 def render(plan: NodePlan, mode: Mode) -> Ruleset:
@@ -122,7 +138,12 @@ def _nftables_golden(plan: NodePlan) -> str:
 
 
 NFTABLES = ModeUnderTest(
-    "nftables", ("nft",), lambda exec_, _: mode_behind(exec_), None, _nftables_golden
+    "nftables",
+    ("nft",),
+    lambda exec_, _: mode_behind(exec_),
+    None,
+    _nftables_golden,
+    hairpins_elsewhere=False,  # SPEC 9
 )
 
 

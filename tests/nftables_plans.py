@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from steersman.compile.actions import (
     DROP,
@@ -85,6 +86,12 @@ def plan(
     ends = pods(numbers, of.family)
     local = tuple(end for end in ends if end.local)
     return ServicePlan(of, tuple(frontends) or (cluster_ip(),), ends, local, ends, affinity)
+
+
+def moved(plan: ServicePlan) -> ServicePlan:
+    """The same endpoints, each where it was not."""
+    ends = tuple(replace(end, local=not end.local) for end in plan.cluster)
+    return replace(plan, cluster=ends, local=tuple(end for end in ends if end.local))
 
 
 def _address(kind: FrontendKind, family: Family, number: int) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from steersman.model.plan import NodePlan
 from tests import case_files
 from tests.flows import Answer, FlowCase, by_packets, by_trace, compare
-from tests.modes import MODES, Ask, ModeUnderTest
+from tests.modes import MODES, Ask, ModeUnderTest, reach
 from tests.worlds import LabPool, program
 
 NAMES = case_files.names()
@@ -91,9 +91,11 @@ def pool() -> Iterator[LabPool]:
 @pytest.mark.parametrize(("name", "mode", "variant"), BY_VARIANT)
 def test_packets(name: str, mode: ModeUnderTest, variant: str, pool: LabPool) -> None:
     world = case_files.world(name, mode.traits)
-    lab = pool.lab(world, mode.name + variant)
-    program(lab, world.plan(mode.traits), mode, variant)
-    assert not failures(world.flows, lambda flow: by_packets(lab, flow))
+    lab, plan = pool.lab(world, mode.name + variant), world.plan(mode.traits)
+    program(lab, plan, mode, variant)
+    flows = tuple(reach(mode, plan, world.flows))
+    assert flows
+    assert not failures(flows, lambda flow: by_packets(lab, flow))
 
 
 @pytest.mark.kernel

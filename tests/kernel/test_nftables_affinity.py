@@ -169,6 +169,8 @@ def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
     with pytest.raises(ApplyError):
         asyncio.run(cluster.mode.apply(refused))
     assert counts(make.plan([0, 1])) == (before, ends)
+    cluster.program(make.moved(make.plan([0, 1])))
+    assert counts(make.plan([0, 1])) == (before, ends)
     cluster.program(make.plan(range(40)))  # another chain, so another element
     cluster.program(make.plan([1]))  # another slot
     after, left = counts(make.plan([1]))

@@ -18,7 +18,7 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
 from steersman.modes.base import ApplyError
 from steersman.modes.diff import Diff, Ruleset, diff, merge
-from steersman.modes.nftables.layout import Kind, prefix
+from steersman.modes.nftables.layout import Kind, bare, is_local, prefix
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
 from steersman.source.store import Store
@@ -158,6 +158,56 @@ def test_changes_lead_where_a_fresh_start_leads(
         restarted = render(again, worlds[-1].values())
         change = diff(await again.read(), restarted)
         assert not change, change
+
+    in_namespace(body)
+
+
+def itself(number: int) -> list[Any]:
+    """Addresses of an element of `hairpin-connections`, as nft lists it."""
+    address = f"10.244.0.{number}"
+    return [address, address, "tcp", 8080]
+
+
+def hairpins() -> list[Any]:
+    return [each["concat"] for each in elements("hairpin-connections")]
+
+
+def test_only_endpoints_on_this_node_can_call_themselves() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        plan = make.plan([0, 1])
+        want = await program(mode, [plan])
+        assert hairpins() == [itself(0)]
+        assert ": 10.244.0.0 . 8080," in listing()  # nft looks no farther than the port, either
+        other = render(mode, [make.moved(plan)])
+        await mode.apply(diff(want, other))
+        assert hairpins() == [itself(1)]
+        assert await mode.read() == other
+
+    in_namespace(body)
+
+
+def test_a_table_of_the_version_before_is_corrected() -> None:
+    """It had hairpins of all endpoints, and did not say which are local."""
+
+    async def body() -> None:
+        mode = new_mode()
+        want = await program(mode, [make.plan(range(6))])
+        slots = {k: v for k, v in want.items() if k[0] == Kind.SERVICE_ENDPOINTS and is_local(v)}
+        await mode.apply(Diff(changed={key: (value, bare(value)) for key, value in slots.items()}))
+        for number in range(6):
+            end = f"10.244.0.{number}"
+            nft(f"add element ip kube-proxy hairpin-connections {{ {end} . {end} . tcp . 8080 }}")
+        again = new_mode()
+        assert (await again.probe()).usable
+        assert render(again, [make.plan(range(6))]) == want
+        change = diff(await again.read(), want)
+        assert change.changed.keys() == slots.keys()
+        assert len(change.removed) == 6
+        assert not change.added
+        await again.apply(change)
+        assert await again.read() == want
+        assert sorted(hairpins()) == [itself(0), itself(2), itself(4)]
 
     in_namespace(body)
 
@@ -330,6 +380,7 @@ def test_a_table_of_upstreams_is_replaced_at_once() -> None:
         want = await program(mode, plans)
         assert await mode.read() == want
         assert sorted(elements("cluster-ips")) == ["10.96.0.10", "10.96.0.7"]
+        assert sorted(hairpins()) == [itself(0), itself(2)]
         assert "service-x" not in listing()
         assert "chain mine" in listing()
 

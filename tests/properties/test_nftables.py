@@ -16,11 +16,12 @@ from steersman.modes.nftables.slots import assign
 from steersman.modes.nftables.text import ruleset_text
 from tests import nftables_plans as make
 
-ENDS = st.lists(st.integers(0, 40).map(lambda n: bytes((n,))), unique=True)
+Ends = tuple[bytes, ...]
+ENDS = st.lists(st.integers(0, 40).map(lambda n: bytes((n,))), unique=True).map(tuple)
 
 
 @given(ENDS, ENDS)
-def test_slots_are_dense_complete_and_stable(previous: list[bytes], wanted: list[bytes]) -> None:
+def test_slots_are_dense_complete_and_stable(previous: Ends, wanted: Ends) -> None:
     got = assign(previous, wanted)
     assert sorted(got) == sorted(wanted)
     kept = sum(before == after for before, after in zip(previous, got, strict=False))
@@ -31,17 +32,17 @@ def test_slots_are_dense_complete_and_stable(previous: list[bytes], wanted: list
 
 
 @given(ENDS, st.data())
-def test_one_endpoint_less_moves_one(previous: list[bytes], data: st.DataObject) -> None:
+def test_one_endpoint_less_moves_one(previous: Ends, data: st.DataObject) -> None:
     if previous:
         gone = data.draw(st.sampled_from(previous))
-        got = assign(previous, [end for end in previous if end != gone])
+        got = assign(previous, tuple(end for end in previous if end != gone))
         moved = [n for n, (a, b) in enumerate(zip(previous, got, strict=False)) if a != b]
         assert len(moved) <= 1
 
 
-@given(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=6))
-def test_slots_that_the_kernel_holds_twice_are_mended(previous: list[bytes]) -> None:
-    assert sorted(assign(previous, [b"a", b"b"])) == [b"a", b"b"]
+@given(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=6).map(tuple))
+def test_slots_that_the_kernel_holds_twice_are_mended(previous: Ends) -> None:
+    assert sorted(assign(previous, (b"a", b"b"))) == [b"a", b"b"]
 
 
 def everything(world: dict[PlanKey, ServicePlan], slots: Slots) -> dict[Any, Any]:

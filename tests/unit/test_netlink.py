@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import struct
+from collections.abc import Sequence
 
 import pytest
 
@@ -40,8 +41,9 @@ class Socket:
         self.closed = False
         self._datagrams = list(datagrams)
 
-    def send(self, data: bytes) -> None:
-        self.sent.append(data)
+    def sendmsg(self, buffers: Sequence[bytes]) -> None:
+        assert len(buffers) <= 1024  # IOV_MAX
+        self.sent.append(b"".join(buffers))
 
     def recv(self, _size: int) -> bytes:
         datagram = self._datagrams.pop(0)
@@ -127,6 +129,16 @@ def test_a_batch_tells_the_refused_by_their_place(script: list[Socket]) -> None:
     assert list(refused) == [2]
     assert refused[2].errno == errno.EEXIST
     assert "message 3 of 4" in str(refused[2])
+
+
+@pytest.mark.parametrize("count", [1024, 1025, 3000])
+def test_a_batch_is_one_datagram_however_many_messages_it_has(
+    script: list[Socket], count: int
+) -> None:
+    requests = [Request(OBJECT, b"")] * (count - 1) + [Request(OBJECT, b"", NLM_F_ACK)]
+    assert not kernel(script, error(count, 0)).batch(requests)
+    (sent,) = script[0].sent
+    assert len(list(messages(sent))) == count
 
 
 def test_a_refused_first_message_ends_a_batch(script: list[Socket]) -> None:

@@ -9,10 +9,12 @@ from typing import Any, cast
 import pytest
 
 from steersman.host.netlink import Netlink
+from steersman.model.plan import ServicePlan
 from steersman.modes.base import BusyError
-from steersman.modes.diff import Diff
+from steersman.modes.diff import Diff, diff
 from steersman.modes.nftables.counters import Counters
 from steersman.modes.nftables.relay import Relay
+from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.scrape import Scrape
 from tests import nftables_plans as make
 
@@ -75,3 +77,29 @@ def test_counts_that_move_are_not_read() -> None:
     assert counters.totals(netlink) == {}
     with counters.kept(Diff(added={b"\x01\x04": b""})):
         assert counters.totals(netlink) == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "maps"),
+    [
+        (make.plan([0, 1]), make.plan([0, 3]), 0),
+        (make.plan([0, 1]), make.plan([0, 1, 3]), 0),
+        (make.plan([0, 1, 3]), make.plan([1, 3]), 1),  # another slot
+        (make.plan([0, 1]), make.moved(make.plan([0, 1])), 1),
+        (make.plan([0, 1]), make.plan(range(9)), 1),  # another chain
+    ],
+)
+def test_only_what_stays_is_read_before_it_is_replaced(
+    before: ServicePlan, after: ServicePlan, maps: int
+) -> None:
+    asked = []
+
+    class Silent:
+        def request(self, request: object) -> tuple[()]:
+            asked.append(request)
+            return ()
+
+    slots: Slots = {}
+    old, new = (render_service(plan, make.SETTINGS, slots) for plan in (before, after))
+    with Counters(cast(Any, Silent())).kept(diff(old, new)):
+        assert len(asked) == maps

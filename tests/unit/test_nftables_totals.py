@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steersman.model.names import Family, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, ServicePlan
-from steersman.modes.nftables.layout import Kind, first_slot
+from steersman.modes.nftables.layout import Kind, bare, first_slot
 from steersman.modes.nftables.render import render_service
 from steersman.modes.nftables.totals import Totals
 from tests import nftables_plans as make
@@ -28,7 +28,7 @@ def counts(*plans: ServicePlan, each: int) -> dict[bytes, int]:
                 found[key] = each
             elif key[0] in _ENDPOINTS:
                 assert isinstance(value, bytes)
-                found[key[:-4] + first_slot(key) + value] = each
+                found[key[:-4] + first_slot(key[-4:]) + bare(value)] = each
             elif key[0] == Kind.MEMBER:
                 found[key] = each
     return found

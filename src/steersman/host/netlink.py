@@ -42,6 +42,7 @@ _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 
 _LAST_SEQUENCE = 1 << 31
+_BUFFERS = 1024  # IOV_MAX: the most that one system call takes
 _RECEIVE = 1 << 17  # a kernel's datagram is at most 32 kB (64 kB with a large page)
 
 
@@ -207,11 +208,13 @@ class Netlink:
             self._sequence = 0
         first = self._sequence + 1
         self._sequence += len(requests)
-        data = b"".join(
+        data = [
             message(r.kind, r.flags | NLM_F_REQUEST, first + i, r.payload)
             for i, r in enumerate(requests)
-        )
-        self._socket.send(data)
+        ]
+        if len(data) > _BUFFERS:
+            data = [b"".join(data)]
+        self._socket.sendmsg(data)
         return first
 
     def _receive(self) -> Iterator[Message]:

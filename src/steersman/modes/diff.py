@@ -17,6 +17,9 @@ Ruleset: TypeAlias = Mapping[Any, Any]
 """Kernel objects by key: what a mode renders, reads back and compares."""
 
 
+_NOTHING = object()
+
+
 class Diff(msgspec.Struct, frozen=True):
     """What to do to get from one Ruleset to another."""
 
@@ -42,13 +45,16 @@ class Diff(msgspec.Struct, frozen=True):
 def diff(have: Ruleset, want: Ruleset) -> Diff:
     """Return what leads from `have` to `want`."""
     added: dict[Any, Any] = {}
+    removed: dict[Any, Any] = {}
     changed: dict[Any, tuple[Any, Any]] = {}
     for key, value in want.items():
-        if key not in have:
+        before = have.get(key, _NOTHING)
+        if before is _NOTHING:
             added[key] = value
-        elif have[key] != value:
-            changed[key] = (have[key], value)
-    removed = {key: value for key, value in have.items() if key not in want}
+        elif before != value:
+            changed[key] = (before, value)
+    if len(have) + len(added) > len(want):  # else all of it is wanted
+        removed = {key: value for key, value in have.items() if key not in want}
     return Diff(added, removed, changed)
 
 

@@ -16,7 +16,7 @@ from tests import case_files
 from tests.flows import by_packets, compare
 from tests.kernel.nft import mode_behind
 from tests.lab import Lab
-from tests.modes import NFTABLES, render
+from tests.modes import NFTABLES, reach, render
 from tests.vm.machine import EVERYTHING
 from tests.worlds import LabPool, World
 
@@ -72,9 +72,10 @@ async def bring(mode: NftablesMode, want: dict[object, object]) -> None:
 def test_case(name: str, node: Node) -> None:
     world = case_files.world(name, NFTABLES.traits)
     lab, mode = node.lab(world)
-    want = dict(render(world.plan(NFTABLES.traits), mode))
-    asyncio.run(bring(mode, want))
-    assert [wrong for flow in world.flows if (wrong := compare(flow, by_packets(lab, flow)))] == []
+    plan = world.plan(NFTABLES.traits)
+    asyncio.run(bring(mode, dict(render(plan, mode))))
+    flows = reach(NFTABLES, plan, world.flows)
+    assert [wrong for flow in flows if (wrong := compare(flow, by_packets(lab, flow)))] == []
     assert "chain nat-prerouting" in listing(lab)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from steersman.model.names import PlanKey
 from steersman.modes.nftables.layout import Kind, named, prefix
@@ -70,7 +70,7 @@ class AffinityNames:
         return name.encode(), f"lookup {self._protocol} {mark} {POOLS[local]} {draw}".encode()
 
     def render(
-        self, seconds: int, pools: Mapping[bool, Sequence[bytes]]
+        self, seconds: int, pools: Mapping[bool, Iterable[bytes]]
     ) -> Iterator[tuple[bytes, bytes]]:
         """The objects, given the endpoints of the pools in use (True: of Pool.LOCAL)."""
         family = self._family

@@ -82,7 +82,9 @@ class Tables:
         Raises:
             ApplyError: nft refuses it.
         """
-        new = {**change.added, **{key: pair[1] for key, pair in change.changed.items()}}
+        new = change.added  # at the start it is all there is, and the peak of memory is near
+        if change.changed:
+            new = {**new, **{key: pair[1] for key, pair in change.changed.items()}}
         families = [f for f in Family if {prefix(k, f) for k in _TEXTS} & new.keys()]
         script, loaded = "", dict[bytes, Any]()
         for family in families:
@@ -92,7 +94,7 @@ class Tables:
                 script = f"delete table {HEADER[family]} {TABLE}\n{script}"
                 loaded |= loadable(family, new)
                 script += guarded_meanwhile(family, loaded)
-        follows = Derived().loaded(loaded)
+        follows = Derived().loaded({key: new[key] for key in loaded})
         await self._nft(script + ruleset_text({**loaded, **follows}))
         self.sender.made_transaction()
         for family in families:
@@ -236,12 +238,12 @@ def _outside(change: Diff, dropped: set[Family]) -> Diff:
 
 def _without(change: Diff, loaded: Mapping[bytes, Any]) -> Diff:
     """What remains to do when the texts and these elements are in."""
-    added: dict[bytes, Any] = {}
-    changed: dict[bytes, Any] = {}
-    for key, value in change.added.items():
-        if key in loaded and loaded[key] != value:
-            changed[key] = (loaded[key], value)
-        elif key not in loaded and key[0] not in _TEXTS:
-            added[key] = value
-    changed |= {k: v for k, v in change.changed.items() if k[0] not in _TEXTS}
+    added = dict(change.added)
+    changed = {k: v for k, v in change.changed.items() if k[0] not in _TEXTS}
+    for key in [prefix(kind, family) for kind in _TEXTS for family in Family]:
+        added.pop(key, None)
+    for key, value in loaded.items():
+        wanted = added.pop(key, value)
+        if wanted != value:
+            changed[key] = (value, wanted)
     return Diff(added, dict(change.removed), changed)

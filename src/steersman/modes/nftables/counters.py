@@ -17,7 +17,16 @@ from steersman.model.names import Family
 from steersman.modes.diff import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.elements import encode
-from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, first_slot, named, prefix
+from steersman.modes.nftables.layout import (
+    SETS,
+    TABLE,
+    Form,
+    Kind,
+    bare,
+    first_slot,
+    named,
+    prefix,
+)
 from steersman.modes.nftables.read import is_members, set_elements, set_names
 
 _FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
@@ -57,10 +66,16 @@ class Counters:
 
     def _counted(self, change: Diff) -> tuple[list[tuple[bytes, int]], set[bytes]]:
         """What elements that go have counted for what stays; for what nobody counts any more."""
-        new = [*change.added.items(), *((key, pair[1]) for key, pair in change.changed.items())]
-        old = [*change.removed.items(), *((key, pair[0]) for key, pair in change.changed.items())]
-        stay = {_name(key, value) for key, value in new if key[0] in _COUNTED}
-        names = {key: _name(key, value) for key, value in old if key[0] in _COUNTED}
+        if not self._before and not _may_stay(change):  # most often: no need for names
+            return [], set()
+        names = {
+            key: _name(key, value) for key, value in change.removed.items() if key[0] in _COUNTED
+        }
+        stay = {_name(key, value) for key, value in change.added.items() if key[0] in _COUNTED}
+        for key, (old, new) in change.changed.items():
+            if key[0] in _COUNTED:
+                names[key] = _name(key, old)
+                stay.add(_name(key, new))
         moved = {key: name for key, name in names.items() if name in stay}
         counted = [(moved[key], packets) for key, packets in self._read(moved) if packets]
         return counted, set(names.values()) - stay
@@ -123,6 +138,16 @@ class Counters:
                 yield start + content[8:end], _packets(content, end)
 
 
+def _may_stay(change: Diff) -> bool:
+    """Whether a frontend is replaced, or an endpoint goes from one place to another."""
+    if any(key[0] in _FRONTENDS for key in change.changed):
+        return True
+    gone = {old[:-1] for old, _ in change.changed.values()}  # without the word where they run
+    gone |= {old[:-1] for old in change.removed.values()}
+    come = {new[:-1] for _, new in change.changed.values()}
+    return not gone.isdisjoint(come | {new[:-1] for new in change.added.values()})
+
+
 def _fixed(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
     """What elements of the fixed maps have counted."""
     size = family.bits // 8 + 4
@@ -136,8 +161,8 @@ def _fixed(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
 
 
 def _name(key: bytes, value: bytes) -> bytes:
-    """What an element counts for: slots of a pool change hands."""
-    return key if key[0] in _FRONTENDS else key[:-4] + first_slot(key) + value
+    """What an element counts for: slots of a pool change hands, and endpoints can move here."""
+    return key[:-4] + first_slot(key[-4:]) + bare(value) if key[0] in _ENDPOINTS else key
 
 
 def _members(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:

@@ -1,7 +1,8 @@
 """Elements that follow from others, each once however many those are. Pure.
 
-A clusterIP is known as long as a frontend has it, whichever port; an endpoint can reach itself as
-long as a ServicePort has it. So they belong to nobody in the Ruleset, and are counted.
+A clusterIP is known as long as a frontend has it, whichever port; an endpoint on this node can
+reach itself as long as a ServicePort has it (SPEC 9; elsewhere no such packet passes here). So they
+belong to nobody in the Ruleset, and are counted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TypeAlias
 
 from steersman.model.names import Family
 from steersman.modes.diff import Diff, Ruleset
-from steersman.modes.nftables.layout import CLUSTER_IP_SUFFIX, Kind, prefix
+from steersman.modes.nftables.layout import CLUSTER_IP_SUFFIX, Kind, bare, is_local, prefix
 
 Counts: TypeAlias = dict[bytes, int]
 """Elements that others follow from, by the key of what follows."""
@@ -30,7 +31,9 @@ _CLUSTER_IPS, _HAIRPINS = (
 def derived(key: bytes, value: bytes) -> bytes:
     """Key of what follows from an element of a frontend or endpoint; b"" where nothing does."""
     if key[0] in _ENDPOINTS:
-        return _HAIRPINS[key[1]] + value[:-4] * 2 + key[-12:-8] + value[-4:]
+        if not is_local(value):
+            return b""
+        return _HAIRPINS[key[1]] + value[:-4] * 2 + key[-12:-8] + bare(value)[-4:]
     if value.endswith(CLUSTER_IP_SUFFIX):
         return _CLUSTER_IPS[key[1]] + key[2:-8]
     return b""
@@ -39,6 +42,8 @@ def derived(key: bytes, value: bytes) -> bytes:
 def count(objects: Iterable[tuple[bytes, bytes]], by: int, counts: Counts) -> None:
     """Add to the counts."""
     for key, value in objects:
+        if key[0] in _ENDPOINTS and not is_local(value):
+            continue  # nearly all of them
         if key[0] in _SOURCES and (follows := derived(key, value)):
             counts[follows] = counts.get(follows, 0) + by
 
@@ -76,7 +81,8 @@ class Derived:
         for key, number in counts.items():
             had = key in self._counts
             if number > 0 and not had:
-                added[key] = b""
+                if removed.pop(key, None) is None:  # else it was nobody's until now
+                    added[key] = b""
             elif number <= 0 and had:
                 removed[key] = b""
         return Diff(added, removed, change.changed)

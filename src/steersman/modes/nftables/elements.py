@@ -71,7 +71,16 @@ def _verdicts(size: int, pairs: _Pairs) -> Iterable[bytes]:
         data = chains.get(chain)
         if data is None:
             data = chains[chain] = verdict(chain)
-        yield _with(size, key, data + userdata(comment))
+        before, behind = _around(len(comment))
+        rest = data + before + comment + behind
+        yield _head(size, len(rest)) + key + rest
+
+
+@lru_cache(maxsize=1024)
+def _around(size: int) -> tuple[bytes, bytes]:
+    """What userdata puts before and behind a comment of a size."""
+    whole = userdata(bytes(size))
+    return (whole[:6], whole[6 + size :]) if size else (b"", b"")
 
 
 def _interval(key: bytes, end: bytes) -> bytes:

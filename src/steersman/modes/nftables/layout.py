@@ -11,12 +11,13 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from steersman.model.names import Family, Protocol
+from steersman.model.plan import Endpoint
 
 TABLE = "kube-proxy"
 """Upstream's name, where operators look (SPEC 9)."""
@@ -59,7 +60,7 @@ class Form(enum.Enum):
 
     SET = enum.auto()
     VERDICTS = enum.auto()  # value: chain to go to (or DROP, REJECT), NUL, comment
-    ENDPOINTS = enum.auto()  # value: address and port
+    ENDPOINTS = enum.auto()  # value: address and port, and whether it is here (pack_endpoints)
     INTERVALS = enum.auto()  # value: the end of the interval that the key begins
 
 
@@ -126,6 +127,7 @@ SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 LOCAL_SLOTS = 65536
 """First slot of the endpoints of Pool.LOCAL."""
 
+_ADDRESS_FAMILIES = {Family.IPV4: int(AF_INET), Family.IPV6: int(AF_INET6)}
 _PORT = struct.Struct(">H2x")
 _SLOT = struct.Struct("=I")
 
@@ -161,16 +163,53 @@ def pack_port(port: int) -> bytes:
     return _PORT.pack(port)
 
 
+@lru_cache(maxsize=1024)
+def _pack_port_here(port: int) -> bytes:
+    return _PORT.pack(port)[:-1] + b"\1"
+
+
+def pack_endpoints(family: Family, endpoints: Iterable[Endpoint]) -> tuple[bytes, ...]:
+    """Endpoints as the values of slots.
+
+    The last byte says whether it runs on this node. That is padding behind the port, which the
+    kernel keeps and gives back, but never looks at (nft_nat.c loads 16 bits): so what is there of
+    an endpoint's locality is read back with it.
+    """
+    number = _ADDRESS_FAMILIES[family]
+    return tuple(
+        [
+            inet_pton(number, end.ip)
+            + (_pack_port_here(end.port) if end.local else pack_port(end.port))
+            for end in endpoints
+        ]
+    )
+
+
+def is_local(endpoint: bytes) -> bool:
+    """Whether the endpoint of a slot runs on this node."""
+    return endpoint[-1] != 0
+
+
+def bare(endpoint: bytes) -> bytes:
+    """Address and port of a slot's endpoint, wherever it runs: as packets have them."""
+    return endpoint[:-1] + b"\0"
+
+
 @cache
-def slot_keys(local: bool, size: int) -> tuple[bytes, ...]:
-    """The first slots of a pool, as fields of keys, in the machine's byte order as from numgen.
+def _slot_keys(local: bool, size: int) -> tuple[bytes, ...]:
+    first = LOCAL_SLOTS if local else 0
+    return tuple(map(_SLOT.pack, range(first, first + size)))
+
+
+@lru_cache(maxsize=1024)
+def slot_keys(local: bool, count: int) -> tuple[bytes, ...]:
+    """The slots that so many endpoints are drawn from, in the machine's byte order as from numgen.
 
     Args:
         local: whether of Pool.LOCAL.
-        size: how many; one of SIZES.
+        count: how many endpoints.
     """
-    first = LOCAL_SLOTS if local else 0
-    return tuple(map(_SLOT.pack, range(first, first + size)))
+    return _slot_keys(local, size_for(count))
 
 
 def unpack_slot(key: bytes) -> int:
@@ -179,9 +218,10 @@ def unpack_slot(key: bytes) -> int:
     return slot
 
 
-def first_slot(key: bytes) -> bytes:
-    """The first slot of the pool that a key of an endpoint map is in, as a field of a key."""
-    return FIRST_SLOTS[unpack_slot(key) >= LOCAL_SLOTS]
+@lru_cache(maxsize=1024)
+def first_slot(slot: bytes) -> bytes:
+    """The first slot of the pool that a slot is of; both as fields of keys."""
+    return FIRST_SLOTS[unpack_slot(slot) >= LOCAL_SLOTS]
 
 
 def size_for(count: int) -> int:

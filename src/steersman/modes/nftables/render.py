@@ -11,7 +11,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from steersman.model.names import Family, PlanKey
+from steersman.model.names import Family, ServicePortName
 from steersman.model.plan import (
     Action,
     Endpoint,
@@ -28,12 +28,15 @@ from steersman.modes.nftables.affinity import AffinityNames
 from steersman.modes.nftables.layout import (
     CLUSTER_IP_SUFFIX,
     DROP,
+    FIRST_SLOTS,
     PROTOCOLS,
     REJECT,
     SIZES,
     Kind,
+    bare,
     lb_chain,
     pack_address,
+    pack_endpoints,
     pack_port,
     prefix,
     size_for,
@@ -90,11 +93,7 @@ _NODEPORT_KINDS = (
     Kind.NO_ENDPOINT_NODEPORTS,
     Kind.AFFINITY_NODEPORTS,
 )
-_SPACES = {
-    (family, node_port): _Space(family, node_port)
-    for family in Family
-    for node_port in (False, True)
-}
+_SPACES = {family: (_Space(family, False), _Space(family, True)) for family in Family}
 
 
 def render_node(settings: NodeSettings) -> dict[bytes, object]:
@@ -122,14 +121,29 @@ def render_service(plan: ServicePlan, settings: NodeSettings, slots: Slots) -> d
 class _ServiceRender:
     """One ServicePort on its way into a Ruleset."""
 
+    __slots__ = (
+        "_affinity",
+        "_comment",
+        "_out",
+        "_plan",
+        "_pods",
+        "_pools",
+        "_protocol",
+        "_slots",
+        "_spaces",
+    )
+
     def __init__(self, plan: ServicePlan, own: FamilySettings, slots: Slots) -> None:
+        name, family = plan.key
         self._plan = plan
-        self._own = own
+        # The pod class has no members where pods cannot be told.
+        self._pods = bool(own.detector)
         self._slots = slots
         self._out: dict[bytes, object] = {}
         self._pools: dict[Pool, tuple[bytes, ...]] = {}
-        self._protocol = PROTOCOLS[plan.key.name.protocol]
-        self._comment = _printed(plan.key)
+        self._spaces = _SPACES[family]
+        self._protocol = PROTOCOLS[name.protocol]
+        self._comment = _printed(name)
         self._affinity = AffinityNames(plan.key) if plan.affinity_seconds else None
 
     def run(self) -> dict[bytes, object]:
@@ -139,23 +153,22 @@ class _ServiceRender:
             self._out.update(
                 self._affinity.render(
                     self._plan.affinity_seconds,
-                    {pool is Pool.LOCAL: ends for pool, ends in self._pools.items()},
+                    {pool is _LOCAL: map(bare, ends) for pool, ends in self._pools.items()},
                 )
             )
         return self._out
 
     def _frontend(self, frontend: Frontend) -> None:
-        space = _SPACES[self._plan.key.family, frontend.kind is _NODE_PORT]
+        space = self._spaces[frontend.kind is _NODE_PORT]
         address = pack_address(frontend.address) if frontend.address else b""
         key = address + self._protocol + pack_port(frontend.port)
         comment = self._comment + _SUFFIXES[frontend.kind]
-        # The pod class has no members where pods cannot be told.
-        pod = frontend.pod if self._own.detector else frontend.external
-        way = _way(pod, frontend.node, frontend.external)
+        external = frontend.external
+        way = _way(frontend.pod if self._pods else external, frontend.node, external)
         if way.refused:
             self._out[space.refused + key] = way.refused + comment
         for pool in way.pools:
-            self._endpoints(space, key, pool)
+            self._endpoints(space.endpoints + key, pool)
         if way.pools:
             self._dispatch(space, key, comment, way)
             if self._affinity:
@@ -164,19 +177,19 @@ class _ServiceRender:
             family = self._plan.key.family
             self._out.update(_firewall(family, key, comment, frontend.source_ranges))
 
-    def _endpoints(self, space: _Space, key: bytes, pool: Pool) -> None:
+    def _endpoints(self, start: bytes, pool: Pool) -> None:
+        """Put a pool into the slots of a frontend."""
         local = pool is _LOCAL
-        start = space.endpoints + key
         ends = self._pools.get(pool)
         if ends is None:
-            first = start + slot_keys(local, 1)[0]
+            first = start + FIRST_SLOTS[local]
             ends = self._pools[pool] = self._assign(first, self._plan.pool(pool))
         out = self._out
-        for slot, data in zip(slot_keys(local, size_for(len(ends))), ends, strict=False):
+        for slot, data in zip(slot_keys(local, len(ends)), ends, strict=False):
             out[start + slot] = data
 
     def _assign(self, first: bytes, endpoints: Sequence[Endpoint]) -> tuple[bytes, ...]:
-        wanted = [pack_address(end.ip) + pack_port(end.port) for end in endpoints[: SIZES[-1]]]
+        wanted = pack_endpoints(self._plan.key.family, endpoints[: SIZES[-1]])
         ends = self._slots[first] = assign(self._slots.get(first, ()), wanted)
         return ends
 
@@ -186,24 +199,24 @@ class _ServiceRender:
             return
         self._out[space.dispatch + key] = _BY_SOURCE[space.name] + b"\0" + comment
         for kind, draw in zip((space.pod, space.node, space.external), way.draws, strict=True):
-            if draw and (kind != space.pod or self._own.detector):
+            if draw and (kind != space.pod or self._pods):
                 self._out[kind + key] = self._chain(space, draw) + b"\0"
 
     def _chain(self, space: _Space, draw: _Draw) -> bytes:
         """Name of the chain that marks and draws."""
         local = draw.pool is _LOCAL
-        size = size_for(len(self._pools[draw.pool]))
+        count = len(self._pools[draw.pool])
         if not self._affinity:
-            return _lb_chain(space.name, draw.marking, local, size)
-        fixed = lb_chain(space.name, "", local, size)
+            return _lb_chain(space.name, draw.marking, local, count)
+        fixed = lb_chain(space.name, "", local, size_for(count))
         name, value = self._affinity.lookup(space.name, draw.marking, local, fixed)
         self._out[prefix(Kind.CHAIN, self._plan.key.family) + name] = value
         return name
 
 
 @lru_cache(maxsize=1024)
-def _lb_chain(space: str, marking: str, local: bool, size: int) -> bytes:
-    return lb_chain(space, marking, local, size).encode()
+def _lb_chain(space: str, marking: str, local: bool, count: int) -> bytes:
+    return lb_chain(space, marking, local, size_for(count)).encode()
 
 
 class _Draw(NamedTuple):
@@ -267,7 +280,7 @@ _MARKINGS: Mapping[tuple[bool, ...], str] = {
 """Marking by who is masqueraded: pods, this node, everyone else."""
 
 
-def _printed(key: PlanKey) -> bytes:
+def _printed(port: ServicePortName) -> bytes:
     """Printed name as a comment, which nft takes up to 128 bytes long."""
-    name = str(key.name)
+    name = str(port)
     return (name if len(name) <= _COMMENT_LIMIT else name[: _COMMENT_LIMIT - 3] + "...").encode()

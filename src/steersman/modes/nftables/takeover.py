@@ -11,7 +11,7 @@ from typing import Any
 
 from steersman.model.names import Family
 from steersman.modes.nftables.expressions import FIREWALL, FIREWALL_BASES, FIREWALL_CHECK
-from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, named
+from steersman.modes.nftables.layout import SETS, TABLE, Form, Kind, bare, named
 from steersman.modes.nftables.skeleton import HEADER
 
 _PROTOCOL = {Family.IPV4: "ip protocol", Family.IPV6: "ip6 nexthdr"}
@@ -20,12 +20,22 @@ _LEARNED = (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS)
 
 
 def loadable(family: Family, new: Mapping[bytes, Any]) -> dict[bytes, bytes]:
-    """Elements of one family as nft can load them: without session affinity."""
+    """Elements of one family as nft can load them: no session affinity, no word of who is local."""
     return {
-        key: _plain(family, value, new) if SETS[key[0]].form is Form.VERDICTS else value
+        key: _loadable(family, key, value, new)
         for key, value in new.items()
         if key[0] in SETS and key[1] == family and key[0] not in _LEARNED
     }
+
+
+def _loadable(family: Family, key: bytes, value: bytes, new: Mapping[bytes, Any]) -> bytes:
+    match SETS[key[0]].form:
+        case Form.VERDICTS:
+            return _plain(family, value, new)
+        case Form.ENDPOINTS:
+            return bare(value)
+        case _:
+            return value
 
 
 def _plain(family: Family, value: bytes, new: Mapping[bytes, Any]) -> bytes:

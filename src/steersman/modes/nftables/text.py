@@ -15,6 +15,7 @@ from steersman.modes.nftables.layout import (
     TABLE,
     Form,
     Kind,
+    is_local,
     unpack_slot,
 )
 from steersman.modes.nftables.skeleton import HEADER
@@ -55,7 +56,8 @@ def command(verb: str, key: bytes, value: bytes | str | Listener) -> str:
     if isinstance(value, str):
         return value if verb == "add" else f"{verb} table {table_of(key)}"
     if kind in SETS:
-        return f"{verb} element {table_of(key)} {SETS[kind].name} {{ {element(key, value)} }}"
+        here = "  # local" if SETS[kind].form is Form.ENDPOINTS and is_local(value) else ""
+        return f"{verb} element {table_of(key)} {SETS[kind].name} {{ {element(key, value)} }}{here}"
     name = key[2:].split(b"\0")[0].decode()
     if kind is Kind.MEMBER:
         member = endpoint(key[3 + len(name.encode()) :])

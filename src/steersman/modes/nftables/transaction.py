@@ -50,6 +50,8 @@ _Groups = Mapping[bytes, list[tuple[bytes, Any]]]
 """Objects by kind and family."""
 _NAMED_ELEMENTS = (Kind.MEMBER, Kind.REMEMBERED)
 _SETS_OF_THEIR_OWN = (Kind.AFFINITY, Kind.MEMBERS)
+_TOGETHER = 1000
+"""Elements that are encoded at once: a message holds as many."""
 
 
 def _groups(parts: Iterable[_Pairs]) -> _Groups:
@@ -69,22 +71,17 @@ def _of_kinds(groups: _Groups, kinds: Sequence[Kind]) -> Iterator[bytes]:
 
 def _elements(verb: int, groups: _Groups, gone: set[bytes]) -> Iterator[Step]:
     """Elements, a set at a time; but for those of sets that are gone."""
-    keys_only = verb != wire.NEWSETELEM
     for start, pairs in groups.items():
         if start[0] in SETS:
             spec = SETS[start[0]]
-            cut = [(key[2:], value) for key, value in pairs]
-            items = encode(spec.form, cut, keys_only=keys_only)
-            yield from _steps(verb, start[1], spec.name, items, pairs)
+            yield from _steps(verb, start[1], spec.name, spec.form, pairs)
     own: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
     for start, pairs in groups.items():
         for pair in pairs if start[0] in _NAMED_ELEMENTS else ():
             own[_set_of(pair[0])].append(pair)
     for where, pairs in own.items():
         if where not in gone:
-            cut = [(key.split(b"\0", 1)[1], value) for key, value in pairs]
-            items = encode(Form.SET, cut, keys_only=keys_only)
-            yield from _steps(verb, where[0], where[1:].decode(), items, pairs)
+            yield from _steps(verb, where[0], where[1:].decode(), Form.SET, pairs)
 
 
 def _set_of(key: bytes) -> bytes:
@@ -93,16 +90,18 @@ def _set_of(key: bytes) -> bytes:
 
 
 def _steps(
-    verb: int,
-    family: int,
-    name: str,
-    items: Sequence[bytes],
-    members: Sequence[tuple[bytes, bytes]],
+    verb: int, family: int, name: str, form: Form, pairs: Sequence[tuple[bytes, Any]]
 ) -> Iterator[Step]:
-    room = wire.room(items)
-    for at in range(0, len(items), room):
-        request = wire.elements(verb, Family(family), name, items[at : at + room])
-        yield Step(request, tuple([key for key, _ in members[at : at + room]]))
+    """Elements of one set; encoded some at a time, as the peak of the process' memory is here."""
+    cut = len(name.encode()) + 3 if pairs[0][0][0] in _NAMED_ELEMENTS else 2
+    for first in range(0, len(pairs), _TOGETHER):
+        some = pairs[first : first + _TOGETHER]
+        elements = [(key[cut:], value) for key, value in some]
+        items = encode(form, elements, keys_only=verb != wire.NEWSETELEM)
+        room = wire.room(items)
+        for at in range(0, len(items), room):
+            request = wire.elements(verb, Family(family), name, items[at : at + room])
+            yield Step(request, tuple([key for key, _ in some[at : at + room]]))
 
 
 def _removed_chains(removed: _Groups) -> Iterator[Step]:
