@@ -39,8 +39,6 @@ class ModeUnderTest:
     """What is rendered for a plan's Services, as text."""
     like: str = ""
     """For a mode of which the conformance data knows nothing: whose expectations hold for it."""
-    hairpins_elsewhere: bool = True
-    """Whether an endpoint on another node, whose packets are translated here, reaches itself."""
 
     def offline(self) -> Mode:
         """The mode, for its pure half only."""
@@ -52,15 +50,15 @@ class ModeUnderTest:
         return self.offline().traits
 
 
-def reach(mode: ModeUnderTest, plan: NodePlan, flows: Iterable[FlowCase]) -> list[FlowCase]:
-    """Flows that a mode leads to where trace says."""
+def answered(plan: NodePlan, flows: Iterable[FlowCase]) -> list[FlowCase]:
+    """Flows without those in which an endpoint elsewhere may be given itself, and is spared."""
     elsewhere = {
         str(end) for each in plan.services.values() for end in each.reachable if not end.local
     }
     return [
         flow
         for flow in flows
-        if mode.hairpins_elsewhere
+        if not plan.settings.traits.spares_hairpins_elsewhere
         or flow.masquerade
         or not any(flow.calls_itself(end) for end in flow.endpoints & elsewhere)
     ]
@@ -143,7 +141,6 @@ NFTABLES = ModeUnderTest(
     lambda exec_, _: mode_behind(exec_),
     None,
     _nftables_golden,
-    hairpins_elsewhere=False,  # SPEC 9
 )
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from steersman.model.plan import NodePlan
 from tests import case_files
 from tests.flows import Answer, FlowCase, by_packets, by_trace, compare
-from tests.modes import MODES, Ask, ModeUnderTest, reach
+from tests.modes import MODES, Ask, ModeUnderTest, answered
 from tests.worlds import LabPool, program
 
 NAMES = case_files.names()
@@ -93,7 +93,7 @@ def test_packets(name: str, mode: ModeUnderTest, variant: str, pool: LabPool) ->
     world = case_files.world(name, mode.traits)
     lab, plan = pool.lab(world, mode.name + variant), world.plan(mode.traits)
     program(lab, plan, mode, variant)
-    flows = tuple(reach(mode, plan, world.flows))
+    flows = tuple(answered(plan, world.flows))
     assert flows
     assert not failures(flows, lambda flow: by_packets(lab, flow))
 

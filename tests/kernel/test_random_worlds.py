@@ -14,7 +14,7 @@ from steersman.model.plan import NodePlan
 from tests.flows import FlowCase, as_served, by_packets, by_trace, compare
 from tests.kernel import ebpf
 from tests.lab import Lab, Layout, Pod
-from tests.modes import MODES, ModeUnderTest, reach
+from tests.modes import MODES, ModeUnderTest, answered
 from tests.properties.test_trace_rules import FACTS, flows, plans
 from tests.worlds import program
 
@@ -98,7 +98,7 @@ def test_packets_go_where_trace_says(
 ) -> None:
     plan = data.draw(plans(mode))
     served = (as_served(told(plan, flow), mode.traits) for flow in flows(plan))
-    asked = [flow for flow in reach(mode, plan, served) if can_be_seen(flow)]
+    asked = [flow for flow in answered(plan, served) if can_be_seen(flow)]
     lab = lab_for(labs, mode.name + variant)
     program(lab, plan, mode, variant)
     if mode.name == "ebpf":  # ports come again, and an association lives on between two worlds

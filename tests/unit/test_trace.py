@@ -95,6 +95,16 @@ def test_hairpin() -> None:
     assert "but masqueraded if it goes to 10.0.0.1:8080" in " ".join(among.reasons)
 
 
+def test_hairpin_elsewhere() -> None:
+    """Modes may masquerade only what an endpoint of this node sends itself."""
+    traits = Traits(spares_hairpins_elsewhere=True)
+    here = decide(plan_of(service(), slice_(HERE), traits=traits), "10.0.0.1")
+    assert short(here) == "forward 1 m"
+    there = slice_(endpoint("10.0.0.1", "node-b"))
+    assert short(decide(plan_of(service(), there, traits=traits), "10.0.0.1")) == "forward 1"
+    assert short(decide(plan_of(service(), there), "10.0.0.1")) == "forward 1 m"
+
+
 def test_reject_and_drop_say_why() -> None:
     rejected = decide(plan_of(service()), POD)
     assert (short(rejected), rejected.reasons[-1][:11]) == ("reject", "no endpoint")

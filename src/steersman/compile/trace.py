@@ -229,7 +229,8 @@ def _forward(walk: _Walk, match: Match, pool: Pool, masquerade: bool) -> Decisio
             f"a client keeps its endpoint until {match[0].affinity_seconds} s after its last"
             " new connection (session affinity)"
         )
-    own = [endpoint for endpoint in endpoints if endpoint.ip == walk.flow.source]
+    spared = walk.settings.traits.spares_hairpins_elsewhere
+    own = [e for e in endpoints if e.ip == walk.flow.source and (e.local or not spared)]
     if masquerade:
         walk.say("masqueraded: the endpoint sees an address of this node as the client")
     else:

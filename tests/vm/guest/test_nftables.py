@@ -16,7 +16,7 @@ from tests import case_files
 from tests.flows import by_packets, compare
 from tests.kernel.nft import mode_behind
 from tests.lab import Lab
-from tests.modes import NFTABLES, reach, render
+from tests.modes import NFTABLES, answered, render
 from tests.vm.machine import EVERYTHING
 from tests.worlds import LabPool, World
 
@@ -74,7 +74,7 @@ def test_case(name: str, node: Node) -> None:
     lab, mode = node.lab(world)
     plan = world.plan(NFTABLES.traits)
     asyncio.run(bring(mode, dict(render(plan, mode))))
-    flows = reach(NFTABLES, plan, world.flows)
+    flows = answered(plan, world.flows)
     assert [wrong for flow in flows if (wrong := compare(flow, by_packets(lab, flow)))] == []
     assert "chain nat-prerouting" in listing(lab)
 

@@ -60,7 +60,10 @@ async def _concerns_us(news: Subscription, own_port: int) -> bool:
 
 
 _TRAITS = Traits(
-    filters_without_endpoints=True, rejects_unknown_ports=True, drops_unassigned_addresses=True
+    filters_without_endpoints=True,
+    rejects_unknown_ports=True,
+    drops_unassigned_addresses=True,
+    spares_hairpins_elsewhere=True,
 )
 _RELAYING = msgspec.structs.replace(_TRAITS, localhost_node_ports=True, relays_localhost=True)
 
