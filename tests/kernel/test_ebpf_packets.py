@@ -47,7 +47,7 @@ LOOPBACK = 1  # the device that test runs take place on
 CLIENT, NODE, POD = "203.0.113.9", "192.168.0.2", "10.244.1.5"
 VIP, PLAIN, LONELY = "198.51.100.1", "198.51.100.2", "198.51.100.3"
 ANYWHERE, HERE, OTHER = "198.51.100.4", "198.51.100.5", "10.244.1.6"
-WIDE = "198.51.100.6"
+WIDE, EITHER, SAME = "198.51.100.6", "198.51.100.7", "198.51.100.8"
 CLIENT6, NODE6, POD6, VIP6 = "2001:db8:99::9", "2001:db8::2", "fd00:10:244:1::5", "2001:db8:100::1"
 
 
@@ -176,6 +176,9 @@ def plans() -> Iterator[ServicePlan]:
         yield plan("six", VIP6, (Endpoint(POD6, 8080),), hidden, protocol)
         yield plan("lonely6", "2001:db8:100::3", (), Action(Verdict.REJECT), protocol)
     yield sticky()
+    both = (Endpoint(POD, 8081), Endpoint(OTHER, 8081))
+    yield plan("same", SAME, both[:1], plain, Protocol.TCP)
+    yield plan("either", EITHER, both, plain, Protocol.TCP)
     pods = tuple(Endpoint(f"10.244.2.{n}", 8080) for n in range(1, 17))
     wide = plan("wide", WIDE, pods, plain, Protocol.TCP)
     yield msgspec.structs.replace(wide, affinity_seconds=600)
@@ -295,6 +298,25 @@ def test_two_clients_with_one_port_are_told_apart(programs: Programs) -> None:
     assert second[0][1] != 4000
     back = programs.through(packet((POD, 8080), second[0], flags=SYN | ACK))
     assert see(back) == ((VIP, 80), ("203.0.113.10", 4000))
+
+
+def test_two_connections_with_one_pair_of_ends_are_told_apart(programs: Programs) -> None:
+    """By two Services a client's port must not lead to one endpoint: whose answer would it be?"""
+    for port in range(4000, 4020):
+        client = (CLIENT, port)
+        assert see(programs.through(packet(client, (PLAIN, 80)))) == (client, (POD, 8081))
+        assert see(programs.through(packet(client, (EITHER, 80)))) == (client, (OTHER, 8081))
+        for endpoint, address in ((POD, PLAIN), (OTHER, EITHER)):
+            back = programs.through(packet((endpoint, 8081), client, flags=SYN | ACK))
+            assert see(back) == ((address, 80), client)
+
+
+def test_where_there_is_no_other_endpoint_the_second_has_to_wait(programs: Programs) -> None:
+    client = (CLIENT, 4000)
+    programs.through(packet(client, (PLAIN, 80)))
+    assert programs.ingress(packet(client, (SAME, 80)))[0] == SHOT
+    programs.through(packet(client, (PLAIN, 80), flags=RST))
+    assert see(programs.through(packet(client, (SAME, 80)))) == (client, (POD, 8081))
 
 
 def test_ports_that_the_node_may_take_itself_are_left_to_it(programs: Programs) -> None:

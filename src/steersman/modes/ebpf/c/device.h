@@ -47,14 +47,16 @@ CALLED int send_elsewhere(struct __sk_buff *skb, const struct packet *packet)
 	return bpf_redirect_neigh(route.ifindex, NULL, 0, 0);
 }
 
-// A packet that opens a connection: `class` is NODE for this node's own.
+// A packet that opens a connection: `class` is NODE for this node's own. Where its client has a
+// connection of this port to the same endpoint by another Service, answers of the two could not be
+// told apart: then it gets another endpoint, if there is one.
 CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 {
 	struct frontend_key key = {};
 	struct frontend frontend = {};
 	struct slot slot = {};
 	__u32 action;
-	int found, failed;
+	int found, failed = DROPPED_NO_FLOW;
 
 	found = find_frontend(&packet->key.destination, packet->key.destination_port,
 			      packet->key.protocol, &key, &frontend);
@@ -71,10 +73,13 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 		return refuse_packet(skb, packet);
 	if ((action & ACTION_VERDICT) == DROP)
 		return drop(DROPPED_NO_ENDPOINT);
-	if (!(class == EXTERNAL && choose_by_table(packet, frontend.service, action, &slot)) &&
-	    !choose(frontend.service, action, &packet->key.source, &slot))
-		return drop(DROPPED_NO_ENDPOINT);
-	failed = open_flow(packet, frontend.service, action, &slot);
+	for (int try = 0; failed && try < CHOICES; try++) {
+		if (!(class == EXTERNAL && !try &&
+		      choose_by_table(packet, frontend.service, action, &slot)) &&
+		    !choose(frontend.service, action, &packet->key.source, &slot))
+			return drop(DROPPED_NO_ENDPOINT);
+		failed = open_flow(packet, frontend.service, action, &slot);
+	}
 	if (failed)
 		return drop(failed);
 	count(PACKET_FORWARDED);
