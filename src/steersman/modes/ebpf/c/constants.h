@@ -35,7 +35,7 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 #define MAGLEV_SIZE 4093 // places of a table (maglev.py)
 #define MAGLEV_ROOM 4096
 
-#define CHOICES 8 // of an endpoint for one connection, while those chosen cannot be
+#define CHOICES 32 // of an endpoint for one connection, while those chosen cannot be
 
 #define SEATS 65536 // of connected sockets (peers.h)
 
