@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import cast
 
 import pytest
@@ -31,12 +30,7 @@ class Restless:
     def __enter__(self) -> Restless:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing is open."""
 
     async def receive(self) -> None:
