@@ -207,12 +207,14 @@ class Planner:
         self, name: ObjectName, asked: Asked | None, plans: Plans, changed: Plans
     ) -> list[PlanKey]:
         """Keep a Service's plans; add to `changed` what is new, and return what is gone."""
+        known = self._asked.get(name)
         removed = []
-        if asked is not (known := self._asked.get(name)):
-            removed = [key for key, _ in known.ports if key not in plans] if known else []
+        if known is not None and known is not asked:
+            removed = [key for key, _ in known.ports if key not in plans]
+        if asked is None:
             self._asked.pop(name, None)
-            if asked is not None:
-                self._asked[name] = asked
+        else:
+            self._asked[name] = asked
         for key in removed:
             self._endpoints -= len(self._plans.pop(key).reachable)
             self._lost.pop(key, None)

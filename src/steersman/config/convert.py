@@ -10,6 +10,7 @@ from steersman.config.types import (
     IPVS,
     V1IPVS,
     ZERO,
+    BothForms,
     DetectLocal,
     IPTables,
     KubeProxyConfiguration,
@@ -24,16 +25,7 @@ from steersman.model.addresses import canonical_cidr, canonical_ip
 from steersman.model.config import DetectLocalMode, NodeConfig
 
 _SHARED = (
-    "client_connection",
-    "logging",
-    "hostname_override",
-    "bind_address",
-    "healthz_bind_address",
-    "metrics_bind_address",
-    "bind_address_hard_fail",
-    "enable_profiling",
-    "show_hidden_metrics_for_version",
-    "mode",
+    *(name for name in BothForms.__struct_fields__ if name != "feature_gates"),
     "winkernel",
     "detect_local_mode",
     "config_sync_period",

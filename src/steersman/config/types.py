@@ -177,7 +177,7 @@ class Steersman(Section, frozen=True):
     """URLs that override the kubeconfig's, tried in turn."""
 
 
-class _Both(Section, frozen=True):
+class BothForms(Section, frozen=True):
     """What comes first in both forms, in upstream's order."""
 
     feature_gates: dict[str, bool] | None = None
@@ -195,7 +195,7 @@ class _Both(Section, frozen=True):
     mode: str = ""
 
 
-class KubeProxyConfiguration(_Both, frozen=True):
+class KubeProxyConfiguration(BothForms, frozen=True):
     """The v1alpha1 document, in upstream's order of fields."""
 
     iptables: V1IPTables = V1IPTables()
@@ -254,7 +254,7 @@ class Linux(Section, frozen=True):
     oom_score_adj: int | None = None
 
 
-class ProxyConfig(_Both, frozen=True):
+class ProxyConfig(BothForms, frozen=True):
     """The internal form: one sync period whatever the mode, the settings of the mode picked out."""
 
     feature_gates: dict[str, bool] = {}

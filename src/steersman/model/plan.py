@@ -244,8 +244,8 @@ class Traits(Value, frozen=True):
     one_health_check_port: bool = False
     """The health check node port of a Service is an object of its own: of its first port only."""
     spares_hairpins_elsewhere: bool = False
-    """An endpoint of another node that is given itself is not masqueraded here (SPEC 9, 10): it
-    gets no answer. Its packets come here untranslated only if its node's proxy left them alone."""
+    """An endpoint of another node that is given itself is not masqueraded here (SPEC 9): it gets
+    no answer. Its packets come here untranslated only if its node's proxy left them alone."""
     relays_localhost: bool = False
     """Node ports on loopback, of both families, are taken by sockets of this process: no packet
     to 127.0.0.0/8 has to be routed, and `primary` does not exclude them."""

@@ -149,6 +149,11 @@ class ArrayMap(bpf.Object):
         self.words = self.memory.cast("Q")
         """Stores of a word are seen whole."""
 
+    def whole(self) -> memoryview:
+        """Everything in memory, for whom no part of it is enough."""
+        self._reach(self.value_size * self.capacity)
+        return self.memory
+
     def _reach(self, end: int) -> None:
         """Have everything up to a byte in memory."""
         if end > len(self.memory):

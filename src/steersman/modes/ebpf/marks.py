@@ -37,7 +37,7 @@ class Marks:
 
     def __init__(self, fd: int) -> None:
         """Take a descriptor that stays with its owner."""
-        self._memory = ArrayMap(fd).memory
+        self._memory = ArrayMap(fd).whole()
         start, end = _AT["places"], _AT["places"] + _PLACES * _MARK
         self._clients = [self._memory[start + n : end : _MARK] for n in range(2)]
         self._served = self._memory[start + _SERVED_AT : end : _MARK]
