@@ -13,9 +13,9 @@ from steersman.modes.ebpf import flows, layout
 from steersman.modes.ebpf.layout import BARE_PLACES, MARK_BITS, OFFSETS, pack_address
 from steersman.modes.ebpf.maps import ArrayMap
 from steersman.modes.ebpf.marks import Marks, place_of
+from tests.kernel.ebpf_frames import ACK, SYN, packet, see
 from tests.kernel.ebpf_node import MARKS
 from tests.kernel.test_ebpf_packets import (
-    ACK,
     CLIENT,
     CLIENT6,
     LOOPBACK,
@@ -23,12 +23,9 @@ from tests.kernel.test_ebpf_packets import (
     NODE,
     POD,
     POD6,
-    SYN,
     VIP,
     VIP6,
     Programs,
-    packet,
-    see,
 )
 
 pytestmark = MARKS

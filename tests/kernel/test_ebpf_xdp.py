@@ -20,19 +20,7 @@ from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.bpf import XDP, Link
 from steersman.modes.ebpf.dump import dump
 from steersman.modes.ebpf.features import load
-from tests.kernel.ebpf_node import MARKS, WAIT, Node, replace_programs
-from tests.kernel.ebpf_plan import (
-    CLIENT,
-    ENDPOINTS,
-    LAYOUT,
-    NODE,
-    NODE_PORT,
-    POD,
-    REMOTE,
-    bring,
-    node_plan,
-)
-from tests.kernel.test_ebpf_packets import (
+from tests.kernel.ebpf_frames import (
     ACK,
     ETHERNET,
     FIN,
@@ -47,6 +35,18 @@ from tests.kernel.test_ebpf_packets import (
     transport,
     unwrap,
     with_checksum,
+)
+from tests.kernel.ebpf_node import MARKS, WAIT, Node, replace_programs
+from tests.kernel.ebpf_plan import (
+    CLIENT,
+    ENDPOINTS,
+    LAYOUT,
+    NODE,
+    NODE_PORT,
+    POD,
+    REMOTE,
+    bring,
+    node_plan,
 )
 from tests.lab import Lab
 from tests.lab_sockets import Netns
