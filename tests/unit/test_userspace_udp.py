@@ -28,6 +28,10 @@ class Answers(asyncio.DatagramProtocol):
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.clients: list[object] = []
+        self.keep: bytes | None = None
+        """A question that is answered only when `give` is called."""
+        self.kept: list[tuple[str, int]] = []
+        """Who asked it."""
         self.transport: asyncio.DatagramTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -36,7 +40,14 @@ class Answers(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         if addr not in self.clients:
             self.clients.append(addr)
-        self.transport.sendto(self.name + data, addr)
+        if data == self.keep:
+            self.kept.append(addr)
+        else:
+            self.transport.sendto(self.name + data, addr)
+
+    def give(self) -> None:
+        for addr in self.kept:
+            self.transport.sendto(self.name + (self.keep or b""), addr)
 
 
 class Client(asyncio.DatagramProtocol):
@@ -169,6 +180,34 @@ async def test_idle_clients_are_forgotten() -> None:
             assert made.room.used == 1
             assert await a.ask(b"b") == b"1b"
         assert len(answers.clients) == 2
+
+
+async def test_a_slow_answer_still_finds_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udp, "ANSWER_SECONDS", 3600.0)
+    async with server(b"1") as (one, answers), proxy(udp_idle=0.1) as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        answers.keep = b"slow"
+        async with client(made.port(key(UDP))) as slow, client(made.port(key(UDP))) as quick:
+            asked = asyncio.create_task(slow.ask(b"slow"))
+            await until(lambda: len(answers.kept) == 1)
+            assert await quick.ask(b"quick") == b"1quick"
+            await until(lambda: made.open_connections == 1)  # quick is idle, so slow would be too
+            answers.give()
+            assert await asked == b"1slow"
+            await until(lambda: made.open_connections == 0)
+
+
+async def test_who_gets_no_answer_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udp, "ANSWER_SECONDS", 3600.0)
+    async with server(b"1") as (one, answers), proxy(limit=5, udp_idle=0.1) as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        answers.keep = b"?"
+        async with client(made.port(key(UDP))) as a, client(made.port(key(UDP))) as b:
+            for each in (a, b):
+                each.transport.sendto(b"?")
+            await until(lambda: len(answers.kept) == 2)  # three descriptors of five
+            await until(lambda: made.open_connections == 1)
+        assert made.room.used == 2
 
 
 async def test_a_client_moves_on_when_its_endpoint_is_gone_from_the_plan() -> None:

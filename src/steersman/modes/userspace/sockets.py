@@ -161,6 +161,11 @@ class Room:
         """
         return max(self.limit // _SHARE_OF_DIALS, 1)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether more than half is taken: nobody may wait for long."""
+        return self.used * 2 > self.limit
+
     def has(self, count: int) -> bool:
         """Whether there is room for some more."""
         return self.used + count <= self.limit

@@ -24,6 +24,8 @@ from steersman.modes.userspace.route import Route
 from steersman.modes.userspace.traffic import Tally
 
 Address: TypeAlias = tuple[Any, ...]
+ANSWER_SECONDS = 5.0
+"""How long a client is kept that waits for an answer; resolvers do as long (resolv.conf(5))."""
 _QUEUE = 16  # datagrams that wait while a session is made
 _DESCRIPTORS = 1  # of one session
 _LARGEST = 1 << 16
@@ -48,7 +50,7 @@ class Session(asyncio.DatagramProtocol):
         self._client = client
         self._transport: asyncio.DatagramTransport | None = None
         self._waiting: list[bytes] = []
-        self._closed = False
+        self._closed = self._unanswered = False
         self._tally: Tally = listener.route.reached(client.address[0], endpoint, 0.0)
         self._used = listener.loop.time()
         self._timer = listener.loop.call_later(listener.idle_seconds, self._check)
@@ -65,7 +67,7 @@ class Session(asyncio.DatagramProtocol):
 
     def send(self, data: bytes) -> None:
         """Pass a datagram of the client on."""
-        self._used = self._listener.loop.time()
+        self._used, self._unanswered = self._listener.loop.time(), True
         self._tally.moved[0] += len(data)
         if self._transport is not None:
             self._pass_on(data)
@@ -83,7 +85,7 @@ class Session(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: Address) -> None:
         """Pass an answer back."""
         del addr
-        self._used = self._listener.loop.time()
+        self._used, self._unanswered = self._listener.loop.time(), False
         self._tally.moved[1] += len(data)
         self._listener.answer(data, self._client)
 
@@ -94,11 +96,13 @@ class Session(asyncio.DatagramProtocol):
             self.close()
 
     def _check(self) -> None:
-        """Close when nothing has moved for long enough."""
-        loop, idle = self._listener.loop, self._listener.idle_seconds
-        left = self._used + idle - loop.time()
+        """Close when nothing has moved for long; answers may take longer where there is room."""
+        loop, patience = self._listener.loop, self._listener.idle_seconds
+        if self._unanswered and not self._listener.route.room.is_short:
+            patience = max(patience, ANSWER_SECONDS)
+        left = self._used + patience - loop.time()
         if left > 0:
-            self._timer = loop.call_later(left, self._check)
+            self._timer = loop.call_later(min(left, self._listener.idle_seconds), self._check)
         else:
             self.close()
 
