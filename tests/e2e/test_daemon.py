@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -71,12 +71,14 @@ async def command(*words: str) -> tuple[int, str, str]:
 
 
 @asynccontextmanager
-async def steersman(tmp: Path, *flags: str, name: str = "log") -> AsyncIterator[Process]:
+async def steersman(
+    tmp: Path, *flags: str, name: str = "log", through: Sequence[str] = ()
+) -> AsyncIterator[Process]:
+    """The process, started `through` a command that changes what it may do."""
     log = tmp / name
+    words = [*through, sys.executable, "-m", "steersman", "run", *FLAGS, *flags]
     with log.open("w") as file:
-        process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-m", "steersman", "run", *FLAGS, *flags], stdout=file, stderr=file
-        )
+        process = await asyncio.create_subprocess_exec(*words, stdout=file, stderr=file)
     running = Process(process, log)
     try:
         yield running

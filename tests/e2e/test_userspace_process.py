@@ -197,3 +197,27 @@ def test_no_connection_is_lost_when_a_process_follows_another(tmp_path: Path, po
                 await until(lambda: answered(b"2", *places[-1]))
 
     on_a_node(body)
+
+
+NOBODY = (
+    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+    *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"),
+)
+"""Somebody without rights but to read files: ours may be where others cannot look."""
+
+
+def test_a_user_without_rights_serves_node_ports(tmp_path: Path) -> None:
+    async def body(one: Endpoint, two: Endpoint) -> None:
+        folder = manifests(tmp_path / "m", *world(one))
+        flags = (f"--manifests={folder}", *FLAGS)
+        async with steersman(tmp_path, *flags, through=NOBODY) as proxy:
+            await until(partial(answered, b"1", HOST, NODE_PORT))
+            assert not await answered(b"1")
+            manifests(folder, *world(two))
+            await until(partial(answered, b"2", HOST, NODE_PORT))
+            assert (await get("/healthz"))[0] == 200
+            assert await proxy.stop() == 0
+        assert "Only node ports, and Service addresses that this machine has" in proxy.log
+        assert "KUBE" not in rules()
+
+    on_a_node(body)

@@ -31,6 +31,11 @@ from steersman.modes.userspace.names import (
 from steersman.modes.userspace.render import render_direct
 from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
 
+_ONLY_OWN = (
+    "Only node ports, and Service addresses that this machine has, are served: neither rules nor "
+    "addresses may be added; run it as root, without --userspace-portals=none, for all."
+)
+
 
 class DirectOptions(msgspec.Struct, frozen=True):
     """What may be set about direct portals."""
@@ -83,10 +88,10 @@ class DirectMode:
         self._lock = asyncio.Lock()
 
     async def probe(self) -> Support:
-        """Say whether addresses can be added; without that, always."""
+        """Say whether addresses can be added; without that, what is not served."""
         if self._addresses is not None:
             return await self._addresses.probe()
-        return Support(usable=True)
+        return Support(usable=True, missing=(_ONLY_OWN,))
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Nothing: no rules."""
