@@ -30,6 +30,7 @@ from steersman.modes.userspace.nft_rules import (
     table_of,
     whole,
 )
+from steersman.modes.userspace.written import Written
 
 _TIMEOUT = 60.0
 
@@ -41,8 +42,7 @@ class NftPortals:
         """Take how to run nft."""
         self._execute = execute
         self.families: tuple[Family, ...] = tuple(Family)
-        self._portals: dict[FrontendKey, Portal] = {}
-        self._objects: dict[FrontendKey, frozenset[Object]] = {}
+        self._written: Written[Object] = Written()
 
     async def probe(self) -> Support:
         """Say whether nft can be used."""
@@ -64,28 +64,18 @@ class NftPortals:
                 found[BaseKey(BASE, family)] = ""
                 found.update(self._in_force(family, have - base(family)))
                 continue
-            for key in self._of(family):
-                del self._objects[key], self._portals[key]
+            self._written.forget(self._written.of(family))
             if listed:
                 found[StrayKey(STRAY, family, TABLE, BASE)] = ""
         return found
 
     def _in_force(self, family: Family, have: Set[Object]) -> dict[Key, Portal | str]:
-        found: dict[Key, Portal | str] = {}
-        known: set[Object] = set()
-        for key in self._of(family):
-            if self._objects[key] <= have:
-                found[key] = self._portals[key]
-                known |= self._objects[key]
-            else:  # what is left of it is a stray
-                del self._objects[key], self._portals[key]
-        for each in sorted(have - known, key=str):
+        portals, left = self._written.compare(family, have)
+        found: dict[Key, Portal | str] = dict(portals.items())
+        for each in sorted(left, key=str):
             where, text = (each.map, each.text) if isinstance(each, Element) else ("", each.name)
             found[StrayKey(STRAY, family, where, text)] = ""
         return found
-
-    def _of(self, family: Family) -> list[FrontendKey]:
-        return [key for key in self._objects if key.family is family]
 
     async def apply(
         self,
@@ -106,30 +96,30 @@ class NftPortals:
                 await self._write(remove(family))
             elif mine or away:
                 await self._step(family, away, mine)
-            for key in [key for key in self._of(family) if key in away]:
-                del self._objects[key], self._portals[key]
-            self._objects.update(mine)
-            self._portals.update((key, wanted[key]) for key in mine)
+            self._written.forget([key for key in self._written.of(family) if key in away])
+            for key, parts in mine.items():
+                self._written.note(key, wanted[key], parts)
 
     async def _step(
         self, family: Family, gone: Set[Key], new: Mapping[FrontendKey, frozenset[Object]]
     ) -> None:
         """Write the difference; where what is there is not what was thought, all of it."""
-        old = [self._objects[key] for key in self._of(family) if key in gone or key in new]
+        old = [key for key in self._written.of(family) if key in gone or key in new]
         strays = {_stray(key) for key in gone if isinstance(key, StrayKey)}
-        text = change(family, chain(strays, *old), chain.from_iterable(new.values()))
+        away = chain(strays, self._written.parts_of(old))
+        text = change(family, away, chain.from_iterable(new.values()))
         if text and (await self._nft("-f", "-", stdin=text)).returncode:
             await self._write(self._whole(family, gone, new))
 
     def _whole(
         self, family: Family, gone: Set[Key], new: Mapping[FrontendKey, frozenset[Object]]
     ) -> str:
-        kept = {key: self._objects[key] for key in self._of(family) if key not in gone}
-        return whole(family, chain.from_iterable({**kept, **new}.values()))
+        kept = [key for key in self._written.of(family) if key not in gone and key not in new]
+        return whole(family, chain(self._written.parts_of(kept), *new.values()))
 
     def known(self, key: FrontendKey) -> Portal | None:
         """The portal in force at a destination, as far as this process wrote it."""
-        return self._portals.get(key)
+        return self._written.portal(key)
 
     async def _write(self, text: str) -> None:
         result = await self._nft("-f", "-", stdin=text)

@@ -14,6 +14,7 @@ from steersman.modes.iptables.script import Run
 from steersman.modes.iptables.variant import choose
 from steersman.modes.userspace.names import BASE, STRAY, BaseKey, FrontendKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rules import CHAINS, Kernel, Rule, parse, portal_rules, write
+from steersman.modes.userspace.written import Written
 
 _LOCK_WAIT = 5  # seconds, for the lock of iptables-legacy
 _NOTHING = Kernel(frozenset(), frozenset(), frozenset())
@@ -28,8 +29,7 @@ class IptablesPortals:
         self._variant = variant
         self._iptables: Iptables | None = None
         self.families: tuple[Family, ...] = ()
-        self._portals: dict[FrontendKey, Portal] = {}
-        self._rules: dict[FrontendKey, tuple[Rule, ...]] = {}
+        self._written: Written[Rule] = Written()
         self._kernel: dict[Family, Kernel] = {}
 
     async def probe(self) -> Support:
@@ -54,16 +54,10 @@ class IptablesPortals:
         return found
 
     def _in_force(self, family: Family, kernel: Kernel) -> dict[Key, Portal | str]:
-        found: dict[Key, Portal | str] = {}
-        known: set[Rule] = set()
-        for key in [key for key in self._rules if key.family is family]:
-            if kernel.rules.issuperset(self._rules[key]):
-                found[key] = self._portals[key]
-                known.update(self._rules[key])
-            else:  # what is left of it is a stray
-                del self._rules[key], self._portals[key]
-        strays = sorted(kernel.rules - known)
-        found.update({StrayKey(STRAY, family, rule.table, rule.line): rule.line for rule in strays})
+        portals, left = self._written.compare(family, kernel.rules)
+        found: dict[Key, Portal | str] = dict(portals.items())
+        for rule in sorted(left):
+            found[StrayKey(STRAY, family, rule.table, rule.line)] = rule.line
         if not kernel.complete and (kernel.chains or kernel.jumps):
             found[StrayKey(STRAY, family, "", BASE)] = ""  # something of the base is left
         return found
@@ -111,12 +105,12 @@ class IptablesPortals:
             if key.family is family
         }
         if fresh:
-            kept = [k for k in self._rules if k.family is family and k not in gone]
-            rules = {**{key: self._rules[key] for key in kept}, **mine}
-            return write((), chain.from_iterable(rules.values()), fresh=kernel.jumps)
-        changed = {key: rules for key, rules in mine.items() if self._rules.get(key) != rules}
-        old = [k for k in self._rules if k.family is family and (k in gone or k in changed)]
-        removed = list(chain.from_iterable(self._rules[key] for key in old))
+            kept = [key for key in self._written.of(family) if key not in gone and key not in mine]
+            rules = chain(self._written.parts_of(kept), *mine.values())
+            return write((), rules, fresh=kernel.jumps)
+        changed = {key: rules for key, rules in mine.items() if self._written.parts(key) != rules}
+        old = [key for key in self._written.of(family) if key in gone or key in changed]
+        removed = list(self._written.parts_of(old))
         removed += [Rule(k.where, k.text) for k in gone if _is_stray(k, family)]
         return write(removed, chain.from_iterable(changed.values()))
 
@@ -127,18 +121,14 @@ class IptablesPortals:
         wanted: Mapping[FrontendKey, Portal],
         ports: Mapping[FrontendKey, int],
     ) -> None:
-        for key in gone:
-            if isinstance(key, FrontendKey) and key.family is family and key not in wanted:
-                self._portals.pop(key, None)
-                self._rules.pop(key, None)
+        self._written.forget([key for key in self._written.of(family) if key in gone])
         for key, portal in wanted.items():
             if key.family is family:
-                self._portals[key] = portal
-                self._rules[key] = portal_rules(key, portal, ports[key])
+                self._written.note(key, portal, portal_rules(key, portal, ports[key]))
 
     def known(self, key: FrontendKey) -> Portal | None:
         """The portal in force at a destination, as far as this process wrote it."""
-        return self._portals.get(key)
+        return self._written.portal(key)
 
     async def _tool(self) -> Iptables:
         if self._iptables is None:
