@@ -10,6 +10,7 @@ import os
 import random
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,10 @@ from steersman.model.plan import Endpoint, Verdict
 from steersman.modes.base import ApplyError
 from steersman.modes.userspace import relay, tcp
 from steersman.modes.userspace.names import Choice
+from steersman.modes.userspace.relay import Pair
+from steersman.modes.userspace.sockets import Room, open_socket
 from steersman.modes.userspace.splice import Splice
+from steersman.modes.userspace.traffic import Tally
 from tests.userspace_proxy import (
     LOCAL,
     answering,
@@ -180,6 +184,26 @@ async def test_an_endpoint_that_resets_takes_the_client_along() -> None:
         await until(lambda: made.room.used == 1)
 
 
+async def test_an_endpoint_that_is_gone_before_it_is_greeted_resets_the_client() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server((LOCAL, 0)) as listening:
+        one = Endpoint(*listening.getsockname())
+        server, client = (socket.create_connection(listening.getsockname()) for _ in "12")
+        gone, us = listening.accept()[0], listening.accept()[0]
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        gone.close()
+        for sock in (server, client):
+            sock.setblocking(False)
+        ended: list[Pair] = []
+        pair = Pair(one, Tally(), Room(100), ended.append)
+        with pytest.raises(ConnectionError):
+            await relay.connect(loop, pair, client, server, b"PROXY")
+        pair.abort()
+        with us, pytest.raises(ConnectionResetError):
+            await asyncio.to_thread(us.recv, 1)
+        assert ended == []
+
+
 async def test_where_splicing_is_not_possible_streams_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -223,6 +247,30 @@ async def test_a_silent_endpoint_is_left_for_the_next_one(monkeypatch: Any) -> N
             assert await ask(made.port(key())) == b"one"
         for filler in fillers:
             filler.close()
+
+
+async def test_no_endpoint_is_blamed_when_this_process_stood_still(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.9,))  # less than until a SYN is sent again
+
+    def stand_still() -> None:
+        server.accept()[0].close()  # the dialled connection gets its place
+        time.sleep(1.3)
+
+    def make(address: str, protocol: str) -> socket.socket:
+        asyncio.get_running_loop().call_soon(stand_still)  # the first SYN is lost by now
+        return open_socket(address, protocol)
+
+    with socket.socket() as server, socket.socket() as filler:
+        server.bind((LOCAL, 0))
+        server.listen(0)
+        filler.connect(server.getsockname())
+        one = Endpoint(*server.getsockname())
+        async with proxy() as made:
+            await made.start({key(): listener(one)})
+            made._listeners[key()].route.open_socket = make
+            with socket.create_connection((LOCAL, made.port(key()))):
+                await until(lambda: made.traffic.of(owner(), one).connections == 1)
+            assert made.traffic.of(owner(), one).failures == 0
 
 
 async def test_a_client_that_no_endpoint_takes_is_reset() -> None:

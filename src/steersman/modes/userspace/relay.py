@@ -49,6 +49,7 @@ class Half(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(_WAITING)
         self.transport.pause_reading()
+        self._pair.made.append(self.transport)
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes on."""
@@ -129,6 +130,9 @@ class Half(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Take the other end along: with a reset, unless both had ended in order."""
+        if not self._pair.joined:
+            self._pair.broken = True
+            return
         self._stop_splice()
         self.peer._stop_splice()
         if not self.peer.transport.is_closing():
@@ -155,7 +159,10 @@ def abort(transport: asyncio.BaseTransport) -> None:
 class Pair:
     """A relayed connection."""
 
-    __slots__ = ("_lost", "_on_end", "client", "endpoint", "room", "server")
+    __slots__ = (
+        *("_lost", "_on_end", "broken", "client"),
+        *("endpoint", "joined", "made", "room", "server"),
+    )
 
     def __init__(
         self, endpoint: Endpoint, tally: Tally, room: Room, on_end: Callable[[Pair], None]
@@ -165,6 +172,11 @@ class Pair:
         self.client = Half(self, tally, 0)
         self.server = Half(self, tally, 1)
         self.client.peer, self.server.peer = self.server, self.client
+        self.made: list[asyncio.Transport] = []
+        """The transports of both ends, as far as they are there."""
+        self.joined = False
+        self.broken = False
+        """An end was lost before they were joined."""
         self._on_end = on_end
         self._lost = 0
 
@@ -175,9 +187,9 @@ class Pair:
             self._on_end(self)
 
     def abort(self) -> None:
-        """Reset both ends."""
-        abort(self.client.transport)
-        abort(self.server.transport)
+        """Reset both ends, or the one that is there."""
+        for transport in self.made:
+            abort(transport)
 
 
 async def connect(
@@ -196,5 +208,8 @@ async def connect(
     if greeting:
         pair.server.transport.write(greeting)
     await loop.create_connection(lambda: pair.client, sock=client)
+    if pair.broken:
+        raise ConnectionResetError
+    pair.joined = True
     pair.server.transport.resume_reading()
     pair.client.transport.resume_reading()

@@ -18,6 +18,8 @@ from steersman.modes.userspace.sockets import BACKLOG, reset, tune
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
 """Seconds for each attempt to reach an endpoint (SPEC 11.2)."""
+_STALL = 0.05  # seconds
+_STALLS = 4  # of one attempt
 _DESCRIPTORS = 2  # of one connection
 _ACCEPT_AT_ONCE = 64
 _ACCEPT_AGAIN = 0.1  # seconds
@@ -159,15 +161,16 @@ class TcpListener:
         endpoint, server = found
         tally = route.reached(peer[0], endpoint, self._loop.time() - started)
         pair = Pair(endpoint, tally, route.room, self._ended)
-        self.pairs.add(pair)
-        greeting = _greeting(client, peer, route.destination) if route.plan.proxy_protocol else b""
         try:
+            greets = route.plan.proxy_protocol
+            greeting = _greeting(client, peer, route.destination) if greets else b""
             await connect(self._loop, pair, client, server, greeting)
-        except OSError:
-            self.pairs.discard(pair)
+        except (OSError, asyncio.CancelledError):  # the task is cancelled where all are reset
             route.balancer.ended(endpoint)
+            pair.abort()
             server.close()
-            return False
+            raise
+        self.pairs.add(pair)
         return True
 
     async def _dial(self, endpoints: list[Endpoint]) -> tuple[Endpoint, socket.socket] | None:
@@ -181,8 +184,7 @@ class TcpListener:
             sock = self.route.open_socket(endpoint.ip, "TCP")
             try:
                 tune(sock)
-                async with asyncio.timeout(timeout):
-                    await self._loop.sock_connect(sock, (endpoint.ip, endpoint.port))
+                await self._connect(sock, (endpoint.ip, endpoint.port), timeout)
             except TimeoutError:
                 pass
             except OSError:
@@ -195,6 +197,23 @@ class TcpListener:
             sock.close()
             self.route.failed(endpoint)
         return None
+
+    async def _connect(self, sock: socket.socket, address: tuple[str, int], seconds: float) -> None:
+        """Connect in some time; a timer that was late says that this process stood still.
+
+        That is nobody's fault but its own (a CPU limit, say), so it waits for as long again.
+        """
+        for _ in range(_STALLS):
+            due = self._loop.time() + seconds
+            try:
+                async with asyncio.timeout_at(due):
+                    await self._loop.sock_connect(sock, address)  # or go on with it
+            except TimeoutError:
+                if self._loop.time() - due < _STALL:
+                    break
+            else:
+                return
+        raise TimeoutError
 
     def _ended(self, pair: Pair) -> None:
         self.pairs.discard(pair)
