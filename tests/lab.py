@@ -324,10 +324,11 @@ class Lab:
         protocol: str = "TCP",
         *,
         timeout: float = 3.0,
+        at_once: bool = False,
     ) -> Outcome:
         """One new connection from an address of the lab ("" for any of the node's)."""
-        cgroup = self._cgroup(source)
-        return probe(self.netns(source), source, address, port, protocol, timeout, cgroup)
+        cgroup, netns = self._cgroup(source), self.netns(source)
+        return probe(netns, source, address, port, protocol, timeout, cgroup, at_once=at_once)
 
     def socket(self, source: str, protocol: str) -> socket.socket:
         """A socket of who has an address, as `probe` makes it."""

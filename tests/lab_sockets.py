@@ -12,6 +12,7 @@ import errno
 import os
 import selectors
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ SO_LINGER_NOW = b"\x01\x00\x00\x00\x00\x00\x00\x00"
 """l_onoff 1, l_linger 0: close with a reset, so that no TIME_WAIT keeps an address pair busy."""
 ANSWER_TIMEOUT = 10.0
 """Seconds for the words of a server once TCP is connected: only a busy machine needs them."""
+_TOTAL_RETRANS = 100  # offset in struct tcp_info (linux/tcp.h, since 2.4)
 KINDS = {"TCP": socket.SOCK_STREAM, "UDP": socket.SOCK_DGRAM, "SCTP": socket.SOCK_RAW}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -119,11 +121,13 @@ def probe(
     protocol: str,
     timeout: float,
     cgroup: Path | None = None,
+    *,
+    at_once: bool = False,
 ) -> Outcome:
     """Open one new connection (or send one datagram) and say what came of it.
 
     `source` may be "": then the kernel chooses. Within `timeout` seconds TCP must be connected,
-    others must have answered; below one second not even the first packet may be lost.
+    others must have answered. `at_once` tells that TCP had to repeat itself: that is a timeout.
     """
     with netns.socket(address, protocol, cgroup) as sock:
         sock.settimeout(timeout)
@@ -131,10 +135,26 @@ def probe(
             if source:
                 sock.bind((source, 0))
             answer = _ask(sock, address, port, protocol)
+            if at_once:
+                see_at_once(sock)
         except OSError as error:
             return _failed(error)
     endpoint, _, seen = answer.partition(" ")
     return Outcome("answered", endpoint, seen) if seen else Outcome("refused")
+
+
+def see_at_once(sock: socket.socket) -> None:
+    """See that TCP has not sent a packet again, as it would have after a lost one.
+
+    Whatever the clock says: a busy machine stands still for seconds.
+
+    Raises:
+        TimeoutError: it has.
+    """
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
+    (again,) = struct.unpack_from("=I", info, _TOTAL_RETRANS)
+    if again:
+        raise TimeoutError(f"packets were sent again: {again}")
 
 
 def _ask(sock: socket.socket, address: str, port: int, protocol: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from tests.flows import FlowCase, by_packets, compare
 from tests.lab import RUN, Lab, Layout, Pod, remove_leftovers
+from tests.lab_sockets import see_at_once
 
 pytestmark = pytest.mark.kernel
 
@@ -171,3 +174,17 @@ def test_what_dead_processes_left_is_removed_and_nothing_else() -> None:
     finally:
         for name in names[1:]:
             subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+def test_what_tcp_had_to_send_again_is_told() -> None:
+    with socket.socket() as server, socket.socket() as filler, socket.socket() as client:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        filler.connect(server.getsockname())
+        see_at_once(filler)
+        client.setblocking(False)
+        client.connect_ex(server.getsockname())  # there is no place for it
+        server.accept()[0].close()
+        assert select.select([], [client], [], 20)[1]
+        with pytest.raises(TimeoutError, match="again: "):
+            see_at_once(client)

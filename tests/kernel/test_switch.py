@@ -19,6 +19,7 @@ from steersman.modes.ebpf.hold import TABLE, Hold
 from steersman.run.switch import clean_leftovers, others
 from tests import nftables_plans as make
 from tests.lab import Lab, Layout, Pod
+from tests.lab_sockets import see_at_once
 from tests.modes import MODES, render
 
 pytestmark = pytest.mark.kernel
@@ -100,12 +101,13 @@ class Echo:
 
 
 def socket_to(lab: Lab, source: str, address: str, port: int) -> socket.socket:
-    """A connection that begins before a lost SYN would be sent again."""
+    """A connection of which no packet was lost."""
     sock = lab.socket(source, "TCP")
     try:
-        sock.settimeout(0.9)
+        sock.settimeout(10)
         sock.bind((source, 0))
         sock.connect((address, port))
+        see_at_once(sock)
     except OSError:
         sock.close()
         raise

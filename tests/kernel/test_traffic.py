@@ -150,7 +150,7 @@ class Traffic:
                     (LOCAL[number], address(number), 80),
                 )
             )
-            outcome = self._lab.probe(source, target, target_port, timeout=0.9)
+            outcome = self._lab.probe(source, target, target_port, timeout=10, at_once=True)
             if outcome.kind == "answered":
                 self.answered[source, target, target_port] += 1
             else:
