@@ -197,6 +197,23 @@ async def test_a_slow_answer_still_finds_its_client(monkeypatch: pytest.MonkeyPa
             await until(lambda: made.open_connections == 0)
 
 
+async def test_what_was_asked_before_another_process_took_over_is_answered() -> None:
+    async with server(b"1") as (one, answers), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        answers.keep = b"slow"
+        async with client(made.port(key(UDP))) as slow, client(made.port(key(UDP))) as late:
+            asked = asyncio.create_task(slow.ask(b"slow"))
+            await until(lambda: len(answers.kept) == 1)
+            made.step_back()
+            late.transport.sendto(b"late")
+            answers.give()
+            assert await asked == b"1slow"
+            assert len(answers.clients) == 1, "the other process is for that"
+        assert made.open_connections == 1
+        assert await made.drain(0) == 1
+        assert made.open_connections == 0
+
+
 async def test_who_gets_no_answer_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(udp, "ANSWER_SECONDS", 3600.0)
     async with server(b"1") as (one, answers), proxy(limit=5, udp_idle=0.1) as made:

@@ -95,7 +95,10 @@ class Proxy:
         self._inherited = dict(sockets)
 
     def step_back(self) -> None:
-        """Leave to another process what it has the same sockets for: TCP clients may go to both."""
+        """Leave to another process what it has the same sockets for: TCP clients may go to both.
+
+        UDP clients go to the other one; what they have asked here is still answered.
+        """
         for listener in self._listeners.values():
             listener.route.shared = True
         self.stop(self.take([key for key in self._listeners if key.protocol is Protocol.UDP]))

@@ -138,7 +138,7 @@ class UdpListener(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
         self._sessions: dict[Client, Session] = {}
         self._make = session or Session
-        self._reads = False
+        self._reads = self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -242,12 +242,20 @@ class UdpListener(asyncio.DatagramProtocol):
         """Drop a session."""
         if self._sessions.get(client) is session:
             del self._sessions[client]
+            if self._stopped and not self._sessions:
+                self._socket.close()
 
     def stop(self) -> None:
-        """Close the socket, and the sessions: there is no way back for their answers."""
-        self.abort()
+        """Take no more. Sessions end, too: there is no way back for their answers.
+
+        But for one where another process has the same socket: those go on until they are idle.
+        """
         if self._reads:
             self.loop.remove_reader(self._socket)
+        if self._reads and self.route.shared and self._sessions:
+            self._stopped = True
+            return
+        self.abort()
         if self._transport is not None:
             self._transport.close()
         else:
