@@ -14,9 +14,10 @@ import pytest
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Detector, Endpoint, Verdict
+from steersman.modes.base import ApplyError
 from steersman.modes.userspace import udp
 from steersman.modes.userspace.names import Choice, FrontendKey, Listener, Sources
-from steersman.modes.userspace.sockets import open_socket
+from steersman.modes.userspace.sockets import Ports, open_socket
 from tests.userspace_proxy import LOCAL, PATIENCE, key, listener, owner, proxy, until
 
 UDP = Protocol.UDP
@@ -282,3 +283,14 @@ async def test_a_stopped_listener_forgets_its_clients() -> None:
             made.stop(made.take([key(UDP)]))
             assert made.open_connections == 0
             assert made.room.used == 0
+
+
+async def test_no_two_listeners_share_a_proxy_port() -> None:
+    """Of UDP too: the kernel would give one of them the datagrams of both."""
+    async with proxy() as made:
+        made._ports = Ports((23_100, 23_101))
+        wanted = {key(UDP, f"10.96.0.{n}"): listener(protocol=UDP) for n in (1, 2)}
+        await made.start(wanted)
+        assert {made.port(k) for k in wanted} == {23_100, 23_101}
+        with pytest.raises(ApplyError, match="no proxy port of 23100-23101 is free"):
+            await made.start({key(UDP, "10.96.0.3"): listener(protocol=UDP)})

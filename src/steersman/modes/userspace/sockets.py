@@ -112,8 +112,10 @@ def prepare(sock: socket.socket, *, shared: bool) -> None:
         shared: let the next process bind the same port while this one still drains.
     """
     sock.setblocking(False)
-    if hasattr(socket, "SO_REUSEPORT"):  # on Windows SO_REUSEADDR would let others steal the port
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "SO_REUSEPORT"):
+        # Two sockets of UDP (on Windows of TCP too) could have one port with SO_REUSEADDR.
+        if sock.type is socket.SOCK_STREAM:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if sock.family == socket.AF_INET6:
