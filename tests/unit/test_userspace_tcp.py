@@ -529,3 +529,23 @@ async def test_everybody_is_dropped_without_a_choice() -> None:
 
 def test_protocols_are_listened_on_apart() -> None:
     assert key(Protocol.UDP) != key(Protocol.TCP)
+
+
+async def test_a_failed_accept_makes_nobody_deaf_on_windows(monkeypatch: Any) -> None:
+    def none(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", none)
+    failures = [OSError(errno.EPROTO, "vanished"), OSError(errno.EMFILE, "too many open files")]
+    accept = asyncio.SelectorEventLoop.sock_accept
+
+    async def sometimes(loop: Any, sock: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return await accept(loop, sock)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", sometimes)
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        assert await ask(made.port(key()), b"!") == b"one!"
+        assert made.room.refused == 1

@@ -147,8 +147,8 @@ class Proxy:
             listener.stop()
             self.room.give_back(1)
             self._count(listener.route.plan.owner, -1)
-            if listener.open_connections:
-                self._left.append(listener)
+            self._left.append(listener)
+        self._left = [listener for listener in self._left if listener.open_connections]
 
     def _fits(self, key: FrontendKey, plan: Listener) -> bool:
         """Whether a listener is there already and just needs another plan."""
@@ -220,6 +220,7 @@ class Proxy:
     def _count(self, owner: PlanKey, change: int) -> None:
         """Count the listeners of a ServicePort; forget what they shared with the last one."""
         self._owned[owner] += change
+        self.traffic.begin(owner)
         if not self._owned[owner]:
             del self._owned[owner]
             self._balancers.pop(owner, None)

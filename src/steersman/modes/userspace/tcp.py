@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+from collections.abc import Iterable
 from typing import Any
 
 from steersman.model.addresses import canonical_ip
@@ -34,7 +35,8 @@ class TcpListener:
         self.route = route
         self._socket = sock
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[bool], socket.socket] = {}
+        """What brings each client to an endpoint."""
         self._retry: asyncio.TimerHandle | None = None
         self._proactor: asyncio.Task[None] | None = None
         self.pairs: set[Pair] = set()
@@ -83,9 +85,7 @@ class TcpListener:
             except ConnectionError:
                 continue
             except OSError as error:
-                if error.errno not in _EXHAUSTED:
-                    raise
-                self.route.room.refused += 1
+                self.route.room.refused += error.errno in _EXHAUSTED
                 await asyncio.sleep(_ACCEPT_AGAIN)
                 continue
             self._take(client, peer)
@@ -102,14 +102,18 @@ class TcpListener:
             reset(client)
             return
         task = self._loop.create_task(self._serve(client, peer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = client
+        task.add_done_callback(self._served)
 
     def follow(self, plan: Listener) -> None:
         """Take another plan; connections go on, but for those that it wants closed."""
         self.route.plan = plan
-        if plan.kept is not None:
-            for pair in [pair for pair in self.pairs if pair.endpoint not in plan.kept]:
+        self._cut(self.pairs)
+
+    def _cut(self, pairs: Iterable[Pair]) -> None:
+        kept = self.route.plan.kept
+        if kept is not None:
+            for pair in [pair for pair in pairs if pair.endpoint not in kept]:
                 pair.abort()
 
     def stop(self) -> None:
@@ -133,13 +137,18 @@ class TcpListener:
 
     # Serving
 
-    async def _serve(self, client: socket.socket, peer: tuple[Any, ...]) -> None:
-        joined = False
+    async def _serve(self, client: socket.socket, peer: tuple[Any, ...]) -> bool:
         try:
             tune(client)
-            joined = await self._join(client, peer)
+            return await self._join(client, peer)
         except OSError:
-            pass  # the client is gone already
+            return False  # the client is gone already
+
+    def _served(self, task: asyncio.Task[bool]) -> None:
+        """Turn a client away that was not joined, also where its task never got to begin."""
+        client, joined = self._tasks.pop(task), False
+        try:
+            joined = not task.cancelled() and task.result()
         finally:
             if not joined:
                 self.route.room.give_back(_DESCRIPTORS)
@@ -171,6 +180,7 @@ class TcpListener:
             server.close()
             raise
         self.pairs.add(pair)
+        self._cut([pair])  # the plan may be another one by now
         return True
 
     async def _dial(self, endpoints: list[Endpoint]) -> tuple[Endpoint, socket.socket] | None:

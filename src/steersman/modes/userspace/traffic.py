@@ -40,9 +40,13 @@ class Traffic:
     def __init__(self) -> None:
         self._tallies: dict[PlanKey, dict[Endpoint, Tally]] = {}
 
+    def begin(self, owner: PlanKey) -> None:
+        """Count for a ServicePort from now on, until `forget`."""
+        self._tallies.setdefault(owner, {})
+
     def of(self, owner: PlanKey, endpoint: Endpoint) -> Tally:
-        """The counts of an endpoint, from zero if need be."""
-        return self._tallies.setdefault(owner, {}).setdefault(endpoint, Tally())
+        """The counts of an endpoint, from zero if need be; kept while its ServicePort is there."""
+        return self._tallies.get(owner, {}).setdefault(endpoint, Tally())
 
     def forget(self, owner: PlanKey) -> None:
         """Drop the counts of a ServicePort that is gone."""

@@ -1,0 +1,85 @@
+"""What is left of a proxy's work when something ends at an awkward moment: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from steersman.model.plan import Endpoint
+from steersman.modes.userspace import tcp
+from tests.userspace_proxy import LOCAL, answering, endpoint, key, listener, proxy, until
+
+
+@contextmanager
+def silent() -> Iterator[Endpoint]:
+    """An endpoint that answers nobody: its backlog is full."""
+    with socket.socket() as sock:
+        sock.bind((LOCAL, 0))
+        sock.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(sock.getsockname())
+        yield Endpoint(*sock.getsockname())
+        for filler in fillers:
+            filler.close()
+
+
+async def test_a_client_cut_before_it_was_looked_at_leaves_nothing() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one, kept=())})
+        server = made._listeners[key()]
+        assert isinstance(server, tcp.TcpListener)
+        with socket.create_connection((LOCAL, made.port(key()))) as sock:  # no turn of the loop
+            server._acceptable()
+            made.cut([key()])
+            sock.settimeout(10)
+            with pytest.raises(ConnectionResetError):
+                await asyncio.to_thread(sock.recv, 1)
+        await until(lambda: made.open_connections == 0)
+        assert made.room.used == 1
+
+
+async def test_a_dial_that_fails_when_its_service_port_is_gone_counts_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.05, 0.05, 0.05, 0.05))
+    with silent() as one:
+        async with proxy() as made:
+            await made.start({key(): listener(one)})
+            with socket.create_connection((LOCAL, made.port(key()))):
+                await until(lambda: made.open_connections == 1)
+                made.stop(made.take([key()]))
+                await until(lambda: made.open_connections == 0)
+            assert list(made.traffic) == []
+            assert made.room.used == 0
+
+
+async def test_a_connection_made_to_an_endpoint_that_left_meanwhile_is_reset() -> None:
+    async with endpoint(answering(b"1")) as one, endpoint(answering(b"2")) as two, proxy() as made:
+        await made.start({key(): listener(one, kept=(one,))})
+        server = made._listeners[key()]
+        assert isinstance(server, tcp.TcpListener)
+        with socket.create_connection((LOCAL, made.port(key()))):
+            server._acceptable()
+            await asyncio.sleep(0)  # it dials the first one now
+            await made.start({key(): listener(two, kept=(two,))})
+            await until(lambda: made.open_connections == 0)
+        assert made.room.used == 1
+
+
+async def test_stopped_listeners_are_forgotten_though_nobody_asks_for_counts() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        for _ in range(5):
+            await made.start({key(): listener(one)})
+            reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+            assert await reader.readexactly(1) == b"1"
+            (server,) = made._listeners.values()
+            made.stop(made.take([key()]))
+            writer.close()
+            await until(lambda server=server: server.open_connections == 0)  # type: ignore[misc]
+        assert len(made._left) <= 1
