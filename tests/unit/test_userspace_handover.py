@@ -12,6 +12,7 @@ import pytest
 
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
+from steersman.modes.base import ApplyError
 from steersman.modes.diff import Diff
 from steersman.modes.userspace import handover
 from steersman.modes.userspace.apply import Proxy
@@ -58,7 +59,8 @@ async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> No
                     assert await ask(port) == b"1"
 
 
-async def test_what_nobody_wants_any_more_is_closed() -> None:
+async def test_what_nobody_wants_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "_REST", 0.01)
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
         wanted = many(one, 2)
         async with serving(old, wanted):
@@ -66,6 +68,7 @@ async def test_what_nobody_wants_any_more_is_closed() -> None:
             async with serving(new, many(one, 1)):
                 await old.drain(0)
                 assert await ask(first) == b"1"
+                await until(lambda: not new._inherited)
                 with pytest.raises(ConnectionRefusedError):
                     await ask(second)
 
@@ -124,3 +127,25 @@ async def test_who_has_connected_is_served_though_the_listener_goes() -> None:
             sock.settimeout(10)
             assert await asyncio.to_thread(sock.recv, 1) == b"1"
         await until(lambda: made.open_connections == 0)
+
+
+async def test_a_refused_service_port_costs_the_others_no_socket() -> None:
+    """A batch that is refused is halved: the rest comes bit by bit."""
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        first, second = wanted = many(one, 2)
+        taken = {key(address="10.96.0.9"): listener(one, port=one.port)}
+        async with serving(old, wanted):
+            after = Succession(NAME, new)
+            try:
+                await after.begin()
+                with pytest.raises(ApplyError):
+                    await new.start({**wanted, **taken})
+                await new.start({first: wanted[first]})
+                await after.serve()
+                await new.start({second: wanted[second]})
+                assert [new.port(k) for k in wanted] == [old.port(k) for k in wanted]
+                await old.drain(0)
+                for each in wanted:
+                    assert await ask(new.port(each)) == b"1"
+            finally:
+                after.close()

@@ -391,7 +391,7 @@ async def test_another_plan_touches_no_connection() -> None:
         port = made.port(key())
         reader, writer = await asyncio.open_connection(LOCAL, port)
         assert await reader.readexactly(1) == b"1"
-        assert await made.start({key(): listener(two)}) == []
+        assert await made.start({key(): listener(two)}) == {}
         assert await ask(port) == b"2"
         writer.write(b"old")
         assert await reader.readexactly(3) == b"old"

@@ -80,9 +80,9 @@ async def server(name: bytes) -> AsyncIterator[tuple[Endpoint, Answers]]:
 
 
 @asynccontextmanager
-async def client(port: int) -> AsyncIterator[Client]:
+async def client(port: int, address: str = LOCAL) -> AsyncIterator[Client]:
     loop = asyncio.get_running_loop()
-    transport, made = await loop.create_datagram_endpoint(Client, remote_addr=(LOCAL, port))
+    transport, made = await loop.create_datagram_endpoint(Client, remote_addr=(address, port))
     yield made
     transport.close()
     await asyncio.sleep(0)

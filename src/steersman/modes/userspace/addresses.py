@@ -73,6 +73,7 @@ class LinuxAddresses:
         """The addresses on the interface; see `Addresses.held`."""
         result = await self._ip("-json", "address", "show", "dev", self.interface)
         if result.returncode:
+            self._made = False  # or somebody has removed it
             return frozenset()
         links = json.loads(result.stdout or b"[]")
         texts = [entry["local"] for link in links for entry in link.get("addr_info", ())]

@@ -64,6 +64,8 @@ class Proxy:
         """Stopped ones whose connections go on."""
         self._inherited: dict[Place, socket.socket] = {}
         """Sockets of the process before, that no listener has taken yet."""
+        self._taken: set[FrontendKey] = set()
+        """Listeners that have taken one, as long as there may be more of them."""
 
     @property
     def listeners(self) -> dict[FrontendKey, Listener]:
@@ -93,6 +95,11 @@ class Proxy:
         for sock in self._inherited.values():
             sock.close()
         self._inherited = dict(sockets)
+        self._taken.clear()
+
+    def inherited(self, key: FrontendKey) -> bool:
+        """Whether a listener has just taken the socket of the process before."""
+        return key in self._taken
 
     def step_back(self) -> None:
         """Leave to another process what it has the same sockets for: TCP clients may go to both.
@@ -103,10 +110,10 @@ class Proxy:
             listener.route.shared = True
         self.stop(self.take([key for key in self._listeners if key.protocol is Protocol.UDP]))
 
-    async def start(self, wanted: Mapping[FrontendKey, Listener]) -> list[AnyListener]:
+    async def start(self, wanted: Mapping[FrontendKey, Listener]) -> dict[FrontendKey, AnyListener]:
         """Start listeners, or give them other plans; return those that are replaced.
 
-        They still accept: `stop` them when nothing leads to them any more.
+        They still accept: `stop` them when nothing leads to them any more, or `put_back`.
 
         Raises:
             ApplyError: one cannot be started; then none is, and none has another plan.
@@ -117,9 +124,10 @@ class Proxy:
                 if not self._fits(key, plan):
                     fresh[key] = await self._open(key, plan)
         except OSError as error:
+            self._give_back(fresh)
             self.stop(fresh.values())
             raise ApplyError(_trouble(key, plan, error)) from error
-        replaced = [self._listeners[key] for key in fresh if key in self._listeners]
+        replaced = {key: self._listeners[key] for key in fresh if key in self._listeners}
         for key in wanted.keys() - fresh.keys():
             route = self._listeners[key].route
             before = route.plan.owner
@@ -129,6 +137,12 @@ class Proxy:
             self._count(before, -1)  # last: what they share must not go with it
         self._listeners.update(fresh)
         return replaced
+
+    def put_back(self, replaced: Mapping[FrontendKey, AnyListener]) -> None:
+        """Have what was replaced instead of what replaced it, which is stopped."""
+        instead = self.take(replaced)
+        self._listeners.update(replaced)
+        self.stop(instead)
 
     def take(self, keys: Iterable[FrontendKey]) -> list[AnyListener]:
         """Give listeners up; they still accept until they are stopped."""
@@ -175,9 +189,19 @@ class Proxy:
         port = sock.getsockname()[1]
         if port == plan.port or (not plan.port and self._ports.allows(port)):
             sock.setblocking(False)
+            self._taken.add(key)
             return sock
         sock.close()
         return None
+
+    def _give_back(self, fresh: Mapping[FrontendKey, AnyListener]) -> None:
+        """Inherit again what listeners took that are given up: somebody may wait there."""
+        for key, listener in fresh.items():
+            if key in self._taken:
+                with contextlib.suppress(OSError):  # no descriptors: a new socket has to do
+                    place = _place(key, listener.route.plan)
+                    self._inherited[place] = listener.listening.dup()
+        self._taken -= fresh.keys()
 
     def _bind(self, key: FrontendKey, plan: Listener) -> socket.socket:
         address = plan.bind or wildcard(key.family is Family.IPV6)

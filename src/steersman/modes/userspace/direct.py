@@ -142,11 +142,11 @@ class DirectMode:
                 await self._add(fresh)
                 replaced = await self.proxy.start(wanted)
             except (ApplyError, BusyError):
-                await self._remove(fresh)
+                await self._take_back(fresh)
                 raise
             gone = {key for key in change.removed if key[0] == LISTENER} - wanted.keys()
             self.proxy.cut(left_without_endpoints(change))
-            self.proxy.stop([*replaced, *self.proxy.take(gone)])
+            self.proxy.stop([*replaced.values(), *self.proxy.take(gone)])
             for key in change.removed:
                 self._refusing.pop(key, None)
             self._refusing.update(refusing)
@@ -166,6 +166,14 @@ class DirectMode:
             needed = _needed({**self.proxy.listeners, **self._refusing})
             for address in sorted(maybe - needed):
                 await self._addresses.remove(address)
+
+    async def _take_back(self, addresses: set[str]) -> None:
+        """Remove addresses that were added in vain.
+
+        On an interface of our own another process may need them; `read` finds what nobody does.
+        """
+        if self._addresses is not None and not self._addresses.dedicated:
+            await self._remove(addresses)
 
     async def close(self, seconds: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `seconds`.

@@ -26,6 +26,8 @@ _MOST = 1 << 18  # bytes of a message
 _PATIENCE = 2.0  # seconds for each message of the other process
 _PEER = struct.Struct("iII")  # struct ucred: process, user, group
 _ATTEMPTS = 50
+_REST = 10.0
+"""Seconds until sockets that no listener wants are closed: a refused batch comes in parts."""
 
 
 class Handover:
@@ -120,6 +122,7 @@ class Succession:
         self._proxy = proxy
         self._handover = Handover(name, proxy.sockets, self._step_back) if name else None
         self._begun = self._served = False
+        self._rest: asyncio.TimerHandle | None = None
         self.over = False
         """Another process has taken over: rules and new listeners are its business."""
 
@@ -130,10 +133,11 @@ class Succession:
             self._proxy.inherit(await asyncio.to_thread(self._handover.take))
 
     async def serve(self) -> None:
-        """Once all listeners are started: let go of what nobody wants, and be the one to ask."""
+        """Once listeners are started: let go of what nobody wants, and be the one to ask."""
         if self._handover is not None and not self._served:
             self._served = True
-            self._proxy.inherit({})
+            loop = asyncio.get_running_loop()
+            self._rest = loop.call_later(_REST, self._proxy.inherit, {})
             await self._handover.wait()
 
     async def follow(self, change: Diff) -> None:
@@ -149,6 +153,9 @@ class Succession:
 
     def close(self) -> None:
         """Be asked no more."""
+        if self._rest is not None:
+            self._rest.cancel()
+        self._proxy.inherit({})
         if self._handover is not None:
             self._handover.close()
 

@@ -8,8 +8,9 @@ from collections.abc import Hashable
 import msgspec
 
 from steersman.host.exec import Exec
+from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import ApplyError, Support
+from steersman.modes.base import Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.userspace import render
 from steersman.modes.userspace.apply import AnyListener, Proxy
@@ -22,6 +23,7 @@ from steersman.modes.userspace.names import (
     Listener,
     left_without_endpoints,
     listeners_of,
+    part_of,
     portals_of,
 )
 from steersman.modes.userspace.nft_portals import NftPortals
@@ -117,21 +119,26 @@ class UserspaceMode:
             if self._succession.over:
                 await self._succession.follow(change)
                 return
-            before = self.proxy.listeners
             wanted = listeners_of(change)
             if wanted:
                 await self._succession.begin()
-            replaced = await self.proxy.start(wanted)
-            gone = {k for k in change.removed if k[0] == LISTENER} - wanted.keys()
-            try:
-                await self._lead(change, wanted)
-            except Exception:
-                await self._take_back(before, wanted, replaced)
-                raise
-            self.proxy.cut(left_without_endpoints(change))
-            self.proxy.stop([*replaced, *self.proxy.take(gone)])
+            for family in Family:  # each has rules of its own, which can fail on their own
+                await self._follow(part_of(change, family))
             if wanted:
                 await self._succession.serve()
+
+    async def _follow(self, change: Diff) -> None:
+        before = self.proxy.listeners
+        wanted = listeners_of(change)
+        replaced = await self.proxy.start(wanted)
+        gone = {k for k in change.removed if k[0] == LISTENER} - wanted.keys()
+        try:
+            await self._lead(change, wanted)
+        except Exception:
+            await self._take_back(before, wanted, replaced)
+            raise
+        self.proxy.cut(left_without_endpoints(change))
+        self.proxy.stop([*replaced.values(), *self.proxy.take(gone)])
 
     async def _lead(self, change: Diff, listeners: dict[FrontendKey, Listener]) -> None:
         portals = portals_of(change)
@@ -148,16 +155,13 @@ class UserspaceMode:
         self,
         before: dict[FrontendKey, Listener],
         wanted: dict[FrontendKey, Listener],
-        replaced: list[AnyListener],
+        replaced: dict[FrontendKey, AnyListener],
     ) -> None:
-        """Undo `start`, as far as it can be: what was replaced is opened anew."""
-        self.proxy.stop(replaced)
-        self.proxy.stop(self.proxy.take(key for key in wanted if key not in before))
-        again = {key: before[key] for key in wanted if key in before}
-        try:
-            await self.proxy.start(again)
-        except ApplyError:
-            self.proxy.stop(self.proxy.take(again))
+        """Undo `start`: the rules lead where they did; rules of the process before do, too."""
+        self.proxy.put_back(replaced)
+        fresh = [k for k in wanted if k not in before and not self.proxy.inherited(k)]
+        self.proxy.stop(self.proxy.take(fresh))
+        await self.proxy.start({key: before[key] for key in wanted if key in before})
 
     async def close(self, seconds: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `seconds`."""

@@ -188,6 +188,15 @@ def portals_of(change: Diff) -> dict[FrontendKey, Portal]:
     return {key: value for key, value in _new(change) if isinstance(value, Portal)}
 
 
+def part_of(change: Diff, family: Family) -> Diff:
+    """What a Diff does in one family."""
+    added, removed, changed = (
+        {key: value for key, value in part.items() if key.family is family}
+        for part in (change.added, change.removed, change.changed)
+    )
+    return Diff(added, removed, changed)
+
+
 def left_without_endpoints(change: Diff) -> set[FrontendKey]:
     """Listeners that a Diff removes because nobody is left to pass connections on to."""
     refusing = {key for key, portal in portals_of(change).items() if portal.verdict is not _FORWARD}

@@ -1,0 +1,191 @@
+"""Diffs that fail half-way in the userspace modes: who was served is served still."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from steersman.host.exec import Result, SubprocessExec
+from steersman.model.names import Protocol
+from steersman.model.plan import (
+    Action,
+    Endpoint,
+    FamilySettings,
+    Frontend,
+    FrontendKind,
+    NodeSettings,
+    ServicePlan,
+    Verdict,
+)
+from steersman.modes.base import ApplyError, BusyError
+from steersman.modes.diff import diff
+from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
+from steersman.modes.userspace.direct import DirectMode
+from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
+from tests.kernel.namespace import sh
+from tests.kernel.test_userspace_kernel import (
+    PORT,
+    SETTINGS,
+    VARIANTS,
+    VIP,
+    become,
+    on_a_node,
+    options,
+    plan,
+    rendered,
+)
+from tests.unit.test_userspace_udp import client, server
+from tests.userspace_proxy import ask, owner
+
+pytestmark = pytest.mark.kernel
+OTHER_HOST = "192.168.77.3"
+Fails = Callable[[Sequence[str], bytes], bool]
+
+
+class Failing(SubprocessExec):
+    """Programs that find the kernel busy, for as long as `fails` says so."""
+
+    def __init__(self, fails: Fails) -> None:
+        super().__init__()
+        self.fails: Fails | None = fails
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        if self.fails is not None and self.fails(argv, stdin):
+            return Result(4, b"", b"Resource temporarily unavailable")
+        return await super().run(argv, stdin, timeout=timeout)
+
+
+def writes(argv: Sequence[str], stdin: bytes) -> bool:
+    """Whether rules are written."""
+    return bool(stdin)
+
+
+def writes_ipv6(argv: Sequence[str], stdin: bytes) -> bool:
+    """Whether rules of IPv6 are written."""
+    return ("ip6tables" in argv[0] and bool(stdin)) or b"ip6 kube-portals" in stdin
+
+
+def datagrams(*endpoints: Endpoint) -> ServicePlan:
+    action = Action(Verdict.FORWARD)
+    frontend = Frontend(FrontendKind.CLUSTER_IP, VIP, PORT, action, action, action)
+    return ServicePlan(owner(Protocol.UDP), (frontend,), endpoints, (), endpoints)
+
+
+@VARIANTS
+def test_where_ipv6_cannot_be_written_ipv4_is_served(variant: str) -> None:
+    async def body(one: Endpoint) -> None:
+        execute = Failing(writes_ipv6)
+        mode = UserspaceMode(execute, options(variant))
+        await mode.probe()
+        for _ in range(2):
+            with pytest.raises((ApplyError, BusyError)):
+                await become(mode, plan(one))
+            assert await ask(PORT, b"!", VIP) == b"one!"
+        execute.fails = None
+        await become(mode, plan(one))
+        assert await mode.read() == rendered(mode, plan(one))
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        await mode.close()
+
+    on_a_node(body)
+
+
+@VARIANTS
+def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
+    """Though every listener had to move, as this node's address is another one."""
+
+    async def body(one: Endpoint) -> None:
+        execute = Failing(writes)
+        chosen = msgspec.structs.replace(options(variant), ports=(21000, 21009))
+        mode = UserspaceMode(execute, chosen)
+        execute.fails = None
+        await mode.probe()
+        await become(mode, plan(one))
+        used = mode.proxy.room.used
+        sh(f"ip addr add {OTHER_HOST}/24 dev eth0")
+        settings = NodeSettings(
+            families=SETTINGS.families,
+            ipv4=FamilySettings(node_ip=OTHER_HOST, local_addresses=("127.0.0.1", OTHER_HOST)),
+        )
+        wanted = {**mode.render_node(settings), **mode.render_service(plan(one), settings)}
+        before = await mode.read()
+        execute.fails = writes
+        for _ in range(4):
+            with pytest.raises((ApplyError, BusyError)):
+                await mode.apply(diff(before, wanted))
+            assert mode.proxy.room.used == used
+            assert mode.proxy.listeners.items() <= before.items()
+            assert await ask(PORT, b"!", VIP) == b"one!"
+        execute.fails = None
+        await mode.apply(diff(await mode.read(), wanted))
+        assert await mode.read() == wanted
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        await mode.close()
+
+    on_a_node(body)
+
+
+def test_who_cannot_write_at_first_still_serves_what_it_took_over() -> None:
+    async def body(one: Endpoint) -> None:
+        name = f"sm-test-{os.getpid()}"
+        execute = Failing(writes)
+        old = UserspaceMode(SubprocessExec(), UserspaceOptions(handover=name))
+        new = UserspaceMode(execute, UserspaceOptions(handover=name))
+        async with server(b"1") as (two, _):
+            plans = (plan(one), datagrams(two))
+            for mode in (old, new):
+                await mode.probe()
+            await become(old, *plans)
+            with pytest.raises(BusyError):
+                await become(new, *plans)
+            async with client(PORT, VIP) as somebody:
+                assert await somebody.ask(b"!") == b"1!"
+                await old.close()
+                assert await somebody.ask(b"!") == b"1!"
+            assert await ask(PORT, b"!", VIP) == b"one!"
+            execute.fails = None
+            await become(new, *plans)
+            assert await new.read() == rendered(new, *plans)
+            assert await ask(PORT, b"!", VIP) == b"one!"
+            await new.close()
+
+    on_a_node(body)
+
+
+def test_an_interface_of_ours_that_others_removed_is_made_again() -> None:
+    async def body(one: Endpoint) -> None:
+        mode = DirectMode("userspace", LinuxAddresses(SubprocessExec()))
+        await mode.probe()
+        await become(mode, plan(one))
+        sh(f"ip link del {DEFAULT_INTERFACE}")
+        await become(mode, plan(one))
+        assert await mode.read() == rendered(mode, plan(one))
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        await mode.close()
+
+    on_a_node(body)
+
+
+def test_addresses_of_the_process_before_stay_where_one_more_is_refused() -> None:
+    async def body(one: Endpoint) -> None:
+        refused = "10.96.0.11"
+        execute = Failing(lambda argv, _: f"{refused}/32" in argv)
+        old, new = (DirectMode("userspace", LinuxAddresses(e)) for e in (SubprocessExec(), execute))
+        await old.probe()
+        await become(old, plan(one))
+        more = msgspec.structs.replace(
+            plan(one, name="more"),
+            frontends=(msgspec.structs.replace(plan().frontends[0], address=refused),),
+        )
+        with pytest.raises(ApplyError, match=refused):
+            await become(new, plan(one), more)
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        await old.close()
+        await new.close()
+
+    on_a_node(body)
