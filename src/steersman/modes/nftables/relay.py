@@ -74,10 +74,11 @@ class Relay:
     async def _start(self, key: bytes, listener: Listener) -> None:
         name = frontend_key(listener)
         try:
-            self._proxy().stop(await self._proxy().start({name: listener}))
+            replaced = await self._proxy().start({name: listener})
         except ApplyError as error:
             log.warning("%s; the node port is not served there", error)
         else:
+            self._proxy().stop(replaced.values())
             self._keys[key] = name
 
     async def close(self, seconds: float) -> int:
