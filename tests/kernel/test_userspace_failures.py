@@ -70,8 +70,8 @@ def writes_ipv6(argv: Sequence[str], stdin: bytes) -> bool:
     return ("ip6tables" in argv[0] and bool(stdin)) or b"ip6 kube-portals" in stdin
 
 
-def datagrams(*endpoints: Endpoint) -> ServicePlan:
-    action = Action(Verdict.FORWARD)
+def datagrams(*endpoints: Endpoint, verdict: Verdict = Verdict.FORWARD) -> ServicePlan:
+    action = Action(verdict)
     frontend = Frontend(FrontendKind.CLUSTER_IP, VIP, PORT, action, action, action)
     return ServicePlan(owner(Protocol.UDP), (frontend,), endpoints, (), endpoints)
 

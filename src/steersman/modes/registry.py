@@ -75,6 +75,7 @@ def _ebpf(execute: Exec, options: ModeOptions) -> Mode:
 
 
 def _userspace(execute: Exec, options: ModeOptions) -> Mode:
+    from steersman.host.conntrack import delete_stale
     from steersman.modes.userspace.addresses import LinuxAddresses
     from steersman.modes.userspace.direct import DirectMode, DirectOptions
     from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
@@ -87,7 +88,7 @@ def _userspace(execute: Exec, options: ModeOptions) -> Mode:
     wanted = UserspaceOptions(
         options.proxy_ports, options.udp_idle, variant, portals, handover=_NAME
     )
-    return UserspaceMode(execute, wanted)
+    return UserspaceMode(execute, wanted, forget=delete_stale)
 
 
 def _winuserspace(execute: Exec, options: ModeOptions) -> Mode:

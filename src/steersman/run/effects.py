@@ -180,7 +180,7 @@ class Effects:
     def _note_conntrack(self, synced: Synced) -> None:
         """Have stale entries deleted now that the rules are in (SPEC 12).
 
-        Where connections end in this process, entries lead to it and never become stale.
+        Where connections end in this process, entries lead to it; the mode looks after them.
         """
         if synced.state.plan.settings.traits.hides_clients:
             return

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+import logging
+from collections.abc import Awaitable, Callable, Hashable, Set
+from typing import TypeAlias
 
 import msgspec
 
 from steersman.host.exec import Exec
+from steersman.model.conntrack import Stale
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.userspace import render
 from steersman.modes.userspace.apply import AnyListener, Proxy
+from steersman.modes.userspace.flows import past_portals
 from steersman.modes.userspace.handover import Succession
 from steersman.modes.userspace.names import (
     LISTENER,
@@ -29,6 +33,9 @@ from steersman.modes.userspace.names import (
 from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.portals import IptablesPortals
 from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
+
+Forget: TypeAlias = Callable[[Stale], Awaitable[object]]
+log = logging.getLogger(__name__)
 
 
 class UserspaceOptions(msgspec.Struct, frozen=True):
@@ -62,6 +69,7 @@ class UserspaceMode:
         execute: Exec,
         options: UserspaceOptions | None = None,
         open_socket: OpenSocket = open_socket,
+        forget: Forget | None = None,
     ) -> None:
         """Make the mode; nothing is run or opened before it is used.
 
@@ -69,6 +77,7 @@ class UserspaceMode:
             execute: the door to iptables and nft.
             options: what the operator set.
             open_socket: makes sockets (in another network namespace, for tests).
+            forget: deletes stale entries of conntrack; None leaves them.
         """
         options = options or UserspaceOptions()
         self._choices: dict[str, IptablesPortals | NftPortals] = {
@@ -80,6 +89,7 @@ class UserspaceMode:
         self.portals = next(iter(self._choices.values()))
         self.proxy = Proxy(open_socket, Ports(options.ports), options.udp_idle, options.limit)
         self._succession = Succession(options.handover, self.proxy)
+        self._forget = forget
         self._lock = asyncio.Lock()
 
     async def probe(self) -> Support:
@@ -123,11 +133,11 @@ class UserspaceMode:
             if wanted:
                 await self._succession.begin()
             for family in Family:  # each has rules of its own, which can fail on their own
-                await self._follow(part_of(change, family))
+                await self._follow(family, part_of(change, family))
             if wanted:
                 await self._succession.serve()
 
-    async def _follow(self, change: Diff) -> None:
+    async def _follow(self, family: Family, change: Diff) -> None:
         before = self.proxy.listeners
         wanted = listeners_of(change)
         replaced = await self.proxy.start(wanted)
@@ -139,6 +149,18 @@ class UserspaceMode:
             raise
         self.proxy.cut(left_without_endpoints(change))
         self.proxy.stop([*replaced.values(), *self.proxy.take(gone)])
+        opened = {key.of(PORTAL) for key in wanted if key not in before or key in replaced}
+        await self._clear_ways(family, opened | portals_of(change).keys())
+
+    async def _clear_ways(self, family: Family, portals: Set[FrontendKey]) -> None:
+        """Have UDP clients that never pause come by new portals: conntrack knows other ways."""
+        ports = {key: self.proxy.port(key.of(LISTENER)) for key in portals}
+        past = past_portals(family, {k: self.portals.known(k) for k in portals}, ports)
+        if self._forget is not None and past:
+            try:
+                await self._forget(past)
+            except OSError as error:
+                log.warning("UDP clients of new portals may be led elsewhere: %s", error)
 
     async def _lead(self, change: Diff, listeners: dict[FrontendKey, Listener]) -> None:
         portals = portals_of(change)
