@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Sequence
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from steersman.host.exec import Result, SubprocessExec
-from steersman.model.names import Protocol
+from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import (
     Action,
     Endpoint,
@@ -27,6 +28,7 @@ from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
 from tests.kernel.namespace import sh
 from tests.kernel.test_userspace_kernel import (
+    NODE_PORT,
     PORT,
     SETTINGS,
     VARIANTS,
@@ -125,6 +127,33 @@ def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
         await mode.apply(diff(await mode.read(), wanted))
         assert await mode.read() == wanted
         assert await ask(PORT, b"!", VIP) == b"one!"
+        await mode.close()
+
+    on_a_node(body)
+
+
+def test_a_node_port_is_served_at_an_address_that_is_not_usable_yet() -> None:
+    """The kernel looks for a second or two whether another machine has a new address of IPv6."""
+    address = "fd00:77::2"
+
+    async def body(one: Endpoint) -> None:
+        sh("ip link add v0 up type veth peer name v1 && ip link set v1 up")
+        sh(f"ip addr add {address}/64 dev v0")
+        assert "tentative" in sh("ip addr show dev v0")
+        family = FamilySettings(node_ip=address, local_addresses=("::1", address))
+        settings = NodeSettings(families=tuple(Family), ipv4=SETTINGS.ipv4, ipv6=family)
+        node_port = plan(one).frontends[1]
+        key = PlanKey(owner().name, Family.IPV6)
+        each = msgspec.structs.replace(plan(one), key=key, frontends=(node_port,))
+        mode = UserspaceMode(SubprocessExec())
+        await mode.probe()
+        wanted = {**mode.render_node(settings), **mode.render_service(each, settings)}
+        await mode.apply(diff(await mode.read(), wanted))
+        assert "tentative" in sh("ip addr show dev v0")
+        async with asyncio.timeout(20):
+            while "tentative" in sh("ip addr show dev v0"):  # noqa: ASYNC110  # it tells nobody
+                await asyncio.sleep(0.1)
+        assert await ask(NODE_PORT, b"!", address) == b"one!"
         await mode.close()
 
     on_a_node(body)

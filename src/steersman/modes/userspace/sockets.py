@@ -7,6 +7,7 @@ import errno
 import random
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
@@ -25,6 +26,8 @@ _SHARE_OF_DIALS = 8  # a quarter of the descriptors
 _DEFAULT_LIMIT = 8192
 _WANTED_LIMIT = 1 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 120, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 5}
+_FREE_BIND = {socket.AF_INET: (0, 15), socket.AF_INET6: (socket.IPPROTO_IPV6, 78)}
+"""IP_FREEBIND and IPV6_FREEBIND of linux/in.h and linux/in6.h."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -120,6 +123,9 @@ def prepare(sock: socket.socket, *, shared: bool) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    if sys.platform == "linux":  # a new address of IPv6 cannot be bound before it was probed
+        with contextlib.suppress(OSError):
+            sock.setsockopt(*_FREE_BIND[sock.family], 1)
 
 
 def listen(sock: socket.socket) -> None:
