@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -149,3 +150,23 @@ async def test_a_refused_service_port_costs_the_others_no_socket() -> None:
                     assert await ask(new.port(each)) == b"1"
             finally:
                 after.close()
+
+
+async def test_who_stood_still_when_it_was_asked_steps_back_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handover, "_PATIENCE", 0.2)
+    async with (
+        endpoint(answering(b"1")) as one,
+        proxy() as old,
+        proxy() as new,
+        proxy() as third,
+        serving(old, many(one, 1)) as before,
+    ):
+        asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+        async with serving(new, many(one, 1)) as after:
+            assert (before.over, after.over) == (True, False)
+            (port,) = (new.port(k) for k in many(one, 1))
+            assert await ask(port) == b"1"
+            async with serving(third, many(one, 1)):
+                assert after.over

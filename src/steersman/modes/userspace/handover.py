@@ -25,7 +25,8 @@ _AT_ONCE = 200  # descriptors of one message; the kernel takes 253
 _MOST = 1 << 18  # bytes of a message
 _PATIENCE = 2.0  # seconds for each message of the other process
 _PEER = struct.Struct("iII")  # struct ucred: process, user, group
-_ATTEMPTS = 50
+_ATTEMPTS = 8
+_PAUSE = 0.05  # seconds
 _REST = 10.0
 """Seconds until sockets that no listener wants are closed: a refused batch comes in parts."""
 
@@ -63,8 +64,6 @@ class Handover:
                 return {}
             except (OSError, ValueError, TypeError) as error:
                 log.warning("not all listening sockets could be taken over: %s", error)
-        if found:
-            log.info("took over %d listening sockets", len(found))
         return found
 
     async def wait(self) -> None:
@@ -74,8 +73,10 @@ class Handover:
         for _ in range(_ATTEMPTS):
             try:
                 sock.bind(self._name)
-            except OSError:  # the process before lets go of it any moment
-                await asyncio.sleep(_PATIENCE / _ATTEMPTS)
+            except OSError:  # the process before did not hear of us yet, or lets go of it just now
+                for spare in (await asyncio.to_thread(self.take)).values():
+                    spare.close()
+                await asyncio.sleep(_PAUSE)
                 continue
             sock.listen(1)
             self._waiting = sock
@@ -130,7 +131,10 @@ class Succession:
         """Before the first listener is started: take those that there are."""
         if self._handover is not None and not self._begun:
             self._begun = True
-            self._proxy.inherit(await asyncio.to_thread(self._handover.take))
+            sockets = await asyncio.to_thread(self._handover.take)
+            self._proxy.inherit(sockets)
+            if sockets:
+                log.info("took over %d listening sockets", len(sockets))
 
     async def serve(self) -> None:
         """Once listeners are started: let go of what nobody wants, and be the one to ask."""
