@@ -7,11 +7,22 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace import tcp
-from tests.userspace_proxy import LOCAL, answering, endpoint, key, listener, proxy, until
+from steersman.modes.userspace import tcp, traffic
+from tests.userspace_proxy import (
+    LOCAL,
+    answering,
+    ask,
+    endpoint,
+    key,
+    listener,
+    owner,
+    proxy,
+    until,
+)
 
 
 @contextmanager
@@ -83,3 +94,40 @@ async def test_stopped_listeners_are_forgotten_though_nobody_asks_for_counts() -
             writer.close()
             await until(lambda server=server: server.open_connections == 0)  # type: ignore[misc]
         assert len(made._left) <= 1
+
+
+async def test_counts_of_endpoints_that_are_gone_are_dropped_with_their_last_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(traffic, "GONE_KEPT", 0)
+    async with endpoint(answering(b"1")) as one, endpoint(answering(b"2")) as two, proxy() as made:
+        other = key(address="10.96.0.2")
+        await made.start({key(): listener(one), other: listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        assert await reader.readexactly(1) == b"1"
+        await made.start({key(): listener(two)})
+        assert await ask(made.port(key())) == b"2"
+        assert {e for _, e, _ in made.traffic} == {one, two}, "the other listener may use it"
+        await made.start({other: listener(two)})
+        assert {e for _, e, _ in made.traffic} == {one, two}, "a connection is left"
+        writer.close()
+        await until(lambda: made.open_connections == 0)
+        await made.start({key(): listener(two, affinity_seconds=60)})
+        assert [(e, tally.connections) for _, e, tally in made.traffic] == [(two, 1)]
+
+
+async def test_connections_count_where_they_were_made_though_the_service_port_is_renamed() -> None:
+    renamed = owner(name="renamed")
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        ends = [await asyncio.open_connection(LOCAL, made.port(key()))]
+        assert await ends[0][0].readexactly(1) == b"1"
+        await made.start({key(): msgspec.structs.replace(listener(one), owner=renamed)})
+        ends.append(await asyncio.open_connection(LOCAL, made.port(key())))
+        assert await ends[1][0].readexactly(1) == b"1"
+        ends[0][1].close()
+        await until(lambda: made.open_connections == 1)
+        assert made._balancers[renamed].active == {one: 1}
+        ends[1][1].close()
+        await until(lambda: made.open_connections == 0)
+        assert made._balancers[renamed].active == {}

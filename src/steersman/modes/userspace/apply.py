@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 
@@ -59,7 +58,8 @@ class Proxy:
         """Suffixes to try for questions to DNS Services (dns.py); () leaves them alone."""
         self._listeners: dict[FrontendKey, AnyListener] = {}
         self._balancers: dict[PlanKey, Balancer] = {}
-        self._owned: Counter[PlanKey] = Counter()
+        self._owned: dict[PlanKey, set[AnyListener]] = {}
+        """The listeners of each ServicePort, stopped ones not among them."""
         self._left: list[AnyListener] = []
         """Stopped ones whose connections go on."""
         self._inherited: dict[Place, socket.socket] = {}
@@ -132,10 +132,13 @@ class Proxy:
             route = self._listeners[key].route
             before = route.plan.owner
             self._listeners[key].follow(wanted[key])
-            self._count(route.plan.owner, 1)
-            route.balancer = self._balancer(route.plan.owner)
-            self._count(before, -1)  # last: what they share must not go with it
+            if route.plan.owner != before:
+                self._own(route.plan.owner, self._listeners[key])
+                route.balancer = self._balancer(route.plan.owner)
+                self._disown(before, self._listeners[key])
         self._listeners.update(fresh)
+        for owner in {plan.owner for plan in wanted.values()}:
+            self._forget_endpoints(owner)
         return replaced
 
     def put_back(self, replaced: Mapping[FrontendKey, AnyListener]) -> None:
@@ -160,7 +163,7 @@ class Proxy:
             self._ports.free(listener.port)
             listener.stop()
             self.room.give_back(1)
-            self._count(listener.route.plan.owner, -1)
+            self._disown(listener.route.plan.owner, listener)
             self._left.append(listener)
         self._left = [listener for listener in self._left if listener.open_connections]
 
@@ -179,7 +182,7 @@ class Proxy:
             sock.close()
             raise
         self.room.used += 1
-        self._count(plan.owner, 1)
+        self._own(plan.owner, listener)
         return listener
 
     def _inherit(self, key: FrontendKey, plan: Listener) -> socket.socket | None:
@@ -241,14 +244,23 @@ class Proxy:
     def _balancer(self, owner: PlanKey) -> Balancer:
         return self._balancers.setdefault(owner, Balancer())
 
-    def _count(self, owner: PlanKey, change: int) -> None:
-        """Count the listeners of a ServicePort; forget what they shared with the last one."""
-        self._owned[owner] += change
+    def _own(self, owner: PlanKey, listener: AnyListener) -> None:
+        self._owned.setdefault(owner, set()).add(listener)
         self.traffic.begin(owner)
+
+    def _disown(self, owner: PlanKey, listener: AnyListener) -> None:
+        """Forget what the listeners of a ServicePort shared with the last one."""
+        self._owned[owner].discard(listener)
         if not self._owned[owner]:
             del self._owned[owner]
             self._balancers.pop(owner, None)
             self.traffic.forget(owner)
+
+    def _forget_endpoints(self, owner: PlanKey) -> None:
+        """Drop counts of endpoints that are in no plan and have no connection any more."""
+        active = self._balancer(owner).active.keys()
+        plans = (listener.route.plan for listener in self._owned[owner])
+        self.traffic.keep(owner, active | frozenset().union(*(plan.endpoints for plan in plans)))
 
     async def drain(self, seconds: float) -> int:
         """Stop all listeners, wait for the connections to end; return how many had to be cut."""

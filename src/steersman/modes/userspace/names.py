@@ -138,6 +138,11 @@ class Listener(Value, frozen=True):
         """Whether it does not matter who the client is."""
         return self.pod == self.node == self.external
 
+    @property
+    def endpoints(self) -> frozenset[Endpoint]:
+        """Those that some client may be sent to."""
+        return frozenset().union(*(c.endpoints for c in (self.pod, self.node, self.external)))
+
     def choice(self, client: str, interface: str = "") -> Choice:
         """What is done with a client, by its canonical address."""
         if self.source_ranges and not any(in_cidr(client, cidr) for cidr in self.source_ranges):

@@ -86,9 +86,9 @@ class Route:
         self.balancer.failed(endpoint, time.monotonic())
         self._traffic.of(self.plan.owner, endpoint).failures += 1
 
-    def ended(self, endpoint: Endpoint, descriptors: int) -> None:
-        """Note the end of a connection."""
-        self.balancer.ended(endpoint)
+    def ended(self, balancer: Balancer, endpoint: Endpoint, descriptors: int) -> None:
+        """Note the end of a connection, to the Balancer that chose its endpoint."""
+        balancer.ended(endpoint)
         self.room.give_back(descriptors)
 
 

@@ -6,10 +6,12 @@ import asyncio
 import errno
 import socket
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import Endpoint
+from steersman.modes.userspace.balance import Balancer
 from steersman.modes.userspace.incoming import interface_of
 from steersman.modes.userspace.names import Listener
 from steersman.modes.userspace.proxy_protocol import header
@@ -168,14 +170,15 @@ class TcpListener:
         if found is None:
             return False
         endpoint, server = found
+        balancer = route.balancer
         tally = route.reached(peer[0], endpoint, self._loop.time() - started)
-        pair = Pair(endpoint, tally, route.room, self._ended)
+        pair = Pair(endpoint, tally, route.room, partial(self._ended, balancer))
         try:
             greets = route.plan.proxy_protocol
             greeting = _greeting(client, peer, route.destination) if greets else b""
             await connect(self._loop, pair, client, server, greeting)
         except (OSError, asyncio.CancelledError):  # the task is cancelled where all are reset
-            route.balancer.ended(endpoint)
+            balancer.ended(endpoint)
             pair.abort()
             server.close()
             raise
@@ -225,9 +228,9 @@ class TcpListener:
                 return
         raise TimeoutError
 
-    def _ended(self, pair: Pair) -> None:
+    def _ended(self, balancer: Balancer, pair: Pair) -> None:
         self.pairs.discard(pair)
-        self.route.ended(pair.endpoint, _DESCRIPTORS)
+        self.route.ended(balancer, pair.endpoint, _DESCRIPTORS)
 
 
 def _greeting(client: socket.socket, peer: tuple[Any, ...], destination: tuple[str, int]) -> bytes:

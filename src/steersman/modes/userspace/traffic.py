@@ -1,8 +1,8 @@
-"""What went through the proxy, per endpoint: for metrics. Counts only ever grow."""
+"""What went through the proxy, per endpoint: for metrics. Counts grow as long as they are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from steersman.model.names import PlanKey
@@ -10,6 +10,9 @@ from steersman.model.plan import Endpoint
 
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 """Upper ends of the buckets of dial latencies, in seconds; one more bucket is above them."""
+
+GONE_KEPT = 50
+"""Endpoints of a ServicePort that are gone and counted still: pods come back, or come anew."""
 
 
 @dataclass(slots=True)
@@ -47,6 +50,12 @@ class Traffic:
     def of(self, owner: PlanKey, endpoint: Endpoint) -> Tally:
         """The counts of an endpoint, from zero if need be; kept while its ServicePort is there."""
         return self._tallies.get(owner, {}).setdefault(endpoint, Tally())
+
+    def keep(self, owner: PlanKey, endpoints: Collection[Endpoint]) -> None:
+        """Drop the counts of other endpoints of a ServicePort; the latest may come back."""
+        gone = [endpoint for endpoint in self._tallies.get(owner, {}) if endpoint not in endpoints]
+        for endpoint in gone[: max(len(gone) - GONE_KEPT, 0)]:
+            del self._tallies[owner][endpoint]
 
     def forget(self, owner: PlanKey) -> None:
         """Drop the counts of a ServicePort that is gone."""

@@ -51,6 +51,7 @@ class Session(asyncio.DatagramProtocol):
         self._transport: asyncio.DatagramTransport | None = None
         self._waiting: list[bytes] = []
         self._closed = self._unanswered = False
+        self._balancer = listener.route.balancer
         self._tally: Tally = listener.route.reached(client.address[0], endpoint, 0.0)
         self._used = listener.loop.time()
         self._timer = listener.loop.call_later(listener.idle_seconds, self._check)
@@ -112,7 +113,7 @@ class Session(asyncio.DatagramProtocol):
             self._closed = True
             self._listener.forget(self._client, self)
             self._timer.cancel()
-            self._listener.route.ended(self.endpoint, _DESCRIPTORS)
+            self._listener.route.ended(self._balancer, self.endpoint, _DESCRIPTORS)
             if self._transport is not None:
                 self._transport.close()
 
