@@ -53,12 +53,17 @@ class Failing(SubprocessExec):
     def __init__(self, fails: Fails) -> None:
         super().__init__()
         self.fails: Fails | None = fails
+        self.holds: asyncio.Event | None = None
+        """Given: nothing is written, this is set instead."""
 
     async def run(
         self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
     ) -> Result:
         if self.fails is not None and self.fails(argv, stdin):
             return Result(4, b"", b"Resource temporarily unavailable")
+        if self.holds is not None and stdin:
+            self.holds.set()
+            await asyncio.Event().wait()
         return await super().run(argv, stdin, timeout=timeout)
 
 
@@ -128,6 +133,30 @@ def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
         assert await mode.read() == wanted
         assert await ask(PORT, b"!", VIP) == b"one!"
         await mode.close()
+
+    on_a_node(body)
+
+
+def test_who_is_stopped_while_it_writes_lets_go_of_every_socket() -> None:
+    async def body(one: Endpoint) -> None:
+        execute = Failing(lambda *_: False)
+        mode = UserspaceMode(execute, UserspaceOptions(ports=(21000, 21009)))
+        await mode.probe()
+        await become(mode, plan(one))
+        sh(f"ip addr add {OTHER_HOST}/24 dev eth0")
+        family = FamilySettings(node_ip=OTHER_HOST, local_addresses=("127.0.0.1", OTHER_HOST))
+        settings = msgspec.structs.replace(SETTINGS, ipv4=family)
+        wanted = {**mode.render_node(settings), **mode.render_service(plan(one), settings)}
+        change = diff(await mode.read(), wanted)
+        writing = asyncio.Event()
+        execute.holds = writing
+        applying = asyncio.create_task(mode.apply(change))
+        await writing.wait()
+        applying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await applying
+        await mode.close()
+        assert mode.proxy.room.used == 0
 
     on_a_node(body)
 

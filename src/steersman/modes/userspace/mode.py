@@ -133,7 +133,8 @@ class UserspaceMode:
             if wanted:
                 await self._succession.begin()
             for family in Family:  # each has rules of its own, which can fail on their own
-                await self._follow(family, part_of(change, family))
+                if part := part_of(change, family):
+                    await self._follow(family, part)
             if wanted:
                 await self._succession.serve()
 
@@ -144,7 +145,7 @@ class UserspaceMode:
         gone = {k for k in change.removed if k[0] == LISTENER} - wanted.keys()
         try:
             await self._lead(change, wanted)
-        except Exception:
+        except BaseException:  # cancelled, too: what is stopped next is what there is
             await self._take_back(before, wanted, replaced)
             raise
         self.proxy.cut(left_without_endpoints(change))
