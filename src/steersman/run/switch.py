@@ -16,12 +16,13 @@ from steersman.modes.diff import Ruleset, diff
 from steersman.modes.registry import MODES, ModeOptions
 
 _POLL = 1.0  # seconds between two looks at what is still connected
-_VARIANTS = {"iptables": ("nft", "legacy")}
+_VARIANTS = {"iptables": ("nft", "legacy"), "userspace": ("nft", "legacy", "nftables")}
 _LEAVES: Mapping[str, tuple[str, ...]] = {
-    "iptables": ("nftables", "ipvs", "ebpf"),
-    "nftables": ("iptables", "ipvs", "ebpf"),
-    "ipvs": ("nftables", "iptables", "ebpf"),
-    "ebpf": ("nftables", "iptables", "ipvs"),
+    "iptables": ("nftables", "ipvs", "ebpf", "userspace"),
+    "nftables": ("iptables", "ipvs", "ebpf", "userspace"),
+    "ipvs": ("nftables", "iptables", "ebpf", "userspace"),
+    "ebpf": ("nftables", "iptables", "ipvs", "userspace"),
+    "userspace": ("nftables", "iptables", "ipvs", "ebpf"),
 }
 """Whose leftovers a mode removes (SPEC 1.1 step 2); ours of ipvs share no name with iptables'."""
 
@@ -32,14 +33,21 @@ def others(current: str, execute: Exec, variant: str = "") -> Iterator[tuple[str
     Args:
         current: the mode that serves.
         execute: how to run programs.
-        variant: of the iptables mode, the one that serves: the other one may have rules, too.
+        variant: of the iptables mode, the one that serves: the other one may have rules, too;
+            "none" of a mode that changes nothing on this machine.
     """
-    own = (current,) if current in _VARIANTS and variant else ()
-    for name in own + _LEAVES.get(current, ()):
+    own = (current,) if current == "iptables" and variant else ()
+    left = () if variant == "none" else _LEAVES.get(current, ())
+    for name in own + left:
         for each in _VARIANTS.get(name, ("",)):
             if (name, each) != (current, variant):
-                mode = MODES[name](execute, ModeOptions(iptables_variant=each))
-                yield f"{name} ({each})" if each else name, mode
+                yield f"{name} ({each})" if each else name, MODES[name](execute, _options(each))
+
+
+def _options(variant: str) -> ModeOptions:
+    if variant == "nftables":
+        return ModeOptions(portals=variant)
+    return ModeOptions(iptables_variant=variant, portals="iptables" if variant else "")
 
 
 async def clean_leftovers(

@@ -83,6 +83,7 @@ class DirectMode:
         self.proxy.dns_search = options.dns_search
         self._succession = Succession(options.handover, self.proxy)
         self._addresses = addresses
+        self.variant = "" if addresses is not None else "none"
         self._refusing: dict[FrontendKey, Portal] = {}
         """Destinations that are held without a socket, so that this machine refuses them."""
         self._lock = asyncio.Lock()

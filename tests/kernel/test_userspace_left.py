@@ -1,0 +1,74 @@
+"""Leaving the userspace mode for another one, and coming to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from steersman.host.exec import SubprocessExec
+from steersman.model.plan import Endpoint
+from steersman.modes.base import Mode
+from steersman.modes.diff import diff
+from steersman.modes.registry import MODES, ModeOptions
+from steersman.modes.userspace.mode import UserspaceMode
+from steersman.run.switch import clean_leftovers, others
+from tests.kernel.namespace import sh
+from tests.kernel.test_userspace_kernel import (
+    PORT,
+    SETTINGS,
+    VARIANTS,
+    VIP,
+    become,
+    on_a_node,
+    options,
+    plan,
+    rules,
+)
+from tests.userspace_proxy import ask
+
+pytestmark = pytest.mark.kernel
+
+
+async def serve(mode: Mode, one: Endpoint) -> None:
+    assert (await mode.probe()).usable
+    wanted = {**mode.render_node(SETTINGS), **mode.render_service(plan(one), SETTINGS)}
+    await mode.apply(diff(await mode.read(), wanted))
+    await clean_leftovers(others(mode.name, SubprocessExec()), 0.0, mode)
+
+
+@VARIANTS
+@pytest.mark.parametrize("other", ["iptables", "nftables"])
+def test_another_mode_serves_when_this_one_was_left(variant: str, other: str) -> None:
+    async def body(one: Endpoint) -> None:
+        sh("sysctl -qw net.ipv4.conf.all.route_localnet=1")
+        old = UserspaceMode(SubprocessExec(), options(variant))
+        await old.probe()
+        await become(old, plan(one))
+        await old.close()
+        kinds = ModeOptions(iptables_variant="" if variant == "nftables" else variant)
+        await serve(MODES[other](SubprocessExec(), kinds), one)
+        assert "KUBE-PORTALS" not in rules(variant).upper()
+        assert await ask(PORT, b"!", VIP) == b"one!"
+
+    on_a_node(body)
+
+
+@VARIANTS
+def test_nothing_is_left_of_another_mode_when_this_one_serves(variant: str) -> None:
+    async def body(one: Endpoint) -> None:
+        kinds = ModeOptions(iptables_variant="" if variant == "nftables" else variant)
+        old = MODES["nftables" if variant == "nftables" else "iptables"](SubprocessExec(), kinds)
+        await serve(old, one)
+        mode = UserspaceMode(SubprocessExec(), options(variant))
+        await serve(mode, one)
+        assert "KUBE-SVC" not in rules(variant)
+        assert "kube-proxy" not in rules(variant)
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        await mode.close()
+
+    on_a_node(body)
+
+
+def test_who_changes_nothing_here_cleans_nothing_here() -> None:
+    mode = MODES["userspace"](SubprocessExec(), ModeOptions(portals="none"))
+    variant = str(getattr(mode, "variant", ""))
+    assert list(others(mode.name, SubprocessExec(), variant)) == []
