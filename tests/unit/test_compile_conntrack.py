@@ -73,6 +73,14 @@ def test_an_entry_is_stale_unless_a_serving_endpoint_answers_it(
     assert found.contains_entry(Entry(UDP, destination, 53, source, port)) is expected
 
 
+@pytest.mark.parametrize("port", [-1, 0, 65536, 2**31 - 1])
+def test_a_port_that_cannot_be_served_has_no_entries(port: int) -> None:
+    ports = [kube.ServicePort(port=port, name="dns", protocol="UDP", node_port=30053)]
+    spec = kube.ServiceSpec(type="NodePort", cluster_ip="10.96.0.10", ports=ports)
+    service = kube.Service(kube.ObjectMeta(name=DNS.name, namespace=DNS.namespace), spec)
+    assert not stale_entries(_world(service, _slice(_endpoint("10.244.1.5"))), Family.IPV4)
+
+
 def test_other_destinations_ports_and_protocols_are_left_alone() -> None:
     found = stale_entries(_world(_service(), _slice(_endpoint("10.244.1.5"))), Family.IPV4)
     for entry in (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from steersman.compile.endpoints import EndpointState, build_endpoints
+from steersman.compile.notes import MAX_PORT
 from steersman.compile.service import PortSpec, service_ports
 from steersman.model.addresses import family_of
 from steersman.model.conntrack import PROTOCOL_NUMBERS, Stale, pack_socket
@@ -82,7 +83,8 @@ def served_ports(
     endpoints = build_endpoints(slices, family, "")
     specs = service_ports(service, family, allow_external_ips=allow_external_ips)
     for name, spec in specs.items():
-        if spec.protocol is Protocol.UDP or closes:
+        served = 0 < spec.port <= MAX_PORT  # else the port has no frontends either
+        if served and (spec.protocol is Protocol.UDP or closes):
             yield _served_port(spec, endpoints.get((name.port, spec.protocol), ()), closes)
 
 
