@@ -172,6 +172,18 @@ def test_an_address_that_must_be_bound_and_cannot_be_ends_it(tmp_path: Path) -> 
     in_namespace(body)
 
 
+def test_who_must_bind_and_cannot_says_so_by_an_event_before_the_end(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with ApiServer([*world(), node()]) as server:
+            flags = (f"--master={server.url}", "--bind-address-hard-fail")
+            with socket.create_server(("127.0.0.1", 10249)):
+                async with steersman(tmp_path, *flags) as proxy, asyncio.timeout(20):
+                    assert await proxy.process.wait() == 1
+            assert "FailedToStartMetricServer" in reasons(server)
+
+    in_namespace(body)
+
+
 # -- commands
 
 

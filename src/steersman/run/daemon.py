@@ -76,6 +76,8 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             running = self._tasks(tasks)
             await self._stop.wait()
+            if self._failed:
+                await self._servers.tell_the_rest()
             log.info("stopping; the rules stay in force")
             for task in running:
                 task.cancel()
@@ -113,7 +115,7 @@ class Daemon:
         node = allow_localhost_node_ports(node_config(config), mode, facts)
         set_conntrack(config, mode.traits)
         self._node_config = node
-        self._store = Store(node.node_name, on_change=self._changed)
+        self._store = Store(node.node_name, on_change=self._changed, on_report=self._reported)
         self._own_node = OwnNode(node, self._store, self.stop)
         self._live = LiveConfiguration(self._parsed, self._store, mode.traits, self._apply)
         if hasattr(signal, "SIGHUP"):
@@ -187,6 +189,13 @@ class Daemon:
             self._request()
         self._effects.queued(self._node_config.families)
         self._own_node.follow()
+
+    def _reported(self) -> None:
+        """Tell of other Findings by the next sync; before there can be one, at once."""
+        if self._store.synced:
+            self._request()
+        else:
+            self._findings.tell(self._store.findings)
 
     async def _work(self) -> None:
         first = self._sync.state.result is None
