@@ -56,6 +56,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._serving = asyncio.Event()
         self._news = Wake()
+        self._period = Wake()
         self._failed = ""
         self._due = False
         self._drift = False
@@ -220,7 +221,7 @@ class Daemon:
 
     async def _check_for_drift(self) -> None:
         while True:
-            await asyncio.sleep(self._live.current.sync_period.seconds)
+            await self._period.sleep(self._live.current.sync_period.seconds)
             self._drift = True
             self._runner.request()
 
@@ -257,11 +258,12 @@ class Daemon:
 
     def _apply(self, config: ProxyConfig) -> None:
         """Take a changed configuration while running."""
-        node = node_config(config)
-        localhost = node.localhost_node_ports and self._node_config.localhost_node_ports
-        self._node_config = msgspec.structs.replace(node, localhost_node_ports=localhost)
+        mode = self._sync.mode
+        config = msgspec.structs.replace(config, mode=mode.name)  # another one may stand in
+        self._node_config = allow_localhost_node_ports(node_config(config), mode, self._sync.facts)
         self._logs.verbosity = config.logging.verbosity
-        self._servers.config = config
+        self._servers.use(config)
+        self._period.up()
         self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
-        self._sync.use_planner(Planner(self._node_config, self._sync.mode.traits))
+        self._sync.use_planner(Planner(self._node_config, mode.traits))
         self._request()

@@ -69,6 +69,11 @@ class Servers:
         self.recorder = Recorder(poster, node_name, hostname=hostname())
         self._without_node = Node(ObjectMeta(name=node_name)) if standalone else None
 
+    def use(self, config: ProxyConfig) -> None:
+        """Take a changed configuration: shown, and what of it decides about health."""
+        self.config = config
+        self.health.timeout = 2 * config.sync_period.seconds
+
     def watch(self, sync: Sync, stats: SourceStats | None) -> None:
         """Take whose State is served."""
         self._sync = sync

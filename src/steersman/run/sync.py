@@ -72,6 +72,11 @@ class Sync:
         self._facts_changed = True
         self._want_all_anew = True
 
+    @property
+    def facts(self) -> HostFacts:
+        """This machine as last told."""
+        return self._facts
+
     def use_facts(self, facts: HostFacts) -> bool:
         """Take new facts of this machine; return whether they differ (then a sync is due)."""
         changed = facts != self._facts
