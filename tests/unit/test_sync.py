@@ -205,6 +205,38 @@ async def test_a_busy_kernel_loses_nothing() -> None:
     assert world.mode.kernel == world.fresh()
 
 
+class HalfWay(MemoryMode):
+    """A kernel where a batch that is interrupted is half in force, and adding again adds twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: Exception | None = None
+        self.twice: set[Any] = set()
+
+    async def apply(self, change: Diff) -> None:
+        self.twice |= change.added.keys() & self.kernel.keys()
+        if self.error is not None:
+            self.kernel |= dict(list(change.added.items())[::2])
+            raise self.error
+        await super().apply(change)
+
+
+@pytest.mark.parametrize("error", [BusyError("the lock"), TimeoutError("iptables-restore")])
+async def test_what_was_interrupted_half_way_is_not_done_twice(error: Exception) -> None:
+    world = World()
+    mode = world.mode = HalfWay()
+    world.start()
+    await world.sync.run()
+    mode.error = error
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.7", "10.1.0.8", "10.1.0.9")))
+    with pytest.raises(type(error)):
+        await world.sync.run()
+    mode.error = None
+    await world.sync.run()
+    assert mode.twice == set()
+    assert mode.kernel == world.fresh()
+
+
 async def test_drift_is_noticed_and_repaired_and_no_drift_costs_no_read() -> None:
     world = World()
     await world.sync.run()

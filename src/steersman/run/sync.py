@@ -238,6 +238,9 @@ class Sync:
                 self._on_refused(self._verified)
                 self._verified = False
                 return False
+            except Exception:  # how far it came is not known: SPEC 7 has all compared then
+                self._verified = False
+                raise
         return True
 
     async def _halve(self) -> None:
