@@ -71,6 +71,16 @@ def test_a_shorter_sync_period_holds_from_now_on(tmp_path: Path) -> None:
     in_namespace(body)
 
 
+def test_the_least_time_between_syncs_may_be_longer_than_the_longest_was(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        config = write(tmp_path, "iptables: {syncPeriod: 3h, minSyncPeriod: 2h}\n")
+        async with steersman(tmp_path, f"--manifests={folder}", f"--config={config}") as proxy:
+            await proxy.said("sync 1 (start)")
+
+    in_namespace(body)
+
+
 def test_a_file_of_another_mode_changes_nothing_before_the_restart(tmp_path: Path) -> None:
     """Its defaults (`nodePortAddresses: [primary]`) and sections are those of the other mode."""
 

@@ -34,7 +34,7 @@ from steersman.run.startup import (
     set_conntrack,
 )
 from steersman.run.state import Synced
-from steersman.run.switch import clean_leftovers, others
+from steersman.run.switch import leave, others
 from steersman.run.sync import Sync
 from steersman.run.tasks import Wake, guarded, on_signal
 from steersman.source.apiserver import ApiServerSource
@@ -121,8 +121,9 @@ class Daemon:
         self._live = LiveConfiguration(self._parsed, self._store, mode.traits, self._apply)
         if hasattr(signal, "SIGHUP"):
             on_signal(signal.SIGHUP, self._live.reload)
+        least = config.min_sync_interval.seconds
         self._runner = Runner(
-            self._work, config.min_sync_interval.seconds, config.sync_period.seconds, _MAX_INTERVAL
+            self._work, least, config.sync_period.seconds, max(least, _MAX_INTERVAL)
         )
         self._servers = Servers(
             config, self._parsed.values, node.node_name, self._store, self._logs
@@ -240,8 +241,7 @@ class Daemon:
         variant = str(getattr(mode, "variant", ""))
         left = others(mode.name, SubprocessExec(), variant)
         patience = self._live.current.steersman.drain_period.seconds
-        for sentence in await clean_leftovers(left, patience, mode):
-            log.info("%s", sentence)
+        await leave(left, patience, mode)
 
     async def _follow_addresses(self) -> None:
         while True:
