@@ -189,7 +189,7 @@ class Daemon:
         self._news.up()
         if self._store.synced:  # before, a run would do nothing but put off the first real one
             self._request()
-        self._effects.queued(self._node_config.families)
+            self._effects.queued(self._node_config.families)
         self._own_node.follow()
 
     def _reported(self) -> None:
