@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -86,15 +86,21 @@ _EXPECTED: Final = (
 
 def _run(argv: Sequence[str], program: str = "steersman run") -> int:
     parsed = parse_command_line(argv)
+    if _only_asks(parsed, program):
+        return 0
+    if parsed.write_config_to:
+        _write_config(parsed)
+        return 0
+    return _start(parsed)
+
+
+def _only_asks(parsed: Parsed, program: str, extra: Sequence[Flag] = ()) -> bool:
+    """Show help or the version where that was asked for: then nothing else is to be done."""
     if parsed.help:
-        print(help_text(program))
+        print(help_text(program, extra))
     elif parsed.version:
         print(__version__ if parsed.version == "raw" else f"steersman {__version__}")
-    elif parsed.write_config_to:
-        _write_config(parsed)
-    else:
-        return _start(parsed)
-    return 0
+    return bool(parsed.help or parsed.version)
 
 
 def _write_config(parsed: Parsed) -> None:
@@ -149,13 +155,13 @@ def _remove(config: ProxyConfig) -> int:
 
 
 def _cleanup(argv: Sequence[str]) -> int:
-    return _remove(parse_command_line(argv).config)
+    parsed = parse_command_line(argv)
+    return 0 if _only_asks(parsed, "steersman cleanup") else _remove(parsed.config)
 
 
 def _explain(argv: Sequence[str]) -> int:
     parsed = parse_command_line(argv, extra=EXPLAIN_FLAGS, allow_arguments=True)
-    if parsed.help:
-        print(help_text("steersman explain [NAMESPACE/SERVICE]", EXPLAIN_FLAGS))
+    if _only_asks(parsed, "steersman explain [NAMESPACE/SERVICE]", EXPLAIN_FLAGS):
         return 0
     answer = asyncio.run(_explanation(parsed))
     output = str(parsed.values.get("output", "text"))
@@ -204,12 +210,16 @@ def _config(argv: Sequence[str]) -> int:
     match list(argv):
         case ["check", *rest]:
             parsed = parse_command_line(rest, extra=CHECK_FLAGS, allow_arguments=True)
+            if _only_asks(parsed, "steersman config check FILE", CHECK_FLAGS):
+                return 0
             if len(parsed.arguments) != 1:
                 raise CommandError("give the file: steersman config check FILE")
             (name,) = parsed.arguments
             answer = check_config(name, read_file(name), strict=bool(parsed.values.get("strict")))
         case ["show", *rest]:
             parsed = parse_command_line(rest, extra=OUTPUT)
+            if _only_asks(parsed, "steersman config show", OUTPUT):
+                return 0
             answer = show_config(parsed.config, str(parsed.values.get("output", "yaml")))
         case _:
             raise CommandError("give `check FILE` or `show`")
@@ -218,13 +228,17 @@ def _config(argv: Sequence[str]) -> int:
 
 
 def _status(argv: Sequence[str]) -> int:
-    address = parse_command_line(argv).config.metrics_bind_address
+    parsed = parse_command_line(argv)
+    if _only_asks(parsed, "steersman status"):
+        return 0
+    address = parsed.config.metrics_bind_address
     if not address:
         raise CommandError("the metrics server is off, so there is nobody to ask")
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by a proxy
     try:
-        with urllib.request.urlopen(f"http://{address}/state", timeout=10) as reply:
+        with direct.open(f"http://{address}/state", timeout=10) as reply:
             document = json.load(reply)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
         raise CommandError(
             f"nobody answers at {address} ({error}); is steersman running here? "
             "Its address is --metrics-bind-address"

@@ -180,6 +180,29 @@ async def test_absent_and_forbidden_kinds_hold_nothing_up() -> None:
             await until(lambda: r.store.snapshot.service_cidrs)
 
 
+async def test_what_a_starting_server_forbids_for_a_moment_is_soon_asked_for_again() -> None:
+    async with ApiServer(WORLD) as server:
+        server.forbidden = frozenset({"Node"})
+        async with reading(server, timing=timing(seldom=3600.0, longest=10.0)) as r:
+            await r.synced()
+            await until(lambda: r.source.stats.kind("Node").errors["http_403"] >= 2)
+            server.forbidden = frozenset()
+            await until(lambda: r.store.snapshot.node is not None)
+
+
+async def test_what_stays_forbidden_is_asked_for_seldom() -> None:
+    async with ApiServer(WORLD) as server:
+        server.forbidden = frozenset({"Node"})
+        async with reading(server, timing=timing(seldom=3600.0)) as r:
+            await r.synced()
+            errors = r.source.stats.kind("Node").errors
+            await until(lambda: errors["http_403"] >= 3)  # after 10, 20 ms; then at 40 ms: grown
+            server.forbidden = frozenset()
+            server.add(service("new"))
+            await until(lambda: "new" in r.store.services)
+            assert (errors["http_403"], r.store.snapshot.node) == (3, None)
+
+
 async def test_a_kind_that_becomes_forbidden_keeps_what_is_known() -> None:
     async with ApiServer(WORLD) as server, reading(server) as r:
         await r.synced()

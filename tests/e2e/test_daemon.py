@@ -155,6 +155,25 @@ def test_a_restart_that_finds_nothing_to_change_writes_nothing(tmp_path: Path) -
     in_namespace(body)
 
 
+def test_what_breaks_in_a_world_at_rest_is_said_and_so_is_its_mending(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder, broken = tmp_path / "m", tmp_path / "m" / "broken.yaml"
+        flags = (f"--manifests={folder}", "--iptables-sync-period=1h")  # nothing else wakes it
+        async with steersman(tmp_path, *flags) as proxy:
+            await proxy.said(f"{folder}: cannot be read")
+            manifests(folder, *world())
+            await proxy.said(f"mended: {folder}: cannot be read")
+            await proxy.said("sync 1 (start)")
+            broken.write_text("kind: [\n")
+            await proxy.said(f"{broken} line 2: is not YAML")
+            assert json.loads((await get("/state"))[1])["findings"]
+            broken.unlink()
+            await proxy.said(f"mended: {broken} line 2")
+            assert not json.loads((await get("/state"))[1])["findings"]
+
+    in_namespace(body)
+
+
 def test_a_dry_run_shows_the_difference_and_changes_nothing(tmp_path: Path) -> None:
     async def body() -> None:
         folder = manifests(tmp_path / "m", *world())

@@ -16,12 +16,14 @@ import pytest
 
 from steersman import __version__
 from tests.apiserver import ApiServer
+from tests.e2e.reading import service
 from tests.e2e.test_daemon import (
     FLAGS,
     NODE,
     Process,
     answers,
     command,
+    get,
     in_rules,
     manifests,
     not_in_rules,
@@ -172,6 +174,18 @@ def test_an_address_that_must_be_bound_and_cannot_be_ends_it(tmp_path: Path) -> 
     in_namespace(body)
 
 
+def test_who_must_bind_and_cannot_says_so_by_an_event_before_the_end(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with ApiServer([*world(), node()]) as server:
+            flags = (f"--master={server.url}", "--bind-address-hard-fail")
+            with socket.create_server(("127.0.0.1", 10249)):
+                async with steersman(tmp_path, *flags) as proxy, asyncio.timeout(20):
+                    assert await proxy.process.wait() == 1
+            assert "FailedToStartMetricServer" in reasons(server)
+
+    in_namespace(body)
+
+
 # -- commands
 
 
@@ -248,6 +262,24 @@ def test_a_new_address_gets_its_node_ports_at_once(tmp_path: Path) -> None:
             await until(lambda: not_in_rules("192.0.2.9"))
             assert "-d 192.0.2.1/32" in rules()
             assert await proxy.stop() == 0
+
+    in_namespace(body)
+
+
+def test_waiting_for_the_first_lists_is_no_reason_to_be_restarted(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with ApiServer([*world(), node()]) as server:
+            server.forbidden = frozenset({"EndpointSlice"})
+            flags = (f"--master={server.url}", "--iptables-sync-period=100ms")
+            async with steersman(tmp_path, *flags) as proxy:
+                await proxy.said("Using iptables Proxier")
+                await answers("/livez", 10256)
+                for number in range(5):  # each waits for longer than may be
+                    server.add(service(f"more-{number}", f"10.96.0.{20 + number}"))
+                    await asyncio.sleep(0.25)
+                    assert (await get("/livez", 10256))[0] == 200
+                server.forbidden = frozenset()
+                await until(lambda: in_rules("10.244.0.5:"))
 
     in_namespace(body)
 

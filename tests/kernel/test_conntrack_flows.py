@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from steersman.compile.conntrack import ServedPort, stale
@@ -89,5 +90,21 @@ def test_a_tcp_connection_is_reset_if_its_endpoint_is_gone(gone: bool) -> None:
                         await asyncio.to_thread(client.recv, 9)
                 else:
                     assert server.recv(9) == b"hello"
+
+    in_namespace(body)
+
+
+def test_a_connection_that_nobody_translated_is_let_be() -> None:
+    """A node port counts on every address: also of what only has the same number."""
+    kind = socket.SOCK_STREAM
+
+    async def body() -> None:
+        with _socket(kind, OLD) as listener, _socket(kind) as client:
+            listener.listen()
+            _send_to(Protocol.TCP, NEW)
+            client.connect(("127.0.0.1", OLD))
+            served = _served(Protocol.TCP, NEW)
+            served = msgspec.structs.replace(served, node_port=OLD)
+            assert await delete_stale(stale(Family.IPV4, [served])) == (0, 0, True)
 
     in_namespace(body)

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.compile.conntrack import ServedPort, served_ports, stale, stale_entries
+from steersman.compile.conntrack import (
+    ServedPort,
+    destinations_at,
+    served_ports,
+    stale,
+    stale_entries,
+)
 from steersman.model import kube
 from steersman.model.conntrack import PROTOCOL_NUMBERS, Entry, Stale
 from steersman.model.names import Family, ObjectName, Protocol
@@ -73,6 +79,14 @@ def test_an_entry_is_stale_unless_a_serving_endpoint_answers_it(
     assert found.contains_entry(Entry(UDP, destination, 53, source, port)) is expected
 
 
+@pytest.mark.parametrize("port", [-1, 0, 65536, 2**31 - 1])
+def test_a_port_that_cannot_be_served_has_no_entries(port: int) -> None:
+    ports = [kube.ServicePort(port=port, name="dns", protocol="UDP", node_port=30053)]
+    spec = kube.ServiceSpec(type="NodePort", cluster_ip="10.96.0.10", ports=ports)
+    service = kube.Service(kube.ObjectMeta(name=DNS.name, namespace=DNS.namespace), spec)
+    assert not stale_entries(_world(service, _slice(_endpoint("10.244.1.5"))), Family.IPV4)
+
+
 def test_other_destinations_ports_and_protocols_are_left_alone() -> None:
     found = stale_entries(_world(_service(), _slice(_endpoint("10.244.1.5"))), Family.IPV4)
     for entry in (
@@ -97,6 +111,44 @@ def test_a_services_address_decides_before_a_node_port() -> None:
     found = stale(Family.IPV4, [node, service])
     assert not found.contains_entry(Entry(UDP, "10.96.0.2", 30053, "10.244.1.6", 1))
     assert found.contains_entry(Entry(UDP, "10.96.0.2", 30053, "10.244.1.5", 5353))
+
+
+@pytest.mark.parametrize("protocol", [Protocol.UDP, Protocol.TCP])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_services_address_decides_also_where_only_others_are_looked_at(
+    protocol: Protocol, named: bool
+) -> None:
+    web = kube.Service(
+        kube.ObjectMeta(name="web", namespace="shop"),
+        kube.ServiceSpec(
+            cluster_ip="10.96.0.20",
+            external_ips=["192.0.2.20"],
+            ports=[
+                kube.ServicePort(port=30053, protocol=protocol),
+                kube.ServicePort(name="other", port=80),
+            ],
+        ),
+    )
+    dns = _world(_service(protocol, "true"), _slice(_endpoint("10.244.1.5"), protocol=protocol))
+    world = Snapshot({**dns.services, ObjectName("shop", "web"): web}, dns.slices)
+    found = stale_entries(world, Family.IPV4, [DNS] if named else None)
+    number = PROTOCOL_NUMBERS[protocol]
+    for address in ("10.96.0.20", "192.0.2.20"):
+        assert not found.contains_entry(Entry(number, address, 30053, "10.244.1.9", 8080))
+    assert found.contains_entry(Entry(number, "203.0.113.7", 30053, "10.244.1.9", 5353))
+
+
+def test_who_is_deleted_meanwhile_has_no_destinations() -> None:
+    world, gone = _world(_service()), ObjectName("a", "deleted")
+    assert list(destinations_at(world, Family.IPV4, [gone], {53})) == []
+    assert len(list(destinations_at(world, Family.IPV4, [gone, DNS], {53}))) == 3
+
+
+def test_a_connection_to_somebody_elses_port_of_a_node_ports_number_is_not_cut() -> None:
+    world = _world(_service("TCP", "true"), _slice(_endpoint("10.244.1.5"), protocol="TCP"))
+    found = stale_entries(world, Family.IPV4)
+    assert not found.contains_entry(Entry(TCP, "203.0.113.7", 30053, "203.0.113.7", 30053))
+    assert found.contains_entry(Entry(TCP, "203.0.113.7", 30053, "10.244.1.9", 5353))
 
 
 def test_the_endpoints_of_all_who_claim_a_destination_are_valid() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from msgspec.structs import replace
 
 from steersman.config import (
     Answer,
@@ -23,7 +22,7 @@ from steersman.config import (
 from steersman.config.commandline import assign
 from steersman.config.defaults import apply_platform_defaults
 from steersman.config.go import Duration
-from steersman.config.types import Steersman
+from steersman.config.types import Steersman, VModule
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 BASE = apply_platform_defaults(default_config())
@@ -101,6 +100,9 @@ def changed(**paths: object) -> ProxyConfig:
         ("client_connection__qps", 7.0, [], ["clientConnection.qps"]),
         ("feature_gates", {"AllBeta": True}, [], ["featureGates"]),
         ("hostname_override", "x", [], ["hostnameOverride"]),
+        ("logging__format", "json", [], ["logging.format"]),
+        ("logging__vmodule", (VModule(file_pattern="a"),), [], ["logging.vmodule"]),
+        ("linux__oom_score_adj", -7, [], ["oomScoreAdj"]),
     ],
 )
 def test_what_a_reload_does(path: str, value: object, live: list[str], later: list[str]) -> None:
@@ -114,10 +116,11 @@ def test_nothing_changed() -> None:
 
 
 def test_a_mode_change_waits_for_the_restart() -> None:
-    new = replace(BASE, mode="ipvs")
-    plan = reload_plan(BASE, new)
-    assert plan.needs_restart == ["mode"]
-    assert applied(BASE, new).mode == "iptables"
+    new = load(HEAD + "mode: nftables\niptables: {masqueradeAll: true}\n").config
+    new = apply_platform_defaults(new)
+    assert (new.node_port_addresses, BASE.node_port_addresses) == (("primary",), ())
+    assert reload_plan(BASE, new) == ([], ["mode"])
+    assert applied(BASE, new) == BASE
 
 
 def test_pointers_that_appear_are_changes() -> None:

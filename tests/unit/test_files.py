@@ -308,6 +308,45 @@ async def test_without_inotify_files_are_looked_at(
     await seen.until(lambda: seen.services)
 
 
+async def test_watches_that_run_out_later_are_done_without(
+    tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    seen = watching()
+    await seen.until(lambda: seen.objects)
+    monkeypatch.setattr(Inotify, "watch", none_left)
+    (tmp_path / "a.yaml").write_text(service("a"))
+    await seen.until(lambda: "max_user" in seen.told(Path("inotify")))
+    (tmp_path / "b.yaml").write_text(service("b"))
+    await seen.until(lambda: seen.services.keys() == {"a", "b"})
+
+
+async def test_a_directory_that_goes_while_it_is_watched_is_looked_for_again(
+    tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, watch = tmp_path / "m", Inotify.watch
+    folder.mkdir()
+    (folder / "a.yaml").write_text(service("a"))
+
+    def too_late(self: Inotify, directories: Iterable[Path]) -> bool:
+        listed = list(directories)
+        if folder in listed and not (tmp_path / "gone").exists():
+            folder.rename(tmp_path / "gone")
+        return watch(self, listed)
+
+    seen = watching(folder)
+    await seen.until(lambda: seen.services)
+    monkeypatch.setattr(Inotify, "watch", too_late)
+    (folder / "b.yaml").write_text(service("b"))
+    await seen.until(lambda: "cannot be read" in seen.told(folder))
+    (tmp_path / "gone").rename(folder)
+    (folder / "c.yaml").write_text(service("c"))
+    await seen.until(lambda: seen.services.keys() == {"a", "b", "c"})
+    assert not seen.told(Path("inotify"))
+
+
 async def test_load_reads_once(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(service("a"))
     seen = Seen()

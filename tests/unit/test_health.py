@@ -139,3 +139,13 @@ def test_a_changed_port_closes_and_opens_and_starts_at_none() -> None:
     assert services.answer(CART, proxy_healthy=True).status == 503
     assert services.sync_services({}) == ({CART: 30002}, {})
     assert services.ports == {}
+
+
+def test_a_longer_sync_period_is_more_patience() -> None:
+    health = ProxyHealth(60.0)
+    for family in Family:
+        health.updated(family, at(0))
+        health.queued(family, at(1))
+    assert not health.healthy(at(62))
+    health.timeout = 120.0
+    assert health.healthy(at(62))

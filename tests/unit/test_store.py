@@ -274,3 +274,12 @@ def test_what_cannot_be_read_now_stays_as_it_was() -> None:
     store.replace("Service", [service(), service("api", clusterIP="10.96.0.2")])
     store.replace("Service", [], keep={"Service shop/web"})
     assert set(store.snapshot.services) == {WEB}
+
+
+def test_other_findings_are_told_once() -> None:
+    heard: list[int] = []
+    store = Store(on_report=lambda: heard.append(1))
+    finding = Finding("Service shop/web", "spec", "is wrong")
+    for findings in ([finding], [finding], (), ()):
+        store.report("Service shop/web", findings)
+    assert len(heard) == 2

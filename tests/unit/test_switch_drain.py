@@ -8,10 +8,10 @@ from collections.abc import Hashable
 import pytest
 
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import BusyError, Support
+from steersman.modes.base import ApplyError, BusyError, Support
 from steersman.modes.diff import Diff, Ruleset, patch
 from steersman.run import switch
-from steersman.run.switch import clean_leftovers
+from steersman.run.switch import clean_leftovers, leave
 
 
 class Carrying:
@@ -91,3 +91,23 @@ def test_a_mode_that_does_not_say() -> None:
             raise BusyError("gone")
 
     assert "its leftovers stay: gone" in left(Silent(1), 60.0)
+
+
+@pytest.mark.parametrize("error", [BusyError("the lock"), ApplyError("in use"), OSError(24, "x")])
+def test_what_cannot_be_removed_now_is_removed_later(error: Exception) -> None:
+    class Held(Carrying):
+        held = True
+
+        async def apply(self, change: Diff) -> None:
+            if self.held:
+                raise error
+            await super().apply(change)
+
+    async def release(_: float) -> None:
+        waits.append(dict(mode.have))
+        mode.held = len(waits) < 2
+
+    mode, waits = Held(0), list[dict[str, str]]()
+    other = Carrying(0)
+    asyncio.run(leave([("held", mode), ("other", other)], sleep=release))
+    assert (mode.have, len(waits), len(other.history)) == ({}, 2, 1)

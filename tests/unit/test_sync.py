@@ -14,6 +14,7 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.snapshot import HostFacts
 from steersman.modes.base import ApplyError, BusyError, Support
 from steersman.modes.diff import Diff, Ruleset, patch
+from steersman.run.state import Synced
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.unit.test_store import make, service, slice_
@@ -204,6 +205,38 @@ async def test_a_busy_kernel_loses_nothing() -> None:
     assert world.mode.kernel == world.fresh()
 
 
+class HalfWay(MemoryMode):
+    """A kernel where a batch that is interrupted is half in force, and adding again adds twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: Exception | None = None
+        self.twice: set[Any] = set()
+
+    async def apply(self, change: Diff) -> None:
+        self.twice |= change.added.keys() & self.kernel.keys()
+        if self.error is not None:
+            self.kernel |= dict(list(change.added.items())[::2])
+            raise self.error
+        await super().apply(change)
+
+
+@pytest.mark.parametrize("error", [BusyError("the lock"), TimeoutError("iptables-restore")])
+async def test_what_was_interrupted_half_way_is_not_done_twice(error: Exception) -> None:
+    world = World()
+    mode = world.mode = HalfWay()
+    world.start()
+    await world.sync.run()
+    mode.error = error
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.7", "10.1.0.8", "10.1.0.9")))
+    with pytest.raises(type(error)):
+        await world.sync.run()
+    mode.error = None
+    await world.sync.run()
+    assert mode.twice == set()
+    assert mode.kernel == world.fresh()
+
+
 async def test_drift_is_noticed_and_repaired_and_no_drift_costs_no_read() -> None:
     world = World()
     await world.sync.run()
@@ -275,3 +308,64 @@ async def test_an_object_that_changes_hands_is_not_lost() -> None:
     await world.sync.run()
     assert world.mode.kernel == world.fresh()
     assert world.mode.kernel["nodePort :30080"] == "shop/s2 (TCP, IPv4)"
+
+
+async def test_objects_change_hands_though_the_kernel_refuses_another_one() -> None:
+    world = World(9)
+
+    def give_node_ports(turn: int) -> None:
+        for i in range(1, 9):
+            ports = [{"port": 80, "nodePort": 30080 + (i + turn) % 8}]
+            spec: dict[str, Any] = {"type": "NodePort", "ports": ports}
+            world.store.upsert(service(f"s{i}", None, clusterIP=f"10.96.0.{i}", **spec))
+
+    give_node_ports(0)
+    await world.sync.run()
+    give_node_ports(1)
+    world.mode.poison = {"shop/s9 (TCP, IPv4)"}
+    world.store.upsert(slice_("s9-x", "s9", ("10.1.0.77",)))
+    await world.sync.run()
+    refused = {key for key in world.fresh() if key.startswith("shop/s9 ")}
+    kernel = {k: v for k, v in world.mode.kernel.items() if not k.startswith("shop/s9 ")}
+    assert kernel == {k: v for k, v in world.fresh().items() if k not in refused}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_an_object_of_a_refused_owner_goes_to_who_claims_it(at_once: bool) -> None:
+    world = World()
+
+    def node_port(name: str, number: int) -> None:
+        spec: dict[str, Any] = {"type": "NodePort", "ports": [{"port": 80, "nodePort": number}]}
+        world.store.upsert(service(name, None, clusterIP=f"10.96.0.{name[1]}", **spec))
+
+    node_port("s1", 30080)
+    await world.sync.run()
+    world.mode.poison = {"shop/s1 (TCP, IPv4)"}
+    node_port("s1", 30081)
+    if not at_once:
+        await world.sync.run()
+    node_port("s2", 30080)
+    await world.sync.run()
+    assert world.mode.kernel["nodePort :30080"] == "shop/s2 (TCP, IPv4)"
+    await world.sync.check()
+    assert world.mode.kernel["nodePort :30080"] == "shop/s2 (TCP, IPv4)"
+    world.mode.poison = set()
+    node_port("s1", 30082)
+    await world.sync.run()
+    assert world.mode.kernel == world.fresh()
+    assert world.sync.state.objects == len(world.mode.kernel)
+
+
+async def test_what_is_gone_while_the_configuration_changes_is_told_to_be_gone() -> None:
+    world = World()
+    synced: list[Synced] = []
+    world.sync._on_synced = synced.append
+    await world.sync.run()
+    for bit in (7, 8):
+        config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_bit=bit)
+        world.sync.use_planner(Planner(config, world.mode.traits))
+    world.store.delete("Service", ObjectName("shop", "s1"))
+    await world.sync.run()
+    (change,) = synced[-1].plans
+    assert [str(key) for key in change.removed] == ["shop/s1 (TCP, IPv4)"]
+    assert world.mode.kernel == world.fresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -76,3 +77,14 @@ def test_an_authority_that_cannot_be_read() -> None:
     contexts = TlsContexts(ClusterAccess(servers=("https://x",), ca=Material(path="/nowhere/ca")))
     with pytest.raises(TlsError, match="certificate authority"):
         contexts.current(None)
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_emptied_authority_does_not_make_everybody_trusted(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "ca.crt"
+    file.write_text(text)
+    contexts = TlsContexts(ClusterAccess(servers=("https://x",), ca=Material(path=str(file))))
+    with pytest.raises(TlsError, match=r"ca\.crt is empty"):
+        contexts.current(None)
+    file.write_bytes(Authority().pem)
+    assert len(contexts.current(None).get_ca_certs()) == 1

@@ -6,9 +6,10 @@ the endpoint is gone; somebody has to cut them (SPEC 12). Pure: host/conntrack.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from steersman.compile.endpoints import EndpointState, build_endpoints
+from steersman.compile.notes import MAX_PORT
 from steersman.compile.service import PortSpec, service_ports
 from steersman.model.addresses import family_of
 from steersman.model.conntrack import PROTOCOL_NUMBERS, Stale, pack_socket
@@ -49,8 +50,10 @@ def stale_entries(
         allow_external_ips: as for compile/service.py.
     """
     chosen = snapshot.services if names is None else names
-    ports = ports_in(snapshot, family, chosen, allow_external_ips=allow_external_ips)
-    return stale(family, ports)
+    ports = tuple(ports_in(snapshot, family, chosen, allow_external_ips=allow_external_ips))
+    numbers = {port.node_port for port in ports} - {0}
+    own = destinations_at(snapshot, family, snapshot.services, numbers)
+    return stale(family, ports, own)
 
 
 def ports_in(
@@ -68,6 +71,27 @@ def ports_in(
             yield from served_ports(service, slices, family, allow_external_ips=allow_external_ips)
 
 
+def destinations_at(
+    snapshot: Snapshot, family: Family, names: Iterable[ObjectName], numbers: Container[int]
+) -> Iterator[bytes]:
+    """Return the destinations of some Services, packed, whose port has one of these numbers.
+
+    A node port counts on every address, but for these (SPEC 12).
+    """
+    for name in names:
+        service = snapshot.services.get(name)
+        if service is None or all(port.port not in numbers for port in service.spec.ports or ()):
+            continue  # nearly all of them
+        for spec in service_ports(service, family).values():
+            if spec.port in numbers:
+                protocol = bytes((PROTOCOL_NUMBERS[spec.protocol],))
+                yield from (protocol + pack_socket(a, spec.port) for a in _addresses(spec))
+
+
+def _addresses(spec: PortSpec) -> tuple[str, ...]:
+    return (spec.cluster_ip, *spec.external_ips, *spec.load_balancer_vips)
+
+
 def served_ports(
     service: Service,
     slices: Iterable[EndpointSlice],
@@ -82,7 +106,8 @@ def served_ports(
     endpoints = build_endpoints(slices, family, "")
     specs = service_ports(service, family, allow_external_ips=allow_external_ips)
     for name, spec in specs.items():
-        if spec.protocol is Protocol.UDP or closes:
+        served = 0 < spec.port <= MAX_PORT  # else the port has no frontends either
+        if served and (spec.protocol is Protocol.UDP or closes):
             yield _served_port(spec, endpoints.get((name.port, spec.protocol), ()), closes)
 
 
@@ -97,18 +122,19 @@ def _served_port(spec: PortSpec, states: Iterable[EndpointState], closes: bool) 
     return ServedPort(
         protocol=spec.protocol,
         port=spec.port,
-        addresses=(spec.cluster_ip, *spec.external_ips, *spec.load_balancer_vips),
+        addresses=_addresses(spec),
         node_port=spec.node_port,
         endpoints=tuple(state.endpoint for state in states if state.serving or not udp),
         close_connections=closes,
     )
 
 
-def stale(family: Family, ports: Iterable[ServedPort]) -> Stale:
+def stale(family: Family, ports: Iterable[ServedPort], own: Iterable[bytes] = ()) -> Stale:
     """Return what tells the stale entries of a family, given all that is served in it.
 
     A UDP port without serving endpoints takes no part: its clients would have nowhere better to
-    go. Where two ports claim one destination, the endpoints of both are valid.
+    go. Where two ports claim one destination, the endpoints of both are valid. No node port counts
+    on the destinations in `own`.
     """
     by_address: dict[bytes, frozenset[bytes]] = {}
     by_node_port: dict[bytes, frozenset[bytes]] = {}
@@ -122,7 +148,7 @@ def stale(family: Family, ports: Iterable[ServedPort]) -> Stale:
                 _unite(by_address, protocol + pack_socket(address, port.port), sources)
         if port.node_port:
             _unite(by_node_port, protocol + port.node_port.to_bytes(2, "big"), sources)
-    return Stale(family, by_address, by_node_port)
+    return Stale(family, by_address, by_node_port, frozenset(own))
 
 
 def _cleaned(port: ServedPort) -> bool:

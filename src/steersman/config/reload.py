@@ -16,6 +16,10 @@ from steersman.config.types import ProxyConfig
 _RESTART: Final = (
     "featureGates",
     "clientConnection",
+    "logging.format",
+    "logging.flushFrequency",
+    "logging.vmodule",
+    "logging.options",
     "hostnameOverride",
     "healthzBindAddress",
     "metricsBindAddress",
@@ -24,6 +28,7 @@ _RESTART: Final = (
     "showHiddenMetricsForVersion",
     "mode",
     "winkernel",
+    "oomScoreAdj",
     "portRange",
     "windowsRunAsService",
     "steersman.manifests",
@@ -55,7 +60,12 @@ class ReloadPlan(NamedTuple):
 
 
 def reload_plan(old: ProxyConfig, new: ProxyConfig) -> ReloadPlan:
-    """Tell what of a new configuration takes effect at once and what only after a restart."""
+    """Tell what of a new configuration takes effect at once and what only after a restart.
+
+    Where it is of another mode, everything waits: what the file means, and its defaults, go by it.
+    """
+    if new.mode != old.mode:
+        return ReloadPlan([], ["mode"])
     plan = ReloadPlan([], [])
     for path in changed_fields(to_v1alpha1(old), to_v1alpha1(new), ""):
         later = any(path == field or path.startswith(field + ".") for field in _RESTART)
@@ -64,21 +74,23 @@ def reload_plan(old: ProxyConfig, new: ProxyConfig) -> ReloadPlan:
 
 
 def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
-    """The configuration in force after a reload: the new one, the old where a restart is due.
-
-    What a mode change moves between sections (the sync periods) comes from the new file.
-    """
+    """The configuration in force after a reload: the new one, the old where a restart is due."""
+    if new.mode != old.mode:
+        return old
+    logging = msgspec.structs.replace(old.logging, verbosity=new.logging.verbosity)
+    score = old.linux.oom_score_adj
     return msgspec.structs.replace(
         new,
         feature_gates=old.feature_gates,
         client_connection=old.client_connection,
+        logging=logging,
         hostname_override=old.hostname_override,
         healthz_bind_address=old.healthz_bind_address,
         metrics_bind_address=old.metrics_bind_address,
         bind_address_hard_fail=old.bind_address_hard_fail,
         enable_profiling=old.enable_profiling,
         show_hidden_metrics_for_version=old.show_hidden_metrics_for_version,
-        mode=old.mode,
+        linux=msgspec.structs.replace(new.linux, oom_score_adj=score),
         ipvs=old.ipvs,
         winkernel=old.winkernel,
         port_range=old.port_range,

@@ -12,6 +12,7 @@ from steersman.model.plan import Value
 
 PROTOCOL_NUMBERS: dict[Protocol, int] = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
 """IANA's numbers, as in conntrack entries."""
+_UDP = PROTOCOL_NUMBERS[Protocol.UDP]
 
 
 class Entry(NamedTuple):
@@ -38,6 +39,8 @@ class Stale(Value, frozen=True):
     """Valid sources by destination."""
     by_node_port: Mapping[bytes, frozenset[bytes]]
     """Valid sources by protocol and port, for destinations that are no Service's address."""
+    own: frozenset[bytes] = frozenset()
+    """Destinations of other Services that have the port of one of these node ports."""
 
     def __bool__(self) -> bool:
         return bool(self.by_address or self.by_node_port)
@@ -50,9 +53,13 @@ class Stale(Value, frozen=True):
     def contains(self, destination: bytes, source: bytes) -> bool:
         """Whether an entry is stale. A Service's address decides before a node port does."""
         valid = self.by_address.get(destination)
-        if valid is None:
-            valid = self.by_node_port.get(destination[:1] + destination[-2:])
-        return valid is not None and source not in valid
+        if valid is not None:
+            return source not in valid
+        valid = self.by_node_port.get(destination[:1] + destination[-2:])
+        if valid is None or source in valid or destination in self.own:
+            return False
+        # What was not translated goes to somebody's port of that number. SPEC 12 cuts it for UDP.
+        return destination[0] == _UDP or destination[1:] != source
 
     def contains_entry(self, entry: Entry) -> bool:
         """Whether an entry is stale."""

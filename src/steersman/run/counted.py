@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import BusyError, Counting, Made, Moved
+from steersman.modes.base import ApplyError, BusyError, Counting, Made, Moved
 from steersman.run.exposition import Series
 from steersman.run.metrics import Connections, connections
 
@@ -22,7 +22,8 @@ def counted(
     plans: Callable[[], Collection[ServicePlan]],
     loop: asyncio.AbstractEventLoop,
 ) -> Callable[[], Iterator[Metric]]:
-    """Return a collection of connections by endpoint and by frontend; left out while busy.
+    """Return a collection of connections by endpoint and by frontend; left out where it cannot
+    be had now.
 
     Args:
         mode: who counts.
@@ -30,11 +31,14 @@ def counted(
         loop: where the mode lives; the collection is made in another thread.
     """
 
+    async def ask() -> Made:
+        return await mode.made(tuple(plans()))  # on the loop, where nobody changes them meanwhile
+
     def collect() -> Iterator[Metric]:
-        future = asyncio.run_coroutine_threadsafe(mode.made(plans()), loop)
+        future = asyncio.run_coroutine_threadsafe(ask(), loop)
         try:
             made = future.result(_PATIENCE)
-        except (TimeoutError, CancelledError, BusyError):
+        except (OSError, CancelledError, ApplyError, BusyError):  # TimeoutError is an OSError
             future.cancel()
             return
         rows = (Connections(*name, end, count) for (name, end), count in made.endpoints.items())

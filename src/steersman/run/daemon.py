@@ -34,7 +34,7 @@ from steersman.run.startup import (
     set_conntrack,
 )
 from steersman.run.state import Synced
-from steersman.run.switch import clean_leftovers, others
+from steersman.run.switch import leave, others
 from steersman.run.sync import Sync
 from steersman.run.tasks import Wake, guarded, on_signal
 from steersman.source.apiserver import ApiServerSource
@@ -56,6 +56,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._serving = asyncio.Event()
         self._news = Wake()
+        self._period = Wake()
         self._failed = ""
         self._due = False
         self._drift = False
@@ -76,6 +77,8 @@ class Daemon:
         async with asyncio.TaskGroup() as tasks:
             running = self._tasks(tasks)
             await self._stop.wait()
+            if self._failed:
+                await self._servers.tell_the_rest()
             log.info("stopping; the rules stay in force")
             for task in running:
                 task.cancel()
@@ -113,13 +116,14 @@ class Daemon:
         node = allow_localhost_node_ports(node_config(config), mode, facts)
         set_conntrack(config, mode.traits)
         self._node_config = node
-        self._store = Store(node.node_name, on_change=self._changed)
+        self._store = Store(node.node_name, on_change=self._changed, on_report=self._reported)
         self._own_node = OwnNode(node, self._store, self.stop)
         self._live = LiveConfiguration(self._parsed, self._store, mode.traits, self._apply)
         if hasattr(signal, "SIGHUP"):
             on_signal(signal.SIGHUP, self._live.reload)
+        least = config.min_sync_interval.seconds
         self._runner = Runner(
-            self._work, config.min_sync_interval.seconds, config.sync_period.seconds, _MAX_INTERVAL
+            self._work, least, config.sync_period.seconds, max(least, _MAX_INTERVAL)
         )
         self._servers = Servers(
             config, self._parsed.values, node.node_name, self._store, self._logs
@@ -185,8 +189,15 @@ class Daemon:
         self._news.up()
         if self._store.synced:  # before, a run would do nothing but put off the first real one
             self._request()
-        self._effects.queued(self._node_config.families)
+            self._effects.queued(self._node_config.families)
         self._own_node.follow()
+
+    def _reported(self) -> None:
+        """Tell of other Findings by the next sync; before there can be one, at once."""
+        if self._store.synced:
+            self._request()
+        else:
+            self._findings.tell(self._store.findings)
 
     async def _work(self) -> None:
         first = self._sync.state.result is None
@@ -211,7 +222,7 @@ class Daemon:
 
     async def _check_for_drift(self) -> None:
         while True:
-            await asyncio.sleep(self._live.current.sync_period.seconds)
+            await self._period.sleep(self._live.current.sync_period.seconds)
             self._drift = True
             self._runner.request()
 
@@ -230,8 +241,7 @@ class Daemon:
         variant = str(getattr(mode, "variant", ""))
         left = others(mode.name, SubprocessExec(), variant)
         patience = self._live.current.steersman.drain_period.seconds
-        for sentence in await clean_leftovers(left, patience, mode):
-            log.info("%s", sentence)
+        await leave(left, patience, mode)
 
     async def _follow_addresses(self) -> None:
         while True:
@@ -248,11 +258,12 @@ class Daemon:
 
     def _apply(self, config: ProxyConfig) -> None:
         """Take a changed configuration while running."""
-        node = node_config(config)
-        localhost = node.localhost_node_ports and self._node_config.localhost_node_ports
-        self._node_config = msgspec.structs.replace(node, localhost_node_ports=localhost)
+        mode = self._sync.mode
+        config = msgspec.structs.replace(config, mode=mode.name)  # another one may stand in
+        self._node_config = allow_localhost_node_ports(node_config(config), mode, self._sync.facts)
         self._logs.verbosity = config.logging.verbosity
-        self._servers.config = config
+        self._servers.use(config)
+        self._period.up()
         self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
-        self._sync.use_planner(Planner(self._node_config, self._sync.mode.traits))
+        self._sync.use_planner(Planner(self._node_config, mode.traits))
         self._request()

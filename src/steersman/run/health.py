@@ -70,7 +70,8 @@ class ProxyHealth:
         Args:
             timeout: seconds that a change may stay queued; twice the sync period (SPEC 13).
         """
-        self._timeout = timeout
+        self.timeout = timeout
+        """As given; it may change while running."""
         self._updated: dict[Family, Moment] = {}
         self._queued: dict[Family, Moment] = {}
 
@@ -89,7 +90,7 @@ class ProxyHealth:
 
     def _healthy(self, family: Family, now: Moment) -> bool:
         queued = self._queued.get(family)
-        return queued is None or now.steady - queued.steady < self._timeout
+        return queued is None or now.steady - queued.steady < self.timeout
 
     def healthz(self, now: Moment, node: Node | None) -> Answer:
         """Answer `/healthz`: 200 if the kernel follows and this node is to stay."""

@@ -65,7 +65,9 @@ class LiveConfiguration:
             return
         self._store.report(self._file, ())
         plan = reload_plan(self.current, fresh)
-        if plan.needs_restart:
+        if fresh.mode != self.current.mode:
+            log.warning("takes effect after a restart: mode, and all else that the file changes")
+        elif plan.needs_restart:
             log.warning("takes effect after a restart: %s", ", ".join(plan.needs_restart))
         if plan.applied_live:
             log.info("applied: %s", ", ".join(plan.applied_live))

@@ -10,11 +10,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Set
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from steersman.compile.conntrack import ServedPort, ports_in, stale
+from steersman.compile.conntrack import ServedPort, destinations_at, ports_in, stale
 from steersman.compile.endpoints import build_endpoints, local_ready_count
 from steersman.model.conntrack import Stale
 from steersman.model.names import Family, ObjectName, PlanKey
@@ -143,9 +143,10 @@ async def clean_conntrack(
     chosen = tuple(snapshot.services if names is None else names)
     for family in families:
         ports = await _ports(snapshot, family, chosen, allow_external_ips)
+        own = await _destinations(snapshot, family, {port.node_port for port in ports} - {0})
         began = clock()
         try:
-            result = await delete(await asyncio.to_thread(stale, family, ports))
+            result = await delete(await asyncio.to_thread(stale, family, ports, own))
         except OSError as error:
             log.error("stale %s conntrack entries stay: %s", family.kubernetes, error)
             continue
@@ -189,8 +190,23 @@ async def _ports(
 ) -> list[ServedPort]:
     """Collect what is served, with pauses for the rest of the process."""
     ports: list[ServedPort] = []
-    for start in range(0, len(names), _CHUNK):
-        chunk = names[start : start + _CHUNK]
+    async for chunk in _chunks(names, _CHUNK):
         ports += ports_in(snapshot, family, chunk, allow_external_ips=allow_external_ips)
-        await asyncio.sleep(0)
     return ports
+
+
+async def _destinations(snapshot: Snapshot, family: Family, node_ports: Set[int]) -> list[bytes]:
+    """Collect the Services' destinations with the number of a node port, likewise."""
+    own: list[bytes] = []
+    names = tuple(snapshot.services) if node_ports else ()
+    async for chunk in _chunks(names, 10 * _CHUNK):  # few of them are more than looked at
+        own += destinations_at(snapshot, family, chunk, node_ports)
+    return own
+
+
+async def _chunks(
+    names: tuple[ObjectName, ...], size: int
+) -> AsyncIterator[tuple[ObjectName, ...]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]
+        await asyncio.sleep(0)

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from steersman.source.poster import ApiEventPoster, NoEvents
 from steersman.source.stats import SourceStats
 from steersman.source.store import Store
 
+_LAST_EVENTS = 5.0  # seconds that a process which fails waits for them to be posted
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
 
@@ -66,6 +68,11 @@ class Servers:
         poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
         self.recorder = Recorder(poster, node_name, hostname=hostname())
         self._without_node = Node(ObjectMeta(name=node_name)) if standalone else None
+
+    def use(self, config: ProxyConfig) -> None:
+        """Take a changed configuration: shown, and what of it decides about health."""
+        self.config = config
+        self.health.timeout = 2 * config.sync_period.seconds
 
     def watch(self, sync: Sync, stats: SourceStats | None) -> None:
         """Take whose State is served."""
@@ -120,6 +127,12 @@ class Servers:
                     hard_fail=config.bind_address_hard_fail,
                 )
         return work
+
+    async def tell_the_rest(self) -> None:
+        """Wait a little until every Event is posted: why the process fails is one of them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_EVENTS):
+                await self.recorder.flush()
 
     async def close(self) -> None:
         """Stop listening on health check node ports."""

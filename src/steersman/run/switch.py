@@ -7,14 +7,18 @@ a user of conntrack; so nothing is removed before the first sync of the new mode
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from steersman.host.exec import Exec
 from steersman.modes.base import ApplyError, BusyError, Inheriting, Lingering, Mode
 from steersman.modes.diff import Ruleset, diff
 from steersman.modes.registry import MODES, ModeOptions
 
+log = logging.getLogger(__name__)
+
+_AGAIN = 60.0  # seconds until what could not be removed is tried again
 _POLL = 1.0  # seconds between two looks at what is still connected
 _VARIANTS = {"iptables": ("nft", "legacy"), "userspace": ("nft", "legacy", "nftables")}
 _LEAVES: Mapping[str, tuple[str, ...]] = {
@@ -50,8 +54,30 @@ def _options(variant: str) -> ModeOptions:
     return ModeOptions(iptables_variant=variant, portals="iptables" if variant else "")
 
 
+async def leave(
+    modes: Iterable[tuple[str, Mode]],
+    patience: float = 0.0,
+    current: object = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> None:
+    """Do what `clean_leftovers` does, until all are left: a lock may be held, a rule in use."""
+    left = list(modes)
+    while left:
+        stay: list[tuple[str, Mode]] = []
+        for sentence in await clean_leftovers(left, patience, current, stay.append):
+            log.info("%s", sentence)
+        left = stay
+        if left:
+            names = ", ".join(name for name, _ in left)
+            log.warning("not left yet: %s; next try in %g s", names, _AGAIN)
+            await sleep(_AGAIN)
+
+
 async def clean_leftovers(
-    modes: Iterable[tuple[str, Mode]], patience: float = 0.0, current: object = None
+    modes: Iterable[tuple[str, Mode]],
+    patience: float = 0.0,
+    current: object = None,
+    stays: Callable[[tuple[str, Mode]], None] = lambda _: None,
 ) -> list[str]:
     """Remove what other modes left behind; call it after the first sync that succeeded.
 
@@ -62,6 +88,7 @@ async def clean_leftovers(
         patience: seconds that established connections get to end, in a mode that carries them;
             it takes no new ones meanwhile.
         current: the mode that serves, which may have to keep connections of others going.
+        stays: told of each mode whose leftovers cannot be removed now.
 
     Returns:
         A sentence for each mode of which there was something.
@@ -73,6 +100,7 @@ async def clean_leftovers(
                 said.append(f"{name} mode: {sentence}")
         except (ApplyError, BusyError, OSError) as error:
             said.append(f"{name} mode: its leftovers stay: {error}")
+            stays((name, mode))
     return said
 
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from steersman.compile.plan import PlanChange, Planner
 from steersman.model.names import PlanKey
 from steersman.model.plan import Finding, Severity
@@ -62,15 +64,23 @@ class Sync:
         self._verified = False
         self._token: Hashable | None = None
         self._refused: dict[Owner, str] = {}
+        self._left: set[PlanKey] = set()
+        """Plans that earlier Planners made: what is gone of them, nobody else says."""
         self._phases: dict[str, float] = {}
         self._taken: list[Changes] = []
         self._planned: list[PlanChange] = []
 
     def use_planner(self, planner: Planner) -> None:
         """Plan everything anew with another configuration at the next sync."""
+        self._left |= self.planner.plan.services.keys()
         self.planner = planner
         self._facts_changed = True
         self._want_all_anew = True
+
+    @property
+    def facts(self) -> HostFacts:
+        """This machine as last told."""
+        return self._facts
 
     def use_facts(self, facts: HostFacts) -> bool:
         """Take new facts of this machine; return whether they differ (then a sync is due)."""
@@ -139,9 +149,14 @@ class Sync:
                 self.store.snapshot, self._facts, set(changes.services), everything
             )
             self._facts_changed = False
+            change = self._with_left(change)
             self._planned.append(change)
         with self._timed("render"):
             return self._render(change)
+
+    def _with_left(self, change: PlanChange) -> PlanChange:
+        gone, self._left = self._left - self.planner.plan.services.keys(), set()
+        return msgspec.structs.replace(change, removed=change.removed | gone) if gone else change
 
     def _render(self, change: PlanChange) -> int:
         settings = self.planner.plan.settings
@@ -191,7 +206,7 @@ class Sync:
         token = await self.mode.fingerprint()
         kernel = await self._read()
         with self._timed("diff"):
-            change = diff(kernel, _flat(map(self._effective, self._owners())))
+            change = diff(kernel, _flat(map(self._effective, self._refused_first())))
         if not change:
             self._token = token
         if not change or await self._try(change):
@@ -207,6 +222,10 @@ class Sync:
     def _owners(self) -> set[Owner]:
         return self._want.keys() | self._have.keys()
 
+    def _refused_first(self) -> list[Owner]:
+        """All owners, so that an object is whose version is good: of a refused one it was."""
+        return sorted(self._owners(), key=lambda owner: owner not in self._refused)
+
     def _effective(self, owner: Owner) -> Ruleset:
         """What an owner should have now: the last good version where the new one is refused."""
         return (self._have if owner in self._refused else self._want).get(owner, {})
@@ -219,6 +238,9 @@ class Sync:
                 self._on_refused(self._verified)
                 self._verified = False
                 return False
+            except Exception:  # how far it came is not known: SPEC 7 has all compared then
+                self._verified = False
+                raise
         return True
 
     async def _halve(self) -> None:
@@ -250,7 +272,8 @@ class Sync:
             claimed = _keys(map(self._effective, self._owners()))
             return Diff(removed={k: v for k, v in kernel.items() if k not in claimed})
         want = _flat(self._want.get(owner, {}) for owner in owners)
-        keys = set(want) | _keys(self._have.get(owner, {}) for owner in owners)
+        taken = _keys(map(self._effective, self._owners().difference(owners)))
+        keys = set(want) | (_keys(self._have.get(owner, {}) for owner in owners) - taken)
         return diff({key: kernel[key] for key in keys if key in kernel}, want)
 
     def _accept(self, owners: Iterable[Owner]) -> None:
@@ -262,6 +285,14 @@ class Sync:
                 self._objects += len(self._want[owner])
             else:
                 self._have.pop(owner, None)
+            for loser in self._refused:  # what it had may have another owner now
+                self._lose(loser, self._want.get(owner, {}))
+
+    def _lose(self, owner: Owner, taken: Ruleset) -> None:
+        had = self._have.get(owner, {})
+        if lost := taken.keys() & had.keys():
+            self._have[owner] = {k: v for k, v in had.items() if k not in lost}
+            self._objects -= len(lost)
 
     async def _read(self) -> Ruleset:
         with self._timed("read"):

@@ -52,6 +52,14 @@ class Backoff:
         self.level = 0
         """Failures in a row, up to where the delay stops growing."""
 
+    @property
+    def grown(self) -> bool:
+        """Whether the delay is as long as it gets."""
+        return self._delay() >= self._timing.longest
+
+    def _delay(self) -> float:
+        return min(self._timing.first * self._timing.factor**self.level, self._timing.longest)
+
     def reset(self) -> None:
         """End the series: something worked."""
         self.level = 0
@@ -59,8 +67,8 @@ class Backoff:
     def next(self, at_least: float = 0.0) -> float:
         """Return the seconds to wait, and grow; a server's wish (`Retry-After`) is added to."""
         timing = self._timing
-        delay = min(timing.first * timing.factor**self.level, timing.longest)
-        if delay < timing.longest:
+        delay = self._delay()
+        if not self.grown:
             self.level += 1
         jittered = delay * (0.5 + timing.random())
         wish = min(at_least, MAX_RETRY_AFTER)

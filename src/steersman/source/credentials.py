@@ -156,7 +156,7 @@ class _Plugin:
         self._lock = asyncio.Lock()
 
     def refused(self) -> None:
-        if self._now() - self._asked >= REFUSED_MARGIN:
+        if abs(self._now() - self._asked) >= REFUSED_MARGIN:  # the clock may have been set back
             self._given = None
 
     async def credential(self) -> _Given:

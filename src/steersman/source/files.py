@@ -81,7 +81,8 @@ class FileSource:
         try:
             while True:
                 news = await self._refresh(sink, watch)
-                news |= watch.watch(_to_watch(self._directories, self._scan.linked))
+                watch, changed = self._watch(sink, watch)
+                news |= changed
                 await self._rest(watch, 0.0 if news else _RESCAN_SECONDS)
         finally:
             watch.close()
@@ -93,10 +94,18 @@ class FileSource:
             watch = Inotify()
             watch.watch(_to_watch(self._directories, ()))
         except OSError as error:
-            reason = f"{error}: manifests are polled; raise the sysctls fs.inotify.max_user_*"
-            sink.report("inotify", [Finding("inotify", "", reason)])
-            return Polling(_POLL_SECONDS)
+            return _without_inotify(sink, error)
         return watch
+
+    def _watch(self, sink: Sink, watch: Inotify | Polling) -> tuple[Inotify | Polling, bool]:
+        """Watch what there is now; return by what, and whether to look again at once."""
+        try:
+            return watch, watch.watch(_to_watch(self._directories, self._scan.linked))
+        except FileNotFoundError:  # it went just now
+            return watch, True
+        except OSError as error:
+            watch.close()
+            return _without_inotify(sink, error), True
 
     async def _refresh(self, sink: Sink, watch: Inotify | Polling) -> bool:
         """Look again; return whether something happened meanwhile."""
@@ -148,6 +157,12 @@ class FileSource:
         for scope, said in findings.items():
             sink.report(scope, said)
         self._reported = frozenset(findings)
+
+
+def _without_inotify(sink: Sink, error: OSError) -> Polling:
+    reason = f"{error}: manifests are polled; raise the sysctls fs.inotify.max_user_*"
+    sink.report("inotify", [Finding("inotify", "", reason)])
+    return Polling(_POLL_SECONDS)
 
 
 def _to_watch(directories: Iterable[Path], linked: Iterable[Path]) -> set[Path]:

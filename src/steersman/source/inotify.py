@@ -72,15 +72,19 @@ class Inotify:
         Returns whether that is a change: then things may have happened before the watch was on.
 
         Raises:
-            OSError: the kernel has no watches left for this user, not even for one of them.
+            OSError: not even one can be watched: they are gone, or the kernel has no watches left
+                for this user.
         """
         watches: dict[int, Path] = {}
+        number = errno.ENOENT
         for directory in directories:
             wd = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _MASK)
             if wd >= 0:
                 watches[wd] = directory
+            else:
+                number = ctypes.get_errno()
         if not watches:
-            raise OSError(errno.ENOSPC, "no directory can be watched")
+            raise OSError(number, f"no directory can be watched: {os.strerror(number)}")
         for stale in self._watches.keys() - watches.keys():
             self._libc.inotify_rm_watch(self._fd, stale)  # fails where the directory is gone: fine
         changed = watches.keys() != self._watches.keys()

@@ -89,14 +89,20 @@ class Reflector:
             await self._wait(error)
 
     async def _absent(self, error: ApiError) -> None:
-        """Go on without an optional kind; whoever waits for its first list is not held up."""
+        """Go on without an optional kind; whoever waits for its first list is not held up.
+
+        A server that has just started forbids for a moment what it allows: soon it is asked again.
+        """
         stats = self._stats
         stats.errors[error.reason] += 1
         if not stats.lists:
             self._mirror.empty()
             stats.connected = True
-        self._log(error, self._timing.seldom)
-        await self._timing.sleep(self._timing.seldom * (0.5 + self._timing.random()))
+        delay = self._timing.seldom * (0.5 + self._timing.random())
+        if error.status == 403 and not self._backoff.grown:
+            delay = min(delay, self._backoff.next(error.retry_after))
+        self._log(error, delay)
+        await self._timing.sleep(delay)
 
     async def _wait(self, error: ApiError) -> None:
         self._stats.connected = False

@@ -81,6 +81,7 @@ class Store:
         node_name: str = "",
         on_change: Callable[[], None] = lambda: None,
         essence: Callable[[Service], object] = service_essence,
+        on_report: Callable[[], None] = lambda: None,
     ) -> None:
         """Make an empty Store.
 
@@ -88,9 +89,11 @@ class Store:
             node_name: the Node of this name is this node; others are ignored.
             on_change: called after each call that left something to be synced.
             essence: what of a Service makes a difference (falsy: not served).
+            on_report: called after each report that left other Findings.
         """
         self._node_name = node_name
         self._on_change = on_change
+        self._on_report = on_report
         self._essence = essence
         self._services: dict[ObjectName, Service] = {}
         self._slices = Slices()
@@ -178,10 +181,11 @@ class Store:
 
     def report(self, scope: str, findings: Sequence[Finding]) -> None:
         """Replace the Findings of a scope."""
+        before = self._findings.pop(scope, ())
         if findings:
             self._findings[scope] = tuple(findings)
-        else:
-            self._findings.pop(scope, None)
+        if before != tuple(findings):
+            self._on_report()
 
     # How
 

@@ -36,10 +36,16 @@ class TlsContexts:
         return self._context
 
     def _authority(self) -> bytes:
+        ca = self._access.ca
         try:
-            return self._access.ca.read() if self._access.ca else b""
+            text = ca.read() if ca else b""
         except OSError as error:
             raise TlsError(f"certificate authority: {error}") from error
+        if (
+            ca and not text.decode("ascii", "ignore").strip()
+        ):  # being written: nobody meant to trust the system's instead
+            raise TlsError(f"certificate authority: {ca.path or 'the text'} is empty")
+        return text
 
 
 def _context(authority: bytes, pair: KeyPair | None, *, insecure: bool) -> ssl.SSLContext:

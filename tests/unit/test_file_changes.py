@@ -1,0 +1,83 @@
+"""When a configuration file counts as changed: on the real file system."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from steersman.run import reload
+from steersman.run.reload import file_changes
+
+
+class Followed:
+    """What was in the file whenever it was told to have changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.texts: list[str] = []
+        self._news = asyncio.Event()
+
+    async def follow(self) -> None:
+        async for _ in file_changes(self.path):
+            self.texts.append(self.path.read_text())
+            self._news.set()
+
+    async def until(self, text: str) -> None:
+        async with asyncio.timeout(10):
+            while text not in self.texts:
+                await self._news.wait()
+                self._news.clear()
+
+
+@asynccontextmanager
+async def followed(folder: Path) -> AsyncIterator[Followed]:
+    path = folder / "config.yaml"
+    path.write_text("mode: old\n")
+    follower = Followed(path)
+    task = asyncio.create_task(follower.follow())
+    await asyncio.sleep(0)  # it watches now
+    yield follower
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_file_that_is_written_in_parts_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    async with followed(tmp_path) as changes:
+        with changes.path.open("w") as file:  # cut off
+            for part in ("mode: new\n", "clusterCIDR: 10.0.0.0/8\n"):
+                await turns()
+                file.write(part)
+                file.flush()
+        await changes.until("mode: new\nclusterCIDR: 10.0.0.0/8\n")
+        assert len(changes.texts) == 1
+
+
+async def turns() -> None:
+    """Give the follower every chance to look."""
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+
+
+async def test_a_file_that_stays_open_is_read_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reload, "_WRITER_SECONDS", 0.05)
+    async with followed(tmp_path) as changes:
+        with changes.path.open("a") as file:
+            for text in ("one: 1\n", "two: 2\n"):
+                file.write(text)
+                file.flush()
+                await changes.until(changes.path.read_text())
+
+
+async def test_a_file_that_is_replaced_is_read_at_once(tmp_path: Path) -> None:
+    async with followed(tmp_path) as changes:
+        (tmp_path / "new").write_text("mode: new\n")
+        os.replace(tmp_path / "new", changes.path)
+        await changes.until("mode: new\n")
+        assert changes.texts == ["mode: new\n"]
