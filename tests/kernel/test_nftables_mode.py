@@ -298,6 +298,10 @@ DAMAGE = {
     "hook of learning": "flush chain ip kube-proxy affinity-postrouting",
     "foreign learning": "add rule ip kube-proxy affinity-learn accept",
     "service chain": "",
+    "policy": "add chain ip kube-proxy filter-forward { policy drop ; }",
+    "policy of source ranges": "add chain ip kube-proxy filter-output-pre-dnat { policy drop ; }",
+    "foreign chain": "add chain ip kube-proxy mine { type filter hook input priority 5 ; "
+    "policy drop ; }",
 }
 
 
@@ -326,6 +330,21 @@ def test_damage_is_seen_and_healed(damage: str) -> None:
         assert await mode.read() == want
         assert "10.96.0.10" in elements("cluster-ips")
         assert "10.96.0.99" not in elements("cluster-ips")
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize(
+    "what", ["set ip kube-proxy firewall-allowed", "chain ip kube-proxy firewall"]
+)
+def test_what_nobody_uses_yet_is_missed_when_it_goes(what: str) -> None:
+    async def body() -> None:
+        mode = new_mode()
+        want = await program(mode, [make.plan()])
+        nft(f"delete {what}")
+        await mode.apply(diff(await mode.read(), want))
+        assert await mode.read() == want
+        await program(mode, [make.plan(frontends=[ranged("192.0.2.80", "198.51.100.0/24")])])
 
     in_namespace(body)
 
@@ -383,6 +402,22 @@ def test_a_table_of_upstreams_is_replaced_at_once() -> None:
         assert sorted(hairpins()) == [itself(0), itself(2)]
         assert "service-x" not in listing()
         assert "chain mine" in listing()
+
+    in_namespace(body)
+
+
+def test_a_table_that_came_since_the_kernel_was_read_is_replaced() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        assert (await mode.probe()).usable
+        want = render(mode, [make.plan()])
+        change = diff(await mode.read(), want)
+        nft("add table ip kube-proxy")
+        nft("add chain ip kube-proxy filter-input { type filter hook input priority -110 ; }")
+        nft("add rule ip kube-proxy filter-input drop")
+        await mode.apply(change)
+        assert await mode.read() == want
+        assert "chain filter-input" not in listing()
 
     in_namespace(body)
 

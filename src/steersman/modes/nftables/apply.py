@@ -90,8 +90,10 @@ class Tables:
         for family in families:
             script += new.get(prefix(Kind.SKELETON, family), "")
             script += new.get(prefix(Kind.RULES, family), "")
+            if prefix(Kind.SKELETON, family) in new:
+                table = f"table {HEADER[family]} {TABLE}"  # since it was read, one may have come
+                script = f"add {table}\ndelete {table}\n{script}"
             if prefix(Kind.SKELETON, family) in new and family in self._marks:
-                script = f"delete table {HEADER[family]} {TABLE}\n{script}"
                 loaded |= loadable(family, new)
                 script += guarded_meanwhile(family, loaded)
         follows = Derived().loaded({key: new[key] for key in loaded})
