@@ -17,6 +17,7 @@ from steersman.modes.base import Made, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import Tables, has_texts, resolve_texts
+from steersman.modes.nftables.forget import forgets
 from steersman.modes.nftables.layout import (
     FIRST_SLOTS,
     LOCAL_SLOTS,
@@ -107,8 +108,10 @@ class NftablesMode:
         support = await probe(self._exec, self._connect)
         if support.usable:
             async with self._lock:
-                objects = await asyncio.to_thread(self._opened().read)
-                self._early = (self._opened().sender.strangers(), objects)
+                tables = self._opened()
+                before = tables.sender.strangers()  # a change while it is read counts as later
+                objects = await asyncio.to_thread(tables.read)
+                self._early = (before, objects)
             self.slots = slots_of(objects)
         return support
 
@@ -172,7 +175,7 @@ class NftablesMode:
             tables = self._opened()
             if has_texts(change):
                 change = await tables.load_texts(change)
-            if len(change) <= _INLINE:
+            if len(change) <= _INLINE and not forgets(change):
                 tables.write(change)
             else:
                 await asyncio.to_thread(tables.write, change)

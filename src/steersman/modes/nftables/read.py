@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from steersman.host.netlink import DumpInterruptedError, Netlink
+from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, string, text
 from steersman.model.names import Family
 from steersman.modes.base import BusyError
@@ -26,6 +27,7 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.skeleton import RULE_CHAINS
 
+_T = TypeVar("_T")
 _ATTEMPTS = 6
 _MARK = "steersman-"
 _ANONYMOUS = "__"  # sets and maps within rules, which the rules' digests are of
@@ -84,11 +86,19 @@ def read_table(netlink: Netlink, family: Family, foundation: str) -> Table | Non
     Raises:
         BusyError: it changes faster than it can be read.
     """
+    return _undisturbed(lambda: _read_table(netlink, family, foundation))
+
+
+def _undisturbed(read: Callable[[], _T]) -> _T:
+    """Read until nobody changes meanwhile what is read, or deletes it."""
     for _ in range(_ATTEMPTS):
         try:
-            return _read_table(netlink, family, foundation)
+            return read()
         except DumpInterruptedError:
             continue
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
+                raise
     raise BusyError("nftables: the ruleset changes faster than it can be read")
 
 
@@ -162,9 +172,19 @@ def _rules(netlink: Netlink, family: Family) -> Iterator[RuleRead]:
 
 
 def read_digests(netlink: Netlink, family: Family) -> tuple[str, str]:
-    """Digests of what is in force, for the marker."""
-    chains = _chains(netlink, family) or {}
-    return digests(chains, set_names(netlink, family), _rules(netlink, family))
+    """Digests of what is in force, for the marker; of no table at all, empty ones.
+
+    Raises:
+        BusyError: it changes faster than it can be read.
+    """
+
+    def read() -> tuple[str, str]:
+        chains = _chains(netlink, family)
+        if chains is None:
+            return "", ""
+        return digests(chains, set_names(netlink, family), _rules(netlink, family))
+
+    return _undisturbed(read)
 
 
 def digests(chains: Chains, sets: Iterable[str], rules: Iterable[RuleRead]) -> tuple[str, str]:
