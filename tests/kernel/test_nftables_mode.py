@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from steersman.compile.plan import Planner
 from steersman.host.exec import SubprocessExec
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
 from steersman.modes.base import ApplyError
 from steersman.modes.diff import Diff, Ruleset, diff, merge
@@ -114,6 +114,21 @@ def test_every_form_is_read_back_and_listed(form: str, of: NodeSettings) -> None
     async def body() -> None:
         await program(new_mode(), [FORMS[form]], of)
         assert "chain nat-prerouting" in listing()
+
+    in_namespace(body)
+
+
+NAMES = {"wide": "漢" * 90, "words": 'a"b { }\n', "long": "x" * 400, "NUL": "\0", "half": "\ud800"}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("table", ["", "add table ip kube-proxy"], ids=["fresh", "taken over"])
+def test_a_manifest_may_hold_any_name(name: str, table: str) -> None:
+    async def body() -> None:
+        nft(table)
+        of = PlanKey(ServicePortName(name, name, name, Protocol.TCP), V4)
+        await program(new_mode(), [make.plan(of=of, affinity=60)])
+        assert "goto cluster-affinity-" in listing()
 
     in_namespace(body)
 
