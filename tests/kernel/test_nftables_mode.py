@@ -469,14 +469,32 @@ def test_a_flush_by_others_is_heard(script: str) -> None:
         mode = new_mode()
         want = await program(mode, [make.plan()])
         waiting = asyncio.create_task(mode.lost())
+        await asyncio.sleep(0)  # it listens
         more = render(mode, [make.plan(range(5), affinity=60)])
         await mode.apply(diff(want, more))  # not by others
         nft(FOREIGN)  # not ours
-        await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
         assert not waiting.done()
         nft(script)
         await asyncio.wait_for(waiting, 10)
         await mode.apply(diff(await mode.read(), more))
         assert await mode.read() == more
+
+    in_namespace(body)
+
+
+def test_what_others_did_between_two_waits_is_heard() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        await program(mode, [make.plan()])
+        nft("delete element ip kube-proxy cluster-ips { 10.96.0.10 }")  # before the first
+        await asyncio.wait_for(mode.lost(), 10)
+        nft("flush ruleset")
+        await asyncio.wait_for(mode.lost(), 10)
+        waiting = asyncio.create_task(mode.lost())
+        nft(FOREIGN)
+        nft("add table ip kube-proxy")
+        await asyncio.wait_for(waiting, 10)
 
     in_namespace(body)

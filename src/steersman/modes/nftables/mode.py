@@ -100,6 +100,8 @@ class NftablesMode:
         self._texts = {foundation(family) for family in Family}
         self._early: tuple[int, dict[bytes, Any]] | None = None
         """What the kernel had when the mode was probed: the first `read` need not look again."""
+        self._told = 0
+        """How many changes by others (Sender.strangers) there were when `lost` looked last."""
         self.slots: dict[bytes, tuple[bytes, ...]] = {}
         """Which endpoint has which slot: the one value that rendering keeps (render.py)."""
 
@@ -155,18 +157,20 @@ class NftablesMode:
     async def lost(self) -> None:
         """Wait until somebody else changed our tables (or all of the ruleset).
 
-        Call it after the first sync: while somebody listens, the kernel tells of every element,
-        which doubles the cost of a cold start.
+        Where anything at all was changed since the last time (or since the mode was probed), it
+        returns at once. Call it after the first sync: while somebody listens, the kernel tells of
+        every element, which doubles the cost of a cold start.
         """
         with self._subscribe() as news:
-            async with self._lock:
-                before = self._opened().sender.strangers()
-            while True:
-                if not await _concerns_us(news, self._opened().netlink.port):
-                    continue
-                async with self._lock:  # our own nft is over then, and accounted for
-                    if self._opened().sender.strangers() != before:
-                        return
+            while not await self._told_of_strangers():
+                while not await _concerns_us(news, self._opened().netlink.port):
+                    pass
+
+    async def _told_of_strangers(self) -> bool:
+        """Whether others changed something that nobody was told of."""
+        async with self._lock:  # our own nft is over then, and accounted for
+            before, self._told = self._told, self._opened().sender.strangers()
+            return self._told != before
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""
