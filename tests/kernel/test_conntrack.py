@@ -7,6 +7,7 @@ import pytest
 
 from steersman.compile.conntrack import ServedPort, stale
 from steersman.host import conntrack
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.model.conntrack import Entry
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
@@ -79,6 +80,21 @@ def test_connections_are_closed_where_asked_for() -> None:
         add_entries((kept, OVER_TCP, OVER_SCTP, GONE))
         assert await conntrack.delete_stale(stale(Family.IPV4, [served])) == (1, 0, True)
         assert await _left() == {_entry(f) for f in (kept, OVER_SCTP, GONE)}
+
+    in_namespace(body)
+
+
+def test_entries_that_have_ended_meanwhile_are_not_counted_as_deleted() -> None:
+    """Whichever they are: the first of a batch too."""
+
+    async def body() -> None:
+        add_entries((GONE, UNTRANSLATED, NODE_PORT))
+        with Netlink(NETLINK_NETFILTER) as netlink:
+            listing = conntrack._listing(Family.IPV4, bytes((UDP,)))
+            deletions = [conntrack._deletion(each) for each in conntrack._dump(netlink, listing)]
+            assert conntrack._delete(netlink, deletions[:2], 0, 0) == (2, 0)
+            assert conntrack._delete(netlink, deletions, 0, 0) == (1, 0)
+        assert await _left() == set()
 
     in_namespace(body)
 

@@ -179,6 +179,40 @@ def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
     assert len(left) == 1
 
 
+DAMAGE = {
+    "everything": "flush ruleset",
+    "an element": "delete element ip kube-proxy service-ips { 10.96.0.10 . tcp . 80 }",
+    "a fixed rule": "flush chain ip kube-proxy lb-4",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_what_others_made_begin_anew_is_not_counted_again(cluster: Cluster, damage: str) -> None:
+    plan = make.plan([0])
+
+    def reached(times: int) -> None:
+        for _ in range(times):
+            cluster.reached(OUTSIDE, *WAYS[0])
+
+    def counts() -> tuple[list[int], list[int]]:
+        made = asyncio.run(cluster.mode.made([plan]))
+        return list(made.frontends.values()), list(made.endpoints.values())
+
+    cluster.program()
+    cluster.program(plan)
+    reached(6)
+    cluster.program(make.plan([0, 1, 2]))
+    cluster.program(plan)  # its elements are others than at first
+    reached(3)
+    assert counts() == ([9], [9])
+    cluster.lab.run("nft", damage)
+    cluster.program(plan)
+    reached(1)
+    frontends, endpoints = counts()
+    assert frontends == [10]
+    assert endpoints[0] <= 10
+
+
 def test_every_sticky_connection_is_counted(cluster: Cluster) -> None:
     cluster.program()
     assert asyncio.run(cluster.mode.made([])).frontends == {}

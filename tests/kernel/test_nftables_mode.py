@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from steersman.compile.plan import Planner
 from steersman.host.exec import SubprocessExec
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
 from steersman.modes.base import ApplyError
 from steersman.modes.diff import Diff, Ruleset, diff, merge
@@ -114,6 +114,21 @@ def test_every_form_is_read_back_and_listed(form: str, of: NodeSettings) -> None
     async def body() -> None:
         await program(new_mode(), [FORMS[form]], of)
         assert "chain nat-prerouting" in listing()
+
+    in_namespace(body)
+
+
+NAMES = {"wide": "漢" * 90, "words": 'a"b { }\n', "long": "x" * 400, "NUL": "\0", "half": "\ud800"}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("table", ["", "add table ip kube-proxy"], ids=["fresh", "taken over"])
+def test_a_manifest_may_hold_any_name(name: str, table: str) -> None:
+    async def body() -> None:
+        nft(table)
+        of = PlanKey(ServicePortName(name, name, name, Protocol.TCP), V4)
+        await program(new_mode(), [make.plan(of=of, affinity=60)])
+        assert "goto cluster-affinity-" in listing()
 
     in_namespace(body)
 
@@ -298,6 +313,10 @@ DAMAGE = {
     "hook of learning": "flush chain ip kube-proxy affinity-postrouting",
     "foreign learning": "add rule ip kube-proxy affinity-learn accept",
     "service chain": "",
+    "policy": "add chain ip kube-proxy filter-forward { policy drop ; }",
+    "policy of source ranges": "add chain ip kube-proxy filter-output-pre-dnat { policy drop ; }",
+    "foreign chain": "add chain ip kube-proxy mine { type filter hook input priority 5 ; "
+    "policy drop ; }",
 }
 
 
@@ -326,6 +345,21 @@ def test_damage_is_seen_and_healed(damage: str) -> None:
         assert await mode.read() == want
         assert "10.96.0.10" in elements("cluster-ips")
         assert "10.96.0.99" not in elements("cluster-ips")
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize(
+    "what", ["set ip kube-proxy firewall-allowed", "chain ip kube-proxy firewall"]
+)
+def test_what_nobody_uses_yet_is_missed_when_it_goes(what: str) -> None:
+    async def body() -> None:
+        mode = new_mode()
+        want = await program(mode, [make.plan()])
+        nft(f"delete {what}")
+        await mode.apply(diff(await mode.read(), want))
+        assert await mode.read() == want
+        await program(mode, [make.plan(frontends=[ranged("192.0.2.80", "198.51.100.0/24")])])
 
     in_namespace(body)
 
@@ -387,6 +421,22 @@ def test_a_table_of_upstreams_is_replaced_at_once() -> None:
     in_namespace(body)
 
 
+def test_a_table_that_came_since_the_kernel_was_read_is_replaced() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        assert (await mode.probe()).usable
+        want = render(mode, [make.plan()])
+        change = diff(await mode.read(), want)
+        nft("add table ip kube-proxy")
+        nft("add chain ip kube-proxy filter-input { type filter hook input priority -110 ; }")
+        nft("add rule ip kube-proxy filter-input drop")
+        await mode.apply(change)
+        assert await mode.read() == want
+        assert "chain filter-input" not in listing()
+
+    in_namespace(body)
+
+
 def test_cleanup_leaves_only_what_is_not_ours() -> None:
     async def body() -> None:
         nft(FOREIGN)
@@ -419,14 +469,32 @@ def test_a_flush_by_others_is_heard(script: str) -> None:
         mode = new_mode()
         want = await program(mode, [make.plan()])
         waiting = asyncio.create_task(mode.lost())
+        await asyncio.sleep(0)  # it listens
         more = render(mode, [make.plan(range(5), affinity=60)])
         await mode.apply(diff(want, more))  # not by others
         nft(FOREIGN)  # not ours
-        await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
         assert not waiting.done()
         nft(script)
         await asyncio.wait_for(waiting, 10)
         await mode.apply(diff(await mode.read(), more))
         assert await mode.read() == more
+
+    in_namespace(body)
+
+
+def test_what_others_did_between_two_waits_is_heard() -> None:
+    async def body() -> None:
+        mode = new_mode()
+        await program(mode, [make.plan()])
+        nft("delete element ip kube-proxy cluster-ips { 10.96.0.10 }")  # before the first
+        await asyncio.wait_for(mode.lost(), 10)
+        nft("flush ruleset")
+        await asyncio.wait_for(mode.lost(), 10)
+        waiting = asyncio.create_task(mode.lost())
+        nft(FOREIGN)
+        nft("add table ip kube-proxy")
+        await asyncio.wait_for(waiting, 10)
 
     in_namespace(body)

@@ -15,6 +15,7 @@ from steersman.host.netlink import (
     Netlink,
     NetlinkError,
     Request,
+    Subscription,
 )
 from steersman.host.nlmsg import (
     HEADER,
@@ -56,6 +57,12 @@ class Socket:
 
     def settimeout(self, _seconds: float) -> None:
         return
+
+    def setblocking(self, _whether: bool) -> None:
+        return
+
+    def gettimeout(self) -> float:
+        return 0.0
 
     def close(self) -> None:
         self.closed = True
@@ -145,6 +152,29 @@ def test_a_refused_first_message_ends_a_batch(script: list[Socket]) -> None:
     requests = [Request(OBJECT, b""), Request(OBJECT, b"", NLM_F_ACK)]
     refused = kernel(script, error(1, errno.ENOMEM)).batch(requests)
     assert refused[0].errno == errno.ENOMEM
+
+
+def test_a_refused_first_message_that_is_answered_is_one_of_many(script: list[Socket]) -> None:
+    requests = [Request(OBJECT, b"", NLM_F_ACK)] * 3
+    link = kernel(script, error(1, errno.ENOENT), error(2, 0), error(3, errno.EPERM))
+    assert list(link.batch(requests)) == [0, 2]
+
+
+async def test_notifications_that_are_lost_while_the_queue_is_emptied_are_one_loss(
+    script: list[Socket],
+) -> None:
+    full = OSError(errno.ENOBUFS, "")
+    script.append(Socket(full, item(0), full, item(0), BlockingIOError(), item(0, b"new")))
+    with Subscription(netlink.NETLINK_ROUTE, ()) as news:
+        with pytest.raises(AnswersLostError):
+            await news.receive()
+        assert [heard.payload for heard in await news.receive()] == [b"new"]
+
+
+async def test_a_queue_that_cannot_be_emptied_is_told(script: list[Socket]) -> None:
+    script.append(Socket(OSError(errno.ENOBUFS, ""), OSError(errno.EBADF, "bad")))
+    with Subscription(netlink.NETLINK_ROUTE, ()) as news, pytest.raises(OSError, match="bad"):
+        await news.receive()
 
 
 def test_lost_answers_are_an_error_of_their_own(script: list[Socket]) -> None:

@@ -12,7 +12,7 @@ from steersman.host.netlink import Netlink
 from steersman.model.plan import ServicePlan
 from steersman.modes.base import BusyError
 from steersman.modes.diff import Diff, diff
-from steersman.modes.nftables.counters import Counters
+from steersman.modes.nftables.counters import Counted, Counters
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.scrape import Scrape
@@ -37,9 +37,10 @@ class Answers:
         self._lock = lock
         self.held: list[bool] = []
 
-    def totals(self, _netlink: Netlink) -> dict[bytes, int] | None:
+    def totals(self, _netlink: Netlink) -> Counted | None:
         self.held.append(self._lock.locked())
-        return self._answers.pop(0)
+        answer = self._answers.pop(0)
+        return None if answer is None else Counted(answer, {})
 
 
 async def scrape(*answers: dict[bytes, int] | None) -> list[bool]:
@@ -71,12 +72,12 @@ def test_counts_that_move_are_not_read() -> None:
 
     netlink = cast(Any, Nothing())
     counters = Counters(netlink)
-    assert counters.totals(netlink) == {}
+    assert counters.totals(netlink) == ({}, {})
     with counters.kept(Diff(removed={b"\x01\x04": b""})):
         assert counters.totals(netlink) is None
-    assert counters.totals(netlink) == {}
+    assert counters.totals(netlink) == ({}, {})
     with counters.kept(Diff(added={b"\x01\x04": b""})):
-        assert counters.totals(netlink) == {}
+        assert counters.totals(netlink) == ({}, {})
 
 
 @pytest.mark.parametrize(

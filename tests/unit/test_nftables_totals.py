@@ -74,6 +74,14 @@ def test_what_begins_anew_is_added() -> None:
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 11}
 
 
+def test_what_was_counted_before_a_replacement_is_not_added_again() -> None:
+    totals, plan = Totals(), make.plan([1])
+    before = counts(plan, each=4)
+    totals.update(counts(plan, each=9), [plan], before)
+    made = totals.update(counts(plan, each=5), [plan], before)  # 1 since it began anew
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 10}
+
+
 def test_who_is_gone_is_forgotten() -> None:
     totals, plan = Totals(), make.plan([1, 2])
     totals.update(counts(plan, each=9), [plan])

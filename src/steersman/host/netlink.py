@@ -181,8 +181,9 @@ class Netlink:
         """Send requests in one datagram and return the refused ones by their index.
 
         Give NLM_F_ACK to those whose outcome matters, and always to the last that the kernel
-        answers: the call waits for all acknowledgements asked for. A refused first message
-        (NFNL_MSG_BATCH_BEGIN, for want of memory or permission) ends the wait too.
+        answers: the call waits for all acknowledgements asked for. A refused first message that
+        did not ask for one (NFNL_MSG_BATCH_BEGIN, for want of memory or permission) ends the wait
+        too.
         """
         first = self._send(requests)
         waiting = {first + i for i, r in enumerate(requests) if r.flags & NLM_F_ACK}
@@ -198,7 +199,7 @@ class Netlink:
                     what = f"message {index + 1} of {len(requests)} was refused"
                     refused[index] = _error(code, explanation, what)
                     refused[index].offset = refused_at(reply)
-                    if index == 0:
+                    if index == 0 and not requests[0].flags & NLM_F_ACK:
                         waiting.clear()
         return refused
 
@@ -259,7 +260,15 @@ class Subscription:
             raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
 
     def _drain(self) -> None:
-        """Empty the queue: until then the kernel goes on dropping, and says so only once."""
-        with suppress(BlockingIOError):
-            while True:
+        """Empty the queue: until then the kernel goes on dropping, and says so only once.
+
+        It can overflow again meanwhile.
+        """
+        while True:
+            try:
                 self._socket.recv(_RECEIVE)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise

@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from steersman.model.names import PlanKey
 from steersman.modes.nftables.layout import Kind, named, prefix
 
 _NAME_LIMIT = 200
+_OTHERS = re.compile(r"[^\w./-]", re.ASCII)
 
 
 def base_name(key: PlanKey) -> str:
-    """Upstream's name of a ServicePort in chain names (SPEC 9): hash, then what it is."""
+    """Upstream's name of a ServicePort in chain names (SPEC 9): hash, then what it is.
+
+    Kubernetes lets little else than letters, digits, `-` and `.` into names, up to 63 of them. A
+    manifest may hold anything, but the kernel takes 255 bytes; the slash tells whose chain it is.
+    """
     name = key.name
     full = f"{name.namespace}/{name.service}/{name.protocol.lower()}/{name.port}"
-    full = full.replace(" ", "_")  # values below are words
-    digest = base64.b32encode(hashlib.sha256(full.encode()).digest()[:5]).decode()
-    whole = f"{digest}-{full}"
-    return whole if len(whole) <= _NAME_LIMIT else whole[: _NAME_LIMIT - 3] + "..."
+    digest = base64.b32encode(hashlib.sha256(full.encode(errors="replace")).digest()[:5]).decode()
+    whole = f"{digest}-{_OTHERS.sub('_', full)}"
+    return whole if len(whole) <= _NAME_LIMIT else whole[: _NAME_LIMIT - 4] + "/..."
 
 
 LEARN_CHAIN = "affinity-learn"

@@ -7,6 +7,8 @@ elements in one transaction, so that there is no moment without rules.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +38,13 @@ from steersman.modes.nftables.transaction import Step, transaction
 
 UNKNOWN = "# not as steersman made it"
 """Value of a skeleton in the kernel that differs from ours."""
+
+
+_TOO_LONG = os.strerror(errno.EMSGSIZE)
+
+
+class TooLongError(ApplyError):
+    """More than nft can send in one transaction."""
 
 
 class Tables:
@@ -86,22 +95,36 @@ class Tables:
         if change.changed:
             new = {**new, **{key: pair[1] for key, pair in change.changed.items()}}
         families = [f for f in Family if {prefix(k, f) for k in _TEXTS} & new.keys()]
-        script, loaded = "", dict[bytes, Any]()
+        scripts, loaded = list[str](), dict[bytes, Any]()
         for family in families:
-            script += new.get(prefix(Kind.SKELETON, family), "")
+            script = new.get(prefix(Kind.SKELETON, family), "")
             script += new.get(prefix(Kind.RULES, family), "")
+            if prefix(Kind.SKELETON, family) in new:
+                table = f"table {HEADER[family]} {TABLE}"  # since it was read, one may have come
+                script = f"add {table}\ndelete {table}\n{script}"
             if prefix(Kind.SKELETON, family) in new and family in self._marks:
-                script = f"delete table {HEADER[family]} {TABLE}\n{script}"
                 loaded |= loadable(family, new)
                 script += guarded_meanwhile(family, loaded)
+            scripts.append(script)
         follows = Derived().loaded({key: new[key] for key in loaded})
-        await self._nft(script + ruleset_text({**loaded, **follows}))
-        self.sender.made_transaction()
+        await self._load([*scripts, ruleset_text({**loaded, **follows})])
         for family in families:
             self._mark(family, new)
         self._derived.loaded(loaded)
         self._wake(woken(loaded))
         return _without(change, loaded)
+
+    async def _load(self, scripts: Sequence[str]) -> None:
+        """Load scripts in one transaction.
+
+        In a user namespace (rootless clusters) nft cannot send as much at once as it likes: there
+        they take one each.
+        """
+        try:
+            await self._nft("".join(scripts))
+        except TooLongError:
+            for script in filter(None, scripts):
+                await self._nft(script)
 
     async def _nft(self, script: str) -> None:
         result = await self._exec.run(["nft", "-f", "-"], script.encode())
@@ -109,7 +132,8 @@ class Tables:
             message = result.message[:500]
             if "resource busy" in message or "Cannot allocate" in message:
                 raise BusyError(f"nft: {message}")
-            raise ApplyError(f"nft: {message}")
+            raise (TooLongError if _TOO_LONG in message else ApplyError)(f"nft: {message}")
+        self.sender.made_transaction()
 
     def _mark(self, family: Family, new: Mapping[bytes, Any]) -> None:
         """Say in the kernel what was loaded."""

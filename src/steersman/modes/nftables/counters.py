@@ -7,9 +7,10 @@ are counted where the data path learns them, too: those that affinity sends on d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
+from typing import NamedTuple
 
 from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, nested, text
@@ -35,6 +36,14 @@ _COUNTED = frozenset((*_FRONTENDS, *_ENDPOINTS))
 _COUNTER, _PACKETS = text(1, "counter"), 2
 _TOGETHER = 500
 """Elements that are asked for at once."""
+
+
+class Counted(NamedTuple):
+    """What was counted."""
+
+    totals: Mapping[bytes, int]
+    before: Mapping[bytes, int]
+    """How much of it by elements that were replaced."""
 
 
 class Counters:
@@ -80,7 +89,7 @@ class Counters:
         counted = [(moved[key], packets) for key, packets in self._read(moved) if packets]
         return counted, set(names.values()) - stay
 
-    def totals(self, netlink: Netlink) -> dict[bytes, int] | None:
+    def totals(self, netlink: Netlink) -> Counted | None:
         """Connections so far, by the key of the frontend's element, or by that of the endpoint's
         with the first slot of its pool, then the endpoint.
 
@@ -100,7 +109,7 @@ class Counters:
             return None
         for name, packets in before.items():
             totals[name] = totals.get(name, 0) + packets
-        return totals
+        return Counted(totals, before)
 
     @staticmethod
     def _listed(netlink: Netlink) -> dict[bytes, int]:

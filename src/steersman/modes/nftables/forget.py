@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import suppress
 
+from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.names import Family
-from steersman.modes.diff import Ruleset
+from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.layout import Form, Kind
 from steersman.modes.nftables.read import memory, service_memory
 from steersman.modes.nftables.sender import Sender
+
+
+def forgets(change: Diff) -> bool:
+    """Whether clients may have to be forgotten, of whom there can be very many."""
+    return any(key[0] == Kind.MEMBER for key in change.removed)
 
 
 def forget(sender: Sender, removed: Ruleset) -> None:
@@ -24,14 +31,33 @@ def forget(sender: Sender, removed: Ruleset) -> None:
                 name = service_memory(members)
                 gone.setdefault((family, name), set()).add(endpoint)
     for (family, name), endpoints in gone.items():
-        known = memory(sender.netlink, family, name)
-        clients = [client for client, endpoint in known if endpoint in endpoints]
-        _delete_clients(sender, family, name, clients)
+        if clients := _clients(sender.netlink, family, name, endpoints):
+            _delete_clients(sender, family, name, clients)
 
 
-def _delete_clients(sender: Sender, family: Family, name: str, clients: Iterable[bytes]) -> None:
+def _clients(netlink: Netlink, family: Family, name: str, endpoints: set[bytes]) -> list[bytes]:
+    """Clients that stick to these endpoints, as far as they are seen.
+
+    The transaction is in force and must not fail any more where others change the ruleset.
+    """
+    found = []
+    with suppress(NetlinkError):
+        for client, endpoint in memory(netlink, family, name):
+            if endpoint in endpoints:
+                found.append(client)
+    return found
+
+
+def _delete_clients(sender: Sender, family: Family, name: str, clients: Sequence[bytes]) -> None:
     kind = wire.DESTROYSETELEM if sender.destroys else wire.DELSETELEM
-    for client in clients:  # one each: without DESTROY an expired one would refuse the rest
-        items = encode(Form.SET, [(client, b"")], keys_only=True)
-        if not sender.netlink.batch(wire.batch([wire.elements(kind, family, name, items)])):
+    together = len(clients) if sender.destroys else 1  # an expired one would refuse the rest
+    for at in range(0, len(clients), together):
+        pairs = [(client, b"") for client in clients[at : at + together]]
+        items = encode(Form.SET, pairs, keys_only=True)
+        room = wire.room(items)
+        requests = [
+            wire.elements(kind, family, name, items[first : first + room])
+            for first in range(0, len(items), room)
+        ]
+        if not sender.netlink.batch(wire.batch(requests)):
             sender.made_transaction()

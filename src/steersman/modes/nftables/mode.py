@@ -17,6 +17,7 @@ from steersman.modes.base import Made, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import Tables, has_texts, resolve_texts
+from steersman.modes.nftables.forget import forgets
 from steersman.modes.nftables.layout import (
     FIRST_SLOTS,
     LOCAL_SLOTS,
@@ -99,6 +100,8 @@ class NftablesMode:
         self._texts = {foundation(family) for family in Family}
         self._early: tuple[int, dict[bytes, Any]] | None = None
         """What the kernel had when the mode was probed: the first `read` need not look again."""
+        self._told = 0
+        """How many changes by others (Sender.strangers) there were when `lost` looked last."""
         self.slots: dict[bytes, tuple[bytes, ...]] = {}
         """Which endpoint has which slot: the one value that rendering keeps (render.py)."""
 
@@ -107,8 +110,10 @@ class NftablesMode:
         support = await probe(self._exec, self._connect)
         if support.usable:
             async with self._lock:
-                objects = await asyncio.to_thread(self._opened().read)
-                self._early = (self._opened().sender.strangers(), objects)
+                tables = self._opened()
+                before = tables.sender.strangers()  # a change while it is read counts as later
+                objects = await asyncio.to_thread(tables.read)
+                self._early = (before, objects)
             self.slots = slots_of(objects)
         return support
 
@@ -152,18 +157,20 @@ class NftablesMode:
     async def lost(self) -> None:
         """Wait until somebody else changed our tables (or all of the ruleset).
 
-        Call it after the first sync: while somebody listens, the kernel tells of every element,
-        which doubles the cost of a cold start.
+        Where anything at all was changed since the last time (or since the mode was probed), it
+        returns at once. Call it after the first sync: while somebody listens, the kernel tells of
+        every element, which doubles the cost of a cold start.
         """
         with self._subscribe() as news:
-            async with self._lock:
-                before = self._opened().sender.strangers()
-            while True:
-                if not await _concerns_us(news, self._opened().netlink.port):
-                    continue
-                async with self._lock:  # our own nft is over then, and accounted for
-                    if self._opened().sender.strangers() != before:
-                        return
+            while not await self._told_of_strangers():
+                while not await _concerns_us(news, self._opened().netlink.port):
+                    pass
+
+    async def _told_of_strangers(self) -> bool:
+        """Whether others changed something that nobody was told of."""
+        async with self._lock:  # our own nft is over then, and accounted for
+            before, self._told = self._told, self._opened().sender.strangers()
+            return self._told != before
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""
@@ -172,7 +179,7 @@ class NftablesMode:
             tables = self._opened()
             if has_texts(change):
                 change = await tables.load_texts(change)
-            if len(change) <= _INLINE:
+            if len(change) <= _INLINE and not forgets(change):
                 tables.write(change)
             else:
                 await asyncio.to_thread(tables.write, change)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from steersman.host.netlink import DumpInterruptedError, Netlink
+from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, string, text
 from steersman.model.names import Family
 from steersman.modes.base import BusyError
@@ -26,8 +27,12 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.skeleton import RULE_CHAINS
 
+_T = TypeVar("_T")
 _ATTEMPTS = 6
 _MARK = "steersman-"
+_ANONYMOUS = "__"  # sets and maps within rules, which the rules' digests are of
+Chains: TypeAlias = Mapping[str, Mapping[int, bytes]]
+"""Attributes of chains, by name."""
 _SPECS = {spec.name: spec for spec in SETS.values()}
 
 
@@ -81,11 +86,19 @@ def read_table(netlink: Netlink, family: Family, foundation: str) -> Table | Non
     Raises:
         BusyError: it changes faster than it can be read.
     """
+    return _undisturbed(lambda: _read_table(netlink, family, foundation))
+
+
+def _undisturbed(read: Callable[[], _T]) -> _T:
+    """Read until nobody changes meanwhile what is read, or deletes it."""
     for _ in range(_ATTEMPTS):
         try:
-            return _read_table(netlink, family, foundation)
+            return read()
         except DumpInterruptedError:
             continue
+        except NetlinkError as error:
+            if error.errno != errno.ENOENT:
+                raise
     raise BusyError("nftables: the ruleset changes faster than it can be read")
 
 
@@ -97,17 +110,17 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> Table | No
     if mark is None or mark.foundation != foundation:
         return Table(None, False, set(), {}, {})
     rules = list(_rules(netlink, family))
-    fixed, refilled = digests(rules)
+    names = set_names(netlink, family)
+    fixed, refilled = digests(chains, names, rules)
     if fixed != mark.foundation_digest:
         return Table(None, False, set(), {}, {})
     objects = dict(_service_chains(family, chains, rules))
-    names = set_names(netlink, family)
     for name in names:
         objects.update(_elements(netlink, family, name))
         if "/" in name and name.startswith("affinity-"):
             objects.update(_forgotten(netlink, family, name, names))
     counts = check_derived(objects)
-    chains_awake = awake(rule.chain for rule in rules)
+    chains_awake = awake(rule.chain for rule in rules if _accepts(chains.get(rule.chain, {})))
     objects = found_by(chains_awake, objects)
     return Table(mark, refilled == mark.rules_digest, chains_awake, objects, counts)
 
@@ -117,13 +130,18 @@ def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator
     return (reply.payload for reply in netlink.dump(request))
 
 
-def _chains(netlink: Netlink, family: Family) -> set[str] | None:
-    """Names of our chains; None where there is no table of our name."""
+def _chains(netlink: Netlink, family: Family) -> Chains | None:
+    """Our chains; None where there is no table of our name."""
     tables = [attributes(payload, 4) for payload in _dump(netlink, wire.GETTABLE, family)]
     if all(string(table.get(1, b"")) != TABLE for table in tables):
         return None
     chains = [attributes(payload, 4) for payload in _dump(netlink, wire.GETCHAIN, family)]
-    return {string(chain[3]) for chain in chains if string(chain[1]) == TABLE}
+    return {string(chain[3]): chain for chain in chains if string(chain[1]) == TABLE}
+
+
+def _accepts(chain: Mapping[int, bytes]) -> bool:
+    """Whether a chain of a hook lets what it does not match pass, as all of ours do."""
+    return chain.get(wire.CHAIN_POLICY, wire.ACCEPT) == wire.ACCEPT
 
 
 def set_names(netlink: Netlink, family: Family) -> list[str]:
@@ -154,19 +172,42 @@ def _rules(netlink: Netlink, family: Family) -> Iterator[RuleRead]:
 
 
 def read_digests(netlink: Netlink, family: Family) -> tuple[str, str]:
-    """Digests of the rules in force, for the marker."""
-    return digests(_rules(netlink, family))
+    """Digests of what is in force, for the marker; of no table at all, empty ones.
+
+    Raises:
+        BusyError: it changes faster than it can be read.
+    """
+
+    def read() -> tuple[str, str]:
+        chains = _chains(netlink, family)
+        if chains is None:
+            return "", ""
+        return digests(chains, set_names(netlink, family), _rules(netlink, family))
+
+    return _undisturbed(read)
 
 
-def digests(rules: Iterable[RuleRead]) -> tuple[str, str]:
-    """Hash the foundation's rules and those that follow the settings."""
+def digests(chains: Chains, sets: Iterable[str], rules: Iterable[RuleRead]) -> tuple[str, str]:
+    """Hash the foundation (chains, sets and rules) and the rules that follow the settings."""
     foundation, refilled = hashlib.sha256(), hashlib.sha256()
+    for name in sorted(chains):
+        hook = b"".join(chains[name].get(kind, b"") for kind in wire.CHAIN_HOOK)
+        if _is_fixed(name) or (name in DORMANT_CHAINS and not hook):
+            foundation.update(f"{name}\0{len(hook)}\0".encode() + hook)
+    for name in sorted(sets):
+        if "/" not in name and not name.startswith(_ANONYMOUS):
+            foundation.update(f"{name}\0".encode())
     for rule in rules:
-        if "/" not in rule.chain and rule.chain not in DORMANT_CHAINS:
+        if _is_fixed(rule.chain):
             hasher = refilled if rule.chain in RULE_CHAINS else foundation
             hasher.update(f"{rule.chain}\0{len(rule.expressions)}\0".encode())
             hasher.update(rule.expressions)
     return foundation.hexdigest()[:8], refilled.hexdigest()[:8]
+
+
+def _is_fixed(chain: str) -> bool:
+    """Whether a chain is there whatever Services there are."""
+    return not ("/" in chain or chain in DORMANT_CHAINS or chain.startswith(_MARK))
 
 
 def _service_chains(

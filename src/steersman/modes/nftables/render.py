@@ -23,6 +23,7 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
+from steersman.modes.iptables.names import printed_name
 from steersman.modes.nftables import skeleton
 from steersman.modes.nftables.affinity import AffinityNames
 from steersman.modes.nftables.layout import (
@@ -282,5 +283,5 @@ _MARKINGS: Mapping[tuple[bool, ...], str] = {
 
 def _printed(port: ServicePortName) -> bytes:
     """Printed name as a comment, which nft takes up to 128 bytes long."""
-    name = str(port)
+    name = printed_name(port)
     return (name if len(name) <= _COMMENT_LIMIT else name[: _COMMENT_LIMIT - 3] + "...").encode()

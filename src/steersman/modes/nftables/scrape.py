@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from steersman.host.netlink import Netlink
 from steersman.model.plan import ServicePlan
 from steersman.modes.base import BusyError, Made
-from steersman.modes.nftables.counters import Counters
+from steersman.modes.nftables.counters import Counted, Counters
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.totals import Totals
 
@@ -33,10 +33,11 @@ class Scrape:
         """
         plans = tuple(plans)  # they go on changing
         async with self._one:
-            counts = {**await self._read(counters), **relay.counts()}
-            return await asyncio.to_thread(self._totals.update, counts, plans)
+            counted, before = await self._read(counters)
+            counts = {**counted, **relay.counts()}
+            return await asyncio.to_thread(self._totals.update, counts, plans, before)
 
-    async def _read(self, counters: Counters) -> dict[bytes, int]:
+    async def _read(self, counters: Counters) -> Counted:
         """Read beside transactions; where these never leave enough time, between them."""
         with self._connect() as netlink:
             for _ in range(_ATTEMPTS):

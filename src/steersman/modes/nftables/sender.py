@@ -63,7 +63,13 @@ class Sender:
             HeldError: a chain or set that it deletes is still in use.
             BusyError: the kernel had no time or memory.
         """
-        refused = self.netlink.batch(wire.batch([step.request for step in steps]))
+        try:
+            refused = self.netlink.batch(wire.batch([step.request for step in steps]))
+        except OSError as failure:
+            if failure.errno != errno.EMSGSIZE:  # in a user namespace wmem_max is the limit
+                raise
+            message = "nftables: the transaction is too large to be sent at once"
+            raise ApplyError(message) from failure
         if not refused:
             self.made_transaction()
             return

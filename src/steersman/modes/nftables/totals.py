@@ -34,6 +34,7 @@ _ENDPOINTS_OF = {
 
 
 _NODE_PORT = "nodePort:"
+NOTHING: Mapping[bytes, int] = {}
 
 
 class Totals:
@@ -45,13 +46,19 @@ class Totals:
         self._frontends: Mapping[Name, int] = {}
         self._endpoints: Mapping[Name, int] = {}
 
-    def update(self, counts: Mapping[bytes, int], plans: Iterable[ServicePlan]) -> Made:
+    def update(
+        self,
+        counts: Mapping[bytes, int],
+        plans: Iterable[ServicePlan],
+        before: Mapping[bytes, int] = NOTHING,
+    ) -> Made:
         """Add what is new in the counts (counters.py says by which keys); forget who is gone.
 
-        What has counted nothing may be left out of the counts.
+        What has counted nothing may be left out of the counts. `before` is how much of them was
+        counted by what has been replaced.
         """
         plans = tuple(plans)
-        news = dict(self._news(counts))
+        news = dict(self._news(counts, before))
         known = self._known(self._concerned(plans, news))
         for key, more in news.items():
             size = _size(key)
@@ -72,11 +79,14 @@ class Totals:
             _Listed(plans, _endpoint_names, self._endpoints),
         )
 
-    def _news(self, counts: Mapping[bytes, int]) -> Iterator[tuple[bytes, int]]:
+    def _news(
+        self, counts: Mapping[bytes, int], before: Mapping[bytes, int]
+    ) -> Iterator[tuple[bytes, int]]:
         """How much more is counted than last time."""
         for key, count in counts.items():
-            before = self._last.get(key, 0)
-            more = count - before if count >= before else count  # it was away, and began anew
+            more = count - self._last.get(key, 0)
+            if more < 0:  # it was away, and began anew
+                more = count - before.get(key, 0)
             if more:
                 yield key, more
 

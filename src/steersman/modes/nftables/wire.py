@@ -161,8 +161,15 @@ def new_chain(family: Family, name: str) -> Request:
     return request(NEWCHAIN, family, text(1, TABLE), text(3, name), flags=NLM_F_CREATE)
 
 
+CHAIN_POLICY = 5
+CHAIN_HOOK = (4, CHAIN_POLICY, 7, 10)
+"""Attributes of a chain: hook and priority, policy, type, flags."""
+ACCEPT = (1).to_bytes(4, "big")
+"""As the policy of a chain of a hook."""
+
+
 def new_base_chain(family: Family, name: str, kind: str, hook: int, priority: int) -> Request:
-    """Add a chain that a hook of netfilter's calls.
+    """Add a chain that a hook of netfilter's calls; what it does not match passes.
 
     Args:
         family: whose table.
@@ -172,7 +179,7 @@ def new_base_chain(family: Family, name: str, kind: str, hook: int, priority: in
         priority: among the chains of that hook; lower ones come first.
     """
     where = nested(4, be32(1, hook), attr(2, struct.pack(">i", priority)))
-    what = (text(1, TABLE), text(3, name), where, text(7, kind))
+    what = (text(1, TABLE), text(3, name), where, attr(CHAIN_POLICY, ACCEPT), text(7, kind))
     return request(NEWCHAIN, family, *what, flags=NLM_F_CREATE)
 
 

@@ -1,0 +1,173 @@
+"""Others who change the ruleset while the nftables mode reads or programs it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from steersman.compile.plan import Planner
+from steersman.host.exec import SubprocessExec
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
+from steersman.host.nlmsg import Message
+from steersman.modes.diff import diff
+from steersman.modes.nftables.affinity import base_name, memory_name
+from steersman.modes.nftables.mode import NftablesMode
+from steersman.modes.nftables.read import generation
+from steersman.run.sync import Sync
+from steersman.source.store import Store
+from tests import nftables_plans as make
+from tests.kernel.namespace import in_namespace
+from tests.kernel.test_nftables_mode import elements, listing, nft, program, render
+from tests.unit import objects
+
+pytestmark = pytest.mark.kernel
+OTHER = "add table ip other; delete table ip other"
+MEMORY = memory_name(base_name(make.key()), local=False)
+
+
+class Meddler:
+    """Somebody who does something at a chosen moment: before a list is read, or in its midst."""
+
+    def __init__(self, what: str = "flush ruleset", *, amidst: bool = True) -> None:
+        self.what = what
+        self.amidst = amidst
+        self.moment = -1
+        """Before or in which list, of all that are read."""
+        self.lists = 0
+        self.done = False
+
+    def connect(self) -> Netlink:
+        return Meddled(self)
+
+    def act(self) -> None:
+        self.done = True
+        nft(self.what)
+
+
+class Meddled(Netlink):
+    """A socket that is meddled with."""
+
+    def __init__(self, meddler: Meddler) -> None:
+        super().__init__(NETLINK_NETFILTER, buffer=1 << 24)
+        self._meddler = meddler
+
+    def dump(self, request: Request, *, strict: bool = False) -> Iterator[Message]:
+        meddler = self._meddler
+        now = meddler.lists == meddler.moment
+        meddler.lists += 1
+        if now and not meddler.amidst:
+            meddler.act()
+        for number, reply in enumerate(super().dump(request, strict=strict)):
+            yield reply
+            if now and meddler.amidst and not number:
+                meddler.act()
+
+
+def meddled(meddler: Meddler) -> NftablesMode:
+    return NftablesMode(SubprocessExec(), meddler.connect)
+
+
+def sync_with(mode: NftablesMode) -> Sync:
+    """A sync of three Services, one of them with session affinity."""
+    store = Store("here")
+    names = ["web", "shop", "mail"]
+    sticky: dict[str, Any] = {
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}},
+    }
+    store.replace(
+        "Service",
+        [
+            objects.service(name, clusterIP=f"10.96.1.{n}", **(sticky if n else {}))
+            for n, name in enumerate(names)
+        ],
+    )
+    end = objects.endpoint("10.0.0.1")
+    store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
+    return Sync(store, Planner(objects.CONFIG, mode.traits), mode, objects.FACTS)
+
+
+@pytest.mark.parametrize("amidst", [False, True])
+def test_a_flush_at_any_moment_fails_no_sync_and_is_healed(amidst: bool) -> None:
+    """At the start of a process, where the table is there already."""
+
+    async def body() -> None:
+        assert await sync_with(NftablesMode(SubprocessExec())).run()
+        counting = Meddler()
+        assert (await meddled(counting).probe()).usable
+        last = counting.lists - 1
+        for moment in (*range(1, last, 6), last):
+            meddler = Meddler(amidst=amidst)
+            meddler.moment = moment
+            mode = meddled(meddler)
+            assert (await mode.probe()).usable
+            sync = sync_with(mode)
+            assert await sync.run()
+            await sync.check()
+            assert meddler.done
+            assert len(elements("cluster-ips")) == 3, moment
+            assert not sync.state.findings
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize("moment", [5, 9])  # lists of the rules of either family
+def test_others_do_not_disturb_the_loading_of_the_skeleton(moment: int) -> None:
+    async def body() -> None:
+        meddler = Meddler(OTHER)
+        meddler.moment = moment
+        await program(meddled(meddler), [make.plan()])
+        assert meddler.done
+
+    in_namespace(body)
+
+
+def remember(clients: int, endpoint: str) -> None:
+    """What the data path has learned."""
+    known = (
+        f"10.{100 + (n >> 16)}.{n >> 8 & 255}.{n & 255} timeout 3h : {endpoint} . 8080"
+        for n in range(clients)
+    )
+    nft(f"add element ip kube-proxy {MEMORY} {{ {', '.join(known)} }}")
+
+
+def test_a_flush_before_clients_are_forgotten_does_not_fail_what_is_in_force() -> None:
+    async def body() -> None:
+        meddler = Meddler(amidst=False)
+        mode = meddled(meddler)
+        want = await program(mode, [make.plan([1, 3, 5], affinity=600)])
+        meddler.moment = meddler.lists  # what is remembered is what is listed next
+        fewer = render(mode, [make.plan([3, 5], affinity=600)])
+        await mode.apply(diff(want, fewer))
+        assert meddler.done
+        assert await mode.read() == {}
+
+    in_namespace(body)
+
+
+def test_many_clients_are_forgotten_at_once_and_beside_the_loop() -> None:
+    async def body() -> None:
+        mode = NftablesMode(SubprocessExec())
+        want = await program(mode, [make.plan([1, 3, 5], affinity=600)])
+        remember(5000, "10.244.0.1")
+        rounds = 0
+
+        async def tick() -> None:
+            nonlocal rounds
+            while True:
+                await asyncio.sleep(0)
+                rounds += 1
+
+        ticking = asyncio.create_task(tick())
+        with Netlink(NETLINK_NETFILTER) as netlink:
+            before = generation(netlink)
+            await mode.apply(diff(want, render(mode, [make.plan([3, 5], affinity=600)])))
+            assert generation(netlink) - before == 2
+        assert rounds > 1
+        ticking.cancel()
+        assert "10.244.0.1" not in listing()
+
+    in_namespace(body)

@@ -1,0 +1,56 @@
+"""The nftables mode in a user namespace, as in rootless clusters: sockets send little at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from steersman.compile.plan import Planner
+from steersman.host.exec import SubprocessExec
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.modes.nftables.mode import NftablesMode
+from steersman.run.sync import Sync
+from steersman.source.store import Store
+from tests.kernel.test_nftables_mode import elements, nft
+from tests.unit import objects
+
+pytestmark = pytest.mark.kernel
+SERVICES = 1000
+
+
+def small() -> Netlink:
+    """What `wmem_max` of most machines leaves, and less."""
+    return Netlink(NETLINK_NETFILTER, buffer=1 << 16)
+
+
+async def program() -> None:
+    """Start with many Services where nothing is, and then where upstream's table is."""
+    store, names = Store("here"), [f"web-{n}" for n in range(SERVICES)]
+    store.replace(
+        "Service",
+        [
+            objects.service(name, clusterIP=f"10.96.{n >> 8}.{n & 255}")
+            for n, name in enumerate(names)
+        ],
+    )
+    end = objects.endpoint("10.0.0.1")
+    store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
+    for table in ("ip", "ip6"):
+        nft(f"flush ruleset; add table {table} kube-proxy")
+        mode = NftablesMode(SubprocessExec(), small)
+        assert (await mode.probe()).usable
+        sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode, objects.FACTS)
+        assert await sync.run()
+        assert not sync.state.findings, sync.state.findings[:3]
+        assert len(elements("cluster-ips")) == SERVICES
+
+
+def test_many_services_take_as_many_transactions_as_it_needs() -> None:
+    code = f"import asyncio; from {__name__} import program; asyncio.run(program())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    argv = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", code]
+    done = subprocess.run(argv, env=environment, text=True, capture_output=True, check=False)
+    assert not done.returncode, done.stderr
