@@ -114,8 +114,7 @@ INLINE struct flow *find_flow(struct packet *packet)
 	struct flow_key key = packet->key;
 	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
 
-	if (flow && packet->flags & TCP_SYN &&
-	    (flow->state == CLOSING || is_given_up(packet, flow))) {
+	if (flow && packet->flags & TCP_SYN && (has_ended(flow) || is_given_up(packet, flow))) {
 		delete_flow(&key);
 		return NULL;
 	}
