@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from steersman.model.names import Family
+from steersman.model.plan import Action, NodePlan, Verdict
 from steersman.modes.base import BusyError
 from steersman.modes.diff import diff
 from steersman.modes.ebpf import layout
@@ -28,6 +30,7 @@ from tests.kernel.ebpf_plan import (
     NODE,
     NODE_PORT,
     OTHER,
+    PLAIN,
     POD,
     STICKY,
     VIP,
@@ -171,6 +174,61 @@ def test_a_datagram_from_localhost_needs_no_connection(node: Node) -> None:
         answer, sender = sock.recvfrom(100)
         assert answer.endswith(f" {NODE}".encode())
         assert sender == ("127.0.0.1", NODE_PORT)
+
+
+def for_pods(plan: NodePlan, action: Action) -> NodePlan:
+    """The same, with another action for pods at every destination."""
+    changed = {
+        key: msgspec.structs.replace(
+            each, frontends=tuple(msgspec.structs.replace(f, pod=action) for f in each.frontends)
+        )
+        for key, each in plan.services.items()
+    }
+    return NodePlan(plan.settings, changed)
+
+
+@pytest.mark.parametrize("action", [PLAIN, Action(Verdict.REJECT)])
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+def test_localhost_of_a_pod_is_the_pods_own(node: Node, kind: str, action: Action) -> None:
+    asyncio.run(bring(node.modes[0], for_pods(node_plan(), action)))
+    for own in ("127.0.0.1", "::1"):
+        node.lab.servers.listen(node.lab.netns(LOOKER), own, NODE_PORT, kind, "itself")
+    try:
+        for address in ("127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "::1", "::"):
+            with node.socket(address, kind) as sock:
+                sock.connect((address, NODE_PORT))
+                assert (ask if kind == "UDP" else greeting)(sock) == "itself", address
+    finally:
+        for own in ("127.0.0.1", "::1"):
+            node.lab.servers.silence(own)
+
+
+def test_the_node_is_also_nobody(node: Node) -> None:
+    """Linux takes 0.0.0.0 for 127.0.0.1."""
+    with node.socket(VIP, at=NODE) as sock:
+        sock.connect(("0.0.0.0", NODE_PORT))
+        assert greeting(sock).endswith(":8080")
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+@pytest.mark.parametrize("address", [VIP, f"::ffff:{VIP}"])
+def test_source_ranges_let_the_node_in(node: Node, address: str, kind: str) -> None:
+    plan, ranges = node_plan(), (f"{NODE}/32",)
+    changed = {
+        key: msgspec.structs.replace(
+            each,
+            frontends=tuple(
+                msgspec.structs.replace(f, source_ranges=ranges) for f in each.frontends
+            ),
+        )
+        for key, each in plan.services.items()
+        if key.family is Family.IPV4
+    }
+    asyncio.run(bring(node.modes[0], NodePlan(plan.settings, changed)))
+    with node.socket(address, kind, at=NODE) as sock:
+        sock.connect((address, 80))
+        assert (ask if kind == "UDP" else greeting)(sock).endswith(":8080")
+        assert sock.getpeername()[:2] == (address, 80)
 
 
 def test_a_node_port_in_use_cannot_be_bound(node: Node) -> None:
