@@ -19,7 +19,9 @@ from steersman.model.plan import Action, NodePlan, Verdict
 from steersman.modes.base import BusyError
 from steersman.modes.diff import diff
 from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.devices import describe, list_devices
 from steersman.modes.ebpf.dump import DUMPS, dump
+from steersman.modes.ebpf.engine import Inside
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from tests.kernel.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
 from tests.kernel.ebpf_plan import (
@@ -28,6 +30,7 @@ from tests.kernel.ebpf_plan import (
     LAYOUT,
     LOOKER,
     NODE,
+    NODE6,
     NODE_PORT,
     OTHER,
     PLAIN,
@@ -40,6 +43,7 @@ from tests.kernel.ebpf_plan import (
     ruleset,
 )
 from tests.lab import Lab, ip
+from tests.lab_sockets import Netns
 
 pytestmark = MARKS
 SO_COOKIE = 57
@@ -422,3 +426,27 @@ def test_devices_that_come_are_followed(node: Node) -> None:
 def test_other_endpoint_is_used(node: Node) -> None:
     asyncio.run(bring(node.modes[0], node_plan(ENDPOINTS[1:2])))
     assert node.lab.probe(CLIENT, NODE, NODE_PORT).endpoint == f"{OTHER}:8080"
+
+
+def test_no_address_that_may_go_elsewhere_is_a_source(node: Node) -> None:
+    """Keepalived marks virtual addresses so; the kernel lists the newest of IPv6 first."""
+    name, device = Path(node.lab.node.path).name, "eth0"
+    inside = Inside(Netns(node.lab.node.path).call)
+    ip(name, [f"addr add 2001:db8::77/64 dev {device} nodad preferred_lft 0"])
+    try:
+        found = list_devices(inside.netlink)
+        number = next(each.number for each in found.devices if each.name == device)
+        sources = layout.DEVICE.unpack(describe(found, "", "")[number])[:2]
+        assert [layout.print_address(each) for each in sources] == [NODE, NODE6]
+        ip(name, [f"addr del {NODE6}/64 dev {device}"])
+        found = list_devices(inside.netlink)
+        source = layout.DEVICE.unpack(describe(found, "", "")[number])[1]
+        assert layout.print_address(source) == "2001:db8::77", "where there is no other"
+        ip(name, ["addr add 2001:db8::99/128 dev lo"])  # as routers have theirs
+        found = list_devices(inside.netlink)
+        source = layout.DEVICE.unpack(describe(found, "", "")[number])[1]
+        assert layout.print_address(source) == "2001:db8::99"
+        ip(name, ["addr del 2001:db8::99/128 dev lo"])
+    finally:
+        ip(name, [f"addr replace {NODE6}/64 dev {device} nodad"])
+        ip(name, [f"addr del 2001:db8::77/64 dev {device}"])
