@@ -235,3 +235,22 @@ def test_a_process_goes_on_where_there_was_no_room(
     tables.write(diff(tables.read(), want))
     assert tables.read() == reopened(loaded).read() == want
     tables.write(diff(tables.read(), {}))
+
+
+@pytest.mark.parametrize("name", ["node_ips", "prefixes"])
+def test_a_full_map_is_named(loaded: LoadedObject, name: str) -> None:
+    """The kernel calls it an argument list that is too long."""
+    full = HashMap(loaded.maps[name])
+    length = (160).to_bytes(4, layout.BYTE_ORDER) if name == "prefixes" else b""
+    rest = full.key_size - len(length)
+    keys = [length + n.to_bytes(rest, "big") for n in range(full.capacity + 1)]
+    value = bytes(full.value_size)
+    for key in keys[:-1]:
+        full.put(key, value)
+    for write in (
+        lambda: full.put(keys[-1], value),
+        lambda: full.put_all(zip(keys[-4:], [value] * 4, strict=True)),
+    ):
+        with pytest.raises(FullError, match=f"{name} has room for {full.capacity} entries"):
+            write()
+    full.delete_all(keys)
