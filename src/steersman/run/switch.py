@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from steersman.host.exec import Exec
 from steersman.modes.base import ApplyError, BusyError, Inheriting, Lingering, Mode
 from steersman.modes.diff import Ruleset, diff
+from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.registry import MODES, ModeOptions
 
 _POLL = 1.0  # seconds between two looks at what is still connected
@@ -26,19 +27,23 @@ _LEAVES: Mapping[str, tuple[str, ...]] = {
 """Whose leftovers a mode removes (SPEC 1.1 step 2); ours of ipvs share no name with iptables'."""
 
 
-def others(current: str, execute: Exec, variant: str = "") -> Iterator[tuple[str, Mode]]:
+def others(
+    current: str, execute: Exec, variant: str = "", excluded: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Mode]]:
     """Modes whose leftovers are to go when this one serves, in every variant they could have.
 
     Args:
         current: the mode that serves.
         execute: how to run programs.
         variant: of the iptables mode, the one that serves: the other one may have rules, too.
+        excluded: CIDRs in which virtual servers of IPVS are somebody else's, and stay.
     """
+    ipvs = IpvsOptions(exclude_cidrs=excluded, load_modules=False)
     own = (current,) if current in _VARIANTS and variant else ()
     for name in own + _LEAVES.get(current, ()):
         for each in _VARIANTS.get(name, ("",)):
             if (name, each) != (current, variant):
-                mode = MODES[name](execute, ModeOptions(iptables_variant=each))
+                mode = MODES[name](execute, ModeOptions(iptables_variant=each, ipvs=ipvs))
                 yield f"{name} ({each})" if each else name, mode
 
 
