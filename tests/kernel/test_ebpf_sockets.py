@@ -251,6 +251,20 @@ def test_a_node_port_in_use_cannot_be_bound(node: Node) -> None:
             sock.bind((address, NODE_PORT + 1))
 
 
+def test_who_listens_for_both_families_needs_the_port_in_both(node: Node) -> None:
+    plan = node_plan()
+    only = {key: each for key, each in plan.services.items() if key.family is Family.IPV4}
+    asyncio.run(bring(node.modes[0], NodePlan(plan.settings, only)))
+    for address in ("::", "::ffff:0.0.0.0", f"::ffff:{NODE}"):
+        with node.socket("::", at=NODE) as sock:
+            with pytest.raises(OSError, match="in use"):
+                sock.bind((address, NODE_PORT))
+            sock.bind((address, NODE_PORT + 1))
+    for at, address in ((NODE, NODE6), (NODE, "::1"), (LOOKER, "::")):
+        with node.socket("::", at=at) as sock:
+            sock.bind((address, NODE_PORT))
+
+
 def test_the_guard_of_node_ports_can_be_switched_off(node: Node) -> None:
     node.modes[0].release()
     node.options = msgspec.structs.replace(node.options, guard_node_ports=False)

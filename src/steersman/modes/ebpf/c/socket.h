@@ -279,8 +279,15 @@ INLINE int guard(struct bpf_sock_addr *ctx, struct address *address)
 		return 1;
 	if (is_ipv4(address))
 		set_ipv4(&key.address, 0);
-	if (!read_frontend(&key, &frontend))
-		return 1;
+	if (!read_frontend(&key, &frontend)) {
+		// `::` takes IPv4, too, but for sockets that want none of it, and those cannot be
+		// told apart.
+		if (is_ipv4(address) || !is_unspecified(address))
+			return 1;
+		set_ipv4(&key.address, 0);
+		if (!read_frontend(&key, &frontend))
+			return 1;
+	}
 	count(BIND_REFUSED);
 	bpf_set_retval(-EADDRINUSE);
 	return 0;
