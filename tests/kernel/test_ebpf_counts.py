@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import NodePlan
 from steersman.modes.base import Counting, Made
+from steersman.modes.ebpf import flows
 from steersman.modes.ebpf.counts import Counts, Flows
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
@@ -99,11 +101,30 @@ def test_every_entry_of_the_flows_is_accounted_for(node: Node) -> None:
     entries, capacity = made.tables["flows"]
     assert (entries, made.events["flows_evicted"]) == (12, 0)
     assert made.events["flows_made"] - made.events["flows_ended"] == 12
-    flows = HashMap.pinned(node.pins / "maps/flows")
-    assert flows.delete_all([key for key, _ in flows.items()][:2]) == 2  # as LRU does
+    known = HashMap.pinned(node.pins / "maps/flows")
+    assert known.delete_all([key for key, _ in known.items()][:2]) == 2  # as LRU does
     look(node)
     assert counts(node).events["flows_evicted"] == 2
     assert counts(node).tables["flows"] == (10, capacity)
+
+
+def test_what_begins_during_a_look_is_not_missed(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look takes long where there are many; what was made meanwhile was not evicted."""
+    collect = flows.collect
+
+    def slowly(*given: Any) -> flows.Looked:
+        looked = collect(*given)
+        assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
+        return looked
+
+    monkeypatch.setattr(flows, "collect", slowly)
+    look(node)
+    assert counts(node).events["flows_made"] == 4
+    assert counts(node).events["flows_evicted"] == 0
+    look(node)
+    assert counts(node).events["flows_evicted"] == 0
 
 
 def test_a_full_table_is_seen() -> None:
@@ -112,7 +133,7 @@ def test_a_full_table_is_seen() -> None:
     some.add_expired(3)
     some.add_expired(4)
     assert some.event("flows_expired") == 7
-    assert some.looked(5, Flows(9, 2)) == Flows(5, 2), "what was evicted stays so"
+    assert some.looked(5, 6, Flows(9, 2)) == Flows(5, 2), "what was evicted stays so"
     loaded.close()
 
 

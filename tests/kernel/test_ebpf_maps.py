@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -14,6 +16,7 @@ from steersman.modes.ebpf import flows, layout, render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
+from steersman.modes.ebpf.slots import FullError, Places
 from steersman.modes.ebpf.tables import Tables
 from tests import iptables_plans as plans
 from tests.kernel.ebpf import compiled
@@ -103,11 +106,11 @@ def test_connections_are_forgotten_by_their_state(loaded: LoadedObject) -> None:
             key = layout.FLOW_KEY.pack(source, bytes(16), b"\0\1\0\2", protocol, 0)
             value = layout.FLOW.pack(bytes(16), now - age * second, b"\0\0", 1, state, 0)
             known.put(key, value)
-    old = [key for key, _ in flows.expired(known.items(), timeouts, now)]
+    old = [key for key, _ in known.items() if flows.over(key, known.get, timeouts, now)]
     assert len(old) == 5
     assert all(key[15] for key in old)
     known.delete_all(old)
-    assert list(flows.expired(known.items(), timeouts, now)) == []
+    assert not any(flows.over(key, known.get, timeouts, now) for key, _ in known.items())
     known.delete_all([key for key, _ in known.items()])
 
 
@@ -157,3 +160,96 @@ def test_only_what_is_used_of_an_array_is_in_memory(loaded: LoadedObject) -> Non
         array.store(number, 8, bytes(8))
         assert other.read(number) == record[:8] + bytes(8) + record[16:]
         array.write(number, bytes(array.value_size))
+
+
+WRITES = ((HashMap, "put"), (HashMap, "put_all"), (HashMap, "delete"))
+ARRAY_WRITES = ((ArrayMap, "store"), (ArrayMap, "write"))
+
+
+class KilledError(Exception):
+    """A process that is no more."""
+
+
+def killed_after(writes: int, patch: pytest.MonkeyPatch) -> None:
+    """Let some writes into maps happen, and then no more."""
+    left = itertools.count(writes, -1)
+
+    def mortal(write: Callable[..., object]) -> Callable[..., object]:
+        def written(*given: object) -> object:
+            if next(left) <= 0:
+                raise KilledError
+            return write(*given)
+
+        return written
+
+    for kind, name in WRITES + ARRAY_WRITES:
+        patch.setattr(kind, name, mortal(getattr(kind, name)))
+
+
+def reopened(loaded: LoadedObject) -> Tables:
+    """Another process, for which what was given back has always rested long enough."""
+    seconds = itertools.count(0, 10)
+    tables = Tables(loaded.maps, lambda: next(seconds))
+    tables.mend()
+    return tables
+
+
+def scattered(rng: Random) -> dict[bytes, bytes]:
+    """Few Services, so that most are gone a moment later, and their places others'."""
+    return ruleset([plans.random_plan(rng, n, Family.IPV4) for n in rng.sample(range(40), 6)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_process_may_be_killed_at_any_write(loaded: LoadedObject, seed: int) -> None:
+    rng = Random(seed)
+    for _ in range(30):
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KilledError):
+            tables, want = reopened(loaded), scattered(rng)
+            killed_after(rng.randint(1, 60), patch)
+            tables.write(diff(tables.read(), want))
+        for _ in range(2):
+            tables, want = reopened(loaded), scattered(rng)
+            tables.write(diff(tables.read(), want))
+            assert tables.read() == want
+            assert markers(tables) == cluster_ips(want)
+            assert reopened(loaded).read() == want
+    tables.write(diff(tables.read(), {}))
+    assert list(tables.services.members.items()) == []
+
+
+def test_a_process_goes_on_where_there_was_no_room(
+    loaded: LoadedObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, want = reopened(loaded), scattered(Random(7))
+    tables.write(diff(tables.read(), {}))
+    take, taken = Places.take, itertools.count()
+
+    def full(places: Places, count: int) -> int:
+        if next(taken) == 8:
+            raise FullError
+        return take(places, count)
+
+    monkeypatch.setattr(Places, "take", full)
+    with pytest.raises(FullError):
+        tables.write(diff(tables.read(), want))
+    tables.write(diff(tables.read(), want))
+    assert tables.read() == reopened(loaded).read() == want
+    tables.write(diff(tables.read(), {}))
+
+
+@pytest.mark.parametrize("name", ["node_ips", "prefixes"])
+def test_a_full_map_is_named(loaded: LoadedObject, name: str) -> None:
+    """The kernel calls it an argument list that is too long."""
+    full = HashMap(loaded.maps[name])
+    length = (160).to_bytes(4, layout.BYTE_ORDER) if name == "prefixes" else b""
+    rest = full.key_size - len(length)
+    keys = [length + n.to_bytes(rest, "big") for n in range(full.capacity + 1)]
+    value = bytes(full.value_size)
+    for key in keys[:-1]:
+        full.put(key, value)
+    said = f"{name} has room for {full.capacity} entries"
+    with pytest.raises(FullError, match=said):
+        full.put(keys[-1], value)
+    with pytest.raises(FullError, match=said):
+        full.put_all((key, value) for key in keys[-4:])
+    full.delete_all(keys)

@@ -148,6 +148,28 @@ def test_others_see_the_packets_too(node: Node) -> None:
     assert from_outside(node) == "answered"
 
 
+def test_the_first_priority_may_be_taken(lab: Lab) -> None:
+    """By a filter for one protocol, behind which there is no room for one for all."""
+    made = Node(lab)
+    made.options = msgspec.structs.replace(made.options, tcx=False)
+    tc(made, "qdisc", "add", "dev", "eth0", "clsact")
+    place = ["dev", "eth0", "ingress", "pref", "1", "protocol", "ip"]
+    code = "1,6 0 0 0"  # matches nothing
+    tc(made, "filter", "add", *place, "bpf", "bytecode", code, "classid", "1:1")
+    try:
+        for _ in range(2):
+            asyncio.run(bring(made.mode(), node_plan()))
+            assert from_outside(made) == "answered"
+            made.modes[-1].release()
+        asyncio.run(bring(made.mode(), None))
+        said = tc(made, "filter", "show", "dev", "eth0", "ingress")
+        assert "bytecode" in said
+        assert "steersman" not in said
+    finally:
+        tc(made, "qdisc", "del", "dev", "eth0", "clsact")
+        made.close()
+
+
 def test_nothing_of_ours_is_left_and_all_of_others(lab: Lab) -> None:
     for node in node_with(lab, tcx=False):
         foreign = Foreign(node, links=False)

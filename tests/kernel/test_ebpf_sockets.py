@@ -14,10 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from steersman.model.names import Family
+from steersman.model.plan import Action, NodePlan, Verdict
 from steersman.modes.base import BusyError
 from steersman.modes.diff import diff
 from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.devices import describe, list_devices
 from steersman.modes.ebpf.dump import DUMPS, dump
+from steersman.modes.ebpf.engine import Inside
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from tests.kernel.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
 from tests.kernel.ebpf_plan import (
@@ -26,8 +30,10 @@ from tests.kernel.ebpf_plan import (
     LAYOUT,
     LOOKER,
     NODE,
+    NODE6,
     NODE_PORT,
     OTHER,
+    PLAIN,
     POD,
     STICKY,
     VIP,
@@ -37,6 +43,7 @@ from tests.kernel.ebpf_plan import (
     ruleset,
 )
 from tests.lab import Lab, ip
+from tests.lab_sockets import Netns
 
 pytestmark = MARKS
 SO_COOKIE = 57
@@ -173,6 +180,61 @@ def test_a_datagram_from_localhost_needs_no_connection(node: Node) -> None:
         assert sender == ("127.0.0.1", NODE_PORT)
 
 
+def for_pods(plan: NodePlan, action: Action) -> NodePlan:
+    """The same, with another action for pods at every destination."""
+    changed = {
+        key: msgspec.structs.replace(
+            each, frontends=tuple(msgspec.structs.replace(f, pod=action) for f in each.frontends)
+        )
+        for key, each in plan.services.items()
+    }
+    return NodePlan(plan.settings, changed)
+
+
+@pytest.mark.parametrize("action", [PLAIN, Action(Verdict.REJECT)])
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+def test_localhost_of_a_pod_is_the_pods_own(node: Node, kind: str, action: Action) -> None:
+    asyncio.run(bring(node.modes[0], for_pods(node_plan(), action)))
+    for own in ("127.0.0.1", "::1"):
+        node.lab.servers.listen(node.lab.netns(LOOKER), own, NODE_PORT, kind, "itself")
+    try:
+        for address in ("127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "::1", "::"):
+            with node.socket(address, kind) as sock:
+                sock.connect((address, NODE_PORT))
+                assert (ask if kind == "UDP" else greeting)(sock) == "itself", address
+    finally:
+        for own in ("127.0.0.1", "::1"):
+            node.lab.servers.silence(own)
+
+
+def test_the_node_is_also_nobody(node: Node) -> None:
+    """Linux takes 0.0.0.0 for 127.0.0.1."""
+    with node.socket(VIP, at=NODE) as sock:
+        sock.connect(("0.0.0.0", NODE_PORT))
+        assert greeting(sock).endswith(":8080")
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+@pytest.mark.parametrize("address", [VIP, f"::ffff:{VIP}"])
+def test_source_ranges_let_the_node_in(node: Node, address: str, kind: str) -> None:
+    plan, ranges = node_plan(), (f"{NODE}/32",)
+    changed = {
+        key: msgspec.structs.replace(
+            each,
+            frontends=tuple(
+                msgspec.structs.replace(f, source_ranges=ranges) for f in each.frontends
+            ),
+        )
+        for key, each in plan.services.items()
+        if key.family is Family.IPV4
+    }
+    asyncio.run(bring(node.modes[0], NodePlan(plan.settings, changed)))
+    with node.socket(address, kind, at=NODE) as sock:
+        sock.connect((address, 80))
+        assert (ask if kind == "UDP" else greeting)(sock).endswith(":8080")
+        assert sock.getpeername()[:2] == (address, 80)
+
+
 def test_a_node_port_in_use_cannot_be_bound(node: Node) -> None:
     for at, address, number in (
         (NODE, "0.0.0.0", errno.EADDRINUSE),
@@ -187,6 +249,20 @@ def test_a_node_port_in_use_cannot_be_bound(node: Node) -> None:
                 sock.bind((address, NODE_PORT))
             assert error.value.errno == number
             sock.bind((address, NODE_PORT + 1))
+
+
+def test_who_listens_for_both_families_needs_the_port_in_both(node: Node) -> None:
+    plan = node_plan()
+    only = {key: each for key, each in plan.services.items() if key.family is Family.IPV4}
+    asyncio.run(bring(node.modes[0], NodePlan(plan.settings, only)))
+    for address in ("::", "::ffff:0.0.0.0", f"::ffff:{NODE}"):
+        with node.socket("::", at=NODE) as sock:
+            with pytest.raises(OSError, match="in use"):
+                sock.bind((address, NODE_PORT))
+            sock.bind((address, NODE_PORT + 1))
+    for at, address in ((NODE, NODE6), (NODE, "::1"), (LOOKER, "::")):
+        with node.socket("::", at=at) as sock:
+            sock.bind((address, NODE_PORT))
 
 
 def test_the_guard_of_node_ports_can_be_switched_off(node: Node) -> None:
@@ -364,3 +440,27 @@ def test_devices_that_come_are_followed(node: Node) -> None:
 def test_other_endpoint_is_used(node: Node) -> None:
     asyncio.run(bring(node.modes[0], node_plan(ENDPOINTS[1:2])))
     assert node.lab.probe(CLIENT, NODE, NODE_PORT).endpoint == f"{OTHER}:8080"
+
+
+def test_no_address_that_may_go_elsewhere_is_a_source(node: Node) -> None:
+    """Keepalived marks virtual addresses so; the kernel lists the newest of IPv6 first."""
+    name, device = Path(node.lab.node.path).name, "eth0"
+    inside = Inside(Netns(node.lab.node.path).call)
+    ip(name, [f"addr add 2001:db8::77/64 dev {device} nodad preferred_lft 0"])
+    try:
+        found = list_devices(inside.netlink)
+        number = next(each.number for each in found.devices if each.name == device)
+        sources = layout.DEVICE.unpack(describe(found, "", "")[number])[:2]
+        assert [layout.print_address(each) for each in sources] == [NODE, NODE6]
+        ip(name, [f"addr del {NODE6}/64 dev {device}"])
+        found = list_devices(inside.netlink)
+        source = layout.DEVICE.unpack(describe(found, "", "")[number])[1]
+        assert layout.print_address(source) == "2001:db8::77", "where there is no other"
+        ip(name, ["addr add 2001:db8::99/128 dev lo"])  # as routers have theirs
+        found = list_devices(inside.netlink)
+        source = layout.DEVICE.unpack(describe(found, "", "")[number])[1]
+        assert layout.print_address(source) == "2001:db8::99"
+        ip(name, ["addr del 2001:db8::99/128 dev lo"])
+    finally:
+        ip(name, [f"addr replace {NODE6}/64 dev {device} nodad"])
+        ip(name, [f"addr del 2001:db8::77/64 dev {device}"])

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import Endpoint
 from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.bpf import XDP, Link
@@ -217,6 +218,24 @@ def test_an_endpoint_here_is_left_to_tc(node: Node) -> None:
         frame = packet((CLIENT, port), (NODE, NODE_PORT), UDP)
         assert run_on(node, "eth0", frame) == (PASS, frame)
     node.lab.servers.silence(POD)
+
+
+@pytest.mark.parametrize("end", [ENDPOINTS[0], ENDPOINTS[2]], ids=["here", "elsewhere"])
+def test_a_packet_is_counted_once_whoever_sends_it_on(node: Node, end: Endpoint) -> None:
+    plan = node_plan((end,))
+    asyncio.run(bring(node.modes[-1], plan))
+    node.lab.serve(end.ip, 8080, "UDP")
+    with node.lab.netns(CLIENT).socket(CLIENT, "UDP") as client:
+        client.settimeout(WAIT)
+        client.connect((NODE, NODE_PORT))
+        for _ in range(5):
+            client.send(b"?")
+            assert client.recv(100)
+    made = asyncio.run(node.modes[-1].made(tuple(plan.services.values())))
+    moved = made.moved_by_endpoint[ServicePortName("shop", "web", "", Protocol.UDP), str(end)]
+    assert (moved.packets_in, moved.packets_out) == (5, 5)
+    if end.local:
+        node.lab.servers.silence(end.ip)
 
 
 def test_devices_that_are_named_no_more(node: Node) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -291,3 +292,9 @@ def test_each_mode_leaves_the_other_behind() -> None:
     assert {"iptables (nft)", "iptables (legacy)"} <= set(names)
     assert "nftables" in [name for name, _ in others("iptables", SubprocessExec())]
     assert [name for name, _ in others("elsewhere", SubprocessExec())] == []
+
+
+def test_what_others_balance_by_ipvs_stays_theirs() -> None:
+    left: dict[str, Any] = dict(others("iptables", SubprocessExec(), "nft", ("192.0.2.0/24",)))
+    assert left["ipvs"]._options.exclude_cidrs == ("192.0.2.0/24",)
+    assert not left["ipvs"]._options.load_modules

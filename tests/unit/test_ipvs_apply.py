@@ -279,3 +279,9 @@ def test_a_family_that_iptables_lacks_is_not_rendered() -> None:
     mode = IpvsMode(Ipset())
     mode._families = (Family.IPV4,)
     assert {key[0] for key in mode.render_node(SETTINGS) if type(key) is tuple} == {4}
+
+
+def test_a_scheduler_that_is_missing_is_named() -> None:
+    kernel = Kernel(n0=errno.ENOENT)
+    with pytest.raises(ApplyError, match=r"10\.96\.0\.1 port 80 with the scheduler dice: "):
+        servers(kernel).write([(TCP, None, Server("dice"))])

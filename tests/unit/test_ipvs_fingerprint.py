@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.modes.ipvs.fingerprint import of_rules, of_table
+from steersman.modes.ipvs.fingerprint import has_drained, of_rules, of_table
 
 TABLE = """IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags
@@ -23,7 +23,7 @@ COMMIT
 
 def test_connections_are_no_change() -> None:
     busier = TABLE.replace("3          4", "30       400").replace("2          0", "1          7")
-    assert of_table(busier) == of_table(TABLE) is not None
+    assert of_table(busier) == of_table(TABLE)
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,11 @@ def test_servers_are(old: str, new: str) -> None:
     assert of_table(TABLE.replace(old, new)) != of_table(TABLE)
 
 
-def test_what_is_drained_has_to_be_read() -> None:
-    assert of_table(TABLE.replace("0      2          0", "0      0          0")) is None
+def test_what_is_drained_has_to_be_read_where_it_is_ours() -> None:
+    drained = TABLE.replace("0      2          0", "0      0          0")
+    assert has_drained(drained, lambda key: key.address == "10.96.0.1")
+    assert not has_drained(drained, lambda key: key.address != "10.96.0.1")
+    assert not has_drained(TABLE, lambda _key: True)
 
 
 def test_traffic_and_time_change_no_rules() -> None:

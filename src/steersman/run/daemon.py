@@ -30,6 +30,7 @@ from steersman.run.startup import (
     allow_localhost_node_ports,
     choose_mode,
     make_source,
+    mode_options,
     node_config,
     set_conntrack,
 )
@@ -239,9 +240,10 @@ class Daemon:
         await self._serving.wait()
         mode = self._sync.mode
         variant = str(getattr(mode, "variant", ""))
-        left = others(mode.name, SubprocessExec(), variant)
-        patience = self._live.current.steersman.drain_period.seconds
-        await leave(left, patience, mode)
+        config = self._live.current
+        excluded = mode_options(config).ipvs.exclude_cidrs
+        left = others(mode.name, SubprocessExec(), variant, excluded)
+        await leave(left, config.steersman.drain_period.seconds, mode)
 
     async def _follow_addresses(self) -> None:
         while True:

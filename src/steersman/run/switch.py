@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from steersman.host.exec import Exec
 from steersman.modes.base import ApplyError, BusyError, Inheriting, Lingering, Mode
 from steersman.modes.diff import Ruleset, diff
+from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.registry import MODES, ModeOptions
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,9 @@ _LEAVES: Mapping[str, tuple[str, ...]] = {
 """Whose leftovers a mode removes (SPEC 1.1 step 2); ours of ipvs share no name with iptables'."""
 
 
-def others(current: str, execute: Exec, variant: str = "") -> Iterator[tuple[str, Mode]]:
+def others(
+    current: str, execute: Exec, variant: str = "", excluded: tuple[str, ...] = ()
+) -> Iterator[tuple[str, Mode]]:
     """Modes whose leftovers are to go when this one serves, in every variant they could have.
 
     Args:
@@ -39,19 +42,22 @@ def others(current: str, execute: Exec, variant: str = "") -> Iterator[tuple[str
         execute: how to run programs.
         variant: of the iptables mode, the one that serves: the other one may have rules, too;
             "none" of a mode that changes nothing on this machine.
+        excluded: CIDRs in which virtual servers of IPVS are somebody else's, and stay.
     """
     own = (current,) if current == "iptables" and variant else ()
     left = () if variant == "none" else _LEAVES.get(current, ())
     for name in own + left:
         for each in _VARIANTS.get(name, ("",)):
             if (name, each) != (current, variant):
-                yield f"{name} ({each})" if each else name, MODES[name](execute, _options(each))
+                yield f"{name} ({each})" if each else name, MODES[name](execute, _options(each, excluded))
 
 
-def _options(variant: str) -> ModeOptions:
+def _options(variant: str, excluded: tuple[str, ...]) -> ModeOptions:
+    ipvs = IpvsOptions(exclude_cidrs=excluded, load_modules=False)
     if variant == "nftables":
-        return ModeOptions(portals=variant)
-    return ModeOptions(iptables_variant=variant, portals="iptables" if variant else "")
+        return ModeOptions(portals=variant, ipvs=ipvs)
+    portals = "iptables" if variant else ""
+    return ModeOptions(iptables_variant=variant, portals=portals, ipvs=ipvs)
 
 
 async def leave(

@@ -164,6 +164,24 @@ def test_servers_of_others(node: Node) -> None:
 
 
 @needs_ipvsadm
+def test_servers_of_ours_where_others_have_theirs(node: Node) -> None:
+    """Node ports on the addresses of a network in which somebody else balances, too."""
+    options = IpvsOptions(exclude_cidrs=("10.96.0.0/16",))
+    node.sh("ipvsadm", "-A", "-t", "10.96.0.1:443", "-s", "rr")
+    node.sh("ipvsadm", "-a", "-t", "10.96.0.1:443", "-r", "10.244.0.9:443", "-m", "-w", "0")
+    node.again(options)
+    node.bring(of(*BOTH))
+    assert asyncio.run(node.mode.fingerprint()) is not None, "what others drain is theirs"
+    assert node.bring(of(*BOTH)) == 0
+    node.again(options)
+    node.apply(of(OTHER[0]))  # while no process was there, an endpoint has gone
+    assert "0AF40001:1F90      Masq    1" not in table(node)
+    assert node.bring(of(OTHER[0])) == 0
+    assert "0A600001:01BB" in table(node)
+    assert "0AF40009:01BB      Masq    0" in table(node)
+
+
+@needs_ipvsadm
 def test_drift_is_mended(node: Node) -> None:
     node.bring(of(ONE[0]))
     node.sh("ip", "addr", "del", "10.96.0.1/32", "dev", "kube-ipvs0")

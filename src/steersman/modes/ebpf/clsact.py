@@ -41,7 +41,8 @@ PARENTS = {"sm_ingress": 0xFFFFFFF2, "sm_egress": 0xFFFFFFF3}
 """Where each program goes: ffff:fff2 and ffff:fff3, as tc(8) writes it."""
 _ALL = socket.htons(0x0003)  # ETH_P_ALL
 _PRIORITY, _HANDLE = 1, 0x736D
-"""Of new filters. The first priority: a filter of others may end the packet's way through them."""
+"""Of new filters. The first priority, or the first where nobody is: a filter of others may end the
+packet's way through them, or be of a kind or for a protocol beside which ours has no room."""
 _GONE = (errno.ENODEV, errno.ENOENT, errno.EINVAL)
 
 
@@ -83,15 +84,25 @@ class Filters:
         self._note(f"{index}")
         self._make_qdisc(netlink, index)
         for name, parent in PARENTS.items():
-            have = _find(netlink, index, parent, name) or Filter(_PRIORITY, _HANDLE, "")
             options = nested(
                 _TCA_OPTIONS,
                 u32(_TCA_BPF_FD, programs[name]),
                 text(_TCA_BPF_NAME, _called(name)),
                 u32(_TCA_BPF_FLAGS, _DIRECT_ACTION),
             )
-            request = _filter(_RTM_NEWTFILTER, index, parent, have, options)
-            netlink.request(request._replace(flags=NLM_F_CREATE | NLM_F_REPLACE))
+            self._put(netlink, index, parent, name, options)
+
+    def _put(self, netlink: Netlink, index: int, parent: int, name: str, options: bytes) -> None:
+        """Make a filter, or replace it."""
+        have = _find(netlink, index, parent, name)
+        place = have or Filter(_PRIORITY, _HANDLE, "")
+        try:
+            netlink.request(_filter(_RTM_NEWTFILTER, index, parent, place, options))
+        except OSError as error:
+            if have or error.errno != errno.EINVAL:
+                raise
+            place = Filter(_free_priority(netlink, index, parent), _HANDLE, "")
+            netlink.request(_filter(_RTM_NEWTFILTER, index, parent, place, options))
 
     def _make_qdisc(self, netlink: Netlink, index: int) -> None:
         noted = not self._note(f"{index}-qdisc")
@@ -154,7 +165,8 @@ def _called(program: str) -> str:
 def _filter(kind: int, index: int, parent: int, which: Filter, options: bytes = b"") -> Request:
     info = which.priority << 16 | _ALL
     head = _TCMSG.pack(0, index, which.handle, parent, info)
-    return Request(kind, head + text(_TCA_KIND, "bpf") + options)
+    flags = NLM_F_CREATE | NLM_F_REPLACE if kind == _RTM_NEWTFILTER else 0
+    return Request(kind, head + text(_TCA_KIND, "bpf") + options, flags)
 
 
 def _list(netlink: Netlink, index: int, parent: int) -> Iterator[Filter]:
@@ -168,6 +180,11 @@ def _list(netlink: Netlink, index: int, parent: int) -> Iterator[Filter]:
 def _find(netlink: Netlink, index: int, parent: int, program: str) -> Filter | None:
     found = [each for each in _list(netlink, index, parent) if each.name == _called(program)]
     return found[0] if found else None
+
+
+def _free_priority(netlink: Netlink, index: int, parent: int) -> int:
+    taken = {each.priority for each in _list(netlink, index, parent)}
+    return next(number for number in range(1, 1 << 16) if number not in taken)
 
 
 def _remove_filters(netlink: Netlink, index: int) -> None:

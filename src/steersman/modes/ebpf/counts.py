@@ -47,11 +47,17 @@ class Counts:
         rest = bytes(8 * (possible_cpus() - 1))
         self._events.put(_event_key("flows_expired"), total.to_bytes(8, layout.BYTE_ORDER) + rest)
 
-    def looked(self, entries: int, before: Flows) -> Flows:
-        """What follows from how many flows there are now; evicted ones are what is missing."""
+    def looked(self, entries: int, made: int, before: Flows) -> Flows:
+        """What follows from how many flows there are; evicted ones are what is missing.
+
+        Args:
+            entries: how many were seen.
+            made: how many had been made when the look began: it takes long, so that later ones
+                may have been seen or not.
+            before: what the last look has found.
+        """
         gone = self.event("flows_ended") + self.event("flows_expired")
-        missing = self.event("flows_made") - gone - entries
-        return Flows(entries, max(missing, before.evicted))
+        return Flows(entries, max(made - gone - entries, before.evicted))
 
     def endpoints(self) -> dict[bytes, tuple[int, ...]]:
         """Connections, packets and bytes by member_key, as struct tally has them."""

@@ -21,6 +21,7 @@ _IFINFOMSG = struct.Struct("=BxHiII")
 _IFADDRMSG = struct.Struct("=BBBBI")
 _ETHER, _LOOPBACK = 1, 772  # ARPHRD_*
 _SCOPE_GLOBAL = 0
+_UNUSABLE, _DEPRECATED = 0x08 | 0x40, 0x20  # IFA_F_DADFAILED, _TENTATIVE, _DEPRECATED
 _MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
 
 
@@ -41,10 +42,12 @@ class Found(NamedTuple):
     devices: tuple[Device, ...]
     addresses: Mapping[int, tuple[bytes, ...]]
     """Packed global addresses by index of the device, in the kernel's order."""
+    deprecated: Mapping[int, tuple[bytes, ...]] = {}
+    """Likewise those that are to be no source (RFC 4862, 5.5.4), as virtual ones often are."""
 
 
 def list_devices(connect: Callable[[], Netlink]) -> Found:
-    """List devices and their addresses, without loopback.
+    """List devices, without loopback, and all addresses.
 
     Raises:
         OSError: rtnetlink does not answer.
@@ -52,11 +55,13 @@ def list_devices(connect: Callable[[], Netlink]) -> Found:
     with connect() as netlink:
         links = [_device(reply) for reply in netlink.dump(Request(_RTM_GETLINK, bytes(16)))]
         addresses: dict[int, tuple[bytes, ...]] = {}
+        deprecated: dict[int, tuple[bytes, ...]] = {}
         for reply in netlink.dump(Request(_RTM_GETADDR, bytes(8))):
-            index, packed = _address(reply)
-            if packed:
-                addresses[index] = (*addresses.get(index, ()), packed)
-    return Found(tuple(link for link in links if link.kind != _LOOPBACK), addresses)
+            index, packed, flags = _address(reply)
+            if packed and not flags & _UNUSABLE:
+                which = deprecated if flags & _DEPRECATED else addresses
+                which[index] = (*which.get(index, ()), packed)
+    return Found(tuple(link for link in links if link.kind != _LOOPBACK), addresses, deprecated)
 
 
 def open_route() -> Netlink:
@@ -71,15 +76,16 @@ def _device(reply: Message) -> Device:
     return Device(index, string(values.get(_IFLA_IFNAME, b"")), kind, master)
 
 
-def _address(reply: Message) -> tuple[int, bytes]:
-    family, _, _, scope, index = _IFADDRMSG.unpack_from(reply.payload)
+def _address(reply: Message) -> tuple[int, bytes, int]:
+    """Index of the device, address (b"" for one that is not global), and IFA_F_*."""
+    family, _, flags, scope, index = _IFADDRMSG.unpack_from(reply.payload)
     values = attributes(reply.payload, 8)
     packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS, b"")
     if scope != _SCOPE_GLOBAL:
-        return index, b""
+        return index, b"", flags
     if family == socket.AF_INET:
         packed = _MAPPED + packed
-    return index, packed if len(packed) == 16 else b""
+    return index, packed if len(packed) == 16 else b"", flags
 
 
 def describe(
@@ -88,7 +94,7 @@ def describe(
     """What the map `devices` should hold, by index.
 
     Masquerading takes an address of the device that the packet leaves by, and where that has
-    none, the first one that any device has: as the kernel's own does.
+    none, the first one that any device has, loopback last: much as the kernel's own does.
 
     Args:
         found: what there is.
@@ -97,10 +103,22 @@ def describe(
         accelerated: indices of the devices that have the program of XDP.
     """
     names = {device.number: device.name for device in found.devices}
-    ordered = [address for index in sorted(names) for address in found.addresses.get(index, ())]
+    sorts = (found.addresses, found.deprecated)
+    ordered = [
+        [
+            address
+            for index in sorted(sort, key=lambda n: (n not in names, n))
+            for address in sort[index]
+        ]
+        for sort in sorts
+    ]
     out = {}
     for device in found.devices:
-        mine = (*found.addresses.get(device.number, ()), *ordered)
+        mine = [
+            address
+            for sort, every in zip(sorts, ordered, strict=True)
+            for address in (*sort.get(device.number, ()), *every)
+        ]
         belongs = (device.name, names.get(device.master, ""))
         flags = DEVICE_POD if _is_pod(belongs, interface, prefix) else 0
         flags |= 0 if device.kind == _ETHER else DEVICE_NO_ETHERNET

@@ -141,8 +141,10 @@ class Engine:
             self.pins.make()
             self.pins.hold()
             self._loaded, self._migration = load(self.options.file, self.pins.maps)
-            self.tables = Tables(self._loaded.maps)
-            self.tracking = Tracking(self._loaded, self.tables)
+            tables = Tables(self._loaded.maps)
+            tables.mend()
+            self.tracking = Tracking(self._loaded, tables)
+            self.tables = tables
         return self.tables
 
     def read(self) -> dict[bytes, bytes]:

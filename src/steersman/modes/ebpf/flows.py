@@ -1,29 +1,33 @@
 """Connections that the packets' programs know (c/flow.h): how old each may get, and who goes.
 
-An entry that only just ended is another connection's a moment later: what is deleted is looked at
-again just before.
+A packet is noted in the entries of its own way only, but a connection that one way uses is alive:
+an entry goes when it and the one of the way back are too old. One that only just ended is another
+connection's a moment later: what is deleted is looked at again just before.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from steersman.model.conntrack import Stale
 from steersman.model.names import Family
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.maps import HashMap
 
-OPENING, ESTABLISHED, CLOSING, WAITING = range(4)
+OPENING, ESTABLISHED, CLOSING, WAITING, FINISHED = range(5)
 INGRESS, EGRESS = range(2)
-TO_ENDPOINT, MASQUERADE = 1, 3
+TO_ENDPOINT, FROM_SERVICE, MASQUERADE, TO_CLIENT = 1, 2, 3, 4
 _UDP, _SCTP = 17, 132
 _STATE_AT = layout.OFFSETS["flow"]["state"]
 _PROTOCOL_AT, _KIND_AT = layout.OFFSETS["flow_key"]["protocol"], layout.OFFSETS["flow"]["kind"]
 _MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
 _PROC = Path("/proc/sys/net/netfilter")
+
+Find: TypeAlias = Callable[[bytes], bytes | None]
+"""From the key of an entry to its value; None where there is none."""
 
 
 class Timeouts(NamedTuple):
@@ -32,6 +36,7 @@ class Timeouts(NamedTuple):
     tcp_opening: int = 60
     tcp_established: int = 86400
     tcp_closing: int = 120
+    tcp_half_closed: int = 3600
     udp: int = 30
     udp_stream: int = 120
     sctp_opening: int = 3
@@ -48,6 +53,8 @@ class Timeouts(NamedTuple):
             return self.sctp_established if state == ESTABLISHED else self.sctp_opening
         if state == CLOSING:
             return self.tcp_closing
+        if state == FINISHED:
+            return self.tcp_half_closed
         return self.tcp_established if state == ESTABLISHED else self.tcp_opening
 
 
@@ -55,6 +62,7 @@ _SYSCTLS = (
     "nf_conntrack_tcp_timeout_syn_sent",
     "nf_conntrack_tcp_timeout_established",
     "nf_conntrack_tcp_timeout_time_wait",
+    "nf_conntrack_tcp_timeout_close_wait",
     "nf_conntrack_udp_timeout",
     "nf_conntrack_udp_timeout_stream",
     "nf_conntrack_sctp_timeout_cookie_wait",
@@ -154,12 +162,13 @@ def _others(flows: HashMap, flow: Flow) -> Iterator[bytes]:
 
 def count_open(flows: HashMap, timeouts: Timeouts) -> int:
     """How many connections there are that have not ended."""
-    begun = [
-        (key, value)
-        for key, value in flows.items()
-        if value[_KIND_AT] == TO_ENDPOINT and value[_STATE_AT] in (OPENING, ESTABLISHED)
-    ]
-    return len(begun) - sum(1 for _ in expired(begun, timeouts, time.monotonic_ns()))
+    every, now = dict(flows.items()), time.monotonic_ns()
+    return sum(
+        value[_KIND_AT] == TO_ENDPOINT
+        and value[_STATE_AT] in (OPENING, ESTABLISHED, FINISHED)
+        and not over(key, every.get, timeouts, now)
+        for key, value in every.items()
+    )
 
 
 def stale_sockets(reverses: HashMap, stale: Stale) -> Iterator[tuple[int, bytes]]:
@@ -173,15 +182,45 @@ def stale_sockets(reverses: HashMap, stale: Stale) -> Iterator[tuple[int, bytes]
             yield cookie, endpoint
 
 
-def expired(
-    entries: Iterable[tuple[bytes, bytes]], timeouts: Timeouts, now: int
-) -> Iterator[tuple[bytes, bytes]]:
-    """Entries that are too old at `now` (CLOCK_MONOTONIC, ns)."""
-    for key, value in entries:
-        protocol = layout.FLOW_KEY.unpack(key)[3]
-        _, last, _, _, state, _ = layout.FLOW.unpack(value)
-        if now - last > timeouts.of(protocol, state) * 1_000_000_000:
-            yield key, value
+def over(key: bytes, find: Find, timeouts: Timeouts, now: int) -> tuple[bytes, ...]:
+    """Keys of an entry and of that of the way back, where both are too old; () if not.
+
+    Args:
+        key: of the entry.
+        find: gives the value of a key.
+        timeouts: how old each may get.
+        now: CLOCK_MONOTONIC, ns.
+    """
+    value = find(key)
+    if not value:
+        return ()
+    protocol, state, age = key[_PROTOCOL_AT], value[_STATE_AT], _age(value, now)
+    limit, half = timeouts.of(protocol, state), timeouts.tcp_half_closed
+    if age <= min(limit, half):
+        return ()
+    back = _way_back(key, value)
+    other = find(back)
+    if not other or _way_back(back, other) != key:
+        return (key,) if age > limit else ()
+    also = timeouts.of(protocol, other[_STATE_AT])
+    if FINISHED in (state, other[_STATE_AT]):
+        limit = also = half
+    return (key, back) if age > limit and _age(other, now) > also else ()
+
+
+def _age(value: bytes, now: int) -> float:
+    """Seconds since the last packet of an entry's own way."""
+    last: int = layout.FLOW.unpack(value)[1]
+    return (now - last) / 1_000_000_000
+
+
+def _way_back(key: bytes, value: bytes) -> bytes:
+    """The key of the entry by which answers to this one's packets are rewritten."""
+    flow = Flow.of(key, value)
+    hook = EGRESS if flow.hook == INGRESS else INGRESS
+    if flow.kind in (TO_ENDPOINT, TO_CLIENT):
+        return _key(flow.rewritten, flow.source, flow.protocol, hook)
+    return _key(flow.destination, flow.rewritten, flow.protocol, hook)
 
 
 class Looked(NamedTuple):
@@ -195,9 +234,8 @@ class Looked(NamedTuple):
 def collect(flows: HashMap, timeouts: Timeouts) -> Looked:
     """Delete the flows that are too old."""
     every = dict(flows.items())
-    old = [key for key, _ in expired(every.items(), timeouts, time.monotonic_ns())]
-    now = ((key, flows.get(key)) for key in old)
-    still = ((key, value) for key, value in now if value)
-    keys = (key for key, _ in expired(still, timeouts, time.monotonic_ns()))
-    gone = flows.delete_all(keys)
+    start = time.monotonic_ns()
+    old = [key for key in every if over(key, every.get, timeouts, start)]
+    still = (over(key, flows.get, timeouts, time.monotonic_ns()) for key in old)
+    gone = sum(flows.delete_all(keys) for keys in still)
     return Looked(len(every) - gone, gone)

@@ -29,6 +29,9 @@ class FrontendTable:
                 self._marked.add(key[:16])
             elif flags & layout.FRONTEND_CLUSTER_IP:
                 self._cluster_ips[key[:16]] += 1
+
+    def mend(self) -> None:
+        """Bring all markers up to date."""
         self._mark(self._marked | self._cluster_ips.keys())
 
     def read(self, names: Mapping[int, bytes]) -> Iterator[tuple[bytes, bytes]]:

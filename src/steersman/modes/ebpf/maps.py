@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -11,9 +12,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from steersman.modes.ebpf import bpf
+from steersman.modes.ebpf.slots import FullError
 
 _CHUNK_BYTES = 1 << 18
 """Room for a batch that is read."""
+_FULL = (errno.E2BIG, errno.ENOSPC)
+"""Of hashes, and of tries."""
+_NAME_END = 40
+"""Where the name ends in struct bpf_map_info; it has 16 bytes."""
 _FIRST_BYTES = 1 << 20
 """Of an array, mapped at once."""
 
@@ -25,6 +31,17 @@ class HashMap(bpf.Object):
         super().__init__(fd)
         info = struct.unpack_from("=6I", self.info(88))
         self.key_size, self.value_size, self.capacity = info[2], info[3], info[4]
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Say which map is full, instead of what the kernel says."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            name = self.info(_NAME_END)[_NAME_END - 16 :].rstrip(b"\0").decode()
+            raise FullError(f"{name} has room for {self.capacity} entries") from error
 
     def get(self, key: bytes, size: int = 0) -> bytes | None:
         """Value of a key (of `size` bytes where that is not the map's own, as for per-CPU ones)."""
@@ -42,7 +59,8 @@ class HashMap(bpf.Object):
         keys = ctypes.create_string_buffer(key, len(key))
         values = ctypes.create_string_buffer(value, len(value))
         at = (ctypes.addressof(keys), ctypes.addressof(values))
-        bpf.call(bpf.MAP_UPDATE, "IIQQQ", self.fd, 0, *at, 0)
+        with self._naming():
+            bpf.call(bpf.MAP_UPDATE, "IIQQQ", self.fd, 0, *at, 0)
 
     def delete(self, key: bytes) -> bool:
         """Delete a key; whether it was there."""
@@ -64,7 +82,8 @@ class HashMap(bpf.Object):
         key_buffer = ctypes.create_string_buffer(keys, len(keys))
         value_buffer = ctypes.create_string_buffer(values, len(values))
         at = (ctypes.addressof(key_buffer), ctypes.addressof(value_buffer))
-        bpf.call(bpf.MAP_UPDATE_BATCH, "QQQQIIQQ", 0, 0, *at, len(pairs), self.fd, 0, 0)
+        with self._naming():
+            bpf.call(bpf.MAP_UPDATE_BATCH, "QQQQIIQQ", 0, 0, *at, len(pairs), self.fd, 0, 0)
 
     def delete_all(self, keys: Iterable[bytes]) -> int:
         """Delete keys; how many of them were there."""

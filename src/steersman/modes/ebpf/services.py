@@ -19,6 +19,7 @@ from steersman.modes.ebpf.slots import Places
 Run = tuple[int, int]
 """Base and count of endpoints in `slots`."""
 _NONE: Run = (0, 0)
+_EMPTY = (_NONE, _NONE)
 _POOLS = (0, 8)
 """Where a record has its two pools, and behind them the seconds of affinity."""
 _SECONDS = 16
@@ -102,11 +103,10 @@ class ServiceTable:
 
     def put(self, name: bytes, wanted: ServiceValue) -> None:
         """Write a ServicePort, but for pools that become empty: `settle` is to follow."""
-        old = self.records.get(name)
-        number, before = (old.number, old.runs) if old else (self._indices.take(1), (_NONE, _NONE))
+        number, before = old = self.records[name]
         if _binds(name, wanted):
             self._add_members(number, wanted)
-        gone = self._gone(name, old, wanted) if old else set()
+        gone = self._gone(name, old, wanted) if before != _EMPTY else set()
         self._services.store(number, _SECONDS, layout.POOL.pack(wanted.seconds, 0))
         runs = (
             self._put_pool(number, 0, wanted.cluster, before[0]),
@@ -141,9 +141,37 @@ class ServiceTable:
         )
 
     def name(self, names: Iterable[bytes]) -> None:
-        """Write the names of ServicePorts that are new."""
-        numbers = ((number_key(self.records[name].number), name) for name in names)
-        self.names.put_all((key, layout.NAME.pack(name)) for key, name in numbers)
+        """Give ServicePorts that are new a number, and a record without endpoints.
+
+        A name comes before everything else of its ServicePort and goes after it: a number without
+        one is free, whenever a process ends.
+        """
+        new = [(name, self._indices.take(1)) for name in names if name not in self.records]
+        for _, number in new:
+            self._clear(number)
+        keys = [number_key(number) for _, number in new]
+        try:
+            self.names.put_all(zip(keys, [layout.NAME.pack(name) for name, _ in new], strict=True))
+        except OSError:
+            self.names.delete_all(keys)
+            raise
+        self.records.update((name, Record(number, _EMPTY)) for name, number in new)
+
+    def _clear(self, number: int) -> None:
+        for field in (*_POOLS, _SECONDS):
+            self._services.store(number, field, bytes(8))
+
+    def mend(self) -> None:
+        """Remove members that a process which was killed has left without an endpoint."""
+        names, kept = self.number_names(), dict[int, set[bytes]]()
+        for key, _ in list(self.members.items()):
+            number, end = layout.MEMBER_KEY.unpack(key)
+            name = names.get(number, b"")
+            if number not in kept:
+                had = self.read(self.records[name]) if name else None
+                kept[number] = set(endpoints_of(had)) if had and _binds(name, had) else set()
+            if end not in kept[number]:
+                self.members.delete(key)
 
     def begin(self) -> None:
         """Forget what a write that failed had still to empty."""
@@ -167,17 +195,18 @@ class ServiceTable:
 
     def remove(self, name: bytes) -> None:
         """Remove a ServicePort that no frontend leads to."""
-        record = self.records.pop(name)
+        record = self.records[name]
         number = record.number
         had = self.read(record)
-        self.names.delete(number_key(number))
         if _binds(name, had):
             ends = set(endpoints_of(had))
             self.members.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends)
         for which, run in enumerate(record.runs):
             self._empty(number, which, run)
         self._services.store(number, _SECONDS, bytes(8))
+        self.names.delete(number_key(number))
         self._indices.give(number, 1)
+        del self.records[name]
 
 
 def _binds(name: bytes, value: ServiceValue) -> bool:

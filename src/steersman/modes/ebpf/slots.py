@@ -13,8 +13,8 @@ QUARANTINE = 1.0
 """Seconds; a program runs for microseconds."""
 
 
-class FullError(Exception):
-    """An array has no place left."""
+class FullError(OSError):
+    """A map has no place left."""
 
 
 class Places:

@@ -124,9 +124,9 @@ class Tables:
         new = dict(change.added)
         new.update((key, pair[1]) for key, pair in change.changed.items())
         self.services.begin()
+        self.services.name(key for key, _ in of_kind(Kind.SERVICE, change.added))
         for key, value in of_kind(Kind.SERVICE, new):
             self.services.put(key, layout.split_service(value))
-        self.services.name(key for key, _ in of_kind(Kind.SERVICE, change.added))
         self.maglevs.put_all(
             (self._number(name), table) for name, table in of_kind(Kind.MAGLEV, new)
         )
@@ -138,6 +138,11 @@ class Tables:
         self.frontends.put(change, new, self.services.records)
         self._remove(change.removed)
         self.services.settle()
+
+    def mend(self) -> None:
+        """Bring what follows from other maps up to date, where a process was killed at it."""
+        self.services.mend()
+        self.frontends.mend()
 
     def served(self) -> Iterator[bytes]:
         """Addresses of frontends, and of this node for its node ports."""

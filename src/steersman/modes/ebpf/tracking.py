@@ -27,9 +27,10 @@ class Tracking:
 
     def collect(self) -> None:
         """Forget connections that are over, and counts of what is gone."""
+        made = self._counts.event("flows_made")
         looked = flows.collect(self._flows, flows.read_timeouts())
         self._counts.add_expired(looked.expired)
-        self._seen = self._counts.looked(looked.entries, self._seen)
+        self._seen = self._counts.looked(looked.entries, made, self._seen)
         self._counts.sweep(self._tables)
         self._tables.marks.renew(lambda: flows.clients(self._flows))
 

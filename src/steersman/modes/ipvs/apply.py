@@ -18,7 +18,7 @@ from steersman.host.nlmsg import NLMSG_NOOP
 from steersman.model.names import Protocol
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey, Target
-from steersman.modes.ipvs.parse import Real, parse_servers, parse_sets
+from steersman.modes.ipvs.parse import Real, is_drained, parse_servers, parse_sets
 from steersman.modes.ipvs.wire import Command, destination, list_services, service
 
 _TABLE = Path("/proc/thread-self/net/ip_vs")
@@ -90,10 +90,7 @@ class Servers:
         self._draining = {
             (k, r.target) for k, group in reals.items() for r in group if not r.weight
         }
-        self._drained = {
-            key: [real for real in group if not (real.weight or real.active or real.inactive)]
-            for key, group in reals.items()
-        }
+        self._drained = {key: list(filter(is_drained, group)) for key, group in reals.items()}
         found = {}
         for listed in list_services(self._netlink, self._family):
             ends = sorted((r.target, r.weight) for r in reals.get(listed.key, ()) if r.weight)
@@ -129,12 +126,13 @@ class Servers:
 
     def _steps(self, key: ServerKey, old: Server | None, new: Server) -> Iterator[Step]:
         family = self._family
+        scheduled = f" with the scheduler {new.scheduler}"
         if old is None:
             again = partial(service, family, Command.SET_SERVICE, key, new)
             make = service(family, Command.NEW_SERVICE, key, new)
-            yield Step(_say(key), make, (), (errno.EEXIST, again))
+            yield Step(_say(key, scheduled), make, (), (errno.EEXIST, again))
         elif old.settings != new.settings:
-            yield Step(_say(key), service(family, Command.SET_SERVICE, key, new))
+            yield Step(_say(key, scheduled), service(family, Command.SET_SERVICE, key, new))
         had = old.weighed if old else {}
         wanted = new.weighed
         for target, weight in wanted.items():

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import re
 import struct
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from hashlib import blake2b
 
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, Netlink, Request
 from steersman.host.nlmsg import attributes, u8
 from steersman.modes.ipvs.kernel import Kernel
+from steersman.modes.ipvs.names import ServerKey
+from steersman.modes.ipvs.parse import is_drained, parse_servers
 from steersman.modes.ipvs.sockets import Sockets
 from steersman.modes.ipvs.wire import digest_services
 
@@ -41,10 +43,11 @@ async def of_kernel(kernel: Kernel, sockets: Sockets, generic: int) -> Hashable 
     netfilter = sockets.get(NETLINK_NETFILTER)
 
     def listed() -> tuple[Hashable, ...] | None:
-        if (table := of_table(kernel.servers.table())) is None:
+        text = kernel.servers.table()
+        if has_drained(text, kernel.is_ours):
             return None
         services = digest_services(sockets.get(NETLINK_GENERIC), generic)
-        return table, services, of_sets(netfilter), frozenset(kernel.device.addresses())
+        return of_table(text), services, of_sets(netfilter), frozenset(kernel.device.addresses())
 
     token = await asyncio.to_thread(listed)
     if token is None:
@@ -54,12 +57,19 @@ async def of_kernel(kernel: Kernel, sockets: Sockets, generic: int) -> Hashable 
     return (*token, *[of_rules(await kernel.iptables.save(f)) for f in kernel.families])
 
 
-def of_table(text: str) -> bytes | None:
-    """Return a hash of /proc/net/ip_vs without its counts of connections.
+def has_drained(text: str, is_ours: Callable[[ServerKey], bool]) -> bool:
+    """Whether a real server of ours in /proc/net/ip_vs waits for `read` to delete it.
 
-    None where a real server has weight 0 and no connections: it waits for `read` to delete it.
+    It has weight 0 and no connections. What others have drained waits for nothing.
     """
-    return None if _DRAINED.search(text) else _digest(_COUNTS.sub("", text).encode())
+    return bool(_DRAINED.search(text)) and any(
+        is_ours(key) and any(map(is_drained, group)) for key, group in parse_servers(text).items()
+    )
+
+
+def of_table(text: str) -> bytes:
+    """Return a hash of /proc/net/ip_vs without its counts of connections."""
+    return _digest(_COUNTS.sub("", text).encode())
 
 
 def of_rules(text: str) -> bytes:

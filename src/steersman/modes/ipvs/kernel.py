@@ -65,6 +65,10 @@ class Kernel:
         """Our sets in the kernel."""
         self._held: Counter[str] = Counter()
         """How many virtual servers need each address of the interface."""
+        self._claimed: set[ServerKey] = set()
+        """Virtual servers in excluded CIDRs that we have written."""
+        self._others: dict[ServerKey, Server] = {}
+        """Those that we have not, as of the last `read`."""
 
     async def read(self) -> Ruleset:
         """Return what there is of ours; real servers that are drained by now are removed.
@@ -94,9 +98,22 @@ class Kernel:
     def _own_servers(self) -> dict[ServerKey, Server]:
         """List the virtual servers that are not excluded, and delete what is drained of them."""
         found = self.servers.read()
-        own = {k: server for k, server in found.items() if not self._is_excluded(k.address)}
+        own = {key: server for key, server in found.items() if self.is_ours(key)}
+        self._others = {key: server for key, server in found.items() if key not in own}
         self.servers.end_drained(own)
         return own
+
+    def is_ours(self, key: ServerKey) -> bool:
+        """Whether a virtual server is ours to change: written by us, or not excluded."""
+        return key in self._claimed or not self._is_excluded(key.address)
+
+    def _claim(self, work: Work) -> None:
+        """What is wanted is ours, wherever it is; an earlier process may have made it."""
+        for place, (key, old, new) in enumerate(work.servers):
+            if not self.is_ours(key):
+                work.servers[place] = key, old or self._others.pop(key, None), new
+                self._claimed.add(key)
+        self._claimed.difference_update(work.servers_gone)
 
     def _is_excluded(self, address: str) -> bool:
         return any(in_cidr(address, cidr) for cidr in self._excluded)
@@ -115,6 +132,7 @@ class Kernel:
             await self._carry_out(Work(change))
 
     async def _carry_out(self, work: Work) -> None:
+        self._claim(work)
         held, growth = self._held, work.growth
         bind = sorted(a for a, more in growth.items() if more > 0 and not held[a])
         fewer = {a for a, more in growth.items() if more < 0} | work.strays

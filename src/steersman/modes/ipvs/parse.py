@@ -32,6 +32,11 @@ class Real(NamedTuple):
     inactive: int
 
 
+def is_drained(real: Real) -> bool:
+    """Whether a real server takes no connections and has none."""
+    return not (real.weight or real.active or real.inactive)
+
+
 def parse_sets(text: str) -> Iterator[tuple[SetKey | MemberKey, str]]:
     """Take the output of `ipset save` apart; foreign sets are passed over."""
     for line in text.splitlines():

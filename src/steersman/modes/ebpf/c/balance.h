@@ -13,35 +13,41 @@ INLINE int read_frontend(const struct frontend_key *key, struct frontend *out)
 	return 1;
 }
 
-INLINE int serves_node_ports(const struct address *address)
+// Whether an address has node ports for who asks: the node itself (`own`) or others. 127.0.0.1 and
+// 0.0.0.0, which is the same to Linux, are another host in each network namespace.
+INLINE int serves_node_ports(const struct address *address, int own)
 {
 	const struct config *config = settings();
 	struct address key = *address;
 
-	if (config && config->flags & CONFIG_LOCALHOST_NODE_PORTS && is_loopback4(address))
-		return 1;
+	if (is_loopback4(address) || is_unspecified(address)) {
+		if (!own || !is_ipv4(address))
+			return 0;
+		if (config && config->flags & CONFIG_LOCALHOST_NODE_PORTS)
+			return 1;
+	}
 	return bpf_map_lookup_elem(&node_ips, &key) != NULL;
 }
 
-// Fills the key by which the frontend is found.
-CALLED int find_frontend(const struct address *address, __be16 port, __u8 protocol,
-			 struct frontend_key *key, struct frontend *out)
+// Takes the destination in the key, and leaves there the one by which the frontend is found.
+CALLED int find_frontend(struct frontend_key *key, int own, struct frontend *out)
 {
-	*key = (struct frontend_key){ .address = *address, .port = port, .protocol = protocol };
-	if (read_frontend(key, out))
+	struct address address = key->address;
+
+	if (!is_unspecified(&address) && read_frontend(key, out))
 		return FRONTEND;
-	if (serves_node_ports(address)) {
-		if (is_ipv4(address))
+	if (serves_node_ports(&address, own)) {
+		if (is_ipv4(&address))
 			key->address.words[3] = 0;
 		else
 			key->address.halves[0] = key->address.halves[1] = 0;
 		if (read_frontend(key, out))
 			return FRONTEND;
 	}
-	*key = (struct frontend_key){ .address = *address };
+	*key = (struct frontend_key){ .address = address };
 	if (read_frontend(key, out))
 		return UNKNOWN_PORT;
-	return in_prefixes(PREFIXES_SERVICE_CIDRS, address) ? UNASSIGNED : NOTHING;
+	return in_prefixes(PREFIXES_SERVICE_CIDRS, &address) ? UNASSIGNED : NOTHING;
 }
 
 INLINE __u32 action_of(const struct frontend *frontend, __u32 class)

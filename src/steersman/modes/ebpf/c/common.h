@@ -79,6 +79,12 @@ INLINE int is_loopback4(const struct address *address)
 	return is_ipv4(address) && in_loopback4(address->words[3]);
 }
 
+INLINE int is_unspecified(const struct address *address)
+{
+	return !address->halves[0] && !address->words[3] &&
+	       (!address->words[2] || address->words[2] == bpf_htonl(0xffff));
+}
+
 INLINE int same(const struct address *a, const struct address *b)
 {
 	return a->halves[0] == b->halves[0] && a->halves[1] == b->halves[1];

@@ -53,8 +53,9 @@ enum flow_kind {
 	MASQUERADE = 3, // egress, client to endpoint
 	TO_CLIENT = 4, // ingress, endpoint to this node
 };
-enum flow_state { OPENING = 0, ESTABLISHED = 1, CLOSING = 2, WAITING = 3 };
+enum flow_state { OPENING = 0, ESTABLISHED = 1, CLOSING = 2, WAITING = 3, FINISHED = 4 };
 // WAITING: a MASQUERADE entry whose first packet has not left, so that it has no address yet.
+// FINISHED: this way has ended, the one back has not.
 
 enum counter {
 	SOCKET_FORWARDED = 0,

@@ -52,14 +52,17 @@ CALLED int send_elsewhere(struct __sk_buff *skb, const struct packet *packet)
 // told apart: then it gets another endpoint, if there is one.
 CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 {
-	struct frontend_key key = {};
+	struct frontend_key key = {
+		.address = packet->key.destination,
+		.port = packet->key.destination_port,
+		.protocol = packet->key.protocol,
+	};
 	struct frontend frontend = {};
 	struct slot slot = {};
 	__u32 action;
 	int found, failed = DROPPED_NO_FLOW;
 
-	found = find_frontend(&packet->key.destination, packet->key.destination_port,
-			      packet->key.protocol, &key, &frontend);
+	found = find_frontend(&key, class == NODE, &frontend);
 	if (found == NOTHING)
 		return NEXT;
 	if (found == UNKNOWN_PORT)
@@ -114,8 +117,7 @@ INLINE struct flow *find_flow(struct packet *packet)
 	struct flow_key key = packet->key;
 	struct flow *flow = bpf_map_lookup_elem(&flows, &key);
 
-	if (flow && packet->flags & TCP_SYN &&
-	    (flow->state == CLOSING || is_given_up(packet, flow))) {
+	if (flow && packet->flags & TCP_SYN && (has_ended(flow) || is_given_up(packet, flow))) {
 		delete_flow(&key);
 		return NULL;
 	}

@@ -62,11 +62,23 @@ INLINE void count_traffic(struct __sk_buff *skb, const struct packet *packet, __
 	tally(service, slot, side, skb->gso_segs ? skb->gso_segs : 1, skb->len - packet->l3);
 }
 
-INLINE void mark_closing(const struct flow_key *key)
+INLINE int has_ended(const struct flow *flow)
 {
-	struct flow *flow = bpf_map_lookup_elem(&flows, key);
-	if (flow)
-		flow->state = CLOSING;
+	return flow->state == CLOSING || flow->state == FINISHED;
+}
+
+// A FIN ends one way only: the other may go on for long, in silence, too.
+INLINE void note_end(struct flow *flow, const struct flow_key *back, __u8 flags)
+{
+	struct flow *other = bpf_map_lookup_elem(&flows, back);
+
+	if (other && !(flags & TCP_RST) && !has_ended(other)) {
+		flow->state = FINISHED;
+		return;
+	}
+	flow->state = CLOSING;
+	if (other)
+		other->state = CLOSING;
 }
 
 INLINE __u8 other_hook(const struct packet *packet)
@@ -98,13 +110,12 @@ ALONE int note_packet(struct __sk_buff *skb, struct flow *flow, const struct pac
 		count_traffic(skb, packet, flow->service, &slot, SOURCE);
 	}
 	if (packet->flags & (TCP_FIN | TCP_RST)) {
-		flow->state = CLOSING;
 		reversed(&packet->key, other_hook(packet), &back);
 		if (side_of(flow) == DESTINATION)
 			back.source = flow->address, back.source_port = flow->port;
 		else
 			back.destination = flow->address, back.destination_port = flow->port;
-		mark_closing(&back);
+		note_end(flow, &back, packet->flags);
 	} else if (flow->state == OPENING && !(packet->flags & TCP_SYN)) {
 		flow->state = ESTABLISHED;
 	}
@@ -186,7 +197,7 @@ INLINE int keep_masquerade(const struct packet *packet, const struct slot *slot,
 	if (add_flow(&key, &value, &key.source))
 		return 1;
 	known = bpf_map_lookup_elem(&flows, &key);
-	if (known && known->state != CLOSING)
+	if (known && !has_ended(known))
 		return 1; // a repeated SYN keeps its port
 	return replace_flow(&key, &value);
 }

@@ -23,9 +23,8 @@ INLINE __u8 sctp_flags(__u8 chunk)
 	case 11: // COOKIE ACK
 		return TCP_SYN | TCP_ACK;
 	case 6: // ABORT
+	case 14: // SHUTDOWN COMPLETE: both ways have ended
 		return TCP_RST;
-	case 14: // SHUTDOWN COMPLETE
-		return TCP_FIN;
 	default:
 		return 0;
 	}

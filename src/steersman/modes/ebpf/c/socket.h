@@ -37,14 +37,15 @@ INLINE int bound_to(struct bpf_sock_addr *ctx, int version, const struct address
 	return same(&own, address);
 }
 
+// A socket of IPv6 may speak IPv4.
 INLINE int may_use(struct bpf_sock_addr *ctx, const struct config *config, __u32 service,
-		   int version)
+		   int version, const struct address *destination)
 {
 	struct address source;
 
 	bound_address(ctx, version, &source);
 	if (!source.words[3])
-		source = version == 4 ? config->node_ip4 : config->node_ip6;
+		source = is_ipv4(destination) ? config->node_ip4 : config->node_ip6;
 	return in_prefixes(service, &source);
 }
 
@@ -67,7 +68,11 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 {
 	const struct config *config = settings();
 	__u64 netns = bpf_get_netns_cookie(ctx);
-	struct frontend_key key = {};
+	struct frontend_key key = {
+		.address = *address,
+		.port = *port,
+		.protocol = ctx->protocol,
+	};
 	struct frontend frontend = {};
 	struct address client;
 	struct slot slot = {};
@@ -77,7 +82,7 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	if (!config)
 		return LEAVE;
 	own = netns == config->host_cookie;
-	found = find_frontend(address, *port, ctx->protocol, &key, &frontend);
+	found = find_frontend(&key, own, &frontend);
 	if (found == NOTHING)
 		return LEAVE;
 	if (found == UNKNOWN_PORT)
@@ -90,7 +95,7 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	if (frontend.flags & FRONTEND_RANGES) {
 		if (!own)
 			return LEAVE; // its address is known when its packet comes
-		if (!may_use(ctx, config, frontend.service, version))
+		if (!may_use(ctx, config, frontend.service, version, address))
 			return drop_later(ctx, own);
 	}
 	if ((action & ACTION_VERDICT) == REJECT)
@@ -266,18 +271,23 @@ INLINE int guard(struct bpf_sock_addr *ctx, struct address *address)
 	const struct config *config = settings();
 	struct frontend_key key = { .port = (__be16)ctx->user_port, .protocol = ctx->protocol };
 	struct frontend frontend;
-	int any = !address->halves[0] && !address->words[3] &&
-		  (!address->words[2] || address->words[2] == bpf_htonl(0xffff));
 
 	if (!config || !(config->flags & CONFIG_GUARD_NODE_PORTS) || !key.port ||
 	    bpf_get_netns_cookie(ctx) != config->host_cookie)
 		return 1;
-	if (!any && !serves_node_ports(address))
+	if (!is_unspecified(address) && !serves_node_ports(address, 1))
 		return 1;
 	if (is_ipv4(address))
 		set_ipv4(&key.address, 0);
-	if (!read_frontend(&key, &frontend))
-		return 1;
+	if (!read_frontend(&key, &frontend)) {
+		// `::` takes IPv4, too, but for sockets that want none of it, and those cannot be
+		// told apart.
+		if (is_ipv4(address) || !is_unspecified(address))
+			return 1;
+		set_ipv4(&key.address, 0);
+		if (!read_frontend(&key, &frontend))
+			return 1;
+	}
 	count(BIND_REFUSED);
 	bpf_set_retval(-EADDRINUSE);
 	return 0;

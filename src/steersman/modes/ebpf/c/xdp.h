@@ -86,11 +86,11 @@ INLINE void touch(struct flow *flow)
 		flow->state = ESTABLISHED;
 }
 
-// What tc would make of the packet at ingress and then at egress; 0 where that is for tc to say.
-CALLED int translate(const struct flow_key *before, struct flow_key *after, __u32 length)
+// What tc would make of the packet at ingress and then at egress: the kind of its flow, 0 where
+// that is for tc to say.
+CALLED int translate(const struct flow_key *before, struct flow_key *after, __u32 *service)
 {
 	struct flow *in = bpf_map_lookup_elem(&flows, before), *out;
-	struct slot slot = {};
 
 	if (!in || side_of(in) != DESTINATION || in->state == WAITING || in->state == CLOSING)
 		return 0;
@@ -104,21 +104,31 @@ CALLED int translate(const struct flow_key *before, struct flow_key *after, __u3
 	if (in->kind == TO_CLIENT && !out)
 		return 0;
 	touch(in);
-	if (in->kind == TO_ENDPOINT) {
-		slot.address = in->address;
-		slot.port = in->port;
-		tally(in->service, &slot, DESTINATION, 1, length);
-	} else {
-		slot.address = before->source;
-		slot.port = before->source_port;
-		tally(in->service, &slot, SOURCE, 1, length);
-	}
+	*service = in->service;
 	if (out) {
 		touch(out);
 		after->source = out->address;
 		after->source_port = out->port;
 	}
-	return 1;
+	return in->kind;
+}
+
+// Count a packet that is sent on; tc counts the others.
+INLINE void count_sent(int kind, const struct flow_key *before, const struct flow_key *after,
+		       __u32 service, __u32 length)
+{
+	struct slot slot = {};
+
+	count(PACKET_ACCELERATED);
+	if (kind == TO_ENDPOINT) {
+		slot.address = after->destination;
+		slot.port = after->destination_port;
+		tally(service, &slot, DESTINATION, 1, length);
+	} else {
+		slot.address = before->source;
+		slot.port = before->source_port;
+		tally(service, &slot, SOURCE, 1, length);
+	}
 }
 
 INLINE int is_accelerated(__u32 index)
@@ -200,12 +210,16 @@ SEC("xdp") int sm_xdp(struct xdp_md *ctx)
 	struct flow_key before = { .hook = INGRESS }, after = {};
 	struct bpf_fib_lookup route = {};
 	struct view view = {};
+	__u32 service = 0;
+	int kind;
 
-	if (!view_packet(ctx, &view, &before) || !translate(&before, &after, view.length) ||
-	    !find_way(ctx, &view, &after, &route))
+	if (!view_packet(ctx, &view, &before))
+		return XDP_PASS;
+	kind = translate(&before, &after, &service);
+	if (!kind || !find_way(ctx, &view, &after, &route))
 		return XDP_PASS;
 	write_packet(&view, &before, &after, &route);
-	count(PACKET_ACCELERATED);
+	count_sent(kind, &before, &after, service, view.length);
 	if (route.ifindex == ctx->ingress_ifindex)
 		return XDP_TX;
 	return bpf_redirect(route.ifindex, 0);
