@@ -49,7 +49,8 @@ def others(
     for name in own + left:
         for each in _VARIANTS.get(name, ("",)):
             if (name, each) != (current, variant):
-                yield f"{name} ({each})" if each else name, MODES[name](execute, _options(each, excluded))
+                mode = MODES[name](execute, _options(each, excluded))
+                yield f"{name} ({each})" if each else name, mode
 
 
 def _options(variant: str, excluded: tuple[str, ...]) -> ModeOptions:
