@@ -229,6 +229,20 @@ def test_an_interface_of_ours_that_others_removed_is_made_again() -> None:
     on_a_node(body)
 
 
+def test_what_lost_its_address_and_is_not_wanted_any_more_is_closed() -> None:
+    async def body(one: Endpoint) -> None:
+        mode = DirectMode("userspace", LinuxAddresses(SubprocessExec()))
+        await mode.probe()
+        await become(mode, plan(one))
+        sh(f"ip addr del {VIP}/32 dev {DEFAULT_INTERFACE}")
+        await become(mode)
+        assert mode.proxy.room.used == 0
+        assert VIP not in sh("ip addr")
+        await mode.close()
+
+    on_a_node(body)
+
+
 def test_addresses_of_the_process_before_stay_where_one_more_is_refused() -> None:
     async def body(one: Endpoint) -> None:
         refused = "10.96.0.11"

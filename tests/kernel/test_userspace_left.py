@@ -9,7 +9,10 @@ from steersman.model.plan import Endpoint
 from steersman.modes.base import Mode
 from steersman.modes.diff import diff
 from steersman.modes.registry import MODES, ModeOptions
+from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
+from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode
+from steersman.run.cleanup import clean_up
 from steersman.run.switch import clean_leftovers, others
 from tests.kernel.namespace import sh
 from tests.kernel.test_userspace_kernel import (
@@ -72,3 +75,30 @@ def test_who_changes_nothing_here_cleans_nothing_here() -> None:
     mode = MODES["userspace"](SubprocessExec(), ModeOptions(portals="none"))
     variant = str(getattr(mode, "variant", ""))
     assert list(others(mode.name, SubprocessExec(), variant)) == []
+
+
+@pytest.mark.parametrize("kind", ["nft", "legacy", "nftables", "direct"])
+def test_cleanup_removes_whatever_led_here(kind: str) -> None:
+    async def body(one: Endpoint) -> None:
+        old: UserspaceMode | DirectMode = UserspaceMode(SubprocessExec(), options(kind))
+        if kind == "direct":
+            old = DirectMode("userspace", LinuxAddresses(SubprocessExec()))
+        await old.probe()
+        await become(old, plan(one))
+        await old.close()
+        assert (await clean_up(SubprocessExec(), ModeOptions()))["userspace"] > 0
+        assert "KUBE-PORTALS" not in (rules("nft") + rules("nftables") + rules("legacy")).upper()
+        assert VIP not in sh("ip addr")
+        links = sh("ip link")
+        assert not sum((await clean_up(SubprocessExec(), ModeOptions())).values())
+        assert sh("ip link") == links
+
+    on_a_node(body)
+
+
+def test_cleanup_makes_nothing() -> None:
+    async def body(_: Endpoint) -> None:
+        await clean_up(SubprocessExec(), ModeOptions())
+        assert DEFAULT_INTERFACE not in sh("ip link")
+
+    on_a_node(body)

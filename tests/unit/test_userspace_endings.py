@@ -131,3 +131,14 @@ async def test_connections_count_where_they_were_made_though_the_service_port_is
         ends[1][1].close()
         await until(lambda: made.open_connections == 0)
         assert made._balancers[renamed].active == {}
+
+
+async def test_who_waits_to_be_accepted_is_cut_too_when_no_endpoint_is_left() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one, kept=(one,))})
+        with socket.create_connection((LOCAL, made.port(key()))):  # no turn of the loop
+            made.cut([key()])
+            made.stop(made.take([key()]))
+            assert made.open_connections == 1
+            await until(lambda: made.open_connections == 0)
+        assert made.room.used == 0

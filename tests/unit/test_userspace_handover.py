@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from steersman.model.names import Protocol
-from steersman.model.plan import Endpoint
+from steersman.model.plan import Endpoint, Verdict
 from steersman.modes.base import ApplyError
 from steersman.modes.diff import Diff
 from steersman.modes.userspace import handover
 from steersman.modes.userspace.apply import Proxy
 from steersman.modes.userspace.handover import Succession
-from steersman.modes.userspace.names import FrontendKey, Listener
+from steersman.modes.userspace.names import PORTAL, FrontendKey, Listener, Portal
 from steersman.modes.userspace.sockets import Ports
 from tests.userspace_proxy import LOCAL, answering, ask, endpoint, key, listener, proxy, until
 
@@ -170,3 +170,18 @@ async def test_who_stood_still_when_it_was_asked_steps_back_later(
             assert await ask(port) == b"1"
             async with serving(third, many(one, 1)):
                 assert after.over
+
+
+async def test_connections_of_the_old_one_are_cut_too_when_no_endpoint_is_left() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        wanted = {key(): listener(one, kept=(one,))}
+        async with serving(old, wanted) as before:
+            reader, writer = await asyncio.open_connection(LOCAL, old.port(key()))
+            assert await reader.readexactly(1) == b"1"
+            async with serving(new, wanted):
+                refuses = {key().of(PORTAL): Portal("shop/cart:http", Verdict.REJECT)}
+                await before.follow(Diff(refuses, wanted, {}))
+                with pytest.raises(ConnectionResetError):
+                    async with asyncio.timeout(10):
+                        await reader.read()
+                writer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -294,3 +295,18 @@ async def test_no_two_listeners_share_a_proxy_port() -> None:
         assert {made.port(k) for k in wanted} == {23_100, 23_101}
         with pytest.raises(ApplyError, match="no proxy port of 23100-23101 is free"):
             await made.start({key(UDP, "10.96.0.3"): listener(protocol=UDP)})
+
+
+async def test_no_endpoint_is_blamed_when_this_system_has_no_descriptors() -> None:
+    def none(address: str, protocol: str) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async with server(b"1") as (one, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        made._listeners[key(UDP)].route.open_socket = none
+        async with client(made.port(key(UDP))) as a:
+            a.transport.sendto(b"!")
+            await until(lambda: made.room.refused == 1)
+        assert made.open_connections == 0
+        assert made.room.used == 1
+        assert made.traffic.of(owner(UDP), one).failures == 0

@@ -136,7 +136,7 @@ async def test_an_address_that_others_removed_is_added_again() -> None:
     await mode.apply(diff(await mode.read(), want))
     del netsh.addresses[VIP]
     change = diff(await mode.read(), want)
-    assert [key.address for key in change.added] == [VIP]
+    assert [key.address for key in change.changed] == [VIP]
     await mode.apply(change)
     assert VIP in netsh.addresses
     await mode.close()

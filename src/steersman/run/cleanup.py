@@ -12,6 +12,9 @@ from steersman.modes.diff import diff
 from steersman.modes.iptables.variant import variants_in_use
 from steersman.modes.registry import MODES, ModeOptions
 
+_OTHER_PORTALS = {"userspace": ("nftables", "direct")}
+"""What a mode may have beside rules of iptables."""
+
 
 async def clean_up(execute: Exec, options: ModeOptions) -> dict[str, int]:
     """Remove what any mode that can run here has in the kernel; nothing else is touched.
@@ -27,16 +30,18 @@ async def clean_up(execute: Exec, options: ModeOptions) -> dict[str, int]:
     variants = (given,) if given else await variants_in_use(execute)
     removed: dict[str, int] = {}
     for name, make in MODES.items():
-        for option in _each(options, variants):
+        for option in _each(name, options, variants):
             if (await make(execute, option).probe()).usable:
                 gone = await _remove(make(execute, option), make(execute, option))
                 removed[name] = removed.get(name, 0) + gone
     return removed
 
 
-def _each(options: ModeOptions, variants: tuple[str, ...]) -> Iterator[ModeOptions]:
+def _each(name: str, options: ModeOptions, variants: tuple[str, ...]) -> Iterator[ModeOptions]:
     for variant in variants or ("",):
-        yield msgspec.structs.replace(options, iptables_variant=variant)
+        yield msgspec.structs.replace(options, iptables_variant=variant, portals="iptables")
+    for portals in _OTHER_PORTALS.get(name, ()):
+        yield msgspec.structs.replace(options, portals=portals)
 
 
 async def _remove(mode: Mode, fresh: Mode) -> int:

@@ -62,9 +62,13 @@ class LinuxAddresses:
         self._made = False
 
     async def probe(self) -> Support:
-        """Make the interface, to see whether it can be."""
+        """Make the interface, to see whether it can be; where it was not there, it is not after."""
         try:
+            there = await self._is_there()
             await self._make()
+            if not there:
+                self._made = False
+                await self._ip("link", "del", self.interface)
         except (ApplyError, BusyError) as error:
             return Support(usable=False, missing=(f"{error}.",))
         return Support(usable=True)
@@ -96,8 +100,7 @@ class LinuxAddresses:
     async def _make(self) -> None:
         if self._made:
             return
-        result = await self._ip("link", "show", "dev", self.interface)
-        if result.returncode:
+        if not await self._is_there():
             for kind in _KINDS:
                 result = await self._ip("link", "add", self.interface, "type", kind)
                 if not result.returncode:
@@ -106,6 +109,9 @@ class LinuxAddresses:
         up = await self._ip("link", "set", self.interface, "up")
         _check(up, f"interface {self.interface} cannot be brought up")
         self._made = True
+
+    async def _is_there(self) -> bool:
+        return not (await self._ip("link", "show", "dev", self.interface)).returncode
 
     async def _ip(self, *words: str) -> Result:
         try:

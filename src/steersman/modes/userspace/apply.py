@@ -8,6 +8,8 @@ import socket
 from collections.abc import Iterable, Mapping
 from functools import partial
 
+import msgspec
+
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.modes.base import ApplyError
 from steersman.modes.userspace.balance import Balancer
@@ -153,9 +155,11 @@ class Proxy:
 
     def cut(self, keys: Iterable[FrontendKey]) -> None:
         """Reset the connections of listeners that have lost all endpoints, where that is wanted."""
-        for key in keys:
-            if key in self._listeners and self._listeners[key].route.plan.kept is not None:
-                self._listeners[key].abort()
+        for listener in [self._listeners[key] for key in keys if key in self._listeners]:
+            plan = listener.route.plan
+            if plan.kept is not None:
+                listener.follow(msgspec.structs.replace(plan, kept=()))  # for who waits there
+                listener.abort()
 
     def stop(self, listeners: Iterable[AnyListener]) -> None:
         """Accept no more; TCP connections go on."""

@@ -108,14 +108,15 @@ class DirectMode:
         )
 
     async def read(self) -> Ruleset:
-        """What listens on an address that is there, and addresses that nobody needs."""
+        """What listens ("" where its address is gone), and addresses that nobody needs."""
         async with self._lock:
             objects = {**self.proxy.listeners, **self._refusing}
             if self._addresses is None:
                 return objects
             held = await self._addresses.held()
             found: dict[FrontendKey | StrayKey, object] = {
-                key: value for key, value in objects.items() if key.node_port or key.address in held
+                key: value if key.node_port or key.address in held else ""
+                for key, value in objects.items()
             }
             if self._addresses.dedicated:
                 interface = self._addresses.interface

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from steersman.modes.diff import Diff
 from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.names import listeners_of
+from steersman.modes.userspace.names import left_without_endpoints, listeners_of
 from steersman.modes.userspace.sockets import Place, Sockets
 
 log = logging.getLogger(__name__)
@@ -150,6 +150,7 @@ class Succession:
         wanted = {k: plan for k, plan in listeners_of(change).items() if k in have}
         same = {k: p for k, p in wanted.items() if (p.bind, p.port) == (have[k].bind, have[k].port)}
         await self._proxy.start(same)
+        self._proxy.cut(left_without_endpoints(change))
 
     def _step_back(self) -> None:
         self.over = True

@@ -210,15 +210,18 @@ class UdpListener(asyncio.DatagramProtocol):
 
     async def _connect(self, session: Session) -> None:
         endpoint = session.endpoint
-        sock: socket.socket | None = None
         try:
             sock = session.socket = self.route.open_socket(endpoint.ip, "UDP")
+        except OSError:  # no descriptors, say: not the endpoint's fault
+            self.route.room.refused += 1
+            session.close()
+            return
+        try:
             sock.setblocking(False)
             sock.connect((endpoint.ip, endpoint.port))  # just notes the address
             await self.loop.create_datagram_endpoint(lambda: session, sock=sock)
         except (OSError, asyncio.CancelledError) as error:
-            if sock is not None:
-                sock.close()
+            sock.close()
             if isinstance(error, OSError):
                 self.route.failed(endpoint)
             session.close()
