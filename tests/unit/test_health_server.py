@@ -148,6 +148,24 @@ async def test_a_taken_port_is_reported_and_tried_again() -> None:
     await servers.close()
 
 
+async def test_a_taken_port_is_logged_once_however_many_syncs_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    servers = ServiceHealthServers(lambda: ["127.0.0.1"], lambda: True)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        ports = {CART: taken.getsockname()[1]}
+        for wanted in (ports, ports, {}, ports):
+            await servers.sync(wanted, {})
+        assert [record.message.startswith("health check of ") for record in caplog.records] == [
+            True,
+            True,  # it was not wanted meanwhile
+        ]
+    await servers.sync(ports, {})
+    assert len(caplog.records) == 2
+    await servers.close()
+
+
 async def test_addresses_are_followed() -> None:
     addresses = ["127.0.0.1"]
     servers = ServiceHealthServers(lambda: addresses, lambda: True)

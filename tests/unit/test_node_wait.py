@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from steersman.model.config import NodeConfig
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.run.node import (
     NodeTimeoutError,
@@ -13,6 +16,8 @@ from steersman.run.node import (
     react,
     wait_for_node,
 )
+from steersman.run.own_node import OwnNode
+from steersman.source.store import Store
 
 
 def node(*ips: str, cidrs: list[str] | None = None, cidr: str | None = None) -> Node:
@@ -91,3 +96,29 @@ def test_other_changes_are_only_logged() -> None:
     assert not moved.exits
     assert "192.0.2.1 to 192.0.2.9" in moved.message
     assert "none to 192.0.2.1" in react(None, ADDRESSED, needs_pod_cidrs=False).message
+
+
+@pytest.mark.parametrize(
+    ("found", "said"), [(None, 'node "n" is not known'), (BARE, 'node "n" has no addresses')]
+)
+async def test_going_on_without_addresses_is_said(
+    found: Node | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, stopped, seconds = Store("n"), list[str](), [0.0]
+    if found is not None:
+        store.upsert(found)
+
+    async def sleep(_: float) -> None:
+        seconds[0] += 10
+
+    own = OwnNode(NodeConfig(node_name="n"), store, stopped.append)
+    await own.wait(sleep, lambda: seconds[0])
+    assert f"{said}, going on without" in caplog.text
+    assert (seconds, stopped) == ([30.0], [])
+
+
+async def test_nothing_is_said_of_a_node_that_is_whole(caplog: pytest.LogCaptureFixture) -> None:
+    store = Store("n")
+    store.upsert(WHOLE)
+    await OwnNode(NodeConfig(node_name="n"), store, pytest.fail).wait(asyncio.sleep)
+    assert caplog.text == ""

@@ -181,6 +181,27 @@ async def test_a_refused_change_leaves_what_was_there_before() -> None:
     assert world.mode.kernel == world.fresh()
 
 
+async def test_only_what_was_written_is_said_to_be() -> None:
+    class Clinging(MemoryMode):
+        async def apply(self, change: Diff) -> None:
+            if "in use" in change.removed:
+                raise ApplyError("a rule of somebody else's leads there")
+            await super().apply(change)
+
+    world = World(9)
+    world.mode = Clinging()
+    world.mode.kernel = {"in use": "x"}
+    world.mode.poison = {"shop/s3 (TCP, IPv4)"}
+    world.start()
+    result = await world.sync.run()
+    assert result is not None
+    assert (result.added, result.removed, result.refused) == (2 + 8 * 2, 0, 2)
+    result = await world.sync.check()
+    assert result is not None
+    assert (result.added, result.removed, result.refused) == (0, 0, 2)
+    assert {f.object for f in world.sync.state.findings} == {"leftovers", "Service shop/s3"}
+
+
 async def test_a_refused_node_part_does_not_hide_the_reason() -> None:
     world = World()
     world.mode.poison = {"me"}

@@ -80,6 +80,8 @@ class ServiceHealthServers:
         self._proxy_healthy = proxy_healthy
         self._on_failure = on_failure
         self._running: dict[tuple[ObjectName, int, str], web.AppRunner] = {}
+        self._said: dict[tuple[ObjectName, int, str], str] = {}
+        """Why nobody listens, as logged: syncs come many times a second."""
 
     async def sync(self, ports: Mapping[ObjectName, int], counts: Mapping[ObjectName, int]) -> None:
         """Take the wanted ports and the counts of ready local endpoints.
@@ -90,6 +92,7 @@ class ServiceHealthServers:
         addresses = self._addresses()
         wanted = {(name, port, at) for name, port in ports.items() for at in addresses}
         await self._close(key for key in self._running if key not in wanted)
+        self._said = {key: why for key, why in self._said.items() if key in wanted}
         for key in sorted(wanted - self._running.keys()):
             await self._open(*key)
         self._state.sync_endpoints(counts)
@@ -109,7 +112,11 @@ class ServiceHealthServers:
         try:
             runner = await listen(application({}, page), address, port)
         except ListenError as error:
-            log.error("health check of %s: cannot %s", name, error.strerror)
-            self._on_failure(name, port, str(error.strerror))
+            why, before = str(error.strerror), self._said.get((name, port, address))
+            self._said[name, port, address] = why
+            if why != before:
+                log.error("health check of %s: cannot %s", name, why)
+            self._on_failure(name, port, why)
         else:
+            self._said.pop((name, port, address), None)
             self._running[name, port, address] = runner

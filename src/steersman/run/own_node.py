@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 
 from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node
-from steersman.run.node import NodeTimeoutError, react, wait_for_node
+from steersman.run.node import NodeTimeoutError, host_ips, react, wait_for_node
 from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
@@ -25,17 +26,36 @@ class OwnNode:
         self._started_with: Node | None = None
         self._said = ""
 
-    async def wait(self, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async def wait(
+        self,
+        sleep: Callable[[float], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Return when it is time to start; `sleep` waits for seconds, or for news."""
+        what = "PodCIDRs" if self._needs_pod_cidrs else "addresses"
+        if self._store.snapshot.node is None:
+            log.info('waiting for node "%s" and its %s', self._name, what)
         try:
             self._started_with = await wait_for_node(
                 lambda: self._store.snapshot.node,
                 self._name,
                 needs_pod_cidrs=self._needs_pod_cidrs,
+                clock=clock,
                 sleep=sleep,
             )
         except NodeTimeoutError as error:
             self._stop(str(error))
+        else:
+            self._say_what_is_missing()
+
+    def _say_what_is_missing(self) -> None:
+        if host_ips(self._started_with):
+            return
+        if self._started_with is None:
+            text = 'node "%s" is not known, going on without; is --hostname-override its name?'
+        else:
+            text = 'node "%s" has no addresses, going on without; its kubelet should report them'
+        log.warning(text, self._name)
 
     def follow(self) -> None:
         """Look whether a change of the object means more than another plan."""

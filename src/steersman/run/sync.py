@@ -214,7 +214,7 @@ class Sync:
             for owner in list(self._refused):
                 await self._settle([owner])
         else:
-            await self._halve()
+            change = await self._halve()
         self._dirty.clear()
         self._verified = True
         return change
@@ -243,15 +243,21 @@ class Sync:
                 raise
         return True
 
-    async def _halve(self) -> None:
-        await self._settle([NODE])
-        await self._settle([key for key in self._owners() if key != NODE])
-        await self._settle([STALE])
+    async def _halve(self) -> Diff:
+        """Apply what can be applied; return that."""
+        owners = [key for key in self._owners() if key != NODE]
+        written = Diff(added={}, removed={}, changed={})
+        for part in ([NODE], owners, [STALE]):
+            for change in await self._settle(part):
+                written.added.update(change.added)
+                written.removed.update(change.removed)
+                written.changed.update(change.changed)
+        return written
 
-    async def _settle(self, owners: Sequence[Owner]) -> None:
+    async def _settle(self, owners: Sequence[Owner]) -> list[Diff]:
         """Apply the part of some owners; where it is refused, halve it down to the culprits."""
         if not owners:
-            return
+            return []
         change = self._part(await self._read(), owners)
         try:
             with self._timed("apply"):
@@ -260,12 +266,11 @@ class Sync:
         except ApplyError as error:
             if len(owners) == 1:
                 self._refused[owners[0]] = str(error)
-                return
+                return []
             middle = len(owners) // 2
-            await self._settle(owners[:middle])
-            await self._settle(owners[middle:])
-        else:
-            self._accept(owners)
+            return await self._settle(owners[:middle]) + await self._settle(owners[middle:])
+        self._accept(owners)
+        return [change]
 
     def _part(self, kernel: Ruleset, owners: Sequence[Owner]) -> Diff:
         if owners[0] == STALE:
