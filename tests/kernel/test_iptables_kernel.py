@@ -98,6 +98,25 @@ async def test_what_was_applied_is_read_back(mode: IptablesMode, split: bool) ->
     assert await mode.read() == want
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{'n' * 63}/{'s' * 63}:{'p' * 63}",  # the longest that Kubernetes lets be
+        f"shop/{'s' * 400}:http",
+        f"{'n' * 400}/web:http",
+        f"shop/{'ü' * 60}:http",
+    ],
+    ids=["longest", "service", "namespace", "encoded"],
+)
+async def test_long_names_are_read_back(mode: IptablesMode, name: str) -> None:
+    """iptables cuts comments of more than 255 characters."""
+    for each in some_plans(1, 2):
+        named = replace(each, key=PlanKey(key(name).name, each.key.family))
+        want = rendered(mode, SETTINGS, named)
+        await start(mode, want)
+        assert await mode.read() == want
+
+
 async def test_a_restart_with_nothing_changed_writes_nothing(
     mode: IptablesMode, execute: Recorder
 ) -> None:

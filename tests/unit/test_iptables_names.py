@@ -44,6 +44,8 @@ def test_conformance_probabilities() -> None:
         ("ns/svc", "ns/svc"),
         ('ns/s"\n-A INPUT', "ns/s%22%0A-A%20INPUT"),
         ("ns/ü", "ns/%C3%BC"),
+        (f"{'n' * 63}/{'s' * 63}:{'p' * 63}",) * 2,
+        (f"ns/{'s' * 200}", f"ns/{'s' * 171}/73FPES2O4GPNQRHR"),
     ],
 )
 def test_a_name_cannot_leave_its_comment(name: str, printed: str) -> None:

@@ -76,6 +76,7 @@ LOCALNET_RULE = (
 
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _PAIRS = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
+_LONGEST = 3 * 63 + 2  # namespace, name and port
 _SAFE = re.compile(r"[\w./:-]+", re.ASCII).fullmatch
 
 
@@ -101,15 +102,18 @@ def printed_name(name: ServicePortName) -> str:
     """Return the printed name (SPEC 3), as it appears in comments and in hashes.
 
     Kubernetes lets nothing else than letters, digits, `-` and `.` into names. A manifest may hold
-    anything, and nothing of it may end a quotation or a line: other bytes become %XX.
+    anything, and nothing of it may end a quotation or a line: other bytes become %XX. iptables
+    cuts comments at 255: what is longer than Kubernetes lets be ends in a hash instead.
     """
     text = str(name)
-    if _SAFE(text):
-        return text
-    return "".join(
-        c if _SAFE(c) else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "replace"))
-        for c in text
-    )
+    if not _SAFE(text):
+        text = "".join(
+            c if _SAFE(c) else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "replace"))
+            for c in text
+        )
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 17]}/{chain_hash(text)}"
+    return text
 
 
 def last_octet(address: str) -> int:
