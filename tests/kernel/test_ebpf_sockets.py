@@ -17,8 +17,9 @@ import pytest
 from steersman.model.names import Family
 from steersman.model.plan import Action, NodePlan, Verdict
 from steersman.modes.base import BusyError
-from steersman.modes.diff import diff
+from steersman.modes.diff import Diff, diff
 from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.bpf import Link
 from steersman.modes.ebpf.devices import describe, list_devices
 from steersman.modes.ebpf.dump import DUMPS, dump
 from steersman.modes.ebpf.engine import Inside
@@ -435,6 +436,27 @@ def test_devices_that_come_are_followed(node: Node) -> None:
         await until(lambda: len(list(links.iterdir())) == have)
 
     asyncio.run(scenario())
+
+
+def test_a_device_may_go_while_its_programs_are_replaced(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = Path(node.lab.node.path).name
+    ip(name, ["link add new0 type veth peer name new1"])
+    number = node.lab.node.call(lambda: socket.if_nametoindex("new0"))
+    asyncio.run(node.modes[0].apply(Diff(added={b"A": bytes(15) + b"1"})))
+    replace, gone = Link.replace, []
+
+    def too_late(link: Link, program: int) -> None:
+        if link.target == number:
+            subprocess.run(["ip", "-n", name, "link", "del", "new0"], check=True)
+            gone.append(number)
+        replace(link, program)
+
+    monkeypatch.setattr(Link, "replace", too_late)
+    replace_programs(node)
+    assert gone
+    assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
 
 
 def test_other_endpoint_is_used(node: Node) -> None:
