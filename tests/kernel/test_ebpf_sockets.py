@@ -405,9 +405,10 @@ def test_the_maps_are_printed_in_the_words_of_kubernetes(node: Node) -> None:
 
 
 def test_nothing_is_left(node: Node) -> None:
-    asyncio.run(bring(node.modes[0], None))
-    assert not node.pins.exists()
-    assert asyncio.run(node.modes[0].read()) == {}
+    for _ in range(2):  # once more, and there is nothing to do
+        asyncio.run(bring(node.modes[0], None))
+        assert not node.pins.exists()
+        assert asyncio.run(node.modes[0].read()) == {}
     with node.socket(VIP) as sock:
         sock.settimeout(0.3)
         with pytest.raises(OSError, match=r"timed out|route"):
