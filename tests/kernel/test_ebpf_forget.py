@@ -12,6 +12,7 @@ import pytest
 from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.names import Family
 from steersman.modes.base import Remembering
+from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.sockets import destroy, namespaces
 from tests.kernel.ebpf_node import MARKS, Node, programmed, serving
 from tests.kernel.ebpf_plan import (
@@ -92,6 +93,18 @@ def test_only_who_is_connected_to_what_is_gone_is_told(node: Node, at: str) -> N
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             sock.connect((VIP if sock is connected else f"::ffff:{VIP}", 80))
             assert ask(sock) not in names[-1:]
+
+
+def test_who_is_silent_for_long_is_told_too(node: Node) -> None:
+    """What is known of a socket by its endpoint, others' datagrams drive out (LRU)."""
+    with node.socket(VIP, "UDP") as sock:
+        sock.connect((VIP, 80))
+        name = ask(sock)
+        reverses = HashMap.pinned(node.pins / "maps/reverses")
+        assert reverses.delete_all([key for key, _ in reverses.items()])
+        assert remove(node, name) == 1
+        with pytest.raises(OSError, match=r"abort|required|not connected"):
+            ask(sock)
 
 
 def test_an_unconnected_socket_stays_where_it_was_while_others_go(node: Node) -> None:

@@ -65,7 +65,9 @@ def bare(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Node]:
 
 def tc(node: Node, *words: str) -> str:
     argv = ["nsenter", f"--net={node.lab.node.path}", "tc", *words]
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    return done.stdout
 
 
 def from_outside(node: Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,10 +55,36 @@ def pins(mode: EbpfMode) -> Path:
     return mode.engine.pins.root
 
 
-async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
+def world(ip: str) -> Store:
     store = Store("me")
     store.replace("Service", [service(clusterIP=VIP)])
-    store.replace("EndpointSlice", [slice_(ips=(POD,))])
+    store.replace("EndpointSlice", [slice_(ips=(ip,))])
+    return store
+
+
+async def test_what_the_next_process_cannot_change_stays(
+    lab: Lab, mode: EbpfMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await Sync(world(POD), Planner(CONFIG, mode.traits), mode, FACTS).run()
+    assert mode.engine.tables
+    mode.engine.tables.node.programs = bytes(15) + b"1"  # of an older version
+    mode.release()
+    again = EbpfMode(SubprocessExec(), mode.engine.options, Inside(Netns(lab.node.path).call))
+
+    def refuse() -> None:
+        raise PermissionError(errno.EPERM, "no")
+
+    monkeypatch.setattr(again.engine, "follow_devices", refuse)
+    result = await Sync(world(OTHER), Planner(CONFIG, again.traits), again, FACTS).run()
+    assert result
+    assert result.refused == 1
+    assert pins(again).exists()
+    assert lab.probe(LOOKER, VIP, 80).endpoint == f"{OTHER}:8080"
+    again.release()
+
+
+async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
+    store = world(POD)
     assert (await mode.probe()).usable
     sync = Sync(store, Planner(CONFIG, mode.traits), mode, FACTS)
 

@@ -202,6 +202,37 @@ async def test_only_what_was_written_is_said_to_be() -> None:
     assert {f.object for f in world.sync.state.findings} == {"leftovers", "Service shop/s3"}
 
 
+async def test_a_new_process_keeps_what_it_cannot_replace() -> None:
+    """It has not written what the kernel has, but that stays in force all the same."""
+    world = World()
+    await world.sync.run()
+    before = dict(world.mode.kernel)
+    service = next(key for key in before if " " in key and ":" in key)
+    world.start()
+    world.mode.poison = {"new", before[service] + "!"}
+    render_node, render_service = world.mode.render_node, world.mode.render_service
+
+    def of_service(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        had = render_service(plan, settings)
+        return {k: v + "!" if v == before[service] else v for k, v in had.items()}
+
+    world.mode.render_node = lambda settings: {**render_node(settings), "node": "new", "more": 1}  # type: ignore[method-assign]
+    world.mode.render_service = of_service  # type: ignore[method-assign]
+    for _ in range(2):
+        result = await world.sync.run()
+        assert result
+        assert result.refused == 2
+        assert world.mode.kernel == before
+        assert len(dict(world.sync.objects())) == world.sync.state.objects == len(before)
+        world.mode.kernel["stray"] = "x"
+        await world.sync.check()
+        assert world.mode.kernel == before
+    world.mode.poison = set()
+    await world.sync.check()
+    assert world.mode.kernel["node"] == "new"
+    assert world.sync.state.objects == len(world.mode.kernel) == len(before) + 1
+
+
 async def test_a_refused_node_part_does_not_hide_the_reason() -> None:
     world = World()
     world.mode.poison = {"me"}

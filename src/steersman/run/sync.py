@@ -258,7 +258,8 @@ class Sync:
         """Apply the part of some owners; where it is refused, halve it down to the culprits."""
         if not owners:
             return []
-        change = self._part(await self._read(), owners)
+        kernel = await self._read()
+        change = self._part(kernel, owners)
         try:
             with self._timed("apply"):
                 if change:
@@ -266,11 +267,22 @@ class Sync:
         except ApplyError as error:
             if len(owners) == 1:
                 self._refused[owners[0]] = str(error)
+                self._adopt(owners[0], kernel)
                 return []
             middle = len(owners) // 2
             return await self._settle(owners[:middle]) + await self._settle(owners[middle:])
         self._accept(owners)
         return [change]
+
+    def _adopt(self, owner: Owner, kernel: Ruleset) -> None:
+        """Note what an earlier process made of an owner whose part is refused: it stays."""
+        if owner in self._have or owner not in self._want:
+            return
+        others = _keys(map(self._effective, self._owners() - {owner}))
+        wanted = self._want[owner].keys() - others
+        if found := {key: kernel[key] for key in wanted if key in kernel}:
+            self._have[owner] = found
+            self._objects += len(found)
 
     def _part(self, kernel: Ruleset, owners: Sequence[Owner]) -> Diff:
         if owners[0] == STALE:

@@ -24,6 +24,8 @@ from steersman.modes.ebpf.devices import Device
 
 log = logging.getLogger("steersman.ebpf")
 _XDP = "xdp_"
+_GONE = (errno.ENODEV, errno.ENOLINK)
+"""Of a device: before a link is made, and before one is used again."""
 DEVICE_PROGRAMS = {"sm_ingress": TCX_INGRESS, "sm_egress": TCX_EGRESS}
 
 
@@ -122,7 +124,7 @@ class Links:
             try:
                 _attach(self._pins, f"{index}-{name}", programs[name], (index, index), place)
             except OSError as error:
-                if error.errno != errno.ENODEV:
+                if error.errno not in _GONE:
                     raise
 
     def intact(self, devices: Iterable[int]) -> bool:

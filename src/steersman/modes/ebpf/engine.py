@@ -172,6 +172,8 @@ class Engine:
 
     def apply(self, change: Diff) -> None:
         """Write the maps; attach the programs after that, and detach them before."""
+        if not change:  # where there is nothing, nothing is made
+            return
         if Kind.CONFIG.value in change.removed:
             self._remove()
             return

@@ -20,7 +20,7 @@ from steersman.modes.ebpf.maps import HashMap
 OPENING, ESTABLISHED, CLOSING, WAITING, FINISHED = range(5)
 INGRESS, EGRESS = range(2)
 TO_ENDPOINT, FROM_SERVICE, MASQUERADE, TO_CLIENT = 1, 2, 3, 4
-_UDP, _SCTP = 17, 132
+UDP, _SCTP = 17, 132
 _STATE_AT = layout.OFFSETS["flow"]["state"]
 _PROTOCOL_AT, _KIND_AT = layout.OFFSETS["flow_key"]["protocol"], layout.OFFSETS["flow"]["kind"]
 _MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
@@ -45,7 +45,7 @@ class Timeouts(NamedTuple):
 
     def of(self, protocol: int, state: int) -> int:
         """The timeout of a flow."""
-        if protocol == _UDP:
+        if protocol == UDP:
             return self.udp_stream if state == ESTABLISHED else self.udp
         if protocol == _SCTP:
             if state == CLOSING:
@@ -169,17 +169,6 @@ def count_open(flows: HashMap, timeouts: Timeouts) -> int:
         and not over(key, every.get, timeouts, now)
         for key, value in every.items()
     )
-
-
-def stale_sockets(reverses: HashMap, stale: Stale) -> Iterator[tuple[int, bytes]]:
-    """Cookie and peer of the sockets of UDP that had an endpoint which is gone."""
-    if _UDP not in stale.protocols:
-        return
-    for key, value in reverses.items():
-        cookie, endpoint = layout.REVERSE_KEY.unpack(key)
-        (frontend,) = layout.REVERSE.unpack(value)
-        if stale.contains(bytes((_UDP,)) + plain(frontend), plain(endpoint)):
-            yield cookie, endpoint
 
 
 def over(key: bytes, find: Find, timeouts: Timeouts, now: int) -> tuple[bytes, ...]:

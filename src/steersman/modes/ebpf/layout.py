@@ -34,6 +34,8 @@ AFFINITY_KEY = struct.Struct("=16sI4x")
 REVERSE_KEY = struct.Struct("=Q18s6x")
 REVERSE = struct.Struct("=18s6x")
 AFFINITY = struct.Struct("=16sQ2s6x")
+PEER = struct.Struct("=16s16s2s2s4x")
+SEAT = struct.Struct("=Q16s16s2s2s12x")
 MARK_BITS, MARK_FACTOR = 16, 0x9E3779B1
 BARE_PLACES = 256
 
@@ -55,6 +57,8 @@ SIZES: Mapping[str, int] = {
     "tally": TALLY.size,
     "affinity_key": AFFINITY_KEY.size,
     "affinity": AFFINITY.size,
+    "peer": PEER.size,
+    "seat": SEAT.size,
     "mark": 4,
     "marks": 8 + BARE_PLACES + (4 << MARK_BITS),
 }
@@ -99,6 +103,8 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
     },
     "affinity_key": {"client": 0, "service": 16},
     "affinity": {"address": 0, "last": 16, "port": 24},
+    "peer": {"endpoint": 0, "frontend": 16, "endpoint_port": 32, "frontend_port": 34},
+    "seat": {"cookie": 0, "peer": 8},
     "mark": {"served": 2},
     "marks": {"trusted": 0, "filling": 1, "bare": 8, "places": 8 + BARE_PLACES},
 }

@@ -11,6 +11,7 @@ from steersman.modes.ebpf import flows
 from steersman.modes.ebpf.counts import Counts, Flows
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.peers import known, stale_sockets
 from steersman.modes.ebpf.tables import Tables
 
 
@@ -22,7 +23,7 @@ class Tracking:
         self._tables = tables
         self._counts = Counts(loaded.maps)
         self._flows = HashMap(loaded.maps["flows"])
-        self._reverses = HashMap(loaded.maps["reverses"])
+        self._maps = loaded.maps
         self._seen = Flows()
 
     def collect(self) -> None:
@@ -48,7 +49,7 @@ class Tracking:
 
     def forget(self, stale: Stale) -> tuple[int, set[tuple[int, bytes]]]:
         """Cut connections that are stale; how many, and the sockets (sockets.py) that are."""
-        sockets = set(flows.stale_sockets(self._reverses, stale))
+        sockets = set(stale_sockets(known(self._maps), stale))
         removed = flows.forget(self._flows, stale)
         self._counts.add_expired(removed.entries)
         return removed.connections, sockets
