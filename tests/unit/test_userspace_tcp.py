@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import hashlib
 import os
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from steersman.model.names import Protocol
@@ -290,63 +288,6 @@ async def test_who_is_not_wanted_is_reset() -> None:
         assert not list(made.traffic)
 
 
-async def test_at_the_limit_new_ones_are_refused_while_old_ones_flow() -> None:
-    async with endpoint(answering(b"")) as one, proxy(limit=5) as made:
-        await made.start({key(): listener(one)})
-        old = [await asyncio.open_connection(LOCAL, made.port(key())) for _ in range(2)]
-        await until(lambda: made.room.used == 5)
-        with pytest.raises(ConnectionResetError):
-            await ask(made.port(key()))
-        assert made.room.refused == 1
-        for reader, writer in old:
-            writer.write(b"flows")
-            assert await reader.readexactly(5) == b"flows"
-            writer.close()
-        await until(lambda: made.room.used == 1)
-        assert await ask(made.port(key()), b"again") == b"again"
-
-
-class Exhausted:
-    """A listening socket whose accept fails for a while: the system has no descriptors."""
-
-    def __init__(self, sock: socket.socket, failures: int) -> None:
-        self._sock, self.failures = sock, failures
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sock, name)
-
-    def accept(self) -> Any:
-        if self.failures:
-            self.failures -= 1
-            raise OSError(errno.EMFILE, "too many open files")
-        return self._sock.accept()
-
-
-async def test_accepting_is_resumed_when_there_are_descriptors_again() -> None:
-    async with endpoint(answering(b"one")) as one, proxy() as made:
-        await made.start({key(): listener(one)})
-        (server,) = made._listeners.values()
-        assert isinstance(server, tcp.TcpListener)
-        exhausted = Exhausted(server._socket, 2)
-        server._socket = exhausted  # type: ignore[assignment]
-        assert await ask(made.port(key())) == b"one"
-        assert exhausted.failures == 0
-        assert made.room.refused == 2
-
-
-async def test_the_loop_of_windows_is_asked_for_clients(monkeypatch: Any) -> None:
-    """Its Proactor has no readers: then clients are awaited one by one."""
-
-    def none(*_: object) -> None:
-        raise NotImplementedError
-
-    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", none)
-    async with endpoint(answering(b"one")) as one, proxy() as made:
-        await made.start({key(): listener(one)})
-        for _ in range(3):
-            assert await ask(made.port(key()), b"!") == b"one!"
-
-
 async def test_endpoints_are_told_the_client_when_asked() -> None:
     async with endpoint(answering(b"")) as one, proxy() as made:
         await made.start({key(): listener(one, proxy_protocol=True)})
@@ -429,30 +370,6 @@ async def test_connections_to_endpoints_that_may_not_keep_them_are_reset() -> No
             writer.close()
 
 
-async def test_silent_endpoints_of_one_service_port_leave_room_for_others() -> None:
-    with socket.socket() as silent, contextlib.ExitStack() as stack:
-        silent.bind((LOCAL, 0))
-        silent.listen(0)
-        address = silent.getsockname()
-        for _ in range(4):  # a full backlog answers nobody
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(address)
-        async with endpoint(answering(b"one")) as one, proxy(limit=80) as made:
-            other = key(address="10.96.0.2")
-            mute = listener(Endpoint(*address))
-            plan = msgspec.structs.replace(listener(one), owner=owner(name="other"))
-            await made.start({key(): mute, other: plan})
-            for _ in range(30):
-                client = stack.enter_context(socket.socket())
-                client.setblocking(False)
-                client.connect_ex((LOCAL, made.port(key())))
-            assert made.room.share == 10
-            await until(lambda: made.room.refused == 20)
-            assert made._balancers[owner()].dialling == 10
-            assert await ask(made.port(other)) == b"one"
-
-
 async def test_affinity_and_counts_outlive_another_plan() -> None:
     async with (
         endpoint(answering(b"1")) as one,
@@ -529,23 +446,3 @@ async def test_everybody_is_dropped_without_a_choice() -> None:
 
 def test_protocols_are_listened_on_apart() -> None:
     assert key(Protocol.UDP) != key(Protocol.TCP)
-
-
-async def test_a_failed_accept_makes_nobody_deaf_on_windows(monkeypatch: Any) -> None:
-    def none(*_: object) -> None:
-        raise NotImplementedError
-
-    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", none)
-    failures = [OSError(errno.EPROTO, "vanished"), OSError(errno.EMFILE, "too many open files")]
-    accept = asyncio.SelectorEventLoop.sock_accept
-
-    async def sometimes(loop: Any, sock: socket.socket) -> Any:
-        if failures:
-            raise failures.pop()
-        return await accept(loop, sock)
-
-    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", sometimes)
-    async with endpoint(answering(b"one")) as one, proxy() as made:
-        await made.start({key(): listener(one)})
-        assert await ask(made.port(key()), b"!") == b"one!"
-        assert made.room.refused == 1
