@@ -155,7 +155,9 @@ class Sync:
             return self._render(change)
 
     def _with_left(self, change: PlanChange) -> PlanChange:
-        gone, self._left = self._left - self.planner.plan.services.keys(), set()
+        services = self.planner.plan.services
+        gone = frozenset(key for key in self._left if key not in services)  # mostly of none
+        self._left = set()
         return msgspec.structs.replace(change, removed=change.removed | gone) if gone else change
 
     def _render(self, change: PlanChange) -> int:
