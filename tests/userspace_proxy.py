@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
@@ -76,6 +77,21 @@ def answering(name: bytes) -> Serve:
         writer.write_eof()
 
     return serve
+
+
+@contextmanager
+def silent() -> Iterator[Endpoint]:
+    """An endpoint that answers nobody: its backlog is full."""
+    with socket.socket() as sock:
+        sock.bind((LOCAL, 0))
+        sock.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(sock.getsockname())
+        yield Endpoint(*sock.getsockname())
+        for filler in fillers:
+            filler.close()
 
 
 async def refusing() -> Endpoint:

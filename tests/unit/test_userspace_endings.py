@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import msgspec
 import pytest
 
-from steersman.model.plan import Endpoint
 from steersman.modes.userspace import tcp, traffic
 from tests.userspace_proxy import (
     LOCAL,
@@ -21,23 +18,9 @@ from tests.userspace_proxy import (
     listener,
     owner,
     proxy,
+    silent,
     until,
 )
-
-
-@contextmanager
-def silent() -> Iterator[Endpoint]:
-    """An endpoint that answers nobody: its backlog is full."""
-    with socket.socket() as sock:
-        sock.bind((LOCAL, 0))
-        sock.listen(0)
-        fillers = [socket.socket() for _ in range(4)]
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(sock.getsockname())
-        yield Endpoint(*sock.getsockname())
-        for filler in fillers:
-            filler.close()
 
 
 async def test_a_client_cut_before_it_was_looked_at_leaves_nothing() -> None:

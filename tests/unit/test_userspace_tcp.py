@@ -34,6 +34,7 @@ from tests.userspace_proxy import (
     owner,
     proxy,
     refusing,
+    silent,
     until,
 )
 
@@ -232,19 +233,10 @@ async def test_the_next_endpoint_is_dialled_and_the_failed_one_comes_last() -> N
 
 async def test_a_silent_endpoint_is_left_for_the_next_one(monkeypatch: Any) -> None:
     monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.05, 5.0, 5.0, 5.0))
-    with socket.socket() as silent:
-        silent.bind((LOCAL, 0))
-        silent.listen(0)
-        address = silent.getsockname()
-        fillers = [socket.socket() for _ in range(4)]  # a full backlog answers nobody
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(address)
-        async with endpoint(answering(b"one")) as one, proxy() as made:
-            await made.start({key(): listener(type(one)(*address), one)})
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        with silent() as deaf:
+            await made.start({key(): listener(deaf, one)})
             assert await ask(made.port(key())) == b"one"
-        for filler in fillers:
-            filler.close()
 
 
 async def test_no_endpoint_is_blamed_when_this_process_stood_still(monkeypatch: Any) -> None:
