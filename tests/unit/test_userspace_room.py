@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from steersman.model.plan import Endpoint
 from steersman.modes.userspace import tcp
 from tests.userspace_proxy import (
     LOCAL,
@@ -22,6 +21,7 @@ from tests.userspace_proxy import (
     listener,
     owner,
     proxy,
+    silent,
     until,
 )
 
@@ -84,17 +84,10 @@ async def test_the_loop_of_windows_is_asked_for_clients(monkeypatch: Any) -> Non
 
 
 async def test_silent_endpoints_of_one_service_port_leave_room_for_others() -> None:
-    with socket.socket() as silent, contextlib.ExitStack() as stack:
-        silent.bind((LOCAL, 0))
-        silent.listen(0)
-        address = silent.getsockname()
-        for _ in range(4):  # a full backlog answers nobody
-            filler = stack.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(address)
+    with silent() as deaf, contextlib.ExitStack() as stack:
         async with endpoint(answering(b"one")) as one, proxy(limit=80) as made:
             other = key(address="10.96.0.2")
-            mute = listener(Endpoint(*address))
+            mute = listener(deaf)
             plan = msgspec.structs.replace(listener(one), owner=owner(name="other"))
             await made.start({key(): mute, other: plan})
             for _ in range(30):

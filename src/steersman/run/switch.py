@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from steersman.host.exec import Exec
 from steersman.modes.base import ApplyError, BusyError, Inheriting, Lingering, Mode
@@ -22,14 +22,11 @@ log = logging.getLogger(__name__)
 _AGAIN = 60.0  # seconds until what could not be removed is tried again
 _POLL = 1.0  # seconds between two looks at what is still connected
 _VARIANTS = {"iptables": ("nft", "legacy"), "userspace": ("nft", "legacy", "nftables")}
-_LEAVES: Mapping[str, tuple[str, ...]] = {
-    "iptables": ("nftables", "ipvs", "ebpf", "userspace"),
-    "nftables": ("iptables", "ipvs", "ebpf", "userspace"),
-    "ipvs": ("nftables", "iptables", "ebpf", "userspace"),
-    "ebpf": ("nftables", "iptables", "ipvs", "userspace"),
-    "userspace": ("nftables", "iptables", "ipvs", "ebpf"),
-}
-"""Whose leftovers a mode removes (SPEC 1.1 step 2); ours of ipvs share no name with iptables'."""
+_ORDER = ("nftables", "iptables", "ipvs", "ebpf", "userspace")
+"""Modes that remove the leftovers of all others (SPEC 1.1 step 2), in this order.
+
+Ours of ipvs share no name with iptables'.
+"""
 
 
 def others(
@@ -45,7 +42,8 @@ def others(
         excluded: CIDRs in which virtual servers of IPVS are somebody else's, and stay.
     """
     own = (current,) if current == "iptables" and variant else ()
-    left = () if variant == "none" else _LEAVES.get(current, ())
+    removes = current in _ORDER and variant != "none"
+    left = tuple(name for name in _ORDER if name != current) if removes else ()
     for name in own + left:
         for each in _VARIANTS.get(name, ("",)):
             if (name, each) != (current, variant):
