@@ -116,6 +116,7 @@ class Programs:
         own = layout.DEVICE.pack(layout.pack_address(NODE), layout.pack_address(NODE6), 0, 0)
         self.device(own)
         self.flows = HashMap(self.loaded.maps["flows"])
+        tables.marks.begin()
         if trusting:
             tables.marks.trust((), ())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 import threading
 import time
@@ -15,6 +16,8 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
 from steersman.modes.base import Inheriting, Mode
 from steersman.modes.diff import diff
+from steersman.modes.ebpf import attach
+from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES
 from steersman.modes.ebpf.engine import Inside
 from steersman.modes.ebpf.hold import TABLE, Hold
 from steersman.run.switch import clean_leftovers, others
@@ -101,9 +104,8 @@ class Echo:
             server.close()
 
 
-def socket_to(lab: Lab, source: str, address: str, port: int) -> socket.socket:
+def connected(sock: socket.socket, source: str, address: str, port: int) -> socket.socket:
     """A connection of which no packet was lost."""
-    sock = lab.socket(source, "TCP")
     try:
         sock.settimeout(10)
         sock.bind((source, 0))
@@ -115,6 +117,17 @@ def socket_to(lab: Lab, source: str, address: str, port: int) -> socket.socket:
     return sock
 
 
+def ask(sock: socket.socket, way: tuple[str, str, int]) -> str:
+    """What is wrong with a new connection; "" where nothing is."""
+    try:
+        with connected(sock, *way):
+            sock.sendall(b"new")
+            answer = sock.recv(9)
+    except OSError as error:
+        return f"{way}: {error!r}"
+    return "" if answer == b"new" else f"{way}: {answer!r}"
+
+
 class Clients:
     """Connections that stay open, and new ones opened without pause."""
 
@@ -123,19 +136,15 @@ class Clients:
         self._stop = threading.Event()
         self.opened = 0
         self.failed: list[str] = []
-        self.live = [socket_to(lab, *way) for way in WAYS]
+        self.live = [connected(lab.socket(way[0], "TCP"), *way) for way in WAYS]
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             for way in WAYS:
-                try:
-                    with socket_to(self._lab, *way) as sock:
-                        sock.sendall(b"new")
-                        assert sock.recv(9) == b"new"
-                except (OSError, AssertionError) as error:
-                    self.failed.append(f"{way}: {error!r}")
+                if wrong := ask(self._lab.socket(way[0], "TCP"), way):
+                    self.failed.append(wrong)
                 self.opened += 1
 
     def check(self) -> None:
@@ -231,6 +240,31 @@ def test_connections_live_through_a_switch(
     assert "ULMVA6XW" not in lab.run("nft", "list", "ruleset")
 
 
+def test_connections_begin_between_any_two_programs_that_are_attached(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take several devices, and netfilter has all of them until every device has programs."""
+    attached: list[str] = []
+    wrong: list[str] = []
+    attach_one = attach._attach
+
+    def attach_and_ask(pins: attach.Pins, name: str, *rest: Any) -> None:
+        attach_one(pins, name, *rest)
+        attached.append(name)
+        wrong.extend(filter(None, (ask(sockets[way].pop(), way) for way in WAYS if not wrong)))
+
+    new = mode_of(lab, "ebpf", "tcx")
+    asyncio.run(program(mode_of(lab, "nftables", "nft")))
+    sockets = {way: [lab.socket(way[0], "TCP") for _ in range(40)] for way in WAYS}
+    monkeypatch.setattr(attach, "_attach", attach_and_ask)
+    asyncio.run(program(new))
+    for sock in itertools.chain.from_iterable(sockets.values()):
+        sock.close()
+    assert wrong == []
+    assert set(CGROUP_ATTACH_TYPES) <= set(attached)
+    assert len([name for name in attached if name.endswith("-sm_egress")]) > len(ENDS)
+
+
 @pytest.mark.parametrize("new", [("iptables", "nft"), ("nftables", "nft")])
 def test_the_ebpf_mode_is_left_when_its_connections_have_ended(
     lab: Lab, new: tuple[str, str]
@@ -274,7 +308,7 @@ def test_what_is_held_is_let_go_when_nothing_is_translated(lab: Lab) -> None:
         await hold.take()
         assert TABLE not in lab.run("nft", "list", "tables"), "nothing to hold"
         await program(mode_of(lab, "nftables", "nft"))
-        with socket_to(lab, OUTSIDE, NODE, 30080):
+        with connected(lab.socket(OUTSIDE, "TCP"), OUTSIDE, NODE, 30080):
             await hold.take()
             assert f"table ip {TABLE}" in lab.run("nft", "list", "tables")
             again = Hold(SubprocessExec(lab.exec_argv(())), Inside(lab.node.call).netfilter)

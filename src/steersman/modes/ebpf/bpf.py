@@ -33,16 +33,16 @@ XDP = 37
 TCX_INGRESS, TCX_EGRESS = 46, 47
 CGROUP_ATTACH_TYPES = {
     "sm_release": 34,  # before there is anything to release
-    "sm_bind4": 8,
-    "sm_bind6": 9,
-    "sm_connect4": 10,
-    "sm_connect6": 11,
-    "sm_sendmsg4": 14,
-    "sm_sendmsg6": 15,
-    "sm_recvmsg4": 19,
+    "sm_recvmsg4": 19,  # and answers before there are any
     "sm_recvmsg6": 20,
     "sm_getpeername4": 29,
     "sm_getpeername6": 30,
+    "sm_bind4": 8,
+    "sm_bind6": 9,
+    "sm_sendmsg4": 14,
+    "sm_sendmsg6": 15,
+    "sm_connect4": 10,
+    "sm_connect6": 11,
 }
 """Attach type by the name of our program."""
 

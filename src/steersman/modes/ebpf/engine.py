@@ -196,8 +196,10 @@ class Engine:
         tables.node.programs = bytes(16)
         tables.node.identify(cookie, self._inside.ports())
         if self._migration:
+            tables.marks.begin()  # with the old ones, which are everywhere
             self._migration.exchange()
         self.follow_devices()
+        tables.marks.begin()
         if cgroup:
             attach_sockets(self.pins, self._loaded.programs, cgroup)
         else:

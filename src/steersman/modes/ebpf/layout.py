@@ -106,7 +106,7 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
     "peer": {"endpoint": 0, "frontend": 16, "endpoint_port": 32, "frontend_port": 34},
     "seat": {"cookie": 0, "peer": 8},
     "mark": {"served": 2},
-    "marks": {"trusted": 0, "filling": 1, "bare": 8, "places": 8 + BARE_PLACES},
+    "marks": {"trusted": 0, "filling": 1, "attached": 2, "bare": 8, "places": 8 + BARE_PLACES},
 }
 """Where the fields are that we read or write."""
 

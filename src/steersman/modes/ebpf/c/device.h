@@ -59,9 +59,12 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	};
 	struct frontend frontend = {};
 	struct slot slot = {};
+	const struct marks *all = all_marks();
 	__u32 action;
 	int found, failed = DROPPED_NO_FLOW;
 
+	if (!all || !all->attached)
+		return NEXT;
 	found = find_frontend(&key, class == NODE, &frontend);
 	if (found == NOTHING)
 		return NEXT;
