@@ -345,6 +345,38 @@ def test_a_result_says_what_happened_in_one_sentence() -> None:
     )
 
 
+async def test_where_everything_is_refused_halving_ends_early() -> None:
+    """And all goes in at the first comparison after that, in one batch."""
+    world = World(200)
+    mode = world.mode
+    mode.poison = {f"shop/s{i} (TCP, IPv4)" for i in range(1, 201)}
+    result = await world.sync.run()
+    assert result is not None
+    assert (result.refused, mode.kernel) == (200, {"node": "me", "masq": False})
+    assert mode.reads < 60
+    findings = [f.reason for f in world.sync.state.findings]
+    assert len(findings) == 200
+    assert any("others, not tried alone" in reason for reason in findings)
+    mode.poison = set()
+    mode.reads = 0
+    await world.sync.check()
+    assert mode.kernel == world.fresh()
+    assert (mode.reads, world.sync.state.result and world.sync.state.result.refused) == (2, 0)
+
+
+async def test_the_innocent_go_in_though_most_are_refused() -> None:
+    """In time: whom the culprits kept out once comes earlier another time."""
+    world = World(200)
+    world.mode.poison = {f"shop/s{i} (TCP, IPv4)" for i in range(2, 200)}
+    await world.sync.run()
+    innocent = {"shop/s1 (TCP, IPv4)", "shop/s200 (TCP, IPv4)"}
+    for _ in range(1000):
+        if innocent <= set(map(str, world.mode.kernel.values())):
+            break
+        await world.sync.check()
+    assert innocent <= set(map(str, world.mode.kernel.values()))
+
+
 async def test_an_object_that_changes_hands_is_not_lost() -> None:
     world = World()
     await world.sync.run()
