@@ -116,7 +116,7 @@ class Programs:
         own = layout.DEVICE.pack(layout.pack_address(NODE), layout.pack_address(NODE6), 0, 0)
         self.device(own)
         self.flows = HashMap(self.loaded.maps["flows"])
-        tables.marks.begin()
+        tables.marks.open_flows(True)
         if trusting:
             tables.marks.trust((), ())
 

@@ -71,7 +71,7 @@ class Pins:
 
     def remove(self) -> None:
         """Remove every pin: maps go, and what is still attached goes too."""
-        for name in self.names():
+        for name in sorted(self.names(), key=_turn):
             self.detach(name)
         self.release()
         shutil.rmtree(self.root, ignore_errors=True)
@@ -195,9 +195,15 @@ def attach_sockets(pins: Pins, programs: Mapping[str, int], cgroup: Path) -> Non
 
 def detach_sockets(pins: Pins) -> None:
     """Take the programs of sockets off, where there are any."""
-    for name in set(pins.names()) & set(CGROUP_ATTACH_TYPES):
+    for name in sorted(set(pins.names()) & set(CGROUP_ATTACH_TYPES), key=_turn):
         pins.detach(name)
         (pins.links / name).unlink(missing_ok=True)
+
+
+def _turn(name: str) -> int:
+    """Sort key of what is detached: what asks goes before what translates the answers."""
+    types = list(CGROUP_ATTACH_TYPES)
+    return -types.index(name) if name in types else 1
 
 
 def sockets_intact(pins: Pins, cgroup: Path) -> bool:

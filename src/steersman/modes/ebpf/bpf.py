@@ -44,7 +44,7 @@ CGROUP_ATTACH_TYPES = {
     "sm_connect4": 10,
     "sm_connect6": 11,
 }
-"""Attach type by the name of our program."""
+"""Attach type by the name of our program, in the order in which they are attached."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long

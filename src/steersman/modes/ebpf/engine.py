@@ -196,10 +196,10 @@ class Engine:
         tables.node.programs = bytes(16)
         tables.node.identify(cookie, self._inside.ports())
         if self._migration:
-            tables.marks.begin()  # with the old ones, which are everywhere
+            tables.marks.open_flows(True)  # with the old ones, which are everywhere
             self._migration.exchange()
         self.follow_devices()
-        tables.marks.begin()
+        tables.marks.open_flows(True)
         if cgroup:
             attach_sockets(self.pins, self._loaded.programs, cgroup)
         else:
@@ -234,6 +234,8 @@ class Engine:
         self._devices.attach(loaded.programs, indices)
 
     def _remove(self) -> None:
+        if self.tables is not None:
+            self.tables.marks.open_flows(False)
         self._filters.remove()
         self.pins.remove()
         self.close()

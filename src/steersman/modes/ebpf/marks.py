@@ -46,13 +46,13 @@ class Marks:
         """Have programs look at every packet: some may soon not mark what they open."""
         self._memory[_AT["trusted"]] = 0
 
-    def begin(self) -> None:
-        """Have programs open flows from now on: every device has them.
+    def open_flows(self, allowed: bool) -> None:
+        """Say whether programs may open flows: only while every device has them.
 
-        Until then what opens a connection is passed on, to the mode before. A flow whose packets
+        Else what opens a connection is passed on, to the mode before or after. A flow whose packets
         come back by a device without programs would be lost.
         """
-        self._memory[_AT["attached"]] = 1
+        self._memory[_AT["attached"]] = allowed
 
     def trust(self, clients: Iterable[bytes], served: Iterable[bytes]) -> None:
         """Have programs rely on the marks from now on.

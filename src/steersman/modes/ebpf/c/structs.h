@@ -184,7 +184,7 @@ struct mark {
 struct marks {
 	__u8 trusted; // while 0, any packet may be of a flow
 	__u8 filling;
-	__u8 attached; // while 0, some device has no programs yet: no flow may begin
+	__u8 attached; // while 0, some device has no programs: no flow may begin
 	__u8 zero[5];
 	__u8 bare[BARE_PLACES]; // devices without Ethernet, by the remainder of their index
 	struct mark places[1 << MARK_BITS];
