@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steersman.compile.conntrack import ServedPort, stale
@@ -37,14 +37,23 @@ def _is_stale(entry: Entry, ports: list[ServedPort]) -> bool:
         port
         for port in taking_part
         if entry.destination in port.addresses and entry.destination_port == port.port
-    ] or [port for port in taking_part if port.node_port == entry.destination_port]
+    ]
     answering = (entry.source, entry.source_port)
+    if not claims:
+        claims = [port for port in taking_part if port.node_port == entry.destination_port]
+        untouched = answering == (entry.destination, entry.destination_port)
+        if untouched and entry.protocol != PROTOCOL_NUMBERS[Protocol.UDP]:
+            return False  # beyond SPEC 12: somebody else listens on that number elsewhere
     return bool(claims) and all(
         answering != (endpoint.ip, endpoint.port) for port in claims for endpoint in port.endpoints
     )
 
 
 @given(st.lists(_ports, max_size=5), _entries)
+@example(
+    [ServedPort(Protocol.TCP, 80, ("10.96.0.1",), 3, close_connections=True)],
+    Entry(6, "10.96.0.1", 3, "10.96.0.1", 3),
+)
 def test_what_is_stale_is_what_the_rule_says(ports: list[ServedPort], entry: Entry) -> None:
     assert stale(Family.IPV4, ports).contains_entry(entry) is _is_stale(entry, ports)
 
