@@ -61,7 +61,7 @@ class Holdings:
 
     def written(self) -> None:
         """Note that what `changes` said is in force."""
-        self.accept(self._dirty)
+        self._accept(self._dirty, set(self.refused))  # nobody else has lost anything by that
         self._dirty.clear()
 
     def compared(self) -> None:
@@ -90,21 +90,9 @@ class Holdings:
         keys = set(want) | (_keys(self._have.get(owner, {}) for owner in owners) - taken)
         return diff({key: kernel[key] for key in keys if key in kernel}, want)
 
-    def accept(self, owners: Iterable[Owner]) -> None:
-        """Note that owners have what they should have."""
-        taken: set[Any] = set()
-        for owner in owners:
-            self.refused.pop(owner, None)
-            self.objects -= len(self._have.get(owner, ()))
-            if owner in self._want:
-                self._have[owner] = self._want[owner]
-                self.objects += len(self._want[owner])
-            else:
-                self._have.pop(owner, None)
-            if self.refused:
-                taken.update(self._want.get(owner, ()))
-        for loser in self.refused:  # what it had may have another owner now
-            self._lose(loser, taken)
+    def accept(self, owners: Collection[Owner]) -> None:
+        """Note that owners have what they should have; whose it was has it no longer."""
+        self._accept(owners, self.owners.difference(owners))
 
     def refuse(self, owners: Collection[Owner], why: str, kernel: Ruleset) -> None:
         """Note that owners keep what they have.
@@ -115,11 +103,9 @@ class Holdings:
             kernel: what it has: of owners that are new to us, what an earlier process made of them.
         """
         self.refused.update(dict.fromkeys(owners, why))
-        theirs = _keys(self._have.get(other, {}) for other in self.owners.difference(owners))
-        for loser in owners:
-            self._lose(loser, theirs)
         fresh = [owner for owner in owners if owner in self._want and owner not in self._have]
-        taken = theirs | _keys(map(self._effective, self.owners.difference(fresh)))
+        others = self.owners.difference(fresh)
+        taken = _keys(map(self._effective, others)) | _keys(self._have.get(o, {}) for o in others)
         for owner in fresh:
             wanted = self._want[owner].keys() - taken
             if found := {key: kernel[key] for key in wanted if key in kernel}:
@@ -135,6 +121,22 @@ class Holdings:
     def _effective(self, owner: Owner) -> Ruleset:
         """What an owner should have now: the last good version where the new one is refused."""
         return (self._have if owner in self.refused else self._want).get(owner, {})
+
+    def _accept(self, owners: Iterable[Owner], losers: set[Owner]) -> None:
+        taken: set[Any] = set()
+        for owner in owners:
+            self.refused.pop(owner, None)
+            losers.discard(owner)
+            self.objects -= len(self._have.get(owner, ()))
+            if owner in self._want:
+                self._have[owner] = self._want[owner]
+                self.objects += len(self._want[owner])
+            else:
+                self._have.pop(owner, None)
+            if losers:
+                taken.update(self._want.get(owner, ()))
+        for loser in losers:
+            self._lose(loser, taken)
 
     def _lose(self, owner: Owner, taken: set[Any]) -> None:
         had = self._have.get(owner, {})
