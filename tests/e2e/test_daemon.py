@@ -54,12 +54,15 @@ class Process:
         async with asyncio.timeout(20):
             return await self.process.wait()
 
-    async def said(self, text: str) -> None:
+    async def said(self, text: str, seconds: float = 20.0) -> None:
         async def has_said() -> bool:
             assert self.process.returncode is None or text in self.log, self.log
             return text in self.log
 
-        await until(has_said)
+        try:
+            await until(has_said, seconds)
+        except TimeoutError as error:
+            raise AssertionError(f"{text!r} is not in the log:\n{self.log}") from error
 
 
 async def command(*words: str) -> tuple[int, str, str]:
@@ -114,7 +117,9 @@ def manifests(folder: Path, *objects: dict[str, Any]) -> Path:
 
 
 def rules(table: str = "nat") -> str:
-    return sh(f"iptables-save -t {table}")
+    """What there is now, without the comments: they tell the time."""
+    lines = sh(f"iptables-save -t {table}").splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("#"))
 
 
 def world(*addresses: str) -> tuple[dict[str, Any], dict[str, Any]]:

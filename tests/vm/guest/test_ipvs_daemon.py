@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.test_daemon import FLAGS, Process, command, get, manifests, steersman, until, world
+from tests.e2e.test_daemon import FLAGS, command, get, manifests, steersman, until, world
 from tests.kernel.namespace import in_namespace, sh
 from tests.vm.guest.ipvs import only_with_all
 
@@ -16,21 +16,13 @@ def table() -> str:
     return sh("cat /proc/thread-self/net/ip_vs")
 
 
-async def has_said(process: Process, text: str) -> None:
-    async def said() -> bool:
-        assert process.process.returncode is None or text in process.log, process.log
-        return text in process.log
-
-    await until(said, SECONDS)
-
-
 def test_from_start_to_the_next_mode(tmp_path: Path) -> None:
     async def body() -> None:
         folder = manifests(tmp_path / "objects", *world())
         flags = (f"--manifests={folder}", "--iptables-sync-period=1s")
         async with steersman(tmp_path, "--proxy-mode=ipvs", *flags) as process:
-            await has_said(process, "Using ipvs Proxier")
-            await has_said(process, "sync 1 (start)")
+            await process.said("Using ipvs Proxier", SECONDS)
+            await process.said("sync 1 (start)", SECONDS)
             assert "-> 0AF40005:" in table()
             manifests(folder, *world("10.244.0.6"))
 
@@ -50,7 +42,7 @@ def test_from_start_to_the_next_mode(tmp_path: Path) -> None:
             assert await process.stop() == 0
         assert "-> 0AF40006:" in table()  # the data path outlives the process
         async with steersman(tmp_path, *flags, name="second") as process:
-            await has_said(process, "ipvs mode: removed")
+            await process.said("ipvs mode: removed", SECONDS)
             assert "->" not in table().partition("RemoteAddress")[2]
             assert "kube-ipvs0" not in sh("ip link")
             assert "KUBE-SVC-" in sh("iptables-save")
@@ -67,7 +59,7 @@ def test_clean_up(tmp_path: Path) -> None:
         assert sh("cat /proc/sys/net/ipv4/vs/conntrack") == "1\n"
         assert "KUBE-IPVS" not in sh("ipset save; iptables-save")
         async with steersman(tmp_path, "--proxy-mode=ipvs", f"--manifests={folder}") as process:
-            await has_said(process, "sync 1 (start)")
+            await process.said("sync 1 (start)", SECONDS)
         status, out, _ = await command("cleanup")
         assert (status, "ipvs: " in out) == (0, True)
         assert "->" not in table().partition("RemoteAddress")[2]
