@@ -111,3 +111,23 @@ def test_what_cannot_be_removed_now_is_removed_later(error: Exception) -> None:
     other = Carrying(0)
     asyncio.run(leave([("held", mode), ("other", other)], sleep=release))
     assert (mode.have, len(waits), len(other.history)) == ({}, 2, 1)
+
+
+@pytest.mark.parametrize(("refusals", "looks", "history"), [(2, 3, [{}]), (9, 3, [])])
+def test_a_mode_that_cannot_be_looked_at_is_looked_at_again(
+    refusals: int, looks: int, history: list[dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hidden(Carrying):
+        looks = 0
+
+        async def probe(self) -> Support:
+            self.looks += 1
+            return Support(usable=self.looks > refusals, missing=("a lock is held.",))
+
+    async def at_once(_: float) -> None:
+        return
+
+    mode = Hidden(0)
+    asyncio.run(leave([("hidden", mode)], sleep=at_once))
+    assert (mode.looks, mode.history) == (looks, history)
+    assert "not left yet" not in caplog.text, "there may be nothing of it"

@@ -20,6 +20,9 @@ from steersman.modes.registry import MODES, ModeOptions
 log = logging.getLogger(__name__)
 
 _AGAIN = 60.0  # seconds until what could not be removed is tried again
+_LOOKS = 3
+"""At a mode that cannot be looked at: nearly always there is nothing of it, but it may have been a
+moment's trouble."""
 _POLL = 1.0  # seconds between two looks at what is still connected
 _VARIANTS = {"iptables": ("nft", "legacy"), "userspace": ("nft", "legacy", "nftables")}
 _ORDER = ("nftables", "iptables", "ipvs", "ebpf", "userspace")
@@ -66,15 +69,18 @@ async def leave(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Do what `clean_leftovers` does, until all are left: a lock may be held, a rule in use."""
-    left = list(modes)
+    left, looks = list(modes), 0
     while left:
         stay: list[tuple[str, Mode]] = []
-        for sentence in await clean_leftovers(left, patience, current, stay.append):
+        unseen: list[tuple[str, Mode]] = []
+        for sentence in await clean_leftovers(left, patience, current, stay.append, unseen.append):
             log.info("%s", sentence)
-        left = stay
-        if left:
-            names = ", ".join(name for name, _ in left)
+        looks += 1
+        left = stay + unseen if looks < _LOOKS else stay
+        if stay:
+            names = ", ".join(name for name, _ in stay)
             log.warning("not left yet: %s; next try in %g s", names, _AGAIN)
+        if left:
             await sleep(_AGAIN)
 
 
@@ -83,6 +89,7 @@ async def clean_leftovers(
     patience: float = 0.0,
     current: object = None,
     stays: Callable[[tuple[str, Mode]], None] = lambda _: None,
+    unseen: Callable[[tuple[str, Mode]], None] = lambda _: None,
 ) -> list[str]:
     """Remove what other modes left behind; call it after the first sync that succeeded.
 
@@ -94,6 +101,7 @@ async def clean_leftovers(
             it takes no new ones meanwhile.
         current: the mode that serves, which may have to keep connections of others going.
         stays: told of each mode whose leftovers cannot be removed now.
+        unseen: told of each mode that cannot be looked at: what it needs is missing.
 
     Returns:
         A sentence for each mode of which there was something.
@@ -101,7 +109,11 @@ async def clean_leftovers(
     said = []
     for name, mode in modes:
         try:
-            if sentence := await _clean(mode, patience, current):
+            support = await mode.probe()
+            if not support.usable:
+                log.debug("%s mode: not looked at: %s", name, " ".join(support.missing))
+                unseen((name, mode))
+            elif sentence := await _clean(mode, patience, current):
                 said.append(f"{name} mode: {sentence}")
         except (ApplyError, BusyError, OSError) as error:
             said.append(f"{name} mode: its leftovers stay: {error}")
@@ -110,8 +122,6 @@ async def clean_leftovers(
 
 
 async def _clean(mode: Mode, patience: float, current: object) -> str:
-    if not (await mode.probe()).usable:
-        return ""
     before = await mode.read()
     cut = await _drain(mode, before, patience) if before and isinstance(mode, Lingering) else 0
     if before and isinstance(current, Inheriting):
