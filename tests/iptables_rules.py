@@ -163,6 +163,11 @@ def parse_rule(line: str) -> tuple[str, Rule]:
 Chains = Mapping[str, list[Rule]]
 
 
+def without_comments(text: str) -> str:
+    """What `iptables-save` printed, without the lines that tell the time."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("#"))
+
+
 def parse(text: str) -> dict[str, dict[str, list[Rule]]]:
     """Parse the output of `iptables-save`: rules by chain by table."""
     tables: dict[str, dict[str, list[Rule]]] = {}

@@ -18,6 +18,7 @@ import yaml
 
 from tests.apiserver import ApiServer
 from tests.e2e.reading import service, slice_
+from tests.iptables_rules import without_comments
 from tests.kernel.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
@@ -117,9 +118,7 @@ def manifests(folder: Path, *objects: dict[str, Any]) -> Path:
 
 
 def rules(table: str = "nat") -> str:
-    """What there is now, without the comments: they tell the time."""
-    lines = sh(f"iptables-save -t {table}").splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("#"))
+    return without_comments(sh(f"iptables-save -t {table}"))
 
 
 def world(*addresses: str) -> tuple[dict[str, Any], dict[str, Any]]:

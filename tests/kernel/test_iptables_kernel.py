@@ -24,6 +24,7 @@ from steersman.modes.iptables.script import LIMITS, Limits
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan, random_plan, simple
+from tests.iptables_rules import without_comments
 from tests.kernel.iptables_lab import KilledError, Namespace, Recorder, namespace
 from tests.unit.test_store import service, slice_
 
@@ -88,7 +89,7 @@ async def start(mode: IptablesMode, want: Ruleset) -> Diff:
 def saved(inside: Namespace, variant: str) -> str:
     """Everything in the kernel, without what changes by itself."""
     texts = [inside.sh(f"{command}-{variant}-save") for command in ("iptables", "ip6tables")]
-    return "\n".join(line for t in texts for line in t.split("\n") if not line.startswith("#"))
+    return without_comments("".join(texts))
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -52,7 +52,7 @@ class Holdings:
             self.put(owner, {})
 
     def changes(self) -> Diff | None:
-        """What `put` has changed since; None where an object changes hands by that."""
+        """What `put` has changed since; None where two owners want, or give up, one object."""
         parts = (diff(self._have.get(o, {}), self._want.get(o, {})) for o in self._dirty)
         try:
             return merge(parts)
@@ -61,7 +61,8 @@ class Holdings:
 
     def written(self) -> None:
         """Note that what `changes` said is in force."""
-        self._accept(self._dirty, set(self.refused))  # nobody else has lost anything by that
+        # Of all others only who is refused may have what is wanted now.
+        self._accept(self._dirty, self.refused.keys() - self._dirty)
         self._dirty.clear()
 
     def compared(self) -> None:
@@ -126,7 +127,6 @@ class Holdings:
         taken: set[Any] = set()
         for owner in owners:
             self.refused.pop(owner, None)
-            losers.discard(owner)
             self.objects -= len(self._have.get(owner, ()))
             if owner in self._want:
                 self._have[owner] = self._want[owner]

@@ -224,7 +224,7 @@ class Sync:
 
     async def _settle(self, owners: list[Owner]) -> list[Diff]:
         """Apply the part of some owners; where it is refused, halve it down to the culprits."""
-        random.shuffle(owners)  # whom another one's culprits keep out has its turn next time
+        random.shuffle(owners)  # who is refused along with others comes earlier another time
         parts, written, in_vain = [owners] if owners else [], [], 0
         while parts:
             part = parts.pop()
