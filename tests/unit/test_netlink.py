@@ -71,7 +71,7 @@ class Socket:
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> list[Socket]:
     made: list[Socket] = []
-    monkeypatch.setattr(netlink, "_open", lambda *_: made[0])
+    monkeypatch.setattr(netlink, "open_socket", lambda *_: made[0])
     return made
 
 

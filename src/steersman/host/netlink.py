@@ -70,7 +70,8 @@ class Request(NamedTuple):
     """Beside NLM_F_REQUEST, which is always set."""
 
 
-def _open(protocol: int, buffer: int) -> socket.socket:
+def open_socket(protocol: int, buffer: int) -> socket.socket:
+    """Open a socket of a netlink protocol with buffers of this many bytes."""
     sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
     for force, plain in (
         (_SO_RCVBUFFORCE, socket.SO_RCVBUF),
@@ -103,7 +104,7 @@ class Netlink:
             buffer: bytes of receive and send buffer; a batch must fit.
             timeout: seconds without any answer after which TimeoutError is raised.
         """
-        self._socket = _open(protocol, buffer)
+        self._socket = open_socket(protocol, buffer)
         self._socket.settimeout(timeout)
         self._sequence = 0
 
@@ -232,7 +233,7 @@ class Subscription:
 
     def __init__(self, protocol: int, groups: Sequence[int], *, buffer: int = 4 << 20) -> None:
         """Join the groups (their numbers: RTNLGRP_*, NFNLGRP_*)."""
-        self._socket = _open(protocol, buffer)
+        self._socket = open_socket(protocol, buffer)
         self._socket.setblocking(False)
         for group in groups:
             self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)

@@ -12,30 +12,20 @@ import msgspec
 
 from steersman.compile.plan import Planner
 from steersman.config import Parsed, ProxyConfig
-from steersman.host.exec import SubprocessExec
 from steersman.host.machine import read_facts, watch_addresses
-from steersman.host.process import set_oom_score_adjustment
 from steersman.modes.base import Draining, Watchful
 from steersman.run import fallback
-from steersman.run.collector import collect_seldom, keep_what_is_there, one_heap
 from steersman.run.effects import Effects
 from steersman.run.findings import FindingsLog
 from steersman.run.klog import Logging
 from steersman.run.live import LiveConfiguration
+from steersman.run.machine import Machine
 from steersman.run.own_node import OwnNode
 from steersman.run.runner import Runner
 from steersman.run.servers import Servers
-from steersman.run.startup import (
-    StartError,
-    allow_localhost_node_ports,
-    choose_mode,
-    make_source,
-    mode_options,
-    node_config,
-    set_conntrack,
-)
+from steersman.run.startup import StartError, make_source, node_config
 from steersman.run.state import Synced
-from steersman.run.switch import leave, others
+from steersman.run.switch import leave
 from steersman.run.sync import Sync
 from steersman.run.tasks import Wake, guarded, on_signal
 from steersman.source.apiserver import ApiServerSource
@@ -50,8 +40,9 @@ _RETRY = 5.0  # seconds, after rtnetlink failed
 class Daemon:
     """Everything that runs in `steersman run`."""
 
-    def __init__(self, parsed: Parsed, logs: Logging) -> None:
+    def __init__(self, parsed: Parsed, logs: Logging, machine: Machine | None = None) -> None:
         """Take what the command line asked for; nothing happens before `run`."""
+        self._machine = machine or Machine()
         self._parsed = parsed
         self._logs = logs
         self._stop = asyncio.Event()
@@ -71,8 +62,7 @@ class Daemon:
             StartError: it cannot run here, or has to be started afresh.
             SysctlError: a start-up setting cannot be written (SPEC 1.1).
         """
-        one_heap()
-        collect_seldom()
+        self._machine.memory_at_start()
         self._follow_signals()
         await self._set_up()
         async with asyncio.TaskGroup() as tasks:
@@ -108,18 +98,19 @@ class Daemon:
                 on_signal(number, self.stop)
 
     async def _set_up(self) -> None:
-        chosen = await choose_mode(self._parsed.config)
+        chosen = await self._machine.choose_mode(self._parsed.config)
         mode = chosen.mode
         config = msgspec.structs.replace(self._parsed.config, mode=mode.name)
         facts = await read_facts()
         self._source = make_source(config, node_config(config).node_name)
         # From here on the machine is changed: what is only misconfigured has failed before.
-        node = allow_localhost_node_ports(node_config(config), mode, facts)
-        set_conntrack(config, mode.traits)
+        machine = self._machine
+        node = machine.allow_localhost_node_ports(node_config(config), mode, facts)
+        machine.set_conntrack(config, mode.traits)
         self._node_config = node
         self._store = Store(node.node_name, on_change=self._changed, on_report=self._reported)
         self._own_node = OwnNode(node, self._store, self.stop)
-        self._live = LiveConfiguration(self._parsed, self._store, mode.traits, self._apply)
+        self._live = LiveConfiguration(self._parsed, self._store, mode.traits, self._apply, machine)
         if hasattr(signal, "SIGHUP"):
             on_signal(signal.SIGHUP, self._live.reload)
         least = config.min_sync_interval.seconds
@@ -127,7 +118,7 @@ class Daemon:
             self._work, least, config.sync_period.seconds, max(least, _MAX_INTERVAL)
         )
         self._servers = Servers(
-            config, self._parsed.values, node.node_name, self._store, self._logs
+            config, self._parsed.values, node.node_name, self._store, self._logs, machine=machine
         )
         fallback.tell(chosen, self._servers.recorder, self._store, self._servers.metrics)
         self._effects = Effects(
@@ -178,7 +169,7 @@ class Daemon:
 
     def _oom_score(self) -> str:
         value = self._live.current.linux.oom_score_adj
-        return set_oom_score_adjustment(value) if value is not None else ""
+        return self._machine.set_oom_score(value) if value is not None else ""
 
     # Running
 
@@ -212,7 +203,7 @@ class Daemon:
             log.info("%s", result)
         if first and result is not None:
             self._serving.set()
-            keep_what_is_there()
+            self._machine.memory_when_loaded()
 
     async def _tell(self) -> None:
         """Tell of what was synced; nobody holds it any more when this returns."""
@@ -238,11 +229,8 @@ class Daemon:
     async def _leave_others(self) -> None:
         """Remove what other modes left, once ours serve (make before break)."""
         await self._serving.wait()
-        mode = self._sync.mode
-        variant = str(getattr(mode, "variant", ""))
-        config = self._live.current
-        excluded = mode_options(config).ipvs.exclude_cidrs
-        left = others(mode.name, SubprocessExec(), variant, excluded)
+        mode, config = self._sync.mode, self._live.current
+        left = self._machine.leftovers(mode, config)
         await leave(left, config.steersman.drain_period.seconds, mode)
 
     async def _follow_addresses(self) -> None:
@@ -262,7 +250,9 @@ class Daemon:
         """Take a changed configuration while running."""
         mode = self._sync.mode
         config = msgspec.structs.replace(config, mode=mode.name)  # another one may stand in
-        self._node_config = allow_localhost_node_ports(node_config(config), mode, self._sync.facts)
+        self._node_config = self._machine.allow_localhost_node_ports(
+            node_config(config), mode, self._sync.facts
+        )
         self._logs.verbosity = config.logging.verbosity
         self._servers.use(config)
         self._period.up()

@@ -14,8 +14,7 @@ from steersman.config import ConfigError, Parsed, ProxyConfig, applied, reload_f
 from steersman.config import findings as config_findings
 from steersman.host.sysctl import SysctlError
 from steersman.model.plan import Traits
-from steersman.run.reload import file_changes
-from steersman.run.startup import set_conntrack
+from steersman.run.machine import Machine
 from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,12 @@ class LiveConfiguration:
     """The configuration in force, and what changes it."""
 
     def __init__(
-        self, parsed: Parsed, store: Store, traits: Traits, apply: Callable[[ProxyConfig], None]
+        self,
+        parsed: Parsed,
+        store: Store,
+        traits: Traits,
+        apply: Callable[[ProxyConfig], None],
+        machine: Machine,
     ) -> None:
         """Take what the process started with, and whom to tell.
 
@@ -34,6 +38,7 @@ class LiveConfiguration:
             store: where Findings go.
             traits: of the mode.
             apply: called with a new configuration.
+            machine: tells of changes of the file, and has conntrack's settings.
         """
         self.current = parsed.config
         self._parsed = parsed
@@ -41,13 +46,14 @@ class LiveConfiguration:
         self._store = store
         self._traits = traits
         self._apply = apply
+        self._machine = machine
 
     async def follow(self) -> None:
         """Read the file whenever it becomes another one, until cancelled."""
         if not self._file:
             return
         try:
-            async for _ in file_changes(Path(self._file)):
+            async for _ in self._machine.file_changes(Path(self._file)):
                 self.reload()
         except OSError as error:
             log.warning("%s is not watched: %s; SIGHUP reads it again", self._file, error)
@@ -76,7 +82,7 @@ class LiveConfiguration:
     def _take(self, config: ProxyConfig) -> None:
         self.current = config
         try:
-            set_conntrack(config, self._traits)
+            self._machine.set_conntrack(config, self._traits)
         except SysctlError as error:
             log.error("conntrack settings are not all applied: %s", error.strerror)
         self._apply(config)

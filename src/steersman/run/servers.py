@@ -28,6 +28,7 @@ from steersman.run.health import ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
 from steersman.run.http import keep_serving
 from steersman.run.klog import Logging
+from steersman.run.machine import Machine
 from steersman.run.metrics import Metrics, conntrack_usage
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.proxied import proxied
@@ -52,6 +53,8 @@ class Servers:
         node_name: str,
         store: Store,
         logs: Logging,
+        *,
+        machine: Machine,
     ) -> None:
         """Take the configuration; nothing is bound before `tasks`."""
         self.config = config
@@ -62,7 +65,8 @@ class Servers:
         self._started = time.time()
         self._checks: dict[Family, ServiceHealthServers] = {}
         self.metrics = Metrics(config.mode)
-        self._ask_conntrack()
+        if sys.platform != "win32":
+            self.metrics.ask(conntrack_usage(machine.conntrack_usage))
         self.health = ProxyHealth(2 * config.sync_period.seconds)
         standalone = bool(config.steersman.manifests)
         poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
@@ -86,12 +90,6 @@ class Servers:
         if isinstance(sync.mode, Counting):
             loop = asyncio.get_running_loop()
             self.metrics.ask(counted(sync.mode, self._plans, loop))
-
-    def _ask_conntrack(self) -> None:
-        if sys.platform != "win32":
-            from steersman.host.conntrack import usage  # noqa: PLC0415 - it calls what Windows lacks
-
-            self.metrics.ask(conntrack_usage(usage))
 
     def health_checks(
         self, settings: Callable[[], NodeSettings]

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,7 @@ from steersman.model.plan import Traits
 from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.modes.base import Mode, Preparing, Support
 from steersman.modes.ipvs.options import IpvsOptions
-from steersman.modes.registry import MODES, ModeOptions
+from steersman.modes.registry import MODES, Factory, ModeOptions
 from steersman.run.fallback import Chosen, choose
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
@@ -103,29 +104,31 @@ def _ipvs_options(config: ProxyConfig) -> IpvsOptions:
     )
 
 
-def new_mode(config: ProxyConfig, execute: Exec | None = None) -> Mode:
+def new_mode(
+    config: ProxyConfig, execute: Exec | None = None, modes: Mapping[str, Factory] = MODES
+) -> Mode:
     """Build the mode; nothing is read or run.
 
     Raises:
         StartError: there is no such mode.
     """
-    factory = MODES.get(config.mode)
+    factory = modes.get(config.mode)
     if factory is None:
-        known = ", ".join(sorted(MODES))
+        known = ", ".join(sorted(modes))
         raise StartError(f"mode {config.mode} is not there yet; this version has {known}")
     return factory(execute or SubprocessExec(), mode_options(config))
 
 
-async def choose_mode(config: ProxyConfig) -> Chosen:
+async def choose_mode(config: ProxyConfig, modes: Mapping[str, Factory] = MODES) -> Chosen:
     """Build the mode, or what stands in for it, and see that it can run here.
 
     Raises:
         StartError: something is missing.
     """
-    wanted = new_mode(config)
+    wanted = new_mode(config, modes=modes)
     found = await choose(
         wanted,
-        lambda name: MODES[name](SubprocessExec(), mode_options(config)),
+        lambda name: modes[name](SubprocessExec(), mode_options(config)),
         strict=config.steersman.strict,
     )
     if isinstance(found, Support):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from steersman.host.exec import Exec
 from steersman.modes.base import ApplyError, BusyError, Inheriting, Lingering, Mode
 from steersman.modes.diff import Ruleset, diff
 from steersman.modes.ipvs.options import IpvsOptions
-from steersman.modes.registry import MODES, ModeOptions
+from steersman.modes.registry import MODES, Factory, ModeOptions
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,11 @@ Ours of ipvs share no name with iptables'.
 
 
 def others(
-    current: str, execute: Exec, variant: str = "", excluded: tuple[str, ...] = ()
+    current: str,
+    execute: Exec,
+    variant: str = "",
+    excluded: tuple[str, ...] = (),
+    modes: Mapping[str, Factory] = MODES,
 ) -> Iterator[tuple[str, Mode]]:
     """Modes whose leftovers are to go when this one serves, in every variant they could have.
 
@@ -43,6 +47,7 @@ def others(
         variant: of the iptables mode, the one that serves: the other one may have rules, too;
             "none" of a mode that changes nothing on this machine.
         excluded: CIDRs in which virtual servers of IPVS are somebody else's, and stay.
+        modes: how to make each mode.
     """
     own = (current,) if current == "iptables" and variant else ()
     removes = current in _ORDER and variant != "none"
@@ -50,7 +55,7 @@ def others(
     for name in own + left:
         for each in _VARIANTS.get(name, ("",)):
             if (name, each) != (current, variant):
-                mode = MODES[name](execute, _options(each, excluded))
+                mode = modes[name](execute, _options(each, excluded))
                 yield f"{name} ({each})" if each else name, mode
 
 
