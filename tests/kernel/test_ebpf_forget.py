@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from steersman.model.conntrack import Stale, pack_socket
-from steersman.model.names import Family
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import Endpoint, NodePlan
 from steersman.modes.base import Remembering
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.sockets import destroy, namespaces
@@ -18,17 +20,24 @@ from tests.kernel.ebpf_node import MARKS, Node, programmed, serving
 from tests.kernel.ebpf_plan import (
     CLIENT,
     ENDPOINTS,
+    LAYOUT,
     LOOKER,
     NODE,
+    NODE6,
     NODE_PORT,
+    POD6,
     VIP,
+    VIP6,
     bring,
     node_plan,
+    service,
 )
-from tests.lab import Lab
+from tests.lab import Lab, Layout, Pod
 
 pytestmark = MARKS
 UDP = bytes((17,))
+OTHER6, LOOKER6, CLIENT6 = "fd00:10:244:1::6", "fd00:10:244:1::100", "2001:db8:9::9"
+ENDPOINTS6 = tuple(Endpoint(ip, 8080, local=True) for ip in (POD6, OTHER6))
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +52,26 @@ def node(lab: Lab) -> Iterator[Node]:
         yield made
 
 
-def remove(node: Node, name: str) -> int:
+@pytest.fixture
+def dual_stack(lab: Lab, node: Node) -> Node:
+    """The node whose Service has two endpoints in IPv6 as well, and clients of that family."""
+    pods = (*LAYOUT.pods, Pod(OTHER6), Pod(LOOKER6))
+    lab.extend(Layout(LAYOUT.interfaces, (*LAYOUT.outside, CLIENT6), pods))
+    lab.serve(OTHER6, 8080, "UDP")
+    asyncio.run(bring(node.modes[0], with_both(node_plan())))
+    return node
+
+
+def with_both(plan: NodePlan) -> NodePlan:
+    web6 = service("web", VIP6, Protocol.UDP, ENDPOINTS6)
+    return NodePlan(plan.settings, {**plan.services, web6.key: web6})
+
+
+def remove(node: Node, name: str, plan: Callable[[NodePlan], NodePlan] = lambda plan: plan) -> int:
     """Take one endpoint away, and forget what led there; how much that was."""
     rest = tuple(end for end in ENDPOINTS if str(end) != name)
     mode = node.modes[0]
-    asyncio.run(bring(mode, node_plan(rest)))
+    asyncio.run(bring(mode, plan(node_plan(rest))))
     sources = frozenset(pack_socket(end.ip, end.port) for end in rest)
     stale = Stale(
         Family.IPV4,
@@ -130,6 +154,33 @@ def test_clients_outside_begin_anew(node: Node) -> None:
         assert ask(sock) == first
         assert remove(node, first) == 1
         assert ask(sock) != first
+
+
+@pytest.mark.parametrize(("at", "at6"), [(CLIENT, CLIENT6), (LOOKER, LOOKER6)])
+def test_clients_of_the_other_family_keep_their_endpoint(
+    dual_stack: Node, at: str, at6: str
+) -> None:
+    """Node ports have the same number in both families; the table holds flows of both."""
+    node = dual_stack
+    with ExitStack() as stack:
+
+        def clients(source: str, target: str) -> list[tuple[socket.socket, str]]:
+            made = []
+            for _ in range(8):
+                cgroup = None if source in (CLIENT, CLIENT6) else node.cgroup
+                sock = node.lab.netns(source).socket(target, "UDP", cgroup)
+                stack.enter_context(sock).settimeout(5)
+                sock.connect((target, NODE_PORT))
+                made.append((sock, ask(sock)))
+            return made
+
+        ipv4, ipv6 = clients(at, NODE), clients(at6, NODE6)
+        gone = ipv4[0][1]
+        moved = [name for _, name in ipv4 if name == gone]
+        assert remove(node, gone, with_both) == len(moved)
+        staying = [*ipv6, *((sock, name) for sock, name in ipv4 if name != gone)]
+        for sock, name in staying:
+            assert ask(sock) == name
 
 
 def test_each_namespace_is_visited_once(tmp_path: Path) -> None:

@@ -105,6 +105,18 @@ def test_a_node_port_counts_on_every_destination_that_is_no_services() -> None:
     assert not found.contains_entry(Entry(UDP, "203.0.113.7", 30053, "10.244.1.5", 5353))
 
 
+def test_a_node_port_of_one_family_says_nothing_of_the_other() -> None:
+    """The number is the same in both; only destinations tell the families apart."""
+    served = ServedPort(Protocol.UDP, 53, ("10.96.0.1",), 30053, (Endpoint("10.244.1.5", 53),))
+    six = ServedPort(Protocol.UDP, 53, ("fd00::1",), 30053, (Endpoint("fd01::5", 53),))
+    ipv4 = Entry(UDP, "192.0.2.1", 30053, "10.244.1.9", 53)
+    ipv6 = Entry(UDP, "2001:db8::1", 30053, "fd01::9", 53)
+    assert stale(Family.IPV4, [served]).contains_entry(ipv4)
+    assert not stale(Family.IPV4, [served]).contains_entry(ipv6)
+    assert stale(Family.IPV6, [six]).contains_entry(ipv6)
+    assert not stale(Family.IPV6, [six]).contains_entry(ipv4)
+
+
 def test_a_services_address_decides_before_a_node_port() -> None:
     node = ServedPort(Protocol.UDP, 1, ("10.96.0.1",), 30053, (Endpoint("10.244.1.5", 5353),))
     service = ServedPort(Protocol.UDP, 30053, ("10.96.0.2",), 0, (Endpoint("10.244.1.6", 1),))

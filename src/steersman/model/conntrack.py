@@ -51,12 +51,17 @@ class Stale(Value, frozen=True):
         return tuple(sorted({key[0] for key in (*self.by_address, *self.by_node_port)}))
 
     def contains(self, destination: bytes, source: bytes) -> bool:
-        """Whether an entry is stale. A Service's address decides before a node port does."""
+        """Whether an entry is stale. A Service's address decides before a node port does.
+
+        Entries of the other family never are: tables of a mode may hold both.
+        """
         valid = self.by_address.get(destination)
         if valid is not None:
             return source not in valid
         valid = self.by_node_port.get(destination[:1] + destination[-2:])
         if valid is None or source in valid or destination in self.own:
+            return False
+        if len(destination) != 1 + self.family.bits // 8 + 2:  # a node port of the other family
             return False
         # What was not translated goes to somebody's port of that number. SPEC 12 cuts it for UDP.
         return destination[0] == _UDP or destination[1:] != source
