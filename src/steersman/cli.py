@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import logging
+import os
 import sys
 import time
 import urllib.request
@@ -41,6 +42,7 @@ from steersman.modes.base import ApplyError, BusyError
 from steersman.run.cleanup import clean_up
 from steersman.run.daemon import Daemon
 from steersman.run.klog import Logging
+from steersman.run.loop import MeasuredLoop
 from steersman.run.preview import preview
 from steersman.run.report import status_text
 from steersman.run.startup import (
@@ -124,7 +126,9 @@ def _start(parsed: Parsed) -> int:
         return 0
     if parsed.dry_run:
         return _preview(parsed.config)
-    asyncio.run(Daemon(parsed, logs).run())
+    # Windows waits for its subprocesses and sockets with another loop, which is not measured.
+    with asyncio.Runner(loop_factory=None if os.name == "nt" else MeasuredLoop) as runner:
+        runner.run(Daemon(parsed, logs).run())
     return 0
 
 

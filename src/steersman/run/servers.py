@@ -28,6 +28,7 @@ from steersman.run.health import ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
 from steersman.run.http import keep_serving
 from steersman.run.klog import Logging
+from steersman.run.loop import MeasuredLoop
 from steersman.run.machine import Machine
 from steersman.run.metrics import Metrics, conntrack_usage
 from steersman.run.metrics_server import Pages, metrics_app
@@ -87,8 +88,10 @@ class Servers:
         proxy = getattr(sync.mode, "proxy", None)
         if isinstance(proxy, Proxy):
             self.metrics.ask(partial(proxied, proxy))
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, MeasuredLoop):
+            self.metrics.ask(loop.holds.collect)
         if isinstance(sync.mode, Counting):
-            loop = asyncio.get_running_loop()
             self.metrics.ask(counted(sync.mode, self._plans, loop))
 
     def health_checks(
