@@ -11,6 +11,7 @@ import msgspec
 
 from benchmarks import (
     change,
+    churn,
     cold,
     ebpf,
     footprint,
@@ -33,6 +34,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "nftables": nftables.run,
     "ebpf": ebpf.run,
     "idle": idle.run,
+    "churn": churn.run,
     "start": start.run,
     "footprint": footprint.run,
     "proxy": proxy.run,

@@ -261,10 +261,12 @@ class ApiServer:
             return web.json_response({"error": f"no operation {operation}"}, status=400)
         if operation in ("add", "update", "apply"):
             arguments = {"obj": arguments["object"]}
+        when = time.monotonic()
         result = getattr(self, operation)(**arguments)
         if operation == "requests":
             result = [asdict(entry) for entry in result]
-        return web.json_response({"result": result, "resourceVersion": str(self.world.version)})
+        version = str(self.world.version)
+        return web.json_response({"result": result, "resourceVersion": version, "time": when})
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         kind = next(kind for kind in KINDS.values() if kind.path == request.path)

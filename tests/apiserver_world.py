@@ -229,6 +229,10 @@ def status(code: int, message: str = "", *, details: Object | None = None) -> Ob
 
 def read_objects(path: Path) -> list[Object]:
     """The objects of a YAML or JSON file, Lists taken apart."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    documents = [document for document in yaml.load_all(path.read_bytes(), loader) if document]
+    data = path.read_bytes()
+    if path.suffix == ".json":  # a large world takes seconds to be read as YAML
+        documents = [json.loads(data)]
+    else:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        documents = [document for document in yaml.load_all(data, loader) if document]
     return [obj for document in documents for obj in document.get("items") or [document]]
