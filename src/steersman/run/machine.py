@@ -7,7 +7,7 @@ Sockets, signals, timers and threads go through the event loop, netlink through 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from steersman.config import ProxyConfig
@@ -51,7 +51,7 @@ def memory_at_start() -> None:
 class Machine:
     """What the daemon asks of the machine it runs on. The defaults are the real machine."""
 
-    modes: Mapping[str, Factory] = MODES
+    modes: Mapping[str, Factory] = field(default_factory=lambda: MODES)
     """How the kernel is programmed, by mode."""
     set_conntrack: Callable[[ProxyConfig, Traits], None] = set_conntrack
     allow_localhost_node_ports: Callable[[NodeConfig, Mode, HostFacts], NodeConfig] = (
