@@ -45,11 +45,11 @@ async def ask(port: int, path: str = "/", method: str = "GET", data: str | None 
 @asynccontextmanager
 async def serving(app: web.Application) -> AsyncIterator[int]:
     port = free_port()
-    runner = await listen(app, "127.0.0.1", port)
+    server = await listen(app, "127.0.0.1", port)
     try:
         yield port
     finally:
-        await runner.cleanup()
+        await server.close()
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", "one two"), ("HEAD", "")])

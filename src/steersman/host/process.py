@@ -2,7 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+
+MOST_DESCRIPTORS = 1 << 20
+"""What the limit is raised to: more was never needed, and some programs look at each number."""
+
+
+def descriptor_limit() -> int:
+    """Return how many files and sockets this process may have open."""
+    try:
+        import resource  # noqa: PLC0415 - POSIX only
+    except ImportError:
+        return MOST_DESCRIPTORS
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> int:
+    """Raise the limit of open files as far as this process may, as Go's runtime does.
+
+    With CAP_SYS_RESOURCE the hard limit is raised as well. Returns the limit that now holds.
+    """
+    try:
+        import resource  # noqa: PLC0415 - POSIX only
+    except ImportError:
+        return descriptor_limit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft != unlimited and soft < most:
+        if hard != unlimited and hard < most:
+            with contextlib.suppress(OSError, ValueError):  # not privileged, or above fs.nr_open
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                return most
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (most if hard == unlimited else min(hard, most), hard)
+            )
+    return descriptor_limit()
 
 
 def set_oom_score_adjustment(value: int, proc: Path = Path("/proc")) -> str:

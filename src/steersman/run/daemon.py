@@ -62,6 +62,7 @@ class Daemon:
             StartError: it cannot run here, or has to be started afresh.
             SysctlError: a start-up setting cannot be written (SPEC 1.1).
         """
+        self._machine.raise_descriptor_limit()
         self._machine.memory_at_start()
         self._follow_signals()
         await self._set_up()

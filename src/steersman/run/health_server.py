@@ -12,7 +12,7 @@ from aiohttp import web
 from steersman.model.kube import Node
 from steersman.model.names import ObjectName
 from steersman.run.health import Moment, ProxyHealth, ServiceHealth, readyz
-from steersman.run.http import Answer, ListenError, Page, application, listen
+from steersman.run.http import Answer, ListenError, Listening, Page, application, listen
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class ServiceHealthServers:
         self._addresses = addresses
         self._proxy_healthy = proxy_healthy
         self._on_failure = on_failure
-        self._running: dict[tuple[ObjectName, int, str], web.AppRunner] = {}
+        self._running: dict[tuple[ObjectName, int, str], Listening] = {}
         self._said: dict[tuple[ObjectName, int, str], str] = {}
         """Why nobody listens, as logged: syncs come many times a second."""
 
@@ -102,15 +102,15 @@ class ServiceHealthServers:
         await self._close(self._running)
 
     async def _close(self, keys: Iterable[tuple[ObjectName, int, str]]) -> None:
-        runners = [self._running.pop(key) for key in list(keys)]
-        await asyncio.gather(*(runner.cleanup() for runner in runners))
+        servers = [self._running.pop(key) for key in list(keys)]
+        await asyncio.gather(*(server.close() for server in servers))
 
     async def _open(self, name: ObjectName, port: int, address: str) -> None:
         def page(_: web.Request) -> Answer:
             return self._state.answer(name, self._proxy_healthy())
 
         try:
-            runner = await listen(application({}, page), address, port)
+            server = await listen(application({}, page), address, port)
         except ListenError as error:
             why, before = str(error.strerror), self._said.get((name, port, address))
             self._said[name, port, address] = why
@@ -119,4 +119,4 @@ class ServiceHealthServers:
             self._on_failure(name, port, why)
         else:
             self._said.pop((name, port, address), None)
-            self._running[name, port, address] = runner
+            self._running[name, port, address] = server

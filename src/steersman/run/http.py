@@ -7,19 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from steersman.model.addresses import join_host_port
+from steersman.run.accept import POOL, Clients, Pool, listening_socket
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
-_SHUTDOWN_SECONDS = 1.0
+_SHUTDOWN_SECONDS = 0.4  # for requests under way; aiohttp may take it twice
+_CLIENTS = web.AppKey("clients", Clients)
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Drop aiohttp's traceback for each request that is not HTTP: anybody can send those."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_faults = logging.getLogger(f"{__name__}.aiohttp")
+_faults.addFilter(_is_our_fault)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -63,11 +76,12 @@ def application(pages: Mapping[str, Page], otherwise: Page | None = None) -> web
 
     async def serve(request: web.Request) -> web.StreamResponse:
         page = find(request.path)
-        said = page(request) if page else NOT_FOUND
-        answer = said if isinstance(said, Answer) else await said
-        if answer.pieces is not None:
-            return await _send(request, answer, answer.pieces)
-        return _response(answer)
+        with request.app[_CLIENTS].request(request.transport):
+            said = page(request) if page else NOT_FOUND
+            answer = said if isinstance(said, Answer) else await said
+            if answer.pieces is not None:
+                return await _send(request, answer, answer.pieces)
+            return _response(answer)
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", serve)
@@ -97,22 +111,54 @@ async def _without_server(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.pop("Server", None)
 
 
-async def listen(app: web.Application, host: str, port: int) -> web.AppRunner:
-    """Start to serve; `cleanup()` of what is returned ends it.
+class Listening:
+    """A server that listens; `close` ends it."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        clients: Clients,
+        sock: socket.socket,
+        accepting: asyncio.Task[None],
+    ) -> None:
+        self._runner = runner
+        self._clients = clients
+        self._sock = sock
+        self._accepting = accepting
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        number: int = self._sock.getsockname()[1]
+        return number
+
+    async def close(self) -> None:
+        """Stop listening; requests under way have a moment, then every connection is closed."""
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        self._sock.close()
+        await self._runner.cleanup()
+        self._clients.drop_all()
+
+
+async def listen(app: web.Application, host: str, port: int, pool: Pool = POOL) -> Listening:
+    """Start to serve.
 
     Raises:
         ListenError: the address cannot be bound.
     """
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
-    await runner.setup()
+    where = join_host_port(host, port)
     try:
-        await web.TCPSite(runner, host, port).start()
+        sock = listening_socket(host, port, pool)
     except OSError as error:
-        await runner.cleanup()
-        where = join_host_port(host, port)
         text = error.strerror or str(error)
         raise ListenError(error.errno, f"listen on {where}: {text}") from error
-    return runner
+    clients = app[_CLIENTS] = Clients(pool)
+    runner = web.AppRunner(app, access_log=None, logger=_faults, shutdown_timeout=_SHUTDOWN_SECONDS)
+    await runner.setup()
+    assert runner.server is not None
+    accepting = asyncio.create_task(clients.accept(sock, runner.server, f"server at {where}"))
+    return Listening(runner, clients, sock, accepting)
 
 
 async def keep_serving(
@@ -141,7 +187,7 @@ async def keep_serving(
     """
     while True:
         try:
-            runner = await listen(app(), host, port)
+            server = await listen(app(), host, port)
         except ListenError as error:
             message = f"{what} cannot {error.strerror}"
             log.error("%s", message)
@@ -154,4 +200,4 @@ async def keep_serving(
             await asyncio.Event().wait()
         finally:
             with suppress(OSError):
-                await runner.cleanup()
+                await server.close()

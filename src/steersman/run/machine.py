@@ -12,7 +12,7 @@ from pathlib import Path
 
 from steersman.config import ProxyConfig
 from steersman.host.exec import SubprocessExec
-from steersman.host.process import set_oom_score_adjustment
+from steersman.host.process import raise_descriptor_limit, set_oom_score_adjustment
 from steersman.model.config import NodeConfig
 from steersman.model.plan import Traits
 from steersman.model.snapshot import HostFacts
@@ -60,6 +60,7 @@ class Machine:
     set_oom_score: Callable[[int], str] = set_oom_score_adjustment
     conntrack_usage: Callable[[], tuple[int, int]] = conntrack_usage
     file_changes: Callable[[Path], AsyncIterator[None]] = file_changes
+    raise_descriptor_limit: Callable[[], int] = raise_descriptor_limit
     memory_at_start: Callable[[], None] = memory_at_start
     """Called before the cluster is first read."""
     memory_when_loaded: Callable[[], None] = keep_what_is_there
