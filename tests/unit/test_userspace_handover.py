@@ -15,11 +15,12 @@ from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
 from steersman.modes.base import ApplyError
 from steersman.modes.diff import Diff
-from steersman.modes.userspace import handover
+from steersman.modes.userspace import handover, succession
 from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.handover import Succession
 from steersman.modes.userspace.names import PORTAL, FrontendKey, Listener, Portal
 from steersman.modes.userspace.sockets import Ports
+from steersman.modes.userspace.succession import Stage, Succession
+from tests.unit.test_userspace_udp import client, server
 from tests.userspace_proxy import LOCAL, answering, ask, endpoint, key, listener, proxy, until
 
 NAME = f"steersman-test-{os.getpid()}"
@@ -43,6 +44,10 @@ def many(to: Endpoint, count: int) -> Wanted:
     return {key(address=f"10.96.0.{number}"): listener(to) for number in range(count)}
 
 
+def datagrams(to: Endpoint) -> Wanted:
+    return {key(Protocol.UDP): listener(to, protocol=Protocol.UDP)}
+
+
 async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
         wanted = many(one, 230)  # more than one message holds
@@ -50,7 +55,8 @@ async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> No
             ports = {k: old.port(k) for k in wanted}
             waiting = [await asyncio.open_connection(LOCAL, port) for port in ports.values()]
             async with serving(new, wanted) as after:
-                assert (before.over, after.over) == (True, False)
+                await until(lambda: before.stage is Stage.OVER)
+                assert after.stage is Stage.SERVING
                 assert {k: new.port(k) for k in wanted} == ports
                 await old.drain(1)
                 for reader, writer in waiting:
@@ -61,7 +67,7 @@ async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> No
 
 
 async def test_what_nobody_wants_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handover, "_REST", 0.01)
+    monkeypatch.setattr(succession, "_REST", 0.01)
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
         wanted = many(one, 2)
         async with serving(old, wanted):
@@ -84,24 +90,29 @@ async def test_a_port_outside_of_the_range_is_not_taken() -> None:
 
 
 async def test_until_it_ends_the_old_one_follows_plans_but_takes_no_datagrams() -> None:
-    udp = {key(Protocol.UDP): listener(Endpoint(LOCAL, 9), protocol=Protocol.UDP)}
     async with (
+        server(b"3") as (three, _),
         endpoint(answering(b"1")) as one,
         endpoint(answering(b"2")) as two,
         proxy() as old,
         proxy() as new,
-        serving(old, {**many(one, 1), **udp}) as before,
-        serving(new, {**many(one, 1), **udp}),
+        serving(old, {**many(one, 1), **datagrams(three)}) as before,
+        serving(new, {**many(one, 1), **datagrams(three)}),
     ):
         assert new.port(key(Protocol.UDP))
-        assert list(old.listeners) == list(many(one, 1))
+        await until(lambda: before.stage is Stage.OVER)
+        for _ in range(20):  # datagrams are read by the new one only
+            async with client(old.port(key(Protocol.UDP))) as somebody:
+                assert await somebody.ask(b"?") == b"3?"
+        assert not old.open_connections
         changed = {k: (listener(one), plan) for k, plan in many(two, 1).items()}
-        await before.follow(Diff(many(two, 5), {}, changed))
+        await before.follow(Diff(many(two, 5), datagrams(three), changed))
         assert list(old.listeners.values()) == list(many(two, 1).values())
 
 
 async def test_where_nobody_was_before_nothing_is_taken() -> None:
-    assert handover.Handover(NAME, dict, lambda: None).take() == {}
+    async with proxy() as made:
+        assert handover.Handover(NAME, Succession(NAME, made)).take() == {}
 
 
 async def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +128,7 @@ async def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async with proxy() as old, serving(old, plan) as before:
         monkeypatch.setattr(os, "geteuid", lambda: user + 1)
         assert await asyncio.to_thread(asks) == b""
-        assert not before.over
+        assert before.stage is Stage.SERVING
 
 
 async def test_who_has_connected_is_served_though_the_listener_goes() -> None:
@@ -165,11 +176,12 @@ async def test_who_stood_still_when_it_was_asked_steps_back_later(
     ):
         asyncio.get_running_loop().call_soon(time.sleep, 0.5)
         async with serving(new, many(one, 1)) as after:
-            assert (before.over, after.over) == (True, False)
+            await until(lambda: before.stage is Stage.OVER)
+            assert after.stage is Stage.SERVING
             (port,) = (new.port(k) for k in many(one, 1))
             assert await ask(port) == b"1"
             async with serving(third, many(one, 1)):
-                assert after.over
+                await until(lambda: after.stage is Stage.OVER)
 
 
 async def test_connections_of_the_old_one_are_cut_too_when_no_endpoint_is_left() -> None:

@@ -110,7 +110,15 @@ class Proxy:
         """
         for listener in self._listeners.values():
             listener.route.shared = True
-        self.stop(self.take([key for key in self._listeners if key.protocol is Protocol.UDP]))
+            if isinstance(listener, UdpListener):
+                listener.pause()
+
+    def resume(self) -> None:
+        """Serve all clients again: the other process has gone."""
+        for listener in self._listeners.values():
+            listener.route.shared = False
+            if isinstance(listener, UdpListener):
+                listener.resume()
 
     async def start(self, wanted: Mapping[FrontendKey, Listener]) -> dict[FrontendKey, AnyListener]:
         """Start listeners, or give them other plans; return those that are replaced.

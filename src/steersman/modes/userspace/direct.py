@@ -17,7 +17,6 @@ from steersman.modes.base import ApplyError, BusyError, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.userspace.addresses import Addresses
 from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.handover import Succession
 from steersman.modes.userspace.names import (
     ADDRESS,
     LISTENER,
@@ -30,6 +29,7 @@ from steersman.modes.userspace.names import (
 )
 from steersman.modes.userspace.render import render_direct
 from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
+from steersman.modes.userspace.succession import Stage, Succession
 
 _ONLY_OWN = (
     "Only node ports, and Service addresses that this machine has, are served: neither rules nor "
@@ -128,10 +128,14 @@ class DirectMode:
         """None: reading is cheap."""
         return None
 
+    async def lost(self) -> None:
+        """Return when a process that had taken over has gone: listeners may be missing."""
+        await self._succession.resumed()
+
     async def apply(self, change: Diff) -> None:
         """Add addresses, start listeners, stop others, remove addresses that nobody needs."""
         async with self._lock:
-            if self._succession.over:
+            if self._succession.stage is not Stage.SERVING:
                 await self._succession.follow(change)
                 return
             before = _needed({**self.proxy.listeners, **self._refusing})

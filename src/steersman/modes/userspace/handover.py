@@ -1,7 +1,9 @@
 """Listening sockets that a running process gives to the one that follows it (SCM_RIGHTS, unix(7)).
 
-Both meet at a name that is there once in each network namespace (an abstract Unix socket). What
-waits to be accepted belongs to the sockets, so nothing is lost, whoever closes them first.
+Both meet at a name that is there once in each network namespace (an abstract Unix socket), and
+prove themselves to each other (proof.py). What waits to be accepted belongs to the sockets, so
+nothing is lost, whoever closes them first. The connection between the two, the link, stays open:
+where the successor goes, also by kill -9, its predecessor serves again.
 """
 
 from __future__ import annotations
@@ -10,170 +12,236 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import socket
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator
+from typing import Protocol
 
-from steersman.modes.diff import Diff
-from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.names import left_without_endpoints, listeners_of
+from steersman.modes.userspace.proof import trusts
 from steersman.modes.userspace.sockets import Place, Sockets
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 200  # descriptors of one message; the kernel takes 253
 _MOST = 1 << 18  # bytes of a message
 _PATIENCE = 2.0  # seconds for each message of the other process
-_PEER = struct.Struct("iII")  # struct ucred: process, user, group
-_ATTEMPTS = 8
+_UNTIL_SERVING = 60.0
+"""Seconds that a successor may take until it serves; then it counts as gone."""
+_ATTEMPTS = 40
 _PAUSE = 0.05  # seconds
-_REST = 10.0
-"""Seconds until sockets that no listener wants are closed: a refused batch comes in parts."""
+_END = b"[]"  # after the last list of sockets
+_SERVING = b"serving"
+"""The successor's listeners work, and whatever leads to them."""
+_PASSED_ON = b"passed on"
+"""The successor has a successor of its own: its predecessor is not needed again."""
+
+
+class Predecessor(Protocol):
+    """What a process does about the one that follows it."""
+
+    def offer(self) -> Sockets:
+        """The sockets to give away; from now on the other one may use them, too."""
+        ...
+
+    def step_back(self) -> None:
+        """The other one serves."""
+        ...
+
+    def resume(self) -> None:
+        """The other one has gone: serve again."""
+        ...
 
 
 class Handover:
     """Takes over from the process before, then waits for the one that follows."""
 
-    def __init__(self, name: str, offer: Callable[[], Sockets], given: Callable[[], None]) -> None:
-        """Nothing happens before `take`.
-
-        Args:
-            name: what is handed over, the same in both processes.
-            offer: the sockets to give away.
-            given: called once they are given.
-        """
+    def __init__(self, name: str, predecessor: Predecessor) -> None:
+        """Nothing happens before `take`; the name is the same in both processes."""
         self._name = f"\0{name}"
-        self._offer = offer
-        self._given = given
+        self._predecessor = predecessor
         self._waiting: socket.socket | None = None
+        self._before: socket.socket | None = None
+        """The link to the process before."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._warned: set[str] = set()
+
+    # As the successor
 
     def take(self) -> dict[Place, socket.socket]:
         """The sockets of the process before; {} where there is none, or it does not answer."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         found: dict[Place, socket.socket] = {}
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        try:
             sock.settimeout(_PATIENCE)
-            try:
-                sock.connect(self._name)
-                if not _same_user(sock):
-                    return {}
-                while (message := socket.recv_fds(sock, _MOST, _AT_ONCE))[0]:
-                    places = [Place(*place) for place in json.loads(message[0])]
-                    sockets = [socket.socket(fileno=fd) for fd in message[1]]
-                    found.update(zip(places, sockets, strict=True))
-            except ConnectionRefusedError:
-                return {}
-            except (OSError, ValueError, TypeError) as error:
-                log.warning("not all listening sockets could be taken over: %s", error)
+            sock.connect(self._name)
+            if not trusts(sock):
+                self._warn(
+                    "listening sockets are not taken over: the other process has not "
+                    "proved to have the same user and rights"
+                )
+            elif _receive(sock, found):
+                self._before = sock
+                return found
+        except ConnectionRefusedError:
+            pass
+        except (OSError, ValueError, TypeError) as error:
+            self._warn(f"not all listening sockets could be taken over: {error}")
+        sock.close()
         return found
 
     async def wait(self) -> None:
-        """Be the one that is asked from now on; on the running loop."""
+        """Say that we serve, and be the one that is asked from now on; on the running loop."""
+        self._tell(_SERVING)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.setblocking(False)
         for _ in range(_ATTEMPTS):
             try:
                 sock.bind(self._name)
-            except OSError:  # the process before did not hear of us yet, or lets go of it just now
-                for spare in (await asyncio.to_thread(self.take)).values():
-                    spare.close()
+            except OSError:  # the process before lets go of it just now, or never heard of us
+                if self._before is None:
+                    for spare in (await asyncio.to_thread(self.take)).values():
+                        spare.close()
+                    self._tell(_SERVING)
                 await asyncio.sleep(_PAUSE)
                 continue
             sock.listen(1)
             self._waiting = sock
-            asyncio.get_running_loop().add_reader(sock, self._asked)
+            self._ask_again()
             return
         sock.close()
         log.warning("another process does not let go of the listening sockets")
 
+    def _tell(self, message: bytes) -> None:
+        if self._before is not None:
+            try:
+                self._before.send(message)
+            except OSError:  # it has gone
+                self._before.close()
+                self._before = None
+
+    # As the predecessor
+
+    def _ask_again(self) -> None:
+        if self._waiting is not None:
+            asyncio.get_running_loop().add_reader(self._waiting, self._asked)
+
     def _asked(self) -> None:
-        """Give all away, to a process of ours."""
+        """Serve one that asks; others wait meanwhile."""
         if self._waiting is None:
             return
         try:
             other, _ = self._waiting.accept()
         except OSError:
             return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._waiting)
+        task = loop.create_task(self._follow(other))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow(self, other: socket.socket) -> None:
+        """Give all away to a successor that proves itself, and look what becomes of it."""
         with other:
             other.settimeout(_PATIENCE)
-            if not _same_user(other):
+            if not await asyncio.to_thread(self._is_trusted, other):
+                self._ask_again()
                 return
+            served = False
             try:
-                for places, descriptors in _messages(self._offer()):
-                    socket.send_fds(other, [places], descriptors)
+                other.setblocking(False)
+                async with asyncio.timeout(_UNTIL_SERVING) as limit:
+                    await _give(other, self._predecessor.offer())
+                    async for message in _heard(other):
+                        limit.reschedule(None)
+                        if message == _PASSED_ON:
+                            return
+                        self._step_back()
+                        served = True
             except OSError as error:
                 log.warning("the listening sockets could not be handed over: %s", error)
-                return
-        self.close()
-        log.warning("another process has taken over; this one only keeps its connections")
-        self._given()
+        log.warning("the process that took over has gone; this one serves again")
+        self._predecessor.resume()
+        if served:
+            await self.wait()
+        else:
+            self._ask_again()
 
-    def close(self) -> None:
-        """Be asked no more."""
+    def _is_trusted(self, other: socket.socket) -> bool:
+        with contextlib.suppress(OSError):
+            if trusts(other):
+                return True
+        self._warn(
+            "a process that has not proved to have the same user and rights asked for the "
+            "listening sockets; it did not get them"
+        )
+        return False
+
+    def _warn(self, message: str) -> None:
+        """Log something once: others can cause it as often as they like."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning("%s", message)
+
+    def _step_back(self) -> None:
+        self._release()
+        log.warning("another process has taken over; this one only keeps its connections")
+        self._predecessor.step_back()
+        self._tell(_PASSED_ON)
+
+    def _release(self) -> None:
         if self._waiting is not None:
             asyncio.get_running_loop().remove_reader(self._waiting)
             self._waiting.close()
             self._waiting = None
 
-
-class Succession:
-    """What a mode does about it: begins with what the process before had, steps back at the end."""
-
-    def __init__(self, name: str, proxy: Proxy) -> None:
-        """Take what is handed over; "" for nothing, ever."""
-        self._proxy = proxy
-        self._handover = Handover(name, proxy.sockets, self._step_back) if name else None
-        self._begun = self._served = False
-        self._rest: asyncio.TimerHandle | None = None
-        self.over = False
-        """Another process has taken over: rules and new listeners are its business."""
-
-    async def begin(self) -> None:
-        """Before the first listener is started: take those that there are."""
-        if self._handover is not None and not self._begun:
-            self._begun = True
-            sockets = await asyncio.to_thread(self._handover.take)
-            self._proxy.inherit(sockets)
-            if sockets:
-                log.info("took over %d listening sockets", len(sockets))
-
-    async def serve(self) -> None:
-        """Once listeners are started: let go of what nobody wants, and be the one to ask."""
-        if self._handover is not None and not self._served:
-            self._served = True
-            loop = asyncio.get_running_loop()
-            self._rest = loop.call_later(_REST, self._proxy.inherit, {})
-            await self._handover.wait()
-
-    async def follow(self, change: Diff) -> None:
-        """Change the plans of those that still accept, while clients come to both processes."""
-        have = self._proxy.listeners
-        wanted = {k: plan for k, plan in listeners_of(change).items() if k in have}
-        same = {k: p for k, p in wanted.items() if (p.bind, p.port) == (have[k].bind, have[k].port)}
-        await self._proxy.start(same)
-        self._proxy.cut(left_without_endpoints(change))
-
-    def _step_back(self) -> None:
-        self.over = True
-        self._proxy.step_back()
-
     def close(self) -> None:
-        """Be asked no more."""
-        if self._rest is not None:
-            self._rest.cancel()
-        self._proxy.inherit({})
-        if self._handover is not None:
-            self._handover.close()
+        """Be asked no more; a successor that has not begun yet keeps what it was given."""
+        self._release()
+        for task in self._tasks:
+            task.cancel()
+        if self._before is not None:
+            self._before.close()
+            self._before = None
 
 
-def _messages(sockets: Sockets) -> Iterator[tuple[bytes, list[int]]]:
+async def _heard(sock: socket.socket) -> AsyncIterator[bytes]:
+    """What the successor says, until it goes."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(ConnectionError):
+        while message := await loop.sock_recv(sock, len(_PASSED_ON)):
+            yield message
+
+
+def _receive(sock: socket.socket, found: dict[Place, socket.socket]) -> bool:
+    """Add the sockets that are sent; False where the other end goes before the last one."""
+    while (message := socket.recv_fds(sock, _MOST, _AT_ONCE))[0]:
+        if message[0] == _END:
+            return True
+        sockets = [socket.socket(fileno=fd) for fd in message[1]]
+        places = [Place(*place) for place in json.loads(message[0])]
+        found.update(zip(places, sockets, strict=True))
+    return False
+
+
+async def _give(sock: socket.socket, sockets: Sockets) -> None:
+    """Send sockets, as fast as they are taken; those that were closed meanwhile are left out."""
     items = list(sockets.items())
     for start in range(0, len(items), _AT_ONCE):
-        some = items[start : start + _AT_ONCE]
-        yield json.dumps([place for place, _ in some]).encode(), [s.fileno() for _, s in some]
+        while True:
+            some = [item for item in items[start : start + _AT_ONCE] if item[1].fileno() >= 0]
+            places = json.dumps([place for place, _ in some]).encode()
+            try:
+                socket.send_fds(sock, [places], [each.fileno() for _, each in some])
+            except BlockingIOError:
+                await _writable(sock)
+            else:
+                break
+    await asyncio.get_running_loop().sock_sendall(sock, _END)
 
 
-def _same_user(sock: socket.socket) -> bool:
-    with contextlib.suppress(OSError):
-        data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        return int(_PEER.unpack(data)[1]) == os.geteuid()
-    return False
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    room = loop.create_future()
+    loop.add_writer(sock, room.set_result, None)
+    try:
+        await room
+    finally:
+        loop.remove_writer(sock)

@@ -18,7 +18,6 @@ from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.userspace import render
 from steersman.modes.userspace.apply import AnyListener, Proxy
 from steersman.modes.userspace.flows import past_portals
-from steersman.modes.userspace.handover import Succession
 from steersman.modes.userspace.names import (
     LISTENER,
     PORTAL,
@@ -33,6 +32,7 @@ from steersman.modes.userspace.names import (
 from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.portals import IptablesPortals
 from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
+from steersman.modes.userspace.succession import Stage, Succession
 
 Forget: TypeAlias = Callable[[Stale], Awaitable[object]]
 log = logging.getLogger(__name__)
@@ -123,10 +123,14 @@ class UserspaceMode:
         """None: reading the rules is all that there is."""
         return None
 
+    async def lost(self) -> None:
+        """Return when a process that had taken over has gone: the rules may be different."""
+        await self._succession.resumed()
+
     async def apply(self, change: Diff) -> None:
         """Start listeners, switch the rules to them, stop the others."""
         async with self._lock:
-            if self._succession.over:
+            if self._succession.stage is not Stage.SERVING:
                 await self._succession.follow(change)
                 return
             wanted = listeners_of(change)

@@ -249,6 +249,16 @@ class UdpListener(asyncio.DatagramProtocol):
             if self._stopped and not self._sessions:
                 self._socket.close()
 
+    def pause(self) -> None:
+        """Leave new datagrams to another process that has the same socket."""
+        if self._reads:
+            self.loop.remove_reader(self._socket)
+
+    def resume(self) -> None:
+        """Take datagrams again."""
+        if self._reads and not self._stopped:
+            self.loop.add_reader(self._socket, self._readable)
+
     def stop(self) -> None:
         """Take no more. Sessions end, too: there is no way back for their answers.
 

@@ -1,0 +1,161 @@
+"""Listening sockets handed over between real processes, in a network namespace."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from steersman.model.names import Protocol
+from steersman.model.plan import Endpoint
+from steersman.modes.base import BusyError
+from steersman.modes.diff import Diff
+from steersman.modes.userspace.apply import Proxy
+from steersman.modes.userspace.handover import Handover
+from steersman.modes.userspace.succession import Stage, Succession
+from tests.kernel.namespace import in_namespace
+from tests.unit.test_userspace_udp import client, server
+from tests.userspace_proxy import answering, ask, endpoint, key, listener, proxy, until
+
+pytestmark = pytest.mark.kernel
+NAME = "steersman-test"
+TCP_KEY, UDP_KEY = key(), key(Protocol.UDP)
+
+
+class Predecessor:
+    """A proxy with a TCP and a UDP listener that hands over on request."""
+
+    def __init__(self, made: Proxy, succession: Succession) -> None:
+        self.proxy, self.succession = made, succession
+
+    async def serves(self) -> None:
+        """Check that clients of both protocols are served."""
+        assert await ask(self.proxy.port(TCP_KEY), b"!") == b"1!"
+        async with client(self.proxy.port(UDP_KEY)) as somebody:
+            assert await somebody.ask(b"!") == b"2!"
+
+
+def on_a_node(body: Callable[[Predecessor, Endpoint], Awaitable[None]]) -> None:
+    async def inside() -> None:
+        async with (
+            endpoint(answering(b"1")) as one,
+            server(b"2") as (two, _),
+            proxy() as made,
+        ):
+            succession = Succession(NAME, made)
+            await succession.begin()
+            udp = listener(two, protocol=Protocol.UDP)
+            await made.start({TCP_KEY: listener(one), UDP_KEY: udp})
+            await succession.serve()
+            try:
+                await body(Predecessor(made, succession), one)
+            finally:
+                succession.close()
+
+    in_namespace(inside)
+
+
+@asynccontextmanager
+async def successor(*options: str) -> AsyncIterator[tuple[Process, int]]:
+    """A process that takes sockets over, and how many it got."""
+    command = (sys.executable, "-m", "tests.userspace_successor", NAME, *options)
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(20):
+            yield process, int(await process.stdout.readline())
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def serve(process: Process) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"serve\n")
+    assert await process.stdout.readline() == b"serving\n"
+
+
+def test_root_without_capabilities_gets_nothing() -> None:
+    async def body(node: Predecessor, _: Endpoint) -> None:
+        async with successor("--without-capabilities") as (_process, count):
+            assert count == 0
+            assert node.succession.stage is Stage.SERVING
+            await node.serves()
+        async with successor() as (_process, count):
+            assert count == 2
+
+    on_a_node(body)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_sockets_of_a_process_without_capabilities_are_not_taken(trusted: bool) -> None:
+    """It could share them in order to accept other programs' clients."""
+
+    async def body(node: Predecessor, _: Endpoint) -> None:
+        node.succession.close()
+        async with successor(*[] if trusted else ["--without-capabilities"]) as (process, _count):
+            await serve(process)
+            handover = Handover(NAME, node.succession)
+            sockets = await asyncio.to_thread(handover.take)
+            assert len(sockets) == trusted
+            for sock in sockets.values():
+                sock.close()
+            handover.close()
+
+    on_a_node(body)
+
+
+def test_a_successor_that_dies_before_it_serves_changes_nothing() -> None:
+    async def body(node: Predecessor, one: Endpoint) -> None:
+        async with successor() as (process, count):
+            assert count == 2
+            assert node.succession.stage is Stage.LENDING
+            await node.serves()
+            with pytest.raises(BusyError):
+                await node.succession.follow(Diff({TCP_KEY: listener(one)}, {}, {}))
+            process.kill()
+            await until(lambda: node.succession.stage is Stage.SERVING)
+        await node.succession.resumed()
+        await node.serves()
+        async with successor() as (_process, count):
+            assert count == 2
+
+    on_a_node(body)
+
+
+def test_a_successor_that_dies_while_it_serves_is_stood_in_for() -> None:
+    async def body(node: Predecessor, _: Endpoint) -> None:
+        for _round in range(2):
+            async with successor() as (process, count):
+                assert count == 2
+                await serve(process)
+                await until(lambda: node.succession.stage is Stage.OVER)
+                process.kill()
+                await until(lambda: node.succession.stage is Stage.SERVING)
+            await node.serves()
+            await until(lambda: node.succession._handover._waiting is not None)  # type: ignore[union-attr]
+
+    on_a_node(body)
+
+
+def test_the_successor_of_a_successor_leaves_the_first_one_at_rest() -> None:
+    async def body(node: Predecessor, _: Endpoint) -> None:
+        async with successor() as (second, _count):
+            await serve(second)
+            await until(lambda: node.succession.stage is Stage.OVER)
+            async with successor() as (third, count):
+                await serve(third)
+                assert count == 1
+                second.kill()
+                await second.wait()
+                assert third.returncode is None
+                await until(lambda: not node.succession._handover._tasks)  # type: ignore[union-attr]
+                assert node.succession.stage is Stage.OVER
+
+    on_a_node(body)
