@@ -166,13 +166,13 @@ def test_what_breaks_in_a_world_at_rest_is_said_and_so_is_its_mending(tmp_path: 
         async with steersman(tmp_path, *flags) as proxy:
             await proxy.said(f"{folder}: cannot be read")
             manifests(folder, *world())
-            await proxy.said(f"mended: {folder}: cannot be read")
+            await proxy.said(f"resolved: {folder}: cannot be read")
             await proxy.said("sync 1 (start)")
             broken.write_text("kind: [\n")
             await proxy.said(f"{broken} line 2: is not YAML")
             assert json.loads((await get("/state"))[1])["findings"]
             broken.unlink()
-            await proxy.said(f"mended: {broken} line 2")
+            await proxy.said(f"resolved: {broken} line 2")
             assert not json.loads((await get("/state"))[1])["findings"]
 
     in_namespace(body)

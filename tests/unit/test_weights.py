@@ -75,3 +75,10 @@ def test_endpoints_of_no_use() -> None:
     assert planned(msgspec.structs.replace(odd, metadata=meta), weighed("2", "10.0.0.1"))[0] == {
         "10.0.0.1": 2
     }
+
+
+def test_a_hostile_annotation_is_one_finding() -> None:
+    weights, (finding,) = planned(weighed("10.0.0.1=3," + "x\n," * 48_000, "10.0.0.1"))
+    assert weights == {"10.0.0.1": 3}
+    assert "'x', 'x', 'x' and 1996 more: ignored" in finding
+    assert len(finding) < 400

@@ -103,3 +103,13 @@ def test_listed_endpoints_keep_their_connections(word: str, traits: Traits, keep
         assert [end.ip for end in plan.kept] == ["10.0.0.1", "10.0.0.2"]
         empty = plan_of(made, traits=traits).services[KEY]
         assert (empty.kept, empty.frontends[0].pod.verdict.value) == ((), "reject")
+
+
+def test_a_hostile_annotation_is_one_finding() -> None:
+    plan, (finding,) = planned(ipvs_scheduler_flags="x," * 48_000 + "none")
+    assert plan.scheduler_flags == ()
+    assert "'x', 'x', 'x' and 13 more: unknown" in finding
+    assert "(and 1 more)" in finding  # that there are too many
+    plan, (finding,) = planned(load_balancing="\x1b[31m" + "y" * 200_000)
+    assert finding.isprintable()
+    assert len(finding) < 400

@@ -14,6 +14,7 @@ import msgspec
 from steersman.compile.actions import without_frontends
 from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle
 from steersman.compile.node import Totals, node_settings, with_totals, zone_of
+from steersman.compile.notes import FindingIndex
 from steersman.compile.ports import Asked, Plans, plan_ports, read_ports
 from steersman.model.config import NodeConfig
 from steersman.model.kube import EndpointSlice, Node, Service
@@ -59,15 +60,15 @@ class Planner:
         self._claims = Claims()
         self._lost: dict[PlanKey, tuple[Claim, ...]] = {}
         self._node_findings: tuple[Finding, ...] = ()
-        self._findings: dict[ObjectName, tuple[Finding, ...]] = {}
+        self._findings = FindingIndex()
         self._endpoints = 0
 
     @property
     def plan(self) -> NodePlan:
         """The plan; `services` is a live view, the rest is as of the last update."""
-        service_findings = {f for findings in self._findings.values() for f in findings}
-        findings = (*self._node_findings, *sorted(service_findings))
-        return NodePlan(self._settings or NodeSettings(), self._plans, findings)
+        found = self._findings
+        findings = (*self._node_findings, *found.listed)
+        return NodePlan(self._settings or NodeSettings(), self._plans, findings, found.beyond)
 
     def update(
         self,
@@ -199,9 +200,7 @@ class Planner:
         return settled, findings
 
     def _note(self, name: ObjectName, findings: tuple[Finding, ...]) -> None:
-        self._findings.pop(name, None)
-        if findings:
-            self._findings[name] = findings
+        self._findings.put(name, findings)
 
     def _store(
         self, name: ObjectName, asked: Asked | None, plans: Plans, changed: Plans

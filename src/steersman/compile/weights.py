@@ -11,9 +11,12 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import PlanKey
 from steersman.model.plan import Finding, ServicePlan
+from steersman.model.text import listed
 
 _FIELD = "metadata.annotations[steersman/weight]"
 _MOST = 65535
+_ENTRIES = 2000
+"""Of an annotation; an EndpointSlice has at most 1,000 endpoints."""
 
 
 def with_weights(
@@ -66,18 +69,21 @@ def _of_slice(slice_: EndpointSlice, text: str, notes: Notes) -> dict[tuple[str,
 def _read(text: str, notes: Notes) -> dict[str, int]:
     """Weights by address; by "" that of all the others."""
     found: dict[str, int] = {}
-    for part in text.split(","):
+    wrong: list[str] = []
+    parts = text.split(",", _ENTRIES)
+    for part in parts[:_ENTRIES]:
         address, equals, number = part.strip().rpartition("=")
         where = canonical_ip(address.strip()) if equals else ""
         weight = _number(number.strip())
         if where is None or not weight:
-            notes.add(
-                _FIELD,
-                f"{part.strip()!r} was ignored; write a number from 1 to {_MOST}, "
-                "or ADDRESS=NUMBER with commas between",
-            )
+            wrong.append(part.strip())
         else:
             found[where] = weight
+    if wrong:
+        hint = f"write a number from 1 to {_MOST}, or ADDRESS=NUMBER with commas between"
+        notes.add(_FIELD, f"{listed(wrong)}: ignored; {hint}")
+    if len(parts) > _ENTRIES:
+        notes.add(_FIELD, f"has more than {_ENTRIES} entries; the rest is ignored")
     return found
 
 

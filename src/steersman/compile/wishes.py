@@ -11,6 +11,7 @@ from steersman.compile.service import PortSpecs
 from steersman.model.kube import Annotations, Service
 from steersman.model.names import SCHEDULER_FLAGS, Family, PlanKey, Protocol
 from steersman.model.plan import Finding, ServicePlan, Severity
+from steersman.model.text import listed, quoted
 
 _LEAST_CONNECTIONS, _MAGLEV = "least-connections", "maglev"
 _BALANCING = (None, "", "round-robin", _LEAST_CONNECTIONS, _MAGLEV)
@@ -18,6 +19,8 @@ _PROXY_PROTOCOLS = (None, "", "v2")
 _HASHING = ("sh", "dh", "mh", "lblc", "lblcr")
 _SCHEDULERS = (None, "", "rr", "wrr", "lc", "wlc", "sed", "nq", "fo", "ovf", "twos", *_HASHING)
 """Those of net/netfilter/ipvs up to Linux 6.12; whether this kernel has one it says itself."""
+_MOST_FLAGS = 16
+"""More than there are, so that an annotation of 256 kB costs as little as a right one."""
 
 
 def with_wishes(
@@ -58,9 +61,15 @@ def _asks(asked: Annotations) -> bool:
 
 
 def _flags(text: str, notes: Notes) -> tuple[str, ...]:
-    words = tuple(word.strip() for word in text.split(",") if word.strip())
-    for word in words:
-        _check("steersman/ipvs-scheduler-flags", word, SCHEDULER_FLAGS, notes)
+    parts = text.split(",", _MOST_FLAGS)
+    words = [word for part in parts[:_MOST_FLAGS] if (word := part.strip())]
+    unknown = [word for word in words if word not in SCHEDULER_FLAGS]
+    field = "metadata.annotations[steersman/ipvs-scheduler-flags]"
+    if unknown:
+        flags = ", ".join(SCHEDULER_FLAGS)
+        notes.add(field, f"{listed(unknown)}: unknown and ignored; write {flags}")
+    if len(parts) > _MOST_FLAGS:
+        notes.add(field, f"has more than {_MOST_FLAGS} entries; the rest is ignored")
     return tuple(word for word in words if word in SCHEDULER_FLAGS)
 
 
@@ -68,7 +77,8 @@ def _check(name: str, word: str | None, known: tuple[str | None, ...], notes: No
     if word not in known:
         words = ", ".join(w for w in known if w)
         notes.add(
-            f"metadata.annotations[{name}]", f"{word!r} is unknown and was ignored; write {words}"
+            f"metadata.annotations[{name}]",
+            f"{quoted(word)} is unknown and was ignored; write {words}",
         )
 
 

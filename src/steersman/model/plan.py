@@ -284,3 +284,6 @@ class NodePlan(msgspec.Struct, frozen=True):
     settings: NodeSettings
     services: Mapping[PlanKey, ServicePlan]
     findings: tuple[Finding, ...] = ()
+    """What is wrong: the Findings that are listed, of which there is a bounded number."""
+    unlisted: Mapping[Severity, int] = {}
+    """How many Findings there are beyond those, by severity."""

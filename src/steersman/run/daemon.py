@@ -210,7 +210,7 @@ class Daemon:
         """Tell of what was synced; nobody holds it any more when this returns."""
         for synced in self._synced:
             await self._effects.after(synced, self._sync.objects())
-            self._findings.tell(synced.state.findings)
+            self._findings.tell(synced.state.findings, synced.state.unlisted)
         self._synced.clear()
 
     async def _check_for_drift(self) -> None:

@@ -158,6 +158,7 @@ class Effects:
     def _ours(self, synced: Synced, result: SyncResult) -> None:
         metrics = self._metrics
         severities = Counter(finding.severity for finding in synced.state.findings)
+        severities.update(synced.state.unlisted)
         for severity in Severity:
             metrics.set("findings", severities[severity], severity.value)
         for phase, seconds in result.phases.items():

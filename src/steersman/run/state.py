@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from steersman.compile.plan import PlanChange
-from steersman.model.plan import Finding, NodePlan, NodeSettings
+from steersman.model.plan import Finding, NodePlan, NodeSettings, Severity
 from steersman.model.snapshot import Snapshot
 from steersman.modes.diff import Diff
 from steersman.source.store import Changes
@@ -56,6 +56,8 @@ class State(msgspec.Struct, frozen=True):
     """Of the last sync that reached the kernel; None before the first."""
     findings: tuple[Finding, ...] = ()
     """From sources, compile and kernel."""
+    unlisted: Mapping[Severity, int] = {}
+    """How many Findings there are beyond those, by severity."""
     objects: int = 0
     """Kernel objects in force."""
     slices: int = 0

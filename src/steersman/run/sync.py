@@ -280,6 +280,7 @@ class Sync:
             plan=plan,
             result=result,
             findings=self.store.findings + plan.findings + refused,
+            unlisted=plan.unlisted,
             objects=self._held.objects,
             slices=self.store.slices,
             at=self._wall(),
