@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from steersman.config.types import MODES
 from steersman.model.names import Family, ObjectName
 from steersman.run.effects import Effects
 from steersman.run.health import Moment, ProxyHealth
@@ -38,9 +39,9 @@ class NotedServers:
 class Told:
     """A World whose syncs are told to everybody."""
 
-    def __init__(self, services: int = 2) -> None:
+    def __init__(self, services: int = 2, mode: str = "iptables") -> None:
         self.world = World(services)
-        self.metrics = Metrics("iptables")
+        self.metrics = Metrics(mode)
         self.seconds = 1000.0
         self.health = ProxyHealth(60.0)
         self.servers = NotedServers()
@@ -126,12 +127,28 @@ async def test_health_checks_follow_services_and_their_local_endpoints() -> None
 
 async def test_refusals_are_counted_by_extent() -> None:
     told = Told()
-    told.effects.refused("iptables", [Family.IPV4], partial=True)
-    told.effects.refused("iptables", [Family.IPV4], partial=False)
+    told.effects.refused([Family.IPV4], partial=True)
+    told.effects.refused([Family.IPV4], partial=False)
     v4 = {"ip_family": "IPv4"}
     prefix = "kubeproxy_sync_proxy_rules_iptables"
     assert told.metric(f"{prefix}_restore_failures_total", **v4) == 2
     assert told.metric(f"{prefix}_partial_restore_failures_total", **v4) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_every_mode_can_be_told_of_syncs_and_refusals(mode: str) -> None:
+    told = Told(mode=mode)
+    await told.sync()
+    told.effects.queued([Family.IPV4])
+    told.effects.refused([Family.IPV4], partial=True)
+    failures = {
+        "iptables": "iptables_restore",
+        "ipvs": "iptables_restore",
+        "nftables": "nftables_sync",
+    }
+    if mode in failures:
+        name = f"kubeproxy_sync_proxy_rules_{failures[mode]}_failures_total"
+        assert told.metric(name, ip_family="IPv4") == 1
 
 
 async def test_findings_are_a_metric() -> None:

@@ -72,14 +72,32 @@ def test_series_of_the_families_served_exist_from_the_start() -> None:
     assert 'ip_family="IPv4"' not in out
 
 
-def test_what_a_mode_does_not_have_is_ignored() -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sync_proxy_rules_iptables_restore_failures_total",
+        "sync_proxy_rules_ipvs_sync_failures_total",
+    ],
+)
+def test_a_metric_that_the_mode_does_not_have_is_an_error(name: str) -> None:
     metrics = Metrics("ebpf")
-    assert not metrics.has("sync_proxy_rules_iptables_total")
-    before = types(metrics)
-    metrics.set("sync_proxy_rules_iptables_total", 7, "nat", "IPv4")
-    metrics.add("sync_proxy_rules_iptables_restore_failures_total", "IPv4")
-    metrics.observe("sync_full_proxy_rules_duration_seconds", 1, "IPv4")
-    assert types(metrics) == before
+    assert not metrics.has(name)
+    with pytest.raises(KeyError):
+        metrics.add(name, "IPv4")
+    with pytest.raises(KeyError):
+        metrics.set(name, 7, "IPv4")
+    with pytest.raises(KeyError):
+        metrics.observe(name, 1, "IPv4")
+
+
+def test_a_metric_of_another_type_is_an_error() -> None:
+    with pytest.raises(TypeError, match="kernel_objects is not a Counter"):
+        Metrics("ebpf").add("kernel_objects")
+
+
+def test_help_texts_are_whole_sentences() -> None:
+    for row in (*UPSTREAM, *OURS):
+        assert re.fullmatch(r"[A-Z1].* .*\.", row.help), row
 
 
 def test_two_live_side_by_side() -> None:

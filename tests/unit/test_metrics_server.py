@@ -85,6 +85,7 @@ async def test_verbosity_is_put() -> None:
     assert (reply.status, reply.body) == (200, "successfully set klog.logging.verbosity to 4")
     assert (await fetch(shown, "/debug/flags/v")).status == 405
     assert (await fetch(shown, "/debug/flags/v", "PUT", "much")).status == 400
+    assert (await fetch(shown, "/debug/flags/v", "PUT", "9" * 5000)).status == 400
     assert put == [4]
 
 
@@ -95,4 +96,9 @@ async def test_profiling_shows_stacks_and_profiles() -> None:
     assert "profile" in str((await fetch(shown, "/debug/pprof/")).body)
     reply = await fetch(shown, "/debug/pprof/profile?seconds=0.01")
     assert "function calls" in str(reply.body)
-    assert (await fetch(shown, "/debug/pprof/profile?seconds=x")).status == 400
+
+
+@pytest.mark.parametrize("seconds", ["x", "", "nan", "inf", "-inf", "-1", "0", "1e9", "301"])
+async def test_a_profile_of_no_or_endless_time_is_refused(seconds: str) -> None:
+    reply = await fetch(pages(profiling=True), f"/debug/pprof/profile?seconds={seconds}")
+    assert (reply.status, "at most 300" in str(reply.body)) == (400, True)

@@ -98,6 +98,11 @@ def test_latency_is_counted_from_valid_causes_since_the_start() -> None:
     assert programming_seconds({CART: times}, now=101.0, started=10.0) == [pytest.approx(0.75)]
 
 
+def test_a_cause_in_the_future_took_no_time() -> None:
+    times = ["2999-01-01T00:00:00Z"]
+    assert programming_seconds({CART: times}, now=101.0, started=10.0) == [0.0]
+
+
 def _world() -> Snapshot:
     service = kube.Service(
         kube.ObjectMeta("cart", "shop"),

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from steersman.source.client import ApiError
+from steersman.source.client import ApiError, Status
 from steersman.source.credentials import KeyPair
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.tls import TlsContexts, TlsError
@@ -32,6 +32,14 @@ def test_what_is_no_list(changes: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
         decode_list("Node", page(**changes))
     assert caught.value.reason == "malformed"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(403, "http_403"), (599, "http_599"), (1234, "http_other"), (0, "http_other")],
+)
+def test_only_real_statuses_are_reasons_of_their_own(code: int, reason: str) -> None:
+    assert Status(code=code).error().reason == reason
 
 
 @pytest.mark.parametrize(

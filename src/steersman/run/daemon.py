@@ -245,7 +245,7 @@ class Daemon:
             await asyncio.sleep(_RETRY)
 
     def _refused(self, partial: bool) -> None:
-        self._effects.refused(self._sync.mode.name, self._node_config.families, partial)
+        self._effects.refused(self._node_config.families, partial)
 
     def _apply(self, config: ProxyConfig) -> None:
         """Take a changed configuration while running."""

@@ -83,14 +83,10 @@ class Effects:
         for family in families:
             self._health.updated(family, self._moment())
 
-    def refused(self, mode: str, families: Iterable[Family], partial: bool) -> None:
-        """Note that the kernel refused a batch; `partial`: one of only what had changed."""
-        kinds = ["restore", *(["partial_restore"] if partial else [])]
+    def refused(self, families: Iterable[Family], partial: bool) -> None:
+        """Count a batch that the kernel refused; `partial`: one of only what had changed."""
         for family in families:
-            label = family.kubernetes
-            for kind in kinds:
-                self._metrics.add(f"sync_proxy_rules_{mode}_{kind}_failures_total", label)
-            self._metrics.add(f"sync_proxy_rules_{mode}_sync_failures_total", label)
+            self._metrics.count_refusal(family, partial=partial)
 
     async def after(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
         """Tell of a successful sync; `objects` is everything in force (read when needed)."""
@@ -123,8 +119,8 @@ class Effects:
             label = family.kubernetes
             extent = "full" if synced.whole else "partial"
             metrics.observe("sync_proxy_rules_duration_seconds", result.seconds, label)
-            name = f"sync_{extent}_proxy_rules_duration_seconds"
-            metrics.observe(name, result.seconds, label)
+            if metrics.has(name := f"sync_{extent}_proxy_rules_duration_seconds"):
+                metrics.observe(name, result.seconds, label)
             for policy in _POLICIES:
                 count = self._tally.no_local_endpoints(policy, family)
                 metrics.set("sync_proxy_rules_no_local_endpoints_total", count, policy, label)

@@ -7,7 +7,7 @@ one process; what is known elsewhere (conntrack, kernel counters) is asked for w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -36,6 +36,7 @@ _PHASE_BUCKETS = tuple(0.0001 * 4**k for k in range(10))
 
 Kind = Literal["counter", "gauge", "histogram"]
 AnyMetric = Counter | Gauge | Histogram
+MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
 
 
 class Row(NamedTuple):
@@ -48,6 +49,8 @@ class Row(NamedTuple):
     buckets: tuple[float, ...] = SYNC_BUCKETS
     modes: tuple[str, ...] = ()
     """The modes that have it; () for all."""
+    refusals: Literal["", "all", "partial"] = ""
+    """Counts the batches that the kernel refused: all of them, or those of only what changed."""
 
 
 _F = ("ip_family",)
@@ -55,91 +58,141 @@ _SYNCED = ("iptables", "nftables")
 _TABLES = ("iptables", "ipvs")
 
 UPSTREAM: tuple[Row, ...] = (
-    Row("sync_proxy_rules_duration_seconds", "histogram", "Duration of a sync", _F),
-    Row("sync_full_proxy_rules_duration_seconds", "histogram", "Of a full one", _F, modes=_SYNCED),
+    Row("sync_proxy_rules_duration_seconds", "histogram", "Seconds that a sync took.", _F),
+    Row(
+        "sync_full_proxy_rules_duration_seconds",
+        "histogram",
+        "Seconds that a full sync took.",
+        _F,
+        modes=_SYNCED,
+    ),
     Row(
         "sync_partial_proxy_rules_duration_seconds",
         "histogram",
-        "Of a sync of what changed",
+        "Seconds that a sync of only the changes took.",
         _F,
         modes=_SYNCED,
     ),
     Row(
         "network_programming_duration_seconds",
         "histogram",
-        "From the change of an endpoint (its trigger time) until it is in force",
+        "Seconds from the change of an endpoint (its trigger time) until it is in force.",
         _F,
         PROGRAMMING_BUCKETS,
     ),
-    Row("sync_proxy_rules_last_timestamp_seconds", "gauge", "When a sync last succeeded", _F),
-    Row("sync_proxy_rules_last_queued_timestamp_seconds", "gauge", "When one was last queued", _F),
-    Row("sync_proxy_rules_endpoint_changes_pending", "gauge", "Endpoint changes not yet synced"),
-    Row("sync_proxy_rules_endpoint_changes_total", "counter", "Endpoint changes seen"),
-    Row("sync_proxy_rules_service_changes_pending", "gauge", "Service changes not yet synced"),
-    Row("sync_proxy_rules_service_changes_total", "counter", "Service changes seen"),
+    Row(
+        "sync_proxy_rules_last_timestamp_seconds",
+        "gauge",
+        "Unix time of the last successful sync.",
+        _F,
+    ),
+    Row(
+        "sync_proxy_rules_last_queued_timestamp_seconds",
+        "gauge",
+        "Unix time at which a sync was last queued.",
+        _F,
+    ),
+    Row(
+        "sync_proxy_rules_endpoint_changes_pending",
+        "gauge",
+        "Number of endpoint changes not yet synced.",
+    ),
+    Row("sync_proxy_rules_endpoint_changes_total", "counter", "Number of endpoint changes seen."),
+    Row(
+        "sync_proxy_rules_service_changes_pending",
+        "gauge",
+        "Number of Service changes not yet synced.",
+    ),
+    Row("sync_proxy_rules_service_changes_total", "counter", "Number of Service changes seen."),
     Row(
         "sync_proxy_rules_iptables_total",
         "gauge",
-        "Rules of ours in the kernel",
+        "Number of rules in the kernel that belong to the proxy.",
         ("table", *_F),
         modes=_TABLES,
     ),
     Row(
         "sync_proxy_rules_iptables_last",
         "gauge",
-        "Rules that the last sync wrote",
+        "Number of rules that the last sync wrote.",
         ("table", *_F),
         modes=_TABLES,
     ),
     Row(
         "sync_proxy_rules_iptables_restore_failures_total",
         "counter",
-        "iptables-restore runs that failed",
+        "Number of iptables-restore runs that failed.",
         _F,
         modes=_TABLES,
+        refusals="all",
     ),
     Row(
         "sync_proxy_rules_iptables_partial_restore_failures_total",
         "counter",
-        "Those of them that wrote only what changed",
+        "Number of iptables-restore runs that failed while only changes were written.",
         _F,
         modes=("iptables",),
+        refusals="partial",
     ),
     Row(
         "sync_proxy_rules_nftables_sync_failures_total",
         "counter",
-        "Syncs that the kernel refused",
+        "Number of nftables transactions that the kernel refused.",
         _F,
         modes=("nftables",),
+        refusals="all",
     ),
     Row(
         "sync_proxy_rules_nftables_cleanup_failures_total",
         "counter",
-        "Removals of leftovers that the kernel refused",
+        "Number of removals of leftovers that the kernel refused.",
         _F,
         modes=("nftables",),
     ),
     Row(
         "sync_proxy_rules_no_local_endpoints_total",
         "gauge",
-        "ServicePorts with endpoints elsewhere, none here, and a Local policy",
+        "Number of ServicePorts with a Local policy that have endpoints, but none on this node.",
         ("traffic_policy", *_F),
     ),
-    Row("proxy_healthz_total", "counter", "Answers of /healthz", ("code",)),
-    Row("proxy_livez_total", "counter", "Answers of /livez", ("code",)),
-    Row("conntrack_reconciler_sync_duration_seconds", "histogram", "Of conntrack cleanups", _F),
-    Row("conntrack_reconciler_deleted_entries_total", "counter", "Stale entries deleted", _F),
+    Row("proxy_healthz_total", "counter", "Number of answers of /healthz.", ("code",)),
+    Row("proxy_livez_total", "counter", "Number of answers of /livez.", ("code",)),
+    Row(
+        "conntrack_reconciler_sync_duration_seconds",
+        "histogram",
+        "Seconds that a conntrack clean-up took.",
+        _F,
+    ),
+    Row(
+        "conntrack_reconciler_deleted_entries_total",
+        "counter",
+        "Number of stale conntrack entries deleted.",
+        _F,
+    ),
 )
 """Upstream's metrics; the prefix `kubeproxy_` is left out here."""
 
 OURS: tuple[Row, ...] = (
-    Row("findings", "gauge", "Things wrong with objects or configuration now", ("severity",)),
-    Row("sync_phase_seconds", "histogram", "Of a phase of a sync", ("phase",), _PHASE_BUCKETS),
-    Row("syncs_total", "counter", "Syncs by outcome", ("reason", "outcome")),
-    Row("kernel_objects", "gauge", "Kernel objects of ours in force"),
-    Row("kernel_writes_total", "counter", "Kernel objects written", ("change",)),
-    Row("refused_service_ports", "gauge", "ServicePorts that the kernel refuses"),
-    Row("mode_fallback", "gauge", "1 where another mode than wanted runs", ("wanted", "used")),
+    Row(
+        "findings",
+        "gauge",
+        "Number of current problems with objects or configuration.",
+        ("severity",),
+    ),
+    Row(
+        "sync_phase_seconds",
+        "histogram",
+        "Seconds that a phase of a sync took.",
+        ("phase",),
+        _PHASE_BUCKETS,
+    ),
+    Row("syncs_total", "counter", "Number of syncs by reason and outcome.", ("reason", "outcome")),
+    Row("kernel_objects", "gauge", "Number of kernel objects of the proxy in force."),
+    Row("kernel_writes_total", "counter", "Number of kernel objects written.", ("change",)),
+    Row("refused_service_ports", "gauge", "Number of ServicePorts that the kernel refuses."),
+    Row(
+        "mode_fallback", "gauge", "1 if another mode than the wanted one runs.", ("wanted", "used")
+    ),
 )
 """Beyond upstream, with the prefix `steersman_`."""
 
@@ -174,7 +227,10 @@ class Metrics:
                     self._by_name[row.name] = metric = self._make(prefix, row)
                     self._start(row, metric, families)
         build = Gauge(
-            "kubernetes_build_info", "What runs", ("git_version",), registry=self.registry
+            "kubernetes_build_info",
+            "The version that runs, with the constant value 1.",
+            ("git_version",),
+            registry=self.registry,
         )
         build.labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
@@ -199,30 +255,43 @@ class Metrics:
                 metric.labels(family.kubernetes)
 
     def has(self, name: str) -> bool:
-        """Whether this mode has a metric (its name without prefix)."""
+        """Return whether this mode has a metric (its name without prefix)."""
         return name in self._by_name
 
     def add(self, name: str, *labels: str, amount: float = 1) -> None:
-        """Increase a counter; nothing where the mode does not have it."""
-        metric = self._find(name, labels)
-        if isinstance(metric, Counter):
-            metric.inc(amount)
+        """Increase a counter.
+
+        Raises:
+            KeyError: this mode has no such metric.
+        """
+        self._find(name, labels, Counter).inc(amount)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Set a gauge; nothing where the mode does not have it."""
-        metric = self._find(name, labels)
-        if isinstance(metric, Gauge):
-            metric.set(value)
+        """Set a gauge; raises KeyError if this mode has no such metric."""
+        self._find(name, labels, Gauge).set(value)
 
     def observe(self, name: str, value: float, *labels: str) -> None:
-        """Put a value into a histogram; nothing where the mode does not have it."""
-        metric = self._find(name, labels)
-        if isinstance(metric, Histogram):
-            metric.observe(value)
+        """Add a value to a histogram; raises KeyError if this mode has no such metric."""
+        self._find(name, labels, Histogram).observe(value)
 
-    def _find(self, name: str, labels: tuple[str, ...]) -> AnyMetric | None:
-        metric = self._by_name.get(name)
-        return metric.labels(*labels) if metric is not None and labels else metric
+    def count_refusal(self, family: Family, *, partial: bool) -> None:
+        """Count a batch that the kernel refused in the mode's own failure metrics.
+
+        Args:
+            family: the family that was synced.
+            partial: whether the batch held only what had changed.
+        """
+        for row in UPSTREAM:
+            if row.name in self._by_name and (
+                row.refusals == "all" or (partial and row.refusals == "partial")
+            ):
+                self.add(row.name, family.kubernetes)
+
+    def _find(self, name: str, labels: tuple[str, ...], kind: type[MetricT]) -> MetricT:
+        metric = self._by_name[name]
+        if not isinstance(metric, kind):
+            raise TypeError(f"{name} is not a {kind.__name__}")
+        return metric.labels(*labels) if labels else metric
 
     def ask(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Have something collected at each scrape."""
@@ -262,8 +331,10 @@ def conntrack_usage(usage: Callable[[], tuple[int, int]]) -> Callable[[], Iterat
         except OSError:
             return
         name = "steersman_conntrack_entries"
-        yield GaugeMetricFamily(name, "Entries in the conntrack table", entries)
-        yield GaugeMetricFamily(f"{name}_limit", "Entries that it can hold", maximum)
+        yield GaugeMetricFamily(name, "Number of entries in the conntrack table.", entries)
+        yield GaugeMetricFamily(
+            f"{name}_limit", "Number of entries that the conntrack table can hold.", maximum
+        )
 
     return collect
 
@@ -271,11 +342,11 @@ def conntrack_usage(usage: Callable[[], tuple[int, int]]) -> Callable[[], Iterat
 NFACCT = {
     "ct_state_invalid_dropped_pkts": (
         "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
-        "Packets dropped because conntrack found them invalid",
+        "Number of packets that were dropped because conntrack found them invalid.",
     ),
     "localhost_nps_accepted_pkts": (
         "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
-        "Packets to node ports on loopback",
+        "Number of packets accepted on node ports of loopback addresses.",
     ),
 }
 """nfacct objects of the iptables mode, and the metrics that show them."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import platform
 import sys
 import threading
@@ -28,7 +29,8 @@ _NOT_FOR_MACHINES = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting "
     "compatibility guarantees and is for debugging purposes only."
 )
-_PROFILE_SECONDS = 30.0
+_PROFILE_SECONDS, _MOST_PROFILE_SECONDS = 30.0, 300.0
+_MOST_DIGITS = 9
 _EMULATES = "1.36"
 _JSON = "application/json"
 
@@ -134,8 +136,8 @@ async def _verbosity(request: web.Request, set_verbosity: Callable[[int], None])
     if request.method != "PUT":
         return Answer("only PUT is understood here\n", 405)
     text = (await request.text()).strip()
-    if not (text.isascii() and text.isdigit()):
-        return Answer(f"{text[:40]!r} is not a verbosity; put a number\n", 400)
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        return Answer(f"{text[:40]!r} is not a verbosity; put up to {_MOST_DIGITS} digits\n", 400)
     set_verbosity(int(text))
     return Answer(f"successfully set klog.logging.verbosity to {text}")
 
@@ -158,9 +160,11 @@ async def _profile(request: web.Request) -> Answer:
     import pstats  # noqa: PLC0415
 
     try:
-        seconds = min(float(request.query.get("seconds", "30")), 10 * _PROFILE_SECONDS)
+        seconds = float(request.query.get("seconds", _PROFILE_SECONDS))
     except ValueError:
-        return Answer("seconds must be a number\n", 400)
+        seconds = math.nan
+    if not 0 < seconds <= _MOST_PROFILE_SECONDS:  # false for nan, too
+        return Answer(f"seconds must be above 0 and at most {_MOST_PROFILE_SECONDS:g}\n", 400)
     profile = cProfile.Profile()
     try:
         profile.enable()

@@ -103,11 +103,11 @@ def programming_seconds(
 
     Args:
         trigger_times: annotations of slices, RFC 3339; invalid ones are left out (SPEC 4).
-        now: seconds since 1970.
+        now: seconds since 1970; a cause that is later (a clock that is ahead) took no time.
         started: when the process started; older causes say nothing about it.
     """
     times = (_seconds(text) for texts in trigger_times.values() for text in texts)
-    return [now - when for when in times if when is not None and when > started]
+    return [max(0.0, now - when) for when in times if when is not None and when > started]
 
 
 def _seconds(text: str) -> float | None:

@@ -83,7 +83,8 @@ class Status(msgspec.Struct, frozen=True):
         code = status or self.code or 0
         details = self.details or _Details()
         return ApiError(
-            f"http_{code}",
+            # a label of metrics, so the answer must not make up any number of them
+            f"http_{code}" if 100 <= code <= 599 else "http_other",
             f"{code}: {self.message or self.reason or 'no reason given'}",
             status=code,
             retry_after=retry_after or details.retry_after_seconds or 0.0,
