@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -110,25 +111,33 @@ async def test_a_broken_ca_is_a_retry(tmp_path: Path, authority: Authority) -> N
             await r.synced()
 
 
-async def test_token_files_are_read_again(tmp_path: Path) -> None:
+async def test_token_files_are_read_again(
+    tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
     token = tmp_path / "token"
     token.write_text("one\n")
-    async with ApiServer(WORLD) as server:
+    async with ApiServer(WORLD, tls=authority.server_context(tmp_path)) as server:
         server.tokens = frozenset({"one"})
-        async with reading(ClusterAccess(servers=(server.url,), token_file=str(token))) as r:
+        access = ClusterAccess(
+            servers=(server.url,), ca=Material(data=authority.pem), token_file=str(token)
+        )
+        async with reading(access) as r:
             await r.synced()
             server.tokens = frozenset({"two"})
             server.drop()
             await until(lambda: r.errors("http_401") >= 2)
+            assert f"sent: the token of {token}" in caplog.text
             token.write_text("two\n")
             server.add(service("new"))
             await until(lambda: "new" in r.store.services)
 
 
-async def test_a_token_file_that_comes_late(tmp_path: Path) -> None:
+async def test_a_token_file_that_comes_late(tmp_path: Path, authority: Authority) -> None:
     token = tmp_path / "token"
-    async with ApiServer(WORLD) as server:
-        access = ClusterAccess(servers=(server.url,), token_file=str(token))
+    async with ApiServer(WORLD, tls=authority.server_context(tmp_path)) as server:
+        access = ClusterAccess(
+            servers=(server.url,), ca=Material(data=authority.pem), token_file=str(token)
+        )
         async with reading(access) as r:
             await until(lambda: r.errors("credentials") >= 2)
             assert not server.log
@@ -136,10 +145,11 @@ async def test_a_token_file_that_comes_late(tmp_path: Path) -> None:
             await r.synced()
 
 
-async def test_basic_authentication_and_impersonation() -> None:
-    async with ApiServer(WORLD) as server:
+async def test_basic_authentication_and_impersonation(tmp_path: Path, authority: Authority) -> None:
+    async with ApiServer(WORLD, tls=authority.server_context(tmp_path)) as server:
         access = ClusterAccess(
             servers=(server.url,),
+            ca=Material(data=authority.pem),
             username="me",
             password="secret",
             impersonate=(("Impersonate-User", "proxy"),),
@@ -149,6 +159,61 @@ async def test_basic_authentication_and_impersonation() -> None:
         headers = server.log[0].headers
         assert headers["Authorization"] == "Basic " + b64(b"me:secret")
         assert headers["Impersonate-User"] == "proxy"
+
+
+CREDENTIALS: dict[str, dict[str, Any]] = {
+    "token": {"token": "hidden"},
+    "token file": {"tokenFile": "token"},
+    "password": {"username": "me", "password": "hidden"},
+    "certificate": {"client-certificate": "tls.crt", "client-key": "tls.key"},
+    "exec": {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/false"}},
+    "impersonation": {"as": "me"},
+}
+
+
+@pytest.mark.parametrize("name", CREDENTIALS)
+async def test_plain_http_carries_no_credentials(
+    name: str, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with client-go: anybody on the way could read them."""
+    (tmp_path / "token").write_text("hidden")
+    certificate, key = authority.issue("me")
+    (tmp_path / "tls.crt").write_bytes(certificate)
+    (tmp_path / "tls.key").write_bytes(key)
+    async with ApiServer(WORLD) as server:
+        file = kubeconfig(tmp_path, {"server": server.url}, CREDENTIALS[name])
+        async with reading(load_cluster_access(file)) as r:
+            await r.synced()
+        for request in server.log:
+            assert not {name for name in request.headers if "Auth" in name or "Imper" in name}
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len([text for text in warnings if "is plain http, so" in text]) == 1
+    assert "hidden" not in caplog.text
+
+
+async def test_plain_http_without_credentials_is_no_matter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+    assert "plain http" not in caplog.text
+
+
+async def test_a_password_in_a_url_is_used_and_not_shown(
+    tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ApiServer(WORLD, tls=authority.server_context(tmp_path)) as server:
+        host = server.url.removeprefix("https://")
+        urls = (f"https://me:s3%40cret@{host}", f"https://me:s3%40cret@{host}/")
+        (tmp_path / "kubeconfig").write_text("{}")
+        access = load_cluster_access(tmp_path / "kubeconfig", masters=urls)
+        assert (access.username, access.password) == ("me", "s3@cret")
+        assert access.servers == (server.url, server.url)
+        async with reading(msgspec.structs.replace(access, ca=Material(data=authority.pem))) as r:
+            await r.synced()
+            assert r.source.stats.server == server.url
+        assert server.log[0].headers["Authorization"] == "Basic " + b64(b"me:s3@cret")
+    assert "cret" not in caplog.text
 
 
 PLUGIN = """#!/bin/sh
@@ -162,7 +227,7 @@ END
 """
 
 
-async def test_exec_plugin(tmp_path: Path) -> None:
+async def test_exec_plugin(tmp_path: Path, authority: Authority) -> None:
     plugin = tmp_path / "plugin.sh"
     plugin.write_text(PLUGIN)
     plugin.chmod(plugin.stat().st_mode | stat.S_IXUSR)
@@ -175,15 +240,17 @@ async def test_exec_plugin(tmp_path: Path) -> None:
         "provideClusterInfo": True,
         "interactiveMode": "Never",
     }
-    async with ApiServer(WORLD) as server:
+    async with ApiServer(WORLD, tls=authority.server_context(tmp_path)) as server:
         server.tokens = frozenset({"p-a-s"})
-        file = kubeconfig(tmp_path, {"server": server.url}, {"exec": exec_section})
+        ca = b64(authority.pem)
+        cluster = {"server": server.url, "certificate-authority-data": ca}
+        file = kubeconfig(tmp_path, cluster, {"exec": exec_section})
         async with reading(load_cluster_access(file)) as r:
             await r.synced()
             assert (tmp_path / "runs").read_text() == "run\n"
             request = json.loads((tmp_path / "request").read_text())
             assert request["kind"] == "ExecCredential"
-            assert request["spec"] == {"interactive": False, "cluster": {"server": server.url}}
+            assert request["spec"] == {"interactive": False, "cluster": cluster}
 
 
 def down() -> str:
@@ -216,11 +283,13 @@ async def test_a_server_that_answers_nonsense_is_left() -> None:
             assert r.source.stats.server == well.url
 
 
-async def test_no_server_at_all_is_a_counted_retry() -> None:
+async def test_no_server_at_all_is_a_counted_retry(caplog: pytest.LogCaptureFixture) -> None:
     async with reading(ClusterAccess(servers=(down(),))) as r:
         await until(lambda: r.errors("connect") >= 8)
         assert not r.store.synced
         assert not r.source.stats.connected
+    assert "cannot connect to 127.0.0.1:1: Connection refused" in caplog.text
+    assert "ssl" not in caplog.text
 
 
 async def test_proxy() -> None:

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ import pytest
 from steersman.model.names import ObjectName
 from steersman.run.events import Recorder
 from steersman.source.client import ApiError
-from steersman.source.kubeconfig import ClusterAccess
+from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.poster import ApiEventPoster
 from tests.apiserver import ApiServer
+from tests.certificates import Authority
 
 NODE = "node-a"
 NOBODY = "http://127.0.0.1:1"
@@ -47,9 +49,13 @@ async def recording(access: ClusterAccess) -> AsyncIterator[Recorder]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_an_event_is_created_with_all_that_the_api_asks_for() -> None:
-    async with ApiServer() as server:
-        async with recording(ClusterAccess(servers=(server.url,), token="secret")) as recorder:
+async def test_an_event_is_created_with_all_that_the_api_asks_for(tmp_path: Path) -> None:
+    authority = Authority()
+    async with ApiServer(tls=authority.server_context(tmp_path)) as server:
+        access = ClusterAccess(
+            servers=(server.url,), ca=Material(data=authority.pem), token="secret"
+        )
+        async with recording(access) as recorder:
             recorder.starting()
             recorder.health_check_failed(ObjectName("shop", "web"), 32100, "in use")
         (starting, failed) = server.events
@@ -127,7 +133,8 @@ async def test_no_server_at_all_is_logged(caplog: pytest.LogCaptureFixture) -> N
 
 async def test_an_unreadable_token_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with ApiServer() as server:
-        access = ClusterAccess(servers=(server.url,), token_file="/nowhere/token")
+        url = server.url.replace("http:", "https:")
+        access = ClusterAccess(servers=(url,), token_file="/nowhere/token")
         with caplog.at_level(logging.WARNING):
             async with recording(access) as recorder:
                 recorder.starting()

@@ -12,11 +12,15 @@ from steersman.config import (
     ProxyConfig,
     applied,
     check_config,
+    configz,
     default_config,
     findings,
+    flagz,
     load,
+    parse_command_line,
     reload_plan,
     show_config,
+    to_yaml,
     validate,
 )
 from steersman.config.commandline import assign
@@ -74,6 +78,16 @@ def test_showing() -> None:
     document = json.loads(show_config(BASE, "json").text)
     assert document["conntrack"]["tcpEstablishedTimeout"] == "24h0m0s"
     assert show_config(BASE, "xml") == Answer(2, "output 'xml': give yaml or json\n")
+
+
+def test_passwords_in_urls_are_not_shown() -> None:
+    parsed = parse_command_line(["--master=https://u:s3cret@x:6443", "--write-config-to=f"])
+    shown = [show_config(parsed.config, output).text for output in ("yaml", "json")]
+    shown += [configz(parsed.config).decode(), flagz(parsed.values)]
+    for text in shown:
+        assert "s3cret" not in text
+        assert "https://***@x:6443" in text
+    assert "s3cret" in to_yaml(parsed.config)  # --write-config-to: it will be used
 
 
 def changed(**paths: object) -> ProxyConfig:

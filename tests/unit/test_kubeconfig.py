@@ -73,6 +73,27 @@ def test_masters_alone() -> None:
     assert load_cluster_access(masters=["http://[::1]:80/x/"]).servers == ("http://[::1]:80/x",)
 
 
+def test_passwords_in_urls_are_taken_out(tmp_path: Path) -> None:
+    access = load_cluster_access(masters=["https://a:b%2Fc@x:6443/", "https://y"])
+    assert access.servers == ("https://x:6443", "https://y")
+    assert (access.username, access.password) == ("a", "b/c")
+    access = load(tmp_path, cluster={"server": "https://a:b@[::1]:6443"}, user={})
+    assert (access.servers, access.username) == (("https://[::1]:6443",), "a")
+    user = {"username": "u", "password": "p"}
+    access = load(tmp_path, cluster={"server": "https://a:b@x"}, user=user)
+    assert (access.username, access.password) == ("u", "p")
+    with pytest.raises(KubeconfigError, match="different users"):
+        load_cluster_access(masters=["https://a:b@x", "https://c:d@y"])
+
+
+@pytest.mark.parametrize("cluster", [{"server": "ftp://a:hidden@x"}, {"server": "http://a:hidden@"},
+                                     {"proxy-url": "ftp://a:hidden@x"}])  # fmt: skip
+def test_errors_do_not_show_passwords(tmp_path: Path, cluster: dict[str, Any]) -> None:
+    with pytest.raises(KubeconfigError) as caught:
+        load(tmp_path, cluster=cluster)
+    assert "hidden" not in str(caught.value)
+
+
 def test_every_field(tmp_path: Path) -> None:
     for name in ("crt", "key"):
         (tmp_path / name).write_text(name)

@@ -10,6 +10,7 @@ from steersman.model.addresses import (
     is_loopback,
     join_host_port,
     split_host_port,
+    without_password,
 )
 from steersman.model.kube import ObjectMeta
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
@@ -118,6 +119,20 @@ def test_host_port_there_and_back(text: str) -> None:
 def test_split_host_port_says_what_is_wrong(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         split_host_port(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://u:p@x:1/a, http://y@z", "https://***@x:1/a, http://***@z"),
+        ("https://x:1/a@b", "https://x:1/a@b"),
+        ("https://u:p@q@x", "https://***@x"),
+        ('["https://x","a@b"]', '["https://x","a@b"]'),
+        ("a b", "a b"),
+    ],
+)
+def test_passwords_in_urls_are_hidden(text: str, shown: str) -> None:
+    assert without_password(text) == shown
 
 
 def test_names_print_as_kubernetes_does() -> None:

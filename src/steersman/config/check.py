@@ -12,6 +12,7 @@ from steersman.config.load import load
 from steersman.config.rules import validate
 from steersman.config.types import ProxyConfig
 from steersman.config.write import to_document, to_yaml
+from steersman.model.addresses import without_password
 
 
 class Answer(NamedTuple):
@@ -43,9 +44,13 @@ def check_config(name: str, data: bytes | str, *, strict: bool = False) -> Answe
 
 
 def show_config(config: ProxyConfig, output: str = "yaml") -> Answer:
-    """The configuration in force, defaults and flags included, as `yaml` or `json`."""
+    """Show the configuration in force, defaults and flags included, as `yaml` or `json`.
+
+    Passwords in URLs are not shown: people paste this into tickets.
+    """
     if output == "yaml":
-        return Answer(0, to_yaml(config))
+        return Answer(0, without_password(to_yaml(config)))
     if output == "json":
-        return Answer(0, json.dumps(to_document(config), indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(to_document(config), indent=2, ensure_ascii=False)
+        return Answer(0, without_password(text) + "\n")
     return Answer(2, f"output {output!r}: give yaml or json\n")

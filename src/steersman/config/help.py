@@ -10,6 +10,7 @@ from steersman.config.arguments import Value
 from steersman.config.flag import Flag, Group
 from steersman.config.flags import FLAGS, UPSTREAM
 from steersman.config.types import VModule
+from steersman.model.addresses import without_password
 
 _WIDTH: Final = 100
 _COLUMN: Final = 44
@@ -54,7 +55,7 @@ def flagz(values: Mapping[str, Value], program: str = "kube-proxy") -> str:
         "compatibility guarantees and is for debugging purposes only.\n"
     )
     rows = (f"{name} {_flag_value(FLAGS[name], values)}" for name in sorted(UPSTREAM))
-    return head + "\n".join(rows) + "\n"
+    return head + without_password("\n".join(rows)) + "\n"
 
 
 def _flag_value(flag: Flag, values: Mapping[str, Value]) -> str:

@@ -12,6 +12,7 @@ from steersman.config.convert import to_v1alpha1
 from steersman.config.document import is_plain_text
 from steersman.config.go import Duration
 from steersman.config.types import GROUP_VERSION, KIND, ProxyConfig, Steersman
+from steersman.model.addresses import without_password
 
 _OMIT_EMPTY = frozenset(
     {"featureGates", "vmodule", "splitStream", "windowsRunAsService", "steersman"}
@@ -35,7 +36,8 @@ def to_yaml(config: ProxyConfig) -> str:
 def configz(config: ProxyConfig) -> bytes:
     """The body of `/configz`."""
     document = {GROUP_VERSION.partition("/")[0]: to_document(config)}
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    return without_password(text).encode()
 
 
 def plain(section: msgspec.Struct) -> dict[str, Any]:

@@ -8,6 +8,7 @@ parse costs 3.4 us there, and a change should cost what changed.
 from __future__ import annotations
 
 import ipaddress
+import re
 from functools import lru_cache
 from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 
@@ -88,6 +89,14 @@ def is_loopback(address: str) -> bool:
 def join_host_port(address: str, port: int) -> str:
     """`address:port`, with an IPv6 address in brackets: the printed form of an endpoint."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+_PASSWORD = re.compile(r"""(?<=://)[^/\s"'<>]*@""")
+
+
+def without_password(text: str) -> str:
+    """Hide the user and password of each URL in a text: it may be shown."""
+    return _PASSWORD.sub("***@", text) if "@" in text else text
 
 
 def split_host_port(text: str) -> tuple[str, int]:

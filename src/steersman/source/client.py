@@ -20,7 +20,13 @@ import aiohttp
 import msgspec
 
 from steersman import __version__
-from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr
+from steersman.model.addresses import (
+    canonical_cidr,
+    canonical_ip,
+    in_cidr,
+    join_host_port,
+    without_password,
+)
 from steersman.source.backoff import Timing
 from steersman.source.credentials import CredentialError, Credentials
 from steersman.source.kubeconfig import ClusterAccess
@@ -211,7 +217,9 @@ class ApiClient:
                 server + path,
                 params=params,
                 json=body,
-                headers=await self._credentials.headers(),
+                headers=await self._credentials.headers()
+                if secure
+                else self._credentials.withheld(server),
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=None, connect=timing.connect, sock_read=quiet),
                 ssl=tls or True,
@@ -235,26 +243,43 @@ class ApiClient:
             kind = response.content_type
             raise ApiError("not_json", f"the answer is {kind}, not JSON: is this an API server?")
         if 300 <= status < 400:
-            target = response.headers.get("Location", "nowhere")
+            target = without_password(response.headers.get("Location", "nowhere"))[:200]
             raise ApiError("redirect", f"{status}: redirected to {target}", status=status)
         wish = _seconds(response.headers.get("Retry-After", ""))
-        raise _status_of(body).error(wish, status)
+        error = _status_of(body).error(wish, status)
+        if status == 401:
+            sent = self._credentials.words if server.startswith("https:") else ""
+            error.args = (f"{error}; sent: {sent or 'nothing'}",)
+        raise error
 
 
 _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
 def _broken(error: Exception) -> ApiError:
-    text = str(error) or type(error).__name__
+    text = without_password(str(error)) or type(error).__name__
     match error:
         case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
-            return ApiError("tls", f"TLS: {text}")
+            known = next((words for word, words in _TLS_ALERTS.items() if word in text), text)
+            return ApiError("tls", f"TLS: {known}")
         case aiohttp.ClientConnectorError():
-            return ApiError("connect", text)
+            where = join_host_port(error.host, error.port or 0)
+            proxy = "proxy " if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
+            number = error.os_error.errno or 0  # negative where a name cannot be resolved
+            why = os.strerror(number) if number > 0 else error.os_error.strerror
+            return ApiError("connect", f"cannot connect to {proxy}{where}: {why}")
         case asyncio.TimeoutError():
             return ApiError("timeout", f"the server stopped sending: {text}")
         case _:
             return ApiError("connection", f"the connection broke: {text}")
+
+
+_TLS_ALERTS = {
+    "ALERT_CERTIFICATE_EXPIRED": "the server refuses our client certificate: it has expired",
+    "ALERT_BAD_CERTIFICATE": "the server refuses our client certificate",
+    "ALERT_UNKNOWN_CA": "the server refuses our client certificate: it does not know its authority",
+    "ALERT_CERTIFICATE_REQUIRED": "the server requires a client certificate",
+}
 
 
 async def _beginning(response: aiohttp.ClientResponse) -> bytes:

@@ -75,8 +75,24 @@ class Credentials:
         """
         self._access = access
         self._token = access.token
+        self._warned: set[str] = set()
         plugin = access.exec_plugin
+        self._name = plugin.command if plugin else ""
         self._plugin = _Plugin(plugin, make_exec, wall_clock) if plugin else None
+
+    @property
+    def words(self) -> str:
+        """What is shown, for people: where it comes from, never what it is. "" for nothing."""
+        access = self._access
+        words = {
+            f"the token of {access.token_file}": access.token_file,
+            f"the token of {access.origin}": access.token,
+            f"the credential of the exec plugin {self._name}": self._plugin,
+            f"the password of user {access.username}": access.username,
+            f"the client certificate of {access.origin}": access.client_certificate,
+            "impersonation": access.impersonate,
+        }
+        return next((text for text, given in words.items() if given), "")
 
     async def headers(self) -> list[tuple[str, str]]:
         """Return the headers that show who we are.
@@ -95,6 +111,14 @@ class Credentials:
             pair = f"{access.username}:{access.password}".encode()
             headers.append(("Authorization", f"Basic {base64.b64encode(pair).decode()}"))
         return headers
+
+    def withheld(self, server: str) -> list[tuple[str, str]]:
+        """Return the headers for a server of plain http: none, as with client-go."""
+        words = self.words
+        if words and server not in self._warned:
+            self._warned.add(server)
+            log.warning("%s is plain http, so %s is not sent; use https", server, words)
+        return []
 
     async def key_pair(self) -> KeyPair | None:
         """Return the client certificate to use, if any.

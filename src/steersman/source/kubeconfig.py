@@ -12,10 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import yaml
+
+from steersman.model.addresses import without_password
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
@@ -184,7 +186,7 @@ def load_cluster_access(
     if path:
         return _from_file(Path(path), tuple(masters), context)
     if masters:
-        return ClusterAccess(servers=tuple(_server("--master", "", url) for url in masters))
+        return ClusterAccess(**_servers("--master", "", masters))
     return _in_cluster(environ, service_account)
 
 
@@ -223,14 +225,15 @@ def _from_file(path: Path, masters: tuple[str, ...], context: str) -> ClusterAcc
         raise KubeconfigError(file, f"contexts[{name}].cluster", "is not set; name a cluster")
     cluster = cluster or _Cluster()
     where = f"clusters[{chosen.cluster}]"
-    servers = tuple(_server("--master", "", url) for url in masters)
+    if masters:
+        fields = _servers("--master", "", masters)
+    else:
+        fields = _servers(file, f"{where}.server", (cluster.server,))
     reader = _Reader(file, path.resolve().parent)
-    return ClusterAccess(
-        servers=servers or (_server(file, f"{where}.server", cluster.server),),
-        origin=file,
-        **reader.cluster(where, cluster),
-        **reader.user(f"users[{chosen.user}]", user, cluster),
-    )
+    given = reader.user(f"users[{chosen.user}]", user, cluster)
+    if given["username"]:
+        fields |= {"username": given["username"], "password": given["password"]}
+    return ClusterAccess(**{**given, **fields}, origin=file, **reader.cluster(where, cluster))
 
 
 def _read(path: Path) -> bytes:
@@ -270,16 +273,33 @@ def _find(file: str, section: str, entries: Sequence[Any], name: str) -> Any:
     raise KubeconfigError(file, section, f"there is no {name!r} (there is: {known})")
 
 
-def _server(file: str, field: str, url: str) -> str:
-    try:
-        parts = urlsplit(url if "://" in url else f"https://{url}")
-        usable = bool(url and parts.hostname) and parts.scheme in ("http", "https")
-        usable = usable and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or parts.query or parts.fragment:
-        raise KubeconfigError(file, field, f"{url!r} is not a URL such as https://10.0.0.1:6443")
-    return parts.geturl().rstrip("/")
+def _servers(file: str, field: str, urls: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a ClusterAccess that URLs of API servers give.
+
+    A user and password are taken out, so that no log and no page ever shows them.
+    """
+    servers = []
+    users = set()
+    for url in urls:
+        try:
+            parts = urlsplit(url if "://" in url else f"https://{url}")
+            usable = bool(url and parts.hostname) and parts.scheme in ("http", "https")
+            usable = usable and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable or parts.query or parts.fragment:
+            shown = without_password(url)
+            problem = f"{shown!r} is not a URL such as https://10.0.0.1:6443"
+            raise KubeconfigError(file, field, problem)
+        if parts.username is not None:
+            users.add((unquote(parts.username), unquote(parts.password or "")))
+        servers.append(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/"))
+    if len(users) > 1:
+        raise KubeconfigError(
+            file, field, "the URLs name different users; one user is shown to all"
+        )
+    username, password = next(iter(users), ("", ""))
+    return {"servers": tuple(servers), "username": username, "password": password}
 
 
 class _Reader:
@@ -291,7 +311,8 @@ class _Reader:
 
     def cluster(self, where: str, cluster: _Cluster) -> dict[str, Any]:
         if cluster.proxy_url and urlsplit(cluster.proxy_url).scheme not in _PROXY_SCHEMES:
-            problem = f"{cluster.proxy_url!r}: only http and https proxies are supported"
+            shown = without_password(cluster.proxy_url)
+            problem = f"{shown!r}: only http and https proxies are supported"
             raise KubeconfigError(self._file, f"{where}.proxy-url", problem)
         ca = self._material(f"{where}.certificate-authority", cluster.certificate_authority_data,
                             cluster.certificate_authority)  # fmt: skip

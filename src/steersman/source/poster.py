@@ -6,6 +6,7 @@ from typing import Any
 
 from steersman.source.backoff import Timing
 from steersman.source.client import ApiClient
+from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.stats import SourceStats
 
@@ -16,11 +17,12 @@ class ApiEventPoster:
     def __init__(self, access: ClusterAccess) -> None:
         """Take where to post; a connection is made for each Event, as they are rare."""
         self._access = access
+        self._credentials = Credentials(access)
 
     async def post_event(self, namespace: str, event: dict[str, Any]) -> None:
         """Create an Event; ApiError where no server takes it."""
         path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
-        async with ApiClient(self._access, SourceStats(), Timing()) as client:
+        async with ApiClient(self._access, SourceStats(), Timing(), self._credentials) as client:
             await client.post(path, event)
 
 
