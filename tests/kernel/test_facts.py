@@ -51,11 +51,42 @@ def test_changes_are_noticed() -> None:
             assert "dm0" not in first.interfaces
             sh("ip link add dm0 type bridge && ip address add 192.0.2.1/24 dev dm0")
             await _until(facts, "dm0", ("192.0.2.1/24",))
-            sh("ip link set dm0 name dm1")
-            await _until(facts, "dm1", ("192.0.2.1/24",))
-            sh("ip address del 192.0.2.1/24 dev dm1")
-            await _until(facts, "dm1", ())
+            sh("ip address del 192.0.2.1/24 dev dm0")
+            await _until(facts, "dm0", ())
+            sh("ip address add 192.0.2.2/24 dev dm0")
+            await _until(facts, "dm0", ("192.0.2.2/24",))
+            sh("ip link del dm0")
+            await _until(facts, "dm0", ())
         await facts.aclose()  # type: ignore[attr-defined]
+
+    in_namespace(body)
+
+
+def test_a_pod_interface_that_comes_and_goes_is_no_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads: list[HostFacts] = []
+
+    async def counted() -> HostFacts:
+        reads.append(await read_facts())
+        return reads[-1]
+
+    monkeypatch.setattr("steersman.host.facts.read_facts", counted)
+
+    async def body() -> None:
+        sh("ip link add dm0 type bridge && ip link set dm0 up")
+        facts = watch_addresses()
+        async with asyncio.timeout(20):
+            await anext(facts)
+            for _ in range(3):
+                sh("ip link add v0 type veth peer name v1 && ip link set v0 up")
+                sh("ip address add fe80::1234/64 dev v0 nodad && ip link set v1 up")
+                sh("ip link del v0")
+            sh("ip address add 192.0.2.1/24 dev dm0")
+            await _until(facts, "dm0", ("192.0.2.1/24",))
+        await facts.aclose()  # type: ignore[attr-defined]
+        assert len(reads) == 2
+        assert all("fe80" not in str(each.interfaces) for each in reads)
 
     in_namespace(body)
 

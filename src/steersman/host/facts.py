@@ -1,6 +1,8 @@
 """What a Linux machine is like: hostname, interfaces and addresses, IPv6. Read, never changed.
 
-Interfaces and addresses come from rtnetlink, and so does the news that they changed.
+Interfaces and addresses come from rtnetlink, and so does the news that they changed. Link-local
+IPv6 addresses are left out: every pod that starts or stops brings one on its veth, and no mode
+makes a rule of it.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.snapshot import HostFacts
 
 _RTM_GETLINK = 18
+_RTM_NEWADDR = 20
+_RTM_DELADDR = 21
 _RTM_GETADDR = 22
-_RTNLGRP_LINK = 1
 _RTNLGRP_IPV4_IFADDR = 5
 _RTNLGRP_IPV6_IFADDR = 9
 _IFLA_IFNAME = 3
@@ -54,9 +57,12 @@ async def read_facts() -> HostFacts:
 
 
 async def watch_addresses() -> AsyncIterator[HostFacts]:
-    """Yield the facts now, and again each time that they have become different."""
-    groups = (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR)
-    with Subscription(NETLINK_ROUTE, groups) as news:
+    """Yield the facts now, and again each time that they have become different.
+
+    Raises:
+        OSError: rtnetlink does not answer, or no socket can be opened.
+    """
+    with Subscription(NETLINK_ROUTE, (_RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR)) as news:
         facts = await read_facts()  # after joining: no change can fall between
         yield facts
         while True:
@@ -68,10 +74,24 @@ async def watch_addresses() -> AsyncIterator[HostFacts]:
 
 
 async def _change(news: Subscription) -> None:
-    """Wait until something changed, and a little longer for the rest of the same change."""
-    with suppress(AnswersLostError):  # so many that some were lost: all is read afresh anyway
-        await news.receive()
+    """Wait until a fact may have changed, and a little longer for the rest of the same change."""
+    with suppress(AnswersLostError):  # some notifications were lost: read everything
+        while not any(map(_is_fact, await news.receive())):
+            pass
     await asyncio.sleep(_SETTLE)
+
+
+def _is_fact(message: Message) -> bool:
+    """Whether a notification is about an address that counts."""
+    if message.kind not in (_RTM_NEWADDR, _RTM_DELADDR):
+        return False
+    index, address = _address(message)
+    if not address:
+        return False
+    try:
+        return socket.if_indextoname(index) not in _NOT_OURS
+    except OSError:  # the interface is gone
+        return True
 
 
 def has_ipv6(proc: Path = Path("/proc")) -> bool:
@@ -119,12 +139,14 @@ def _link(reply: Message) -> tuple[int, str]:
 
 
 def _address(reply: Message) -> tuple[int, str]:
-    """Index of the link, and `address/length` ("" where it is neither IPv4 nor IPv6)."""
+    """Index of the link, and `address/length` ("" if it is link-local, or not an IP address)."""
     family, length, _, _, index = _IFADDRMSG.unpack_from(reply.payload)
     values = attributes(reply.payload, 8)
     # On point-to-point links IFA_ADDRESS is the peer; IFA_LOCAL is absent in IPv6 otherwise.
     packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS, b"")
     if family not in (socket.AF_INET, socket.AF_INET6) or not packed:
+        return index, ""
+    if family == socket.AF_INET6 and packed[0] == 0xFE and packed[1] & 0xC0 == 0x80:  # fe80::/10
         return index, ""
     address = canonical_ip(socket.inet_ntop(family, packed))
     return index, f"{address}/{length}"
