@@ -72,11 +72,11 @@ def test_two_who_want_the_same_object_have_no_changes_that_lead_there() -> None:
     assert holdings.changes() is None
 
 
-def test_nobody_has_anything_after_clear() -> None:
+def test_an_owner_without_objects_is_forgotten_once_they_are_removed() -> None:
     holdings = Holdings()
     holdings.put("a", {1: 1})
     holdings.written()
-    holdings.clear()
+    holdings.put("a", {})
     change = holdings.changes()
     assert change is not None
     assert change.removed == {1: 1}

@@ -13,7 +13,7 @@ from steersman.compile.actions import (
     TO_LOCAL,
     TO_LOCAL_MASQUERADED,
 )
-from steersman.compile.plan import PlanChange, Planner
+from steersman.compile.plan import PlanChange, Planner, compile_all
 from steersman.compile.ports import plan_ports, read_ports
 from steersman.model.config import NodeConfig
 from steersman.model.names import Family, ObjectName, PlanKey
@@ -403,14 +403,57 @@ def test_a_clash_dirties_just_the_other_claimant() -> None:
     assert len(planner.plan.findings) == 1
 
 
-def test_a_new_node_address_changes_settings_but_no_plan() -> None:
-    planner = Planner(CONFIG, IPTABLES)
+@pytest.mark.parametrize("reads_addresses", [False, True])
+def test_a_new_address_is_rendered_only_if_the_mode_reads_it(reads_addresses: bool) -> None:
+    planner = Planner(CONFIG, msgspec.structs.replace(IPTABLES, reads_addresses=reads_addresses))
     world = snapshot(service(type="NodePort", ports=[port(nodePort=30000)]), slice_(HERE))
     planner.update(world, FACTS, (), everything=True)
-    facts = msgspec.structs.replace(FACTS, interfaces={"eth1": ("192.0.2.9/24",)})
+    interfaces = {"eth1": ("192.0.2.9/24",), "lo": FACTS.interfaces["lo"]}
+    facts = msgspec.structs.replace(FACTS, interfaces=interfaces)
     change = planner.update(world, facts, ())
-    assert (change.settings_changed, change.changed) == (True, {})
-    assert planner.plan.settings.ipv4.local_addresses == ("192.0.2.9",)
+    assert (change.settings_changed, change.changed) == (reads_addresses, {})
+    assert planner.plan.settings.ipv4.local_addresses == ("127.0.0.1", "192.0.2.9")
+    interfaces = {"lo": ("127.0.0.1/8", "127.0.0.9/8")}  # node ports may be served on loopback
+    facts = msgspec.structs.replace(FACTS, interfaces=interfaces)
+    assert planner.update(world, facts, ()).settings_changed
+
+
+def test_a_service_that_cannot_be_planned_costs_no_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planner = Planner(CONFIG, IPTABLES)
+    a, b, c = (service(name, clusterIP=f"10.96.0.{i}") for i, name in enumerate("abc", 1))
+    planner.update(snapshot(a, b), FACTS, (), everything=True)
+    (before,) = (plan for key, plan in planner.services.items() if key.name.service == "a")
+    names = [each.metadata.object_name for each in (a, b, c)]
+
+    def failing(asked: Any, *rest: Any) -> Any:
+        if asked.service.metadata.name == "a":
+            raise MemoryError("no room")
+        return plan_ports(asked, *rest)
+
+    monkeypatch.setattr("steersman.compile.plan.plan_ports", failing)
+    changed = service("a", clusterIP="10.96.0.7")
+    change = planner.update(snapshot(changed, c), FACTS, names)
+    assert change.failed == {names[0]}
+    assert {key.name.service for key in change.changed} == {"c"}
+    assert {key.name.service for key in change.removed} == {"b"}
+    assert planner.services[before.key] == before
+    (finding,) = planner.plan.findings
+    assert finding.object == "Service shop/a"
+    assert "MemoryError: no room" in finding.reason
+    monkeypatch.undo()
+    planner.update(snapshot(changed, c), FACTS, change.failed)
+    assert planner.services[before.key].frontends[0].address == "10.96.0.7"
+    assert planner.plan.findings == ()
+
+
+def test_steps_yield_and_give_the_plan_of_a_single_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steersman.compile.plan._SLICE", 0)
+    world = snapshot(*(service(f"s{i}", clusterIP=f"10.96.0.{i}") for i in range(1, 9)))
+    planner = Planner(CONFIG, IPTABLES)
+    assert sum(1 for _ in planner.steps(world, FACTS, (), everything=True)) >= 8
+    assert planner.services == compile_all(world, CONFIG, FACTS, IPTABLES).services
 
 
 def test_a_zone_change_dirties_everything() -> None:

@@ -6,7 +6,7 @@ Law (tests/properties/test_compile.py): after any events both agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -16,25 +16,33 @@ from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle
 from steersman.compile.node import Totals, node_settings, with_totals, zone_of
 from steersman.compile.notes import FindingIndex
 from steersman.compile.ports import Asked, Plans, plan_ports, read_ports
+from steersman.model.addresses import is_loopback
 from steersman.model.config import NodeConfig
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName, PlanKey
-from steersman.model.plan import Finding, NodePlan, NodeSettings, ServicePlan, Traits
+from steersman.model.plan import Finding, NodePlan, NodeSettings, ServicePlan, Severity, Traits
 from steersman.model.snapshot import HostFacts, Snapshot
 
 _NO_SLICES: Mapping[str, EndpointSlice] = {}
 _Compiled: TypeAlias = tuple[Asked | None, Plans, tuple[Finding, ...]]
+_SLICE = 48
+"""Services planned between two yields of `Planner.steps`, about 5 ms; a Service with many
+endpoints counts as several."""
+_ENDPOINTS = 16
+"""Endpoints that cost as much as a Service without any."""
 
 
 class PlanChange(msgspec.Struct, frozen=True):
     """What an update of a Planner changed."""
 
     settings_changed: bool = False
-    """The node-wide part differs: every ServicePlan may be rendered differently."""
+    """What rendering reads of the node-wide part differs: every plan may render differently."""
     changed: Mapping[PlanKey, ServicePlan] = {}
     """Plans that are new or differ."""
     removed: frozenset[PlanKey] = frozenset()
     """Plans that are gone."""
+    failed: frozenset[ObjectName] = frozenset()
+    """Services that a defect kept from being planned: their plans are as before."""
 
 
 def compile_all(
@@ -64,6 +72,20 @@ class Planner:
         self._endpoints = 0
 
     @property
+    def settings(self) -> NodeSettings:
+        """The node-wide part, as of the last update."""
+        return self._settings or NodeSettings()
+
+    @property
+    def services(self) -> Mapping[PlanKey, ServicePlan]:
+        """The plans: a live view."""
+        return self._plans
+
+    def fresh(self) -> Planner:
+        """Return a Planner of the same configuration that has seen nothing."""
+        return Planner(self._config, self._traits)
+
+    @property
     def plan(self) -> NodePlan:
         """The plan; `services` is a live view, the rest is as of the last update."""
         found = self._findings
@@ -77,25 +99,49 @@ class Planner:
         dirty: Iterable[ObjectName],
         everything: bool = False,
     ) -> PlanChange:
-        """Take in what changed.
+        """Take in what changed, in one go; see `steps` for the arguments."""
+        steps = self.steps(snapshot, facts, dirty, everything)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                change: PlanChange = end.value
+                return change
+
+    def steps(
+        self,
+        snapshot: Snapshot,
+        facts: HostFacts,
+        dirty: Iterable[ObjectName],
+        everything: bool = False,
+    ) -> Generator[None, None, PlanChange]:
+        """Take in what changed, yielding every few milliseconds; return what the plan gained.
+
+        The Snapshot may move on between two steps: what changes then must be in the `dirty` of
+        the next update. A Planner whose steps were not run to the end is of no further use.
 
         Args:
             snapshot: the cluster as it is now.
             facts: this machine as it is now.
             dirty: Services of which the Service itself or a slice changed since the last update.
-            everything: take all Services to be dirty; implied where what all depend on changed.
+            everything: take all Services to be dirty; implied if what all depend on changed.
         """
         before = self._settings
         settings, policy_changed = self._node_part(snapshot, facts)
         names = set(dirty)
         if everything or policy_changed:
             names.update(snapshot.services, self._asked)
-        changed, removed = self._services_part(names, snapshot, settings, policy_changed)
+        if len(names) > _SLICE:  # claims are settled at the end, by the same Services
+            snapshot = msgspec.structs.replace(snapshot, services=dict(snapshot.services))
+        part = self._services_part(names, snapshot, settings, policy_changed)
+        change = yield from part
         totals = Totals(
             len(self._plans), self._endpoints, settings.many_services, settings.many_endpoints
         )
         self._settings = with_totals(settings, self._config, totals)
-        return PlanChange(self._settings != before, changed, frozenset(removed))
+        rendered = _rendered(self._settings) if self._settings is not before else ()
+        different = before is None or (rendered != () and rendered != _rendered(before))
+        return msgspec.structs.replace(change, settings_changed=different)
 
     # The node
 
@@ -119,25 +165,38 @@ class Planner:
 
     def _services_part(
         self, names: set[ObjectName], snapshot: Snapshot, settings: NodeSettings, anew: bool
-    ) -> tuple[Plans, set[PlanKey]]:
+    ) -> Generator[None, None, PlanChange]:
         """Compile, claim, and settle for all who may be concerned."""
         compiled: dict[ObjectName, _Compiled] = {}
         rivals: set[ObjectName] = set()
+        failed: set[ObjectName] = set()
+        cost = 0
         for name in names:
-            asked = self._ask(name, snapshot.services.get(name), settings, anew)
-            compiled[name] = (asked, *self._compile(name, asked, snapshot, settings))
+            try:
+                asked = self._ask(name, snapshot.services.get(name), settings, anew)
+                compiled[name] = (asked, *self._compile(name, asked, snapshot, settings))
+            except Exception as error:  # a defect: it must not cost the other Services
+                failed.add(name)
+                self._note(name, (_unplanned(name, error),))
+                continue
             if asked is None or asked is not self._asked.get(name):
                 rivals |= self._claim(name, compiled[name][1])
-        for name in rivals - names:
+            cost += _cost(compiled[name][1])
+            if cost >= _SLICE:
+                cost = 0
+                yield
+        for name in rivals - compiled.keys() - failed:
             asked = self._asked[name]
             compiled[name] = (asked, *self._compile(name, asked, snapshot, settings))
         changed: Plans = {}
         removed: set[PlanKey] = set()
-        for name, (asked, plans, findings) in compiled.items():
+        for index, (name, (asked, plans, findings)) in enumerate(compiled.items(), 1):
             settled, more = self._settle(plans, snapshot)
             self._note(name, findings + more)
             removed.update(self._store(name, asked, settled, changed))
-        return changed, removed
+            if index % (10 * _SLICE or 1) == 0:
+                yield
+        return PlanChange(False, changed, frozenset(removed), frozenset(failed))
 
     def _ask(
         self, name: ObjectName, service: Service | None, settings: NodeSettings, anew: bool
@@ -238,3 +297,30 @@ def _policy(settings: NodeSettings) -> tuple[object, ...]:
         [(bool(family.detector), family.node_ip) for family in families],
         own,
     )
+
+
+def _rendered(settings: NodeSettings) -> NodeSettings:
+    """Return what of the settings rendering reads: addresses that no rule is made of are left out.
+
+    Otherwise every address that a pod's interface brings would render all Services again.
+    """
+    if settings.traits.reads_addresses:
+        return settings
+    ipv4, ipv6 = (
+        msgspec.structs.replace(
+            family, local_addresses=tuple(filter(is_loopback, family.local_addresses))
+        )
+        for family in (settings.ipv4, settings.ipv6)
+    )
+    return msgspec.structs.replace(settings, ipv4=ipv4, ipv6=ipv6)
+
+
+def _cost(plans: Plans) -> int:
+    """Return how long a Service took to plan, in Services without endpoints."""
+    return 1 + sum(len(plan.reachable) for plan in plans.values()) // _ENDPOINTS
+
+
+def _unplanned(name: ObjectName, error: Exception) -> Finding:
+    reason = f"cannot be planned ({type(error).__name__}: {error})"
+    text = f"{reason}: a defect of steersman, please report it; its previous rules stay in force"
+    return Finding(f"Service {name}", "", text, Severity.ERROR)

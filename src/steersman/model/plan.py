@@ -246,6 +246,9 @@ class Traits(Value, frozen=True):
     spares_hairpins_elsewhere: bool = False
     """An endpoint of another node that is given itself is not masqueraded here (SPEC 9): it gets
     no answer. Its packets come here untranslated only if its node's proxy left them alone."""
+    reads_addresses: bool = False
+    """Rules are made from addresses of this node other than loopback ones: when one comes or
+    goes, everything is rendered again."""
     relays_localhost: bool = False
     """Node ports on loopback, of both families, are taken by sockets of this process: no packet
     to 127.0.0.0/8 has to be routed, and `primary` does not exclude them."""

@@ -13,7 +13,7 @@ import msgspec
 from steersman.compile.plan import Planner
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.machine import read_facts, watch_addresses
-from steersman.modes.base import Draining, Watchful
+from steersman.modes.base import BusyError, Draining, Watchful
 from steersman.run import fallback
 from steersman.run.effects import Effects
 from steersman.run.findings import FindingsLog
@@ -34,7 +34,7 @@ from steersman.source.store import Store
 log = logging.getLogger("steersman")
 
 _MAX_INTERVAL = 3600.0  # seconds; SPEC 7
-_RETRY = 5.0  # seconds, after rtnetlink failed
+_RETRY = 5.0  # seconds, after netlink failed
 
 
 class Daemon:
@@ -50,8 +50,6 @@ class Daemon:
         self._news = Wake()
         self._period = Wake()
         self._failed = ""
-        self._due = False
-        self._drift = False
         self._synced: list[Synced] = []
         self._findings = FindingsLog()
 
@@ -174,34 +172,30 @@ class Daemon:
 
     # Running
 
-    def _request(self) -> None:
-        self._due = True
-        self._runner.request()
-
     def _changed(self) -> None:
         self._news.up()
         if self._store.synced:  # before, a run would do nothing but put off the first real one
-            self._request()
+            self._runner.request()
             self._effects.queued(self._node_config.families)
         self._own_node.follow()
 
     def _reported(self) -> None:
         """Tell of other Findings by the next sync; before there can be one, at once."""
         if self._store.synced:
-            self._request()
+            self._runner.request()
         else:
             self._findings.tell(self._store.findings)
 
     async def _work(self) -> None:
         first = self._sync.state.result is None
-        drift, self._drift = self._drift and not first, False
-        due, self._due = self._due, False
-        result = await self._sync.check() if drift else None
-        if result is None and (due or not drift):
+        try:
             result = await self._sync.run()
-        await self._tell()
-        if result is not None and (not drift or result.added or result.changed or result.removed):
+        finally:
+            await self._tell()
+        if result is not None and (first or result.wrote or result.refused):
             log.info("%s", result)
+        if self._sync.owes:
+            self._runner.request()
         if first and result is not None:
             self._serving.set()
             self._machine.memory_when_loaded()
@@ -216,16 +210,27 @@ class Daemon:
     async def _check_for_drift(self) -> None:
         while True:
             await self._period.sleep(self._live.current.sync_period.seconds)
-            self._drift = True
-            self._runner.request()
+            self._suspect()
 
     async def _heal_losses(self) -> None:
-        """Look for drift as soon as the mode hears of it, not only every sync period."""
+        """Compare as soon as the mode notices changes by others, not only every sync period."""
         mode = self._sync.mode
-        while isinstance(mode, Watchful):
-            await mode.lost()
-            self._drift = True
-            self._runner.request()
+        if not isinstance(mode, Watchful):
+            return
+        await self._serving.wait()
+        while True:
+            try:
+                await mode.lost()
+            except (OSError, BusyError) as error:
+                log.warning(
+                    "changes by others cannot be watched: %s; retrying in %gs", error, _RETRY
+                )
+                await asyncio.sleep(_RETRY)
+            self._suspect()
+
+    def _suspect(self) -> None:
+        self._sync.suspect()
+        self._runner.request()
 
     async def _leave_others(self) -> None:
         """Remove what other modes left, once ours serve (make before break)."""
@@ -239,9 +244,9 @@ class Daemon:
             try:
                 async for facts in watch_addresses():
                     if self._sync.use_facts(facts):
-                        self._request()
+                        self._runner.request()
             except OSError as error:
-                log.warning("addresses cannot be watched: %s; next try in %g s", error, _RETRY)
+                log.warning("addresses cannot be watched: %s; retrying in %gs", error, _RETRY)
             await asyncio.sleep(_RETRY)
 
     def _refused(self, partial: bool) -> None:
@@ -259,4 +264,4 @@ class Daemon:
         self._period.up()
         self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
         self._sync.use_planner(Planner(self._node_config, mode.traits))
-        self._request()
+        self._runner.request()

@@ -90,16 +90,16 @@ class Effects:
 
     async def after(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
         """Tell of a successful sync; `objects` is everything in force (read when needed)."""
-        plan = synced.state.plan
-        families = plan.settings.families
+        families = synced.state.plan.settings.families
         for change in synced.plans:
             self._tally.update(change.changed, change.removed)
         self._latency(synced, families)
-        self._gauges(synced, families, objects)
+        if synced.result is not None:
+            self._gauges(synced, synced.result, families, objects)
+        self._synced = Counter(self._store.seen)
+        self._count_changes()
         for family in families:
             self._health.updated(family, self._moment())
-            name = "sync_proxy_rules_last_timestamp_seconds"
-            self._metrics.set(name, self._wall(), family.kubernetes)
         await self._health_checks(synced)
         self._note_conntrack(synced)
 
@@ -112,11 +112,16 @@ class Effects:
                     self._metrics.observe(name, value, family.kubernetes)
 
     def _gauges(
-        self, synced: Synced, families: Iterable[Family], objects: Iterable[tuple[Any, Any]]
+        self,
+        synced: Synced,
+        result: SyncResult,
+        families: Iterable[Family],
+        objects: Iterable[tuple[Any, Any]],
     ) -> None:
-        metrics, result = self._metrics, synced.result
+        metrics = self._metrics
         for family in families:
             label = family.kubernetes
+            metrics.set("sync_proxy_rules_last_timestamp_seconds", self._wall(), label)
             extent = "full" if synced.whole else "partial"
             metrics.observe("sync_proxy_rules_duration_seconds", result.seconds, label)
             if metrics.has(name := f"sync_{extent}_proxy_rules_duration_seconds"):
@@ -126,8 +131,6 @@ class Effects:
                 metrics.set("sync_proxy_rules_no_local_endpoints_total", count, policy, label)
         if synced.state.mode == "iptables":
             self._count_rules(synced, objects)
-        self._synced = Counter(self._store.seen)
-        self._count_changes()
         self._ours(synced, result)
 
     def _count_rules(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
@@ -181,7 +184,7 @@ class Effects:
         """
         if synced.state.plan.settings.traits.hides_clients:
             return
-        if synced.result.reason == "start":
+        if synced.result is not None and synced.result.reason == "start":
             self._stale = None
         elif self._stale is not None:
             services = synced.state.snapshot.services

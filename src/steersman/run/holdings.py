@@ -46,10 +46,10 @@ class Holdings:
         else:
             self._want.pop(owner, None)
 
-    def clear(self) -> None:
-        """Say that nobody should have anything."""
-        for owner in tuple(self._want):
-            self.put(owner, {})
+    @property
+    def outstanding(self) -> int:
+        """How many owners `put` has changed since."""
+        return len(self._dirty)
 
     def changes(self) -> Diff | None:
         """What `put` has changed since; None where two owners want, or give up, one object."""

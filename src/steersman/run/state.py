@@ -30,6 +30,11 @@ class SyncResult(msgspec.Struct, frozen=True):
     """Owners whose objects the kernel refuses; each has a Finding."""
 
     @property
+    def wrote(self) -> bool:
+        """Whether anything in the kernel changed."""
+        return bool(self.added or self.removed or self.changed)
+
+    @property
     def seconds(self) -> float:
         """How long it took altogether."""
         return sum(self.phases.values())
@@ -70,7 +75,8 @@ class Synced(msgspec.Struct, frozen=True):
     """What a successful sync brought into force, for those who tell the world (run/effects.py)."""
 
     state: State
-    result: SyncResult
+    result: SyncResult | None
+    """None if nothing was to be done for these changes: the kernel has what they ask for."""
     changes: tuple[Changes, ...]
     """What the sources said since the last success; several where a sync failed in between."""
     plans: tuple[PlanChange, ...]

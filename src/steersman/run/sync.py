@@ -7,31 +7,47 @@ it keeps what it had, gets a Finding, and everybody else goes in.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
 from steersman.compile.plan import PlanChange, Planner
 from steersman.model.names import PlanKey
-from steersman.model.plan import Finding, Severity
+from steersman.model.plan import Finding, NodePlan, ServicePlan, Severity
 from steersman.model.snapshot import HostFacts
 from steersman.modes.base import ApplyError, Mode
 from steersman.modes.diff import Diff, Ruleset, diff
 from steersman.run.holdings import NODE, STALE, Holdings, Owner
+from steersman.run.owed import Owed
 from steersman.run.state import State, Synced, SyncResult
-from steersman.source.store import Changes, Store
+from steersman.source.store import Store
 
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_SLICE = 48
+"""ServicePorts rendered before others may run, a few milliseconds."""
+_INLINE = 2000
+"""Objects up to which a computation on them is not worth a thread."""
 _IN_VAIN = 16
 """Culprits in a row after which what is left is refused as one: the reason is hardly theirs. Each
 costs a look at the whole kernel, and all are tried again at the next comparison."""
 
 
 class Sync:
-    """The have/want loop body. `State` is replaced after each run; nothing else is shared."""
+    """The have/want loop body. `State` is replaced after each run; nothing else is shared.
+
+    What is owed to the kernel is one account (owed.py). `run` may fail or be cancelled at any
+    await: the next run goes on from what is owed then.
+    """
 
     def __init__(
         self,
@@ -45,170 +61,251 @@ class Sync:
         on_synced: Callable[[Synced], None] = lambda _synced: None,
         on_refused: Callable[[bool], None] = lambda _partial: None,
     ) -> None:
-        """Make the loop body; nothing is read or written before `run`."""
+        """Make the loop body; nothing is read or written before `run`.
+
+        Args:
+            store: the cluster's objects.
+            planner: makes the plans.
+            mode: renders them, and writes to the kernel.
+            facts: this machine.
+            clock: monotonic seconds.
+            wall: seconds since 1970.
+            on_synced: called with the report of each run.
+            on_refused: called if the kernel refuses a batch; True: one of changes only.
+        """
         self.store = store
         self.planner = planner
         self.mode = mode
         self.state = State(mode=mode.name)
         self._facts = facts
-        self._facts_changed = True
-        self._want_all_anew = True
+        self._next: Planner | None = None
+        """Takes the place of `planner` at the next run."""
+        self._owed = Owed()
         self._held = Holdings()
+        self._broken: dict[Owner, str] = {}
+        """Why the objects of an owner could not be rendered."""
+        self._published: dict[PlanKey, ServicePlan] = {}
+        """The plans that are in force: those of the last sync that reached the kernel."""
         self._clock = clock
         self._wall = wall
         self._on_synced = on_synced
         self._on_refused = on_refused
-        self._verified = False
         self._token: Hashable | None = None
-        self._left: set[PlanKey] = set()
-        """Plans that earlier Planners made: what is gone of them, nobody else says."""
         self._phases: dict[str, float] = {}
-        self._taken: list[Changes] = []
-        self._planned: list[PlanChange] = []
 
     def use_planner(self, planner: Planner) -> None:
-        """Plan everything anew with another configuration at the next sync."""
-        self._left |= self.planner.plan.services.keys()
-        self.planner = planner
-        self._facts_changed = True
-        self._want_all_anew = True
+        """Plan and render everything with another configuration at the next run."""
+        self._next = planner
 
     @property
     def facts(self) -> HostFacts:
-        """This machine as last told."""
+        """This machine, as of the last `use_facts`."""
         return self._facts
 
     def use_facts(self, facts: HostFacts) -> bool:
-        """Take new facts of this machine; return whether they differ (then a sync is due)."""
+        """Take new facts of this machine; return whether they differ (then a run is due)."""
         changed = facts != self._facts
         self._facts = facts
-        self._facts_changed |= changed
+        self._owed.replan |= changed
         return changed
 
-    async def run(self, reason: str = "changes") -> SyncResult | None:
-        """Bring the kernel up to date; None while the initial lists are not in (SPEC 2).
+    @property
+    def owes(self) -> bool:
+        """Whether another run is due: something came while the last one was under way."""
+        return self._next is not None or not self._owed.nothing
+
+    def suspect(self) -> None:
+        """Compare the kernel with what it should have at the next run, and repair it.
+
+        Costs one fingerprint if nobody touched the kernel since the last comparison.
+        """
+        self._owed.suspected = True
+
+    async def run(self) -> SyncResult | None:
+        """Bring the kernel up to date (SPEC 2, 7).
+
+        Returns:
+            What was done; None if nothing was to be done, or the initial lists are not in.
 
         Raises:
-            BusyError: the kernel could not be programmed now; nothing is lost, run again.
+            Exception: the kernel could not be programmed (BusyError: just now); everything that
+                was owed is owed still, run again.
         """
         if not self.store.synced:
             return None
+        owed, reason = self._owed, self._reason()
         self._phases = {}
-        dirty = self._plan_and_render()
-        whole = not self._verified
-        change = await self._reconcile() if not self._verified else await self._apply_dirty()
+        try:
+            owed.take(self.store.take())
+            await self._plan()
+            dirty = await self._render()
+            whole, change = await self._write()
+        except BaseException:
+            owed.failed = True
+            raise
         result = SyncResult(
             revision=self.state.revision + 1,
-            reason=reason if self.state.result else "start",
+            reason=reason,
             dirty=dirty,
             added=len(change.added),
             removed=len(change.removed),
             changed=len(change.changed),
             phases=self._phases,
-            refused=len(self._held.refused),
+            refused=len(self._held.refused) + len(self._broken),
         )
-        self._publish(result, change, whole)
-        return result
+        return self._publish(result, change, whole)
 
     async def check(self) -> SyncResult | None:
-        """Compare the kernel with what it should have and repair it (rules flushed by others).
+        """Compare the kernel with what it should have, now; see `suspect` and `run`."""
+        self.suspect()
+        return await self.run()
 
-        Costs one fingerprint where nobody touched the kernel since the last look.
-        """
-        if not self.state.result:
-            return None
-        token = await self.mode.fingerprint()
-        if token is not None and token == self._token and not self._held.refused:
-            return None
-        self._verified = False
-        return await self.run("drift")
+    def _reason(self) -> str:
+        if self.state.result is None:
+            return "start"
+        if self._owed.failed:
+            return "retry"
+        return "drift" if self._owed.suspected else "changes"
 
     async def preview(self) -> Diff:
         """Return what a sync would do, and do nothing (`--dry-run`)."""
-        self._phases = {}
-        self._plan_and_render()
+        self._owed.take(self.store.take())
+        await self._plan()
+        await self._render()
         return diff(await self._read(), self._held.wanted())
 
     def objects(self) -> Iterator[tuple[Any, Any]]:
         """Every kernel object that is in force, as far as known."""
         return self._held.in_force()
 
-    # Plan and render
+    # Plan and render, a few milliseconds at a time
 
-    def _plan_and_render(self) -> int:
+    async def _plan(self) -> None:
+        owed, planner = self._owed, self._next or self.planner
+        if owed.suspected:
+            owed.retry_unplanned()
+        if not (owed.changed or owed.replan or self._next):
+            return
         with self._timed("plan"):
-            changes = self.store.take()
-            self._taken.append(changes)
-            everything = changes.node or self._facts_changed
-            change = self.planner.update(
-                self.store.snapshot, self._facts, set(changes.services), everything
-            )
-            self._facts_changed = False
-            change = self._with_left(change)
-            self._planned.append(change)
+            owed.replan = False  # what is asked for from here on is for the next run
+            steps = planner.steps(self.store.snapshot, self._facts, owed.changed.copy())
+            try:
+                while True:
+                    next(steps)
+                    await asyncio.sleep(0)
+            except StopIteration as end:
+                change: PlanChange = end.value
+            except BaseException:  # it stopped half-way: another one plans everything
+                if self._next in (None, planner):
+                    self._next = planner.fresh()
+                raise
+            if planner is not self.planner:
+                change = self._succeeded(planner, change)
+            owed.planned(change)
+            if change.settings_changed:
+                owed.unrendered.update(planner.services)
+
+    def _succeeded(self, planner: Planner, change: PlanChange) -> PlanChange:
+        """Go on with another Planner; it knows nothing of plans that only the last one made."""
+        owners = {owner for owner in self._held.owners if isinstance(owner, PlanKey)}
+        known = owners.union(self._published, self.planner.services, self._owed.unrendered)
+        gone = frozenset(known.difference(planner.services))
+        self.planner = planner
+        if self._next is planner:
+            self._next = None
+        return msgspec.structs.replace(change, removed=change.removed | gone)
+
+    async def _render(self) -> int:
+        """Render what is owed; return how many ServicePorts that was."""
+        owed, settings = self._owed, self.planner.settings
+        if owed.suspected:  # what a defect kept from being rendered is tried again
+            owed.node |= NODE in self._broken
+            keys = [owner for owner in self._broken if isinstance(owner, PlanKey)]
+            owed.unrendered.update({key: self.planner.services.get(key) for key in keys})
+        if not (owed.node or owed.unrendered):
+            return 0
+        dirty, cost = 0, 0
         with self._timed("render"):
-            return self._render(change)
+            if owed.node:
+                self._put(NODE, lambda: self.mode.render_node(settings))
+                owed.node = False
+            for key in tuple(owed.unrendered):
+                plan = owed.unrendered[key]
+                if plan is None:
+                    self._put(key, dict)
+                else:
+                    self._put(key, partial(self.mode.render_service, plan, settings))
+                    cost += 1 + len(plan.reachable) // 16
+                    dirty += 1
+                del owed.unrendered[key]
+                if cost >= _SLICE:
+                    cost = 0
+                    await asyncio.sleep(0)
+        return dirty
 
-    def _with_left(self, change: PlanChange) -> PlanChange:
-        services = self.planner.plan.services
-        gone = frozenset(key for key in self._left if key not in services)  # mostly of none
-        self._left = set()
-        return msgspec.structs.replace(change, removed=change.removed | gone) if gone else change
+    def _put(self, owner: Owner, render: Callable[[], Ruleset]) -> None:
+        try:
+            ruleset = render()
+        except Exception as error:  # a defect: it must not cost the other Services
+            if owner not in self._broken:
+                log.exception("cannot render the rules of %s", owner)
+            self._broken[owner] = f"{type(error).__name__}: {error}"
+        else:
+            self._broken.pop(owner, None)
+            self._held.put(owner, ruleset)
 
-    def _render(self, change: PlanChange) -> int:
-        settings = self.planner.plan.settings
-        plans = change.changed
-        if self._want_all_anew:
-            self._held.clear()
-        if change.settings_changed or self._want_all_anew:
-            self._want_all_anew = False
-            plans = dict(self.planner.plan.services)
-            self._held.put(NODE, self.mode.render_node(settings))
-        for key in change.removed:
-            self._held.put(key, {})
-        for key, plan in plans.items():
-            self._held.put(key, self.mode.render_service(plan, settings))
-        return len(plans)
+    # Write
 
-    # Apply
-
-    async def _apply_dirty(self) -> Diff:
-        with self._timed("diff"):
-            change = self._held.changes()
-        if change is None or (change and not await self._try(change)):
-            return await self._reconcile()
-        self._held.written()
-        return change
+    async def _write(self) -> tuple[bool, Diff]:
+        """Write what is owed; return whether everything was compared, and what was written."""
+        owed = self._owed
+        if owed.suspected and not owed.unread:
+            with owed.looking():
+                token = await self.mode.fingerprint()
+                owed.unread = token is None or token != self._token or bool(self._held.refused)
+        if not owed.unread:
+            change = await self._in_thread(self._held.changes, self._held.outstanding)
+            if change is not None and (not change or await self._try(change, changes_only=True)):
+                self._held.written()
+                return False, change
+        return True, await self._reconcile()
 
     async def _reconcile(self) -> Diff:
         """Read the kernel and bring it to what is wanted, whatever it has."""
-        token = await self.mode.fingerprint()
-        kernel = await self._read()
-        with self._timed("diff"):
-            change = diff(kernel, self._held.effective())
-        if not change:
-            self._token = token
-        if not change or await self._try(change):
-            self._held.accept(self._held.owners - self._held.refused.keys())
-            await self._settle([*self._held.refused.keys() - {STALE}])
-            await self._settle([*self._held.refused.keys() & {STALE}])
-        else:
-            change = await self._halve()
-        self._held.compared()
-        self._verified = True
+        owed, held = self._owed, self._held
+        with owed.looking():
+            owed.unread = True
+            token = await self.mode.fingerprint()
+            kernel = await self._read()
+            with self._timed("diff"):
+                change = await self._in_thread(
+                    lambda: diff(kernel, held.effective()), len(kernel) + held.objects
+                )
+            if not change:
+                self._token = token
+            if not change or await self._try(change, changes_only=False):
+                accepted = held.owners - held.refused.keys()
+                await self._in_thread(lambda: held.accept(accepted), len(accepted))
+                await self._settle([*held.refused.keys() - {STALE}])
+                await self._settle([*held.refused.keys() & {STALE}])
+            else:
+                change = await self._halve()
+            held.compared()
+            owed.unread = False
         return change
 
-    async def _try(self, change: Diff) -> bool:
+    async def _in_thread(self, work: Callable[[], T], size: int) -> T:
+        """Do something pure with many objects beside the event loop, with few at once."""
+        return work() if size <= _INLINE else await asyncio.to_thread(work)
+
+    async def _try(self, change: Diff, *, changes_only: bool) -> bool:
         with self._timed("apply"):
             try:
-                await self.mode.apply(change)
+                with self._owed.writing():
+                    await self.mode.apply(change)
             except ApplyError:
-                self._on_refused(self._verified)
-                self._verified = False
+                self._on_refused(changes_only)
                 return False
-            except Exception:  # how far it came is not known: SPEC 7 has all compared then
-                self._verified = False
-                raise
         return True
 
     async def _halve(self) -> Diff:
@@ -268,30 +365,49 @@ class Sync:
         finally:
             self._phases[phase] = self._phases.get(phase, 0.0) + self._clock() - start
 
-    def _publish(self, result: SyncResult, written: Diff, whole: bool) -> None:
+    def _publish(self, result: SyncResult, written: Diff, whole: bool) -> SyncResult | None:
+        """Replace the State and report; None if nothing differs from before."""
+        changes, plans = self._owed.settle()
+        for key in plans.removed:
+            self._published.pop(key, None)
+        self._published.update(plans.changed)
         plan = self.planner.plan
-        refused = tuple(
-            _refusal(owner, why, self.mode.name) for owner, why in self._held.refused.items()
-        )
+        refused = [
+            _refused(owner, why, self.mode.name) for owner, why in self._held.refused.items()
+        ]
+        broken = [_broken(owner, why, self.mode.name) for owner, why in self._broken.items()]
+        findings = (*self.store.findings, *plan.findings, *refused, *broken)
+        news = bool(written or whole or plans.changed or plans.removed)
+        before = self.state
+        same = (plan.settings, findings) == (before.plan.settings, before.findings)
+        if before.result and same and not news:
+            self._on_synced(Synced(self.state, None, (changes,), (plans,), written, whole))
+            return None
         self.state = State(
             revision=result.revision,
             mode=self.mode.name,
             snapshot=self.store.snapshot,
-            plan=plan,
+            plan=NodePlan(plan.settings, self._published, plan.findings, plan.unlisted),
             result=result,
-            findings=self.store.findings + plan.findings + refused,
+            findings=findings,
             unlisted=plan.unlisted,
             objects=self._held.objects,
             slices=self.store.slices,
             at=self._wall(),
         )
-        taken, planned = tuple(self._taken), tuple(self._planned)
-        self._taken, self._planned = [], []
-        self._on_synced(Synced(self.state, result, taken, planned, written, whole))
+        self._on_synced(Synced(self.state, result, (changes,), (plans,), written, whole))
+        return result
 
 
-def _refusal(owner: Owner, why: str, mode: str) -> Finding:
+def _refused(owner: Owner, why: str, mode: str) -> Finding:
+    return _finding(owner, f"{mode}: the kernel refuses its rules ({why})")
+
+
+def _broken(owner: Owner, why: str, mode: str) -> Finding:
+    return _finding(owner, f"{mode}: its rules cannot be rendered ({why}), please report this")
+
+
+def _finding(owner: Owner, reason: str) -> Finding:
     name = f"Service {owner.name.object_name}" if isinstance(owner, PlanKey) else owner
     field = f"port {owner}" if isinstance(owner, PlanKey) else ""
-    reason = f"{mode}: the kernel refuses its rules ({why}); what it had before stays in force"
-    return Finding(name, field, reason, Severity.ERROR)
+    return Finding(name, field, f"{reason}; what it had before stays in force", Severity.ERROR)

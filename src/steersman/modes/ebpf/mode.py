@@ -34,6 +34,7 @@ class EbpfMode:
 
     name = "ebpf"
     traits = Traits(
+        reads_addresses=True,
         filters_without_endpoints=True,
         rejects_unknown_ports=True,
         drops_unassigned_addresses=True,

@@ -56,6 +56,7 @@ class IpvsMode:
         filters_without_endpoints=True,
         rejects_unknown_ports=True,
         holds_addresses=True,
+        reads_addresses=True,
         one_health_check_port=True,
     )
 

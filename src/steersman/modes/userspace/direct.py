@@ -55,6 +55,7 @@ class DirectMode:
     """Proxies TCP and UDP on the very addresses of Services."""
 
     traits = Traits(
+        reads_addresses=True,
         hides_clients=True,
         forwards_sctp=False,
         localhost_node_ports=True,

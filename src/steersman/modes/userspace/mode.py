@@ -61,7 +61,11 @@ class UserspaceMode:
 
     name = "userspace"
     traits = Traits(
-        hides_clients=True, forwards_sctp=False, localhost_node_ports=True, relays_localhost=True
+        reads_addresses=True,
+        hides_clients=True,
+        forwards_sctp=False,
+        localhost_node_ports=True,
+        relays_localhost=True,
     )
 
     def __init__(
