@@ -15,13 +15,16 @@ import socket
 import struct
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from steersman.model.plan import Endpoint
 from steersman.modes.userspace import relay
 from steersman.modes.userspace.apply import Proxy
-from tests.userspace_proxy import LOCAL, endpoint, key, listener, proxy, until
+from tests.userspace_proxy import LOCAL, answering, endpoint, key, listener, proxy, until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 CONNECTIONS = 2000
@@ -136,25 +139,65 @@ async def test_rude_peers_leave_nothing_behind() -> None:
         assert made.room.used == 1
 
 
+@asynccontextmanager
+async def process(to: Endpoint, limit: int = 0) -> AsyncIterator[tuple[int, list[int]]]:
+    """A process that only proxies: its id, and the ports of its two Services."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.userspace_child", str(to.port), str(limit)),
+        stdout=-1,
+        stdin=-1,
+    )
+    try:
+        assert child.stdout is not None
+        yield child.pid, [int(port) for port in (await child.stdout.readline()).split()]
+    finally:
+        child.kill()
+        await child.wait()
+
+
 async def test_memory_of_an_idle_connection() -> None:
     """At most 20 kB each, in a process that does nothing else."""
-    async with endpoint(digest) as one, contextlib.AsyncExitStack() as stack:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.userspace_child", str(one.port), stdout=-1, stdin=-1
-        )
-        stack.push_async_callback(child.wait)
-        stack.callback(child.kill)
-        assert child.stdout is not None
-        port = int(await child.stdout.readline())
+    async with (
+        endpoint(digest) as one,
+        process(one) as (pid, (port, _)),
+        contextlib.AsyncExitStack() as stack,
+    ):
         await exchange(port, 1)  # so that everything is there that the first one needs
-        before = _resident(child.pid)
+        before = _resident(pid)
         for _ in range(IDLE):
             reader, writer = await asyncio.open_connection(LOCAL, port)
             stack.callback(writer.close)
             writer.write(b"x")
             assert await reader.readexactly(1) == b"x"
-        each = (_resident(child.pid) - before) / IDLE
+        each = (_resident(pid) - before) / IDLE
     assert each <= 20_000, f"{each:.0f} bytes"
+
+
+async def test_idle_connections_of_one_client_refuse_nobody_else() -> None:
+    """Neither clients of another Service nor other clients of the same one."""
+    async with (
+        endpoint(answering(b"1")) as one,
+        process(one, limit=300) as (_, ports),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(600):
+            greedy = stack.enter_context(socket.create_connection((LOCAL, ports[0])))
+        await until(lambda: _is_reset(greedy))
+        for port in ports * 20:
+            reader, writer = await asyncio.open_connection(LOCAL, port, local_addr=("127.0.0.2", 0))
+            stack.callback(writer.close)
+            async with asyncio.timeout(20):
+                assert await reader.readexactly(1) == b"1"
+
+
+def _is_reset(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
 
 
 def _resident(pid: int) -> int:

@@ -21,7 +21,8 @@ from steersman.modes.base import ApplyError
 from steersman.modes.userspace import relay, tcp
 from steersman.modes.userspace.names import Choice
 from steersman.modes.userspace.relay import Pair
-from steersman.modes.userspace.sockets import Room, open_socket
+from steersman.modes.userspace.room import Holding, Room
+from steersman.modes.userspace.sockets import open_socket
 from steersman.modes.userspace.splice import Splice
 from steersman.modes.userspace.traffic import Tally
 from tests.userspace_proxy import (
@@ -194,7 +195,7 @@ async def test_an_endpoint_that_is_gone_before_it_is_greeted_resets_the_client()
         for sock in (server, client):
             sock.setblocking(False)
         ended: list[Pair] = []
-        pair = Pair(one, Tally(), Room(100), ended.append)
+        pair = Pair(one, Tally(), Room(100), Holding(owner(), LOCAL, 2), ended.append)
         with pytest.raises(ConnectionError):
             await relay.connect(loop, pair, client, server, b"PROXY")
         pair.abort()

@@ -81,9 +81,11 @@ async def server(name: bytes) -> AsyncIterator[tuple[Endpoint, Answers]]:
 
 
 @asynccontextmanager
-async def client(port: int, address: str = LOCAL) -> AsyncIterator[Client]:
+async def client(port: int, address: str = LOCAL, source: str = "") -> AsyncIterator[Client]:
     loop = asyncio.get_running_loop()
-    transport, made = await loop.create_datagram_endpoint(Client, remote_addr=(address, port))
+    transport, made = await loop.create_datagram_endpoint(
+        Client, (source, 0) if source else None, (address, port)
+    )
     yield made
     transport.close()
     await asyncio.sleep(0)
@@ -218,15 +220,17 @@ async def test_what_was_asked_before_another_process_took_over_is_answered() -> 
 
 async def test_who_gets_no_answer_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(udp, "ANSWER_SECONDS", 3600.0)
-    async with server(b"1") as (one, answers), proxy(limit=5, udp_idle=0.1) as made:
+    async with server(b"1") as (one, answers), proxy(limit=9, udp_idle=0.1) as made:
         await made.start({key(UDP): listener(one, protocol=UDP)})
         answers.keep = b"?"
-        async with client(made.port(key(UDP))) as a, client(made.port(key(UDP))) as b:
-            for each in (a, b):
+        port = made.port(key(UDP))
+        async with contextlib.AsyncExitStack() as stack:
+            for source in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+                each = await stack.enter_async_context(client(port, source=source))
                 each.transport.sendto(b"?")
-            await until(lambda: len(answers.kept) == 2)  # three descriptors of five
-            await until(lambda: made.open_connections == 1)
-        assert made.room.used == 2
+            await until(lambda: len(answers.kept) == 3)  # of four sessions that there may be
+            await until(lambda: made.open_connections == 2)
+        assert made.room.used == 3
 
 
 async def test_a_client_moves_on_when_its_endpoint_is_gone_from_the_plan() -> None:
@@ -259,8 +263,15 @@ async def test_a_flood_of_clients_is_bounded() -> None:
             for _ in range(30):
                 one_of_many = await stack.enter_async_context(client(made.port(key(UDP))))
                 one_of_many.transport.sendto(b"garbage\0\xff")
-            await until(lambda: made.room.refused == 20)
-            assert made.open_connections == 10
+            await until(lambda: made.room.gave_way == 29)
+            assert made.open_connections == 1  # of five sessions: a client may have a quarter
+            for number in range(2, 12):
+                each = await stack.enter_async_context(
+                    client(made.port(key(UDP)), source=f"127.0.0.{number}")
+                )
+                each.transport.sendto(b"garbage")
+            await until(lambda: made.room.gave_way == 35)
+            assert made.open_connections == 5
 
 
 async def test_who_is_not_wanted_gets_no_session() -> None:

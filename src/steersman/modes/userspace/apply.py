@@ -15,13 +15,13 @@ from steersman.modes.base import ApplyError
 from steersman.modes.userspace.balance import Balancer
 from steersman.modes.userspace.incoming import note_interfaces
 from steersman.modes.userspace.names import FrontendKey, Listener
+from steersman.modes.userspace.room import Room
 from steersman.modes.userspace.route import Route
 from steersman.modes.userspace.searching import PORT_NAME, SearchingSession
 from steersman.modes.userspace.sockets import (
     OpenSocket,
     Place,
     Ports,
-    Room,
     Sockets,
     descriptor_limit,
     listen,
@@ -174,7 +174,7 @@ class Proxy:
         for listener in listeners:
             self._ports.free(listener.port)
             listener.stop()
-            self.room.give_back(1)
+            self.room.used -= 1
             self._disown(listener.route.plan.owner, listener)
             self._left.append(listener)
         self._left = [listener for listener in self._left if listener.open_connections]

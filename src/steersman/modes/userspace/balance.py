@@ -5,13 +5,16 @@ One Balancer per ServicePort and family, for all its listeners. Takes the time a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
 from steersman.model.plan import Endpoint
 
 PENALTY = 10.0
 """Seconds for which an endpoint that could not be reached is tried last."""
+
+MOST_STICKY = 65_536
+"""Clients of a ServicePort whose endpoint is remembered; beyond that the oldest are forgotten."""
 
 
 class Balancer:
@@ -21,7 +24,9 @@ class Balancer:
 
     def __init__(self) -> None:
         self._next = 0
-        self._sticky: dict[str, tuple[Endpoint, float]] = {}  # least recently used first
+        self._sticky: OrderedDict[str, tuple[Endpoint, float]] = (
+            OrderedDict()
+        )  # least recently used first
         self._failed: dict[Endpoint, float] = {}
         self.active: Counter[Endpoint] = Counter()
         """Connections to each endpoint now."""
@@ -85,7 +90,10 @@ class Balancer:
             self._forget(now - affinity_seconds)
 
     def _forget(self, before: float) -> None:
-        while (oldest := next(iter(self._sticky))) and self._sticky[oldest][1] <= before:
+        while self._sticky:
+            oldest, (_, used) = next(iter(self._sticky.items()))
+            if used > before and len(self._sticky) <= MOST_STICKY:
+                break
             del self._sticky[oldest]
 
     def failed(self, endpoint: Endpoint, now: float) -> None:

@@ -239,9 +239,9 @@ async def _give(sock: socket.socket, sockets: Sockets) -> None:
 
 async def _writable(sock: socket.socket) -> None:
     loop = asyncio.get_running_loop()
-    room = loop.create_future()
-    loop.add_writer(sock, room.set_result, None)
+    room = asyncio.Event()
+    loop.add_writer(sock, room.set)
     try:
-        await room
+        await room.wait()
     finally:
         loop.remove_writer(sock)

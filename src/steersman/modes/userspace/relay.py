@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import cast
 
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace.sockets import RESET_ON_CLOSE, Room
+from steersman.modes.userspace.room import Holding, Room
+from steersman.modes.userspace.sockets import RESET_ON_CLOSE
 from steersman.modes.userspace.splice import DESCRIPTORS, Splice, possible
 from steersman.modes.userspace.traffic import Tally
 
@@ -53,6 +54,8 @@ class Half(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes on."""
+        pair = self._pair
+        pair.room.use(pair.holding)
         self._counts[self._direction] += len(data)
         self.peer.transport.write(data)
         if len(data) >= _LARGE_READ and self._bulk >= 0:
@@ -104,15 +107,22 @@ class Half(asyncio.Protocol):
         ends = (_descriptor(self.transport), _descriptor(self.peer.transport))
         if -1 in ends:  # closing: `connection_lost` will say so
             return
+        if not self._pair.room.more(self._pair.holding, DESCRIPTORS):
+            self._copy()
+            return
         try:
             self._splice = Splice(*ends, self._count, self._splice_ended)
         except OSError:
-            self.peer.transport.set_write_buffer_limits(_WAITING)
-            self.transport.resume_reading()
-        else:
-            self._pair.room.used += DESCRIPTORS
+            self._pair.room.less(self._pair.holding, DESCRIPTORS)
+            self._copy()
+
+    def _copy(self) -> None:
+        """Go on copying: there are no descriptors for splicing."""
+        self.peer.transport.set_write_buffer_limits(_WAITING)
+        self.transport.resume_reading()
 
     def _count(self, moved: int) -> None:
+        self._pair.room.use(self._pair.holding)
         self._counts[self._direction] += moved
 
     def _splice_ended(self, error: OSError | None) -> None:
@@ -126,7 +136,7 @@ class Half(asyncio.Protocol):
         if self._splice is not None:
             self._splice.close()
             self._splice = None
-            self._pair.room.give_back(DESCRIPTORS)
+            self._pair.room.less(self._pair.holding, DESCRIPTORS)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Take the other end along: with a reset, unless both had ended in order."""
@@ -161,14 +171,20 @@ class Pair:
 
     __slots__ = (
         *("_lost", "_on_end", "broken", "client"),
-        *("endpoint", "joined", "made", "room", "server"),
+        *("endpoint", "holding", "joined", "made", "room", "server"),
     )
 
     def __init__(
-        self, endpoint: Endpoint, tally: Tally, room: Room, on_end: Callable[[Pair], None]
+        self,
+        endpoint: Endpoint,
+        tally: Tally,
+        room: Room,
+        holding: Holding,
+        on_end: Callable[[Pair], None],
     ) -> None:
         self.endpoint = endpoint
         self.room = room
+        self.holding = holding
         self.client = Half(self, tally, 0)
         self.server = Half(self, tally, 1)
         self.client.peer, self.server.peer = self.server, self.client

@@ -10,7 +10,8 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.plan import Endpoint, Verdict
 from steersman.modes.userspace.balance import Balancer
 from steersman.modes.userspace.names import Listener
-from steersman.modes.userspace.sockets import OpenSocket, Room
+from steersman.modes.userspace.room import Holding, Room
+from steersman.modes.userspace.sockets import OpenSocket
 from steersman.modes.userspace.traffic import Tally, Traffic
 
 
@@ -86,10 +87,10 @@ class Route:
         self.balancer.failed(endpoint, time.monotonic())
         self._traffic.of(self.plan.owner, endpoint).failures += 1
 
-    def ended(self, balancer: Balancer, endpoint: Endpoint, descriptors: int) -> None:
+    def ended(self, balancer: Balancer, endpoint: Endpoint, holding: Holding) -> None:
         """Note the end of a connection, to the Balancer that chose its endpoint."""
         balancer.ended(endpoint)
-        self.room.give_back(descriptors)
+        self.room.release(holding)
 
 
 def spread(endpoints: Sequence[Endpoint], attempts: int) -> list[Endpoint]:

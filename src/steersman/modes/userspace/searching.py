@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from steersman.model.plan import Endpoint
 from steersman.modes.userspace.dns import BrokenMessageError, failed, queries, restored
+from steersman.modes.userspace.room import Holding
 from steersman.modes.userspace.udp import Client, Session, UdpListener
 
 PORT_NAME = "dns"
@@ -17,10 +18,16 @@ class SearchingSession(Session):
     """Asks until there is an answer, or no suffix is left."""
 
     def __init__(
-        self, listener: UdpListener, client: Client, endpoint: Endpoint, suffixes: Sequence[str]
+        self,
+        listener: UdpListener,
+        client: Client,
+        endpoint: Endpoint,
+        holding: Holding,
+        *,
+        suffixes: Sequence[str],
     ) -> None:
         """Take what any session takes, and the suffixes to try."""
-        super().__init__(listener, client, endpoint)
+        super().__init__(listener, client, endpoint, holding)
         self._suffixes = suffixes
         self._asked: dict[bytes, list[bytes]] = {}
         """By the number of a question: the client's query, and those still to try."""

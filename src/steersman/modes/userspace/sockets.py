@@ -21,8 +21,7 @@ _KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
 _COOL_DOWN = 0.5  # seconds until a freed proxy port is given out again
 BACKLOG = 4096
 """Clients that may wait to be accepted."""
-_SHARE = 64  # descriptors that are not for connections
-_SHARE_OF_DIALS = 8  # a quarter of the descriptors
+_SHARE = 64  # descriptors that are not for connections, or are about to be closed
 _DEFAULT_LIMIT = 8192
 _WANTED_LIMIT = 1 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 120, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 5}
@@ -148,47 +147,6 @@ def reset(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
     sock.close()
-
-
-class Room:
-    """How many descriptors connections may take, and how many they have taken."""
-
-    def __init__(self, limit: int) -> None:
-        """Take the limit; see `descriptor_limit`."""
-        self.limit = limit
-        self.used = 0
-        self.refused = 0
-        """Connections and datagrams that there was no room for."""
-
-    @property
-    def share(self) -> int:
-        """How many clients of one ServicePort may wait for endpoints to answer, at a time.
-
-        So that one whose endpoints are silent leaves room for all others: each of its clients
-        takes two descriptors for seconds.
-        """
-        return max(self.limit // _SHARE_OF_DIALS, 1)
-
-    @property
-    def is_short(self) -> bool:
-        """Whether more than half is taken: nobody may wait for long."""
-        return self.used * 2 > self.limit
-
-    def has(self, count: int) -> bool:
-        """Whether there is room for some more."""
-        return self.used + count <= self.limit
-
-    def take(self, count: int) -> bool:
-        """Take some descriptors, or note that there are none left."""
-        if self.used + count > self.limit:
-            self.refused += 1
-            return False
-        self.used += count
-        return True
-
-    def give_back(self, count: int) -> None:
-        """Return descriptors."""
-        self.used -= count
 
 
 def descriptor_limit() -> int:

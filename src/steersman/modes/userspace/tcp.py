@@ -16,6 +16,7 @@ from steersman.modes.userspace.incoming import interface_of
 from steersman.modes.userspace.names import Listener
 from steersman.modes.userspace.proxy_protocol import header
 from steersman.modes.userspace.relay import Pair, connect
+from steersman.modes.userspace.room import Holding
 from steersman.modes.userspace.route import Route, spread
 from steersman.modes.userspace.sockets import BACKLOG, reset, tune
 
@@ -25,6 +26,7 @@ _STALL = 0.05  # seconds
 _STALLS = 4  # of one attempt
 _DESCRIPTORS = 2  # of one connection
 _ACCEPT_AT_ONCE = 64
+_ACCEPT_IF_SHORT = 4
 _ACCEPT_AGAIN = 0.1  # seconds
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -37,7 +39,7 @@ class TcpListener:
         self.route = route
         self._socket = sock
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[asyncio.Task[bool], socket.socket] = {}
+        self._tasks: dict[asyncio.Task[bool], tuple[socket.socket, Holding]] = {}
         """What brings each client to an endpoint."""
         self._retry: asyncio.TimerHandle | None = None
         self._proactor: asyncio.Task[None] | None = None
@@ -68,8 +70,10 @@ class TcpListener:
         except NotImplementedError:
             self._proactor = self._loop.create_task(self._accept_forever())
 
-    def _acceptable(self, most: int = _ACCEPT_AT_ONCE) -> None:
-        for _ in range(most):
+    def _acceptable(self, most: int = 0) -> None:
+        """Accept clients; few if others have to give way, which close a moment later."""
+        few = not self.route.room.has(_DESCRIPTORS * _ACCEPT_AT_ONCE)
+        for _ in range(most or (_ACCEPT_IF_SHORT if few else _ACCEPT_AT_ONCE)):
             try:
                 client, peer = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -100,11 +104,13 @@ class TcpListener:
         self._retry = self._loop.call_later(_ACCEPT_AGAIN, self._start)
 
     def _take(self, client: socket.socket, peer: tuple[Any, ...]) -> None:
-        if not self.route.room.take(_DESCRIPTORS):
+        holding = self.route.room.take(self.route.plan.owner, peer[0], _DESCRIPTORS)
+        if holding is None:
             reset(client)
             return
-        task = self._loop.create_task(self._serve(client, peer))
-        self._tasks[task] = client
+        task = self._loop.create_task(self._serve(client, peer, holding))
+        holding.give_way = task.cancel
+        self._tasks[task] = (client, holding)
         task.add_done_callback(self._served)
 
     def follow(self, plan: Listener) -> None:
@@ -139,24 +145,24 @@ class TcpListener:
 
     # Serving
 
-    async def _serve(self, client: socket.socket, peer: tuple[Any, ...]) -> bool:
+    async def _serve(self, client: socket.socket, peer: tuple[Any, ...], holding: Holding) -> bool:
         try:
             tune(client)
-            return await self._join(client, peer)
+            return await self._join(client, peer, holding)
         except OSError:
             return False  # the client is gone already
 
     def _served(self, task: asyncio.Task[bool]) -> None:
         """Turn a client away that was not joined, also where its task never got to begin."""
-        client, joined = self._tasks.pop(task), False
+        (client, holding), joined = self._tasks.pop(task), False
         try:
             joined = not task.cancelled() and task.result()
         finally:
             if not joined:
-                self.route.room.give_back(_DESCRIPTORS)
+                self.route.room.release(holding)
                 reset(client)
 
-    async def _join(self, client: socket.socket, peer: tuple[Any, ...]) -> bool:
+    async def _join(self, client: socket.socket, peer: tuple[Any, ...], holding: Holding) -> bool:
         """Bring a client and an endpoint together; False where there is none for it."""
         route = self.route
         needs_interface = not route.plan.same_for_all
@@ -172,7 +178,7 @@ class TcpListener:
         endpoint, server = found
         balancer = route.balancer
         tally = route.reached(peer[0], endpoint, self._loop.time() - started)
-        pair = Pair(endpoint, tally, route.room, partial(self._ended, balancer))
+        pair = Pair(endpoint, tally, route.room, holding, partial(self._ended, balancer))
         try:
             greets = route.plan.proxy_protocol
             greeting = _greeting(client, peer, route.destination) if greets else b""
@@ -183,6 +189,7 @@ class TcpListener:
             server.close()
             raise
         self.pairs.add(pair)
+        holding.give_way = pair.abort
         self._cut([pair])  # the plan may be another one by now
         return True
 
@@ -230,7 +237,7 @@ class TcpListener:
 
     def _ended(self, balancer: Balancer, pair: Pair) -> None:
         self.pairs.discard(pair)
-        self.route.ended(balancer, pair.endpoint, _DESCRIPTORS)
+        self.route.ended(balancer, pair.endpoint, pair.holding)
 
 
 def _greeting(client: socket.socket, peer: tuple[Any, ...], destination: tuple[str, int]) -> bytes:

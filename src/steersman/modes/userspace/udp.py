@@ -20,6 +20,7 @@ from steersman.modes.userspace.incoming import (
     note_interfaces,
 )
 from steersman.modes.userspace.names import Listener
+from steersman.modes.userspace.room import Holding
 from steersman.modes.userspace.route import Route
 from steersman.modes.userspace.traffic import Tally
 
@@ -43,14 +44,18 @@ class Client(NamedTuple):
 class Session(asyncio.DatagramProtocol):
     """The way to an endpoint for one client."""
 
-    def __init__(self, listener: UdpListener, client: Client, endpoint: Endpoint) -> None:
+    def __init__(
+        self, listener: UdpListener, client: Client, endpoint: Endpoint, holding: Holding
+    ) -> None:
         self.endpoint = endpoint
+        self._holding = holding
+        holding.give_way = self.close
         self.socket: socket.socket | None = None
         self._listener = listener
         self._client = client
         self._transport: asyncio.DatagramTransport | None = None
         self._waiting: list[bytes] = []
-        self._closed = self._unanswered = False
+        self._closed = self._unanswered = self._answered = self._full = False
         self._balancer = listener.route.balancer
         self._tally: Tally = listener.route.reached(client.address[0], endpoint, 0.0)
         self._used = listener.loop.time()
@@ -68,6 +73,10 @@ class Session(asyncio.DatagramProtocol):
 
     def send(self, data: bytes) -> None:
         """Pass a datagram of the client on."""
+        room = self._listener.route.room
+        if self._answered:
+            room.prove(self._holding)
+        room.use(self._holding)
         self._used, self._unanswered = self._listener.loop.time(), True
         self._tally.moved[0] += len(data)
         if self._transport is not None:
@@ -78,15 +87,26 @@ class Session(asyncio.DatagramProtocol):
     def _pass_on(self, data: bytes) -> None:
         assert self._transport is not None
         if data:
-            self._transport.sendto(data)
+            if not self._full:
+                self._transport.sendto(data)
         elif self.socket is not None:
             with contextlib.suppress(OSError):  # transports of asyncio send no empty ones
                 self.socket.send(data)
 
+    def pause_writing(self) -> None:
+        """Lose datagrams: the way to the endpoint takes no more."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """Pass datagrams on again."""
+        self._full = False
+
     def datagram_received(self, data: bytes, addr: Address) -> None:
         """Pass an answer back."""
         del addr
+        self._listener.route.room.use(self._holding)
         self._used, self._unanswered = self._listener.loop.time(), False
+        self._answered = True
         self._tally.moved[1] += len(data)
         self._listener.answer(data, self._client)
 
@@ -113,12 +133,12 @@ class Session(asyncio.DatagramProtocol):
             self._closed = True
             self._listener.forget(self._client, self)
             self._timer.cancel()
-            self._listener.route.ended(self._balancer, self.endpoint, _DESCRIPTORS)
+            self._listener.route.ended(self._balancer, self.endpoint, self._holding)
             if self._transport is not None:
                 self._transport.close()
 
 
-MakeSession: TypeAlias = Callable[["UdpListener", Client, Endpoint], Session]
+MakeSession: TypeAlias = Callable[["UdpListener", Client, Endpoint, Holding], Session]
 
 
 class UdpListener(asyncio.DatagramProtocol):
@@ -200,9 +220,12 @@ class UdpListener(asyncio.DatagramProtocol):
         told_apart = not self.route.plan.same_for_all
         interface = interface_name(self._socket, client.arrival.interface) if told_apart else ""
         endpoints = self.route.endpoints(client.address[0], interface)
-        if not endpoints or not self.route.room.take(_DESCRIPTORS):
+        if not endpoints:
             return None
-        session = self._sessions[client] = self._make(self, client, endpoints[0])
+        holding = self.route.room.take(self.route.plan.owner, client.address[0], _DESCRIPTORS)
+        if holding is None:
+            return None
+        session = self._sessions[client] = self._make(self, client, endpoints[0], holding)
         task = self.loop.create_task(self._connect(session))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
