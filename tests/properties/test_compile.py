@@ -195,6 +195,7 @@ ONE_BY_ONE = st.lists(CLASHING | CLASHING | GONE, max_size=12).map(
 def test_incremental_equals_full(
     batches: list[tuple[list[Any], HostFacts, bool]], config: NodeConfig, traits: Traits
 ) -> None:
+    """An update makes the plan that a fresh Planner makes which succeeds the one of before."""
     store, planner = Store(NODE), Planner(config, traits)
     followed: dict[Any, ServicePlan] = {}  # what a mode that hears only of changes would have
     for events, facts, everything in batches:
@@ -202,8 +203,11 @@ def test_incremental_equals_full(
             take(store, event)
         dirty = store.take().services
         before = planner.plan.settings if followed else None
+        fresh = Planner(config, traits)
+        fresh.succeed(planner)
+        fresh.update(store.snapshot, facts, (), everything=True)
+        full = fresh.plan
         change = planner.update(store.snapshot, facts, dirty, everything)
-        full = compile_all(store.snapshot, config, facts, traits)
         assert planner.plan == full
         assert change.settings_changed or before is None or before == full.settings
         assert not change.removed & change.changed.keys()

@@ -452,3 +452,22 @@ async def test_what_is_gone_while_the_configuration_changes_is_told_to_be_gone()
     (change,) = synced[-1].plans
     assert [str(key) for key in change.removed] == ["shop/s1 (TCP, IPv4)"]
     assert world.mode.kernel == world.fresh()
+
+
+async def test_a_reload_leaves_a_node_port_with_who_has_it() -> None:
+    world = World()
+
+    def ask(name: str) -> None:
+        spec: dict[str, Any] = {"type": "NodePort", "ports": [{"port": 80, "nodePort": 30080}]}
+        world.store.upsert(service(name, None, clusterIP=f"10.96.1.{len(name)}", **spec))
+
+    ask("web")
+    await world.sync.run()
+    ask("aa")
+    for bit in (7, 8):
+        config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_bit=bit)
+        world.sync.use_planner(Planner(config, world.mode.traits))
+    await world.sync.run()
+    assert world.mode.kernel["nodePort :30080"] == "shop/web (TCP, IPv4)"
+    (finding,) = world.sync.state.findings
+    assert finding.object == "Service shop/aa"

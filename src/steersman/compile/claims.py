@@ -1,14 +1,21 @@
-"""Who asks for which destination, and who gets it when several do.
+"""Who asks for which destination, and who gets it if several do.
 
-The oldest Service keeps a destination; the others lose that Frontend and nothing else. The index
-answers whose plans a change may touch, so that a clash costs only those who clash.
+One Service gets a destination; the others lose that Frontend and nothing else:
+
+1. a clusterIP goes before external and load balancer IPs: it is the API server's gift;
+2. the older Service gets it, if the creation times of both are known and differ;
+3. otherwise the Service that has it keeps it while it asks for it;
+4. if nobody has it yet (at a start), a Service of known age gets it, then the first by name.
+
+The index answers whose plans a change may touch, so that a clash costs only those who clash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
+from steersman.model.addresses import canonical_ip
 from steersman.model.kube import Service
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.model.plan import Finding, Frontend, FrontendKind, ServicePlan, Severity
@@ -38,7 +45,6 @@ class AddressClaim(NamedTuple):
 
 
 Claim: TypeAlias = NodePortClaim | HealthClaim | AddressClaim
-Rank: TypeAlias = tuple[str, PlanKey]
 _YOUNGEST = "~"
 """Sorts after every timestamp: a Service of unknown age gives way to one of known age."""
 
@@ -59,63 +65,140 @@ def claims_of(plan: ServicePlan) -> list[Claim]:
 
 
 class Claims:
-    """The index of all claims: a sole holder is stored as itself, to be small."""
+    """The index of all claims, and who has what: a sole asker is stored as itself, to be small.
+
+    After each round of `add`, `remove` and `review`, `decide` says who gets what.
+    """
 
     def __init__(self) -> None:
-        self._holders: dict[Claim, PlanKey | tuple[PlanKey, ...]] = {}
-        self.contended: set[Claim] = set()
-        """What more than one plan asks for; most clusters have none."""
+        self._askers: dict[Claim, PlanKey | dict[PlanKey, None]] = {}
+        self._holders: dict[Claim, PlanKey] = {}
+        """Of contended claims; a sole asker has what it asks for."""
+        self._before: dict[Claim, PlanKey | None] = {}
+        """Who had the claims that are to be decided again."""
+        self._reviewed: set[Claim] = set()
+        self._checks: set[HealthClaim] = set()
+        """Health check ports on which something changed."""
+        self._predecessor: Claims | None = None
+
+    @property
+    def contended(self) -> Mapping[Claim, PlanKey]:
+        """What more than one plan asks for, and who has it; most clusters have none."""
+        return self._holders
+
+    def succeed(self, predecessor: Claims) -> None:
+        """Let those who have something in another index keep it in this one, which is empty."""
+        self._predecessor = predecessor
 
     def add(self, claim: Claim, key: PlanKey) -> None:
         """Note that a plan asks for a destination."""
-        first = self._holders.setdefault(claim, key)
-        if first is not key:
-            self.contended.add(claim)
-            self._holders[claim] = (*self.holders(claim), key)
+        self._touch(claim)
+        first = self._askers.setdefault(claim, key)
+        if isinstance(first, dict):
+            first[key] = None
+        elif first != key:
+            self._askers[claim] = {first: None, key: None}
 
     def remove(self, claim: Claim, key: PlanKey) -> None:
         """Note that a plan no longer asks for a destination."""
-        left = tuple(holder for holder in self.holders(claim) if holder != key)
-        if len(left) > 1:
-            self._holders[claim] = left
+        self._touch(claim)
+        askers = self._askers[claim]
+        if not isinstance(askers, dict):
+            del self._askers[claim]
             return
-        self.contended.discard(claim)
-        if left:
-            self._holders[claim] = left[0]
-        else:
-            del self._holders[claim]
+        del askers[key]
+        if len(askers) == 1:
+            (self._askers[claim],) = askers
 
-    def holders(self, claim: Claim) -> tuple[PlanKey, ...]:
+    def review(self, claim: Claim) -> None:
+        """Note that an asker is older or younger than before, or asks as another kind."""
+        if claim in self._holders:
+            self._touch(claim)
+            self._reviewed.add(claim)
+
+    def askers(self, claim: Claim) -> tuple[PlanKey, ...]:
         """Return who asks for a destination, in no particular order."""
-        found = self._holders.get(claim, ())
-        return (found,) if isinstance(found, PlanKey) else found
+        found = self._askers.get(claim, ())
+        return tuple(found) if isinstance(found, dict) else (found,) if found else ()
 
-    def rivals(self, claim: Claim, key: PlanKey) -> list[ObjectName]:
-        """Return the Services whose plans a change of this claim by `key` may touch."""
-        if isinstance(claim, AddressClaim) and self._holders.get(claim) == key:
-            return []  # by far the most
-        return [holder.name.object_name for rel in _related(claim) for holder in self.holders(rel)]
+    def holder(self, claim: Claim) -> PlanKey | None:
+        """Return who had a destination after the last decision."""
+        if claim in self._before:
+            return self._before[claim]
+        found = self._holders.get(claim) or self._askers.get(claim)
+        if found is None and self._predecessor is not None:
+            return self._predecessor.holder(claim)
+        return found if isinstance(found, PlanKey) else None
+
+    def decide(self, services: Mapping[ObjectName, Service]) -> set[ObjectName]:
+        """Decide what changed; return the Services, besides those that changed, it may concern."""
+        concerned = {key.name.object_name for check in self._checks for key in self.askers(check)}
+        for claim, before in self._before.items():
+            askers = self._askers.get(claim)
+            now = _entitled(claim, askers, before, services) if askers else before
+            if now is not None and isinstance(askers, dict):
+                self._holders[claim] = now
+            else:
+                self._holders.pop(claim, None)
+            if claim in self._reviewed or (before is not None and now != before):
+                concerned.update(key.name.object_name for key in self.askers(claim))
+        self._before, self._reviewed, self._checks = {}, set(), set()
+        self._predecessor = None
+        return concerned
+
+    def _touch(self, claim: Claim) -> None:
+        if isinstance(claim, AddressClaim):
+            if claim not in self._before:
+                self._before[claim] = self.holder(claim)
+        elif isinstance(claim, HealthClaim):
+            self._checks.add(claim)
+        else:
+            self._before.setdefault(claim, self.holder(claim))
+            if claim.protocol is Protocol.TCP:
+                self._checks.add(HealthClaim(claim.family, claim.port))
 
 
-def _related(claim: Claim) -> tuple[Claim, ...]:
-    """A health check port and a TCP node port of one number concern each other."""
-    match claim:
-        case HealthClaim(family, port):
-            return claim, NodePortClaim(family, port, Protocol.TCP)
-        case NodePortClaim(family, port, Protocol.TCP):
-            return claim, HealthClaim(family, port)
-        case _:
-            return (claim,)
+def _entitled(
+    claim: Claim,
+    askers: PlanKey | Iterable[PlanKey],
+    holder: PlanKey | None,
+    services: Mapping[ObjectName, Service],
+) -> PlanKey:
+    """Return who gets a destination."""
+    if isinstance(askers, PlanKey):
+        return askers
+    if isinstance(claim, AddressClaim):
+        askers = [key for key in askers if _is_cluster_ip(claim, key, services)] or askers
+    mine = [key for key in askers if holder and key.name.object_name == holder.name.object_name]
+    if holder is not None and mine:
+        holder = holder if holder in mine else min(mine)  # its port may have another name now
+        older = [key for key in askers if is_older(key, holder, services)]
+        if not older:
+            return holder
+        askers = older
+    return min(askers, key=lambda key: (_created(key, services) or _YOUNGEST, key))
 
 
-def winner(keys: Iterable[PlanKey], services: Mapping[ObjectName, Service]) -> PlanKey:
-    """Return who keeps a contended destination: the oldest Service, then by name."""
-    return min(keys, key=lambda key: _rank(key, services))
+def _is_cluster_ip(
+    claim: AddressClaim, key: PlanKey, services: Mapping[ObjectName, Service]
+) -> bool:
+    spec = services[key.name.object_name].spec
+    return claim.address in map(canonical_ip, [spec.cluster_ip or "", *(spec.cluster_ips or ())])
 
 
-def _rank(key: PlanKey, services: Mapping[ObjectName, Service]) -> Rank:
-    created = services[key.name.object_name].metadata.creation_timestamp
-    return created or _YOUNGEST, key
+def _created(key: PlanKey, services: Mapping[ObjectName, Service]) -> str:
+    return services[key.name.object_name].metadata.creation_timestamp or ""
+
+
+def standing(service: Service) -> tuple[object, ...]:
+    """Return what of a Service decides who gets a contended destination."""
+    spec = service.spec
+    return service.metadata.creation_timestamp, spec.cluster_ip, spec.cluster_ips
+
+
+def is_older(key: PlanKey, other: PlanKey, services: Mapping[ObjectName, Service]) -> bool:
+    """Whether the creation times of two Services are known and the first is the older one."""
+    return "" < _created(key, services) < _created(other, services)
 
 
 def settle(
@@ -125,25 +208,34 @@ def settle(
     kept, lost, findings = [], [], []
     for frontend in plan.frontends:
         claim = claim_of(plan.key, frontend)
-        if claim not in claims.contended:
-            kept.append(frontend)
-            continue
-        first = winner(claims.holders(claim), services)
-        if first == plan.key:
+        holder = claims.contended.get(claim, plan.key)
+        if holder == plan.key:
             kept.append(frontend)
         else:
             lost.append(frontend)
-            findings.append(_lost(plan.key, frontend, first, services))
+            findings.append(_lost(plan.key, frontend, holder, services))
     return tuple(kept), tuple(lost), (*findings, *_health_clash(plan, claims))
 
 
 def _lost(
-    key: PlanKey, frontend: Frontend, first: PlanKey, services: Mapping[ObjectName, Service]
+    key: PlanKey, frontend: Frontend, holder: PlanKey, services: Mapping[ObjectName, Service]
 ) -> Finding:
-    same = first.name.object_name == key.name.object_name
-    holder = f"port {first.name.port!r}" if same else f"the older Service {first.name}"
-    what = f"{describe(key, frontend)} belongs to {holder}"
-    reason = f"{what}; {key.name} is not served there until one of the two gives it up"
+    what, name = describe(key, frontend), holder.name
+    claim = claim_of(key, frontend)
+    if name.object_name == key.name.object_name:
+        reason = f"{what} belongs to port {name.port!r}"
+    elif is_older(holder, key, services):
+        reason = f"{what} belongs to the older Service {name}"
+    elif (
+        isinstance(claim, AddressClaim)
+        and frontend.kind is not FrontendKind.CLUSTER_IP
+        and _is_cluster_ip(claim, holder, services)
+    ):
+        reason = f"{what} is the clusterIP of Service {name}"
+    else:
+        unknown = "their creation times do not tell which is older, so it stays where it is"
+        reason = f"{what} is held by Service {name} ({unknown})"
+    reason += f"; {key.name} is not served there until one of the two gives it up"
     field = _field(services[key.name.object_name], key, frontend)
     return Finding(f"Service {key.name.object_name}", field, reason, Severity.ERROR)
 
@@ -170,19 +262,18 @@ def _field(service: Service, key: PlanKey, frontend: Frontend) -> str:
             return f"spec.ports[{ports.index((key.name.port, frontend.port))}].nodePort"
 
 
-def _health_clash(plan: ServicePlan, claims: Claims) -> list[Finding]:
+def _health_clash(plan: ServicePlan, claims: Claims) -> Iterator[Finding]:
     port, family, me = plan.health_check_node_port, int(plan.key.family), plan.key.name.object_name
     if not port:
-        return []
-    names = {key.name for key in claims.holders(NodePortClaim(family, port, Protocol.TCP))}
-    checks = claims.holders(HealthClaim(family, port))
+        return
+    names = {key.name for key in claims.askers(NodePortClaim(family, port, Protocol.TCP))}
+    checks = claims.askers(HealthClaim(family, port))
     names |= {key.name for key in checks if key.name.object_name != me}
-    return [
-        Finding(
+    if names:
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield Finding(
             f"Service {me}",
             "spec.healthCheckNodePort",
-            f"{port} is also a node port or health check port of {name}: load balancers may get"
-            " the wrong answer; give one of the two another port",
+            f"{port} is also a node port or health check port of {min(names)}{others}: load"
+            " balancers may get the wrong answer; give one of them another port",
         )
-        for name in sorted(names)
-    ]

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from steersman.compile.actions import without_frontends
-from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle
+from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle, standing
 from steersman.compile.node import Totals, node_settings, with_totals, zone_of
 from steersman.compile.notes import FindingIndex
 from steersman.compile.ports import Asked, Plans, plan_ports, read_ports
@@ -71,6 +71,10 @@ class Planner:
         self._findings = FindingIndex()
         self._endpoints = 0
 
+    def succeed(self, predecessor: Planner) -> None:
+        """Let Services keep the destinations that they have in another Planner's plan."""
+        self._claims.succeed(predecessor._claims)
+
     @property
     def settings(self) -> NodeSettings:
         """The node-wide part, as of the last update."""
@@ -82,8 +86,10 @@ class Planner:
         return self._plans
 
     def fresh(self) -> Planner:
-        """Return a Planner of the same configuration that has seen nothing."""
-        return Planner(self._config, self._traits)
+        """Return a Planner of the same configuration that has seen nothing, to succeed this one."""
+        planner = Planner(self._config, self._traits)
+        planner.succeed(self)
+        return planner
 
     @property
     def plan(self) -> NodePlan:
@@ -168,7 +174,6 @@ class Planner:
     ) -> Generator[None, None, PlanChange]:
         """Compile, claim, and settle for all who may be concerned."""
         compiled: dict[ObjectName, _Compiled] = {}
-        rivals: set[ObjectName] = set()
         failed: set[ObjectName] = set()
         cost = 0
         for name in names:
@@ -180,12 +185,12 @@ class Planner:
                 self._note(name, (_unplanned(name, error),))
                 continue
             if asked is None or asked is not self._asked.get(name):
-                rivals |= self._claim(name, compiled[name][1])
+                self._claim(name, asked, compiled[name][1])
             cost += _cost(compiled[name][1])
             if cost >= _SLICE:
                 cost = 0
                 yield
-        for name in rivals - compiled.keys() - failed:
+        for name in self._claims.decide(snapshot.services) - compiled.keys() - failed:
             asked = self._asked[name]
             compiled[name] = (asked, *self._compile(name, asked, snapshot, settings))
         changed: Plans = {}
@@ -218,8 +223,8 @@ class Planner:
         slices = snapshot.slices.get(name, _NO_SLICES).values()
         return plan_ports(asked, slices, settings, self._zone)
 
-    def _claim(self, name: ObjectName, plans: Plans) -> set[ObjectName]:
-        """Bring the index up to date for one Service; return all who may be concerned.
+    def _claim(self, name: ObjectName, asked: Asked | None, plans: Plans) -> None:
+        """Bring the index of claims up to date for one Service.
 
         What is claimed follows from the Service alone, so this is only for one that changed.
         """
@@ -230,13 +235,12 @@ class Planner:
             old.update((claim, key) for key, _ in known.ports for claim in self._claimed(key))
             for claim, key in old.difference(new):
                 claims.remove(claim, key)
-        for each in new:
-            if each not in old:
-                claims.add(*each)
-        rivals: set[ObjectName] = set()
-        for claim, key in (*new, *old):
-            rivals.update(claims.rivals(claim, key))
-        return rivals
+        moved = known and asked and standing(known.service) != standing(asked.service)
+        for claim, key in new:
+            if (claim, key) not in old:
+                claims.add(claim, key)
+            elif moved:
+                claims.review(claim)
 
     def _claimed(self, key: PlanKey) -> Iterable[Claim]:
         """Return what a plan asked for at the last update, lost Frontends included."""

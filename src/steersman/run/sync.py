@@ -95,6 +95,7 @@ class Sync:
 
     def use_planner(self, planner: Planner) -> None:
         """Plan and render everything with another configuration at the next run."""
+        planner.succeed(self._next or self.planner)
         self._next = planner
 
     @property
