@@ -211,3 +211,16 @@ def test_health_check_ports_of_many_services_are_one_finding_each(world: World) 
     assert "shop/s00:http and 18 more" in world.reasons()["Service shop/s01"]
     world.update(*(f"s{n:02}" for n in range(1, 20)))
     assert world.reasons() == {}
+
+
+def test_a_plan_that_stops_half_way_leaves_everything_with_who_has_it(world: World) -> None:
+    world.update(asking("web"))
+    crowd = [service(f"s{n}", clusterIP=f"10.97.{n // 250}.{n % 250}") for n in range(500)]
+    for obj in (asking("aaa"), *crowd):
+        world.store.upsert(obj)
+    steps = world.planner.steps(world.store.snapshot, FACTS, world.store.take().services)
+    next(steps)
+    steps.close()
+    world.planner = world.planner.fresh()
+    world.planner.update(world.store.snapshot, FACTS, (), everything=True)
+    assert world.holder() == "web"
