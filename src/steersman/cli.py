@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import http.client
 import json
 import logging
@@ -33,6 +34,7 @@ from steersman.config import (
     to_yaml,
 )
 from steersman.host.exec import SubprocessExec
+from steersman.host.hostname import hostname
 from steersman.host.machine import read_facts
 from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import canonical_ip, split_host_port
@@ -41,8 +43,10 @@ from steersman.model.plan import SourceClass
 from steersman.modes.base import ApplyError, BusyError
 from steersman.run.cleanup import clean_up
 from steersman.run.daemon import Daemon
+from steersman.run.instance import Instance
 from steersman.run.klog import Logging
 from steersman.run.loop import MeasuredLoop
+from steersman.run.machine import Machine
 from steersman.run.preview import preview
 from steersman.run.report import status_text
 from steersman.run.startup import (
@@ -55,6 +59,7 @@ from steersman.run.startup import (
     prepared_mode,
     set_conntrack,
 )
+from steersman.run.tasks import run_to_end
 from steersman.source.kubeconfig import KubeconfigError
 
 EXPLAIN_FLAGS: Final = (
@@ -84,6 +89,7 @@ _EXPECTED: Final = (
     TimeoutError,
 )
 """Errors whose text says all that a user needs."""
+_PIPE_CLOSED: Final = 128 + 13  # as shells report SIGPIPE
 
 
 def _run(argv: Sequence[str], program: str = "steersman run") -> int:
@@ -93,7 +99,7 @@ def _run(argv: Sequence[str], program: str = "steersman run") -> int:
     if parsed.write_config_to:
         _write_config(parsed)
         return 0
-    return _start(parsed)
+    return _start(parsed, program.split(maxsplit=1)[0])
 
 
 def _only_asks(parsed: Parsed, program: str, extra: Sequence[Flag] = ()) -> bool:
@@ -115,7 +121,7 @@ def _write_config(parsed: Parsed) -> None:
         ) from error
 
 
-def _start(parsed: Parsed) -> int:
+def _start(parsed: Parsed, program: str) -> int:
     logs = _logging(parsed.config)
     for warning in parsed.warnings:
         logging.getLogger("steersman").warning("%s", warning)
@@ -126,10 +132,16 @@ def _start(parsed: Parsed) -> int:
         return 0
     if parsed.dry_run:
         return _preview(parsed.config)
+    daemon = Daemon(parsed, logs, Machine(instance=_instance(parsed.config)))
     # Windows waits for its subprocesses and sockets with another loop, which is not measured.
-    with asyncio.Runner(loop_factory=None if os.name == "nt" else MeasuredLoop) as runner:
-        runner.run(Daemon(parsed, logs).run())
-    return 0
+    runner = asyncio.Runner(loop_factory=None if sys.platform == "win32" else MeasuredLoop)
+    return run_to_end(runner, daemon.run(), lambda error: _report(error, program))
+
+
+def _instance(config: ProxyConfig) -> Instance | None:
+    if sys.platform == "win32":  # it has no network namespaces, and no mode writes rules
+        return None
+    return Instance(config.mode, hostname(), take_over=config.steersman.take_over)
 
 
 async def _initialize(config: ProxyConfig) -> None:
@@ -219,7 +231,11 @@ def _config(argv: Sequence[str]) -> int:
             if len(parsed.arguments) != 1:
                 raise CommandError("give the file: steersman config check FILE")
             (name,) = parsed.arguments
-            answer = check_config(name, read_file(name), strict=bool(parsed.values.get("strict")))
+            try:
+                data = read_file(name)
+            except ConfigError as error:
+                raise CommandError(f"{name}: error: {error}") from error
+            answer = check_config(name, data, strict=bool(parsed.values.get("strict")))
         case ["show", *rest]:
             parsed = parse_command_line(rest, extra=OUTPUT)
             if _only_asks(parsed, "steersman config show", OUTPUT):
@@ -261,6 +277,8 @@ def _ebpf(argv: Sequence[str]) -> int:
             print(line)
     except FileNotFoundError as error:
         raise CommandError("nothing is pinned: the ebpf mode does not run here") from error
+    except PermissionError as error:
+        raise CommandError("the maps of the ebpf mode cannot be read: this needs root") from error
     return 0
 
 
@@ -307,6 +325,10 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `steersman`; return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return _guarded(lambda: _command(words), "steersman")
+
+
+def _command(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if words else 2
@@ -316,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         print(f"steersman: unknown command {words[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2
-    return _guarded(lambda: command[0](words[1:]), "steersman")
+    return command[0](words[1:])
 
 
 def kube_proxy(argv: Sequence[str] | None = None) -> int:
@@ -326,15 +348,38 @@ def kube_proxy(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(call: Callable[[], int], program: str) -> int:
-    """Turn expected errors, also those of a task of the daemon, into a sentence and status 1."""
+    """Run a command whose failures, those of writing to standard output too, are reported."""
     try:
-        return call()
-    except _EXPECTED as error:
-        print(f"{program}: {error}", file=sys.stderr)
-    except BaseExceptionGroup as group:
-        expected, others = group.split(_EXPECTED)
-        if others is not None or expected is None:
-            raise
-        for inner in expected.exceptions:
-            print(f"{program}: {inner}", file=sys.stderr)
+        status = call()
+        sys.stdout.flush()
+    except BaseException as error:
+        return _report(error, program)
+    return status
+
+
+def _report(error: BaseException, program: str) -> int:
+    """Report a failure, also of tasks of the daemon; return the exit status.
+
+    Expected errors are a sentence each. All others are defects: they come with a traceback.
+    """
+    match error:
+        case BrokenPipeError():  # the reader of a pipe has enough: `steersman run --help | head`
+            _drop_output()
+            return _PIPE_CLOSED
+        case OSError(errno=errno.ENOSPC):
+            _drop_output()
+            print(f"{program}: output: {error.strerror}", file=sys.stderr)
+        case BaseExceptionGroup():
+            for inner in error.exceptions:
+                _report(inner, program)
+        case _ if isinstance(error, _EXPECTED):
+            print(f"{program}: {error}", file=sys.stderr)
+        case _:
+            raise error
     return 1
+
+
+def _drop_output() -> None:
+    """Let the interpreter's last flush of standard output go nowhere."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -178,7 +178,7 @@ def test_no_connection_is_lost_when_a_process_follows_another(tmp_path: Path, po
             for reader, _writer in held:
                 assert await reader.readexactly(1) == b"1"
             await visitors.some_more()
-            async with steersman(tmp_path, *flags, name="second") as new:
+            async with steersman(tmp_path, *flags, "--take-over", name="second") as new:
                 await new.said("listening sockets")
                 await old.said("another process has taken over")
                 await visitors.some_more()

@@ -58,7 +58,7 @@ def test_our_modes_are_refused_when_strict() -> None:
 
 def test_what_cannot_be_read() -> None:
     answer = check_config("f", b"\xff")
-    assert answer == Answer(2, "f: error: failed to decode: yaml: not UTF-8 at byte 0\n")
+    assert answer == Answer(1, "f: error: failed to decode: yaml: not UTF-8 at byte 0\n")
 
 
 def test_a_refused_configuration_is_shown_as_findings() -> None:

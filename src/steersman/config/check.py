@@ -19,7 +19,7 @@ class Answer(NamedTuple):
     """What a command says."""
 
     status: int
-    """0 fine, 1 broken rules (or, when strict, warnings), 2 cannot be read at all."""
+    """0 fine, 1 bad (when strict, also if there are warnings), 2 a flag that means nothing."""
     text: str
 
 
@@ -31,7 +31,7 @@ def check_config(name: str, data: bytes | str, *, strict: bool = False) -> Answe
     try:
         loaded = load(data)
     except ConfigError as error:
-        return Answer(2, f"{name}: error: {error}\n")
+        return Answer(1, f"{name}: error: {error}\n")
     config = apply_platform_defaults(loaded.config)
     warnings = [*loaded.warnings, *gate_warnings(config.feature_gates)]
     errors = validate(config, strict_upstream=strict)

@@ -98,6 +98,14 @@ _OWN = (
         "steersman.strict",
     ),
     Flag(
+        "take-over",
+        "bool",
+        "false",
+        _O,
+        "Take over from an instance that runs on this node, instead of refusing to start.",
+        "steersman.take_over",
+    ),
+    Flag(
         "ipvs-scheduler-flags",
         "strings",
         "",

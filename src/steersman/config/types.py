@@ -161,6 +161,8 @@ class Steersman(Section, frozen=True):
     """`nft` or `legacy`; "" finds out which one this machine uses."""
     strict: bool = False
     """Fail where the mode cannot run here; otherwise iptables stands in for ipvs."""
+    take_over: bool = False
+    """Take over from an instance that runs on this node; otherwise the start is refused."""
     ipvs_scheduler_flags: tuple[str, ...] = ()
     """Of the ipvs mode's schedulers, in ipvsadm's words; () for the usual ones, `none` for none."""
     ipvs_local_fallback: bool = False

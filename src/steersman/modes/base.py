@@ -191,3 +191,12 @@ class Draining(Protocol):
     async def close(self, seconds: float = 0.0) -> int:
         """Stop taking connections, wait for those there are; how many were cut at the end."""
         ...
+
+
+@runtime_checkable
+class Succeeded(Protocol):
+    """A mode whose process hands its sockets to the next one while both run."""
+
+    async def succeeded(self) -> None:
+        """Return once the next process has them."""
+        ...

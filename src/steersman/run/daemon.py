@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -13,10 +14,11 @@ import msgspec
 from steersman.compile.plan import Planner
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.machine import read_facts, watch_addresses
-from steersman.modes.base import BusyError, Draining, Watchful
+from steersman.modes.base import BusyError, Draining, Succeeded, Watchful
 from steersman.run import fallback
 from steersman.run.effects import Effects
 from steersman.run.findings import FindingsLog
+from steersman.run.instance import Holder
 from steersman.run.klog import Logging
 from steersman.run.live import LiveConfiguration
 from steersman.run.machine import Machine
@@ -27,7 +29,7 @@ from steersman.run.startup import StartError, make_source, node_config
 from steersman.run.state import Synced
 from steersman.run.switch import leave
 from steersman.run.sync import Sync
-from steersman.run.tasks import Wake, guarded, on_signal
+from steersman.run.tasks import Wake, guarded, on_signal, until
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.store import Store
 
@@ -35,6 +37,7 @@ log = logging.getLogger("steersman")
 
 _MAX_INTERVAL = 3600.0  # seconds; SPEC 7
 _RETRY = 5.0  # seconds, after netlink failed
+_SUCCESSION = 60.0  # seconds that a newcomer has to take what we hand over
 
 
 class Daemon:
@@ -50,6 +53,7 @@ class Daemon:
         self._news = Wake()
         self._period = Wake()
         self._failed = ""
+        self._newcomer: asyncio.Future[Holder]
         self._synced: list[Synced] = []
         self._findings = FindingsLog()
 
@@ -63,7 +67,17 @@ class Daemon:
         self._machine.raise_descriptor_limit()
         self._machine.memory_at_start()
         self._follow_signals()
-        await self._set_up()
+        try:
+            if await until(self._stop, self._start()):
+                await self._serve()
+            else:
+                log.info("stopping before anything was written; the rules stay in force")
+        finally:
+            self._let_go()
+        if self._failed:
+            raise StartError(self._failed)
+
+    async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             running = self._tasks(tasks)
             await self._stop.wait()
@@ -72,9 +86,8 @@ class Daemon:
             log.info("stopping; the rules stay in force")
             for task in running:
                 task.cancel()
+        self._let_go()  # nothing is written any more; connections may drain beside the next one
         await self._close()
-        if self._failed:
-            raise StartError(self._failed)
 
     async def _close(self) -> None:
         await self._servers.close()
@@ -89,7 +102,41 @@ class Daemon:
         self._failed = self._failed or failed
         self._stop.set()
 
+    def _let_go(self) -> None:
+        if self._machine.instance is not None:
+            self._machine.instance.release()
+
+    async def _make_room(self) -> None:
+        """End when another instance takes over, once it has what only we can give it."""
+        mode = self._sync.mode
+        while True:
+            newcomer = await asyncio.shield(self._newcomer)
+            log.warning("another instance takes over from this one: %s", newcomer)
+            if not isinstance(mode, Succeeded) or newcomer.mode != mode.name:
+                break
+            self._let_go()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SUCCESSION):
+                    await mode.succeeded()
+                    break
+            try:
+                await self._claim()
+            except StartError:  # it runs, and needs nothing of ours
+                break
+            log.warning("the newcomer is gone; this instance goes on")
+        self.stop()
+
     # Starting
+
+    async def _start(self) -> None:
+        await self._claim()
+        await self._set_up()
+
+    async def _claim(self) -> None:
+        """Become the one instance of this node, until another one asks for our place."""
+        self._newcomer = asyncio.get_running_loop().create_future()
+        if self._machine.instance is not None:
+            await self._machine.instance.claim(self._newcomer.set_result)
 
     def _follow_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGBREAK", None)):
@@ -148,6 +195,7 @@ class Daemon:
             "conntrack": self._effects.clean_conntrack(),
             "losses": self._heal_losses(),
             "leftovers": self._leave_others(),
+            "successor": self._make_room(),
             **self._servers.tasks(),
         }
         return [

@@ -21,6 +21,7 @@ from steersman.modes.base import Mode
 from steersman.modes.registry import MODES, Factory
 from steersman.run.collector import collect_seldom, keep_what_is_there, one_heap
 from steersman.run.fallback import Chosen
+from steersman.run.instance import Instance
 from steersman.run.reload import file_changes
 from steersman.run.startup import (
     allow_localhost_node_ports,
@@ -58,6 +59,8 @@ class Machine:
 
     modes: Mapping[str, Factory] = field(default_factory=lambda: MODES)
     """How the kernel is programmed, by mode."""
+    instance: Instance | None = None
+    """The lock that lets one instance run on a node; None for no lock."""
     set_conntrack: Callable[[ProxyConfig, Traits], None] = set_conntrack
     allow_localhost_node_ports: Callable[[NodeConfig, Mode, HostFacts], NodeConfig] = (
         allow_localhost_node_ports

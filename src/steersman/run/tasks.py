@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from steersman.run.http import ListenError
 
 log = logging.getLogger("steersman")
+
+_GIVEN_UP = 1.5  # seconds that work has to end after it was cancelled
+_LAST_WORDS = 0.3  # seconds that threads have to end
+_THREADS = "steersman-work"
 
 
 async def guarded(
@@ -34,6 +43,66 @@ async def guarded(
         text = f"task {name!r} crashed: {type(error).__name__}: {error}"
         log.critical("%s; the process ends, the rules stay in force", text, exc_info=error)
         on_crash(text)
+
+
+async def until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do some work unless an event is set first; return whether it is done.
+
+    Work that is given up is cancelled, and waited for a little: a program that it runs ends.
+    """
+    doing = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        doing.cancel()  # without effect where it is done
+    if not doing.done():
+        await asyncio.wait((doing,), timeout=_GIVEN_UP)
+    if not doing.done() or doing.cancelled():
+        return False
+    doing.result()
+    return True
+
+
+def run_to_end(
+    runner: asyncio.Runner,
+    main: Coroutine[Any, Any, None],
+    report: Callable[[BaseException], int],
+) -> int:
+    """Run the whole process on a loop; end even if a thread hangs in a system call.
+
+    The interpreter waits for all threads of executors before it ends. One that the kernel does not
+    let go would hold it up for as long, so the process ends without waiting for that one.
+
+    Args:
+        runner: makes the loop; it is closed.
+        main: what to run.
+        report: reports a failure, and returns the exit status.
+
+    Returns:
+        The exit status (where no thread hangs).
+    """
+    status = 0
+    executor = ThreadPoolExecutor(thread_name_prefix=_THREADS)
+    runner.get_loop().set_default_executor(executor)
+    try:
+        runner.run(main)
+    except BaseException as error:
+        status = report(error)
+    executor.shutdown(wait=False, cancel_futures=True)
+    end = time.monotonic() + _LAST_WORDS
+    for thread in threading.enumerate():
+        if thread.name.startswith(_THREADS):
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                log.warning("a system call does not return; the process ends without it")
+                logging.shutdown()
+                for stream in (sys.stdout, sys.stderr):
+                    stream.flush()
+                os._exit(status)
+    runner.close()
+    return status
 
 
 def on_signal(number: int, call: Callable[[], None]) -> None:

@@ -182,6 +182,10 @@ class DirectMode:
         if self._addresses is not None and not self._addresses.dedicated:
             await self._remove(addresses)
 
+    async def succeeded(self) -> None:
+        """Return once the next process has the listening sockets."""
+        await self._succession.succeeded()
+
     async def close(self, seconds: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `seconds`.
 

@@ -194,6 +194,10 @@ class UserspaceMode:
         self.proxy.stop(self.proxy.take(fresh))
         await self.proxy.start({key: before[key] for key in wanted if key in before})
 
+    async def succeeded(self) -> None:
+        """Return once the next process has the listening sockets."""
+        await self._succession.succeeded()
+
     async def close(self, seconds: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `seconds`."""
         self._succession.close()

@@ -41,6 +41,7 @@ class Succession:
         self._begun = self._served = False
         self._rest: asyncio.TimerHandle | None = None
         self._resumed = asyncio.Event()
+        self._succeeded = asyncio.Event()
         self.stage = Stage.SERVING
 
     async def begin(self) -> None:
@@ -81,6 +82,11 @@ class Succession:
         await self._resumed.wait()
         self._resumed.clear()
 
+    async def succeeded(self) -> None:
+        """Return once another process is in charge, at once if there is nothing to hand over."""
+        if self._served:
+            await self._succeeded.wait()
+
     # What the Handover calls
 
     def offer(self) -> Sockets:
@@ -91,11 +97,13 @@ class Succession:
     def step_back(self) -> None:
         """Leave rules and new listeners to the other process."""
         self.stage = Stage.OVER
+        self._succeeded.set()
         self._proxy.step_back()
 
     def resume(self) -> None:
         """Be in charge again."""
         self.stage = Stage.SERVING
+        self._succeeded.clear()
         self._proxy.resume()
         self._resumed.set()
 

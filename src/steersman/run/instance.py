@@ -1,0 +1,315 @@
+"""One instance for each node: a lock that the kernel holds, and the way to take over from it.
+
+Two instances that program the same network namespace undo each other's work. The lock that keeps
+the second one out has to work between containers that share nothing but that namespace, must be
+gone when its holder was killed, and must not be a means for other local users to keep an instance
+from starting. So it is a table of nf_tables with an owner (NFT_TABLE_F_OWNER, Linux 5.12):
+
+- the kernel knows one table of a name in a network namespace, whoever asks, from whatever mount or
+  pid namespace;
+- only CAP_NET_ADMIN can make one, so nobody can squat on it who could not change the rules anyway;
+- it belongs to the netlink socket that made it. Nobody else can change or delete it (`nft flush
+  ruleset` passes it over), and it goes when the socket is closed, by kill -9, too;
+- its comment says who holds it, and can be read while the holder is stopped (SIGSTOP).
+
+The table has no chains: packets never see it.
+
+To take over (`--take-over`), the newcomer makes a second table of this kind, whose comment says who
+asks, and connects to an abstract Unix socket of the holder to wake it. What is sent there does not
+count, and nothing is: the holder looks whether the kernel has the second table. So only
+CAP_NET_ADMIN can make an instance give up its place; others can at most make it look, ten times a
+second. The holder stops as after SIGTERM and lets go of the lock once it writes no more. Rules stay
+in the kernel, so there is no moment without them. The userspace mode, whose connections end with
+the process, lets go at once, and ends when the newcomer has its listening sockets.
+
+Without CAP_NET_ADMIN, or where the kernel has no such tables, the abstract socket itself is the
+lock. Anybody can bind its name: a holder that is neither root nor our own user is not believed, and
+then there is no lock. Everybody binds the name if it is free, so that instances without the right
+to look at tables are kept out by those with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from steersman.run.startup import StartError
+
+if TYPE_CHECKING:
+    from steersman.host.owned_tables import OwnedTables
+
+log = logging.getLogger("steersman")
+
+NAME = "steersman-instance"
+"""Of the table that is the lock, and of the socket."""
+NEXT = "steersman-next"
+"""Of the table by which a newcomer asks."""
+_PEER = struct.Struct("iII")  # struct ucred: process, user, group
+_PAUSE = 0.1  # seconds between two looks
+_SILENT = 2.0  # seconds that a socket which cannot be connected to counts as one that goes
+PATIENCE = 30.0
+"""Seconds that the holder has to let go."""
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who an instance is."""
+
+    pid: int
+    """As it sees itself: in its own pid namespace."""
+    host: str
+    mode: str
+    since: int
+    """Seconds since 1970."""
+    door: str = ""
+    """Name of the abstract socket at which it is woken."""
+
+    def __str__(self) -> str:
+        """Name it for people."""
+        since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return f"pid {self.pid} on host {self.host}, {self.mode} mode, since {since}"
+
+    @property
+    def comment(self) -> str:
+        """What the kernel keeps, at most 254 bytes."""
+        parts = (f"pid={self.pid}", f"mode={self.mode}", f"since={self.since}", f"door={self.door}")
+        return " ".join((*parts, f"host={self.host}"))[:254]
+
+    @classmethod
+    def of(cls, comment: str) -> Holder:
+        """Read what `comment` wrote; what is missing is 0 or ?."""
+        words = dict(word.split("=", 1) for word in comment.split() if "=" in word)
+
+        def number(name: str) -> int:
+            digits = words.get(name, "")
+            return int(digits) if digits.isascii() and digits.isdigit() else 0
+
+        return cls(
+            number("pid"),
+            words.get("host", "?"),
+            words.get("mode", "?"),
+            number("since"),
+            words.get("door", ""),
+        )
+
+
+class Instance:
+    """The place of this process as the one instance of its network namespace."""
+
+    def __init__(
+        self, mode: str, host: str, *, take_over: bool, patience: float = PATIENCE
+    ) -> None:
+        """Take who we are; nothing happens before `claim`.
+
+        Args:
+            mode: the proxy mode.
+            host: name of this machine.
+            take_over: whether to ask a running instance to let us have its place.
+            patience: seconds that it has to do so.
+        """
+        name = "".join(host.split())[:64] or "?"
+        self._me = Holder(os.getpid(), name, mode, int(time.time()))
+        self._take_over = take_over
+        self._patience = patience
+        self._tables: OwnedTables | None = None
+        self._door: socket.socket | None = None
+        self._asked: Callable[[Holder], None] = lambda _: None
+
+    async def claim(self, asked: Callable[[Holder], None]) -> None:
+        """Become the instance of this network namespace.
+
+        Args:
+            asked: called when another instance asks for our place, with who it is.
+
+        Raises:
+            StartError: another instance runs, or does not let go.
+        """
+        from steersman.host.owned_tables import (  # noqa: PLC0415 - it calls what Windows lacks
+            NoTablesError,
+            OwnedTables,
+        )
+
+        self._asked = asked
+        try:
+            self._tables = OwnedTables()
+            await self._claim_table(self._tables)
+        except NoTablesError as reason:
+            log.debug("no lock by a table (%s), but by a socket", reason)
+            self._tables = None
+            await self._claim_socket()
+        if self._door is not None:
+            asyncio.get_running_loop().add_reader(self._door, self._woken)
+
+    def release(self) -> None:
+        """Let others have the place; twice is once."""
+        if self._door is not None:
+            with contextlib.suppress(RuntimeError):  # no loop runs any more
+                asyncio.get_running_loop().remove_reader(self._door)
+            self._door.close()
+            self._door = None
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
+
+    # By a table
+
+    async def _claim_table(self, tables: OwnedTables) -> None:
+        self._door = _bind(NAME) or _bind(f"{NAME}-{secrets.token_hex(8)}")
+        door = self._door.getsockname()[1:].decode() if self._door else ""
+        self._me = msgspec.structs.replace(self._me, door=door)
+        if tables.make(NAME, self._me.comment):
+            return
+        first = _holder(tables, NAME)
+        if first is not None and not self._take_over:
+            self.release()
+            raise StartError(_refusal(first, _connect(first.door)))
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._wait_for_table(tables)
+        except TimeoutError:
+            self.release()
+            raise StartError(_patience_over(first, self._patience)) from None
+        except BaseException:
+            self.release()
+            raise
+        if first is not None:
+            log.info("took over from the instance before: %s", first)
+
+    async def _wait_for_table(self, tables: OwnedTables) -> None:
+        """Ask the holder to let go until the lock is ours."""
+        asks = False
+        while not tables.make(NAME, self._me.comment):
+            now = _holder(tables, NAME)
+            if now is None:
+                tables.remove(NAME)  # nobody's: loaded from a file, say; or gone just now
+            elif not self._take_over:  # another newcomer was faster
+                raise StartError(_refusal(now, _connect(now.door)))
+            else:
+                asks = asks or tables.make(NEXT, self._me.comment)
+                if asks:
+                    _connect(now.door, self._me.comment)
+            await asyncio.sleep(_PAUSE)
+        if asks:
+            tables.remove(NEXT)
+
+    def _woken(self) -> None:
+        """Somebody connects: see who may have asked for our place, at most ten times a second."""
+        assert self._door is not None
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._door)
+        newcomer: Holder | None = None
+        with contextlib.suppress(OSError):  # BlockingIOError: those were all
+            while True:
+                other, _ = self._door.accept()
+                with other:
+                    newcomer = _asked_by(other) or newcomer
+        if self._tables is not None:
+            newcomer = _holder(self._tables, NEXT)
+        if newcomer is not None:
+            self._asked(newcomer)
+        else:
+            loop.call_later(_PAUSE, self._listen)
+
+    def _listen(self) -> None:
+        if self._door is not None:
+            asyncio.get_running_loop().add_reader(self._door, self._woken)
+
+    # By a socket
+
+    async def _claim_socket(self) -> None:
+        if self._door is None or self._door.getsockname()[1:].decode() != NAME:
+            self._door = _bind(NAME)
+        message = self._me.comment if self._take_over else ""
+        start = time.monotonic()
+        while self._door is None:
+            pid, user = _connect(NAME, message)
+            waited = time.monotonic() - start
+            trusted = _is_trusted(user)
+            if trusted and not self._take_over:
+                raise StartError(
+                    f"another instance runs on this node (pid {pid}); stop it first, or give "
+                    "--take-over"
+                )
+            if trusted and waited > self._patience:
+                raise StartError(_patience_over(None, self._patience))
+            if not trusted and (user >= 0 or waited > _SILENT):
+                who = f"process {pid} of user {user}" if user >= 0 else "a process that is silent"
+                log.warning(
+                    "%s has bound the abstract socket %s and is no instance: this one starts "
+                    "without a lock",
+                    *(who, NAME),
+                )
+                return
+            await asyncio.sleep(_PAUSE)
+            self._door = _bind(NAME)
+
+
+def _holder(tables: OwnedTables, name: str) -> Holder | None:
+    comment = tables.comment(name)
+    return None if comment is None else Holder.of(comment)
+
+
+def _bind(name: str) -> socket.socket | None:
+    """Listen at an abstract name; None where somebody does already."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        sock.bind(f"\0{name}")
+    except OSError:
+        sock.close()
+        return None
+    sock.listen(128)
+    return sock
+
+
+def _connect(name: str, message: str = "") -> tuple[int, int]:
+    """Wake who listens at an abstract name; return its process and user, (0, -1) for nobody."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(f"\0{name}")
+        except OSError:
+            return 0, -1
+        peer = _peer(sock)
+        with contextlib.suppress(OSError):  # it has looked, and closed the connection
+            sock.send(message.encode())
+        return peer
+
+
+def _asked_by(other: socket.socket) -> Holder | None:
+    """Return who asks for our place, where sockets are the lock; only root and our own user may."""
+    other.setblocking(False)
+    with contextlib.suppress(OSError):
+        message = other.recv(255).decode(errors="replace")
+        if message and _is_trusted(_peer(other)[1]):
+            return Holder.of(message)
+    return None
+
+
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    pid, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return pid, user
+
+
+def _is_trusted(user: int) -> bool:
+    return user in (0, os.geteuid())
+
+
+def _refusal(first: Holder, peer: tuple[int, int]) -> str:
+    here = f", pid {peer[0]} as seen from here" if peer[0] not in (0, first.pid) else ""
+    return f"another instance runs on this node ({first}{here}); stop it first, or give --take-over"
+
+
+def _patience_over(first: Holder | None, seconds: float) -> str:
+    who = f" ({first})" if first else ""
+    return f"the instance before{who} did not let go within {seconds:g} s; stop it, or kill it"

@@ -1,0 +1,264 @@
+"""One instance for each network namespace: real processes, in namespaces, killed and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steersman.host.owned_tables import OwnedTables
+from steersman.run.instance import NAME, NEXT, Holder
+from tests.e2e.test_daemon import answers, get, manifests, rules, steersman, until, world
+from tests.e2e.test_userspace_process import NOBODY
+from tests.kernel.namespace import in_namespace, sh
+
+pytestmark = pytest.mark.kernel
+OTHER_NAMESPACES = ("unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child")
+REFUSED = "another instance runs on this node"
+
+
+def holder() -> Holder | None:
+    tables = OwnedTables()
+    try:
+        comment = tables.comment(NAME)
+        return Holder.of(comment) if comment is not None else None
+    finally:
+        tables.close()
+
+
+def lock() -> str:
+    """The lock as `nft` shows it."""
+    return sh("nft list ruleset")
+
+
+@pytest.mark.parametrize("through", [(), OTHER_NAMESPACES], ids=["same", "container"])
+def test_a_second_one_is_refused_and_told_who_the_first_is(
+    tmp_path: Path, through: tuple[str, ...]
+) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}", "--proxy-mode=iptables")
+        async with steersman(tmp_path, *flags) as first:
+            await first.said("sync 1 (start)")
+            before = rules()
+            async with steersman(tmp_path, *flags, name="second", through=through) as second:
+                assert await second.process.wait() == 1
+            assert f"{REFUSED} (pid {first.process.pid} on host " in second.log
+            assert "iptables mode, since 2" in second.log
+            assert "Traceback" not in second.log
+            assert rules() == before
+            assert (await get("/livez", 10256))[0] == 200
+            assert await first.stop() == 0
+        assert NAME not in lock()
+
+    in_namespace(body)
+
+
+def test_a_first_one_in_a_container_is_named_by_both_its_pids(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}",)
+        async with steersman(tmp_path, *flags, through=OTHER_NAMESPACES) as first:
+            await first.said("sync 1 (start)")
+            (child,) = sh(f"pgrep -P {first.process.pid}").split()
+            async with steersman(tmp_path, *flags, name="second") as second:
+                assert await second.process.wait() == 1
+            assert f"{REFUSED} (pid 1 on host" in second.log
+            assert f"pid {child} as seen from here)" in second.log
+
+    in_namespace(body)
+
+
+def test_the_lock_goes_with_its_holder_and_stays_while_it_is_stopped(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}",)
+        async with steersman(tmp_path, *flags) as first:
+            await first.said("sync 1 (start)")
+            first.process.send_signal(signal.SIGSTOP)
+            async with steersman(tmp_path, *flags, name="second") as second:
+                assert await second.process.wait() == 1
+            assert f"{REFUSED} (pid {first.process.pid} " in second.log
+            await first.stop(signal.SIGKILL)
+        async with steersman(tmp_path, *flags, name="third") as third:
+            await third.said("sync 1 (start)")
+
+    in_namespace(body)
+
+
+def test_another_network_namespace_is_another_node(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}",)
+        inside = ("unshare", "--net")
+        async with steersman(tmp_path, *flags) as first:
+            await first.said("sync 1 (start)")
+            async with steersman(tmp_path, *flags, name="second", through=inside) as second:
+                await second.said("sync 1 (start)")
+
+    in_namespace(body)
+
+
+def test_a_newcomer_takes_over_and_rules_are_there_all_the_time(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}",)
+        async with steersman(tmp_path, *flags) as first:
+            await first.said("sync 1 (start)")
+            missing = []
+
+            async def watch() -> None:
+                while True:
+                    missing.extend([1] * ("10.244.0.5:" not in rules()))
+                    await asyncio.sleep(0.01)
+
+            watching = asyncio.create_task(watch())
+            over = (*flags, "--take-over")
+            async with steersman(
+                tmp_path, *over, name="second", through=OTHER_NAMESPACES
+            ) as second:
+                assert await first.process.wait() == 0
+                await second.said("took over from the instance before: pid")
+                await second.said("kernel objects 0 added, 0 changed, 0 removed")
+                await answers("/healthz", 10256)
+                watching.cancel()
+                assert missing == []
+                assert "another instance takes over from this one: pid" in first.log
+                assert NEXT not in lock()
+
+    in_namespace(body)
+
+
+def test_a_stopped_one_does_not_let_go_and_the_newcomer_says_so(tmp_path: Path) -> None:
+    """Nor does what it was asked then make it end when it goes on."""
+
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}",)
+        async with steersman(tmp_path, *flags) as first:
+            await first.said("sync 1 (start)")
+            first.process.send_signal(signal.SIGSTOP)
+            async with steersman(tmp_path, *flags, "--take-over", name="second") as second:
+                await until(lambda: _listed(NEXT))
+                second.process.terminate()
+                async with asyncio.timeout(2):
+                    assert await second.process.wait() == 0
+            first.process.send_signal(signal.SIGCONT)
+            manifests(folder, *world("10.244.0.6"))
+            await until(lambda: _in_rules("10.244.0.6:"))
+            assert first.process.returncode is None
+
+    in_namespace(body)
+
+
+async def _listed(name: str) -> bool:
+    return name in lock()
+
+
+async def _in_rules(text: str) -> bool:
+    return text in rules()
+
+
+SQUAT = """
+import socket, sys, time
+from steersman.host.owned_tables import NoTablesError, OwnedTables
+from steersman.run.instance import NAME
+sock = socket.socket(socket.AF_UNIX)
+sock.bind("\\0" + NAME)
+sock.listen(1)
+try:
+    print(OwnedTables().make(NAME, "pid=1"), flush=True)
+except NoTablesError as error:
+    print(error, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_user_without_rights_keeps_nobody_from_starting_or_running(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}",)
+        pipe = subprocess.PIPE
+        argv = [*NOBODY, sys.executable, "-c", SQUAT]
+        squatter = subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True)  # noqa: ASYNC220
+        with squatter:
+            assert squatter.stdout
+            assert squatter.stdout.readline() == "Operation not permitted\n"
+            async with steersman(tmp_path, *flags) as first:
+                await first.said("sync 1 (start)")
+                held = holder()
+                assert held
+                assert held.pid == first.process.pid
+                for _ in range(50):
+                    with socket.socket(socket.AF_UNIX) as sock:
+                        sock.connect(f"\0{held.door}")
+                        sock.send(held.comment.encode())
+                async with steersman(tmp_path, *flags, name="second") as second:
+                    assert await second.process.wait() == 1
+                assert REFUSED in second.log
+                assert (await get("/livez", 10256))[0] == 200
+            squatter.kill()
+
+    in_namespace(body)
+
+
+def test_a_table_of_the_name_that_nobody_owns_is_no_lock(tmp_path: Path) -> None:
+    async def body() -> None:
+        sh(f"nft add table inet {NAME}")
+        folder = manifests(tmp_path / "m", *world())
+        async with steersman(tmp_path, f"--manifests={folder}") as first:
+            await first.said("sync 1 (start)")
+            assert "flags owner" in lock()
+            sh("nft flush ruleset")
+            assert holder()
+
+    in_namespace(body)
+
+
+RIGHTLESS = ("--proxy-mode=userspace", "--userspace-portals=none")
+
+
+def test_without_the_right_to_make_tables_a_socket_is_the_lock(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}", *RIGHTLESS)
+        async with steersman(tmp_path, *flags, through=NOBODY) as first:
+            await first.said("sync 1 (start)")
+            async with steersman(tmp_path, *flags, name="second", through=NOBODY) as second:
+                assert await second.process.wait() == 1
+            assert f"{REFUSED} (pid {first.process.pid})" in second.log
+            assert first.process.returncode is None
+            over = (*flags, "--take-over")
+            async with steersman(tmp_path, *over, name="third", through=NOBODY) as third:
+                assert await first.process.wait() == 0, first.log
+                await third.said("sync 1 (start)")
+
+    in_namespace(body)
+
+
+def test_root_is_not_kept_out_by_a_user_without_rights_and_keeps_it_out(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}",)
+        async with steersman(tmp_path, *flags) as first:
+            await first.said("sync 1 (start)")
+            async with steersman(
+                tmp_path, *flags, *RIGHTLESS, name="second", through=NOBODY
+            ) as second:
+                assert await second.process.wait() == 1
+            assert f"{REFUSED} (pid {first.process.pid})" in second.log
+
+    in_namespace(body)
+
+
+def test_what_the_comment_says_is_read_back_whatever_it_is() -> None:
+    known = Holder(17, "node-a", "nftables", 1_700_000_000, "steersman-instance")
+    assert Holder.of(known.comment) == known
+    assert Holder.of("pid=x since=9²") == Holder(0, "?", "?", 0)
+    assert str(known) == "pid 17 on host node-a, nftables mode, since 2023-11-14T22:13:20Z"
+    assert len(Holder(1, "h" * 400, "m", 0).comment) == 254
