@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
-from steersman.model.config import NodeConfig
+from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
+from steersman.model.names import ObjectName
 from steersman.run.node import (
     NodeTimeoutError,
     Reaction,
@@ -89,9 +90,6 @@ def test_changed_pod_cidrs_end_the_process_where_they_matter() -> None:
 
 
 def test_other_changes_are_only_logged() -> None:
-    gone = react(WHOLE, None, needs_pod_cidrs=True)
-    assert not gone.exits
-    assert "deleted" in gone.message
     moved = react(ADDRESSED, node("192.0.2.9"), needs_pod_cidrs=False)
     assert not moved.exits
     assert "192.0.2.1 to 192.0.2.9" in moved.message
@@ -122,3 +120,35 @@ async def test_nothing_is_said_of_a_node_that_is_whole(caplog: pytest.LogCapture
     store.upsert(WHOLE)
     await OwnNode(NodeConfig(node_name="n"), store, pytest.fail).wait(asyncio.sleep)
     assert caplog.text == ""
+
+
+async def test_a_node_that_is_deleted_and_registered_again_is_logged_and_ends_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    config = NodeConfig(node_name="n", detect_local_mode=DetectLocalMode.NODE_CIDR)
+    store, stopped = Store("n"), list[str]()
+    store.upsert(WHOLE)
+    own = OwnNode(config, store, stopped.append)
+    await own.wait(asyncio.sleep)
+
+    def last_line() -> str:
+        own.follow()
+        return caplog.messages[-1]
+
+    store.delete("Node", ObjectName("", "n"))
+    assert "was deleted; keeping its last addresses and pod CIDRs" in last_line()
+    store.upsert(BARE)
+    assert "has no IPv4 addresses, pod CIDRs; keeping the last ones" in last_line()
+    lines = len(caplog.messages)
+    own.follow()
+    assert len(caplog.messages) == lines
+    store.upsert(WHOLE)
+    assert "complete again" in last_line()
+    assert stopped == []
+    store.upsert(node("192.0.2.1", cidrs=["10.244.9.0/24"]))
+    own.follow()
+    assert len(stopped) == 1
+    own.use(NodeConfig(node_name="n"))
+    own.follow()  # by CIDRs of the cluster, the node's own do not matter
+    assert len(stopped) == 1

@@ -81,13 +81,49 @@ async def test_failures_are_logged_and_do_not_end_it(caplog: pytest.LogCaptureFi
     clock, work = FakeClock(), Work()
     work.fails = True
     runner = Runner(work, 1, 50, 10, clock)
-    with caplog.at_level(logging.ERROR):
+    with caplog.at_level(logging.WARNING):
         async with running(runner):
             runner.request()
             await settle()
             await clock.advance(10)  # the maximum is sooner than the retry interval
             assert work.calls == 2
-    assert "the next try is in 10 s" in caplog.text
+    assert caplog.messages == ["sync failed: no; everything stays queued, retrying in 10s"] * 2
+    assert "Traceback" not in caplog.text
+
+
+async def test_a_defect_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise ValueError("a defect")
+
+    runner = Runner(work, 0, 5, 10, FakeClock())
+    async with running(runner):
+        runner.request()
+        await settle()
+    assert "Traceback" in caplog.text
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+async def test_a_failed_run_is_repeated_soon_and_then_at_doubling_intervals() -> None:
+    clock, work = FakeClock(), Work()
+    work.fails = True
+    runner = Runner(work, 0.1, 5, 100, clock, first_retry=1)
+    async with running(runner):
+        runner.request()
+        await settle()
+        for pause in (1, 2, 4, 5, 5):
+            before = work.calls
+            await clock.advance(pause - 0.001)
+            assert work.calls == before
+            await clock.advance(0.001)
+            assert work.calls == before + 1
+        work.fails = False
+        await clock.advance(5)
+        work.fails = True
+        runner.request()
+        await clock.advance(0.1)
+        before = work.calls
+        await clock.advance(1)  # it begins again after a success
+        assert work.calls == before + 1
 
 
 async def test_a_maximum_below_the_minimum_is_refused() -> None:

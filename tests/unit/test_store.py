@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from steersman.model.names import ObjectName
 from steersman.model.plan import Finding
@@ -196,15 +198,21 @@ def test_only_this_node_and_only_what_matters_of_it() -> None:
     assert not store.upsert(node(rv="2"))
     assert store.upsert(node(zone="b"))
     assert not store.delete("Node", ObjectName("", "other"))
-    assert store.delete("Node", ObjectName("", "me"))
-    assert store.snapshot.node is None
 
 
-def test_a_node_that_a_list_leaves_out_is_gone() -> None:
-    store = Store("me")
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_node_that_is_deleted_stays_in_force(listed: bool) -> None:
+    told: list[bool] = []
+    store = Store("me", on_change=lambda: told.append(store.own_node.deleted))
     store.replace("Node", [node()])
-    store.replace("Node", [])
-    assert store.snapshot.node is None
+    store.take()
+    if listed:
+        store.replace("Node", [])
+    else:
+        assert store.delete("Node", ObjectName("", "me"))
+    assert store.snapshot.node == node()
+    assert not store.take()
+    assert told == [False, True]
 
 
 def test_service_cidrs_are_united_and_canonical() -> None:

@@ -36,6 +36,7 @@ from steersman.source.store import Store
 log = logging.getLogger("steersman")
 
 _MAX_INTERVAL = 3600.0  # seconds; SPEC 7
+_FIRST_RETRY = 0.25  # seconds, after a sync failed; doubles up to the sync period
 _RETRY = 5.0  # seconds, after netlink failed
 _SUCCESSION = 60.0  # seconds that a newcomer has to take what we hand over
 
@@ -161,7 +162,11 @@ class Daemon:
             on_signal(signal.SIGHUP, self._live.reload)
         least = config.min_sync_interval.seconds
         self._runner = Runner(
-            self._work, least, config.sync_period.seconds, max(least, _MAX_INTERVAL)
+            self._work,
+            least,
+            config.sync_period.seconds,
+            max(least, _MAX_INTERVAL),
+            first_retry=_FIRST_RETRY,
         )
         self._servers = Servers(
             config, self._parsed.values, node.node_name, self._store, self._logs, machine=machine
@@ -309,6 +314,7 @@ class Daemon:
         )
         self._logs.verbosity = config.logging.verbosity
         self._servers.use(config)
+        self._own_node.use(self._node_config)
         self._period.up()
         self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
         self._sync.use_planner(Planner(self._node_config, mode.traits))

@@ -84,8 +84,6 @@ def timeout_message(node: Node | None, name: str) -> str:
 
 def react(started_with: Node | None, node: Node | None, *, needs_pod_cidrs: bool) -> Reaction:
     """Say what a change means, against the object that the process started with."""
-    if node is None:
-        return Reaction(message="this node's object was deleted; the rules stay as they are")
     before, after = pod_cidrs(started_with), pod_cidrs(node)
     if needs_pod_cidrs and before != after:
         text = f"PodCIDRs of this node changed from {_words(before)} to {_words(after)}"

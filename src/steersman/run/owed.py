@@ -23,10 +23,7 @@ from contextlib import contextmanager
 from steersman.compile.plan import PlanChange
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
-from steersman.source.store import Changes
-
-_MOST_TRIGGERS = 16
-"""Trigger times kept for a Service while syncs fail; more say nothing new about the delay."""
+from steersman.source.store import MOST_TRIGGERS, Changes
 
 
 class Owed:
@@ -135,7 +132,7 @@ def _united(one: Changes, other: Changes) -> Changes:
         return other
     times = dict(one.trigger_times)
     for name, more in other.trigger_times.items():
-        times[name] = (*times.get(name, ()), *more)[:_MOST_TRIGGERS]
+        times[name] = (*times.get(name, ()), *more)[:MOST_TRIGGERS]
     return Changes(
         services=one.services | other.services,
         service_objects=one.service_objects | other.service_objects,

@@ -57,14 +57,23 @@ class OwnNode:
             text = 'node "%s" has no addresses, going on without; its kubelet should report them'
         log.warning(text, self._name)
 
+    def use(self, config: NodeConfig) -> None:
+        """Follow the object by a changed configuration."""
+        self._needs_pod_cidrs = config.detect_local_mode is DetectLocalMode.NODE_CIDR
+
     def follow(self) -> None:
-        """Look whether a change of the object means more than another plan."""
+        """Log what a change of the object means, and end the process if it has to start afresh."""
         if self._started_with is None:
             return
-        node = self._store.snapshot.node
-        reaction = react(self._started_with, node, needs_pod_cidrs=self._needs_pod_cidrs)
-        if reaction.message and reaction.message != self._said:
-            log.warning("%s", reaction.message)
-        self._said = reaction.message
+        own, message = self._store.own_node, ""
+        if own.deleted:
+            message = "this node's object was deleted; keeping its last addresses and pod CIDRs"
+        elif own.kept:
+            message = f"this node's object has no {', '.join(own.kept)}; keeping the last ones"
+        reaction = react(self._started_with, own.node, needs_pod_cidrs=self._needs_pod_cidrs)
+        message = reaction.message or message
+        if message != self._said:
+            log.warning("%s", message or "this node's object is complete again")
+        self._said = message
         if reaction.exits:
             self._stop(reaction.message)

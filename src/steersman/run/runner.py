@@ -1,7 +1,4 @@
-"""When to sync: soon after a request, not too often, never too rarely, again after a failure.
-
-It knows nothing of what the work is.
-"""
+"""When to sync: soon after a request, not too often, never too rarely, again after a failure."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
+
+from steersman.modes.base import BusyError
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +48,8 @@ class Runner:
     - Without requests, the work runs `max_interval` after the end of the last run.
     - After a run that failed, the work runs again after `retry_interval` (or `max_interval`, if
       that is shorter), though never sooner than `min_interval`; any run takes the place of that.
+      With `first_retry`, the first repetition comes after that time, each further one after twice
+      the time of the last: a lock is often held for a moment only.
 
     All intervals are in seconds, counted from the end of a run. Runs never overlap.
     """
@@ -60,6 +61,8 @@ class Runner:
         retry_interval: float,
         max_interval: float,
         clock: Clock | None = None,
+        *,
+        first_retry: float | None = None,
     ) -> None:
         """Set up; nothing runs before `run`.
 
@@ -69,6 +72,7 @@ class Runner:
             retry_interval: seconds after which a failed run is repeated.
             max_interval: seconds after which the work runs unasked.
             clock: for tests.
+            first_retry: seconds after which a run is repeated that failed for the first time.
 
         Raises:
             ValueError: `max_interval` is below `min_interval`.
@@ -79,6 +83,8 @@ class Runner:
         self._min = min_interval
         self._retry = min(retry_interval, max_interval)
         self._max = max_interval
+        self._first = first_retry
+        self._failures = 0
         self._clock = clock or MonotonicClock()
         self._wake = asyncio.Event()
         self._requested = False
@@ -103,7 +109,7 @@ class Runner:
             succeeded = await self._once()
             ended = self._clock.time()
             earliest = ended + self._min
-            latest = ended + self._max if succeeded else max(ended + self._retry, earliest)
+            latest = ended + self._max if succeeded else max(ended + self._delay, earliest)
 
     async def _wait(self, earliest: float, latest: float) -> None:
         while (left := (earliest if self._requested else latest) - self._clock.time()) > 0:
@@ -113,7 +119,24 @@ class Runner:
     async def _once(self) -> bool:
         try:
             await self._work()
-        except Exception:
-            log.exception("A sync failed; the next try is in %g s or less", self._retry)
+        except Exception as error:
+            self._failures += 1
+            expected = isinstance(error, (BusyError, OSError))  # TimeoutError is an OSError
+            text = "sync failed: %s; everything stays queued, retrying in %gs"
+            log.log(
+                logging.WARNING if expected else logging.ERROR,
+                text,
+                error,
+                max(self._delay, self._min),
+                exc_info=None if expected else error,
+            )
             return False
+        self._failures = 0
         return True
+
+    @property
+    def _delay(self) -> float:
+        """Seconds until the next repetition."""
+        if self._first is None:
+            return self._retry
+        return min(self._retry, self._first * 2.0 ** min(self._failures - 1, 30))

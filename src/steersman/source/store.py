@@ -17,8 +17,12 @@ from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, Servi
 from steersman.model.names import ObjectName
 from steersman.model.plan import Finding
 from steersman.model.snapshot import Snapshot
+from steersman.source.last_node import LastNode
 from steersman.source.lean import lean_service
 from steersman.source.slices import Slices
+
+MOST_TRIGGERS = 16
+"""Trigger times kept for a Service between two syncs; more say nothing new about the delay."""
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -98,7 +102,8 @@ class Store:
         self._services: dict[ObjectName, Service] = {}
         self._slices = Slices()
         self._cidrs: dict[ObjectName, ServiceCIDR] = {}
-        self._node: Node | None = None
+        self.own_node = LastNode()
+        """This node's object, and what of it is kept although the API server lost it."""
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._synced: set[str] = set()
         self._before: dict[ObjectName, object] = {}  # essence at the last take, where it differs
@@ -120,7 +125,7 @@ class Store:
             for text in cidr.spec.cidrs or ()
             if (canonical := canonical_cidr(text))
         }
-        return Snapshot(self._services, self._slices, self._node, tuple(sorted(cidrs)))
+        return Snapshot(self._services, self._slices, self.own_node.node, tuple(sorted(cidrs)))
 
     @property
     def slices(self) -> int:
@@ -204,7 +209,8 @@ class Store:
             case "ServiceCIDR":
                 known = self._cidrs
             case _:
-                return [self._node.metadata.object_name] if self._node else []
+                node = self.own_node.node
+                return [node.metadata.object_name] if node else []
         return known
 
     def _put(self, obj: KubeObject) -> bool:
@@ -254,7 +260,9 @@ class Store:
         self._touch(owner, had_udp=had_udp)
         notes = slice_.metadata.annotations
         if notes is not None and notes.trigger_time:
-            self._triggers.setdefault(owner, []).append(notes.trigger_time)
+            times = self._triggers.setdefault(owner, [])
+            if len(times) < MOST_TRIGGERS:
+                times.append(notes.trigger_time)
         return True
 
     def _remove_slice(self, name: ObjectName) -> bool:
@@ -273,10 +281,12 @@ class Store:
             self._udp.add(owner)
 
     def _put_node(self, node: Node | None) -> bool:
-        changed = _node_essence(self._node) != _node_essence(node)
-        self._node = node
+        own = self.own_node
+        before, said = own.node, (own.deleted, own.kept)
+        own.update(node)
+        changed = _node_essence(before) != _node_essence(own.node)
         self._node_changed |= changed
-        return changed
+        return changed or said != (own.deleted, own.kept)
 
     def _put_cidr(self, name: ObjectName, obj: ServiceCIDR | None) -> bool:
         old = self._cidrs.pop(name, None)
