@@ -126,11 +126,17 @@ class Prober:
         for endpoint in wire.arrived(_STEP):
             found = self._awaited.get(endpoint)
             if found is not None:
-                self._seen.latencies.append(time.monotonic() - found[1])
-                del self._awaited[endpoint]
+                self._in_force(*found, time.monotonic())
         for endpoint, (_, since) in waiting:
             if endpoint in self._awaited and now - since > _LOST:
                 self._seen.latencies.append(_LOST)
+                del self._awaited[endpoint]
+
+    def _in_force(self, service: str, since: float, now: float) -> None:
+        """Note that a change was seen, and with it all earlier ones of the same Service."""
+        for endpoint, (other, when) in list(self._awaited.items()):
+            if other == service and when <= since:
+                self._seen.latencies.append(now - when)
                 del self._awaited[endpoint]
 
 
