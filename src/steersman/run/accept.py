@@ -14,9 +14,10 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from steersman.host.process import descriptor_limit
+from steersman.run.quick import Newcomer, Pages, answer
 
 log = logging.getLogger(__name__)
 
@@ -97,13 +98,27 @@ POOL = Pool()
 """That of this process: descriptors are shared by all of it."""
 
 
+class _Client(Protocol):
+    """A client's connection: a transport, or a Newcomer."""
+
+    def is_closing(self) -> bool: ...
+
+
 class Clients:
     """The clients of one server, in the order of their last use."""
 
-    def __init__(self, pool: Pool = POOL) -> None:
+    def __init__(self, pool: Pool = POOL, pages: Pages | None = None) -> None:
+        """Serve nobody yet.
+
+        Args:
+            pool: of all servers.
+            pages: answers simple requests.
+        """
         self._pool = pool
-        self._idle: dict[asyncio.BaseTransport, float] = {}  # until when
-        self._busy: dict[asyncio.BaseTransport, float] = {}
+        self._pages = pages
+        self._idle: dict[_Client, float] = {}  # until when
+        self._busy: dict[_Client, float] = {}
+        self._handovers: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._busy)
@@ -152,13 +167,47 @@ class Clients:
                 accepted.close()
                 await asyncio.sleep(0)
                 continue
-            try:
-                transport, _ = await loop.connect_accepted_socket(protocol, accepted)
-            except OSError:
-                accepted.close()
-                continue
-            self._idle[transport] = loop.time() + self._pool.bounds.header
-            self._pool.joined(self)
+            if not self._answered(accepted, protocol):
+                await self._serve(accepted, protocol)
+
+    def _answered(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> bool:
+        """Answer a simple request, or wait for it; return whether nothing more is to be done."""
+        if self._pages is None:
+            return False
+        try:
+            if not answer(sock, self._pages):
+                return False
+        except BlockingIOError:
+            self._joined(Newcomer(sock, lambda client: self._came(client, sock, protocol)))
+            return True
+        except OSError:
+            pass
+        sock.close()
+        return True
+
+    def _came(
+        self, client: Newcomer, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        """Serve a client that was waited for."""
+        self._idle.pop(client, None)
+        if not self._answered(sock, protocol):
+            task = asyncio.get_running_loop().create_task(self._serve(sock, protocol))
+            self._handovers.add(task)
+            task.add_done_callback(self._handovers.discard)
+
+    async def _serve(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.connect_accepted_socket(protocol, sock)
+        except OSError:
+            sock.close()
+        else:
+            self._joined(transport)
+
+    def _joined(self, client: _Client) -> None:
+        now = asyncio.get_running_loop().time()
+        self._idle[client] = now + self._pool.bounds.header
+        self._pool.joined(self)
 
     def _admits(self, sock: socket.socket) -> bool:
         """Make room for a new client; return whether there is room."""
@@ -215,8 +264,8 @@ def listening_socket(host: str, port: int, pool: Pool = POOL) -> socket.socket:
     return sock
 
 
-def _abort(clients: dict[asyncio.BaseTransport, float], transport: asyncio.BaseTransport) -> None:
+def _abort(clients: dict[_Client, float], client: _Client) -> None:
     """Close a connection at once: to flush what a client does not take could last for ever."""
-    del clients[transport]
-    if isinstance(transport, asyncio.WriteTransport):
-        transport.abort()
+    del clients[client]
+    if isinstance(client, asyncio.WriteTransport | Newcomer):
+        client.abort()

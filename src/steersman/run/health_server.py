@@ -12,7 +12,15 @@ from aiohttp import web
 from steersman.model.kube import Node
 from steersman.model.names import ObjectName
 from steersman.run.health import Moment, ProxyHealth, ServiceHealth, readyz
-from steersman.run.http import Answer, ListenError, Listening, Page, application, listen
+from steersman.run.http import (
+    NOT_FOUND,
+    Answer,
+    ListenError,
+    Listening,
+    ShortPage,
+    listen,
+    short_pages,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,20 +48,21 @@ def proxy_health_app(
         clock: for tests.
     """
 
-    def counted(name: str, answer: Callable[[], Answer]) -> Page:
-        def page(_: web.Request) -> Answer:
+    def counted(name: str, answer: Callable[[], Answer]) -> ShortPage:
+        def page() -> Answer:
             said = answer()
             count(name, said.status)
             return said
 
         return page
 
-    return application(
+    return short_pages(
         {
             "/healthz": counted("healthz", lambda: health.healthz(clock(), node())),
             "/livez": counted("livez", lambda: health.livez(clock())),
-            "/readyz": lambda _: readyz(ready()),
-        }
+            "/readyz": lambda: readyz(ready()),
+        },
+        lambda: NOT_FOUND,
     )
 
 
@@ -106,11 +115,11 @@ class ServiceHealthServers:
         await asyncio.gather(*(server.close() for server in servers))
 
     async def _open(self, name: ObjectName, port: int, address: str) -> None:
-        def page(_: web.Request) -> Answer:
+        def page() -> Answer:
             return self._state.answer(name, self._proxy_healthy())
 
         try:
-            server = await listen(application({}, page), address, port)
+            server = await listen(short_pages({}, page), address, port)
         except ListenError as error:
             why, before = str(error.strerror), self._said.get((name, port, address))
             self._said[name, port, address] = why

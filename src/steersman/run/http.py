@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from steersman.model.addresses import join_host_port
+from steersman.run import quick
 from steersman.run.accept import POOL, Clients, Pool, listening_socket
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
 _SHUTDOWN_SECONDS = 0.4  # for requests under way; aiohttp may take it twice
 _CLIENTS = web.AppKey("clients", Clients)
+_QUICK: web.AppKey[quick.Pages] = web.AppKey("quick")
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
@@ -57,11 +59,29 @@ class Answer(msgspec.Struct, frozen=True):
 Page: TypeAlias = Callable[[web.Request], Awaitable[Answer] | Answer]
 """Answers the requests for a path."""
 
+ShortPage: TypeAlias = Callable[[], Answer]
+"""Answers any request in one piece; it neither waits nor raises."""
+
 NOT_FOUND = Answer("404 page not found\n", 404)
 
 
 class ListenError(OSError):
     """A server's address cannot be bound."""
+
+
+def short_pages(pages: Mapping[str, ShortPage], otherwise: ShortPage) -> web.Application:
+    """Return an application of pages that depend on nothing but their path."""
+
+    def reply(path: str) -> quick.Reply:
+        said = pages.get(path, otherwise)()
+        return quick.Reply(_body(said), said.status, said.headers)
+
+    def page(found: ShortPage) -> Page:
+        return lambda _: found()
+
+    app = application({path: page(found) for path, found in pages.items()}, page(otherwise))
+    app[_QUICK] = reply
+    return app
 
 
 def application(pages: Mapping[str, Page], otherwise: Page | None = None) -> web.Application:
@@ -90,8 +110,11 @@ def application(pages: Mapping[str, Page], otherwise: Page | None = None) -> web
 
 
 def _response(answer: Answer) -> web.Response:
-    body = answer.body.encode() if isinstance(answer.body, str) else answer.body
-    return web.Response(body=body, status=answer.status, headers=answer.headers)
+    return web.Response(body=_body(answer), status=answer.status, headers=answer.headers)
+
+
+def _body(answer: Answer) -> bytes:
+    return answer.body.encode() if isinstance(answer.body, str) else answer.body
 
 
 async def _send(
@@ -153,7 +176,7 @@ async def listen(app: web.Application, host: str, port: int, pool: Pool = POOL) 
     except OSError as error:
         text = error.strerror or str(error)
         raise ListenError(error.errno, f"listen on {where}: {text}") from error
-    clients = app[_CLIENTS] = Clients(pool)
+    clients = app[_CLIENTS] = Clients(pool, app.get(_QUICK))
     runner = web.AppRunner(app, access_log=None, logger=_faults, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     assert runner.server is not None
