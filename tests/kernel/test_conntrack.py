@@ -91,9 +91,9 @@ def test_entries_that_have_ended_meanwhile_are_not_counted_as_deleted() -> None:
         add_entries((GONE, UNTRANSLATED, NODE_PORT))
         with Netlink(NETLINK_NETFILTER) as netlink:
             listing = conntrack._listing(Family.IPV4, bytes((UDP,)))
-            deletions = [conntrack._deletion(each) for each in conntrack._dump(netlink, listing)]
-            assert conntrack._delete(netlink, deletions[:2], 0, 0) == (2, 0)
-            assert conntrack._delete(netlink, deletions, 0, 0) == (1, 0)
+            found = list(conntrack._dump(netlink, listing))
+            assert conntrack._delete(netlink, found[:2]) == (2, 0)
+            assert conntrack._delete(netlink, found) == (1, 0)
         assert await _left() == set()
 
     in_namespace(body)

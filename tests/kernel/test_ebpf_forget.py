@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.model.conntrack import Stale, pack_socket
+from steersman.model.conntrack import Confirm, Stale, pack_socket
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, NodePlan
 from steersman.modes.base import Remembering
@@ -79,7 +79,14 @@ def remove(node: Node, name: str, plan: Callable[[NodePlan], NodePlan] = lambda 
         {UDP + NODE_PORT.to_bytes(2, "big"): sources},
     )
     assert isinstance(mode, Remembering)
-    return asyncio.run(mode.forget(stale))
+    return asyncio.run(mode.forget(stale, as_given(stale)))
+
+
+def as_given(stale: Stale) -> Confirm:
+    async def confirm() -> Stale:
+        return stale
+
+    return confirm
 
 
 def ask(sock: socket.socket) -> str:
@@ -181,6 +188,26 @@ def test_clients_of_the_other_family_keep_their_endpoint(
         staying = [*ipv6, *((sock, name) for sock, name in ipv4 if name != gone)]
         for sock, name in staying:
             assert ask(sock) == name
+
+
+def test_what_is_no_longer_stale_after_the_look_is_kept(node: Node) -> None:
+    """An endpoint that came meanwhile may have its first clients already."""
+    with node.lab.netns(CLIENT).socket(CLIENT, "UDP") as sock, node.socket(VIP, "UDP") as inside:
+        sock.settimeout(5)
+        sock.connect((NODE, NODE_PORT))
+        inside.connect((VIP, 80))
+        names = ask(sock), ask(inside)
+        everything = Stale(
+            Family.IPV4,
+            {UDP + pack_socket(VIP, 80): frozenset()},
+            {UDP + NODE_PORT.to_bytes(2, "big"): frozenset()},
+        )
+        mode = node.modes[0]
+        nothing = Stale(Family.IPV4, {}, {})
+        assert asyncio.run(mode.forget(everything, as_given(nothing))) == 0
+        assert (ask(sock), ask(inside)) == names
+        assert asyncio.run(mode.forget(nothing, as_given(everything))) == 0
+        assert asyncio.run(mode.forget(everything, as_given(everything))) == 2
 
 
 def test_each_namespace_is_visited_once(tmp_path: Path) -> None:

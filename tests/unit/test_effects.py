@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +11,8 @@ from steersman.model.names import Family, ObjectName
 from steersman.run.effects import Effects
 from steersman.run.health import Moment, ProxyHealth
 from steersman.run.metrics import Metrics
+from steersman.run.state import Synced
+from tests.clock import FakeClock
 from tests.unit.test_store import make, service, slice_
 from tests.unit.test_sync import World
 
@@ -45,6 +44,7 @@ class Told:
         self.seconds = 1000.0
         self.health = ProxyHealth(60.0)
         self.servers = NotedServers()
+        self.clock = FakeClock()
         self.effects = Effects(
             self.world.store,
             self.metrics,
@@ -52,6 +52,7 @@ class Told:
             {Family.IPV4: self.servers},  # type: ignore[dict-item]
             wall=lambda: self.seconds,
             moment=self.now,
+            clock=self.clock,
         )
         self.synced: list[Any] = []
         self.world.sync._on_synced = self.synced.append
@@ -160,56 +161,63 @@ async def test_findings_are_a_metric() -> None:
     assert told.metric("steersman_findings", severity="error") == 1
 
 
-class Cleaned:
-    """Notes the Services whose conntrack entries are looked at."""
+async def test_an_observer_that_raises_fails_nothing_and_nobody_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, seen = Told(0), []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.names: list[Any] = []
-        self.called = asyncio.Event()
-        monkeypatch.setattr("steersman.run.effects.clean_conntrack", self._clean)
+    def refuse(*_: Any) -> None:
+        raise KeyError("no such metric")
 
-    async def _clean(self, *_: Any, names: Any, **__: Any) -> None:
-        self.names.append(names)
-        self.called.set()
+    def complain(synced: Synced) -> None:
+        seen.append(synced.state.revision)
+        raise ValueError("cannot be told")
 
-    async def next(self) -> Any:
-        async with asyncio.timeout(5):
-            await self.called.wait()
-        self.called.clear()
-        return self.names[-1]
-
-
-@asynccontextmanager
-async def cleaning(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Told, Cleaned]]:
-    """A world after its first sync, with the task running that cleans conntrack."""
-    cleaned, told = Cleaned(monkeypatch), Told()
-    task = asyncio.create_task(told.effects.clean_conntrack())
+    told.effects._observers = {"first": complain, "second": complain}
+    for name in ("set", "add", "observe", "count_refusal"):
+        monkeypatch.setattr(told.metrics, name, refuse)
+    told.world.store.upsert(service("lb", None, **LOCAL_LB))
+    told.effects.queued([Family.IPV4])
+    told.effects.refused([Family.IPV4], partial=True)
+    told.seconds += 61
     await told.sync()
-    assert await cleaned.next() is None  # at the start: everything
-    yield told, cleaned
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    assert seen == [1, 1], "each observer is told of each sync once"
+    assert told.servers.ports == {ObjectName("shop", "lb"): 32100}
+    assert told.health.healthy(told.now())
+    logged = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert sorted(logged) == ["changes", "first", "gauges", "metrics", "second"]
 
 
-async def test_conntrack_is_cleaned_of_what_udp_changes_left(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_an_observer_that_raises_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with cleaning(monkeypatch) as (told, cleaned):
-        told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
-        await told.sync()  # TCP: nothing to clean
-        told.world.store.upsert(slice_("s2-x", "s2", ("10.1.0.9",), protocol="UDP"))
+    told = Told()
+
+    def complain(_: Synced) -> None:
+        raise ValueError("cannot be told")
+
+    told.effects._observers = {"other": complain}
+    for seconds in (0, 30, 31, 30):
+        await told.clock.advance(seconds)
         await told.sync()
-        assert await cleaned.next() == {ObjectName("shop", "s2")}
-        assert len(cleaned.names) == 2
+    assert len(caplog.records) == 2
 
 
-async def test_services_that_ask_for_it_have_their_connections_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    notes = {"steersman/close-connections": "true"}
-    meta = {"namespace": "shop", "name": "s1", "annotations": notes}
-    spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}
-    async with cleaning(monkeypatch) as (told, cleaned):
-        told.world.store.upsert(make("Service", {"metadata": meta, "spec": spec}))
-        await told.sync()
-        assert await cleaned.next() == {ObjectName("shop", "s1")}
+async def test_health_checks_count_what_is_in_force_not_what_waits() -> None:
+    told = Told(0)
+    told.world.store.upsert(service("lb", None, **LOCAL_LB))
+    endpoints = [{"addresses": ["10.1.0.9"], "nodeName": "me"}]
+    labels = {"kubernetes.io/service-name": "lb"}
+    slice_here = {
+        "metadata": {"namespace": "shop", "name": "lb-x", "labels": labels},
+        "addressType": "IPv4",
+        "ports": [{"name": "", "port": 8080}],
+        "endpoints": endpoints,
+    }
+    told.world.store.upsert(make("EndpointSlice", slice_here))
+    await told.world.sync.run()
+    told.world.store.delete("EndpointSlice", ObjectName("shop", "lb-x"))
+    await told.effects.after(told.synced.pop(), ())
+    assert told.servers.counts == {ObjectName("shop", "lb"): 1}
+    await told.sync()
+    assert told.servers.counts == {ObjectName("shop", "lb"): 0}

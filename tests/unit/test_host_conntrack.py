@@ -6,13 +6,14 @@ import errno
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+import msgspec
 import pytest
 
 from steersman.compile.conntrack import ServedPort, stale
 from steersman.host import conntrack
 from steersman.host.netlink import DumpInterruptedError, NetlinkError, Request
 from steersman.host.nlmsg import Message, attr, attributes, be32, nested, u8
-from steersman.model.conntrack import Entry
+from steersman.model.conntrack import Entry, Stale
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
 from tests.kernel.flows import FlowEntry, creation
@@ -130,6 +131,28 @@ async def test_many_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> N
     kernel = play(monkeypatch, *[payload(GONE, number) for number in range(1000)])
     assert await conntrack.delete_stale(STALE) == (1000, 0, True)
     assert len(kernel.deleted) == 1000
+
+
+async def test_only_what_is_still_stale_after_the_listing_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An endpoint that came while the table was listed may have its first clients already."""
+    new = GONE._replace(client_port=40001, source="10.244.1.7")
+    kernel, asked = play(monkeypatch, payload(GONE, 5), payload(new, 6)), 0
+
+    async def confirm() -> Stale:
+        nonlocal asked
+        asked += 1
+        assert kernel.listed
+        endpoints = (Endpoint("10.244.1.5", 53), Endpoint("10.244.1.7", 53))
+        return stale(Family.IPV4, [msgspec.structs.replace(DNS, endpoints=endpoints)])
+
+    assert await conntrack.delete_stale(STALE, confirm) == (1, 0, True)
+    assert [attributes(request.payload, 4)[12] for request in kernel.deleted] == [b"\0\0\0\5"]
+    assert asked == 1
+    kernel.payloads = ()
+    assert await conntrack.delete_stale(STALE, confirm) == (0, 0, True)
+    assert asked == 1, "nothing was found"
 
 
 async def test_many_destinations_are_asked_for_by_protocol(

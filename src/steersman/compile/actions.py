@@ -81,6 +81,7 @@ def without_frontends(plan: ServicePlan, kept: tuple[Frontend, ...]) -> ServiceP
         plan.scheduler_flags,
         plan.weights,
         plan.kept,
+        plan.ready_here,
     )
 
 

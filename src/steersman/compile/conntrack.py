@@ -1,22 +1,25 @@
 """Which conntrack entries are stale: those of clients that a Service would no longer send there.
 
 Established flows of UDP keep their endpoint in conntrack for as long as packets come, also when
-the endpoint is gone; somebody has to cut them (SPEC 12). Pure: host/conntrack.py lists and deletes.
+the endpoint is gone; somebody has to cut them (SPEC 12). A Service has a say only about the
+destinations that it holds in the plan: one that lost a claim cannot cut the winner's clients.
+Pure: host/conntrack.py lists and deletes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from steersman.compile.endpoints import EndpointState, build_endpoints
-from steersman.compile.notes import MAX_PORT
-from steersman.compile.service import PortSpec, service_ports
+from steersman.compile.notes import PROTOCOLS
 from steersman.model.addresses import family_of
 from steersman.model.conntrack import PROTOCOL_NUMBERS, Stale, pack_socket
 from steersman.model.kube import EndpointSlice, Service
-from steersman.model.names import Family, ObjectName, Protocol
-from steersman.model.plan import Endpoint, Value
+from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
+from steersman.model.plan import Endpoint, NodePlan, ServicePlan, Value
 from steersman.model.snapshot import Snapshot
+
+_UDP = Protocol.UDP
 
 
 class ServedPort(Value, frozen=True):
@@ -33,82 +36,79 @@ class ServedPort(Value, frozen=True):
     """Entries of TCP or SCTP are cut as well when their endpoint is gone (beyond SPEC 12)."""
 
 
+class Destinations:
+    """The address destinations in the plans, by port number.
+
+    A node port counts on every address of the node except for these (SPEC 12). The index makes
+    them known without looking at all plans. It is kept up to date by what changed.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[int, set[PlanKey]] = {}
+        self._port: dict[PlanKey, int] = {}
+
+    def update(self, changed: Mapping[PlanKey, ServicePlan], removed: Iterable[PlanKey]) -> None:
+        """Take the plans that are new or differ, and the keys of those that are gone."""
+        for key in removed:
+            self._forget(key)
+        for key, plan in changed.items():
+            port = next((f.port for f in plan.frontends if f.address), None)
+            if port != self._port.get(key):
+                self._forget(key)
+                if port is not None:
+                    self._port[key] = port
+                    self._keys.setdefault(port, set()).add(key)
+
+    def _forget(self, key: PlanKey) -> None:
+        port = self._port.pop(key, None)
+        if port is not None:
+            keys = self._keys[port]
+            keys.discard(key)
+            if not keys:
+                del self._keys[port]
+
+    def at(self, numbers: Iterable[int], plan: NodePlan, family: Family) -> Iterator[bytes]:
+        """Return the destinations of a family, packed, whose port has one of these numbers."""
+        for number in numbers:
+            for key in self._keys.get(number, ()):
+                held = plan.services.get(key)
+                if held is not None and key.family is family:
+                    protocol = bytes((PROTOCOL_NUMBERS[key.name.protocol],))
+                    for frontend in held.frontends:
+                        if frontend.address:
+                            yield protocol + pack_socket(frontend.address, frontend.port)
+
+
 def stale_entries(
+    plan: NodePlan,
     snapshot: Snapshot,
     family: Family,
     names: Iterable[ObjectName] | None = None,
-    *,
-    allow_external_ips: bool = True,
+    destinations: Destinations | None = None,
 ) -> Stale:
-    """Return what tells the stale entries of a family from the objects of the cluster.
+    """Return what tells the stale entries of a family.
 
     Args:
-        snapshot: the objects.
+        plan: which Service holds which destination.
+        snapshot: the objects that the plan was made from.
         family: the family.
         names: only these Services are looked at; None for all. Their clients are all that a
             change of just these can have left behind.
-        allow_external_ips: as for compile/service.py.
+        destinations: the index of the plan; None to make one here.
     """
+    if destinations is None:
+        destinations = Destinations()
+        destinations.update(plan.services, ())
     chosen = snapshot.services if names is None else names
-    ports = tuple(ports_in(snapshot, family, chosen, allow_external_ips=allow_external_ips))
+    ports = [port for name in chosen for port in served_ports(name, plan, snapshot, family)]
     numbers = {port.node_port for port in ports} - {0}
-    own = destinations_at(snapshot, family, snapshot.services, numbers)
-    return stale(family, ports, own)
+    return stale(family, ports, destinations.at(numbers, plan, family))
 
 
-def ports_in(
-    snapshot: Snapshot,
-    family: Family,
-    names: Iterable[ObjectName],
-    *,
-    allow_external_ips: bool = True,
-) -> Iterator[ServedPort]:
-    """Return the ports of some Services whose entries may become stale."""
-    for name in names:
-        service = snapshot.services.get(name)
-        if service is not None:
-            slices = snapshot.slices.get(name, {}).values()
-            yield from served_ports(service, slices, family, allow_external_ips=allow_external_ips)
-
-
-def destinations_at(
-    snapshot: Snapshot, family: Family, names: Iterable[ObjectName], numbers: Container[int]
-) -> Iterator[bytes]:
-    """Return the destinations of some Services, packed, whose port has one of these numbers.
-
-    A node port counts on every address, but for these (SPEC 12).
-    """
-    for name in names:
-        service = snapshot.services.get(name)
-        if service is None or all(port.port not in numbers for port in service.spec.ports or ()):
-            continue  # nearly all of them
-        for spec in service_ports(service, family).values():
-            if spec.port in numbers:
-                protocol = bytes((PROTOCOL_NUMBERS[spec.protocol],))
-                yield from (protocol + pack_socket(a, spec.port) for a in _addresses(spec))
-
-
-def _addresses(spec: PortSpec) -> tuple[str, ...]:
-    return (spec.cluster_ip, *spec.external_ips, *spec.load_balancer_vips)
-
-
-def served_ports(
-    service: Service,
-    slices: Iterable[EndpointSlice],
-    family: Family,
-    *,
-    allow_external_ips: bool = True,
-) -> Iterator[ServedPort]:
-    """Return the ports of a Service whose entries may become stale."""
-    closes = closes_connections(service)
-    if not closes and all(port.protocol != "UDP" for port in service.spec.ports or ()):
-        return  # most Services: worth a short cut
-    endpoints = build_endpoints(slices, family, "")
-    specs = service_ports(service, family, allow_external_ips=allow_external_ips)
-    for name, spec in specs.items():
-        served = 0 < spec.port <= MAX_PORT  # else the port has no frontends either
-        if served and (spec.protocol is Protocol.UDP or closes):
-            yield _served_port(spec, endpoints.get((name.port, spec.protocol), ()), closes)
+def is_concerned(service: Service) -> bool:
+    """Whether entries of a Service can become stale at all: most Services have only TCP ports."""
+    ports = service.spec.ports or ()
+    return any(port.protocol == "UDP" for port in ports) or closes_connections(service)
 
 
 def closes_connections(service: Service) -> bool:
@@ -117,14 +117,47 @@ def closes_connections(service: Service) -> bool:
     return annotations is not None and annotations.close_connections == "true"
 
 
-def _served_port(spec: PortSpec, states: Iterable[EndpointState], closes: bool) -> ServedPort:
-    udp = spec.protocol is Protocol.UDP
+def served_ports(
+    name: ObjectName, plan: NodePlan, snapshot: Snapshot, family: Family
+) -> Iterator[ServedPort]:
+    """Return the ports of a Service whose entries may become stale, with what they hold."""
+    service = snapshot.services.get(name)
+    if service is None or not is_concerned(service):
+        return
+    closes = closes_connections(service)
+    plans = [
+        plan.services[key]
+        for key in dict.fromkeys(_keys(name, service, family))
+        if key in plan.services and (closes or key.name.protocol is _UDP)
+    ]
+    if plans:
+        slices: Iterable[EndpointSlice] = snapshot.slices.get(name, {}).values()
+        endpoints = build_endpoints(slices, family, "")
+        for held in plans:
+            wanted = held.key.name
+            states = endpoints.get((wanted.port, wanted.protocol), ())
+            yield _served_port(held, states, closes)
+
+
+def _keys(name: ObjectName, service: Service, family: Family) -> Iterator[PlanKey]:
+    for port in service.spec.ports or ():
+        protocol = PROTOCOLS.get(port.protocol)
+        if protocol is not None:
+            yield PlanKey(ServicePortName(*name, port.name or "", protocol), family)
+
+
+def _served_port(plan: ServicePlan, states: Iterable[EndpointState], closes: bool) -> ServedPort:
+    protocol = plan.key.name.protocol
+    by_address = [frontend for frontend in plan.frontends if frontend.address]
+    node_ports = [frontend.port for frontend in plan.frontends if not frontend.address]
     return ServedPort(
-        protocol=spec.protocol,
-        port=spec.port,
-        addresses=_addresses(spec),
-        node_port=spec.node_port,
-        endpoints=tuple(state.endpoint for state in states if state.serving or not udp),
+        protocol=protocol,
+        port=by_address[0].port if by_address else 0,
+        addresses=tuple(frontend.address for frontend in by_address),
+        node_port=node_ports[0] if node_ports else 0,
+        endpoints=tuple(
+            state.endpoint for state in states if state.serving or protocol is not _UDP
+        ),
         close_connections=closes,
     )
 
@@ -152,7 +185,7 @@ def stale(family: Family, ports: Iterable[ServedPort], own: Iterable[bytes] = ()
 
 
 def _cleaned(port: ServedPort) -> bool:
-    if port.protocol is Protocol.UDP:
+    if port.protocol is _UDP:
         return bool(port.endpoints)
     return port.close_connections
 

@@ -14,6 +14,7 @@ from steersman.compile.endpoints import (
     EndpointState,
     categorize,
     check_address_types,
+    local_ready_count,
     read_endpoints,
 )
 from steersman.compile.own_addresses import without_own_addresses
@@ -86,6 +87,9 @@ def plan_ports(
         plans[key] = plan_port(key, spec, categorize(states, spec, node_name, zone), settings)
         if cuts:
             plans[key] = _keeping(plans[key], states)
+        if spec.health_check_node_port:
+            ready = local_ready_count(read[family])
+            plans[key] = msgspec.structs.replace(plans[key], ready_here=ready)
     if settings.traits.holds_addresses:
         plans, more = without_own_addresses(asked.service, plans, settings)
         findings += more

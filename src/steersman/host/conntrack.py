@@ -12,6 +12,7 @@ import errno
 import socket
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from steersman.host.netlink import (
 )
 from steersman.host.nlmsg import NLM_F_ACK, attr, attributes, nested, u8, u32
 from steersman.host.sysctl import read
-from steersman.model.conntrack import Entry, Stale
+from steersman.model.conntrack import Confirm, Entry, Stale
 from steersman.model.names import Family
 
 _CT_GET = 0x101
@@ -36,6 +37,7 @@ _CTA_FILTER_ORIG_FLAGS = 1
 _FILTER_IP_DST, _FILTER_PROTO_NUM, _FILTER_DST_PORT = 1 << 1, 1 << 3, 1 << 5
 
 _DELETES = 256  # in one datagram
+_AT_ONCE = 4096  # stale entries that are held in memory
 _FEW = 4  # destinations that are asked for one by one: each costs the kernel a walk of the table
 
 
@@ -135,41 +137,65 @@ def _entry(family: Family, destination: bytes, source: bytes) -> Entry:
     )
 
 
-async def delete_stale(stale: Stale) -> Cleanup:
+async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
     """Delete the stale entries of a family.
+
+    Args:
+        stale: which they are.
+        confirm: what is stale once they are listed; None if that cannot have changed.
 
     Raises:
         OSError: the entries cannot be listed; some may have been deleted.
     """
     if not stale:
         return Cleanup(0, 0, True)
-    with Netlink(NETLINK_NETFILTER) as listing, Netlink(NETLINK_NETFILTER) as deleting:
-        return await asyncio.to_thread(_delete_stale, listing, deleting, stale)
+    with Netlink(NETLINK_NETFILTER) as netlink, Netlink(NETLINK_NETFILTER) as deleting:
+        listing, deleted, failed = _Listing(netlink, stale), 0, 0
+        while found := await asyncio.to_thread(listing.some):
+            if confirm is not None:
+                fresh = await confirm()
+                found = [each for each in found if fresh.contains(*_keys(each, listing.layout))]
+            done = await asyncio.to_thread(_delete, deleting, found)
+            deleted, failed = deleted + done[0], failed + done[1]
+    return Cleanup(deleted, failed, listing.complete)
 
 
-def _delete_stale(listing: Netlink, deleting: Netlink, stale: Stale) -> Cleanup:
+class _Listing:
+    """The stale entries of a family, some at a time. Blocks."""
+
+    def __init__(self, netlink: Netlink, stale: Stale) -> None:
+        self.complete = True
+        self.layout = _LAYOUTS[stale.family]
+        self._found = self._find(netlink, stale)
+
+    def some(self) -> list[bytes]:
+        """The payloads of the next ones; none at the end."""
+        return list(islice(self._found, _AT_ONCE))
+
+    def _find(self, netlink: Netlink, stale: Stale) -> Iterator[bytes]:
+        layout, contains = self.layout, stale.contains
+        for request in _listings(stale):
+            try:
+                for reply in netlink.dump(request):
+                    if contains(*_keys(reply.payload, layout)):
+                        yield reply.payload
+            except DumpInterruptedError:  # what was seen is good enough for now (SPEC 12)
+                self.complete = False
+
+
+def _delete(netlink: Netlink, payloads: list[bytes]) -> tuple[int, int]:
+    """Delete entries; how many were, and how many the kernel refused.
+
+    An entry that is gone already is neither.
+    """
     deleted = failed = 0
-    complete = True
-    pending: list[Request] = []
-    for request in _listings(stale):
-        try:
-            for payload in _stale_payloads(listing, request, stale):
-                pending.append(_deletion(payload))
-                if len(pending) == _DELETES:
-                    deleted, failed = _delete(deleting, pending, deleted, failed)
-                    pending = []
-        except DumpInterruptedError:  # what was seen is good enough (SPEC 12)
-            complete = False
-    return Cleanup(*_delete(deleting, pending, deleted, failed), complete)
-
-
-def _delete(netlink: Netlink, pending: list[Request], deleted: int, failed: int) -> tuple[int, int]:
-    """Carry deletions out; the totals with them counted in. An entry that is gone is neither."""
-    if not pending:
-        return deleted, failed
-    refused = netlink.batch(pending)
-    gone = sum(error.errno == errno.ENOENT for error in refused.values())
-    return deleted + len(pending) - len(refused), failed + len(refused) - gone
+    for first in range(0, len(payloads), _DELETES):
+        requests = [_deletion(each) for each in payloads[first : first + _DELETES]]
+        refused = netlink.batch(requests)
+        gone = sum(error.errno == errno.ENOENT for error in refused.values())
+        deleted += len(requests) - len(refused)
+        failed += len(refused) - gone
+    return deleted, failed
 
 
 def _deletion(payload: bytes) -> Request:
@@ -228,15 +254,6 @@ def _dump(netlink: Netlink, request: Request) -> Iterator[bytes]:
             yield reply.payload
     except DumpInterruptedError:
         return
-
-
-def _stale_payloads(netlink: Netlink, request: Request, stale: Stale) -> Iterator[bytes]:
-    layout, contains = _LAYOUTS[stale.family], stale.contains
-    for reply in netlink.dump(request):
-        payload = reply.payload
-        destination, source = _keys(payload, layout)
-        if contains(destination, source):
-            yield payload
 
 
 def _keys(payload: bytes, layout: _Layout) -> tuple[bytes, bytes]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from steersman.model.addresses import family_of
 from steersman.model.names import Family, Protocol
@@ -71,6 +71,14 @@ class Stale(Value, frozen=True):
         destination = pack_socket(entry.destination, entry.destination_port)
         source = pack_socket(entry.source, entry.source_port)
         return self.contains(bytes((entry.protocol,)) + destination, source)
+
+
+Confirm: TypeAlias = Callable[[], Awaitable[Stale]]
+"""Returns what is stale by now, of the same destinations.
+
+Listing takes a while, and meanwhile a new endpoint may get its first connections: only what is
+stale by both is deleted. It is awaited after the listing and only if something was found.
+"""
 
 
 def pack_socket(address: str, port: int) -> bytes:

@@ -165,6 +165,9 @@ class ServicePlan(Value, frozen=True):
     kept: tuple[Endpoint, ...] | None = None
     """Given, where connections end in the process: the endpoints that may keep those they have,
     sorted by their printed form; connections to others are closed."""
+    ready_here: int = 0
+    """Ready endpoints of the whole Service on this node, by address: the answer on its health
+    check node port (SPEC 4). 0 without such a port."""
 
     @property
     def uses_cluster(self) -> bool:

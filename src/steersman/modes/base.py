@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from steersman.model.conntrack import Stale
+from steersman.model.conntrack import Confirm, Stale
 from steersman.model.names import ServicePortName
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.diff import Diff, Ruleset
@@ -175,8 +175,8 @@ class Inheriting(Protocol):
 class Remembering(Protocol):
     """A mode that keeps connections in tables of its own, beside or instead of conntrack."""
 
-    async def forget(self, stale: Stale) -> int:
-        """Cut the connections that are stale; returns how many there were.
+    async def forget(self, stale: Stale, confirm: Confirm) -> int:
+        """Cut the connections that are stale by both; return how many there were.
 
         Raises:
             ApplyError, BusyError: they cannot be looked at now.

@@ -177,7 +177,7 @@ class Daemon:
             self._servers.metrics,
             self._servers.health,
             self._servers.health_checks(lambda: self._sync.state.plan.settings),
-            allow_external_ips=node.allow_service_external_ips,
+            observers={"findings": self._log_findings},
             mode=mode,
         )
         self._sync = Sync(
@@ -254,11 +254,12 @@ class Daemon:
             self._machine.memory_when_loaded()
 
     async def _tell(self) -> None:
-        """Tell of what was synced; nobody holds it any more when this returns."""
-        for synced in self._synced:
-            await self._effects.after(synced, self._sync.objects())
-            self._findings.tell(synced.state.findings, synced.state.unlisted)
-        self._synced.clear()
+        """Tell of each sync once; nothing holds it any more when this returns."""
+        while self._synced:
+            await self._effects.after(self._synced.pop(0), self._sync.objects())
+
+    def _log_findings(self, synced: Synced) -> None:
+        self._findings.tell(synced.state.findings, synced.state.unlisted)
 
     async def _check_for_drift(self) -> None:
         while True:

@@ -1,34 +1,35 @@
 """What the world outside is told after each sync: metrics, health, health checks, conntrack.
 
-In SPEC 7's order. Nothing here decides about traffic, and nothing here can fail a sync.
+In SPEC 7's order. Nothing here decides about traffic, and nothing here can fail a sync: each
+observer is called by itself, and one that raises is logged and called again after the next sync.
 """
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
-from steersman.compile.conntrack import closes_connections
-from steersman.model.kube import Service
-from steersman.model.names import Family, ObjectName
+from steersman.model.names import Family
 from steersman.model.plan import Severity
 from steersman.modes.iptables.count import Rules, count_rules, count_written
+from steersman.run.cleaner import Cleaner, Delete
 from steersman.run.health import Moment, ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now
 from steersman.run.metrics import Metrics
-from steersman.run.outcome import (
-    Tally,
-    clean_conntrack,
-    deleting,
-    health_counts,
-    programming_seconds,
-)
-from steersman.run.state import State, Synced, SyncResult
+from steersman.run.outcome import Tally, programming_seconds
+from steersman.run.runner import Clock, MonotonicClock
+from steersman.run.state import Synced, SyncResult
 from steersman.source.store import Store
 
+log = logging.getLogger(__name__)
+
+_COMPLAINT_SECONDS = 60.0
+"""Between two log lines about one observer."""
 _POLICIES: tuple[Literal["internal", "external"], ...] = ("internal", "external")
 
 
@@ -42,21 +43,31 @@ class Effects:
         health: ProxyHealth,
         servers: Mapping[Family, ServiceHealthServers],
         *,
-        allow_external_ips: bool = True,
+        observers: Mapping[str, Callable[[Synced], None]] | None = None,
         mode: object = None,
+        delete: Delete | None = None,
         wall: Callable[[], float] = time.time,
         moment: Callable[[], Moment] = now,
+        clock: Clock | None = None,
     ) -> None:
-        """Take who is to be told; `servers` serve the health check node ports of each family.
+        """Take who is to be told; nothing is told before the first sync.
 
-        `mode` is asked to forget stale connections, where it has some (modes/base.py).
+        Args:
+            store: counts the changes that were seen.
+            metrics: told of each sync.
+            health: told of each change and each sync.
+            servers: of the health check node ports, by family.
+            observers: others that are told of each sync, by name.
+            mode: asked to forget stale connections, if it remembers any (modes/base.py).
+            delete: deletes conntrack entries; None for the kernel's.
+            wall: seconds since 1970.
+            moment: both clocks.
+            clock: times the clean-up of conntrack.
         """
         self._store = store
         self._metrics = metrics
         self._health = health
         self._servers = servers
-        self._allow_external_ips = allow_external_ips
-        self._delete = deleting(mode)
         self._wall = wall
         self._moment = moment
         self._started = wall()
@@ -64,19 +75,22 @@ class Effects:
         self._rules: Rules = Counter()
         self._seen: Counter[str] = Counter()
         self._synced: Counter[str] = Counter()
-        self._to_clean = asyncio.Event()
-        self._stale: set[ObjectName] | None = set()
-        """Services whose conntrack entries are to be looked at; None for all."""
-        self._state = State()
+        self._observers = observers or {}
+        self._clock = clock or MonotonicClock()
+        self._quiet_until: dict[str, float] = {}
+        self.cleaner = Cleaner(metrics, mode=mode, delete=delete, clock=self._clock)
 
     def queued(self, families: Iterable[Family]) -> None:
         """Note that a change waits to be synced."""
-        for family in families:
-            self._health.queued(family, self._moment())
-            label = family.kubernetes
-            name = "sync_proxy_rules_last_queued_timestamp_seconds"
-            self._metrics.set(name, self._wall(), label)
-        self._count_changes()
+        families = tuple(families)
+        with self._isolated("health"):
+            for family in families:
+                self._health.queued(family, self._moment())
+        with self._isolated("metrics"):
+            for family in families:
+                name = "sync_proxy_rules_last_queued_timestamp_seconds"
+                self._metrics.set(name, self._wall(), family.kubernetes)
+            self._count_changes()
 
     def started(self, families: Iterable[Family]) -> None:
         """Note that the loop runs: healthy until a change waits too long (SPEC 7)."""
@@ -85,25 +99,53 @@ class Effects:
 
     def refused(self, families: Iterable[Family], partial: bool) -> None:
         """Count a batch that the kernel refused; `partial`: one of only what had changed."""
-        for family in families:
-            self._metrics.count_refusal(family, partial=partial)
+        with self._isolated("metrics"):
+            for family in families:
+                self._metrics.count_refusal(family, partial=partial)
 
     async def after(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
         """Tell of a successful sync; `objects` is everything in force (read when needed)."""
-        families = synced.state.plan.settings.families
+        told: dict[str, Callable[[Synced], Awaitable[None] | None]] = {
+            "plans": self._plans,
+            "latency": self._latency,
+            "gauges": partial(self._gauges, objects=objects),
+            "changes": self._changes_synced,
+            "health": self._healthy,
+            "health checks": self._health_checks,
+            "conntrack": self.cleaner.note,
+            **self._observers,
+        }
+        for name, tell in told.items():
+            with self._isolated(name):
+                waiting = tell(synced)
+                if waiting is not None:
+                    await waiting
+
+    @contextmanager
+    def _isolated(self, observer: str) -> Iterator[None]:
+        """Keep what an observer raises from everybody else."""
+        try:
+            yield
+        except Exception:
+            now = self._clock.time()
+            if now >= self._quiet_until.get(observer, now):
+                self._quiet_until[observer] = now + _COMPLAINT_SECONDS
+                log.exception("%s failed to take a report; syncs are not affected", observer)
+
+    def _plans(self, synced: Synced) -> None:
         for change in synced.plans:
             self._tally.update(change.changed, change.removed)
-        self._latency(synced, families)
-        if synced.result is not None:
-            self._gauges(synced, synced.result, families, objects)
+
+    def _changes_synced(self, _: Synced) -> None:
         self._synced = Counter(self._store.seen)
         self._count_changes()
-        for family in families:
-            self._health.updated(family, self._moment())
-        await self._health_checks(synced)
-        self._note_conntrack(synced)
 
-    def _latency(self, synced: Synced, families: Iterable[Family]) -> None:
+    def _healthy(self, synced: Synced) -> None:
+        for family in synced.state.plan.settings.families:
+            self._health.updated(family, self._moment())
+
+    def _latency(self, synced: Synced) -> None:
+        families = synced.state.plan.settings.families
         for changes in synced.changes:
             seconds = programming_seconds(changes.trigger_times, self._wall(), self._started)
             for value in seconds:
@@ -111,14 +153,11 @@ class Effects:
                     name = "network_programming_duration_seconds"
                     self._metrics.observe(name, value, family.kubernetes)
 
-    def _gauges(
-        self,
-        synced: Synced,
-        result: SyncResult,
-        families: Iterable[Family],
-        objects: Iterable[tuple[Any, Any]],
-    ) -> None:
-        metrics = self._metrics
+    def _gauges(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
+        metrics, result = self._metrics, synced.result
+        if result is None:
+            return
+        families = synced.state.plan.settings.families
         for family in families:
             label = family.kubernetes
             metrics.set("sync_proxy_rules_last_timestamp_seconds", self._wall(), label)
@@ -169,50 +208,10 @@ class Effects:
             metrics.add("kernel_writes_total", word, amount=getattr(result, word))
 
     async def _health_checks(self, synced: Synced) -> None:
-        node_name = synced.state.plan.settings.node_name
+        del synced  # the tally has it
         for family, servers in self._servers.items():
-            ports = self._tally.health_ports(family)
-            counts = health_counts(synced.state.snapshot, ports, family, node_name)
-            await servers.sync(ports, counts)
-
-    # Conntrack: in a task of its own, as a large table takes longer than a sync may
-
-    def _note_conntrack(self, synced: Synced) -> None:
-        """Have stale entries deleted now that the rules are in (SPEC 12).
-
-        Where connections end in this process, entries lead to it; the mode looks after them.
-        """
-        if synced.state.plan.settings.traits.hides_clients:
-            return
-        if synced.result is not None and synced.result.reason == "start":
-            self._stale = None
-        elif self._stale is not None:
-            services = synced.state.snapshot.services
-            for changes in synced.changes:
-                self._stale.update(
-                    name
-                    for name in changes.services
-                    if changes.udp or _closes_connections(services.get(name))
-                )
-        if self._stale is None or self._stale:
-            self._state = synced.state
-            self._to_clean.set()
+            await servers.sync(self._tally.health_ports(family), self._tally.ready_here(family))
 
     async def clean_conntrack(self) -> None:
-        """Delete stale entries whenever a sync asked for it, until cancelled."""
-        while True:
-            await self._to_clean.wait()
-            self._to_clean.clear()
-            names, self._stale = self._stale, set()
-            await clean_conntrack(
-                self._state.snapshot,
-                self._state.plan.settings.families,
-                self._metrics,
-                names=names,
-                allow_external_ips=self._allow_external_ips,
-                delete=self._delete,
-            )
-
-
-def _closes_connections(service: Service | None) -> bool:
-    return service is not None and closes_connections(service)
+        """Delete stale connections after syncs, until cancelled."""
+        await self.cleaner.run()

@@ -1,4 +1,4 @@
-"""What a sync means to the world outside: local endpoints, health checks, latency, conntrack.
+"""What a sync means to the world outside: local endpoints, health checks, latency.
 
 Kept up to date by what changed, so that it costs what changed. Serves run/metrics.py and
 run/health_server.py; decides nothing about traffic.
@@ -6,29 +6,13 @@ run/health_server.py; decides nothing about traffic.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from steersman.compile.conntrack import ServedPort, destinations_at, ports_in, stale
-from steersman.compile.endpoints import build_endpoints, local_ready_count
-from steersman.model.conntrack import Stale
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import FrontendKind, ServicePlan, Verdict
-from steersman.model.snapshot import Snapshot
-from steersman.modes.base import ApplyError, BusyError, Remembering
-from steersman.run.metrics import Metrics
-
-if TYPE_CHECKING:
-    from steersman.host.conntrack import Cleanup
-
-log = logging.getLogger(__name__)
-
-_CHUNK = 100  # Services, about 2 ms
 
 TrafficPolicy = Literal["internal", "external"]
 
@@ -40,22 +24,27 @@ class Tally:
         self._without_local: dict[PlanKey, tuple[TrafficPolicy, ...]] = {}
         self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
         self._health_ports: dict[PlanKey, int] = {}
+        self._ready_here: dict[PlanKey, int] = {}
 
     def update(self, changed: Mapping[PlanKey, ServicePlan], removed: Iterable[PlanKey]) -> None:
         """Take the plans that are new or differ, and the ones that are gone."""
         for key in removed:
-            self._put(key, (), 0)
+            self._put(key, (), 0, 0)
         for key, plan in changed.items():
-            self._put(key, without_local(plan), plan.health_check_node_port)
+            self._put(key, without_local(plan), plan.health_check_node_port, plan.ready_here)
 
-    def _put(self, key: PlanKey, policies: tuple[TrafficPolicy, ...], health_port: int) -> None:
+    def _put(
+        self, key: PlanKey, policies: tuple[TrafficPolicy, ...], health_port: int, ready: int
+    ) -> None:
         self._counts.subtract((p, key.family) for p in self._without_local.pop(key, ()))
         self._counts.update((policy, key.family) for policy in policies)
         if policies:
             self._without_local[key] = policies
         self._health_ports.pop(key, None)
+        self._ready_here.pop(key, None)
         if health_port:
             self._health_ports[key] = health_port
+            self._ready_here[key] = ready
 
     def no_local_endpoints(self, policy: TrafficPolicy, family: Family) -> int:
         """Count the ServicePorts that have endpoints, none here, and a Local policy (SPEC 14)."""
@@ -63,11 +52,15 @@ class Tally:
 
     def health_ports(self, family: Family) -> dict[ObjectName, int]:
         """Return the health check node ports by Service, in one family."""
-        return {
-            key.name.object_name: port
-            for key, port in self._health_ports.items()
-            if key.family is family
-        }
+        return _by_service(self._health_ports, family)
+
+    def ready_here(self, family: Family) -> dict[ObjectName, int]:
+        """Return the ready endpoints on this node of those Services, in one family (SPEC 4)."""
+        return _by_service(self._ready_here, family)
+
+
+def _by_service(numbers: Mapping[PlanKey, int], family: Family) -> dict[ObjectName, int]:
+    return {key.name.object_name: n for key, n in numbers.items() if key.family is family}
 
 
 def without_local(plan: ServicePlan) -> tuple[TrafficPolicy, ...]:
@@ -82,18 +75,6 @@ def without_local(plan: ServicePlan) -> tuple[TrafficPolicy, ...]:
     }
     policies: tuple[tuple[bool, TrafficPolicy], ...] = ((True, "internal"), (False, "external"))
     return tuple(policy for internal, policy in policies if internal in dropped)
-
-
-def health_counts(
-    snapshot: Snapshot, names: Iterable[ObjectName], family: Family, node_name: str
-) -> dict[ObjectName, int]:
-    """Count the ready endpoints on this node of some Services (SPEC 4)."""
-    return {
-        name: local_ready_count(
-            build_endpoints(snapshot.slices.get(name, {}).values(), family, node_name)
-        )
-        for name in names
-    }
 
 
 def programming_seconds(
@@ -116,97 +97,3 @@ def _seconds(text: str) -> float | None:
     except ValueError:
         return None
     return when.timestamp() if when.tzinfo is not None else None
-
-
-async def clean_conntrack(
-    snapshot: Snapshot,
-    families: Iterable[Family],
-    metrics: Metrics,
-    *,
-    names: Iterable[ObjectName] | None = None,
-    allow_external_ips: bool = True,
-    delete: Callable[[Stale], Awaitable[Cleanup]] | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Delete stale conntrack entries, once the rules are in (SPEC 12). Failures are only logged.
-
-    Args:
-        snapshot: the objects.
-        families: those served.
-        metrics: told of duration and deletions.
-        names: the Services that changed; None for all.
-        allow_external_ips: as configured.
-        delete: deletes what is stale; None for the kernel's way.
-        clock: monotonic seconds.
-    """
-    delete = delete or _delete_stale
-    chosen = tuple(snapshot.services if names is None else names)
-    for family in families:
-        ports = await _ports(snapshot, family, chosen, allow_external_ips)
-        own = await _destinations(snapshot, family, {port.node_port for port in ports} - {0})
-        began = clock()
-        try:
-            result = await delete(await asyncio.to_thread(stale, family, ports, own))
-        except OSError as error:
-            log.error("stale %s conntrack entries stay: %s", family.kubernetes, error)
-            continue
-        label = family.kubernetes
-        metrics.observe("conntrack_reconciler_sync_duration_seconds", clock() - began, label)
-        metrics.add("conntrack_reconciler_deleted_entries_total", label, amount=result.deleted)
-        if result.deleted or result.failed:
-            log.info(
-                "%s conntrack: %d stale entries deleted, %d refused by the kernel%s",
-                label,
-                result.deleted,
-                result.failed,
-                "" if result.complete else ", list incomplete",
-            )
-
-
-def deleting(mode: object) -> Callable[[Stale], Awaitable[Cleanup]]:
-    """How stale connections are deleted: from conntrack, and from a mode's own tables."""
-
-    async def delete(what: Stale) -> Cleanup:
-        own = 0
-        if isinstance(mode, Remembering):
-            try:
-                own = await mode.forget(what)
-            except (ApplyError, BusyError) as error:
-                log.error("stale connections of the mode stay: %s", error)
-        done = await _delete_stale(what)
-        return done._replace(deleted=done.deleted + own)
-
-    return delete
-
-
-async def _delete_stale(what: Stale) -> Cleanup:
-    from steersman.host.conntrack import delete_stale  # noqa: PLC0415 - it calls what Windows lacks
-
-    return await delete_stale(what)
-
-
-async def _ports(
-    snapshot: Snapshot, family: Family, names: tuple[ObjectName, ...], allow_external_ips: bool
-) -> list[ServedPort]:
-    """Collect what is served, with pauses for the rest of the process."""
-    ports: list[ServedPort] = []
-    async for chunk in _chunks(names, _CHUNK):
-        ports += ports_in(snapshot, family, chunk, allow_external_ips=allow_external_ips)
-    return ports
-
-
-async def _destinations(snapshot: Snapshot, family: Family, node_ports: Set[int]) -> list[bytes]:
-    """Collect the Services' destinations with the number of a node port, likewise."""
-    own: list[bytes] = []
-    names = tuple(snapshot.services) if node_ports else ()
-    async for chunk in _chunks(names, 10 * _CHUNK):  # few of them are more than looked at
-        own += destinations_at(snapshot, family, chunk, node_ports)
-    return own
-
-
-async def _chunks(
-    names: tuple[ObjectName, ...], size: int
-) -> AsyncIterator[tuple[ObjectName, ...]]:
-    for start in range(0, len(names), size):
-        yield names[start : start + size]
-        await asyncio.sleep(0)

@@ -8,7 +8,7 @@ connection's a moment later: what is deleted is looked at again just before.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -126,17 +126,22 @@ def clients(flows: HashMap) -> Iterator[bytes]:
         yield key[:16] if comes else key[16:32]
 
 
-def forget(flows: HashMap, stale: Stale) -> Removed:
-    """Delete the connections that are stale, all entries of each."""
+def find_stale(flows: HashMap, stale: Stale) -> tuple[bytes, ...]:
+    """Return the keys of the TO_ENDPOINT entries of stale connections."""
     wanted = {(protocol, TO_ENDPOINT) for protocol in stale.protocols}
-    asked = (
-        (key, Flow.of(key, value))
+    return tuple(
+        key
         for key, value in flows.items()
-        if (key[_PROTOCOL_AT], value[_KIND_AT]) in wanted
+        if (key[_PROTOCOL_AT], value[_KIND_AT]) in wanted and is_stale(Flow.of(key, value), stale)
     )
-    found = [(key, flow) for key, flow in asked if is_stale(flow, stale)]
-    keys = (each for key, flow in found for each in (key, *_others(flows, flow)))
-    return Removed(len(found), flows.delete_all(keys))
+
+
+def forget(flows: HashMap, found: Iterable[bytes], stale: Stale) -> Removed:
+    """Delete those of the connections found that are stale, all entries of each."""
+    now = ((key, Flow.of(key, value)) for key in found if (value := flows.get(key)))
+    doomed = [(k, flow) for k, flow in now if flow.kind == TO_ENDPOINT and is_stale(flow, stale)]
+    keys = (each for key, flow in doomed for each in (key, *_others(flows, flow)))
+    return Removed(len(doomed), flows.delete_all(keys))
 
 
 def is_stale(flow: Flow, stale: Stale) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from steersman.host.exec import Exec
-from steersman.model.conntrack import Stale
+from steersman.model.conntrack import Confirm, Stale
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import ApplyError, BusyError, Made, Support
 from steersman.modes.diff import Diff, Ruleset
@@ -106,13 +106,20 @@ class EbpfMode:
                 return Made({}, {})
             return await asyncio.to_thread(guarded, lambda: tracking.made(plans))
 
-    async def forget(self, stale: Stale) -> int:
-        """Cut connections to endpoints that are gone; sockets that only send choose anew."""
+    async def forget(self, stale: Stale, confirm: Confirm) -> int:
+        """Cut connections to endpoints that are gone; sockets that only send choose again."""
         async with self._lock:
             tracking = self.engine.tracking
             if tracking is None:
                 return 0
-            cut, sockets = await asyncio.to_thread(guarded, lambda: tracking.forget(stale))
+            found = await asyncio.to_thread(guarded, lambda: tracking.find(stale))
+        if not found:
+            return 0
+        fresh = await confirm()
+        async with self._lock:
+            if tracking is not self.engine.tracking:
+                raise BusyError("ebpf: the programs were exchanged meanwhile")
+            cut, sockets = await asyncio.to_thread(guarded, lambda: tracking.forget(found, fresh))
         return cut + await asyncio.to_thread(guarded, lambda: destroy(sockets))
 
     def kept(self, have: Ruleset) -> Ruleset:

@@ -44,10 +44,10 @@ def known(maps: Mapping[str, int]) -> Iterator[Peer]:
             yield Peer(cookie, frontend + ports[1], endpoint + ports[0])
 
 
-def stale_sockets(peers: Iterable[Peer], stale: Stale) -> Iterator[tuple[int, bytes]]:
-    """Cookie and endpoint of the sockets of UDP that had one which is gone."""
+def stale_sockets(peers: Iterable[Peer], stale: Stale) -> Iterator[Peer]:
+    """Return the sockets of UDP whose endpoint is gone."""
     if UDP not in stale.protocols:
         return
     for peer in peers:
         if stale.contains(bytes((UDP,)) + plain(peer.frontend), plain(peer.endpoint)):
-            yield peer.cookie, peer.endpoint
+            yield peer

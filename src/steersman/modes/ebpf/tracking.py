@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 from steersman.model.conntrack import Stale
 from steersman.model.plan import ServicePlan
@@ -11,8 +12,20 @@ from steersman.modes.ebpf import flows
 from steersman.modes.ebpf.counts import Counts, Flows
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
-from steersman.modes.ebpf.peers import known, stale_sockets
+from steersman.modes.ebpf.peers import Peer, known, stale_sockets
 from steersman.modes.ebpf.tables import Tables
+
+
+class Found(NamedTuple):
+    """Connections that were stale when they were looked at."""
+
+    peers: tuple[Peer, ...]
+    """Sockets."""
+    flows: tuple[bytes, ...]
+    """Keys of the map `flows`."""
+
+    def __bool__(self) -> bool:
+        return bool(self.peers or self.flows)
 
 
 class Tracking:
@@ -47,9 +60,14 @@ class Tracking:
         """How many connections there are now."""
         return flows.count_open(self._flows, flows.read_timeouts())
 
-    def forget(self, stale: Stale) -> tuple[int, set[tuple[int, bytes]]]:
-        """Cut connections that are stale; how many, and the sockets (sockets.py) that are."""
-        sockets = set(stale_sockets(known(self._maps), stale))
-        removed = flows.forget(self._flows, stale)
+    def find(self, stale: Stale) -> Found:
+        """Find the connections that are stale."""
+        peers = tuple(stale_sockets(known(self._maps), stale))
+        return Found(peers, flows.find_stale(self._flows, stale))
+
+    def forget(self, found: Found, stale: Stale) -> tuple[int, set[tuple[int, bytes]]]:
+        """Cut what was found and is still stale; how many, and the sockets (sockets.py) to end."""
+        sockets = {(peer.cookie, peer.endpoint) for peer in stale_sockets(found.peers, stale)}
+        removed = flows.forget(self._flows, found.flows, stale)
         self._counts.add_expired(removed.entries)
         return removed.connections, sockets

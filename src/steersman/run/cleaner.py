@@ -1,0 +1,289 @@
+"""Deletes stale connections after syncs (SPEC 12): what is owed to conntrack, and paying it.
+
+After a sync, clients of a changed Service may still be sent by conntrack where the Service no
+longer sends them. Each such Service is owed a clean-up, in every table that remembers connections
+(conntrack, and the mode's own, if it has one) and in every family. A debt is noted when the sync
+is reported and removed only by a pass that began later and deleted everything it had to; nothing
+else removes it. So a pass may fail, be interrupted or overtaken at any point: what is owed stays
+owed, and is tried again with growing pauses. Every Service that can have stale entries is owed a
+clean-up once an hour in any case, also at the start and after rules were missing from the kernel.
+
+All of this happens in a task of its own. Listing takes a thread; the rest yields to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias
+
+from steersman.compile.conntrack import (
+    Destinations,
+    ServedPort,
+    closes_connections,
+    is_concerned,
+    served_ports,
+    stale,
+)
+from steersman.model.conntrack import Confirm, Stale
+from steersman.model.names import Family, ObjectName, Protocol
+from steersman.modes.base import Remembering
+from steersman.run.metrics import Metrics
+from steersman.run.runner import Clock, MonotonicClock
+from steersman.run.state import State, Synced
+
+if TYPE_CHECKING:
+    from steersman.host.conntrack import Cleanup
+
+log = logging.getLogger(__name__)
+
+HOUR = 3600.0
+"""Seconds in which every Service is looked at once."""
+AT_ONCE = 1000
+"""Services in one pass; the hourly look at more of them is spread over the hour."""
+_SLICE = 1000
+"""Endpoints that are looked at before the loop may go on; about 2 ms."""
+_RETRY, _LONGEST = 1.0, 60.0  # seconds after a failure; doubled each time
+_SHARE = 4
+"""After a pass it rests for so many times its duration: a fifth of a core at the most."""
+
+Delete: TypeAlias = "Callable[[Stale, Confirm], Awaitable[Cleanup]]"
+"""Deletes what is stale in one table."""
+
+
+class Debts:
+    """The Services whose stale entries may still be in one table, in one family."""
+
+    def __init__(self) -> None:
+        self._marks: dict[ObjectName, int] = {}
+        self._last = 0
+        self.failures = 0
+        """Passes in a row that failed."""
+        self.not_before = 0.0
+        """When the next pass may begin."""
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def owe(self, names: Iterable[ObjectName]) -> None:
+        """Note that Services changed: passes that have begun do not count for them."""
+        self._last += 1
+        self._marks.update(dict.fromkeys(names, self._last))
+
+    def oldest(self, count: int) -> Mapping[ObjectName, int]:
+        """Return what has been owed for longest, with marks for `paid`; it stays owed."""
+        return dict(pair for pair, _ in zip(self._marks.items(), range(count), strict=False))
+
+    def paid(self, debts: Mapping[ObjectName, int]) -> None:
+        """Forget what a pass has paid, but for Services that changed since `oldest`."""
+        for name, mark in debts.items():
+            if self._marks.get(name) == mark:
+                del self._marks[name]
+
+
+class Cleaner:
+    """Keeps account of what is owed, and pays it."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        mode: object = None,
+        delete: Delete | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Owe nothing yet.
+
+        Args:
+            metrics: told of duration and deletions.
+            mode: asked to forget stale connections, if it remembers any (modes/base.py).
+            delete: deletes conntrack entries; None for the kernel's.
+            clock: for tests.
+        """
+        self._metrics = metrics
+        self._clock = clock or MonotonicClock()
+        tables: dict[str, Delete] = {"conntrack": delete or _delete_entries}
+        if isinstance(mode, Remembering):
+            tables = {f"{getattr(mode, 'name', 'mode')} mode": _forgetting(mode), **tables}
+        self._tables = tables
+        self._owed = {(table, family): Debts() for table in tables for family in Family}
+        self._destinations = Destinations()
+        self._state: State | None = None
+        self._wake = asyncio.Event()
+        self._rest = 0.0
+        """When the next pass may begin, whatever is owed."""
+        self._look_at = 0.0
+        """When the next part of the hourly look is due."""
+        self._pause = HOUR
+        self._parts: list[list[ObjectName]] = []
+        """What of the hourly look is left."""
+
+    @property
+    def owed(self) -> int:
+        """How much is owed, over all tables and families."""
+        return sum(map(len, self._owed.values()))
+
+    # What is owed
+
+    def note(self, synced: Synced) -> None:
+        """Note what a sync may have left behind.
+
+        Where connections end in this process, entries lead to it; the mode looks after them.
+        """
+        plan = synced.state.plan
+        if plan.settings.traits.hides_clients:
+            return
+        self._state = synced.state
+        for change in synced.plans:
+            self._destinations.update(change.changed, change.removed)
+        result, written = synced.result, synced.written
+        starting = result is not None and result.reason == "start"
+        if starting or (synced.whole and (written.added or written.changed)):
+            self._owe(self._concerned())  # what came while rules were missing is untranslated
+            self._parts = []
+            self._look_at = self._clock.time() + HOUR
+        else:
+            self._owe(set(_changed(synced)))
+
+    def _owe(self, names: Iterable[ObjectName]) -> None:
+        names = tuple(names)
+        assert self._state is not None
+        for (_, family), owed in self._owed.items():
+            if names and family in self._state.plan.settings.families:
+                owed.owe(names)
+                self._wake.set()
+
+    def _concerned(self) -> list[ObjectName]:
+        """All Services that can have stale entries."""
+        assert self._state is not None
+        services = self._state.snapshot.services
+        udp = {
+            key.name.object_name
+            for key in tuple(self._state.plan.services)
+            if key.name.protocol is Protocol.UDP
+        }
+        return [
+            name for name, service in services.items() if name in udp or closes_connections(service)
+        ]
+
+    def _look(self) -> None:
+        """Owe the next part of the hourly look at everything."""
+        if self._state is None or self._clock.time() < self._look_at:
+            return
+        if not self._parts:
+            names = self._concerned()
+            self._parts = [names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE)] or [[]]
+            self._pause = HOUR / len(self._parts)
+        self._owe(self._parts.pop(0))
+        self._look_at = self._clock.time() + self._pause
+
+    # Paying it
+
+    async def run(self) -> None:
+        """Pay what is owed until cancelled."""
+        while True:
+            self._wake.clear()
+            self._look()
+            for (table, family), owed in self._owed.items():
+                if owed and owed.not_before <= self._clock.time() >= self._rest:
+                    await self._pay(table, family, owed)
+            wait = self._next() - self._clock.time()
+            if wait > 0:
+                await self._clock.wait(self._wake, wait)
+
+    def _next(self) -> float:
+        """When there is something to do, as far as it is known."""
+        due = [owed.not_before for owed in self._owed.values() if owed]
+        times = [max(min(due), self._rest)] if due else []
+        if self._state is not None:
+            times.append(self._look_at)
+        return min(times, default=self._clock.time() + HOUR)
+
+    async def _pay(self, table: str, family: Family, owed: Debts) -> None:
+        """Make one pass for what has been owed for longest."""
+        began = self._clock.time()
+        debts = owed.oldest(AT_ONCE)
+        try:
+            what = await self._stale(debts, family)
+            if not what:  # gone meanwhile, or without endpoints
+                owed.paid(debts)
+                return
+            result = await self._tables[table](what, lambda: self._stale(debts, family))
+        except Exception as error:
+            self._failed(table, family, owed, f"{type(error).__name__}: {error}")
+            return
+        seconds, label = self._clock.time() - began, family.kubernetes
+        self._rest = self._clock.time() + min(_SHARE * seconds, _LONGEST)
+        self._metrics.observe("conntrack_reconciler_sync_duration_seconds", seconds, label)
+        self._metrics.add(
+            "conntrack_reconciler_deleted_entries_total", label, amount=result.deleted
+        )
+        if result.deleted:
+            log.info("%s %s: %d stale entries deleted", label, table, result.deleted)
+        if result.failed:
+            self._failed(table, family, owed, f"the kernel keeps {result.failed} of them")
+        elif not result.complete:
+            self._failed(table, family, owed, "the table changed while it was listed")
+        else:
+            if owed.failures:
+                log.info("%s %s: resolved: stale entries are deleted", label, table)
+            owed.paid(debts)
+            owed.failures = 0
+
+    def _failed(self, table: str, family: Family, owed: Debts, why: str) -> None:
+        """Keep what is owed, and try again later; only the first failure in a row is logged."""
+        pause = min(_RETRY * 2 ** min(owed.failures, 10), _LONGEST)
+        owed.failures += 1
+        owed.not_before = self._clock.time() + pause
+        level = log.warning if owed.failures == 1 else log.debug
+        text = "%s %s: stale entries remain: %s; retrying in %g s"
+        level(text, family.kubernetes, table, why, pause)
+
+    async def _stale(self, names: Iterable[ObjectName], family: Family) -> Stale:
+        """Tell stale entries of some Services, as of now; yields to the loop."""
+        ports: list[ServedPort] = []
+        looked = 0
+        for name in names:
+            state = self._state
+            assert state is not None
+            for port in served_ports(name, state.plan, state.snapshot, family):
+                ports.append(port)
+                looked += len(port.endpoints)
+            looked += 10
+            if looked >= _SLICE:
+                looked = 0
+                await asyncio.sleep(0)
+        assert self._state is not None
+        numbers = {port.node_port for port in ports} - {0}
+        own = tuple(self._destinations.at(numbers, self._state.plan, family))
+        return await asyncio.to_thread(stale, family, ports, own)
+
+
+def _changed(synced: Synced) -> Iterator[ObjectName]:
+    """The Services that a sync was about and that can have stale entries."""
+    services = synced.state.snapshot.services
+    for changes in synced.changes:
+        for name in changes.services:
+            if (service := services.get(name)) is not None and is_concerned(service):
+                yield name
+    for change in synced.plans:  # others that won or lost a destination to them
+        for key in change.changed:
+            name = key.name.object_name
+            if (service := services.get(name)) is not None and is_concerned(service):
+                yield name
+
+
+async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
+    from steersman.host.conntrack import delete_stale  # noqa: PLC0415 - it calls what Windows lacks
+
+    return await delete_stale(what, confirm)
+
+
+def _forgetting(mode: Remembering) -> Delete:
+    async def forget(what: Stale, confirm: Confirm) -> Cleanup:
+        from steersman.host.conntrack import Cleanup  # noqa: PLC0415 - likewise
+
+        return Cleanup(await mode.forget(what, confirm), 0, complete=True)
+
+    return forget
