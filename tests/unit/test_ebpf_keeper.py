@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 from typing import cast
 
 import pytest
 
+from steersman.host.netlink import DumpInterruptedError
 from steersman.modes.ebpf import keeper
 from steersman.modes.ebpf.engine import Engine
 from steersman.modes.ebpf.hold import Hold
@@ -22,6 +25,8 @@ class Restless:
         self.tracking = self
         self.looked = asyncio.Event()
         self.followed = 0
+        self.fails: list[OSError] = []
+        """What following devices ends with, the last one first."""
         self._loop = asyncio.get_running_loop()
 
     def news(self) -> Restless:
@@ -38,6 +43,8 @@ class Restless:
 
     def follow_devices(self) -> None:
         self.followed += 1
+        if self.fails:
+            raise self.fails.pop()
 
     def collect(self) -> None:
         self._loop.call_soon_threadsafe(self.looked.set)
@@ -60,3 +67,47 @@ async def test_old_connections_are_forgotten_where_devices_never_rest(
     finally:
         task.stop()
     assert node.followed
+
+
+class Quiet(Restless):
+    """A node whose devices do not change at all."""
+
+    async def receive(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def follows(node: Quiet, count: int) -> None:
+    """Keep going until devices were followed so often."""
+    task = Keeper(cast(Engine, node), cast(Hold, node), asyncio.Lock())
+    task.keep_going()
+    try:
+        async with asyncio.timeout(5):
+            while node.followed < count:  # noqa: ASYNC110 - it happens in a thread
+                await asyncio.sleep(0)
+            while node.fails or task._failure:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    finally:
+        task.stop()
+
+
+async def test_a_list_that_changes_while_it_is_read_is_read_again_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(keeper, "_SETTLE", 0.0)
+    monkeypatch.setattr(keeper, "_RETRY", 0.0)
+    node = Quiet()
+    node.fails = [DumpInterruptedError(errno.EINTR, "the list changed while it was read")] * 9
+    await follows(node, 10)
+    assert caplog.messages == []
+
+
+async def test_devices_that_cannot_be_followed_are_tried_again_without_a_change(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keeper, "_SETTLE", 0.0)
+    monkeypatch.setattr(keeper, "_RETRY", 0.0)
+    node = Quiet()
+    node.fails = [OSError(errno.ENOMEM, "no memory") for _ in range(3)]
+    await follows(node, 4)
+    assert caplog.messages == ["ebpf: [Errno 12] no memory; retrying"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 
-from steersman.host.netlink import AnswersLostError, Subscription
+from steersman.host.netlink import AnswersLostError, DumpInterruptedError, Subscription
 from steersman.modes.ebpf.engine import Engine
 from steersman.modes.ebpf.hold import Hold
 
 _SETTLE = 0.02  # seconds; a new device makes several notifications
 _COLLECT = 30.0  # seconds between two looks for connections that are over
+_RETRY = 1.0  # seconds after which work that failed is tried again
+_ATTEMPTS = 5  # at once, when a list changes while the kernel sends it
 log = logging.getLogger("steersman.ebpf")
 
 
@@ -24,6 +27,8 @@ class Keeper:
         self._hold = hold
         self._lock = lock
         self._task: asyncio.Task[None] | None = None
+        self._failure = ""
+        """What was logged last; the same failure is not logged again."""
 
     def keep_going(self) -> None:
         """Have the task run; another loop gets another one."""
@@ -40,27 +45,49 @@ class Keeper:
     async def _keep(self) -> None:
         clock = asyncio.get_running_loop().time
         with self._engine.news() as news:
-            await self._do(self._engine.follow_devices)  # for what came before we listened
-            due = clock() + _COLLECT
+            collect, follow = clock() + _COLLECT, clock()  # for what came before we listened
             while self._engine.tables is not None:
-                if await _changed(news, due):
-                    await self._do(self._engine.follow_devices)
-                if clock() >= due:
+                if await _changed(news, min(collect, follow)) or clock() >= follow:
+                    done = await self._do(self._engine.follow_devices)
+                    follow = math.inf if done else clock() + _RETRY
+                if clock() >= collect:
                     await self._do(self._collect)
                     await self._hold.let_go()
-                    due = clock() + _COLLECT
+                    collect = clock() + _COLLECT
 
     def _collect(self) -> None:
         if self._engine.tracking:
             self._engine.tracking.collect()
 
-    async def _do(self, work: Callable[[], object]) -> None:
+    async def _do(self, work: Callable[[], object]) -> bool:
+        """Do something while no sync runs; False if it failed."""
         try:
             async with self._lock:
                 if self._engine.tables is not None:
-                    await asyncio.to_thread(work)
+                    await asyncio.to_thread(_uninterrupted, work)
+        except DumpInterruptedError as error:
+            log.debug("ebpf: %s %d times; retrying in %gs", error, _ATTEMPTS, _RETRY)
+            return False
         except OSError as error:
-            log.warning("ebpf: %s; tried again at the next change", error)
+            if str(error) != self._failure:
+                log.warning("ebpf: %s; retrying", error)
+            self._failure = str(error)
+            return False
+        self._failure = ""
+        return True
+
+
+def _uninterrupted(work: Callable[[], object]) -> None:
+    """Do something again at once if a list changed while it was read."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            work()
+        except DumpInterruptedError as error:
+            log.debug("ebpf: %s; retrying at once", error)
+            if attempt == _ATTEMPTS:
+                raise
+        else:
+            return
 
 
 async def _changed(news: Subscription, until: float) -> bool:
