@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from steersman.model.names import Family
-from steersman.model.plan import Action, NodePlan, Verdict
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import Action, Endpoint, NodePlan, Verdict
 from steersman.modes.base import BusyError
 from steersman.modes.diff import Diff, diff
 from steersman.modes.ebpf import layout
@@ -23,6 +23,7 @@ from steersman.modes.ebpf.bpf import Link
 from steersman.modes.ebpf.devices import describe, list_devices
 from steersman.modes.ebpf.dump import DUMPS, dump
 from steersman.modes.ebpf.engine import Inside
+from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from tests.kernel.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
 from tests.kernel.ebpf_plan import (
@@ -42,6 +43,7 @@ from tests.kernel.ebpf_plan import (
     bring,
     node_plan,
     ruleset,
+    service,
 )
 from tests.lab import Lab, ip
 from tests.lab_sockets import Netns
@@ -487,3 +489,34 @@ def test_no_address_that_may_go_elsewhere_is_a_source(node: Node) -> None:
     finally:
         ip(name, [f"addr replace {NODE6}/64 dev {device} nodad"])
         ip(name, [f"addr del 2001:db8::77/64 dev {device}"])
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+@pytest.mark.parametrize("address", [VIP, VIP6])
+def test_a_process_of_the_node_outside_the_cgroup_is_served_by_its_packets(
+    node: Node, address: str, kind: str
+) -> None:
+    """Programs of sockets never see it: the daemon may be given a part of the hierarchy only."""
+    with node.lab.netns(NODE).socket(address, kind) as sock:
+        sock.settimeout(WAIT)
+        sock.connect((address, 80))
+        for _ in range(3):
+            assert (ask if kind == "UDP" else greeting)(sock).endswith(":8080")
+            if kind == "TCP":
+                break
+
+
+def test_a_datagram_that_a_socket_program_has_sent_somewhere_stays_there(node: Node) -> None:
+    """An endpoint may have another Service's address and port; nobody is translated twice."""
+    chained = service("chained", "10.96.0.20", Protocol.UDP, (Endpoint(VIP, 80, False),))
+    plan = node_plan()
+    services = {**plan.services, chained.key: chained}
+    asyncio.run(bring(node.modes[0], NodePlan(plan.settings, services)))
+    with node.socket("10.96.0.20", "UDP", NODE) as sock:
+        sock.connect(("10.96.0.20", 80))
+        sock.send(b"?")  # passes the programs at once
+    flows = HashMap.pinned(node.pins / "maps/flows")
+    hook, kind = layout.OFFSETS["flow_key"]["hook"], layout.OFFSETS["flow"]["kind"]
+    found = [key[hook] for key, value in flows.items() if value[kind] == TO_ENDPOINT]
+    flows.close()
+    assert EGRESS not in found  # the lab's router may send it back

@@ -110,6 +110,7 @@ def changed(**paths: object) -> ProxyConfig:
         ("steersman__ipvs_local_fallback", True, ["steersman.ipvsLocalFallback"], []),
         ("steersman__ebpf_guard_node_ports", False, [], ["steersman.ebpfGuardNodePorts"]),
         ("steersman__ebpf_xdp_devices", ("eth0",), [], ["steersman.ebpfXdpDevices"]),
+        ("steersman__ebpf_cgroup_root", "/c", [], ["steersman.ebpfCgroupRoot"]),
         ("steersman__ipvs_scheduler_flags", ("none",), [], ["steersman.ipvsSchedulerFlags"]),
         ("client_connection__qps", 7.0, [], ["clientConnection.qps"]),
         ("feature_gates", {"AllBeta": True}, [], ["featureGates"]),

@@ -92,7 +92,49 @@ def complete(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("complete")
 def test_a_new_kernel_lacks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").touch()
     assert probe.probe(tmp_path, tmp_path, tuple) == Support(usable=True)
+
+
+@pytest.mark.usefixtures("complete")
+def test_a_cgroup_that_is_named_must_be_one(tmp_path: Path) -> None:
+    found = probe.probe(tmp_path, tmp_path, tuple)
+    assert not found.usable
+    assert "--ebpf-cgroup-root" in found.missing[0]
+
+
+@pytest.mark.usefixtures("complete")
+def test_a_part_of_the_hierarchy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(probe, "cgroup_root", lambda: tmp_path)
+    assert probe.probe(tmp_path, None, tuple) == Support(usable=True)
+    (tmp_path / "cgroup.type").touch()
+    found = probe.probe(tmp_path, None, tuple)
+    assert found.usable
+    assert "not the root of all cgroups" in found.missing[0]
+
+
+CGROUP2 = "{0} 31 0:38 {1} {2} rw,relatime shared:9 - cgroup2 cgroup2 rw"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "chosen"),
+    [
+        ([], None),
+        ([("/", "/sys/fs/cgroup")], "/sys/fs/cgroup"),
+        ([("/", "/run/other"), ("/", "/sys/fs/cgroup")], "/sys/fs/cgroup"),
+        ([("/", "/sys/fs/cgroup"), ("/", "/run/other")], "/sys/fs/cgroup"),
+        ([("/", "/run/other"), ("/", "/sys/fs/cgroup/unified")], "/sys/fs/cgroup/unified"),
+        ([("/", "/run/whole"), ("/kubepods", "/run/part")], "/run/whole"),
+        ([("/pod", "/run/with\\040space")], "/run/with space"),
+    ],
+)
+def test_the_usual_mount_of_cgroup2_is_preferred(
+    mounts: list[tuple[str, str]], chosen: str | None
+) -> None:
+    others = ["29 1 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro", "30 1 0:5 / /x rw - cgroup cg rw"]
+    lines = [CGROUP2.format(40 + n, *mount) for n, mount in enumerate(mounts)]
+    found = probe.choose_mount("\n".join([*others, *lines]), "/sys/fs/cgroup")
+    assert found == (Path(chosen) if chosen else None)
 
 
 @pytest.mark.usefixtures("complete")

@@ -130,6 +130,14 @@ _OWN = (
         "steersman.ebpf_guard_node_ports",
     ),
     Flag(
+        "ebpf-cgroup-root",
+        "string",
+        "",
+        _O,
+        "In the ebpf mode, the cgroup2 directory whose sockets are balanced; the root if empty.",
+        "steersman.ebpf_cgroup_root",
+    ),
+    Flag(
         "ebpf-xdp-devices",
         "strings",
         "",

@@ -43,6 +43,7 @@ _RESTART: Final = (
     "steersman.ipvsSchedulerFlags",
     "steersman.ebpfGuardNodePorts",
     "steersman.ebpfXdpDevices",
+    "steersman.ebpfCgroupRoot",
     "ipvs.scheduler",
     "ipvs.excludeCIDRs",
     "ipvs.strictARP",
@@ -110,6 +111,7 @@ def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
             ipvs_scheduler_flags=old.steersman.ipvs_scheduler_flags,
             ebpf_guard_node_ports=old.steersman.ebpf_guard_node_ports,
             ebpf_xdp_devices=old.steersman.ebpf_xdp_devices,
+            ebpf_cgroup_root=old.steersman.ebpf_cgroup_root,
         ),
     )
 

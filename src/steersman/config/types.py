@@ -171,6 +171,8 @@ class Steersman(Section, frozen=True):
     """In the ebpf mode, bind() to a node port in use is refused to processes of the node."""
     ebpf_xdp_devices: tuple[str, ...] = ()
     """In the ebpf mode, devices on which XDP sends packets of known connections on."""
+    ebpf_cgroup_root: str = ""
+    """In the ebpf mode, the cgroup2 directory whose sockets are balanced; "" finds the root."""
     manifests: tuple[str, ...] = ()
     """Files or directories of manifests to read instead of an API server."""
     kubeconfig_context: str = ""

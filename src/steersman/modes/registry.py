@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -39,6 +40,8 @@ class ModeOptions(msgspec.Struct, frozen=True):
     """Whether in the ebpf mode processes of the node may not bind to a node port in use."""
     xdp_devices: tuple[str, ...] = ()
     """Devices on which the ebpf mode sends packets of known connections on early."""
+    cgroup_root: str = ""
+    """The cgroup2 directory whose sockets the ebpf mode balances; "" finds the root."""
 
 
 _NAME = "steersman-userspace"
@@ -70,7 +73,11 @@ def _ebpf(execute: Exec, options: ModeOptions) -> Mode:
     from steersman.modes.ebpf.engine import EbpfOptions
     from steersman.modes.ebpf.mode import EbpfMode
 
-    wanted = EbpfOptions(guard_node_ports=options.guard_node_ports, xdp_devices=options.xdp_devices)
+    wanted = EbpfOptions(
+        cgroup=Path(options.cgroup_root) if options.cgroup_root else None,
+        guard_node_ports=options.guard_node_ports,
+        xdp_devices=options.xdp_devices,
+    )
     return EbpfMode(execute, wanted)
 
 

@@ -86,6 +86,7 @@ def mode_options(config: ProxyConfig) -> ModeOptions:
         dns_search=config.steersman.dns_search,
         guard_node_ports=config.steersman.ebpf_guard_node_ports,
         xdp_devices=config.steersman.ebpf_xdp_devices,
+        cgroup_root=config.steersman.ebpf_cgroup_root,
     )
 
 

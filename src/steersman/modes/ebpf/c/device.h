@@ -95,17 +95,6 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	return class == NODE ? send_elsewhere(skb, packet) : NEXT;
 }
 
-// Whether this node made a packet that the sockets' programs have not seen to. They see to every
-// datagram, but where there are none of them (no cgroup2): then the node has no cookie.
-INLINE int is_own(struct __sk_buff *skb, const struct packet *packet)
-{
-	const struct config *config = settings();
-
-	if (skb->ingress_ifindex)
-		return 0;
-	return packet->key.protocol != IPPROTO_UDP || (config && !config->host_cookie);
-}
-
 // An association that was not made in time; netfilter gives up as early.
 INLINE int is_given_up(const struct packet *packet, const struct flow *flow)
 {
@@ -139,6 +128,15 @@ INLINE int was_sent(struct __sk_buff *skb, const struct packet *packet)
 	if (packet->key.protocol == IPPROTO_UDP)
 		return bpf_map_lookup_elem(&reverses, &key) != NULL;
 	return find_peer(key.cookie) != NULL;
+}
+
+// Whether this node made a packet that the sockets' programs have not translated: by SCTP, by a
+// process outside their cgroup, or by the kernel itself. A datagram that they have sent to an
+// endpoint stays there, though that may be some other Service's address.
+INLINE int is_own(struct __sk_buff *skb, const struct packet *packet)
+{
+	return !skb->ingress_ifindex &&
+	       (packet->key.protocol != IPPROTO_UDP || !was_sent(skb, packet));
 }
 
 // A socket bound to 127.0.0.1 that was sent to an endpoint of a node port: its packets leave, for
