@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from steersman.host.facts import read_facts, watch_addresses
+from steersman.host.facts import _WANTED, read_facts, watch_addresses
 from steersman.host.netlink import (
     NETLINK_ROUTE,
     AnswersLostError,
@@ -15,10 +15,13 @@ from steersman.host.netlink import (
     Request,
     Subscription,
 )
+from steersman.host.nlmsg import Message
 from steersman.model.snapshot import HostFacts
 from tests.kernel.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
+
+_ADDRESS_GROUPS = (5, 9)  # RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR
 
 
 def test_addresses_of_all_interfaces_are_read() -> None:
@@ -78,17 +81,26 @@ def test_a_pod_interface_that_comes_and_goes_is_no_change(
         facts = watch_addresses()
         async with asyncio.timeout(20):
             await anext(facts)
+            wake_ups = asyncio.create_task(notified())
+            await asyncio.sleep(0)
             for _ in range(3):
                 sh("ip link add v0 type veth peer name v1 && ip link set v0 up")
                 sh("ip address add fe80::1234/64 dev v0 nodad && ip link set v1 up")
                 sh("ip link del v0")
             sh("ip address add 192.0.2.1/24 dev dm0")
             await _until(facts, "dm0", ("192.0.2.1/24",))
+            # Nothing but the one address that counts has woken anybody up.
+            assert {message.payload[3] for message in await wake_ups} == {0}  # RT_SCOPE_UNIVERSE
         await facts.aclose()  # type: ignore[attr-defined]
         assert len(reads) == 2
         assert all("fe80" not in str(each.interfaces) for each in reads)
 
     in_namespace(body)
+
+
+async def notified() -> list[Message]:
+    with Subscription(NETLINK_ROUTE, _ADDRESS_GROUPS, wanted=_WANTED) as news:
+        return await news.receive()
 
 
 async def _until(facts: AsyncIterator[HostFacts], name: str, addresses: tuple[str, ...]) -> None:

@@ -126,6 +126,31 @@ async def test_a_failed_run_is_repeated_soon_and_then_at_doubling_intervals() ->
         assert work.calls == before + 1
 
 
+async def test_a_run_without_anything_to_do_does_not_hold_back_the_next() -> None:
+    clock, work, idle = FakeClock(), Work(), True
+
+    async def run() -> bool:
+        await work()
+        return not idle
+
+    runner = Runner(run, 1, 5, 100, clock)
+    async with running(runner):
+        for calls in (1, 2):
+            runner.request()
+            await settle()
+            assert work.calls == calls
+        idle = False
+        runner.request()
+        await settle()
+        runner.request()
+        await settle()
+        assert work.calls == 3
+        await clock.advance(1)
+        assert work.calls == 4
+        await clock.advance(99.9)
+        assert work.calls == 4
+
+
 async def test_a_maximum_below_the_minimum_is_refused() -> None:
     with pytest.raises(ValueError, match="below min_interval"):
         Runner(Work(), 2, 1, 1)

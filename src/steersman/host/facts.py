@@ -18,6 +18,7 @@ from steersman.host.hostname import hostname
 from steersman.host.netlink import (
     NETLINK_ROUTE,
     AnswersLostError,
+    BpfInstruction,
     DumpInterruptedError,
     Netlink,
     Request,
@@ -42,6 +43,15 @@ _ATTEMPTS = 8
 _NOT_OURS = frozenset({"kube-ipvs0", "kube-portals"})
 """Interfaces whose addresses are those of Services (SPEC 10; direct portals of the userspace mode),
 whatever mode is in use now."""
+_WANTED = (
+    BpfInstruction(0x30, 0, 0, 16),  # load the byte at 16: ifa_family, after the nlmsghdr
+    BpfInstruction(0x15, 0, 3, socket.AF_INET6),  # IPv4: keep
+    BpfInstruction(0x30, 0, 0, 19),  # load the byte at 19: ifa_scope
+    BpfInstruction(0x15, 0, 1, 253),  # RT_SCOPE_LINK?
+    BpfInstruction(0x06, 0, 0, 0),  # drop
+    BpfInstruction(0x06, 0, 0, 0xFFFFFFFF),  # keep
+)
+"""Notifications of link-local IPv6 addresses wake nobody up."""
 _SETTLE = 0.02  # seconds; adding one address makes several notifications
 
 
@@ -62,7 +72,8 @@ async def watch_addresses() -> AsyncIterator[HostFacts]:
     Raises:
         OSError: rtnetlink does not answer, or no socket can be opened.
     """
-    with Subscription(NETLINK_ROUTE, (_RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR)) as news:
+    groups = (_RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR)
+    with Subscription(NETLINK_ROUTE, groups, wanted=_WANTED) as news:
         facts = await read_facts()  # after joining: no change can fall between
         yield facts
         while True:

@@ -11,6 +11,8 @@ import asyncio
 import errno
 import os
 import socket
+import struct
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Self
@@ -38,6 +40,7 @@ _NETLINK_ADD_MEMBERSHIP = 1
 _NETLINK_CAP_ACK = 10
 _NETLINK_EXT_ACK = 11
 _NETLINK_GET_STRICT_CHK = 12
+_SO_ATTACH_FILTER = 26
 _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 
@@ -228,13 +231,40 @@ class Netlink:
             raise
 
 
+class BpfInstruction(NamedTuple):
+    """An instruction of classic BPF (struct sock_filter)."""
+
+    code: int
+    if_true: int
+    if_false: int
+    operand: int
+
+
 class Subscription:
     """Notifications of multicast groups, received on the event loop."""
 
-    def __init__(self, protocol: int, groups: Sequence[int], *, buffer: int = 4 << 20) -> None:
-        """Join the groups (their numbers: RTNLGRP_*, NFNLGRP_*)."""
+    def __init__(
+        self,
+        protocol: int,
+        groups: Sequence[int],
+        *,
+        buffer: int = 4 << 20,
+        wanted: Sequence[BpfInstruction] = (),
+    ) -> None:
+        """Join the groups (their numbers: RTNLGRP_*, NFNLGRP_*).
+
+        Args:
+            protocol: NETLINK_*.
+            groups: what to be notified of.
+            buffer: bytes of notifications that may wait.
+            wanted: a classic BPF program; a message for which it returns 0 wakes nobody up.
+        """
         self._socket = open_socket(protocol, buffer)
         self._socket.setblocking(False)
+        if wanted:
+            program = array("B", b"".join(struct.pack("=HBBI", *each) for each in wanted))
+            where = struct.pack("@HP", len(wanted), program.buffer_info()[0])
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, where)
         for group in groups:
             self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
 

@@ -19,7 +19,7 @@ from steersman.run import fallback
 from steersman.run.effects import Effects
 from steersman.run.findings import FindingsLog
 from steersman.run.instance import Holder
-from steersman.run.klog import Logging
+from steersman.run.klog import Logging, v
 from steersman.run.live import LiveConfiguration
 from steersman.run.machine import Machine
 from steersman.run.own_node import OwnNode
@@ -239,19 +239,23 @@ class Daemon:
         else:
             self._findings.tell(self._store.findings)
 
-    async def _work(self) -> None:
+    async def _work(self) -> bool:
+        """Sync; return whether there was anything to do."""
         first = self._sync.state.result is None
         try:
             result = await self._sync.run()
         finally:
             await self._tell()
-        if result is not None and (first or result.wrote or result.refused):
-            log.info("%s", result)
         if self._sync.owes:
             self._runner.request()
-        if first and result is not None:
+        if result is None:
+            return False
+        if first or result.wrote:
+            log.log(v(2) if result.reason == "changes" else logging.INFO, "%s", result)
+        if first:
             self._serving.set()
             self._machine.memory_when_loaded()
+        return True
 
     async def _tell(self) -> None:
         """Tell of each sync once; nothing holds it any more when this returns."""

@@ -145,7 +145,7 @@ class Effects:
             self._health.updated(family, self._moment())
 
     def _latency(self, synced: Synced) -> None:
-        families = synced.state.plan.settings.families
+        families = synced.state.plan.settings.families if synced.result else ()
         for changes in synced.changes:
             seconds = programming_seconds(changes.trigger_times, self._wall(), self._started)
             for value in seconds:

@@ -50,13 +50,14 @@ class Runner:
       that is shorter), though never sooner than `min_interval`; any run takes the place of that.
       With `first_retry`, the first repetition comes after that time, each further one after twice
       the time of the last: a lock is often held for a moment only.
+    - A run that had nothing to do does not hold back the next one.
 
     All intervals are in seconds, counted from the end of a run. Runs never overlap.
     """
 
     def __init__(
         self,
-        work: Callable[[], Awaitable[None]],
+        work: Callable[[], Awaitable[bool | None]],
         min_interval: float,
         retry_interval: float,
         max_interval: float,
@@ -67,7 +68,8 @@ class Runner:
         """Set up; nothing runs before `run`.
 
         Args:
-            work: what to do; raises an Exception to say that it failed.
+            work: what to do; raises an Exception if it fails, returns False if there was nothing
+                to do.
             min_interval: seconds between the end of a run and the next start, at least.
             retry_interval: seconds after which a failed run is repeated.
             max_interval: seconds after which the work runs unasked.
@@ -106,19 +108,20 @@ class Runner:
         while True:
             await self._wait(earliest, latest)
             self._requested = False  # a request during the run asks for another one
-            succeeded = await self._once()
+            idle = await self._once() is False
             ended = self._clock.time()
-            earliest = ended + self._min
-            latest = ended + self._max if succeeded else max(ended + self._delay, earliest)
+            earliest = earliest if idle else ended + self._min
+            failed = self._failures > 0
+            latest = max(ended + self._delay, earliest) if failed else ended + self._max
 
     async def _wait(self, earliest: float, latest: float) -> None:
         while (left := (earliest if self._requested else latest) - self._clock.time()) > 0:
             self._wake.clear()
             await self._clock.wait(self._wake, left)
 
-    async def _once(self) -> bool:
+    async def _once(self) -> bool | None:
         try:
-            await self._work()
+            outcome = await self._work()
         except Exception as error:
             self._failures += 1
             expected = isinstance(error, (BusyError, OSError))  # TimeoutError is an OSError
@@ -130,9 +133,9 @@ class Runner:
                 max(self._delay, self._min),
                 exc_info=None if expected else error,
             )
-            return False
+            return None
         self._failures = 0
-        return True
+        return outcome
 
     @property
     def _delay(self) -> float:
