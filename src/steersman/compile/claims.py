@@ -12,9 +12,10 @@ The index answers whose plans a change may touch, so that a clash costs only tho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
+from steersman.compile.notes import Notes
 from steersman.model.addresses import canonical_ip
 from steersman.model.kube import Service
 from steersman.model.names import ObjectName, PlanKey, Protocol
@@ -201,43 +202,93 @@ def is_older(key: PlanKey, other: PlanKey, services: Mapping[ObjectName, Service
     return "" < _created(key, services) < _created(other, services)
 
 
+Loss: TypeAlias = tuple[tuple[Frontend, ...], tuple[Claim, ...]]
+"""The Frontends that a plan keeps, and what it lost."""
+
+
 def settle(
-    plan: ServicePlan, claims: Claims, services: Mapping[ObjectName, Service]
-) -> tuple[tuple[Frontend, ...], tuple[Frontend, ...], tuple[Finding, ...]]:
-    """Divide a plan's Frontends into those it keeps and those it loses, and say why."""
-    kept, lost, findings = [], [], []
-    for frontend in plan.frontends:
-        claim = claim_of(plan.key, frontend)
-        holder = claims.contended.get(claim, plan.key)
-        if holder == plan.key:
-            kept.append(frontend)
+    plans: Mapping[PlanKey, ServicePlan], claims: Claims, services: Mapping[ObjectName, Service]
+) -> tuple[dict[PlanKey, Loss], tuple[Finding, ...]]:
+    """Return what the plans of one Service lose to other plans, if any, and why."""
+    losses: dict[PlanKey, Loss] = {}
+    notes: Notes | None = None
+    why: _Why | None = None
+    for key, plan in plans.items():
+        lost = [f for f in plan.frontends if claims.contended.get(claim_of(key, f), key) != key]
+        if not (lost or plan.health_check_node_port):
+            continue
+        if notes is None or why is None:
+            service = services[key.name.object_name]
+            notes, why = Notes("Service", service.metadata), _Why(service, claims, services)
+        for frontend in lost:
+            notes.add(*why.lost(key, frontend), Severity.ERROR)
+        if lost:
+            gone = frozenset(lost)
+            kept = tuple(f for f in plan.frontends if f not in gone)
+            losses[key] = kept, tuple(claim_of(key, frontend) for frontend in lost)
+        if reason := why.health_clash(key, plan.health_check_node_port):
+            notes.add("spec.healthCheckNodePort", reason)
+    return losses, notes.findings if notes else ()
+
+
+class _Why:
+    """Says why a Service does not get a destination; what it looks up is looked up once."""
+
+    def __init__(
+        self, service: Service, claims: Claims, services: Mapping[ObjectName, Service]
+    ) -> None:
+        self._name = service.metadata.object_name
+        self._claims = claims
+        self._services = services
+        ports = enumerate(service.spec.ports or ())
+        self._ports = {(port.name or "", port.node_port): index for index, port in ports}
+        self._clashes: dict[tuple[int, int], str] = {}
+
+    def lost(self, key: PlanKey, frontend: Frontend) -> tuple[str, str]:
+        """Return the field that asks for a lost destination, and why it is lost."""
+        claim = claim_of(key, frontend)
+        what, holder = describe(key, frontend), self._claims.contended[claim]
+        name = holder.name
+        if name.object_name == self._name:
+            reason = f"{what} belongs to port {name.port!r}"
+        elif is_older(holder, key, self._services):
+            reason = f"{what} belongs to the older Service {name}"
+        elif (
+            isinstance(claim, AddressClaim)
+            and frontend.kind is not FrontendKind.CLUSTER_IP
+            and _is_cluster_ip(claim, holder, self._services)
+        ):
+            reason = f"{what} is the clusterIP of Service {name}"
         else:
-            lost.append(frontend)
-            findings.append(_lost(plan.key, frontend, holder, services))
-    return tuple(kept), tuple(lost), (*findings, *_health_clash(plan, claims))
+            unknown = "their creation times do not tell which is older, so it stays where it is"
+            reason = f"{what} is held by Service {name} ({unknown})"
+        reason += f"; {key.name} is not served there until one of the two gives it up"
+        return self._field(key, frontend), reason
 
+    def _field(self, key: PlanKey, frontend: Frontend) -> str:
+        match frontend.kind:
+            case FrontendKind.CLUSTER_IP:
+                return "spec.clusterIP"
+            case FrontendKind.EXTERNAL_IP:
+                return "spec.externalIPs"
+            case FrontendKind.LOAD_BALANCER_IP:
+                return "status.loadBalancer.ingress"
+            case _:
+                return f"spec.ports[{self._ports[key.name.port, frontend.port]}].nodePort"
 
-def _lost(
-    key: PlanKey, frontend: Frontend, holder: PlanKey, services: Mapping[ObjectName, Service]
-) -> Finding:
-    what, name = describe(key, frontend), holder.name
-    claim = claim_of(key, frontend)
-    if name.object_name == key.name.object_name:
-        reason = f"{what} belongs to port {name.port!r}"
-    elif is_older(holder, key, services):
-        reason = f"{what} belongs to the older Service {name}"
-    elif (
-        isinstance(claim, AddressClaim)
-        and frontend.kind is not FrontendKind.CLUSTER_IP
-        and _is_cluster_ip(claim, holder, services)
-    ):
-        reason = f"{what} is the clusterIP of Service {name}"
-    else:
-        unknown = "their creation times do not tell which is older, so it stays where it is"
-        reason = f"{what} is held by Service {name} ({unknown})"
-    reason += f"; {key.name} is not served there until one of the two gives it up"
-    field = _field(services[key.name.object_name], key, frontend)
-    return Finding(f"Service {key.name.object_name}", field, reason, Severity.ERROR)
+    def health_clash(self, key: PlanKey, port: int) -> str:
+        """Return what is wrong with a health check node port; "" for nothing."""
+        family = int(key.family)
+        if port and (family, port) not in self._clashes:
+            node_port = NodePortClaim(family, port, Protocol.TCP)
+            names = {other.name for other in self._claims.askers(node_port)}
+            checks = self._claims.askers(HealthClaim(family, port))
+            names |= {other.name for other in checks if other.name.object_name != self._name}
+            others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            reason = f"{port} is also a node port or health check port of {{}}{others}: load"
+            reason += " balancers may get the wrong answer; give one of them another port"
+            self._clashes[family, port] = reason.format(min(names)) if names else ""
+        return self._clashes.get((family, port), "")
 
 
 def describe(key: PlanKey, frontend: Frontend) -> str:
@@ -247,33 +298,3 @@ def describe(key: PlanKey, frontend: Frontend) -> str:
         return f"node port {frontend.port}/{protocol}"
     address = f"[{frontend.address}]" if ":" in frontend.address else frontend.address
     return f"{address}:{frontend.port}/{protocol}"
-
-
-def _field(service: Service, key: PlanKey, frontend: Frontend) -> str:
-    match frontend.kind:
-        case FrontendKind.CLUSTER_IP:
-            return "spec.clusterIP"
-        case FrontendKind.EXTERNAL_IP:
-            return "spec.externalIPs"
-        case FrontendKind.LOAD_BALANCER_IP:
-            return "status.loadBalancer.ingress"
-        case _:
-            ports = [(port.name or "", port.node_port) for port in service.spec.ports or ()]
-            return f"spec.ports[{ports.index((key.name.port, frontend.port))}].nodePort"
-
-
-def _health_clash(plan: ServicePlan, claims: Claims) -> Iterator[Finding]:
-    port, family, me = plan.health_check_node_port, int(plan.key.family), plan.key.name.object_name
-    if not port:
-        return
-    names = {key.name for key in claims.askers(NodePortClaim(family, port, Protocol.TCP))}
-    checks = claims.askers(HealthClaim(family, port))
-    names |= {key.name for key in checks if key.name.object_name != me}
-    if names:
-        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield Finding(
-            f"Service {me}",
-            "spec.healthCheckNodePort",
-            f"{port} is also a node port or health check port of {min(names)}{others}: load"
-            " balancers may get the wrong answer; give one of them another port",
-        )

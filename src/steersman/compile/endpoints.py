@@ -9,16 +9,20 @@ update with a single replica then loses no connection. The lists fall back indep
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from steersman.compile.notes import MAX_PORT, PROTOCOLS, Notes
 from steersman.compile.service import PortSpec
-from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.addresses import canonical_ip, family_of, special_range
 from steersman.model.kube import EndpointHints, EndpointSlice, ForZone, SliceEndpoint
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import Endpoint, Finding, Value
+from steersman.model.plan import Endpoint, Finding, Severity, Value
+from steersman.model.text import quoted
 
+MAX_ENDPOINTS = 50_000
+"""Endpoints of a Service that are served in one family, counted over all its ports
+(docs/limits.md): planning that many takes about 40 ms."""
 PortKey: TypeAlias = tuple[str, Protocol]
 """Port name and protocol: what joins a Service's port with a slice's."""
 
@@ -75,7 +79,10 @@ class Categories(Value, frozen=True):
 
 
 def build_endpoints(
-    slices: Iterable[EndpointSlice], family: Family, node_name: str
+    slices: Iterable[EndpointSlice],
+    family: Family,
+    node_name: str,
+    wanted: Container[PortKey] | None = None,
 ) -> EndpointsByPort:
     """Return a Service's endpoints in one family by port, each list in printed order.
 
@@ -83,40 +90,40 @@ def build_endpoints(
     slices name one `ip:port`, the later (by slice name) counts, but never one that is terminating.
     An address of the other family is kept as upstream's tracker does (the API server refuses it);
     plans are made of what `read_endpoints` lets through.
+
+    Args:
+        slices: those of the Service, of all families.
+        family: the family.
+        node_name: this node.
+        wanted: the ports to read; None for all. Of a slice that has none of them the first port is
+            read, so that `local_ready_count` knows its addresses.
     """
-    return _read(slices, family, node_name, tuple(Family))[0]
+    reading = _Reading(family, node_name, wanted, tuple(Family))
+    return reading.read(slices)[0]
 
 
 def read_endpoints(
-    slices: Iterable[EndpointSlice], family: Family, node_name: str
+    slices: Iterable[EndpointSlice],
+    family: Family,
+    node_name: str,
+    wanted: Container[PortKey] | None = None,
 ) -> tuple[EndpointsByPort, tuple[Finding, ...]]:
-    """Do what `build_endpoints` does, for one family alone; say what is wrong with the slices."""
-    return _read(slices, family, node_name, (family,))
+    """Do what `build_endpoints` does, with only the addresses that endpoints may have.
+
+    The second result says what is wrong with the slices.
+    """
+    return _Reading(family, node_name, wanted, (family,)).read(slices)
 
 
-def _read(
-    slices: Iterable[EndpointSlice], family: Family, node_name: str, accepted: tuple[Family, ...]
-) -> tuple[EndpointsByPort, tuple[Finding, ...]]:
-    found: dict[PortKey, dict[str, EndpointState]] = {}
-    findings: tuple[Finding, ...] = ()
-    address_type = _ADDRESS_TYPES[family]
-    for slice_ in _in_order(slices):
-        if slice_.address_type == address_type:
-            notes = Notes("EndpointSlice", slice_.metadata)
-            _read_slice(slice_, accepted, node_name, found, notes)
-            findings += notes.findings
-    return {port: _sorted(states) for port, states in found.items()}, findings
-
-
-def check_address_types(slices: Sequence[EndpointSlice]) -> tuple[Finding, ...]:
+def check_address_types(slices: Iterable[EndpointSlice]) -> tuple[Finding, ...]:
     """Say which slices are of no family at all (SPEC 2: FQDN is ignored)."""
-    findings: tuple[Finding, ...] = ()
+    findings: list[Finding] = []
     for slice_ in slices:
         if slice_.address_type not in _ADDRESS_TYPES.values():
-            name, word = slice_.metadata.object_name, slice_.address_type
-            reason = f"{word!r} is not served; write IPv4 or IPv6"
-            findings += (Finding(f"EndpointSlice {name}", "addressType", reason),)
-    return findings
+            name, word = slice_.metadata.object_name, quoted(slice_.address_type)
+            reason = f"{word} is not served; write IPv4 or IPv6"
+            findings.append(Finding(f"EndpointSlice {name}", "addressType", reason))
+    return tuple(findings)
 
 
 def local_ready_count(endpoints: Mapping[PortKey, Sequence[EndpointState]]) -> int:
@@ -129,6 +136,80 @@ def local_ready_count(endpoints: Mapping[PortKey, Sequence[EndpointState]]) -> i
             if state.endpoint.local and state.ready
         }
     )
+
+
+class _Reading:
+    """The endpoints of one Service in one family, as its slices are read."""
+
+    def __init__(
+        self,
+        family: Family,
+        node_name: str,
+        wanted: Container[PortKey] | None,
+        accepted: tuple[Family, ...],
+    ) -> None:
+        self._type = _ADDRESS_TYPES[family]
+        self._node_name = node_name or _NOWHERE
+        self._wanted = wanted
+        self._accepted = accepted
+        self._found: dict[PortKey, dict[str, EndpointState]] = {}
+        self._room = MAX_ENDPOINTS
+
+    def read(self, slices: Iterable[EndpointSlice]) -> tuple[EndpointsByPort, tuple[Finding, ...]]:
+        """Return the endpoints by port, and what is wrong with the slices."""
+        findings: list[Finding] = []
+        for slice_ in _in_order(slices):
+            if slice_.address_type == self._type and self._room > 0:
+                notes = Notes("EndpointSlice", slice_.metadata)
+                self._read_slice(slice_, notes)
+                findings += notes.findings
+        return {port: _sorted(states) for port, states in self._found.items()}, tuple(findings)
+
+    def _read_slice(self, slice_: EndpointSlice, notes: Notes) -> None:
+        ports = [
+            (self._found.setdefault(key, {}), port, f":{port}")
+            for key, port in self._ports(slice_, notes)
+        ]
+        for index, entry in enumerate(slice_.endpoints or ()):
+            if not entry.addresses:
+                continue
+            ip = canonical_ip(entry.addresses[0])  # the one that counts (SPEC 4)
+            if ip is None or not self._accepts(ip):
+                reason = _unusable(entry.addresses[0], ip, slice_.address_type)
+                notes.add(f"endpoints[{index}].addresses[0]", f"{reason}; the endpoint is ignored")
+                continue
+            self._room -= len(ports)
+            if self._room < 0:
+                reason = "the Service has more endpoints, counted over all its ports, than the"
+                reason += f" {MAX_ENDPOINTS} that are served; the others are ignored"
+                notes.add(f"endpoints[{index}]", reason, Severity.ERROR)
+                return
+            local, known = entry.node_name == self._node_name, _known(entry)
+            host = f"[{ip}]" if ":" in ip else ip
+            for states, port, printed_port in ports:
+                state = EndpointState(Endpoint(ip, port, local), *known)
+                printed = host + printed_port
+                if not (state.terminating and printed in states):
+                    states[printed] = state
+
+    def _accepts(self, ip: str) -> bool:
+        if len(self._accepted) > 1:
+            return True
+        return family_of(ip) in self._accepted and not special_range(ip)
+
+    def _ports(self, slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int]]:
+        ports = _slice_ports(slice_, notes)
+        wanted = self._wanted
+        if wanted is None:
+            return ports
+        return [each for each in ports if each[0] in wanted] or ports[:1]
+
+
+def _unusable(address: str, ip: str | None, address_type: str) -> str:
+    word = special_range(ip) if ip else ""
+    if word:
+        return f"{ip} is {word}, which no endpoint may be"
+    return f"{quoted(address)} is not an {address_type} address"
 
 
 def _in_order(slices: Iterable[EndpointSlice]) -> Sequence[EndpointSlice]:
@@ -144,34 +225,6 @@ def _sorted(states: dict[str, EndpointState]) -> tuple[EndpointState, ...]:
     return tuple([states[printed] for printed in sorted(states)])
 
 
-def _read_slice(
-    slice_: EndpointSlice,
-    accepted: tuple[Family, ...],
-    node_name: str,
-    found: dict[PortKey, dict[str, EndpointState]],
-    notes: Notes,
-) -> None:
-    ports = [
-        (found.setdefault(key, {}), port, f":{port}") for key, port in _slice_ports(slice_, notes)
-    ]
-    node_name = node_name or _NOWHERE
-    for index, entry in enumerate(slice_.endpoints or ()):
-        if not entry.addresses:
-            continue
-        address = entry.addresses[0]  # the one that counts (SPEC 4)
-        ip = canonical_ip(address)
-        if ip is None or family_of(ip) not in accepted:
-            reason = f"{address!r} is not an {slice_.address_type} address"
-            notes.add(f"endpoints[{index}].addresses[0]", f"{reason}; the endpoint is ignored")
-            continue
-        host = f"[{ip}]" if ":" in ip else ip
-        for states, port, printed_port in ports:
-            state = _state(entry, Endpoint(ip, port, entry.node_name == node_name))
-            printed = host + printed_port
-            if not (state.terminating and printed in states):
-                states[printed] = state
-
-
 def _slice_ports(slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int]]:
     out: list[tuple[PortKey, int]] = []
     for index, port in enumerate(slice_.ports or ()):
@@ -181,9 +234,8 @@ def _slice_ports(slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int
                 f"ports[{index}].name", 'is absent: ignored; an unnamed port is written name: ""'
             )
         elif protocol is None:
-            notes.add(
-                f"ports[{index}].protocol", f"{port.protocol!r} is not TCP, UDP or SCTP; ignored"
-            )
+            reason = f"{quoted(port.protocol)} is not TCP, UDP or SCTP; ignored"
+            notes.add(f"ports[{index}].protocol", reason)
         elif port.port and not 0 < port.port <= MAX_PORT:
             notes.add(f"ports[{index}].port", f"{port.port} must be 1 to {MAX_PORT}; ignored")
         elif port.port:
@@ -191,15 +243,19 @@ def _slice_ports(slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int
     return out
 
 
-def _state(entry: SliceEndpoint, endpoint: Endpoint) -> EndpointState:
+_Known: TypeAlias = tuple[bool, bool, bool, tuple[str, ...], tuple[str, ...]]
+_READY: _Known = (True, True, False, (), ())
+
+
+def _known(entry: SliceEndpoint) -> _Known:
+    """Return all of an EndpointState but the endpoint."""
     conditions, hints = entry.conditions, entry.hints
     if conditions is None and hints is None:
-        return EndpointState(endpoint)
+        return _READY
     zones, nodes = _hints(hints) if hints else ((), ())
     if conditions is None:
-        return EndpointState(endpoint, zone_hints=zones, node_hints=nodes)
-    return EndpointState(
-        endpoint,
+        return True, True, False, zones, nodes
+    return (
         conditions.ready is not False,
         conditions.serving is not False,
         conditions.terminating is True,

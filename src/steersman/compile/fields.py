@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steersman.compile.notes import Notes, port_number
-from steersman.model.addresses import canonical_cidr, canonical_ip
-from steersman.model.kube import Service, ServiceSpec
-from steersman.model.plan import Value
+import msgspec
 
+from steersman.compile.notes import Notes, port_number
+from steersman.model.addresses import canonical_cidr, canonical_ip, special_range
+from steersman.model.kube import Service, ServiceSpec
+from steersman.model.plan import Severity, Value
+from steersman.model.text import quoted
+
+MAX_DESTINATIONS = 50_000
+"""External IPs of a Service, times its ports; the same for load balancer IPs, and for those times
+the source ranges (docs/limits.md)."""
 DEFAULT_AFFINITY_SECONDS = 10800
 MAX_AFFINITY_SECONDS = 86400
 _TYPES = (None, "", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
@@ -69,10 +75,29 @@ def _all_shared(service: Service, allow_external_ips: bool, notes: Notes) -> Sha
     )
 
 
+def within_limits(shared: Shared, ports: int, notes: Notes) -> Shared:
+    """Return what of the fields a Service with so many ports may ask for; note what is cut."""
+    if not (shared.external_ips or shared.vips):
+        return shared
+    each = max(1, MAX_DESTINATIONS // max(1, ports))
+    external_ips = _first(each, shared.external_ips, "spec.externalIPs", notes)
+    vips = _first(each, shared.vips, "status.loadBalancer.ingress", notes)
+    most = max(1, each // max(1, len(vips)))
+    ranges = _first(most, shared.ranges, "spec.loadBalancerSourceRanges", notes)
+    return msgspec.structs.replace(shared, external_ips=external_ips, vips=vips, ranges=ranges)
+
+
+def _first(most: int, listed: tuple[str, ...], field: str, notes: Notes) -> tuple[str, ...]:
+    if len(listed) > most:
+        reason = f"has {len(listed)} entries, of which {most} are served with so many ports"
+        notes.add(field, f"{reason}; divide the Service", Severity.ERROR)
+    return listed[:most]
+
+
 def _check_word(field: str, word: str | None, known: Sequence[str | None], notes: Notes) -> None:
     if word not in known:
         words = ", ".join(w for w in known if w)
-        notes.add(field, f"{word!r} is unknown and was ignored; write one of {words}")
+        notes.add(field, f"{quoted(word)} is unknown and was ignored; write one of {words}")
 
 
 def _policy_local(field: str, word: str | None, notes: Notes) -> bool:
@@ -107,11 +132,15 @@ def _external_ips(spec: ServiceSpec, notes: Notes) -> tuple[str, ...]:
     out = []
     for i, text in enumerate(spec.external_ips or ()):
         address = canonical_ip(text.strip())
-        if address is not None:
+        word = special_range(address) if address else ""
+        if word:
+            reason = f"{address} is {word}, which no external IP may be; ignored"
+            notes.add(f"spec.externalIPs[{i}]", reason)
+        elif address is not None:
             out.append(address)
         elif text.strip():
-            notes.add(f"spec.externalIPs[{i}]", f"{text!r} is not an IP address; ignored")
-    return tuple(out)
+            notes.add(f"spec.externalIPs[{i}]", f"{quoted(text)} is not an IP address; ignored")
+    return tuple(dict.fromkeys(out))
 
 
 def _vips(service: Service, notes: Notes) -> tuple[str, ...]:
@@ -124,10 +153,10 @@ def _vips(service: Service, notes: Notes) -> tuple[str, ...]:
             continue
         address = canonical_ip(ingress.ip)
         if address is None:
-            notes.add(f"{field}.ip", f"{ingress.ip!r} is not an IP address; ignored")
+            notes.add(f"{field}.ip", f"{quoted(ingress.ip)} is not an IP address; ignored")
         else:
             out.append(address)
-    return tuple(out)
+    return tuple(dict.fromkeys(out))
 
 
 def _ranges(texts: Sequence[str] | None, notes: Notes) -> tuple[str, ...]:
@@ -137,12 +166,12 @@ def _ranges(texts: Sequence[str] | None, notes: Notes) -> tuple[str, ...]:
         if cidr is not None:
             out.append(cidr)
         elif text.strip():
-            reason = f"{text!r} is not a CIDR such as 192.0.2.0/24; nobody is let in by it"
+            reason = f"{quoted(text)} is not a CIDR such as 192.0.2.0/24; nobody is let in by it"
             notes.add(f"spec.loadBalancerSourceRanges[{i}]", reason)
     if texts and not out:
         reason = "no valid CIDR is left: everyone may use the load balancer; correct the list"
         notes.add("spec.loadBalancerSourceRanges", reason)
-    return tuple(out)
+    return tuple(dict.fromkeys(out))
 
 
 def _health_check_node_port(spec: ServiceSpec, external_local: bool, notes: Notes) -> int:

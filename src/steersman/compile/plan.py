@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from steersman.compile.actions import without_frontends
-from steersman.compile.claims import Claim, Claims, claim_of, claims_of, settle, standing
+from steersman.compile.claims import Claim, Claims, claims_of, settle, standing
 from steersman.compile.node import Totals, node_settings, with_totals, zone_of
 from steersman.compile.notes import FindingIndex
 from steersman.compile.ports import Asked, Plans, plan_ports, read_ports
@@ -251,15 +251,12 @@ class Planner:
         checks = any(plan.health_check_node_port for plan in plans.values())
         if not (checks or self._claims.contended or self._lost):
             return plans, ()  # by far the most
-        settled: Plans = {}
-        findings: tuple[Finding, ...] = ()
-        for key, plan in plans.items():
-            kept, lost, more = settle(plan, self._claims, snapshot.services)
-            settled[key] = without_frontends(plan, kept) if lost else plan
-            findings += more
+        losses, findings = settle(plans, self._claims, snapshot.services)
+        settled = dict(plans)
+        for key in plans:
             self._lost.pop(key, None)
-            if lost:
-                self._lost[key] = tuple(claim_of(key, frontend) for frontend in lost)
+        for key, (kept, lost) in losses.items():
+            settled[key], self._lost[key] = without_frontends(plans[key], kept), lost
         return settled, findings
 
     def _note(self, name: ObjectName, findings: tuple[Finding, ...]) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from steersman.compile.actions import one_health_check_port, plan_port
 from steersman.compile.conntrack import closes_connections
 from steersman.compile.endpoints import (
+    MAX_ENDPOINTS,
     EndpointsByPort,
     EndpointState,
     categorize,
@@ -23,8 +24,10 @@ from steersman.compile.weights import with_weights
 from steersman.compile.wishes import with_wishes, without_sctp
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import Family, PlanKey
-from steersman.model.plan import Endpoint, Finding, NodeSettings, ServicePlan, Value
+from steersman.model.plan import Endpoint, Finding, NodeSettings, ServicePlan, Severity, Value
 
+MAX_LISTED = 2 * MAX_ENDPOINTS
+"""Endpoints in the EndpointSlices of one Service that are read (docs/limits.md)."""
 Plans: TypeAlias = dict[PlanKey, ServicePlan]
 
 
@@ -73,15 +76,17 @@ def plan_ports(
     """
     if not asked.ports:
         return {}, asked.findings
-    slices, node_name = list(slices), settings.node_name
-    findings = asked.findings + check_address_types(slices)
+    slices, more = _within_limits(slices)
+    node_name = settings.node_name
+    findings = asked.findings + more + check_address_types(slices)
     cuts = settings.traits.hides_clients and closes_connections(asked.service)
+    wanted = {(key.name.port, key.name.protocol) for key, _ in asked.ports}
     plans: Plans = {}
     read: dict[Family, EndpointsByPort] = {}
     for key, spec in asked.ports:
         name, family = key
         if family not in read:
-            read[family], more = read_endpoints(slices, family, node_name)
+            read[family], more = read_endpoints(slices, family, node_name, wanted)
             findings += more
         states = read[family].get((name.port, name.protocol), ())
         plans[key] = plan_port(key, spec, categorize(states, spec, node_name, zone), settings)
@@ -95,7 +100,7 @@ def plan_ports(
         findings += more
     if settings.traits.one_health_check_port:
         plans = one_health_check_port(plans)
-    plans, more = with_weights(slices, plans)
+    plans, more = with_weights(slices, plans, wanted)
     plans, wrong = with_wishes(asked.service, plans)
     return plans, findings + more + wrong
 
@@ -104,3 +109,20 @@ def _keeping(plan: ServicePlan, states: Iterable[EndpointState]) -> ServicePlan:
     """Return a plan that lets every endpoint that is listed keep its connections, no other one."""
     known: set[Endpoint] = {state.endpoint for state in states}
     return msgspec.structs.replace(plan, kept=tuple(sorted(known, key=str)))
+
+
+def _within_limits(
+    slices: Iterable[EndpointSlice],
+) -> tuple[list[EndpointSlice], tuple[Finding, ...]]:
+    """Return as many slices as are read of one Service; the others are not even looked at."""
+    out: list[EndpointSlice] = []
+    room = MAX_LISTED
+    for slice_ in slices:
+        room -= max(1, len(slice_.endpoints or ()))
+        if room < 0:
+            reason = f"the Service's slices list more than {MAX_LISTED} endpoints; this one and"
+            reason += " those after it are ignored"
+            name = f"EndpointSlice {slice_.metadata.object_name}"
+            return out, (Finding(name, "endpoints", reason, Severity.ERROR),)
+        out.append(slice_)
+    return out, ()

@@ -29,7 +29,9 @@ def why_endpoints(
     if spec is None:
         return (f"{port} is not served: see the Findings on Service {port.name.object_name}",)
     slices = tuple(slices)
-    found, findings = read_endpoints(slices, port.family, settings.node_name)
+    found, findings = read_endpoints(
+        slices, port.family, settings.node_name, {(port.name.port, port.name.protocol)}
+    )
     states = found.get((port.name.port, port.name.protocol), ())
     if not states:
         return (_nothing(slices, port), *map(str, findings))

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from steersman.compile.fields import Shared, read_shared
+from steersman.compile.fields import Shared, read_shared, within_limits
 from steersman.compile.notes import MAX_PORT, PROTOCOLS, Notes, port_number
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.kube import Service, ServiceSpec
 from steersman.model.kube import ServicePort as KubePort
 from steersman.model.names import Family, Protocol, ServicePortName
 from steersman.model.plan import Finding, Severity, Value
+from steersman.model.text import quoted
 
+MAX_PORTS = 10_000
+"""Ports of a Service that are served (docs/limits.md)."""
 _NEITHER = ("", "None")
 _FAMILIES = {family.kubernetes: family for family in Family}
 
@@ -87,6 +90,7 @@ def read_service(
     shared = read_shared(service, allow_external_ips, notes)
     _check_vips(shared, addresses, notes)
     ports = _ports(service, notes)
+    shared = within_limits(shared, len(ports), notes)
     return {
         family: _specs(address, family, shared, ports) for family, address in addresses.items()
     }, notes.findings
@@ -110,7 +114,7 @@ def _cluster_ips(spec: ServiceSpec, families: Iterable[Family], notes: Notes) ->
     for index, word in enumerate(spec.ip_families):
         family = _FAMILIES.get(word)
         if family is None:
-            notes.add(f"spec.ipFamilies[{index}]", f"{word!r} is not IPv4 or IPv6; ignored")
+            notes.add(f"spec.ipFamilies[{index}]", f"{quoted(word)} is not IPv4 or IPv6; ignored")
         elif family in families and family not in out:
             address = _nth_cluster_ip(spec, index, family, notes)
             if address is not None:
@@ -142,15 +146,16 @@ def _nth_cluster_ip(spec: ServiceSpec, index: int, family: Family, notes: Notes)
 def _cluster_ip(field: str, text: str, notes: Notes) -> str | None:
     address = canonical_ip(text)
     if address is None:
-        reason = f"{text!r} is not an IP address; the Service is not served there until it is"
+        reason = f"{quoted(text)} is not an IP address; the Service is not served there until it is"
         notes.add(field, reason, Severity.ERROR)
     return address
 
 
 def _check_vips(shared: Shared, cluster_ips: Mapping[Family, str], notes: Notes) -> None:
     """Warn where a VIP is served as something else, for which no source ranges count."""
+    others = {*shared.external_ips, *cluster_ips.values()}
     for vip in shared.vips if shared.ranges else ():
-        if vip in shared.external_ips or vip in cluster_ips.values():
+        if vip in others:
             reason = f"{vip} is also the clusterIP or an externalIP: source ranges do not guard it"
             notes.add("status.loadBalancer.ingress", f"{reason}; give it to one of them only")
 
@@ -158,22 +163,26 @@ def _check_vips(shared: Shared, cluster_ips: Mapping[Family, str], notes: Notes)
 def _ports(service: Service, notes: Notes) -> list[tuple[ServicePortName, int, int]]:
     """Name, port and node port of each port; the last of several of one name counts (upstream)."""
     out = {}
-    for i, port in enumerate(service.spec.ports or ()):
+    listed = service.spec.ports or ()
+    if len(listed) > MAX_PORTS:
+        reason = f"has {len(listed)} entries, of which {MAX_PORTS} are served"
+        notes.add("spec.ports", f"{reason}; divide the Service", Severity.ERROR)
+    for i, port in enumerate(listed[:MAX_PORTS]):
         protocol = PROTOCOLS.get(port.protocol)
         if protocol is None:
             _unknown_protocol(f"spec.ports[{i}].protocol", port.protocol, notes)
             continue
-        namespace, name = service.metadata.namespace, service.metadata.name
-        key = ServicePortName(namespace, name, port.name or "", protocol)
+        key = ServicePortName(*service.metadata.object_name, port.name or "", protocol)
         if key in out:
-            reason = f"another port is also called {port.name or ''!r}; only this one is served"
+            name = quoted(port.name or "")
+            reason = f"another port is also called {name}; only this one is served"
             notes.add(f"spec.ports[{i}].name", reason)
         out[key] = (key, *_numbers(i, port, notes))
     return list(out.values())
 
 
 def _unknown_protocol(field: str, word: str | None, notes: Notes) -> None:
-    reason = f"{word!r} is not TCP, UDP or SCTP; the port is not served"
+    reason = f"{quoted(word)} is not TCP, UDP or SCTP; the port is not served"
     notes.add(field, reason, Severity.ERROR)
 
 

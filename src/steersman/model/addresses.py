@@ -86,6 +86,25 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
+_SPECIAL = re.compile(
+    r"(?P<unspecified>0\.0\.0\.0$|::$)|(?P<loopback>127\.|::1$)"
+    r"|(?P<link_local>169\.254\.|fe[89ab].:)|(?P<multicast>224\.0\.0\.|ff.2:)"
+)
+
+
+def special_range(address: str) -> str:
+    """Name the range of a canonical address that neither endpoints nor external IPs may be in.
+
+    "" for every other address. These are what the API server's validation refuses: addresses that
+    mean another machine on each machine.
+    """
+    found = _SPECIAL.match(address)
+    if found is None:
+        return ""
+    words = {"link_local": "link-local", "multicast": "link-local multicast"}
+    return words.get(found.lastgroup or "", found.lastgroup or "")
+
+
 def join_host_port(address: str, port: int) -> str:
     """`address:port`, with an IPv6 address in brackets: the printed form of an endpoint."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -48,8 +48,8 @@ class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         self._of: dict[ObjectName, tuple[ObjectName, ...]] = {}
         self._udp: set[ObjectName] = set()
 
-    def __getitem__(self, service: ObjectName) -> dict[str, EndpointSlice]:
-        return {name.name: _DECODER.decode(self._packed[name]) for name in self._of[service]}
+    def __getitem__(self, service: ObjectName) -> Mapping[str, EndpointSlice]:
+        return _OfService(self._packed, self._of[service])
 
     def __contains__(self, service: object) -> bool:
         return service in self._of
@@ -108,6 +108,23 @@ class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         left = tuple(other for other in self._of.pop(owner) if other != name)
         if left:
             self._of[owner] = left
+
+
+class _OfService(Mapping[str, EndpointSlice]):
+    """The slices of one Service in order of name, each unpacked when it is looked at."""
+
+    def __init__(self, packed: Mapping[ObjectName, bytes], names: tuple[ObjectName, ...]) -> None:
+        self._packed = packed
+        self._names = {name.name: name for name in sorted(names)}
+
+    def __getitem__(self, name: str) -> EndpointSlice:
+        return _DECODER.decode(self._packed[self._names[name]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def _pack(slice_: EndpointSlice) -> bytes:
