@@ -132,7 +132,8 @@ def served_ports(
     ]
     if plans:
         slices: Iterable[EndpointSlice] = snapshot.slices.get(name, {}).values()
-        endpoints = build_endpoints(slices, family, "")
+        ports = {(held.key.name.port, held.key.name.protocol) for held in plans}
+        endpoints = build_endpoints(slices, family, "", ports)
         for held in plans:
             wanted = held.key.name
             states = endpoints.get((wanted.port, wanted.protocol), ())

@@ -83,6 +83,7 @@ def plan_ports(
     wanted = {(key.name.port, key.name.protocol) for key, _ in asked.ports}
     plans: Plans = {}
     read: dict[Family, EndpointsByPort] = {}
+    ready: dict[Family, int] = {}
     for key, spec in asked.ports:
         name, family = key
         if family not in read:
@@ -93,8 +94,9 @@ def plan_ports(
         if cuts:
             plans[key] = _keeping(plans[key], states)
         if spec.health_check_node_port:
-            ready = local_ready_count(read[family])
-            plans[key] = msgspec.structs.replace(plans[key], ready_here=ready)
+            if family not in ready:
+                ready[family] = local_ready_count(read[family])
+            plans[key] = msgspec.structs.replace(plans[key], ready_here=ready[family])
     if settings.traits.holds_addresses:
         plans, more = without_own_addresses(asked.service, plans, settings)
         findings += more
