@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -53,6 +53,20 @@ class Cluster:
         for plan in plans:
             want.update(self.mode.render_service(plan, make.SETTINGS))
         await self.mode.apply(diff(await self.mode.read(), want))
+
+    def change(
+        self, added: Sequence[ServicePlan] = (), removed: Sequence[ServicePlan] = ()
+    ) -> None:
+        """Write some plans without reading before, as most syncs do."""
+
+        def rendered(plans: Sequence[ServicePlan]) -> dict[Any, Any]:
+            return {
+                key: value
+                for plan in plans
+                for key, value in self.mode.render_service(plan, make.SETTINGS).items()
+            }
+
+        asyncio.run(self.mode.apply(Diff(rendered(added), rendered(removed))))
 
     def reached(self, source: str, address: str, port: int) -> str:
         outcome = self.lab.probe(source, address, port)
@@ -122,6 +136,44 @@ def test_memory_of_an_unknown_endpoint_is_repaired_at_start(cluster: Cluster) ->
     fresh.program(plan)
     assert "10.244.9.9" not in fresh.remembered()
     assert OUTSIDE in fresh.remembered()
+
+
+def test_a_chain_that_stays_in_use_goes_as_soon_as_it_can(cluster: Cluster) -> None:
+    """Others may hold one for long, and several writes may come meanwhile."""
+    cluster.program()
+    ways = [make.cluster_ip(address="10.96.0.11")]
+    plan, other = (
+        make.plan(affinity=600),
+        make.plan(of=make.key("other"), frontends=ways, affinity=600),
+    )
+    cluster.program(plan, other)
+    chains, more = (
+        [
+            key[2:].decode()
+            for key in cluster.mode.render_service(each, make.SETTINGS)
+            if is_chain(key)
+        ]
+        for each in (plan, other)
+    )
+    held = chains[0]
+    cluster.lab.run("nft", "add chain ip kube-proxy sm-foreign")
+    cluster.lab.run("nft", f"add rule ip kube-proxy sm-foreign jump {held}")
+    cluster.change(removed=[plan])
+    cluster.change(removed=[other])  # nobody holds its chains
+    left = cluster.lab.run("nft", "list", "chains", "ip")
+    assert [chain for chain in (*chains, *more) if f"chain {chain} " in left] == [held]
+    cluster.change(added=[plan])  # it comes back, and works
+    cluster.reached(OUTSIDE, *WAYS[0])
+    cluster.change(removed=[plan])
+    cluster.change(added=[other])
+    cluster.lab.run("nft", "delete chain ip kube-proxy sm-foreign")
+    cluster.change(removed=[other])
+    left = cluster.lab.run("nft", "list", "chains", "ip")
+    assert [chain for chain in (*chains, *more) if f"chain {chain} " in left] == []
+
+
+def is_chain(key: bytes) -> bool:
+    return key[0] == Kind.CHAIN
 
 
 def test_time_slides_with_every_connection_and_ends(cluster: Cluster) -> None:

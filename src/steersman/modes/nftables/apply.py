@@ -40,6 +40,8 @@ UNKNOWN = "# not as steersman made it"
 """Value of a skeleton in the kernel that differs from ours."""
 
 
+_TRIED_ALONE = 16
+"""Objects left over that are tried one by one at a write, if they cannot be deleted together."""
 _TOO_LONG = os.strerror(errno.EMSGSIZE)
 
 
@@ -59,6 +61,8 @@ class Tables:
         """Tables that exist; None where they are not ours."""
         self._derived = Derived()
         self._stale: dict[bytes, Any] = {}
+        """Chains and sets that could not be deleted yet; one leaves only when it was deleted, is
+        wanted again, or is found by `read`."""
         self._awake: set[tuple[Family, str]] = set()
         self.counters = Counters(netlink)
 
@@ -80,6 +84,7 @@ class Tables:
                 objects.update(table.objects)
                 counts |= table.derived
         self._marks, self._awake = marks, awake
+        self._stale = {}  # whoever reads compares, and removes them by itself
         self._derived.read(counts)
         return objects
 
@@ -162,8 +167,9 @@ class Tables:
         self._awake |= chains
 
     def _sleep(self, families: set[Family]) -> None:
-        """Forget which chains are awake in tables that are gone or new."""
+        """Forget what is known of the chains in tables that are gone or new."""
         self._awake = {each for each in self._awake if each[0] not in families}
+        self._stale = {k: v for k, v in self._stale.items() if k[1] not in families}
 
     def write(self, change: Diff) -> None:
         """Carry out a Diff without texts, in one transaction.
@@ -190,9 +196,10 @@ class Tables:
         Before kernel 6.2 a chain counts as used for a moment after the element that goes to it
         was deleted, also in the same transaction.
         """
-        self._collect(change)
+        self._collect()
+        back = [key for key in self._stale if key in change.added]
         waking = woken(change.added) - self._awake
-        steps = [*steps, *_waking(waking)]
+        steps = [*steps, *_waking(waking), *_emptied(back)]
         rest = transaction(change, destroy=self.sender.destroys)
         try:
             if steps or rest:
@@ -203,24 +210,41 @@ class Tables:
             fewer = Diff(change.added, others, change.changed)
             self.sender.send([*steps, *transaction(fewer, destroy=self.sender.destroys)])
             self._stale |= left
+        for key in back:
+            self._stale.pop(key, None)
         self._awake |= waking
 
-    def _collect(self, change: Diff) -> None:
-        """Delete what an earlier transaction had to leave."""
-        if not self._stale:
+    def _collect(self) -> None:
+        """Delete what an earlier transaction had to leave, as far as it can be by now."""
+        if not self._stale or self._deleted(self._stale):
+            self._stale = {}
             return
-        left = {k: v for k, v in self._stale.items() if k not in change.added}
-        self._stale = {}
+        for key in [*self._stale][:_TRIED_ALONE]:  # one may be held for long, by others' rules
+            value = self._stale.pop(key)
+            if not self._deleted({key: value}):
+                self._stale[key] = value  # at the end: the next ones are tried the next time
+
+    def _deleted(self, objects: Mapping[bytes, Any]) -> bool:
+        """Try to delete chains and sets."""
+        removed = Diff(removed=dict(objects))
         try:
-            if left:
-                steps = transaction(Diff(removed=left), destroy=self.sender.destroys)
-                self.sender.send(steps)
-        except (ApplyError, BusyError):  # drift finds what is left now
-            return
+            self.sender.send(transaction(removed, destroy=self.sender.destroys))
+        except (ApplyError, BusyError):
+            return False
+        return True
 
 
 def _waking(chains: Iterable[tuple[Family, str]]) -> list[Step]:
     return [Step(request, ()) for f, chain in sorted(chains) for request in DORMANT[chain].rules(f)]
+
+
+def _emptied(objects: Iterable[bytes]) -> list[Step]:
+    """Empty sets that were to be deleted and are wanted again; chains are refilled anyway."""
+    return [
+        Step(wire.flush_set(Family(key[1]), key[2:].decode()), (key,))
+        for key in objects
+        if key[0] != Kind.CHAIN
+    ]
 
 
 _TEXTS = (Kind.SKELETON, Kind.RULES)

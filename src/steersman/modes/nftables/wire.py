@@ -193,6 +193,11 @@ def flush_chain(family: Family, name: str) -> Request:
     return request(DELRULE, family, text(1, TABLE), text(2, name))
 
 
+def flush_set(family: Family, name: str) -> Request:
+    """Delete all elements of a set or map."""
+    return request(DELSETELEM, family, text(1, TABLE), text(2, name))
+
+
 def delete_set(family: Family, name: str) -> Request:
     """Delete a set or map that no rule uses."""
     return request(DELSET, family, text(1, TABLE), text(2, name))
