@@ -5,6 +5,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 # Modules that are pure: every branch of them is tested (comma-separated for coverage).
 PURE := */model/*,*/run/holdings.py,*/run/owed.py,*/compile/*,*/modes/diff.py,*/modes/*/render*.py,*/modes/ebpf/maglev.py
 PURE := $(PURE),*/modes/userspace/room.py
+PURE := $(PURE),*/run/service_metrics.py
 NFT := */modes/nftables
 PURE := $(PURE),$(NFT)/affinity.py,$(NFT)/derived.py,$(NFT)/dormant.py,$(NFT)/elements.py,$(NFT)/expressions.py
 PURE := $(PURE),$(NFT)/layout.py,$(NFT)/skeleton.py,$(NFT)/slots.py,$(NFT)/takeover.py

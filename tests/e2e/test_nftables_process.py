@@ -53,7 +53,7 @@ async def connect(address: str, port: int) -> str:
 
 async def counts(metric: str, label: str) -> dict[str, int]:
     """A metric by one of its labels."""
-    _, text, _ = await get("/metrics")
+    _, text, _ = await get("/metrics/services")
     return {
         sample.labels[label]: int(sample.value)
         for family in text_string_to_metric_families(text)

@@ -111,9 +111,8 @@ def test_it_serves_follows_and_leaves_in_order(tmp_path: Path) -> None:
             await until(lambda: answered(b"2"))
             writer.write(b"old")
             assert await reader.readexactly(3) == b"old"
-            metrics = (await get("/metrics"))[1]
-            assert f'endpoint="{one}"' in metrics
-            assert "steersman_proxied_connections 1" in metrics
+            assert "steersman_proxied_connections 1" in (await get("/metrics"))[1]
+            assert f'endpoint="{two}"' in (await get("/metrics/services"))[1]
             manifests(folder, *world())
             await until(lambda: refused(VIP, 80))
             stopping = asyncio.create_task(proxy.stop())

@@ -10,12 +10,12 @@ import pytest
 
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import NodePlan
-from steersman.modes.base import Counting, Made
+from steersman.modes.base import Counting, Made, NodeTotals, Totalling
 from steersman.modes.ebpf import flows
 from steersman.modes.ebpf.counts import Counts, Flows
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
-from steersman.run.counted import counted
+from steersman.run.mode_metrics import ModeMetrics
 from tests.kernel import ebpf
 from tests.kernel.ebpf_node import MARKS, Node, programmed, serving
 from tests.kernel.ebpf_plan import (
@@ -56,6 +56,12 @@ def counts(node: Node, plan: NodePlan = ONE) -> Made:
     return asyncio.run(mode.made(tuple(plan.services.values())))
 
 
+def totals(node: Node) -> NodeTotals:
+    mode = node.modes[-1]
+    assert isinstance(mode, Totalling)
+    return asyncio.run(mode.node_totals())
+
+
 def look(node: Node) -> None:
     tracking = node.modes[0].engine.tracking
     assert tracking
@@ -63,7 +69,7 @@ def look(node: Node) -> None:
 
 
 def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> None:
-    assert set(counts(node).endpoints.values()) == {0}
+    assert counts(node) == Made({}, {})
     for source, address, port in ((LOOKER, VIP, 80), (NODE, VIP, 80), (CLIENT, NODE, NODE_PORT)):
         assert node.lab.probe(source, address, port).kind == "answered"
     with node.socket(VIP, "UDP") as sock:
@@ -78,8 +84,8 @@ def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> N
     moved = made.moved_by_endpoint[TCP, END]
     assert min(moved) > 0, "of the connection from outside"
     assert moved.bytes_in >= 40 * moved.packets_in
-    assert made.events["socket_forwarded"] == 3 + 2
-    assert made.events["packet_forwarded"] == 1
+    assert totals(node).events["socket_forwarded"] == 3 + 2
+    assert totals(node).events["packet_forwarded"] == 1
 
 
 def test_counts_go_with_what_they_are_of(node: Node) -> None:
@@ -89,7 +95,7 @@ def test_counts_go_with_what_they_are_of(node: Node) -> None:
     asyncio.run(bring(node.modes[0], node_plan(ENDPOINTS[1:])))
     look(node)
     asyncio.run(bring(node.modes[0], ONE))
-    assert counts(node).endpoints[TCP, END] == 0
+    assert (TCP, END) not in counts(node).endpoints
     assert counts(node).frontends[TCP, f"{VIP}:80"] == 1
 
 
@@ -97,15 +103,15 @@ def test_every_entry_of_the_flows_is_accounted_for(node: Node) -> None:
     for _ in range(3):
         assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
     look(node)
-    made = counts(node)
+    made = totals(node)
     entries, capacity = made.tables["flows"]
     assert (entries, made.events["flows_evicted"]) == (12, 0)
     assert made.events["flows_made"] - made.events["flows_ended"] == 12
     known = HashMap.pinned(node.pins / "maps/flows")
     assert known.delete_all([key for key, _ in known.items()][:2]) == 2  # as LRU does
     look(node)
-    assert counts(node).events["flows_evicted"] == 2
-    assert counts(node).tables["flows"] == (10, capacity)
+    assert totals(node).events["flows_evicted"] == 2
+    assert totals(node).tables["flows"] == (10, capacity)
 
 
 def test_what_begins_during_a_look_is_not_missed(
@@ -121,10 +127,10 @@ def test_what_begins_during_a_look_is_not_missed(
 
     monkeypatch.setattr(flows, "collect", slowly)
     look(node)
-    assert counts(node).events["flows_made"] == 4
-    assert counts(node).events["flows_evicted"] == 0
+    assert totals(node).events["flows_made"] == 4
+    assert totals(node).events["flows_evicted"] == 0
     look(node)
-    assert counts(node).events["flows_evicted"] == 0
+    assert totals(node).events["flows_evicted"] == 0
 
 
 def test_a_full_table_is_seen() -> None:
@@ -140,13 +146,10 @@ def test_a_full_table_is_seen() -> None:
 async def test_they_are_metrics(node: Node) -> None:
     await bring(node.modes[0], ONE)
     await asyncio.to_thread(node.lab.probe, LOOKER, VIP, 80)
-    collect = counted(
-        node.modes[0], lambda: tuple(ONE.services.values()), asyncio.get_running_loop()
-    )
-    metrics = await asyncio.to_thread(lambda: list(collect()))
+    metrics = ModeMetrics(node.modes[0], ONE.services.values, lambda: True)
     values = {
         (sample.name, *sample.labels.values()): sample.value
-        for m in metrics
+        for m in await metrics.default()
         for sample in m.samples
     }
     assert values["steersman_connections_total", "shop", "web", "", "TCP", END] == 1

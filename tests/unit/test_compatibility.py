@@ -18,6 +18,7 @@ from steersman.run.health_server import proxy_health_app
 from steersman.run.metrics import NFACCT, Metrics
 from steersman.run.metrics import UPSTREAM as METRICS
 from steersman.run.metrics_server import Pages, metrics_app
+from steersman.run.mode_metrics import ModeMetrics
 from tests.unit.test_health_server import ask, serving
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compatibility.md").read_text()
@@ -112,6 +113,7 @@ async def test_every_endpoint() -> None:
             configz=lambda: b"{}",
             flags=lambda: "",
             state=lambda: iter([b"{}"]),
+            services=ModeMetrics(None, tuple, lambda: False).services,
             profiling=True,
         )
     )

@@ -106,6 +106,7 @@ def changed(**paths: object) -> ProxyConfig:
         ("detect_local__cluster_cidrs", ("10.0.0.0/8",), ["clusterCIDR"], []),
         ("steersman__split_threshold", 7, ["steersman.splitThreshold"], []),
         ("linux__conntrack__min", 7, ["conntrack.min"], []),
+        ("steersman__metrics_per_service", True, ["steersman.metricsPerService"], []),
         ("steersman__manifests", ("a",), [], ["steersman.manifests"]),
         ("steersman__ipvs_local_fallback", True, ["steersman.ipvsLocalFallback"], []),
         ("steersman__ebpf_guard_node_ports", False, [], ["steersman.ebpfGuardNodePorts"]),

@@ -46,13 +46,13 @@ def registry(count: int, *, whole: bool) -> CollectorRegistry:
 @pytest.mark.parametrize("count", [0, 1, 500, 1201])
 def test_the_text_is_the_same(accept: str, count: int) -> None:
     encoder, content_type = choose_encoder(accept)
-    pieces, said = exposition(registry(count, whole=False), accept)
+    pieces, said = exposition(registry(count, whole=False).collect(), accept)
     assert b"".join(pieces) == encoder(registry(count, whole=True))
     assert said == content_type
 
 
 @FORMS
 def test_only_some_series_are_held_at_once(accept: str) -> None:
-    pieces = list(exposition(registry(20_000, whole=False), accept)[0])
+    pieces = list(exposition(registry(20_000, whole=False).collect(), accept)[0])
     assert len(pieces) > 10
     assert all(1 << 16 <= len(piece) < 1 << 18 for piece in pieces[:-1])

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection
-
 from steersman.model.names import Protocol
-from steersman.model.plan import ServicePlan
-from steersman.modes.base import Made, Moved
+from steersman.modes.base import Made, Moved, NodeTotals
 from steersman.modes.ipvs.names import ServerKey
-from steersman.modes.ipvs.totals import Counted, Owners, Totals
+from steersman.modes.ipvs.totals import Counted, Owners, Totals, parse_totals
 from steersman.modes.ipvs.wire import Stats
-from steersman.run.counted import counted
 from tests.iptables_plans import cluster_ip, endpoints, key, node_port, plan
 
 ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
@@ -66,25 +61,14 @@ def test_who_is_gone_is_forgotten() -> None:
     assert set(totals.update({}, Owners([PLAN])).frontends.values()) == {0}
 
 
-class Counts:
-    async def made(self, plans: Collection[ServicePlan]) -> Made:
-        return Totals().update({(VIP, None): stats(3), (VIP, ONE): stats(2)}, Owners(plans))
+STATS = """   Total Incoming Outgoing         Incoming         Outgoing
+   Conns  Packets  Packets            Bytes            Bytes
+      1F       20       30             4000       1FFFFFFFF
+
+ Conns/s   Pkts/s   Pkts/s          Bytes/s          Bytes/s
+       0        0        0                0                0
+"""
 
 
-async def test_packets_and_bytes_are_metrics() -> None:
-    collect = counted(Counts(), lambda: [PLAN], asyncio.get_running_loop())
-    families = await asyncio.to_thread(lambda: list(collect()))
-    samples = {
-        (s.name, s.labels.get("direction"), s.labels.get("endpoint") or s.labels.get("frontend")): (
-            s.value
-        )
-        for family in families
-        for s in family.samples
-    }
-    end, front = "10.244.0.1:8080", "10.96.0.1:80"
-    assert samples["steersman_connections_total", None, end] == 2
-    assert samples["steersman_frontend_connections_total", None, front] == 3
-    assert samples["steersman_proxied_packets_total", "to_endpoint", end] == 20
-    assert samples["steersman_proxied_bytes_total", "to_client", end] == 4000
-    assert samples["steersman_frontend_packets_total", "to_client", front] == 60
-    assert samples["steersman_frontend_bytes_total", "to_endpoint", front] == 3000
+def test_the_kernel_sums_up_for_the_node() -> None:
+    assert parse_totals(STATS) == NodeTotals(31, Moved(32, 48, 16384, 8589934591))

@@ -11,9 +11,7 @@ from steersman.run.metrics import (
     PROGRAMMING_BUCKETS,
     SYNC_BUCKETS,
     UPSTREAM,
-    Connections,
     Metrics,
-    connections,
     conntrack_usage,
     nfacct_packets,
 )
@@ -126,14 +124,11 @@ def test_the_kernel_is_asked_at_each_scrape() -> None:
 
     metrics.ask(conntrack_usage(read))
     metrics.ask(nfacct_packets(lambda: packets))
-    row = Connections("shop", "cart", "http", "TCP", "10.244.1.5:80", 9)
-    metrics.ask(connections(lambda: [row]))
     out = text(metrics)
     assert "steersman_conntrack_entries 1.0\n" in out
     assert "steersman_conntrack_entries_limit 10.0\n" in out
     for name, _ in NFACCT.values():
         assert f"{name} 5.0\n" in out
-    assert re.search(r'steersman_connections_total\{.*endpoint="10.244.1.5:80".*\} 9.0', out)
     usage, packets = (2, 10), {}
     out = text(metrics)
     assert "steersman_conntrack_entries 2.0\n" in out

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
 
 import pytest
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from steersman import __version__
+from steersman.modes.base import BusyError
 from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
+from steersman.run.service_metrics import Filter
 from tests.unit.test_health_server import Reply, ask, serving
 
 
@@ -40,6 +45,76 @@ async def test_metrics_are_rendered() -> None:
     reply = await fetch(pages(), "/metrics")
     assert "kubeproxy_sync_proxy_rules_duration_seconds_count" in str(reply.body)
     assert reply.received["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+class Shop:
+    """Has series of Services, or fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked: list[Filter] = []
+
+    async def services(self, which: Filter) -> list[Metric]:
+        self.asked.append(which)
+        if self.error:
+            raise self.error
+        return [CounterMetricFamily("steersman_connections_total", "Connections.", 7)]
+
+
+@pytest.mark.parametrize(
+    ("query", "which"),
+    [
+        ("", Filter()),
+        ("?namespace=shop", Filter("shop")),
+        ("?service=cart&top=7&namespace=shop", Filter("shop", "cart", 7)),
+        ("?top=999999999", Filter()),
+    ],
+)
+async def test_services_are_filtered(query: str, which: Filter) -> None:
+    shop = Shop()
+    reply = await fetch(pages(services=shop.services), f"/metrics/services{query}")
+    assert "steersman_connections_total 7.0" in str(reply.body)
+    assert reply.received["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert shop.asked == [which]
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("top=0", "top='0' must be a number above 0"),
+        ("top=-1", "top='-1' must be"),
+        ("top=" + "9" * 5000, "must be a number"),
+        ("top=many", "top='many' must be"),
+        ("name=cart", "'name' is unknown; there is namespace, service, top"),
+        ("service=" + "x" * 254, "names have at most 253 characters"),
+    ],
+)
+async def test_a_bad_filter_is_refused(query: str, error: str) -> None:
+    shop = Shop()
+    reply = await fetch(pages(services=shop.services), f"/metrics/services?{query}")
+    assert (reply.status, error in str(reply.body), shop.asked) == (400, True, [])
+
+
+async def test_services_that_cannot_be_counted_now_are_asked_for_again_later() -> None:
+    shop = Shop(BusyError("nftables: others change the ruleset"))
+    reply = await fetch(pages(services=shop.services), "/metrics/services")
+    assert (reply.status, reply.received["Retry-After"]) == (503, "5")
+    assert "others change the ruleset" in str(reply.body)
+
+
+async def test_a_storm_of_requests_costs_few_pages() -> None:
+    """90 clients at once: some share a page, whatever the machine's speed."""
+    shop, states = Shop(), list[int]()
+
+    def state() -> Iterator[bytes]:
+        states.append(1)
+        return iter([b"{}"])
+
+    async with serving(metrics_app(pages(services=shop.services, state=state))) as port:
+        paths = ["/state", "/metrics/services", "/healthz"] * 30
+        replies = await asyncio.gather(*(ask(port, path) for path in paths))
+    assert {reply.status for reply in replies} == {200}
+    assert len(states) + len(shop.asked) < 20
 
 
 async def test_slis_tell_health_at_each_look() -> None:

@@ -48,6 +48,19 @@ def test_unknown_words_are_said() -> None:
     assert any("steersman/load-balancing" in f and "'random'" in f for f in findings)
 
 
+@pytest.mark.parametrize(("word", "shown"), [("true", True), ("false", False), ("", False)])
+def test_metrics_of_a_service(word: str, shown: bool) -> None:
+    plan, findings = planned(metrics=word)
+    assert (plan.metrics, findings) == (shown, [])
+
+
+def test_an_unknown_word_for_metrics_is_reported() -> None:
+    plan, (finding,) = planned(metrics="True")
+    assert not plan.metrics
+    assert "steersman/metrics" in finding
+    assert "write true, false" in finding
+
+
 def test_a_scheduler_of_the_kernel() -> None:
     plan, findings = planned(ipvs_scheduler="wlc")
     assert (plan.scheduler, findings) == ("wlc", [])

@@ -82,6 +82,7 @@ def without_frontends(plan: ServicePlan, kept: tuple[Frontend, ...]) -> ServiceP
         plan.weights,
         plan.kept,
         plan.ready_here,
+        plan.metrics,
     )
 
 

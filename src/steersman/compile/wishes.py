@@ -16,6 +16,7 @@ from steersman.model.text import listed, quoted
 _LEAST_CONNECTIONS, _MAGLEV = "least-connections", "maglev"
 _BALANCING = (None, "", "round-robin", _LEAST_CONNECTIONS, _MAGLEV)
 _PROXY_PROTOCOLS = (None, "", "v2")
+_SWITCH = (None, "", "true", "false")
 _HASHING = ("sh", "dh", "mh", "lblc", "lblcr")
 _SCHEDULERS = (None, "", "rr", "wrr", "lc", "wlc", "sed", "nq", "fo", "ovf", "twos", *_HASHING)
 """Those of net/netfilter/ipvs up to Linux 6.12; whether this kernel has one it says itself."""
@@ -28,8 +29,8 @@ def with_wishes(
 ) -> tuple[dict[PlanKey, ServicePlan], tuple[Finding, ...]]:
     """Return plans with what the Service's annotations ask of its connections, and what is wrong.
 
-    `steersman/load-balancing`, `steersman/ipvs-scheduler`, `steersman/ipvs-scheduler-flags` and
-    `steersman/proxy-protocol`; an unknown word is ignored.
+    `steersman/load-balancing`, `steersman/ipvs-scheduler`, `steersman/ipvs-scheduler-flags`,
+    `steersman/proxy-protocol` and `steersman/metrics`; an unknown word is ignored.
     """
     asked = service.metadata.annotations
     if asked is None or not _asks(asked):
@@ -37,6 +38,7 @@ def with_wishes(
     notes = Notes("Service", service.metadata)
     _check("steersman/load-balancing", asked.load_balancing, _BALANCING, notes)
     _check("steersman/proxy-protocol", asked.proxy_protocol, _PROXY_PROTOCOLS, notes)
+    _check("steersman/metrics", asked.metrics, _SWITCH, notes)
     _check("steersman/ipvs-scheduler", asked.ipvs_scheduler, _SCHEDULERS, notes)
     flags = _flags(asked.ipvs_scheduler_flags or "", notes)
     least = asked.load_balancing == _LEAST_CONNECTIONS
@@ -49,6 +51,7 @@ def with_wishes(
             proxy_protocol=tells and key.name.protocol is Protocol.TCP,
             scheduler=asked.ipvs_scheduler if asked.ipvs_scheduler in _SCHEDULERS else "",
             scheduler_flags=flags,
+            metrics=asked.metrics == "true",
         )
         for key, plan in plans.items()
     }
@@ -56,7 +59,7 @@ def with_wishes(
 
 
 def _asks(asked: Annotations) -> bool:
-    words = (asked.load_balancing, asked.proxy_protocol, asked.ipvs_scheduler)
+    words = (asked.load_balancing, asked.proxy_protocol, asked.ipvs_scheduler, asked.metrics)
     return any(words) or bool(asked.ipvs_scheduler_flags)
 
 

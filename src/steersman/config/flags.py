@@ -146,6 +146,14 @@ _OWN = (
         "steersman.ebpf_xdp_devices",
     ),
     Flag(
+        "metrics-per-service",
+        "bool",
+        "false",
+        _O,
+        "Show connections by Service and endpoint on /metrics; /metrics/services does always.",
+        "steersman.metrics_per_service",
+    ),
+    Flag(
         "proxy-port-range",
         "string",
         "",

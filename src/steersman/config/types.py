@@ -173,6 +173,8 @@ class Steersman(Section, frozen=True):
     """In the ebpf mode, devices on which XDP sends packets of known connections on."""
     ebpf_cgroup_root: str = ""
     """In the ebpf mode, the cgroup2 directory whose sockets are balanced; "" finds the root."""
+    metrics_per_service: bool = False
+    """Show connections by Service, frontend and endpoint on `/metrics`, up to a limit of series."""
     manifests: tuple[str, ...] = ()
     """Files or directories of manifests to read instead of an API server."""
     kubeconfig_context: str = ""

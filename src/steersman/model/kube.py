@@ -57,6 +57,8 @@ class Annotations(Lean, frozen=True, rename=None):
     """On an EndpointSlice: the share of its endpoints, in the ipvs mode."""
     proxy_protocol: str | None = msgspec.field(name="steersman/proxy-protocol", default=None)
     """On a Service: "v2" tells TCP endpoints the client's address, in the userspace modes."""
+    metrics: str | None = msgspec.field(name="steersman/metrics", default=None)
+    """On a Service: "true" shows its connections on `/metrics`, by frontend and endpoint."""
 
 
 class ObjectMeta(Lean, frozen=True):

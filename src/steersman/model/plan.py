@@ -168,6 +168,8 @@ class ServicePlan(Value, frozen=True):
     ready_here: int = 0
     """Ready endpoints of the whole Service on this node, by address: the answer on its health
     check node port (SPEC 4). 0 without such a port."""
+    metrics: bool = False
+    """Show its connections on `/metrics`, by frontend and endpoint."""
 
     @property
     def uses_cluster(self) -> bool:

@@ -7,10 +7,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from steersman.model.addresses import join_host_port
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.names import ServicePortName
-from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.model.plan import Frontend, NodeSettings, ServicePlan, Traits
 from steersman.modes.diff import Diff, Ruleset
+
+NODE_PORT = "nodePort:"
+"""What the label of a node port begins with; it is the same in both families."""
 
 
 class Support(msgspec.Struct, frozen=True):
@@ -39,19 +43,38 @@ class Moved(NamedTuple):
 
 
 class Made(msgspec.Struct, frozen=True):
-    """Connections made so far. A count never falls while what it is of is in the plans."""
+    """Connections made so far. A count never falls while what it is of is in the plans.
+
+    What has counted nothing may be left out: a node meets few of a cluster's endpoints.
+    """
 
     frontends: Mapping[tuple[ServicePortName, str], int]
-    """By ServicePort and destination: an address and port, or `nodePort:30080`."""
+    """By ServicePort and destination (see `frontend_label`)."""
     endpoints: Mapping[tuple[ServicePortName, str], int]
     """By ServicePort and endpoint, as it is printed."""
     moved_by_frontend: Mapping[tuple[ServicePortName, str], Moved] = {}
-    """Packets and bytes likewise, where the mode counts them."""
+    """Packets and bytes of the same frontends, if the mode counts them."""
     moved_by_endpoint: Mapping[tuple[ServicePortName, str], Moved] = {}
+
+
+class NodeTotals(msgspec.Struct, frozen=True):
+    """What a mode counts for the whole node."""
+
+    connections: int | None = None
+    """Connections to endpoints of all Services; None if the mode does not count them."""
+    moved: Moved | None = None
+    """Packets and bytes of these connections; None if the mode does not count them."""
     events: Mapping[str, int] = {}
-    """How often something happened to packets and sockets: drops by reason, say."""
+    """How often something happened to packets and sockets, such as drops by reason."""
     tables: Mapping[str, tuple[int, int]] = {}
-    """Entries and capacity of tables of connections, at the last look at them."""
+    """Entries and capacity of connection tables, when they were last walked."""
+
+
+def frontend_label(frontend: Frontend) -> str:
+    """Return the name of a frontend in metrics: address and port, or `nodePort:30080`."""
+    if not frontend.address:
+        return f"{NODE_PORT}{frontend.port}"
+    return join_host_port(frontend.address, frontend.port)
 
 
 class Mode(Protocol):
@@ -137,7 +160,22 @@ class Counting(Protocol):
     """A mode whose kernel objects count connections."""
 
     async def made(self, plans: Collection[ServicePlan]) -> Made:
-        """Connections made so far for these plans, which are (or were a moment ago) in force.
+        """Return the connections made so far for these plans, which are (or just were) in force.
+
+        One pass over what the kernel has counted, off the event loop; it delays no sync.
+
+        Raises:
+            BusyError: they cannot be read now.
+        """
+        ...
+
+
+@runtime_checkable
+class Totalling(Protocol):
+    """A mode with counts of the whole node, whose cost does not depend on the Services."""
+
+    async def node_totals(self) -> NodeTotals:
+        """Return them.
 
         Raises:
             BusyError: they cannot be read now.

@@ -36,15 +36,15 @@ class Series(Metric):
         self.samples: Iterator[Sample] = made  # type: ignore[assignment]
 
 
-def exposition(registry: CollectorRegistry, accept: str = "") -> tuple[Iterator[bytes], str]:
-    """Write what a registry has in the form that is asked for, and say which form that is.
+def exposition(metrics: Iterable[Metric], accept: str = "") -> tuple[Iterator[bytes], str]:
+    """Write metrics in the form that a client asks for; return the pieces and the content type.
 
     Args:
-        registry: asked while the pieces are taken; take them off the event loop.
+        metrics: read while the pieces are taken; take them off the event loop.
         accept: the header of that name.
     """
     encoder, content_type = choose_encoder(accept)
-    return _together(_parts(registry, encoder)), content_type
+    return _together(_parts(metrics, encoder)), content_type
 
 
 class _Only(NamedTuple):
@@ -56,9 +56,9 @@ class _Only(NamedTuple):
         return (self.metric,)
 
 
-def _parts(registry: CollectorRegistry, encoder: Encoder) -> Iterator[bytes]:
+def _parts(metrics: Iterable[Metric], encoder: Encoder) -> Iterator[bytes]:
     end = encoder(CollectorRegistry())  # OpenMetrics has one
-    for metric in registry.collect():
+    for metric in metrics:
         whole = not isinstance(metric, Series)
         for part in [encoder(_Only(metric))] if whole else _cut(metric, encoder):
             yield part.removesuffix(end)

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from steersman import __version__
 from steersman.model.names import Family
-from steersman.run.exposition import Series, exposition
+from steersman.run.exposition import exposition
 
 SYNC_BUCKETS = tuple(0.001 * 2**k for k in range(15))
 PROGRAMMING_BUCKETS = (
@@ -197,17 +197,6 @@ OURS: tuple[Row, ...] = (
 """Beyond upstream, with the prefix `steersman_`."""
 
 
-class Connections(NamedTuple):
-    """How many connections the kernel has made to an endpoint of a ServicePort."""
-
-    namespace: str
-    service: str
-    port: str
-    protocol: str
-    endpoint: str
-    made: int
-
-
 class Metrics:
     """The metrics of one process in one mode."""
 
@@ -298,13 +287,9 @@ class Metrics:
         self.registry.register(_Asked(collect))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Write all of it, and the content type. Call it off the event loop."""
-        pieces, content_type = self.pieces(accept)
+        """Return everything as text, and the content type. Call it off the event loop."""
+        pieces, content_type = exposition(self.registry.collect(), accept)
         return b"".join(pieces), content_type
-
-    def pieces(self, accept: str = "") -> tuple[Iterator[bytes], str]:
-        """Write it piece by piece, likewise."""
-        return exposition(self.registry, accept)
 
 
 class _Asked(Collector):
@@ -364,21 +349,5 @@ def nfacct_packets(packets: Callable[[], Mapping[str, int]]) -> Callable[[], Ite
         for name, (metric, text) in NFACCT.items():
             if name in counts:
                 yield CounterMetricFamily(metric, text, counts[name])
-
-    return collect
-
-
-def connections(counts: Callable[[], Iterable[Connections]]) -> Callable[[], Iterator[Metric]]:
-    """Return a collection of connections by ServicePort and endpoint, where the mode counts them.
-
-    Args:
-        counts: returns the counts; they must never go down while an endpoint is known.
-    """
-    labels = ("namespace", "service", "port", "protocol", "endpoint")
-
-    def collect() -> Iterator[Metric]:
-        rows = ((row[:5], row.made) for row in counts())
-        text = "Connections made to an endpoint"
-        yield Series("steersman_connections_total", text, labels, rows)
 
     return collect

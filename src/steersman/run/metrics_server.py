@@ -13,17 +13,24 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 
 from steersman import __version__
+from steersman.modes.base import ApplyError, BusyError
+from steersman.run.exposition import exposition
 from steersman.run.http import Answer, Page, application
 from steersman.run.metrics import Metrics
+from steersman.run.pages import RETRY_AFTER, CrowdedError, Workshop
+from steersman.run.service_metrics import MOST_SERIES, Filter
 
 _NOT_FOR_MACHINES = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting "
@@ -31,8 +38,14 @@ _NOT_FOR_MACHINES = (
 )
 _PROFILE_SECONDS, _MOST_PROFILE_SECONDS = 30.0, 300.0
 _MOST_DIGITS = 9
+_LONGEST_NAME = 253
 _EMULATES = "1.36"
 _JSON = "application/json"
+
+
+async def nothing_more() -> Iterable[Metric]:
+    """Return no metrics."""
+    return ()
 
 
 class Pages(msgspec.Struct, frozen=True):
@@ -45,7 +58,11 @@ class Pages(msgspec.Struct, frozen=True):
     flags: Callable[[], str] | None = None
     """The page of flags and their values (`/flagz`)."""
     state: Callable[[], Iterator[bytes]] | None = None
-    """The one State as JSON (beyond upstream), piece by piece."""
+    """The one State as JSON (beyond upstream), in pieces that are made as they are taken."""
+    more: Callable[[], Awaitable[Iterable[Metric]]] = nothing_more
+    """Returns what `/metrics` shows beside the registry."""
+    services: Callable[[Filter], Awaitable[Iterable[Metric]]] | None = None
+    """Returns the series of Services, for `/metrics/services`."""
     healthy: Callable[[], bool] = lambda: True
     """Whether the kernel follows the cluster, for `/metrics/slis`."""
     statusz: bool = True
@@ -59,29 +76,100 @@ class Pages(msgspec.Struct, frozen=True):
 
 def metrics_app(pages: Pages) -> web.Application:
     """Return the application of `metricsBindAddress`."""
+    scrapes, details = Workshop(), Workshop()  # so that no other page delays a scrape
     found: dict[str, Page] = {
         "/healthz": lambda _: Answer("ok"),
         "/proxyMode": lambda _: Answer(pages.mode),
-        "/metrics": lambda request: _metrics(pages.metrics, request),
+        "/metrics": partial(_metrics, pages, scrapes),
         "/metrics/slis": _slis(pages.healthy),
     }
+    if (services := pages.services) is not None:
+        found["/metrics/services"] = partial(_services, services, details)
     if (configz := pages.configz) is not None:
         found["/configz"] = lambda _: Answer(configz(), content_type=_JSON)
     if (state := pages.state) is not None:
-        found["/state"] = lambda _: Answer(pieces=state(), content_type=_JSON)
+        found["/state"] = partial(_state, state, details)
     if (flags := pages.flags) is not None:
         found["/flagz"] = lambda _: Answer(flags(), nosniff=False)
     if pages.statusz:
-        listed = tuple(sorted({*found, "/statusz"} - {"/statusz", "/metrics/slis"}))
+        listed = tuple(sorted(found.keys() - {"/metrics/slis"}))
         found["/statusz"] = lambda _: Answer(statusz(pages, listed), nosniff=False)
     if pages.profiling:
         found |= _debug(pages)
     return application(found)
 
 
-def _metrics(metrics: Metrics, request: web.Request) -> Answer:
-    pieces, content_type = metrics.pieces(request.headers.get("Accept", ""))
-    return Answer(pieces=pieces, content_type=content_type, nosniff=False)
+# Expensive pages (pages.py)
+
+
+async def _metrics(pages: Pages, workshop: Workshop, request: web.Request) -> Answer:
+    accept = request.headers.get("Accept", "")
+    content_type = choose_encoder(accept)[1]
+
+    async def make() -> Iterator[bytes]:
+        more = await pages.more()
+        return exposition(chain(pages.metrics.registry.collect(), more), accept)[0]
+
+    return await _made(workshop, ("/metrics", content_type), make, content_type)
+
+
+async def _services(
+    services: Callable[[Filter], Awaitable[Iterable[Metric]]],
+    workshop: Workshop,
+    request: web.Request,
+) -> Answer:
+    accept = request.headers.get("Accept", "")
+    content_type = choose_encoder(accept)[1]
+    which = _filter(request.query)
+    if isinstance(which, str):
+        return Answer(f"{which}\n", 400)
+
+    async def make() -> Iterator[bytes]:
+        return exposition(await services(which), accept)[0]
+
+    return await _made(workshop, (which, content_type), make, content_type)
+
+
+async def _state(
+    state: Callable[[], Iterator[bytes]], workshop: Workshop, _: web.Request
+) -> Answer:
+    async def make() -> Iterator[bytes]:
+        return state()
+
+    return await _made(workshop, "/state", make, _JSON, nosniff=True)
+
+
+async def _made(
+    workshop: Workshop,
+    key: Hashable,
+    make: Callable[[], Awaitable[Iterable[bytes]]],
+    content_type: str,
+    *,
+    nosniff: bool = False,
+) -> Answer:
+    """Have a page made, or say why it cannot be made now."""
+    later = {"Retry-After": str(RETRY_AFTER)}
+    try:
+        pieces = await workshop.page(key, make)
+    except CrowdedError:
+        return Answer("too many pages are being made; ask again\n", 503, more_headers=later)
+    except (OSError, ApplyError, BusyError) as error:
+        text = f"connections cannot be counted now: {error}\n"
+        return Answer(text, 503, more_headers=later)
+    return Answer(pieces=iter(pieces), content_type=content_type, nosniff=nosniff)
+
+
+def _filter(query: Mapping[str, str]) -> Filter | str:
+    """Return what a query asks for, or what is wrong with it."""
+    if unknown := sorted(query.keys() - Filter._fields):
+        return f"{unknown[0][:40]!r} is unknown; there is {', '.join(Filter._fields)}"
+    namespace, service = query.get("namespace", ""), query.get("service", "")
+    if max(len(namespace), len(service)) > _LONGEST_NAME:
+        return f"names have at most {_LONGEST_NAME} characters"
+    top = query.get("top", str(MOST_SERIES))
+    if not (top.isascii() and top.isdigit() and len(top) <= _MOST_DIGITS and int(top)):
+        return f"top={top[:40]!r} must be a number above 0"
+    return Filter(namespace, service, min(int(top), MOST_SERIES))
 
 
 def _slis(healthy: Callable[[], bool]) -> Page:

@@ -20,7 +20,9 @@ _TOGETHER = 100
 def state_json(
     state: State, stats: SourceStats | None, now: float, started: float
 ) -> Iterator[bytes]:
-    """Write the State as JSON, piece by piece; what it says is as of this call.
+    """Return the State as of this call as JSON, in pieces that are made as they are taken.
+
+    The pieces may be taken in another thread: what may change meanwhile is read here.
 
     Args:
         state: the State.
@@ -28,30 +30,32 @@ def state_json(
         now: seconds since 1970.
         started: when the process started, likewise.
     """
+    return _pieces(state, tuple(state.plan.services.values()), _source(stats), now - started)
+
+
+def _pieces(
+    state: State, plans: Sequence[ServicePlan], source: Mapping[str, Any], up: float
+) -> Iterator[bytes]:
     result = state.result
     document = {
         "version": __version__,
         "mode": state.mode,
-        "uptimeSeconds": round(now - started, 3),
+        "uptimeSeconds": round(up, 3),
         "revision": state.revision,
         "synced": result is not None,
         "lastSync": None if result is None else {**_plain(result), "at": state.at},
         "objects": {
             "services": len(state.snapshot.services),
             "endpointSlices": state.slices,
-            "servicePorts": len(state.plan.services),
+            "servicePorts": len(plans),
             "kernelObjects": state.objects,
         },
-        "source": _source(stats),
+        "source": source,
         "findings": [_plain(finding) for finding in state.findings],
         "node": _plain(state.plan.settings),
         "servicePlans": [],
     }
     head = msgspec.json.encode(document).removesuffix(b"]}")
-    return _with_plans(head, tuple(state.plan.services.values()))
-
-
-def _with_plans(head: bytes, plans: Sequence[ServicePlan]) -> Iterator[bytes]:
     for start in range(0, len(plans), _TOGETHER):
         part = [_service(plan) for plan in plans[start : start + _TOGETHER]]
         yield head + msgspec.json.encode(part)[1:-1]

@@ -20,9 +20,6 @@ from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
-from steersman.modes.base import Counting
-from steersman.modes.userspace.apply import Proxy
-from steersman.run.counted import counted
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
@@ -32,7 +29,7 @@ from steersman.run.loop import MeasuredLoop
 from steersman.run.machine import Machine
 from steersman.run.metrics import Metrics, conntrack_usage
 from steersman.run.metrics_server import Pages, metrics_app
-from steersman.run.proxied import proxied
+from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.report import state_json
 from steersman.run.startup import cluster_access
 from steersman.run.sync import Sync
@@ -85,14 +82,12 @@ class Servers:
         self._stats = stats
         if stats is not None:
             self.metrics.ask(partial(_watch_errors, stats))
-        proxy = getattr(sync.mode, "proxy", None)
-        if isinstance(proxy, Proxy):
-            self.metrics.ask(partial(proxied, proxy))
+        self._mode_metrics = ModeMetrics(
+            sync.mode, self._plans, lambda: self.config.steersman.metrics_per_service
+        )
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
             self.metrics.ask(loop.holds.collect)
-        if isinstance(sync.mode, Counting):
-            self.metrics.ask(counted(sync.mode, self._plans, loop))
 
     def health_checks(
         self, settings: Callable[[], NodeSettings]
@@ -166,6 +161,8 @@ class Servers:
                 if enabled(config.feature_gates, "ComponentFlagz")
                 else None,
                 state=self._state,
+                more=self._mode_metrics.default,
+                services=self._mode_metrics.services,
                 healthy=lambda: self.health.healthy(now()),
                 statusz=enabled(config.feature_gates, "ComponentStatusz"),
                 profiling=config.enable_profiling,
@@ -194,7 +191,9 @@ def _listening_addresses(family: Family, settings: Callable[[], NodeSettings]) -
 
 def _watch_errors(stats: SourceStats) -> Iterable[Metric]:
     family = CounterMetricFamily(
-        "steersman_watch_errors", "Failed requests and watches", labels=("kind", "reason")
+        "steersman_watch_errors",
+        "Number of failed requests and watches.",
+        labels=("kind", "reason"),
     )
     for kind, counts in tuple(stats.kinds.items()):
         for reason, count in tuple(counts.errors.items()):

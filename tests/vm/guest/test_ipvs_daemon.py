@@ -30,7 +30,7 @@ def test_from_start_to_the_next_mode(tmp_path: Path) -> None:
                 return "-> 0AF40006:" in table()
 
             await until(changed, SECONDS)
-            metrics = (await get("/metrics"))[1]
+            metrics = (await get("/metrics/services"))[1]
             for name in (
                 "connections",
                 "frontend_connections",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import os
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from steersman.model.addresses import join_host_port
 from steersman.model.names import ServicePortName
-from steersman.model.plan import Frontend, ServicePlan
-from steersman.modes.base import Made, Moved
+from steersman.model.plan import ServicePlan
+from steersman.modes.base import Made, Moved, NodeTotals, frontend_label
 from steersman.modes.ebpf import layout, render
 from steersman.modes.ebpf.maps import HashMap, SumMap, possible_cpus
 from steersman.modes.ebpf.services import endpoints_of, number_key
 from steersman.modes.ebpf.tables import Tables
-
-_NOTHING = (0, 0, 0, 0, 0)
 
 
 class Flows(NamedTuple):
@@ -59,14 +58,6 @@ class Counts:
         gone = self.event("flows_ended") + self.event("flows_expired")
         return Flows(entries, max(made - gone - entries, before.evicted))
 
-    def endpoints(self) -> dict[bytes, tuple[int, ...]]:
-        """Connections, packets and bytes by member_key, as struct tally has them."""
-        return dict(self._used.sums())
-
-    def frontends(self) -> dict[bytes, int]:
-        """Connections by frontend_key."""
-        return {key: values[0] for key, values in self._reached.sums()}
-
     def sweep(self, tables: Tables) -> None:
         """Forget what counted for endpoints and frontends that are gone."""
         services, names = tables.services, tables.services.number_names()
@@ -81,43 +72,57 @@ class Counts:
         gone = [key for key, _ in self._reached.items() if not tables.frontends.map.get(key)]
         self._reached.delete_all(gone)
 
-    def made(self, plans: Collection[ServicePlan], tables: Tables, flows: Flows) -> Made:
-        """All of it in the words of the plans."""
-        ends = self.endpoints()
-        by_endpoint = {
-            (plan.key.name, str(endpoint)): ends.get(
-                layout.MEMBER_KEY.pack(record.number, layout.pack_endpoint(endpoint)), _NOTHING
-            )
-            for plan in plans
-            if (record := tables.services.records.get(layout.service_name(plan.key)))
-            for endpoint in plan.reachable
-        }
-        return Made(
-            _by_frontend(plans, self.frontends()),
-            {name: tally[0] for name, tally in by_endpoint.items()},
-            moved_by_endpoint={name: Moved(*tally[1:]) for name, tally in by_endpoint.items()},
-            events={name: self.event(name) for name in layout.COUNTERS}
-            | {"flows_evicted": flows.evicted},
+    def totals(self, flows: Flows) -> NodeTotals:
+        """Return what is counted for the whole node."""
+        events = {name: self.event(name) for name in layout.COUNTERS}
+        return NodeTotals(
+            events=events | {"flows_evicted": flows.evicted},
             tables={"flows": (flows.entries, self._capacity)},
         )
 
 
-def _by_frontend(
-    plans: Iterable[ServicePlan], counted: Mapping[bytes, int]
-) -> dict[tuple[ServicePortName, str], int]:
-    """A node port has a frontend for each family, and one name."""
-    out: dict[tuple[ServicePortName, str], int] = {}
-    for plan in plans:
-        for frontend in plan.frontends:
-            name = (plan.key.name, _label(frontend))
-            out[name] = out.get(name, 0) + counted.get(render.frontend_key(plan, frontend), 0)
-    return out
+class Reading:
+    """One pass over the counts, on descriptors of its own: the mode may write, or close, meanwhile.
 
+    The programs make an entry with the first connection, so this costs what was used.
+    """
 
-def _label(frontend: Frontend) -> str:
-    if not frontend.address:
-        return f"nodePort:{frontend.port}"
-    return join_host_port(frontend.address, frontend.port)
+    def __init__(self, maps: Mapping[str, int], tables: Tables) -> None:
+        """Duplicate the descriptors; `close` is to follow."""
+        self._reached = SumMap(os.dup(maps["reached"]))
+        self._used = SumMap(os.dup(maps["used"]))
+        self._services = tables.services
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._reached.close()
+        self._used.close()
+
+    def made(self, plans: Collection[ServicePlan]) -> Made:
+        """Return the counts by ServicePort, without what has counted nothing."""
+        used: dict[int, dict[bytes, tuple[int, ...]]] = {}
+        for key, tally in self._used.sums():
+            number, end = layout.MEMBER_KEY.unpack(key)
+            used.setdefault(number, {})[end] = tally
+        reached = {key: values[0] for key, values in self._reached.sums()}
+        records = self._services.records if used else {}
+        frontends: Counter[tuple[ServicePortName, str]] = Counter()
+        endpoints: dict[tuple[ServicePortName, str], tuple[int, ...]] = {}
+        for plan in plans if used or reached else ():
+            name = plan.key.name
+            for frontend in plan.frontends if reached else ():
+                if count := reached.get(render.frontend_key(plan, frontend)):
+                    frontends[name, frontend_label(frontend)] += count
+            record = records.get(layout.service_name(plan.key))
+            tallies = used.get(record.number) if record else None
+            for endpoint in plan.reachable if tallies else ():
+                if tallies and (own := tallies.get(layout.pack_endpoint(endpoint))):
+                    endpoints[name, str(endpoint)] = own
+        return Made(
+            frontends,
+            {name: tally[0] for name, tally in endpoints.items()},
+            moved_by_endpoint={name: Moved(*tally[1:]) for name, tally in endpoints.items()},
+        )
 
 
 def _event_key(name: str) -> bytes:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from steersman.host.exec import Exec
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import ApplyError, BusyError, Made, Support
+from steersman.modes.base import ApplyError, BusyError, Made, NodeTotals, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import HeldError
@@ -99,12 +99,22 @@ class EbpfMode:
         self._keeper.keep_going()
 
     async def made(self, plans: Collection[ServicePlan]) -> Made:
-        """Connections by frontend and endpoint, and what else the programs count."""
+        """Return connections by frontend and endpoint; syncs go on meanwhile."""
         async with self._lock:
             tracking = self.engine.tracking
             if tracking is None:
                 return Made({}, {})
-            return await asyncio.to_thread(guarded, lambda: tracking.made(plans))
+            reading = guarded(tracking.reading)
+        try:
+            return await asyncio.to_thread(guarded, lambda: reading.made(plans))
+        finally:
+            reading.close()
+
+    async def node_totals(self) -> NodeTotals:
+        """Return the programs' counters of events, and how full the table of flows is."""
+        async with self._lock:
+            tracking = self.engine.tracking
+            return guarded(tracking.totals) if tracking else NodeTotals()
 
     async def forget(self, stale: Stale, confirm: Confirm) -> int:
         """Cut connections to endpoints that are gone; sockets that only send choose again."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NamedTuple
 
 from steersman.model.conntrack import Stale
-from steersman.model.plan import ServicePlan
-from steersman.modes.base import Made
+from steersman.modes.base import NodeTotals
 from steersman.modes.ebpf import flows
-from steersman.modes.ebpf.counts import Counts, Flows
+from steersman.modes.ebpf.counts import Counts, Flows, Reading
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.peers import Peer, known, stale_sockets
@@ -52,9 +50,13 @@ class Tracking:
         """Have programs rely on marks: each writes them now."""
         self._tables.marks.trust(flows.clients(self._flows), self._tables.served())
 
-    def made(self, plans: Collection[ServicePlan]) -> Made:
-        """What was counted."""
-        return self._counts.made(plans, self._tables, self._seen)
+    def reading(self) -> Reading:
+        """Begin to read what was counted by frontend and endpoint."""
+        return Reading(self._maps, self._tables)
+
+    def totals(self) -> NodeTotals:
+        """Return what was counted for the whole node."""
+        return self._counts.totals(self._seen)
 
     def connections(self) -> int:
         """How many connections there are now."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import BusyError, Made
-from steersman.modes.ipvs.totals import Counted, Owners, Totals
+from steersman.modes.base import BusyError, Made, NodeTotals
+from steersman.modes.ipvs.totals import Counted, Owners, Totals, parse_totals
 from steersman.modes.ipvs.wire import Stats, list_destinations, list_services, resolve
+
+_STATS = Path("/proc/thread-self/net/ip_vs_stats")
+"""Of the network namespace of the thread that reads it."""
 
 
 class Counters:
@@ -23,20 +27,29 @@ class Counters:
         self._lock = asyncio.Lock()
 
     async def made(self, plans: Collection[ServicePlan]) -> Made:
-        """Count by frontend and endpoint of these plans.
+        """Return the counts by frontend and endpoint of these plans.
 
         What is counted after the last call and before a server goes is not in it.
 
         Raises:
-            BusyError: the kernel does not say.
+            BusyError: the kernel does not answer.
         """
         async with self._lock:
-            owners = Owners(plans)
             try:
-                counts = await asyncio.to_thread(self._read, owners)
+                return await asyncio.to_thread(self._made, plans)
             except OSError as error:
                 raise BusyError(f"the counters of IPVS cannot be read: {error}") from error
-            return self._totals.update(counts, owners)
+
+    async def totals(self) -> NodeTotals:
+        """Return the kernel's sums over all virtual servers, foreign ones included."""
+        try:
+            return parse_totals(await asyncio.to_thread(self._inside, _STATS.read_text))
+        except (OSError, IndexError, ValueError) as error:
+            raise BusyError(f"{_STATS} cannot be read: {error}") from error
+
+    def _made(self, plans: Collection[ServicePlan]) -> Made:
+        owners = Owners(plans)
+        return self._totals.update(self._read(owners), owners)
 
     def _read(self, owners: Owners) -> dict[Counted, Stats]:
         """Counters of all servers that have an owner, on a socket of its own."""
@@ -44,7 +57,8 @@ class Counters:
         with self._inside(lambda: Netlink(NETLINK_GENERIC, buffer=1 << 20)) as netlink:
             family = resolve(netlink)
             for listed in list(list_services(netlink, family)):
-                if owners.of(listed.key) is not None:
+                # what a virtual server has not counted, none of its real servers has
+                if any(listed.stats) and owners.of(listed.key) is not None:
                     counts[listed.key, None] = listed.stats
                     for target, stats in list_destinations(netlink, family, listed.key):
                         counts[listed.key, target] = stats

@@ -16,7 +16,7 @@ from steersman.host.netlink import NETLINK_GENERIC, NETLINK_ROUTE
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import ApplyError, BusyError, Made, Support
+from steersman.modes.base import ApplyError, BusyError, Made, NodeTotals, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.render import Features
@@ -209,6 +209,10 @@ class IpvsMode:
     async def made(self, plans: Collection[ServicePlan]) -> Made:
         """Connections, packets and bytes so far."""
         return await self._counters.made(plans)
+
+    async def node_totals(self) -> NodeTotals:
+        """Return connections, packets and bytes of all virtual servers."""
+        return await self._counters.totals()
 
     def kept(self, have: Ruleset) -> Ruleset:
         """Return what carries connections: virtual servers without endpoints for new ones."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from steersman.model.addresses import family_of, join_host_port
 from steersman.model.names import ServicePortName
 from steersman.model.plan import FrontendKind, ServicePlan
-from steersman.modes.base import Made, Moved
+from steersman.modes.base import Made, Moved, NodeTotals, frontend_label
 from steersman.modes.ipvs.names import ServerKey, Target
 from steersman.modes.ipvs.wire import Stats
 
@@ -38,10 +38,10 @@ class Owners:
             for frontend in plan.frontends:
                 port = frontend.port
                 if frontend.kind is FrontendKind.NODE_PORT:
-                    self._by_port[name.protocol, family, port] = (name, f"nodePort:{port}")
+                    self._by_port[name.protocol, family, port] = (name, frontend_label(frontend))
                 else:
                     key = ServerKey(name.protocol, frontend.address, port)
-                    self._by_address[key] = (name, join_host_port(frontend.address, port))
+                    self._by_address[key] = (name, frontend_label(frontend))
 
     def of(self, key: ServerKey) -> Name | None:
         """ServicePort and label of the frontend that a virtual server is; None for foreign ones."""
@@ -84,6 +84,13 @@ class Totals:
             {name: Moved(*stats[1:]) for name, stats in frontends.items()},
             {name: Moved(*stats[1:]) for name, stats in endpoints.items()},
         )
+
+
+def parse_totals(text: str) -> NodeTotals:
+    """Read `/proc/net/ip_vs_stats`: two lines of headings, then the sums in hexadecimal."""
+    lines = text.splitlines()
+    connections, *moved = (int(word, 16) for word in lines[2].split())
+    return NodeTotals(connections, Moved(*moved))
 
 
 def _more(before: Stats, now: Stats) -> Stats:

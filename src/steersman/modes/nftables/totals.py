@@ -7,13 +7,13 @@ nothing: a node meets few of a cluster's endpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Family, ServicePortName
 from steersman.model.plan import Frontend, ServicePlan
-from steersman.modes.base import Made
+from steersman.modes.base import Made, frontend_label
 from steersman.modes.nftables.affinity import base_name, members_name
 from steersman.modes.nftables.layout import (
     PROTOCOLS,
@@ -31,9 +31,6 @@ _ENDPOINTS_OF = {
     Kind.NODEPORT_ENDPOINTS: Kind.SERVICE_NODEPORTS,
     Kind.RELAY: Kind.SERVICE_NODEPORTS,
 }
-
-
-_NODE_PORT = "nodePort:"
 NOTHING: Mapping[bytes, int] = {}
 
 
@@ -74,10 +71,7 @@ class Totals:
         self._last = counts
         self._frontends = {name: count for name, count in known.frontends.items() if count}
         self._endpoints = {name: count for name, count in known.endpoints.items() if count}
-        return Made(
-            _Listed(plans, _frontend_names, self._frontends),
-            _Listed(plans, _endpoint_names, self._endpoints),
-        )
+        return Made(self._frontends, self._endpoints)
 
     def _news(
         self, counts: Mapping[bytes, int], before: Mapping[bytes, int]
@@ -109,51 +103,14 @@ class Totals:
         known = _Known({}, {}, {}, {})
         for plan in plans:
             for frontend in plan.frontends:
-                name = (plan.key.name, _label(frontend))
+                name = (plan.key.name, frontend_label(frontend))
                 known.owners[_key(plan, frontend)] = name
                 known.frontends[name] = self._frontends.get(name, 0)
-            for name in _endpoint_names([plan]):
+            for name in ((plan.key.name, str(end)) for end in plan.reachable):
                 known.endpoints[name] = self._endpoints.get(name, 0)
             if plan.affinity_seconds:
                 known.add_members(plan)
         return known
-
-
-class _Listed(Mapping[Name, int]):
-    """Counts of all names that plans have: 0 where there is none. Names are made as it is read."""
-
-    def __init__(
-        self,
-        plans: Sequence[ServicePlan],
-        names: Callable[[Sequence[ServicePlan]], Iterator[Name]],
-        counts: Mapping[Name, int],
-    ) -> None:
-        self._plans, self._names, self._counts = plans, names, counts
-
-    def __getitem__(self, name: Name) -> int:
-        return self._counts.get(name, 0)
-
-    def __iter__(self) -> Iterator[Name]:
-        return self._names(self._plans)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-def _frontend_names(plans: Sequence[ServicePlan]) -> Iterator[Name]:
-    """Each once: a node port has the same name in both families."""
-    ports: set[Name] = set()
-    for plan in plans:
-        for label in dict.fromkeys(map(_label, plan.frontends)):
-            name = (plan.key.name, label)
-            if name not in ports:
-                yield name
-            if label.startswith(_NODE_PORT):
-                ports.add(name)
-
-
-def _endpoint_names(plans: Sequence[ServicePlan]) -> Iterator[Name]:
-    return ((plan.key.name, str(end)) for plan in plans for end in plan.reachable)
 
 
 class _Known(NamedTuple):
@@ -192,12 +149,6 @@ def _key(plan: ServicePlan, frontend: Frontend) -> bytes:
     if not frontend.address:
         return prefix(Kind.SERVICE_NODEPORTS, family) + rest
     return prefix(Kind.SERVICE_IPS, family) + pack_address(frontend.address) + rest
-
-
-def _label(frontend: Frontend) -> str:
-    if not frontend.address:
-        return f"{_NODE_PORT}{frontend.port}"
-    return join_host_port(frontend.address, frontend.port)
 
 
 def _size(key: bytes) -> int:

@@ -28,13 +28,13 @@ class Half(asyncio.Protocol):
     """One of the two ends of a relayed connection."""
 
     __slots__ = (
-        *("_bulk", "_counts", "_direction", "_pair", "_splice", "_waits"),
+        *("_bulk", "_direction", "_pair", "_splice", "_tally", "_waits"),
         *("ended", "peer", "transport"),
     )
 
     def __init__(self, pair: Pair, tally: Tally, direction: int) -> None:
         self._pair = pair
-        self._counts = tally.moved
+        self._tally = tally
         self._direction = direction
         self.peer: Half
         self.transport: asyncio.Transport
@@ -56,7 +56,7 @@ class Half(asyncio.Protocol):
         """Pass bytes on."""
         pair = self._pair
         pair.room.use(pair.holding)
-        self._counts[self._direction] += len(data)
+        self._tally.move(self._direction, len(data))
         self.peer.transport.write(data)
         if len(data) >= _LARGE_READ and self._bulk >= 0:
             self._bulk += len(data)
@@ -123,7 +123,7 @@ class Half(asyncio.Protocol):
 
     def _count(self, moved: int) -> None:
         self._pair.room.use(self._pair.holding)
-        self._counts[self._direction] += moved
+        self._tally.move(self._direction, moved)
 
     def _splice_ended(self, error: OSError | None) -> None:
         self._stop_splice()

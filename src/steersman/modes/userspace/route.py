@@ -85,7 +85,7 @@ class Route:
     def failed(self, endpoint: Endpoint) -> None:
         """Note an endpoint that could not be reached."""
         self.balancer.failed(endpoint, time.monotonic())
-        self._traffic.of(self.plan.owner, endpoint).failures += 1
+        self._traffic.of(self.plan.owner, endpoint).failed()
 
     def ended(self, balancer: Balancer, endpoint: Endpoint, holding: Holding) -> None:
         """Note the end of a connection, to the Balancer that chose its endpoint."""

@@ -1,4 +1,7 @@
-"""What went through the proxy, per endpoint: for metrics. Counts grow as long as they are kept."""
+"""What went through the proxy, per endpoint and altogether, for metrics.
+
+Counts of an endpoint grow as long as they are kept; the sum over all of them never falls.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ GONE_KEPT = 50
 
 @dataclass(slots=True)
 class Tally:
-    """The counts of one endpoint of a ServicePort."""
+    """The counts of one endpoint of a ServicePort, or of all of them."""
 
+    total: Tally | None = None
+    """Counts the same for all endpoints together, so that nobody has to add them up."""
     connections: int = 0
     """Connections made; clients for UDP."""
     failures: int = 0
@@ -35,6 +40,20 @@ class Tally:
         self.dial_seconds += seconds
         bucket = sum(seconds > end for end in LATENCY_BUCKETS)
         self.dial_buckets[bucket] += 1
+        if self.total is not None:
+            self.total.dialled(seconds)
+
+    def failed(self) -> None:
+        """Count a dial that was refused or not answered."""
+        self.failures += 1
+        if self.total is not None:
+            self.total.failed()
+
+    def move(self, direction: int, size: int) -> None:
+        """Count bytes that were passed on: direction 0 is to the endpoint, 1 is to the client."""
+        self.moved[direction] += size
+        if self.total is not None:
+            self.total.moved[direction] += size
 
 
 class Traffic:
@@ -42,6 +61,8 @@ class Traffic:
 
     def __init__(self) -> None:
         self._tallies: dict[PlanKey, dict[Endpoint, Tally]] = {}
+        self.total = Tally()
+        """The counts of all endpoints, those that are forgotten included."""
 
     def begin(self, owner: PlanKey) -> None:
         """Count for a ServicePort from now on, until `forget`."""
@@ -49,7 +70,7 @@ class Traffic:
 
     def of(self, owner: PlanKey, endpoint: Endpoint) -> Tally:
         """The counts of an endpoint, from zero if need be; kept while its ServicePort is there."""
-        return self._tallies.get(owner, {}).setdefault(endpoint, Tally())
+        return self._tallies.get(owner, {}).setdefault(endpoint, Tally(self.total))
 
     def keep(self, owner: PlanKey, endpoints: Collection[Endpoint]) -> None:
         """Drop the counts of other endpoints of a ServicePort; the latest may come back."""

@@ -78,7 +78,7 @@ class Session(asyncio.DatagramProtocol):
             room.prove(self._holding)
         room.use(self._holding)
         self._used, self._unanswered = self._listener.loop.time(), True
-        self._tally.moved[0] += len(data)
+        self._tally.move(0, len(data))
         if self._transport is not None:
             self._pass_on(data)
         elif len(self._waiting) < _QUEUE:
@@ -107,7 +107,7 @@ class Session(asyncio.DatagramProtocol):
         self._listener.route.room.use(self._holding)
         self._used, self._unanswered = self._listener.loop.time(), False
         self._answered = True
-        self._tally.moved[1] += len(data)
+        self._tally.move(1, len(data))
         self._listener.answer(data, self._client)
 
     def error_received(self, exc: Exception) -> None:

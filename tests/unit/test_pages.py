@@ -1,0 +1,105 @@
+"""Expensive pages: one at a time, shared, and with pauses between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from steersman.run import pages
+from steersman.run.pages import CrowdedError, Workshop
+
+
+class Printer:
+    """Makes pages that are numbered; each takes a second."""
+
+    def __init__(self) -> None:
+        self.now, self.slept = 100.0, list[float]()
+        self.made = self.at_once = self.most_at_once = 0
+        self.go = threading.Event()
+        self.go.set()
+        self.seconds = 1.0
+        self.workshop = Workshop(lambda: self.now, self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    async def make(self) -> Iterable[bytes]:
+        return self.pieces()
+
+    def pieces(self) -> Iterator[bytes]:
+        assert threading.current_thread() is not threading.main_thread()
+        self.at_once += 1
+        self.most_at_once = max(self.at_once, self.most_at_once)
+        self.go.wait(10)
+        self.made += 1
+        self.now += self.seconds
+        yield str(self.made).encode()
+        self.at_once -= 1
+
+
+async def test_who_asks_meanwhile_gets_the_same_page() -> None:
+    printer = Printer()
+    asked = [printer.workshop.page("x", printer.make) for _ in range(700)]
+    assert set(await asyncio.gather(*asked)) == {(b"1",)}
+    assert printer.made == 1
+
+
+async def test_different_pages_are_made_one_after_another() -> None:
+    printer = Printer()
+    asked = [printer.workshop.page(n, printer.make) for n in range(5)]
+    assert set(await asyncio.gather(*asked)) == {(b"%d" % n,) for n in range(1, 6)}
+    assert printer.most_at_once == 1
+
+
+async def test_a_page_is_made_afresh_after_a_pause() -> None:
+    printer = Printer()
+    printer.seconds = 0.125
+    assert await printer.workshop.page("x", printer.make) == (b"1",)
+    assert await printer.workshop.page("x", printer.make) == (b"2",)
+    printer.seconds = 60.0
+    await printer.workshop.page("x", printer.make)
+    await printer.workshop.page("x", printer.make)
+    assert printer.slept == [0.0, 9 * 0.125, 9 * 0.125, pages._LONGEST_PAUSE]
+
+
+async def test_who_comes_when_many_wait_is_turned_away() -> None:
+    printer = Printer()
+    printer.go.clear()
+    asked = [
+        asyncio.create_task(printer.workshop.page(n, printer.make))
+        for n in range(pages._MOST_WAITING)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(CrowdedError):
+        await printer.workshop.page("one more", printer.make)
+    again = asyncio.create_task(printer.workshop.page(0, printer.make))
+    await asyncio.sleep(0)
+    printer.go.set()
+    await asyncio.gather(*asked, again)
+    assert await printer.workshop.page("one more", printer.make)
+
+
+async def test_a_failure_reaches_who_waits_and_nobody_else() -> None:
+    printer = Printer()
+
+    async def fail() -> Iterable[bytes]:
+        raise OSError(24, "too many files")
+
+    with pytest.raises(OSError, match="too many files"):
+        await printer.workshop.page("x", fail)
+    assert await printer.workshop.page("x", printer.make) == (b"1",)
+
+
+async def test_a_client_that_leaves_takes_nothing_from_the_others() -> None:
+    printer = Printer()
+    printer.go.clear()
+    leaves = asyncio.create_task(printer.workshop.page("x", printer.make))
+    stays = asyncio.create_task(printer.workshop.page("x", printer.make))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    printer.go.set()
+    assert await stays == (b"1",)
