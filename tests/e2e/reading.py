@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterable
+from collections.abc import AsyncIterator, Callable, Container, Sized
 from contextlib import asynccontextmanager
 from typing import Any
 
-from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.backoff import Timing
@@ -82,10 +81,10 @@ class WatchedStore(Store):
         super().__init__(NODE)
         self.replaced: list[tuple[str, int]] = []
 
-    def replace(self, kind: str, objects: Iterable[KubeObject], keep: Container[str] = ()) -> None:
-        complete = list(objects)
-        self.replaced.append((kind, len(complete)))
-        super().replace(kind, complete, keep)
+    def retain(self, kind: str, names: Container[ObjectName], keep: Container[str] = ()) -> None:
+        assert isinstance(names, Sized)
+        self.replaced.append((kind, len(names)))
+        super().retain(kind, names, keep)
 
     @property
     def services(self) -> set[str]:

@@ -49,7 +49,7 @@ def names(rows: tuple[tuple[str, dict[str, Any]], ...]) -> list[str]:
                          ids=names(FAULTS[:8] + LIST_FAULTS))  # fmt: skip
 async def test_initial_pages(reason: str, fault: dict[str, Any]) -> None:
     async with ApiServer(WORLD) as server:
-        server.fault(kind="Service", verb="list", times=2, **fault)
+        server.fault(kind="Service", verb="list", times=3, **fault)
         async with reading(server, watch_list=False) as r:
             await r.synced()
             assert r.store.services == {"cart", "till"}
@@ -188,6 +188,21 @@ async def test_what_a_starting_server_forbids_for_a_moment_is_soon_asked_for_aga
             await until(lambda: r.source.stats.kind("Node").errors["http_403"] >= 2)
             server.forbidden = frozenset()
             await until(lambda: r.store.snapshot.node is not None)
+
+
+@pytest.mark.parametrize(
+    ("status", "again"), [(403, True), (404, True), (400, False), (422, False)]
+)
+async def test_a_refused_watch_list_is_remembered_only_where_it_is_unknown(
+    status: int, again: bool
+) -> None:
+    async with ApiServer(WORLD) as server:
+        server.fault("status", status=status, kind="Service", verb="watchlist")
+        async with reading(server) as r:
+            await r.synced()
+            server.expire()
+            await until(lambda: r.source.stats.kind("Service").lists == 2)
+            assert len(server.requests("Service", "watchlist")) == 1 + again
 
 
 async def test_what_stays_forbidden_is_asked_for_seldom() -> None:

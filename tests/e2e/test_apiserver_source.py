@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -105,7 +106,7 @@ async def test_pages_and_gzip() -> None:
             await r.synced()
             assert len(r.store.services) == 1200
         pages = server.requests("Service", "list")
-        assert [request.query["limit"] for request in pages] == ["500"] * 3
+        assert [request.query["limit"] for request in pages] == ["25", "500", "500", "500"]
         assert {request.headers["Accept-Encoding"] for request in pages} == {"gzip"}
 
 
@@ -116,7 +117,53 @@ async def test_pages_that_expire_are_read_again() -> None:
         async with reading(server, watch_list=False) as r:
             await r.synced()
             assert len(r.store.services) == 600
+        limits = [r.query.get("limit") for r in server.requests("Service", "list")]
+        assert limits == ["25", "500", "25", "500", "500"]
+
+
+async def test_pages_that_always_expire_are_one_page() -> None:
+    many = [service(f"s{i}", f"10.96.{i // 250}.{i % 250}") for i in range(600)]
+    async with ApiServer(many) as server:
+        server.fault("status", status=410, kind="Service", verb="list", times=2)
+        async with reading(server, watch_list=False) as r:
+            await r.synced()
+            assert len(r.store.services) == 600
         assert "limit" not in server.requests("Service", "list")[-1].query
+
+
+async def test_pages_of_large_objects_are_small() -> None:
+    """So that no page takes long to decode."""
+    endpoints = [f"10.244.{i // 250}.{i % 250}" for i in range(1000)]
+    many = [slice_(f"s{i}", "cart", *endpoints) for i in range(100)]
+    async with ApiServer(many) as server:
+        async with reading(server, watch_list=False) as r:
+            await r.synced()
+            assert r.store.slices == 100
+        limits = [int(r.query["limit"]) for r in server.requests("EndpointSlice", "list")]
+        size = len(json.dumps(many[0], separators=(",", ":")))
+        assert limits[0] == 25
+        assert all(20 <= limit <= (1 << 20) // size for limit in limits[1:])
+
+
+async def test_a_list_is_taken_in_slices() -> None:
+    """Whatever its size, other tasks have their turn meanwhile."""
+    turns = 0
+
+    async def watch_turns() -> None:
+        nonlocal turns
+        while True:
+            before = len(r.store.snapshot.services)
+            await asyncio.sleep(0)
+            turns += 0 < len(r.store.snapshot.services) - before <= 300
+
+    many = [service(f"s{i}", f"10.96.{i // 250}.{i % 250}") for i in range(3000)]
+    for watch_list in (True, False):
+        async with ApiServer(many) as server, reading(server, watch_list=watch_list) as r:
+            turns, task = 0, asyncio.create_task(watch_turns())
+            await r.synced()
+            task.cancel()
+            assert len(r.store.services) == 3000
+            assert turns >= 9
 
 
 async def test_bookmarks_move_the_resource_version() -> None:

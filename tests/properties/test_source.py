@@ -60,7 +60,7 @@ def test_a_list_that_was_put_aside_is_the_same_list(kind: str, data: st.DataObje
     spool = Spool(kind)
     for obj in objects:
         assert isinstance(obj, KINDS[kind])
-        spool.add([obj])
+        spool.add([obj], 1 << 11)
     assert list(spool.drain()) == objects
     assert list(spool.drain()) == []
 

@@ -24,21 +24,24 @@ class Seen:
     """A Sink that remembers."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, list[KubeObject]] = {}
+        self.objects: dict[str, dict[ObjectName, KubeObject]] = {}
         self.findings: dict[str, list[Finding]] = {}
-        self.feeds = 0
+        self.upserts: list[str] = []
+        self._fresh: dict[ObjectName, KubeObject] = {}
         self._news = asyncio.Event()
 
-    def replace(self, kind: str, objects: Iterable[KubeObject], keep: Container[str] = ()) -> None:
-        self.objects[kind] = list(objects)
-        self.feeds += 1
+    def retain(self, kind: str, names: Container[ObjectName], keep: Container[str] = ()) -> None:
+        known = {**self.objects.get(kind, {}), **self._fresh}
+        self.objects[kind] = {name: obj for name, obj in known.items() if name in names}
+        self._fresh = {}
         self._news.set()
 
     def upsert(self, obj: KubeObject) -> None:
-        raise AssertionError("files are always fed whole")
+        self.upserts.append(obj.metadata.name)
+        self._fresh[obj.metadata.object_name] = obj
 
     def delete(self, kind: str, name: ObjectName) -> None:
-        raise AssertionError("files are always fed whole")
+        raise AssertionError("what is gone is not in the names that are retained")
 
     def report(self, scope: str, findings: Sequence[Finding]) -> None:
         self.findings[scope] = list(findings)
@@ -47,7 +50,8 @@ class Seen:
     @property
     def services(self) -> dict[str, str | None]:
         """Addresses of the Services by name."""
-        found = [obj for obj in self.objects.get("Service", ()) if isinstance(obj, Service)]
+        objects = self.objects.get("Service", {}).values()
+        found = [obj for obj in objects if isinstance(obj, Service)]
         return {service.metadata.name: service.spec.cluster_ip for service in found}
 
     def told(self, path: Path) -> str:
@@ -186,7 +190,7 @@ async def test_nothing_is_fed_before_each_directory_is_there(
     (here / "a.yaml").write_text(service("a"))
     seen = watching(here, later)
     await seen.until(lambda: "nothing is done before it is there" in seen.told(later))
-    assert seen.feeds == 0
+    assert not seen.objects
     later.mkdir(parents=True)
     (later / "b.yaml").write_text(service("b"))
     await seen.until(lambda: seen.services.keys() == {"a", "b"})
@@ -276,9 +280,11 @@ async def test_only_what_changed_is_read_again(
     seen = watching()
     await seen.until(lambda: len(seen.services) == 2)
     read.clear()
+    seen.upserts.clear()
     (tmp_path / "b.yaml").write_text(service("b", 7))
     await seen.until(lambda: seen.services["b"] == "10.96.0.7")
     assert set(read) == {str(tmp_path / "b.yaml")}
+    assert set(seen.upserts) == {"b"}
 
 
 async def test_a_duplicate_is_told_until_it_is_gone(tmp_path: Path, watching: Watching) -> None:
@@ -345,11 +351,3 @@ async def test_a_directory_that_goes_while_it_is_watched_is_looked_for_again(
     (folder / "c.yaml").write_text(service("c"))
     await seen.until(lambda: seen.services.keys() == {"a", "b", "c"})
     assert not seen.told(Path("inotify"))
-
-
-async def test_load_reads_once(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(service("a"))
-    seen = Seen()
-    FileSource([tmp_path / "a.yaml", tmp_path / "missing"]).load(seen)
-    assert seen.services == {"a": "10.96.0.1"}
-    assert "cannot be read" in seen.told(tmp_path / "missing")

@@ -18,8 +18,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from steersman import __version__
+from steersman.host.threads import in_thread
 from steersman.model.addresses import (
     canonical_cidr,
     canonical_ip,
@@ -28,6 +30,7 @@ from steersman.model.addresses import (
     without_password,
 )
 from steersman.source.backoff import Timing
+from steersman.source.body import pieces
 from steersman.source.credentials import CredentialError, Credentials
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.stats import SourceStats
@@ -35,6 +38,8 @@ from steersman.source.tls import TlsContexts, TlsError
 
 MAX_ERROR_BODY = 64 << 10
 """Bytes of an error's body that are looked at."""
+
+_LONGEST = 400  # characters of a server's words that are shown
 
 log = logging.getLogger("steersman.source")
 
@@ -91,7 +96,7 @@ class Status(msgspec.Struct, frozen=True):
         return ApiError(
             # a label of metrics, so the answer must not make up any number of them
             f"http_{code}" if 100 <= code <= 599 else "http_other",
-            f"{code}: {self.message or self.reason or 'no reason given'}",
+            f"{code}: {_shown(self.message or self.reason or 'no reason given')}",
             status=code,
             retry_after=retry_after or details.retry_after_seconds or 0.0,
             causes=[cause.reason for cause in details.causes or () if cause.reason],
@@ -120,7 +125,8 @@ class ApiClient:
     async def __aenter__(self) -> Self:
         encoding = "identity" if self._access.disable_compression else "gzip"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, socket_factory=_socket),
+            connector=aiohttp.TCPConnector(limit=0, resolver=_Resolver(), socket_factory=_socket),
+            auto_decompress=False,  # see `body`
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={
                 "Accept": "application/json",
@@ -243,7 +249,7 @@ class ApiClient:
             kind = response.content_type
             raise ApiError("not_json", f"the answer is {kind}, not JSON: is this an API server?")
         if 300 <= status < 400:
-            target = without_password(response.headers.get("Location", "nowhere"))[:200]
+            target = _shown(response.headers.get("Location", "nowhere"))
             raise ApiError("redirect", f"{status}: redirected to {target}", status=status)
         wish = _seconds(response.headers.get("Retry-After", ""))
         error = _status_of(body).error(wish, status)
@@ -257,7 +263,7 @@ _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
 def _broken(error: Exception) -> ApiError:
-    text = without_password(str(error)) or type(error).__name__
+    text = _shown(str(error)) or type(error).__name__
     match error:
         case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
             known = next((words for word, words in _TLS_ALERTS.items() if word in text), text)
@@ -284,24 +290,55 @@ _TLS_ALERTS = {
 
 async def _beginning(response: aiohttp.ClientResponse) -> bytes:
     body = b""
-    async for chunk in response.content.iter_any():
+    async for chunk in pieces(response):
         body += chunk
         if len(body) > MAX_ERROR_BODY:
             break
     return body[:MAX_ERROR_BODY]
 
 
+def _shown(text: str) -> str:
+    """Return what a server says as one line, not too long and without passwords."""
+    words = without_password(" ".join(text.split()))
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
+
+
 def _status_of(body: bytes) -> Status:
     try:
         return msgspec.json.decode(body, type=Status)
     except (ValueError, RecursionError):
-        text = body[:200].decode(errors="replace")
-        return Status(message=" ".join(text.split()) or "no body")
+        return Status(message=_shown(body[:_LONGEST].decode(errors="replace")) or "no body")
 
 
 def _seconds(text: str) -> float:
     """`Retry-After` in seconds; its other form, a date, is not used by API servers."""
     return float(text) if text.isascii() and text.isdigit() else 0.0
+
+
+class _Resolver(AbstractResolver):
+    """Resolves names in threads that the end of the process does not wait for."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await in_thread(
+            socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG
+        )
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(address[0]),
+                port=int(address[1]),
+                family=kind,
+                proto=proto,
+                flags=flags,
+            )
+            for kind, _, proto, _, address in found
+        ]
+
+    async def close(self) -> None:
+        """Nothing to close."""
 
 
 def _socket(address: tuple[int, int, int, str, tuple[object, ...]]) -> socket.socket:

@@ -15,8 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from steersman.host.threads import in_thread
+from steersman.model.kube import KubeObject
+from steersman.model.names import ObjectName
 from steersman.model.plan import Finding, Severity
-from steersman.source.base import Sink
+from steersman.source.base import Sink, upsert_in_slices
 from steersman.source.documents import BrokenFileError
 from steersman.source.inotify import Event, Inotify, Polling
 from steersman.source.manifests import Manifest, World, combine
@@ -67,13 +70,9 @@ class FileSource:
         """Name the directories (a single file will do, too)."""
         self._directories = tuple(directories)
         self._scan = _Scan()
+        self._fed: dict[str, dict[ObjectName, KubeObject]] = {}
         self._reported: frozenset[str] = frozenset()
         self._writing: dict[Path, float] = {}
-
-    def load(self, sink: Sink) -> None:
-        """Read everything once and feed it, without watching; for commands that only look."""
-        self._scan = _look(self._directories, self._scan, frozenset())
-        self._publish(sink, feed=True)
 
     async def run(self, sink: Sink) -> None:
         """Feed the sink until cancelled."""
@@ -110,13 +109,13 @@ class FileSource:
     async def _refresh(self, sink: Sink, watch: Inotify | Polling) -> bool:
         """Look again; return whether something happened meanwhile."""
         writing = frozenset(self._writing)
-        scan = await asyncio.to_thread(_look, self._directories, self._scan, writing)
+        scan, world = await in_thread(_look, self._directories, self._scan, writing)
         news = self._note(watch.read())
         if self._writing.keys() - writing:
             return True  # a file may have been cut off just as it was read: look once more
         if scan != self._scan:
             self._scan = scan
-            self._publish(sink, feed=scan.seen.issuperset(self._directories))
+            await self._publish(sink, world)
         return news
 
     async def _rest(self, watch: Inotify | Polling, seconds: float) -> None:
@@ -140,12 +139,17 @@ class FileSource:
                 self._writing.setdefault(event.path, end)
         return bool(events)
 
-    def _publish(self, sink: Sink, *, feed: bool) -> None:
-        world = combine({str(path): file.manifest for path, file in self._scan.files.items()})
+    async def _publish(self, sink: Sink, world: World) -> None:
+        """Report what is wrong; feed what changed, once each directory has been there."""
         self._report(sink, world)
-        if feed:
-            for kind, objects in world.objects.items():
-                sink.replace(kind, objects.values())
+        if not self._scan.seen.issuperset(self._directories):
+            return
+        for kind, objects in world.objects.items():
+            fed = self._fed.get(kind, {})
+            fresh = (obj for name, obj in objects.items() if fed.get(name) is not obj)
+            await upsert_in_slices(sink, fresh)
+            sink.retain(kind, objects)
+            self._fed[kind] = objects
 
     def _report(self, sink: Sink, world: World) -> None:
         findings = {path: list(said) for path, said in world.findings.items()}
@@ -176,7 +180,9 @@ def _to_watch(directories: Iterable[Path], linked: Iterable[Path]) -> set[Path]:
     return watched
 
 
-def _look(directories: Iterable[Path], before: _Scan, writing: frozenset[Path]) -> _Scan:
+def _look(
+    directories: Iterable[Path], before: _Scan, writing: frozenset[Path]
+) -> tuple[_Scan, World]:
     """Read what changed since `before`, but for files that are being written."""
     files: dict[Path, _File] = {}
     faults: dict[Path, Finding] = {}
@@ -198,7 +204,8 @@ def _look(directories: Iterable[Path], before: _Scan, writing: frozenset[Path]) 
                 files[path] = file
             if os.path.islink(path):
                 linked.add(_real(path).parent)
-    return _Scan(files, faults, frozenset(linked), frozenset(seen))
+    world = combine({str(path): file.manifest for path, file in files.items()})
+    return _Scan(files, faults, frozenset(linked), frozenset(seen)), world
 
 
 def _list(directory: Path) -> Iterator[Path]:

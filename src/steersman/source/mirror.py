@@ -9,7 +9,7 @@ import msgspec
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.model.plan import Finding
-from steersman.source.base import Sink
+from steersman.source.base import Sink, upsert_in_slices
 from steersman.source.decode import decode_object, scope_of
 from steersman.source.stats import KindStats
 from steersman.source.wire import RelistError, outline
@@ -26,13 +26,13 @@ class Mirror:
 
     def empty(self) -> None:
         """Say that there are no such objects, so that nobody waits for their list."""
-        self._sink.replace(self._kind, ())
+        self._sink.retain(self._kind, ())
 
-    def replace(self, objects: Iterable[KubeObject], findings: Iterable[Finding]) -> None:
+    async def replace(self, objects: Iterable[KubeObject], findings: Iterable[Finding]) -> None:
         """Hand a complete list over; of what is malformed in it, the last good version stays."""
-        kind = self._kind
         bad = {finding.object: finding for finding in findings}
-        self._sink.replace(kind, objects, bad)
+        names = await upsert_in_slices(self._sink, objects)
+        self._sink.retain(self._kind, names, bad)
         for scope in self._malformed - bad.keys():
             self._sink.report(scope, ())
         for scope, finding in bad.items():

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from steersman.source.backoff import Backoff, Timing
 from steersman.source.base import Sink
+from steersman.source.body import pieces
 from steersman.source.client import ApiClient, ApiError
 from steersman.source.lines import LineSplitter, LineTooLongError
 from steersman.source.lister import Lister
@@ -74,7 +75,7 @@ class Reflector:
     async def _list(self) -> None:
         """List, and let go of the list: what the Sink keeps of the objects is far smaller."""
         listing = await self._lister.fetch()
-        self._mirror.replace(listing.objects, listing.findings)
+        await self._mirror.replace(listing.objects, listing.findings)
         self._version, self._suspect = listing.version, False
 
     # When something failed
@@ -162,7 +163,7 @@ class Reflector:
         async with self._client.get(self._resource.path, query, self._timing.quiet) as response:
             self._stats.watches += 1
             self._stats.connected = True
-            async for chunk in response.content.iter_any():
+            async for chunk in pieces(response):
                 self._stats.received(chunk, self._timing.now())
                 for line in splitter.feed(chunk):
                     self._event(decode_event(line))

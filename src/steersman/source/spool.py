@@ -14,8 +14,8 @@ import msgspec
 
 from steersman.model.kube import KINDS, KubeObject
 
-_TOGETHER = 500
-"""Objects that are packed at once: some 200 kB, which the system gives and takes as a whole."""
+_TOGETHER = 512 << 10
+"""Bytes of JSON whose objects are packed at once, in about two milliseconds."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -27,14 +27,17 @@ class Spool:
             list[KINDS[kind]]  # type: ignore[valid-type]
         )
         self._open: list[KubeObject] = []
+        self._size = 0
         self._packed: deque[bytes] = deque()
 
-    def add(self, objects: Iterable[KubeObject]) -> None:
-        """Put objects aside."""
+    def add(self, objects: Iterable[KubeObject], size: int) -> None:
+        """Put objects aside that took this many bytes of JSON."""
         self._open += objects
-        if len(self._open) >= _TOGETHER:
+        self._size += size
+        if self._size >= _TOGETHER:
             self._packed.append(_ENCODER.encode(self._open))
             self._open.clear()
+            self._size = 0
 
     def drain(self) -> Iterator[KubeObject]:
         """Give all of them back, once: what was given is let go of."""

@@ -164,17 +164,28 @@ class Store:
     # Sink
 
     def replace(self, kind: str, objects: Iterable[KubeObject], keep: Container[str] = ()) -> None:
-        """Take the complete list of a kind; objects whose scope is in `keep` stay as they are."""
-        changed = kind not in self._synced
+        """Take the complete list of a kind at once; see `retain`."""
         listed: set[ObjectName] = set()
+        changed = False
         for obj in objects:
             listed.add(obj.metadata.object_name)
             changed |= self._put(obj)
-        for name in [name for name in self._names(kind) if name not in listed]:
+        self._told(self._retain(kind, listed, keep) or changed)
+
+    def retain(self, kind: str, names: Container[ObjectName], keep: Container[str] = ()) -> None:
+        """Drop objects of a kind with other names, except where the scope is in `keep`.
+
+        The first call for a kind says that its initial list is in.
+        """
+        self._told(self._retain(kind, names, keep))
+
+    def _retain(self, kind: str, names: Container[ObjectName], keep: Container[str]) -> bool:
+        changed = kind not in self._synced
+        for name in [name for name in self._names(kind) if name not in names]:
             if f"{kind} {name}" not in keep:
                 changed |= self._remove(kind, name)
         self._synced.add(kind)
-        self._told(changed)
+        return changed
 
     def upsert(self, obj: KubeObject) -> bool:
         """Take one object; return the `changed` flag of SPEC 3 and 4."""
