@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from steersman.model.plan import Finding
+from steersman.run import findings as findings_log
+from steersman.run.findings import FindingsLog
 from steersman.run.klog import Logging, Verbosity, parse_vmodule, v, verbosity_of
 
 
@@ -63,8 +66,9 @@ def test_text_has_the_trace_of_an_exception(root: logging.Logger) -> None:
         raise OSError("gone")
     except OSError:
         root.exception("bad")
-    assert "] bad\nTraceback" in out.getvalue()
-    assert out.getvalue().endswith("OSError: gone\n")
+    (line,) = out.getvalue().splitlines()
+    assert '] bad err="Traceback (most recent call last):\\n  File' in line
+    assert line.endswith('\\nOSError: gone"')
 
 
 @pytest.mark.parametrize(("verbosity", "shown"), [(0, 1), (2, 2), (3, 3), (4, 4), (5, 5)])
@@ -115,6 +119,53 @@ def test_bad_vmodules_are_refused(text: str) -> None:
 def test_bad_formats_are_refused(root: logging.Logger) -> None:
     with pytest.raises(ValueError, match="write text or json"):
         Logging("xml", root=root)
+
+
+HOSTILE = "a\nE1121 05:56:57.123456    4711 x.py:1] forged\r\x1b[2J\x00\x85\u2028\u2029\u202e\udcff"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_nothing_that_is_logged_can_forge_a_line(root: logging.Logger, form: str) -> None:
+    out = io.StringIO()
+    Logging(form, stream=out, root=root)
+    root.warning("Service %s: %s", HOSTILE, "odd", extra={"service": HOSTILE})
+    root.warning(HOSTILE)
+    try:
+        raise OSError(HOSTILE)
+    except OSError:
+        root.exception("bad %s", HOSTILE)
+    lines = out.getvalue().splitlines()  # at every separator that there is
+    assert len(lines) == 3
+    assert all(line.isprintable() and line.isascii() for line in lines)
+    assert out.getvalue().encode().count(b"\n") == 3
+    assert all(re.match(r"[WE]\d{4} |\{", line) for line in lines)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_hostile_objects_are_one_line_each(root: logging.Logger, form: str) -> None:
+    out = io.StringIO()
+    Logging(form, stream=out, root=root)
+    log = FindingsLog()
+    findings_log.log, before = root, findings_log.log
+    try:
+        log.tell((Finding(f"Service {HOSTILE}", HOSTILE, HOSTILE), Finding("x", "", "y" * 100_000)))
+    finally:
+        findings_log.log = before
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) < 17_000
+
+
+def test_long_tracebacks_keep_their_end(root: logging.Logger) -> None:
+    out = io.StringIO()
+    Logging("json", stream=out, root=root)
+    try:
+        raise OSError("x" * 100_000 + "end")
+    except OSError:
+        root.exception("bad")
+    error = json.loads(out.getvalue())["err"]
+    assert error.endswith("end")
+    assert len(error) < 17_000
 
 
 def test_levels() -> None:

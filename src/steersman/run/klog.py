@@ -2,6 +2,9 @@
 
 Everything logs through the standard library. Severity INFO is klog's V(0); `v(3)` is the level
 of V(3), and the standard DEBUG counts as V(4), klog's "debug".
+
+A record is one line, whatever is in it: names and values that others wrote cannot forge a line or
+reach a terminal. How many lines there are is bounded (run/storms.py).
 """
 
 from __future__ import annotations
@@ -10,13 +13,19 @@ import fnmatch
 import json
 import logging
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import PurePath
 from typing import TextIO
 
+from steersman.model.text import clipped, printable
+from steersman.run.storms import Storms
+
 _DEBUG_VERBOSITY = 4
 _LETTERS = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNING, "W"), (0, "I"))
+_LONGEST = 16_384  # characters of a message, or of a traceback
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -91,15 +100,20 @@ class Verbosity(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """klog's text: `I1121 05:56:57.123456    4711 sync.py:12] message key="value"`."""
+    """klog's text: `I1121 05:56:57.123456    4711 sync.py:12] message key="value"`.
+
+    A traceback is `err="..."`, its line breaks written as `\\n`.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""
         letter = next(letter for level, letter in _LETTERS if record.levelno >= level)
         when = datetime.fromtimestamp(record.created).strftime("%m%d %H:%M:%S.%f")
         head = f"{letter}{when} {record.process or 0:>7} {record.filename}:{record.lineno}]"
-        pairs = "".join(f" {key}={_quoted(value)}" for key, value in _extra(record).items())
-        return f"{head} {record.getMessage()}{pairs}{_trace(record, chr(10))}"
+        error = _trace(record)
+        extra = _extra(record) | ({"err": error} if error else {})
+        pairs = "".join(f" {key}={_quoted(value)}" for key, value in extra.items())
+        return f"{head} {printable(_message(record))}{pairs}"
 
 
 class JSONFormatter(logging.Formatter):
@@ -110,7 +124,7 @@ class JSONFormatter(logging.Formatter):
         line: dict[str, object] = {
             "ts": round(record.created * 1000, 3),
             "caller": f"{record.name.replace('.', '/')}.py:{record.lineno}",
-            "msg": record.getMessage(),
+            "msg": _message(record),
         }
         if record.levelno < logging.ERROR:
             line["v"] = verbosity_of(record.levelno)
@@ -129,14 +143,43 @@ def _quoted(value: object) -> str:
     return str(value) if isinstance(value, int | float) else json.dumps(str(value))
 
 
-def _trace(record: logging.LogRecord, before: str = "") -> str:
+def _message(record: logging.LogRecord) -> str:
+    return clipped(record.getMessage(), _LONGEST)
+
+
+def _trace(record: logging.LogRecord) -> str:
     if not record.exc_info or record.exc_info[1] is None:
         return ""
-    return before + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+    text = "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+    return text if len(text) <= _LONGEST else f"... {text[-_LONGEST:]}"
 
 
 FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JSONFormatter}
 """By `--logging-format`."""
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes records, but few of a storm."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        super().__init__(stream)
+        self._storms = Storms(clock)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or count it."""
+        try:
+            records = [*self._storms.take(record)]
+        except Exception:  # a template that does not fit its arguments
+            self.handleError(record)
+            return
+        for each in records:
+            super().emit(each)
+
+    def close(self) -> None:
+        """Say what was left out, as the process ends."""
+        for each in self._storms.rest():
+            super().emit(each)
+        super().close()
 
 
 class Logging:
@@ -150,6 +193,7 @@ class Logging:
         *,
         stream: TextIO | None = None,
         root: logging.Logger | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take over the root logger.
 
@@ -159,6 +203,7 @@ class Logging:
             vmodule: `--vmodule`.
             stream: where to; standard error if None, as upstream.
             root: for tests.
+            clock: monotonic seconds.
 
         Raises:
             ValueError: `form` or `vmodule` is not understood.
@@ -167,7 +212,7 @@ class Logging:
             raise ValueError(f"logging format {form!r} is unknown; write text or json")
         self._filter = Verbosity(verbosity, parse_vmodule(vmodule))
         self._root = root or logging.getLogger()
-        handler = logging.StreamHandler(stream or sys.stderr)
+        handler = _Handler(stream or sys.stderr, clock)
         handler.setFormatter(FORMATTERS[form]())
         handler.addFilter(self._filter)
         self._root.handlers[:] = [handler]
