@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from steersman.compile.plan import Planner
+from steersman.host.exec import SubprocessExec
 from steersman.model.config import NodeConfig
 from steersman.model.names import Family, PlanKey, ServicePortName
 from steersman.model.plan import NodeSettings, ServicePlan
@@ -26,6 +27,7 @@ from steersman.source.store import Store
 from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan, random_plan, simple
 from tests.iptables_rules import without_comments
 from tests.kernel.iptables_lab import KilledError, Namespace, Recorder, namespace
+from tests.kernel.namespace import in_namespace, sh
 from tests.unit.test_store import service, slice_
 
 pytestmark = pytest.mark.kernel
@@ -412,3 +414,26 @@ def test_no_namespace_is_left_behind() -> None:
         name = made.name
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
     assert name not in listed.stdout.split()
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"], indirect=True)
+def test_only_others_change_the_fingerprint_of_iptables_nft(variant: str) -> None:
+    """And with iptables-legacy, which cannot tell, everybody does; time and counters never."""
+
+    async def body() -> None:
+        mode = IptablesMode(SubprocessExec(), IptablesOptions(variant=variant))
+        assert (await mode.probe()).usable
+        have: Ruleset = {}
+        tokens = [await mode.fingerprint()]
+        for services in (3, 2, 4):
+            want = rendered(mode, SETTINGS, *some_plans(1, services))
+            await mode.apply(diff(have, want))
+            have = want
+            tokens.append(await mode.fingerprint())
+        assert len(set(tokens)) == (1 if variant == "nft" else 4)
+        sh("ping -c 1 127.0.0.1 || true")
+        assert await mode.fingerprint() == tokens[-1]
+        sh(f"iptables-{variant} -A INPUT -j ACCEPT")
+        assert await mode.fingerprint() != tokens[-1]
+
+    in_namespace(body)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Hashable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
-from steersman.host.nlmsg import attributes
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import BusyError, Support
@@ -21,12 +19,11 @@ from steersman.modes.iptables.names import RuleKey, is_kubelets
 from steersman.modes.iptables.parse import parse
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
-from steersman.modes.iptables.script import LIMITS, write_runs
+from steersman.modes.iptables.script import LIMITS, Run, write_runs
+from steersman.modes.iptables.strangers import Strangers, digest
 from steersman.modes.iptables.variant import Choice, choose
 
 _TCP_LIBERAL = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
-_NFT_MSG_GETGEN = (10 << 8) | 16  # NFNL_SUBSYS_NFTABLES, linux/netfilter/nf_tables.h
-_NFTA_GEN_ID = 1
 _RANDOM_FULLY = (1, 6, 2)
 
 
@@ -59,6 +56,7 @@ class IptablesMode:
         self.families: tuple[Family, ...] = tuple(Family)
         """The families that can be served, as far as known."""
         self._iptables: Iptables | None = None
+        self._strangers: Strangers | None = None
         self._spelled: dict[int, dict[str, str]] = {}
         self._held: frozenset[tuple[int, str, str]] = frozenset()
         self._left: set[RuleKey] = set()
@@ -79,6 +77,10 @@ class IptablesMode:
                 random_fully=choice.tool.version >= _RANDOM_FULLY, tcp_liberal=_tcp_liberal()
             )
         self._iptables = Iptables(self._execute, choice.tool, self._options.lock_wait)
+        here = isinstance(self._execute, SubprocessExec) and not self._execute.prefix
+        if here and choice.tool.variant == "nft":
+            with suppress(OSError):
+                self._strangers = Strangers()
         return Support(usable=True, missing=choice.missing)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
@@ -98,7 +100,8 @@ class IptablesMode:
         ruleset: dict[RuleKey, str] = {}
         held: set[tuple[int, str, str]] = set()
         for family in self.families:
-            found = parse(await iptables.save(family), int(family))
+            text = await iptables.save(family)
+            found = await asyncio.to_thread(parse, text, int(family))
             ruleset.update(found.ruleset)
             self._spelled[int(family)] = found.spelled
             held.update((int(family), table, chain) for table, chain in found.held)
@@ -107,15 +110,13 @@ class IptablesMode:
             del ruleset[key]
         return ruleset
 
-    async def fingerprint(self) -> Hashable | None:
-        """Return the generation of the kernel's nf_tables rules; None with iptables-legacy.
-
-        None too where commands run elsewhere (another network namespace): ours tells nothing then.
-        """
-        if (await self._probed()).tool.variant != "nft":
-            return None
-        here = isinstance(self._execute, SubprocessExec) and not self._execute.prefix
-        return _generation() if here else None
+    async def fingerprint(self) -> Hashable:
+        """Return a token that differs if others may have changed the rules (strangers.py)."""
+        iptables = await self._probed()
+        if self._strangers is not None:
+            return self._strangers.token()
+        texts = [await iptables.save(family) for family in self.families]
+        return await asyncio.to_thread(digest, texts)
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff; see `Mode.apply`. One run per family, unless it is a very large one."""
@@ -127,10 +128,17 @@ class IptablesMode:
         for run in write_runs(change, limits, spelled, self._held):  # written while one runs
             if running is not None:
                 await running
-            running = asyncio.create_task(iptables.restore(run))
+            running = asyncio.create_task(self._restore(iptables, run))
             await asyncio.sleep(0)
         if running is not None:
             await running
+
+    async def _restore(self, iptables: Iptables, run: Run) -> None:
+        if self._strangers is not None:
+            self._strangers.look()
+        await iptables.restore(run)
+        if self._strangers is not None:
+            self._strangers.look(run.text.count("\nCOMMIT\n"))
 
     async def canary_present(self) -> bool:
         """Whether nobody flushed our tables (`iptables -F -X`); cheap, see SPEC 8.5."""
@@ -164,12 +172,3 @@ def _tcp_liberal() -> bool:
         return _TCP_LIBERAL.read_text().strip() not in ("", "0")
     except OSError:
         return False
-
-
-def _generation() -> int | None:
-    try:
-        with Netlink(NETLINK_NETFILTER, buffer=1 << 16) as netlink:
-            (reply,) = netlink.request(Request(_NFT_MSG_GETGEN, bytes(4)))
-        return int(struct.unpack(">I", attributes(reply.payload, 4)[_NFTA_GEN_ID])[0])
-    except (OSError, ValueError, KeyError):
-        return None
