@@ -43,7 +43,7 @@ from steersman.model.plan import SourceClass
 from steersman.modes.base import ApplyError, BusyError
 from steersman.run.cleanup import clean_up
 from steersman.run.daemon import Daemon
-from steersman.run.instance import Instance
+from steersman.run.instance import Instance, running
 from steersman.run.klog import Logging
 from steersman.run.loop import MeasuredLoop
 from steersman.run.machine import Machine
@@ -165,9 +165,12 @@ def _preview(config: ProxyConfig) -> int:
 
 
 def _remove(config: ProxyConfig) -> int:
-    for mode, removed in asyncio.run(clean_up(SubprocessExec(), mode_options(config))).items():
+    done = asyncio.run(clean_up(SubprocessExec(), mode_options(config), running))
+    for mode, removed in done.removed.items():
         print(f"{mode}: {removed} kernel objects removed")
-    return 0
+    for problem in done.problems:
+        print(f"not removed: {problem}", file=sys.stderr)
+    return int(bool(done.problems))
 
 
 def _cleanup(argv: Sequence[str]) -> int:

@@ -86,11 +86,11 @@ def test_cleanup_removes_whatever_led_here(kind: str) -> None:
         await old.probe()
         await become(old, plan(one))
         await old.close()
-        assert (await clean_up(SubprocessExec(), ModeOptions()))["userspace"] > 0
+        assert (await clean_up(SubprocessExec(), ModeOptions())).removed["userspace"] > 0
         assert "KUBE-PORTALS" not in (rules("nft") + rules("nftables") + rules("legacy")).upper()
         assert VIP not in sh("ip addr")
         links = sh("ip link")
-        assert not sum((await clean_up(SubprocessExec(), ModeOptions())).values())
+        assert not sum((await clean_up(SubprocessExec(), ModeOptions())).removed.values())
         assert sh("ip link") == links
 
     on_a_node(body)

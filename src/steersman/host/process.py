@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+NEEDS_NET_ADMIN = "needs root or CAP_NET_ADMIN"
+"""What is missing where the kernel says EPERM."""
+
 MOST_DESCRIPTORS = 1 << 20
 """What the limit is raised to: more was never needed, and some programs look at each number."""
 

@@ -31,7 +31,10 @@ class Setting(NamedTuple):
 
 
 class SysctlError(OSError):
-    """A setting cannot be read or written."""
+    """A setting cannot be read or written; `strerror` is a sentence."""
+
+    def __str__(self) -> str:
+        return self.strerror or ""
 
 
 class ConntrackConfig(msgspec.Struct, frozen=True):
@@ -111,7 +114,9 @@ def read(path: str, root: Path = Path("/")) -> int:
         return int((root / path).read_text().split()[0])
     except (OSError, ValueError, IndexError) as error:
         code = getattr(error, "errno", None) or errno.EINVAL
-        raise SysctlError(code, f"/{path} cannot be read: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        hint = "; this needs root" if isinstance(error, PermissionError) else ""
+        raise SysctlError(code, f"/{path} cannot be read: {why}{hint}") from error
 
 
 def differing(settings: Iterable[Setting], root: Path = Path("/")) -> tuple[Setting, ...]:

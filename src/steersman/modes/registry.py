@@ -38,6 +38,8 @@ class ModeOptions(msgspec.Struct, frozen=True):
     nftables if we are root, otherwise none."""
     guard_node_ports: bool = True
     """Whether in the ebpf mode processes of the node may not bind to a node port in use."""
+    leftovers: bool = False
+    """Only to remove what a mode has left behind: nothing is created by asking for it."""
     xdp_devices: tuple[str, ...] = ()
     """Devices on which the ebpf mode sends packets of known connections on early."""
     cgroup_root: str = ""
@@ -52,7 +54,8 @@ Factory: TypeAlias = Callable[[Exec, ModeOptions], Mode]
 def _iptables(execute: Exec, options: ModeOptions) -> Mode:
     from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 
-    return IptablesMode(execute, IptablesOptions(variant=options.iptables_variant))
+    wanted = IptablesOptions(variant=options.iptables_variant, leftovers=options.leftovers)
+    return IptablesMode(execute, wanted)
 
 
 def _ipvs(execute: Exec, options: ModeOptions) -> Mode:
@@ -93,7 +96,9 @@ def _userspace(execute: Exec, options: ModeOptions) -> Mode:
         return DirectMode("userspace", addresses, DirectOptions(options.udp_idle, handover=_NAME))
     variant = options.iptables_variant
     wanted = UserspaceOptions(
-        options.proxy_ports, options.udp_idle, variant, portals, handover=_NAME
+        *(options.proxy_ports, options.udp_idle, variant, portals),
+        leftovers=options.leftovers,
+        handover=_NAME,
     )
     return UserspaceMode(execute, wanted, forget=delete_stale)
 

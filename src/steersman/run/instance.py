@@ -37,6 +37,7 @@ import os
 import secrets
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -101,6 +102,25 @@ class Holder(msgspec.Struct, frozen=True):
             number("since"),
             words.get("door", ""),
         )
+
+
+def running() -> Holder | None:
+    """Return the instance that runs on this node, as far as this process may know."""
+    if sys.platform == "win32":
+        return None
+    from steersman.host.owned_tables import (  # noqa: PLC0415 - it calls what Windows lacks
+        NoTablesError,
+        OwnedTables,
+    )
+
+    try:
+        tables = OwnedTables()
+    except NoTablesError:
+        return None
+    try:
+        return _holder(tables, NAME)
+    finally:
+        tables.close()
 
 
 class Instance:

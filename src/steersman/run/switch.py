@@ -62,9 +62,9 @@ def others(
 def _options(variant: str, excluded: tuple[str, ...]) -> ModeOptions:
     ipvs = IpvsOptions(exclude_cidrs=excluded, load_modules=False)
     if variant == "nftables":
-        return ModeOptions(portals=variant, ipvs=ipvs)
+        return ModeOptions(portals=variant, ipvs=ipvs, leftovers=True)
     portals = "iptables" if variant else ""
-    return ModeOptions(iptables_variant=variant, portals=portals, ipvs=ipvs)
+    return ModeOptions(iptables_variant=variant, portals=portals, ipvs=ipvs, leftovers=True)
 
 
 async def leave(
@@ -133,7 +133,7 @@ async def _clean(mode: Mode, patience: float, current: object) -> str:
         await current.inherit()
     if before:
         await mode.apply(diff(await mode.read(), {}))
-    gone = len(before) - len(await mode.read()) if before else 0  # shared with kubelet: stays
+    gone = len(before) - len(await mode.read()) if before else 0
     if not gone:
         return ""
     lost = f"; {cut} connections were cut, --drain-period gives them more time" if cut else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from steersman.host.exec import Exec, Result
+from steersman.modes import programs
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.iptables.names import CANARY, MANGLE
 from steersman.modes.iptables.script import Run
@@ -57,12 +58,9 @@ class Iptables:
         return result.returncode in (0, _RESOURCE_PROBLEM)
 
     async def _run(self, argv: list[str], stdin: bytes = b"") -> Result:
-        try:
-            return await self._execute.run(argv, stdin, timeout=self._timeout)
-        except TimeoutError as error:
-            raise BusyError(str(error)) from error
-        except FileNotFoundError as error:
-            raise BusyError(f"{argv[0]} has vanished; install the package iptables") from error
+        return await programs.run(
+            self._execute, argv, stdin, package="iptables", timeout=self._timeout
+        )
 
 
 def _said(result: Result) -> str:

@@ -34,6 +34,9 @@ class IptablesOptions(msgspec.Struct, frozen=True):
     """`nft`, `legacy`, or "" for the one that this machine uses."""
     features: Features | None = None
     """What rules may use; None: `probe` finds out."""
+    leftovers: bool = False
+    """Only to remove what is left: no table is created by asking, kubelet's objects are passed
+    over."""
     lock_wait: int = 5
     """Seconds to wait for the lock of iptables-legacy."""
 
@@ -68,7 +71,8 @@ class IptablesMode:
 
     async def probe(self) -> Support:
         """Find the iptables to use and what it can do."""
-        choice: Choice = await choose(self._execute, self._options.variant)
+        options = self._options
+        choice: Choice = await choose(self._execute, options.variant, leftovers=options.leftovers)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families = choice.families
@@ -108,6 +112,8 @@ class IptablesMode:
         self._held = frozenset(held)
         for key in self._left & ruleset.keys():
             del ruleset[key]
+        if self._options.leftovers:
+            return {key: body for key, body in ruleset.items() if not is_kubelets(key)}
         return ruleset
 
     async def fingerprint(self) -> Hashable:

@@ -11,14 +11,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from steersman.host.exec import Exec
+from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.names import Family
+from steersman.modes.programs import reason
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((\w+)\))?")
 _COMMANDS = {"": "iptables", "nft": "iptables-nft", "legacy": "iptables-legacy"}
 _KUBELETS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
 """Chains that kubelet makes in the mangle table of the iptables that it was built for."""
 _OURS = ("KUBE-PROXY-CANARY", "KUBE-SERVICES")
-_KUBERNETES = "\n:KUBE-"
+_LIST = ("-S", "POSTROUTING")
+_BUSY = 4  # exit status
+_NO_RIGHT = re.compile(r"you must be root|Permission denied|Operation not permitted")
 
 
 class Tool(NamedTuple):
@@ -45,39 +49,31 @@ class Choice(NamedTuple):
     """What does not work and what to do, a sentence each."""
 
 
-async def choose(execute: Exec, wanted: str) -> Choice:
+async def choose(execute: Exec, wanted: str, *, leftovers: bool = False) -> Choice:
     """Find the iptables to use.
 
     Args:
         execute: runs programs.
         wanted: `nft`, `legacy`, or "" for the one that this machine uses.
+        leftovers: it is used only to remove what is left: no table is created by asking.
     """
-    tools = await _installed(execute, wanted)
+    tools, problems = await _installed(execute, wanted)
     if not tools:
         what = f"iptables-{wanted}" if wanted else "iptables"
-        return Choice(None, (), (f"{what} is not installed; install the package iptables.",))
-    problems: list[str] = []
+        missing = f"{what} is not installed; install the package iptables."
+        return Choice(None, (), tuple(problems) or (missing,))
+    problems = []
     for tool in await _by_preference(execute, tools):
-        trouble = await _trouble(execute, tool, Family.IPV4)
+        trouble = await _trouble(execute, tool, Family.IPV4, leftovers)
         if trouble:
             problems.append(f"{tool.command} does not work: {trouble}.")
             continue
-        lacking = await _trouble(execute, tool, Family.IPV6)
+        lacking = await _trouble(execute, tool, Family.IPV6, leftovers)
         if not lacking:
             return Choice(tool, (Family.IPV4, Family.IPV6), ())
         sentence = f"IPv6 Services are not served: {tool.of(Family.IPV6)}: {lacking}."
         return Choice(tool, (Family.IPV4,), (sentence,))
     return Choice(None, (), tuple(problems))
-
-
-async def variants_in_use(execute: Exec) -> tuple[str, ...]:
-    """Find the variants that hold chains of Kubernetes, without creating a table by asking."""
-    in_use = []
-    for tool in await _installed(execute, ""):
-        texts = [await _saved(execute, [f"{tool.of(family)}-save"]) for family in Family]
-        if any(_KUBERNETES in text for text in texts):
-            in_use.append(tool.variant)
-    return tuple(in_use)
 
 
 async def _saved(execute: Exec, argv: Sequence[str]) -> str:
@@ -87,21 +83,25 @@ async def _saved(execute: Exec, argv: Sequence[str]) -> str:
         return ""
 
 
-async def _installed(execute: Exec, wanted: str) -> list[Tool]:
-    """List the variants that are installed, the one that `iptables` means first."""
+async def _installed(execute: Exec, wanted: str) -> tuple[list[Tool], list[str]]:
+    """List the variants that are installed, the one that `iptables` means first, and problems."""
     found: dict[str, Tool] = {}
+    problems: list[str] = []
     for name in dict.fromkeys((_COMMANDS[wanted], *_COMMANDS.values())):
-        tool = await _version(execute, name)
+        try:
+            tool = await _version(execute, name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{reason(name, 'iptables', error)}.")
+            continue
         if tool and wanted in ("", tool.variant):
             found.setdefault(tool.variant, tool)
-    return list(found.values())
+    return list(found.values()), problems
 
 
 async def _version(execute: Exec, command: str) -> Tool | None:
-    try:
-        result = await execute.run([command, "--version"])
-    except FileNotFoundError:
-        return None
+    result = await execute.run([command, "--version"])
     found = _VERSION.search(result.stdout.decode(errors="replace"))
     if result.returncode or not found:
         return None
@@ -128,16 +128,19 @@ async def _hint(execute: Exec, tool: Tool) -> int:
     return int(any(f":{chain} " in text for chain in _OURS))
 
 
-async def _trouble(execute: Exec, tool: Tool, family: Family) -> str:
+async def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
     """Say why a variant does not work in a family; "" where it does."""
     command = tool.of(family)
     try:
         for argv in ([f"{command}-restore", "--version"], [f"{command}-save", "--version"]):
             if (await execute.run(argv)).returncode:
                 return f"{argv[0]} is not installed, install the package iptables"
-        result = await execute.run([command, "-w", "5", "-t", "nat", "-S", "POSTROUTING"])
-    except FileNotFoundError as error:
-        return f"{error.filename or command} is not installed, install the package iptables"
-    if result.returncode in (0, 4):  # 4: somebody holds the lock, so it works
+        look = [f"{command}-save"] if leftovers else [*(command, "-w", "5", "-t", "nat"), *_LIST]
+        result = await execute.run(look)
+    except OSError as error:
+        return reason(str(error.filename or command), "iptables", error).replace(";", ",")
+    if _NO_RIGHT.search(result.message):
+        return NEEDS_NET_ADMIN
+    if result.returncode in (0, _BUSY):  # somebody holds the lock, so it works
         return ""
     return result.message or f"exit status {result.returncode}"

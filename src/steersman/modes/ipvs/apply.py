@@ -16,6 +16,7 @@ from steersman.host.exec import Exec
 from steersman.host.netlink import Netlink, NetlinkError, Request
 from steersman.host.nlmsg import NLMSG_NOOP
 from steersman.model.names import Protocol
+from steersman.modes import programs
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey, Target
 from steersman.modes.ipvs.parse import Real, is_drained, parse_servers, parse_sets
@@ -198,7 +199,7 @@ class Sets:
         Raises:
             BusyError: ipset does not say.
         """
-        result = await self._execute.run(["ipset", "save"])
+        result = await programs.run(self._execute, ["ipset", "save"], package="ipset")
         if result.returncode:
             raise BusyError(f"ipset save: {result.message}")
         return result.stdout.decode(errors="replace")
@@ -208,10 +209,12 @@ class Sets:
 
         Raises:
             ApplyError: one was refused.
+            BusyError: ipset could not be run.
         """
         if not lines:
             return
         text = "\n".join([*lines, ""])
-        result = await self._execute.run(["ipset", "-exist", "restore"], text.encode())
+        argv = ["ipset", "-exist", "restore"]
+        result = await programs.run(self._execute, argv, text.encode(), package="ipset")
         if result.returncode:
             raise ApplyError(f"ipset restore: {result.message}")

@@ -94,7 +94,8 @@ class IpvsMode:
         if lacking := lacking or check_scheduler(netlink, family, scheduler, self._sockets.inside):
             self.disconnect()
             return Support(usable=False, missing=(lacking,))
-        choice = await choose(self._execute, self._options.iptables_variant)
+        variant = self._options.iptables_variant
+        choice = await choose(self._execute, variant, leftovers=not loads)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         if loads and (

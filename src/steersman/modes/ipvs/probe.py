@@ -9,10 +9,11 @@ from collections.abc import Callable
 from steersman.host.exec import Exec
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.names import Protocol
-from steersman.modes.base import ApplyError
+from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.ipvs.apply import Servers
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.wire import list_services, resolve
+from steersman.modes.programs import reason, run
 
 _TRIAL = ServerKey(Protocol.TCP, "198.51.100.0", 20000)
 """A virtual server that nobody uses (RFC 5737): making it loads the scheduler (SPEC 10)."""
@@ -34,8 +35,8 @@ async def load_module(execute: Exec, name: str) -> str:
     """Ask for a kernel module; return why it cannot be had, "" where it could."""
     try:
         result = await execute.run(["modprobe", name])
-    except (FileNotFoundError, TimeoutError) as error:
-        return f"modprobe: {error}"
+    except OSError as error:
+        return reason("modprobe", "kmod", error)
     return "" if result.returncode == 0 else result.message or f"modprobe {name} failed"
 
 
@@ -64,13 +65,13 @@ async def check_ipset(execute: Exec) -> str:
     """Return what is wrong with ipset, "" where it works."""
     try:
         result = await execute.run(["ipset", "version"])
-    except FileNotFoundError:
-        return "ipset is not installed; install the package ipset."
-    found = _IPSET.search(result.stdout.decode(errors="replace"))
-    if found and int(found[1]) < 6:
-        return f"ipset {found[0]} is too old; 6.0 or newer is needed."
-    if (await execute.run(["ipset", "save"])).returncode:
-        return "The kernel has no ipset; run `modprobe ip_set` on the host."
+        found = _IPSET.search(result.stdout.decode(errors="replace"))
+        if found and int(found[1]) < 6:
+            return f"ipset {found[0]} is too old; 6.0 or newer is needed."
+        if (await execute.run(["ipset", "save"])).returncode:
+            return "The kernel has no ipset; run `modprobe ip_set` on the host."
+    except OSError as error:
+        return f"{reason('ipset', 'ipset', error)}."
     return ""
 
 
@@ -80,9 +81,14 @@ async def check_matches(execute: Exec, iptables: str) -> str:
     Rules with both, in a chain that nothing leads to, are made and removed in one run, and so is
     their set: `--test` does not ask the kernel.
     """
-    made = await execute.run(["ipset", "-exist", "create", _TRIAL_SET, "hash:ip"])
-    result = await execute.run([f"{iptables}-restore", "--noflush"], _TRIAL_RULES)
-    await execute.run(["ipset", "destroy", _TRIAL_SET])
+    try:
+        create = ["ipset", "-exist", "create", _TRIAL_SET, "hash:ip"]
+        made = await run(execute, create, package="ipset")
+        restore = [f"{iptables}-restore", "--noflush"]
+        result = await run(execute, restore, _TRIAL_RULES, package="iptables")
+        await run(execute, ["ipset", "destroy", _TRIAL_SET], package="ipset")
+    except BusyError as error:
+        return f"{error}."
     if not (made.returncode or result.returncode):
         return ""
     said = result.message or made.message

@@ -15,6 +15,7 @@ from typing import Any
 from steersman.host.exec import Exec
 from steersman.host.netlink import Netlink
 from steersman.model.names import Family
+from steersman.modes import programs
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.diff import Diff
 from steersman.modes.nftables import wire
@@ -132,7 +133,8 @@ class Tables:
                 await self._nft(script)
 
     async def _nft(self, script: str) -> None:
-        result = await self._exec.run(["nft", "-f", "-"], script.encode())
+        argv = ["nft", "-f", "-"]
+        result = await programs.run(self._exec, argv, script.encode(), package="nftables")
         if result.returncode:
             message = result.message[:500]
             if "resource busy" in message or "Cannot allocate" in message:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 from steersman.host.exec import Exec
 from steersman.host.netlink import Netlink
+from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.modes.base import Support
 from steersman.modes.nftables.read import generation
+from steersman.modes.programs import reason
 
 _KERNEL = (5, 13)
 _NFT = (1, 0, 1)
@@ -41,8 +43,8 @@ def _kernel(release: str) -> tuple[str, ...]:
 async def _nft(execute: Exec) -> tuple[str, ...]:
     try:
         result = await execute.run(["nft", "--version"])
-    except FileNotFoundError:
-        return ("The nft program is not installed; it is in the package nftables.",)
+    except OSError as error:
+        return (f"{reason('nft', 'nftables', error)}.",)
     said = result.stdout.decode(errors="replace").strip()
     if version(said) < _NFT:
         return (f"{said or 'nft'} is too old; nftables mode needs nft 1.0.1 or later.",)
@@ -53,6 +55,8 @@ def _netlink(connect: Callable[[], Netlink]) -> tuple[str, ...]:
     try:
         with connect() as netlink:
             generation(netlink)
+    except PermissionError:
+        return (f"This process may not program the kernel: it {NEEDS_NET_ADMIN}.",)
     except OSError as error:
         return (
             f"The kernel does not speak nf_tables with us ({error}); it needs CONFIG_NF_TABLES "

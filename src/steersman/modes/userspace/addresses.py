@@ -12,6 +12,7 @@ from steersman.host.exec import Exec, Result
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.names import Family
 from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.programs import run
 
 DEFAULT_INTERFACE = "kube-portals"
 _KINDS = ("dummy", "bridge")
@@ -114,12 +115,7 @@ class LinuxAddresses:
         return not (await self._ip("link", "show", "dev", self.interface)).returncode
 
     async def _ip(self, *words: str) -> Result:
-        try:
-            return await self._execute.run(["ip", *words], timeout=10.0)
-        except FileNotFoundError:
-            raise BusyError("ip is not installed; install the package iproute2") from None
-        except TimeoutError as error:
-            raise BusyError(str(error)) from error
+        return await run(self._execute, ["ip", *words], package="iproute2", timeout=10.0)
 
 
 def _check(result: Result, what: str) -> None:

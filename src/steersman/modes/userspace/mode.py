@@ -51,6 +51,8 @@ class UserspaceOptions(msgspec.Struct, frozen=True):
     """`iptables`, `nftables`, or "" for the first of them that works."""
     limit: int = 0
     """Descriptors for listeners and connections; 0 for what the system allows."""
+    leftovers: bool = False
+    """Only to remove what is left: no table is created by asking."""
     handover: str = ""
     """Name by which listening sockets are taken over from the process before, and given to the
     next; "" for not at all."""
@@ -85,7 +87,9 @@ class UserspaceMode:
         """
         options = options or UserspaceOptions()
         self._choices: dict[str, IptablesPortals | NftPortals] = {
-            "iptables": IptablesPortals(execute, options.iptables_variant),
+            "iptables": IptablesPortals(
+                execute, options.iptables_variant, leftovers=options.leftovers
+            ),
             "nftables": NftPortals(execute),
         }
         if options.portals:

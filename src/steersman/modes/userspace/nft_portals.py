@@ -8,6 +8,7 @@ from itertools import chain
 from steersman.host.exec import Exec, Result
 from steersman.model.names import Family
 from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.programs import run
 from steersman.modes.userspace.names import (
     BASE,
     STRAY,
@@ -132,12 +133,9 @@ class NftPortals:
         return result.stdout.decode(errors="replace") if not result.returncode else ""
 
     async def _nft(self, *words: str, stdin: str = "") -> Result:
-        try:
-            return await self._execute.run(["nft", *words], stdin.encode(), timeout=_TIMEOUT)
-        except FileNotFoundError:
-            raise BusyError("nft is not installed; install the package nftables") from None
-        except TimeoutError as error:
-            raise BusyError(str(error)) from error
+        argv = ["nft", *words]
+        data = stdin.encode()
+        return await run(self._execute, argv, data, package="nftables", timeout=_TIMEOUT)
 
 
 def _stray(key: StrayKey) -> Object:

@@ -23,10 +23,17 @@ _NOTHING = Kernel(frozenset(), frozenset(), frozenset())
 class IptablesPortals:
     """The portals of this node, and the rules that they are made of."""
 
-    def __init__(self, execute: Exec, variant: str = "") -> None:
-        """Take how to run programs; variant: `nft`, `legacy`, or "" for the one in use here."""
+    def __init__(self, execute: Exec, variant: str = "", *, leftovers: bool = False) -> None:
+        """Make them; nothing is run before `probe`.
+
+        Args:
+            execute: runs programs.
+            variant: `nft`, `legacy`, or "" for the one in use here.
+            leftovers: only to remove what is left: no table is created by asking.
+        """
         self._execute = execute
         self._variant = variant
+        self._leftovers = leftovers
         self._iptables: Iptables | None = None
         self.families: tuple[Family, ...] = ()
         self._written: Written[Rule] = Written()
@@ -34,7 +41,7 @@ class IptablesPortals:
 
     async def probe(self) -> Support:
         """Find the iptables to use."""
-        choice = await choose(self._execute, self._variant)
+        choice = await choose(self._execute, self._variant, leftovers=self._leftovers)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families = choice.families
