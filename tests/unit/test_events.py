@@ -119,5 +119,34 @@ async def test_too_many_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     assert about.reference()["uid"] == "u-1"
     with caplog.at_level(logging.WARNING):
         for index in range(101):
-            recorder.record(about, "Normal", "Reason", "Do", str(index))
-    assert "Reason cart was dropped" in caplog.text
+            recorder.record(Regarding("Service", f"cart{index}"), "Normal", "Reason", "Do", "")
+    assert "Reason cart100 was dropped" in caplog.text
+
+
+async def test_one_object_cannot_flood_the_api_server() -> None:
+    poster, clock = Poster(), Clock()
+    recorder = Recorder(poster, "n", clock=clock)
+    evil, good = ObjectName("evil", "web"), ObjectName("shop", "web")
+    for number in range(5000):
+        clock.now += 1
+        recorder.health_check_failed(evil, 30000 + number, "in use\n" * 1000)
+    recorder.health_check_failed(good, 30001, "in use")
+    await deliver(recorder)
+    namespaces = [namespace for namespace, _ in poster.posted]
+    assert (namespaces.count("evil"), namespaces.count("shop")) == (25, 1)
+    assert all(event["note"].isprintable() for _, event in poster.posted)
+    assert all(len(event["note"].encode()) <= 1024 for _, event in poster.posted)
+    clock.now += 601 * 10**9
+    recorder.health_check_failed(evil, 30000, "in use")
+    await deliver(recorder)
+    assert len(poster.posted) == 27
+
+
+async def test_what_is_remembered_of_events_is_bounded() -> None:
+    recorder = Recorder(Poster(), "n", clock=Clock())
+    for number in range(50):
+        for port in range(30000, 30040):
+            recorder.health_check_failed(ObjectName("shop", f"s{number}"), port, "in use")
+        await deliver(recorder)
+    assert len(recorder._recorded) <= 1000
+    assert recorder._counts.total() == len(recorder._recorded)

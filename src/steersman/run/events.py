@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeAlias
@@ -16,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from steersman.model.names import ObjectName
+from steersman.model.text import printable
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,9 @@ CONTROLLER = "kube-proxy"
 _QUEUE = 100
 _NOTE_BYTES = 1024  # the API server's limit
 _REPEAT_SECONDS = 600.0
+_PER_OBJECT = 25
+"""Events about one object in that time, as client-go's spam filter allows at once."""
+_REMEMBERED = 1000
 
 
 Event: TypeAlias = dict[str, Any]
@@ -82,6 +87,8 @@ class Recorder:
         self._clock = clock
         self._queue: asyncio.Queue[tuple[str, Event]] = asyncio.Queue(_QUEUE)
         self._recorded: dict[tuple[Regarding, str, str], int] = {}
+        """When, in that order."""
+        self._counts: Counter[Regarding] = Counter()
 
     def starting(self) -> None:
         """Say that the proxy starts."""
@@ -106,15 +113,15 @@ class Recorder:
         action: str,
         note: str,
     ) -> None:
-        """Record an Event; the same one is not repeated within ten minutes."""
+        """Record an Event; the same one is not repeated within ten minutes.
+
+        An object that causes many different ones has 25 of them in that time.
+        """
         now = self._clock()
+        self._forget(now)
         key = (regarding, reason, note)
-        last = self._recorded.get(key)
-        if last is not None and now - last < _REPEAT_SECONDS * 1e9:
+        if key in self._recorded or self._counts[regarding] >= _PER_OBJECT:
             return
-        self._recorded = {
-            k: t for k, t in self._recorded.items() if now - t < _REPEAT_SECONDS * 1e9
-        }
         namespace = regarding.namespace or "default"
         try:
             event = self._event(regarding, now, kind=kind, reason=reason, action=action, note=note)
@@ -123,6 +130,18 @@ class Recorder:
             log.warning("too many events are waiting: %s %s was dropped", reason, regarding.name)
             return
         self._recorded[key] = now
+        self._counts[regarding] += 1
+
+    def _forget(self, now: int) -> None:
+        """Drop the oldest Events that no longer count, or are too many to remember."""
+        while self._recorded:
+            key, when = next(iter(self._recorded.items()))
+            if now - when < _REPEAT_SECONDS * 1e9 and len(self._recorded) < _REMEMBERED:
+                return
+            del self._recorded[key]
+            self._counts[key[0]] -= 1
+            if not self._counts[key[0]]:
+                del self._counts[key[0]]
 
     def _event(
         self, regarding: Regarding, now: int, *, kind: str, reason: str, action: str, note: str
@@ -163,4 +182,5 @@ class Recorder:
 
 
 def _cut(note: str) -> str:
-    return note.encode()[:_NOTE_BYTES].decode(errors="ignore")
+    text = printable(note[:_NOTE_BYTES])
+    return text.encode()[:_NOTE_BYTES].decode(errors="ignore")

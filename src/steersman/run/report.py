@@ -10,6 +10,7 @@ import msgspec
 
 from steersman import __version__
 from steersman.model.plan import Finding, ServicePlan
+from steersman.model.text import printable
 from steersman.run.state import State
 from steersman.source.stats import SourceStats
 
@@ -136,7 +137,8 @@ def _count(findings: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _listed(findings: Sequence[Mapping[str, Any]], most: int = 12) -> list[str]:
-    lines = [f"    {Finding(f['object'], f['field'], f['reason'])}" for f in findings[:most]]
+    found = [Finding(f["object"], f["field"], f["reason"]) for f in findings[:most]]
+    lines = [f"    {printable(str(finding))}" for finding in found]
     more = len(findings) - most
     return [*lines, f"    and {more} more; see /state"] if more > 0 else lines
 
