@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
 import pytest
 
 from steersman.compile.plan import Planner
+from steersman.compile.ports import plan_ports
 from steersman.model.config import NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
@@ -471,3 +474,91 @@ async def test_a_reload_leaves_a_node_port_with_who_has_it() -> None:
     assert world.mode.kernel["nodePort :30080"] == "shop/web (TCP, IPv4)"
     (finding,) = world.sync.state.findings
     assert finding.object == "Service shop/aa"
+
+
+async def test_planning_and_rendering_let_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many Services there are: at most so many between two turns of the event loop."""
+    world, most, since = World(250), Counter[str](), Counter[str]()
+
+    def counted(what: str, work: Any) -> Any:
+        def count(*args: Any) -> Any:
+            since[what] += 1
+            most[what] = max(most[what], since[what])
+            return work(*args)
+
+        return count
+
+    async def others() -> None:
+        while True:
+            since.clear()
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("steersman.compile.plan.plan_ports", counted("plan", plan_ports))
+    world.mode.render_service = counted("render", world.mode.render_service)  # type: ignore[method-assign]
+    task = asyncio.create_task(others())
+    await world.sync.run()
+    assert 10 < most["plan"] < 60
+    assert 10 < most["render"] < 60
+    config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
+    world.sync.use_planner(Planner(config, world.mode.traits))
+    await world.sync.run()
+    assert max(most.values()) < 60
+    task.cancel()
+    assert world.mode.kernel["masq"] is True
+
+
+async def test_a_reload_while_a_sync_writes_leaves_what_is_published() -> None:
+    class Slow(MemoryMode):
+        gate: asyncio.Event | None = None
+
+        async def apply(self, change: Diff) -> None:
+            if self.gate is not None:
+                await self.gate.wait()
+            await super().apply(change)
+
+    world = World()
+    mode = world.mode = Slow()
+    world.start()
+    await world.sync.run()
+    mode.gate = asyncio.Event()
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.99",)))
+    run = asyncio.create_task(world.sync.run())
+    await asyncio.sleep(0)
+    config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
+    world.sync.use_planner(Planner(config, world.mode.traits))
+    mode.gate.set()
+    await run
+    assert len(world.sync.state.plan.services) == 4
+    assert world.sync.state.plan.settings.families == (Family.IPV4,)
+    assert not world.sync.state.plan.settings.masquerade_all
+    assert world.sync.owes
+    await world.sync.run()
+    assert world.sync.state.plan.settings.masquerade_all
+
+
+async def test_what_cannot_be_rendered_costs_no_other_service() -> None:
+    world = World()
+    await world.sync.run()
+    render, broken = world.mode.render_service, True
+
+    def failing(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        if broken and plan.key.name.service == "s1":
+            raise MemoryError("no room")
+        return render(plan, settings)
+
+    world.mode.render_service = failing  # type: ignore[method-assign]
+    before = {k for k in world.mode.kernel if k.startswith("shop/s1 ")}
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
+    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.88",)))
+    result = await world.sync.run()
+    assert result is not None
+    assert result.refused == 1
+    assert {k for k in world.mode.kernel if k.startswith("shop/s1 ")} == before
+    assert "shop/s2 (TCP, IPv4) 10.1.0.88:8080" in world.mode.kernel
+    (finding,) = world.sync.state.findings
+    assert finding.object == "Service shop/s1"
+    assert "MemoryError: no room" in finding.reason
+    broken = False
+    await world.sync.check()
+    assert world.mode.kernel == world.fresh()
+    assert world.sync.state.findings == ()

@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 _SLICE = 48
 """ServicePorts rendered before others may run, a few milliseconds."""
-_INLINE = 2000
-"""Objects up to which a computation on them is not worth a thread."""
+_INLINE = 500
+"""Objects or owners up to which a computation on them is not worth a thread."""
 _IN_VAIN = 16
 """Culprits in a row after which what is left is refused as one: the reason is hardly theirs. Each
 costs a look at the whole kernel, and all are tried again at the next comparison."""
@@ -208,9 +208,13 @@ class Sync:
 
     def _succeeded(self, planner: Planner, change: PlanChange) -> PlanChange:
         """Go on with another Planner; it knows nothing of plans that only the last one made."""
-        owners = {owner for owner in self._held.owners if isinstance(owner, PlanKey)}
-        known = owners.union(self._published, self.planner.services, self._owed.unrendered)
-        gone = frozenset(known.difference(planner.services))
+        services = planner.services
+        gone = frozenset(
+            key
+            for known in (self._held.owners, self._published, self._owed.unrendered)
+            for key in known
+            if isinstance(key, PlanKey) and key not in services
+        )
         self.planner = planner
         if self._next is planner:
             self._next = None
@@ -267,7 +271,7 @@ class Sync:
         if not owed.unread:
             change = await self._in_thread(self._held.changes, self._held.outstanding)
             if change is not None and (not change or await self._try(change, changes_only=True)):
-                self._held.written()
+                await self._in_thread(self._held.written, self._held.outstanding)
                 return False, change
         return True, await self._reconcile()
 
@@ -279,9 +283,8 @@ class Sync:
             token = await self.mode.fingerprint()
             kernel = await self._read()
             with self._timed("diff"):
-                change = await self._in_thread(
-                    lambda: diff(kernel, held.effective()), len(kernel) + held.objects
-                )
+                size = len(kernel) + held.objects + held.outstanding
+                change = await self._in_thread(lambda: diff(kernel, held.effective()), size)
             if not change:
                 self._token = token
             if not change or await self._try(change, changes_only=False):
