@@ -15,7 +15,7 @@ from steersman.modes.ebpf.text import describe, endpoint_name
 
 PINS = Path("/sys/fs/bpf/steersman")
 _KINDS = ("", "to endpoint", "from service", "masquerade", "to client")
-_STATES = ("opening", "established", "closing", "waiting", "half closed")
+_STATES = ("opening", "established", "closing", "waiting", "half closed", "refused")
 _HOOKS = ("ingress", "egress")
 _NETNS = b"\xff" * 8  # begins the client of an affinity that is a network namespace
 

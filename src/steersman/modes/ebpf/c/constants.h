@@ -37,6 +37,10 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 
 #define CHOICES 32 // of an endpoint for one connection, while those chosen cannot be
 
+// Connections that have begun and were not completed; of more, the oldest is forgotten (flow.h).
+// All entries of them are a quarter of `flows`, and they leave ports to masquerade others with.
+#define HALF_OPEN 16384
+
 #define SEATS 65536 // of connected sockets (peers.h)
 
 // Of `marks`
@@ -53,9 +57,17 @@ enum flow_kind {
 	MASQUERADE = 3, // egress, client to endpoint
 	TO_CLIENT = 4, // ingress, endpoint to this node
 };
-enum flow_state { OPENING = 0, ESTABLISHED = 1, CLOSING = 2, WAITING = 3, FINISHED = 4 };
+enum flow_state {
+	OPENING = 0,
+	ESTABLISHED = 1,
+	CLOSING = 2,
+	WAITING = 3,
+	FINISHED = 4,
+	REFUSED = 5,
+};
 // WAITING: a MASQUERADE entry whose first packet has not left, so that it has no address yet.
 // FINISHED: this way has ended, the one back has not.
+// REFUSED: a TO_ENDPOINT entry whose endpoint has reset the connection before it was ESTABLISHED.
 
 enum counter {
 	SOCKET_FORWARDED = 0,

@@ -88,6 +88,7 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	}
 	if (failed)
 		return drop(failed);
+	note_half_open(packet);
 	count(PACKET_FORWARDED);
 	count_connection(&key, frontend.service, &slot);
 	count_traffic(skb, packet, frontend.service, &slot, DESTINATION);

@@ -9,7 +9,9 @@
 // What this node itself sends, and sockets could not see to, has TO_ENDPOINT at egress and
 // FROM_SERVICE at ingress.
 //
-// Entries go by LRU when the map is full, and by age (flows.py) before.
+// Entries go by LRU when the map is full, and by age (flows.py) before. So that clients that open
+// connections and never complete them (a flood of SYNs) neither push out connections of others nor
+// use up the ports for masquerading, there are at most HALF_OPEN of these.
 #pragma once
 
 #define MASQUERADE_TRIES 16
@@ -62,9 +64,14 @@ INLINE void count_traffic(struct __sk_buff *skb, const struct packet *packet, __
 	tally(service, slot, side, skb->gso_segs ? skb->gso_segs : 1, skb->len - packet->l3);
 }
 
+INLINE int is_over(const struct flow *flow)
+{
+	return flow->state == CLOSING || flow->state == REFUSED;
+}
+
 INLINE int has_ended(const struct flow *flow)
 {
-	return flow->state == CLOSING || flow->state == FINISHED;
+	return is_over(flow) || flow->state == FINISHED;
 }
 
 // A FIN ends one way only: the other may go on for long, in silence, too.
@@ -77,7 +84,9 @@ INLINE void note_end(struct flow *flow, const struct flow_key *back, __u8 flags)
 		return;
 	}
 	flow->state = CLOSING;
-	if (other)
+	if (other && other->kind == TO_ENDPOINT && other->state == OPENING)
+		other->state = REFUSED;
+	else if (other)
 		other->state = CLOSING;
 }
 
@@ -158,7 +167,7 @@ INLINE int keep_return(const struct packet *packet, const struct slot *slot, __u
 	if (add_flow(&key, &value, &key.destination))
 		return 1;
 	known = bpf_map_lookup_elem(&flows, &key);
-	if (known && known->state != CLOSING &&
+	if (known && !is_over(known) &&
 	    (known->port != value.port || !same(&known->address, &value.address)))
 		return 0;
 	return replace_flow(&key, &value);
@@ -225,6 +234,70 @@ ALONE int open_flow(struct packet *packet, __u32 service, __u32 action, const st
 	if (add_flow(&key, &flow, &key.source) || replace_flow(&key, &flow))
 		return 0;
 	return DROPPED_NO_FLOW;
+}
+
+// Forget a connection by its TO_ENDPOINT key, unless it was completed: by the client's second
+// packet, or for UDP by an answer.
+ALONE int forget_half_open(const struct flow_key *oldest)
+{
+	struct flow_key key, other;
+	struct flow *found;
+	struct flow flow;
+
+	if (!oldest)
+		return 0;
+	key = *oldest;
+	found = bpf_map_lookup_elem(&flows, &key);
+	if (!found || found->kind != TO_ENDPOINT ||
+	    (found->state != OPENING && found->state != REFUSED))
+		return 0;
+	flow = *found;
+	reversed(&key, key.hook == INGRESS ? EGRESS : INGRESS, &other);
+	other.source = flow.address;
+	other.source_port = flow.port;
+	found = bpf_map_lookup_elem(&flows, &other);
+	if (!found || found->port != key.destination_port ||
+	    !same(&found->address, &key.destination)) {
+		delete_flow(&key); // the way back is another connection's
+		return 1;
+	}
+	if (found->state == ESTABLISHED || found->state == FINISHED)
+		return 0;
+	delete_flow(&key);
+	delete_flow(&other);
+	key.destination = flow.address;
+	key.destination_port = flow.port;
+	key.hook = EGRESS;
+	found = bpf_map_lookup_elem(&flows, &key);
+	if (!found || found->kind != MASQUERADE)
+		return 1;
+	flow = *found;
+	delete_flow(&key);
+	if (flow.state == WAITING)
+		return 1;
+	reversed(&key, INGRESS, &other);
+	other.destination = flow.address;
+	other.destination_port = flow.port;
+	delete_flow(&other);
+	return 1;
+}
+
+// Note that a connection begins. It takes the place of the one that began HALF_OPEN ago.
+INLINE void note_half_open(const struct packet *packet)
+{
+	__u32 zero = 0, index;
+	__u64 *next = bpf_map_lookup_elem(&half_open_next, &zero);
+	struct flow_key *place, oldest;
+
+	if (!next)
+		return;
+	index = __sync_fetch_and_add(next, 1) % HALF_OPEN;
+	place = bpf_map_lookup_elem(&half_open, &index);
+	if (!place)
+		return;
+	oldest = *place;
+	*place = packet->key;
+	forget_half_open(&oldest);
 }
 
 INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet,

@@ -28,6 +28,8 @@ MAP(config, BPF_MAP_TYPE_ARRAY, __u32, struct config, 1, BPF_F_MMAPABLE);
 MAP(affinities, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 65536, 0);
 MAP(choices, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 16384, 0);
 MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 262144, 0);
+MAP(half_open, BPF_MAP_TYPE_ARRAY, __u32, struct flow_key, HALF_OPEN, 0);
+MAP(half_open_next, BPF_MAP_TYPE_ARRAY, __u32, __u64, 1, 0);
 MAP(reverses, BPF_MAP_TYPE_LRU_HASH, struct reverse_key, struct reverse, 65536, 0);
 MAP(fragments, BPF_MAP_TYPE_LRU_HASH, struct fragment_key, struct fragment, 8192, 0);
 MAP(seats, BPF_MAP_TYPE_ARRAY, __u32, struct seat, SEATS, BPF_F_MMAPABLE);

@@ -92,14 +92,14 @@ CALLED int translate(const struct flow_key *before, struct flow_key *after, __u3
 {
 	struct flow *in = bpf_map_lookup_elem(&flows, before), *out;
 
-	if (!in || side_of(in) != DESTINATION || in->state == WAITING || in->state == CLOSING)
+	if (!in || side_of(in) != DESTINATION || in->state == WAITING || is_over(in))
 		return 0;
 	*after = *before;
 	after->destination = in->address;
 	after->destination_port = in->port;
 	after->hook = EGRESS;
 	out = bpf_map_lookup_elem(&flows, after);
-	if (out && (side_of(out) != SOURCE || out->state == WAITING || out->state == CLOSING))
+	if (out && (side_of(out) != SOURCE || out->state == WAITING || is_over(out)))
 		return 0;
 	if (in->kind == TO_CLIENT && !out)
 		return 0;
