@@ -351,3 +351,51 @@ async def test_a_directory_that_goes_while_it_is_watched_is_looked_for_again(
     (folder / "c.yaml").write_text(service("c"))
     await seen.until(lambda: seen.services.keys() == {"a", "b", "c"})
     assert not seen.told(Path("inotify"))
+
+
+async def test_what_would_take_for_ever_is_told_and_the_rest_is_in_force(
+    tmp_path: Path, watching: Watching
+) -> None:
+    (tmp_path / "a.yaml").write_text(service("a"))
+    (tmp_path / "bomb.yaml").write_text(f"&a\nkind: List\nitems: [{', '.join(['*a'] * 30)}]\n")
+    with (tmp_path / "huge.yaml").open("wb") as file:
+        file.truncate(1_500_000_000)  # takes no room on the disk
+    os.mkfifo(tmp_path / "fifo.yaml")
+    (tmp_path / "zero.yaml").symlink_to("/dev/zero")
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "dir.yaml").mkdir()
+    seen = watching()
+    await seen.until(lambda: seen.services == {"a": "10.96.0.1"})
+    bomb = seen.told(tmp_path / "bomb.yaml")
+    assert "holds itself by an alias; nothing of it is in force" in bomb
+    assert "longer than 33554432 bytes" in seen.told(tmp_path / "huge.yaml")
+    assert "cannot be read (Too many levels" in seen.told(tmp_path / "loop.yaml")
+    (tmp_path / "bomb.yaml").write_text(service("b"))
+    await seen.until(lambda: seen.services.keys() == {"a", "b"})
+
+
+async def test_all_files_together_are_limited(
+    tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = service("a")
+    monkeypatch.setattr(files_module, "MOST_BYTES_TOGETHER", 2 * len(text) + 1)
+    for name in "abc":
+        (tmp_path / f"{name}.yaml").write_text(service(name))
+    seen = watching()
+    await seen.until(lambda: seen.services)
+    assert seen.services.keys() == {"a", "b"}
+    assert "all manifests together" in seen.told(tmp_path / "c.yaml")
+    (tmp_path / "a.yaml").unlink()
+    await seen.until(lambda: seen.services.keys() == {"b", "c"})
+
+
+async def test_files_of_a_directory_are_limited_in_number(
+    tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "MOST_FILES", 2)
+    for name in "abc":
+        (tmp_path / f"{name}.yaml").write_text(service(name))
+    seen = watching()
+    await seen.until(lambda: seen.services)
+    assert seen.services.keys() == {"a", "b"}
+    assert "has 3 manifests; only the first 2" in seen.told(tmp_path)

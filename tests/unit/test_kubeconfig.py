@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,39 @@ def test_errors_name_file_and_field(
     assert caught.value.field == field
     assert words in caught.value.problem
     assert str(caught.value).startswith(f"{tmp_path}/config: {field}: ")
+
+
+BOMB = "x0: &x0 [1]\n" + "".join(
+    f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BOMB, "grows too large by its aliases"),
+        ("&a [*a]", "holds itself by an alias"),
+        ("a: " + "[" * 100_000, "nested too deeply"),
+        ("a: " + "[" * 60 + "]" * 60, "nested too deeply"),
+        ("a: \xff\xfe", "is not YAML"),
+        ("a: 1\n---\nb: 2\n", "is not YAML"),
+    ],
+)
+def test_files_that_would_take_for_ever(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "bad").write_bytes(text.encode("latin-1"))
+    with pytest.raises(KubeconfigError, match=words):
+        load_cluster_access(tmp_path / "bad")
+
+
+def test_what_is_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1_500_000_000)
+    for name, words in (("fifo", "not a regular file"), ("sparse", "longer than"), (".", "dir")):
+        with pytest.raises(KubeconfigError, match=f"cannot be read: .*{words}"):
+            load_cluster_access(tmp_path / name)
+    with pytest.raises(KubeconfigError, match="not a regular file"):
+        load_cluster_access("/dev/zero")
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.model import yaml_bounds
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName
 from steersman.model.plan import Severity
 from steersman.source.documents import BrokenFileError, read_documents
 from steersman.source.manifests import Manifest, combine, read_manifest
+from steersman.source.pieces import read_again
 
 CART = """\
 apiVersion: v1
@@ -127,8 +129,52 @@ def test_lists_in_lists() -> None:
     assert names(read(json.dumps({"kind": "List", "items": [inner]}))) == ["Node a"]
 
 
-def test_a_list_that_holds_itself_ends() -> None:
-    assert read("&a\nkind: List\nitems: [*a]\n") == Manifest()
+LEVELS = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+MERGES = "".join(
+    f"a{i}: &a{i}\n  b{i}: 1\n  <<: [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+BOMBS = {
+    "itself": "&a\nkind: List\nitems: [*a]\n",
+    "itself, often": f"&a\nkind: List\nitems: [{', '.join(['*a'] * 30)}]\n",
+    "itself, as a key": "&a\n? *a\n: 1\n",
+    "levels": "kind: List\na0: &a0 [1]\n" + LEVELS,
+    "items": f"kind: List\na0: &a0 [1]\n{LEVELS}items: *a11\n",
+    "merges": "kind: List\na0: &a0 {x: 1}\n" + MERGES,
+    "typed": "kind: List\na0: &a0 [1]\n" + LEVELS.replace("[", "!!pairs [{k: ").replace(
+        ", ", "}, {k: ").replace("]", "}]"),
+    "text": f'kind: List\na0: &a0 "{"x" * 100_000}"\n' + LEVELS,
+    "chain": "a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 300)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_aliases_do_not_grow_without_limit(name: str) -> None:
+    with pytest.raises(BrokenFileError, match=r"grows too large by its aliases|holds itself"):
+        read(BOMBS[name])
+    with pytest.raises(BrokenFileError, match=r"grows too large by its aliases|holds itself"):
+        read_again("a.yaml", f"{CART}---\n{BOMBS[name]}".encode(), {})
+
+
+def test_many_small_bombs_are_one_large_bomb() -> None:
+    bomb = "---\na0: &a0 [1]\n" + "".join(LEVELS.splitlines(keepends=True)[:5])
+    assert read(bomb).objects == ()
+    with pytest.raises(BrokenFileError, match="grows too large"):
+        read_again("a.yaml", "".join(f"{bomb}# {i}\n" for i in range(20)).encode(), {})
+
+
+def test_aliases_as_people_use_them() -> None:
+    shared = CART.replace("ports: [", "ports: &p [") + "---\n"
+    many = "".join(f"- {{<<: *d, name: p{i}, port: {i + 1}}}\n" for i in range(1000))
+    text = f"{shared}kind: ConfigMap\nd: &d {{protocol: TCP, name: x}}\nports:\n{many}"
+    assert names(read(text)) == ["Service shop/cart"]
+
+
+def test_a_text_of_too_many_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_bounds, "_LONG", 100)
+    monkeypatch.setattr(yaml_bounds, "_MOST_EVENTS", 1000)
+    assert read(CART + "x: [" + "1, " * 90 + "]\n").objects
+    with pytest.raises(BrokenFileError, match="too many values"):
+        read(CART + "x: [" + "1, " * 2000 + "]\n")
 
 
 def test_other_kinds_are_passed_over() -> None:

@@ -96,9 +96,9 @@ def test_only_what_changed_is_parsed(name: str, monkeypatch: pytest.MonkeyPatch)
     _, known = read_again(path, TEXTS[name].encode(), {})
     parsed: list[bytes] = []
 
-    def reading(path: str, data: bytes, first: int = 1) -> Manifest:
+    def reading(path: str, data: bytes, *more: Any) -> Manifest:
         parsed.append(data)
-        return read_manifest(path, data, first)
+        return read_manifest(path, data, *more)
 
     monkeypatch.setattr(pieces_module, "read_manifest", reading)
     manifest, _ = read_again(path, TEXTS[name].replace("0.2", "0.77").encode(), known)

@@ -15,6 +15,7 @@ import yaml
 
 from steersman.config.errors import ConfigError
 from steersman.config.go import parse_int
+from steersman.model.yaml_bounds import refuse_deep
 
 Plain: TypeAlias = "dict[str, Plain] | list[Plain] | str | int | float | bool | None"
 
@@ -89,6 +90,7 @@ def _object(pairs: Iterable[tuple[str, Any]], duplicates: list[str]) -> dict[str
 def _parse_yaml(text: str) -> tuple[Plain, list[str]]:
     builder = _Builder()
     try:
+        refuse_deep(text, _Loader, _MAX_DEPTH)
         loader = _Loader(text)
         node = loader.get_node() if loader.check_node() else None
         data = builder.build(node, 0) if node is not None else None

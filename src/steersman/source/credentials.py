@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.read import read_file
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin
 
 PLUGIN_TIMEOUT = 60.0
@@ -25,6 +26,8 @@ EXPIRY_MARGIN = 10.0
 """Seconds before its end at which a credential is no longer used."""
 REFUSED_MARGIN = 10.0
 """Seconds between two runs of a plugin whose credential is refused."""
+
+_MOST_BYTES = 1 << 20  # of a token
 
 log = logging.getLogger("steersman.source")
 
@@ -147,8 +150,7 @@ class Credentials:
         if not path:
             return self._token
         try:
-            with open(path, encoding="utf-8") as file:
-                token = file.read().strip()
+            token = read_file(path, _MOST_BYTES).decode().strip()
         except (OSError, ValueError) as error:
             if not self._token:
                 raise CredentialError(f"token file: {error}") from error

@@ -14,9 +14,16 @@ from typing import Any, NamedTuple
 import msgspec
 import yaml
 
+from steersman.model.yaml_bounds import BoundsError, Budget, refuse_deep
+
 _DEEPEST = 200  # levels; Kubernetes objects have about ten
-_BRACKET = re.compile(r"[][{}]")
-_INDENTED = re.compile(rf"^[-?: ]{{{_DEEPEST},}}", re.MULTILINE)
+_NODES = 1_000_000
+_BYTES_PER_NODE = 8  # real manifests have twelve and more
+
+
+def budget(size: int) -> Budget:
+    """Return what a file of this many bytes may grow to."""
+    return Budget(_NODES + size // _BYTES_PER_NODE, _DEEPEST)
 
 
 class BrokenFileError(Exception):
@@ -76,8 +83,12 @@ for _tag, _pattern, _first in (
     )
 
 
-def read_documents(data: bytes, *, only_json: bool = False) -> list[Document]:
+def read_documents(
+    data: bytes, *, only_json: bool = False, bounds: Budget | None = None
+) -> list[Document]:
     """Take the bytes of a file apart into documents; empty ones are left out.
+
+    `bounds` is what is left for the whole file, where `data` is only a piece of it.
 
     YAML is a superset of JSON but for tabs and streams of objects, so that a file that begins as
     JSON is tried as JSON first.
@@ -92,9 +103,7 @@ def read_documents(data: bytes, *, only_json: bool = False) -> list[Document]:
         except BrokenFileError:
             if only_json:
                 raise
-    if _looks_deep(text):
-        _refuse_deep(text)
-    return list(_yaml_documents(text))
+    return list(_yaml_documents(text, bounds or budget(len(data))))
 
 
 def is_json(text: str) -> bool:
@@ -105,8 +114,9 @@ def is_json(text: str) -> bool:
 def list_shell(text: str) -> Shell | None:
     """Read the YAML of a List without its items; None where it might be anything else."""
     try:
+        refuse_deep(text, _Loader, _DEEPEST)
         nodes = list(yaml.compose_all(text, _Loader))
-        values = [document.value for document in _yaml_documents(text)]
+        values = [document.value for document in _yaml_documents(text, budget(len(text)))]
     except (yaml.YAMLError, BrokenFileError):
         return None
     if len(nodes) != 1 or not isinstance(nodes[0], yaml.MappingNode) or len(values) != 1:
@@ -154,12 +164,15 @@ def _skip_space(text: str, at: int) -> int:
     return at
 
 
-def _yaml_documents(text: str) -> Iterator[Document]:
+def _yaml_documents(text: str, bounds: Budget) -> Iterator[Document]:
     with _broken_yaml(text):
+        refuse_deep(text, _Loader, _DEEPEST)
         loader = _Loader(text)
         try:
             while loader.check_node():
                 node = loader.get_node()
+                if node is not None:
+                    bounds.take(node)
                 value = _construct(loader, node) if node else None
                 if node and value is not None:
                     yield Document(value, _line(node), _item_lines(node))
@@ -172,6 +185,9 @@ def _broken_yaml(text: str) -> Iterator[None]:
     """Turn PyYAML's errors into BrokenFileError."""
     try:
         yield
+    except BoundsError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise BrokenFileError(line, str(error.problem)) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = error.problem or error.context or "unknown error"
@@ -187,31 +203,6 @@ def _construct(loader: _Loader, node: yaml.Node) -> Any:
     except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         # Explicit tags (`!!int x`, `!!timestamp x`) fail in PyYAML in as many ways as there are.
         raise BrokenFileError(_line(node), f"holds a value that YAML refuses: {error}") from None
-
-
-def _looks_deep(text: str) -> bool:
-    """Whether brackets or indentation may nest too deeply (or just look so, in a string)."""
-    depth = 0
-    for bracket in _BRACKET.finditer(text):
-        depth += 1 if bracket[0] in "[{" else -1
-        if depth > _DEEPEST:
-            return True
-    return _INDENTED.search(text) is not None
-
-
-def _refuse_deep(text: str) -> None:
-    """Raise BrokenFileError where YAML nests too deeply.
-
-    PyYAML composes recursively in C without looking at the stack: it would be the end of us.
-    """
-    depth = 0
-    with _broken_yaml(text):
-        for event in yaml.parse(text, _Loader):
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                line = event.start_mark.line + 1 if event.start_mark else 1
-                raise BrokenFileError(line, "is nested too deeply")
 
 
 def _line(node: yaml.Node) -> int:

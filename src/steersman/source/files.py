@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from steersman.host.read import read_file
 from steersman.host.threads import in_thread
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
@@ -34,6 +35,12 @@ _POLL_SECONDS = 0.1  # without inotify
 _WRITER_SECONDS = 2.0  # how long a file that is open and half written is waited for
 
 
+MOST_BYTES = 32 << 20
+"""Of one file; 10,000 Services with their slices, as kubectl prints them, are about 30 MB."""
+MOST_BYTES_TOGETHER = 256 << 20
+MOST_FILES = 10_000
+
+
 class _File(NamedTuple):
     """A file as last read."""
 
@@ -44,6 +51,8 @@ class _File(NamedTuple):
     known: Known
     """Of its pieces, for the next time that it is read."""
     fault: Finding | None = None
+    size: int = 0
+    """Bytes that were read."""
 
 
 class _Scan(NamedTuple):
@@ -188,6 +197,7 @@ def _look(
     faults: dict[Path, Finding] = {}
     linked: set[Path] = set()
     seen = set(before.seen)
+    left = MOST_BYTES_TOGETHER
     for directory in directories:
         try:
             paths = sorted(_list(directory))
@@ -197,11 +207,15 @@ def _look(
             files.update({path: before.files[path] for path in kept})
             continue
         seen.add(directory)
-        for path in paths:
+        if len(paths) > MOST_FILES:
+            said = f"has {len(paths)} manifests; only the first {MOST_FILES} by name are read"
+            faults[directory] = _fault(directory, "", said)
+        for path in paths[:MOST_FILES]:
             busy = bool(writing) and _real(path) in writing
             old = before.files.get(path)
-            if file := old if busy else _read(path, old):
+            if file := old if busy else _read(path, old, left):
                 files[path] = file
+                left -= file.size
             if os.path.islink(path):
                 linked.add(_real(path).parent)
     world = combine({str(path): file.manifest for path, file in files.items()})
@@ -225,9 +239,14 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _read(path: Path, old: _File | None) -> _File | None:
-    """Read a file again if it changed; None where there is nothing to read (any more)."""
-    manifest, known = (old.manifest, old.known) if old else (Manifest(), {})
+def _read(path: Path, old: _File | None, left: int) -> _File | None:
+    """Read a file again if it changed; None where there is nothing to read (any more).
+
+    `left` is how many bytes all files may still have.
+    """
+    manifest, known, size = (old.manifest, old.known, old.size) if old else (Manifest(), {}, 0)
+    good = manifest.objects or manifest.findings
+    then = "its last good content stays in force" if good else "nothing of it is in force"
     try:
         status = path.stat()
         signature = _signature(status)  # from before the read: a later change differs from it
@@ -235,16 +254,18 @@ def _read(path: Path, old: _File | None) -> _File | None:
             return None
         if old and signature and old.signature == signature:
             return old
-        data = path.read_bytes()
-        return _File(signature, *read_again(str(path), data, known))
+        if left < status.st_size <= MOST_BYTES:
+            raise OSError(0, f"all manifests together may have {MOST_BYTES_TOGETHER} bytes")
+        data = read_file(path, MOST_BYTES)
+        return _File(signature, *read_again(str(path), data, known), size=len(data))
     except BrokenFileError as error:
-        reason = f"{error.reason}; its last good content stays in force"
-        return _File(signature, manifest, known, _fault(path, f"line {error.line}", reason))
+        fault = _fault(path, f"line {error.line}", f"{error.reason}; {then}")
+        return _File(signature, manifest, known, fault, size)
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not os.path.islink(path):
             return None
-        reason = f"cannot be read ({error.strerror}); its last good content stays in force"
-        return _File(None, manifest, known, _fault(path, "", reason))
+        fault = _fault(path, "", f"cannot be read ({error.strerror}); {then}")
+        return _File(None, manifest, known, fault, size)
 
 
 def _signature(status: os.stat_result) -> tuple[int, ...] | None:

@@ -17,10 +17,15 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import yaml
 
+from steersman.host.read import read_file
 from steersman.model.addresses import without_password
+from steersman.model.yaml_bounds import Budget, refuse_deep
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
+_MOST_BYTES = 8 << 20
+_NODES = 100_000
+_DEEPEST = 50
 _PROXY_SCHEMES = ("http", "https")
 
 
@@ -49,7 +54,7 @@ class Material(Value, frozen=True):
 
     def read(self) -> bytes:
         """Return the PEM text as it is now; OSError where the file cannot be read."""
-        return self.data or Path(self.path).read_bytes()
+        return self.data or read_file(self.path, _MOST_BYTES)
 
 
 class ExecPlugin(Value, frozen=True):
@@ -238,7 +243,7 @@ def _from_file(path: Path, masters: tuple[str, ...], context: str) -> ClusterAcc
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_file(path, _MOST_BYTES)
     except OSError as error:
         reason = error.strerror or str(error)
         raise KubeconfigError(str(path), "", f"cannot be read: {reason}") from error
@@ -246,14 +251,26 @@ def _read(path: Path) -> bytes:
 
 def _parse(file: str, text: bytes) -> _File:
     try:
-        value = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        return msgspec.convert(_without_null(value or {}), _File)
+        return msgspec.convert(_without_null(_yaml(text.decode("utf-8-sig")) or {}), _File)
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at `$")
         raise KubeconfigError(file, field.rstrip("`").lstrip("."), reason) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise KubeconfigError(file, "", f"is not YAML: {problem}") from error
+
+
+def _yaml(text: str) -> Any:
+    refuse_deep(text, yaml.CSafeLoader, _DEEPEST)
+    loader = yaml.CSafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        Budget(_NODES, _DEEPEST).take(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
 
 
 def _without_null(value: Any) -> Any:
@@ -387,7 +404,7 @@ class _Reader:
         data = cluster.certificate_authority_data
         if not data and cluster.certificate_authority:
             authority = Path(self._path(cluster.certificate_authority))
-            data = base64.b64encode(authority.read_bytes()).decode()
+            data = base64.b64encode(read_file(authority, _MOST_BYTES)).decode()
         known = {
             "server": cluster.server,
             "tls-server-name": cluster.tls_server_name,

@@ -24,6 +24,7 @@ from steersman.model.kube import (
 )
 from steersman.model.names import ObjectName
 from steersman.model.plan import Finding, Severity
+from steersman.model.yaml_bounds import Budget
 from steersman.source.decode import decode_value
 from steersman.source.documents import Document, read_documents
 
@@ -71,11 +72,12 @@ class World(NamedTuple):
     """By file; files without Findings have none."""
 
 
-def read_manifest(path: str, data: bytes, first: int = 1) -> Manifest:
+def read_manifest(path: str, data: bytes, first: int = 1, bounds: Budget | None = None) -> Manifest:
     """Read one file: several documents, Lists of any kind, what `kubectl get -o yaml` prints.
 
     Kinds that are not ours are passed over. A malformed object is a Finding, the others count.
-    `first` is the line of the file that the first one of `data` is, for Findings.
+    Where `data` is a piece of a file, `first` is the line at which it starts, for Findings, and
+    `bounds` is what is left for the whole file.
 
     Raises:
         BrokenFileError: it is not YAML or JSON.
@@ -83,7 +85,7 @@ def read_manifest(path: str, data: bytes, first: int = 1) -> Manifest:
     objects: list[Located] = []
     findings: list[Finding] = []
     endpoints: list[tuple[ObjectName, str]] = []
-    for document in read_documents(data, only_json=path.endswith(".json")):
+    for document in read_documents(data, only_json=path.endswith(".json"), bounds=bounds):
         for value, line in _expand(document):
             where = f"{path} line {line + first - 1}"
             match _read_object(value, where):

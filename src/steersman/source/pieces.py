@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from steersman.source.documents import BrokenFileError, is_json, list_shell
+from steersman.model.yaml_bounds import Budget
+from steersman.source.documents import BrokenFileError, budget, is_json, list_shell
 from steersman.source.manifests import Located, Manifest, read_manifest
 
 Known: TypeAlias = Mapping[bytes, tuple[int, tuple[Located, ...]]]
@@ -53,13 +54,15 @@ def read_again(path: str, data: bytes, known: Known) -> tuple[Manifest, Known]:
     try:
         pieces = list(_cut(path, data.decode("utf-8-sig")))
         if len(pieces) > 1:
-            return _read_pieces(path, pieces, known)
+            return _read_pieces(path, pieces, known, budget(len(data)))
     except (UnicodeDecodeError, BrokenFileError):
         pass  # a piece may be broken only because it is one, and the line would be a guess
     return read_manifest(path, data), {}
 
 
-def _read_pieces(path: str, pieces: list[Piece], known: Known) -> tuple[Manifest, Known]:
+def _read_pieces(
+    path: str, pieces: list[Piece], known: Known, bounds: Budget
+) -> tuple[Manifest, Known]:
     parts: list[Manifest] = []
     now: dict[bytes, tuple[int, tuple[Located, ...]]] = {}
     for text, line in pieces:
@@ -67,7 +70,7 @@ def _read_pieces(path: str, pieces: list[Piece], known: Known) -> tuple[Manifest
         key = blake2b(data, digest_size=16).digest()
         before = known.get(key) or now.get(key)
         if before is None:
-            part = read_manifest(path, data, line)
+            part = read_manifest(path, data, line, bounds)
             if part.findings or part.endpoints:
                 parts.append(part)
                 continue
