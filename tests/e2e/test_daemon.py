@@ -216,6 +216,37 @@ def test_flushed_rules_are_back_within_the_sync_period(tmp_path: Path) -> None:
     in_namespace(body)
 
 
+def test_rules_that_cannot_be_repaired_make_the_proxy_unhealthy_until_they_are(
+    tmp_path: Path,
+) -> None:
+    broken, tools = tmp_path / "broken", tmp_path / "tools"
+    tools.mkdir()
+    for name in ("iptables-restore", "iptables-nft-restore"):
+        script = tools / name
+        real = f"/usr/sbin/{name}"
+        script.write_text(f'#!/bin/sh\n[ ! -e {broken} ] || exit 4\nexec {real} "$@"\n')
+        script.chmod(0o755)
+
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}", "--iptables-sync-period=300ms")
+        through = ("env", f"PATH={tools}:{os.environ['PATH']}:/usr/sbin:/sbin")
+        async with steersman(tmp_path, *flags, through=through) as proxy:
+            await proxy.said("sync 1 (start)")
+            await answers("/healthz", 10256)
+            broken.touch()
+            sh("iptables -t nat -F; iptables -F")
+            await answers("/healthz", 10256, 503)
+            await proxy.said("sync failed: iptables")
+            assert "10.244.0.5:" not in rules()
+            assert "Traceback" not in proxy.log
+            broken.unlink()
+            await until(lambda: in_rules("10.244.0.5:"))
+            await answers("/healthz", 10256)
+
+    in_namespace(body)
+
+
 def test_servers_answer_as_probes_and_monitoring_expect(tmp_path: Path) -> None:
     async def body() -> None:
         folder = manifests(tmp_path / "m", *world())

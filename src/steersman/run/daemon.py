@@ -244,6 +244,9 @@ class Daemon:
         first = self._sync.state.result is None
         try:
             result = await self._sync.run()
+        except Exception:  # rules that others removed may be missing: health must tell in time
+            self._effects.queued(self._node_config.families)
+            raise
         finally:
             await self._tell()
         if self._sync.owes:
