@@ -77,7 +77,7 @@ install_steersman() {
     cp -r "$out/python" "$root/usr/lib/python3/dist-packages"
     for name in kube-proxy steersman; do
         function=$([ "$name" = steersman ] && echo main || echo kube_proxy)
-        printf '#!/usr/bin/python3.11 -I\nfrom steersman.cli import %s\n\nraise SystemExit(%s())\n' \
+        printf '#!/usr/bin/python3.11 -I\nfrom steersman.__main__ import %s\n\nraise SystemExit(%s())\n' \
             "$function" "$function" >"$root/usr/local/bin/$name"
         chmod 755 "$root/usr/local/bin/$name"
     done

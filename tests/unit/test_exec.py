@@ -1,10 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from steersman.host import exec as exec_module
 from steersman.host.exec import SubprocessExec
+from tests.e2e.test_userspace_process import NOBODY
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 async def test_what_a_program_reads_and_says() -> None:
@@ -47,3 +56,114 @@ async def test_messages_are_in_english_and_sbin_is_found(monkeypatch: pytest.Mon
     words = result.stdout.decode().split()
     assert words[0] == "C"
     assert "/usr/sbin" in words[1].split(":")
+
+
+async def test_what_a_program_has_started_ends_with_it(tmp_path: Path) -> None:
+    script = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
+    with pytest.raises(TimeoutError):
+        await SubprocessExec().run(["sh", "-c", script], timeout=0.5)
+    pid = int((tmp_path / "pid").read_text())
+    async with asyncio.timeout(20):
+        while state(pid) not in ("Z", ""):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    """R, S, D, Z and so on; "" for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:  # nobody has to wait for it any more
+        return ""
+
+
+async def started(path: Path) -> None:
+    async with asyncio.timeout(20):
+        while not os.path.exists(path):  # noqa: ASYNC110, ASYNC240
+            await asyncio.sleep(0.01)
+
+
+async def test_a_writer_finishes_what_it_was_given_before_its_caller_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_module, "_GRACE", 20.0)
+    script = f"touch {tmp_path}/on; cat > {tmp_path}/read; mv {tmp_path}/read {tmp_path}/whole"
+    task = asyncio.create_task(SubprocessExec().run(["sh", "-c", script], b"x" * 1_000_000))
+    await started(tmp_path / "on")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (tmp_path / "whole").stat().st_size == 1_000_000
+
+
+async def test_a_writer_that_does_not_finish_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exec_module, "_GRACE", 0.01)
+    script = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60"
+    task = asyncio.create_task(SubprocessExec().run(["sh", "-c", script], b"x"))
+    await started(tmp_path / "pid")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert state(int((tmp_path / "pid").read_text())) in ("Z", "")
+
+
+async def test_a_program_that_cannot_be_executed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    with pytest.raises(PermissionError) as refused:
+        await SubprocessExec().run([str(tmp_path / "tool")])
+    assert refused.value.strerror == f"{tmp_path}/tool cannot be executed: Permission denied"
+
+
+async def test_without_descriptors_a_program_is_not_started_and_later_it_is() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(OSError, match="cat cannot be started: Too many open files"):
+            await SubprocessExec().run(["cat"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (await SubprocessExec().run(["cat"])).returncode == 0
+
+
+TRY = """
+import asyncio
+from steersman.host.exec import SubprocessExec
+try:
+    asyncio.run(SubprocessExec().run(["cat"]))
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+@pytest.mark.kernel  # the limit does not count for root, and only root becomes somebody else
+def test_without_processes_a_program_is_not_started() -> None:
+    argv = [*NOBODY, "prlimit", "--nproc=1:1", sys.executable, "-c", TRY]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == "cat cannot be started: Resource temporarily unavailable\n"
+
+
+@pytest.mark.kernel
+@pytest.mark.skipif(not FREEZER.is_dir(), reason="there is no freezer of cgroup v1 here")
+async def test_a_program_that_the_kernel_does_not_let_go_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A frozen process (cgroup v1) does not end, as one that waits for a dead disk."""
+    monkeypatch.setattr(exec_module, "_REAPED", 0.01)
+    cgroup = FREEZER / f"sm-exec-{os.getpid()}"
+    cgroup.mkdir()
+    try:
+        (cgroup / "freezer.state").write_text("FROZEN")
+        script = f"echo $$ > {tmp_path}/pid; echo $$ > {cgroup}/cgroup.procs; exec sleep 60"
+        with pytest.raises(TimeoutError):
+            await SubprocessExec().run(["sh", "-c", script], timeout=0.5)
+        pid = int((tmp_path / "pid").read_text())
+        assert f"sh (pid {pid}) was killed and does not end" in caplog.text
+        assert state(pid) not in ("Z", "")
+        (cgroup / "freezer.state").write_text("THAWED")
+        async with asyncio.timeout(20):
+            while state(pid):  # noqa: ASYNC110 - it is reaped, too
+                await asyncio.sleep(0.01)
+    finally:
+        (cgroup / "freezer.state").write_text("THAWED")
+        cgroup.rmdir()
