@@ -53,7 +53,7 @@ CALLED int rewrite_outer(struct __sk_buff *skb, struct packet *outer, int side,
 }
 
 // At ingress an error goes to who sent the quoted packet, at egress it may come from whom it
-// was sent to; a router in between keeps its address.
+// was sent to; a router in between keeps its address. One that is for somebody else is forged.
 ALONE int translate_error(struct __sk_buff *skb, struct packet *outer)
 {
 	struct packet inner = {};
@@ -61,7 +61,8 @@ ALONE int translate_error(struct __sk_buff *skb, struct packet *outer)
 	struct flow *found;
 	struct flow flow;
 
-	if (!outer || !parse_quoted(skb, outer, &inner))
+	if (!outer || !parse_quoted(skb, outer, &inner) ||
+	    !same(&outer->key.destination, &inner.key.source))
 		return 0;
 	reversed(&inner.key, outer->key.hook, &key);
 	found = bpf_map_lookup_elem(&flows, &key);
