@@ -33,8 +33,6 @@ class _Outline(Lean, frozen=True):
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(EndpointSlice)
 _OUTLINE = msgspec.msgpack.Decoder(_Outline)
-_USUAL = EndpointConditions(ready=True, serving=True, terminating=False)
-"""What no conditions mean, too (SPEC 4): so they are left out."""
 
 
 class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
@@ -135,8 +133,18 @@ def _pack(slice_: EndpointSlice) -> bytes:
     lean = ObjectMeta(meta.name, meta.namespace, labels=meta.labels, annotations=notes)
     endpoints = slice_.endpoints
     if endpoints is not None:
-        endpoints = [each if each.conditions != _USUAL else _usual(each) for each in endpoints]
+        endpoints = [_usual(each) if _is_usual(each.conditions) else each for each in endpoints]
     return _ENCODER.encode(EndpointSlice(lean, slice_.address_type, endpoints, slice_.ports))
+
+
+def _is_usual(conditions: EndpointConditions | None) -> bool:
+    """Whether conditions say what none would say (SPEC 4), so that they can be left out."""
+    return (
+        conditions is not None
+        and conditions.ready is not False
+        and conditions.serving is not False
+        and conditions.terminating is not True
+    )
 
 
 def _usual(endpoint: SliceEndpoint) -> SliceEndpoint:

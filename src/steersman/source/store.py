@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from steersman.model.addresses import canonical_cidr
-from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from steersman.model.kube import Annotations, EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from steersman.model.names import ObjectName
 from steersman.model.plan import Finding
 from steersman.model.snapshot import Snapshot
@@ -45,6 +45,9 @@ class Changes(msgspec.Struct, frozen=True):
         return bool(self.services or self.node)
 
 
+_NO_NOTES = Annotations()
+
+
 def service_essence(service: Service) -> object:
     """What of a Service makes a difference; None where it is not ours to serve (SPEC 2, 3)."""
     spec = service.spec
@@ -55,7 +58,10 @@ def service_essence(service: Service) -> object:
         return None
     lb = service.status.load_balancer if service.status else None
     ingress = (lb.ingress if lb else None) or None
-    return spec, ingress, service.metadata.creation_timestamp, service.metadata.annotations
+    notes = service.metadata.annotations
+    if notes == _NO_NOTES:  # there are some, but none that is read
+        notes = None
+    return spec, ingress, service.metadata.creation_timestamp, notes
 
 
 def _slice_owner(slice_: EndpointSlice) -> ObjectName | None:
