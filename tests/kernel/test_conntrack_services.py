@@ -1,0 +1,269 @@
+"""From changed objects to packets: whose flows go on, and whose begin anew, in a real kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+
+from steersman.compile.plan import Planner
+from steersman.host.exec import SubprocessExec
+from steersman.host.facts import read_facts
+from steersman.model.config import NodeConfig
+from steersman.model.kube import KubeObject
+from steersman.model.names import Family
+from steersman.modes.base import Mode
+from steersman.modes.iptables.mode import IptablesMode
+from steersman.modes.nftables.mode import NftablesMode
+from steersman.run.effects import Effects
+from steersman.run.health import ProxyHealth
+from steersman.run.metrics import Metrics
+from steersman.run.state import Synced
+from steersman.run.sync import Sync
+from steersman.source.store import Store
+from tests.e2e.reading import until
+from tests.kernel.namespace import in_namespace, sh
+from tests.unit.test_store import make
+
+pytestmark = pytest.mark.kernel
+
+NODE, NODE6, NODE_PORT = "192.0.2.1", "2001:db8::1", 30053
+ENDS, ENDS6 = ("10.244.1.5", "10.244.1.6"), ("fd00:10:244::5", "fd00:10:244::6")
+MODES: dict[str, Callable[[], Mode]] = {
+    "nftables": lambda: NftablesMode(SubprocessExec()),
+    "iptables": lambda: IptablesMode(SubprocessExec()),
+}
+both_modes = pytest.mark.parametrize("mode", MODES)
+
+
+class Proxy:
+    """The parts between the sources and the kernel, in the namespace of the calling thread."""
+
+    def __init__(self, mode: Mode, sync: Sync, effects: Effects, synced: list[Synced]) -> None:
+        self.mode, self._sync, self._effects, self._synced = mode, sync, effects, synced
+        self.store = sync.store
+
+    async def sync(self, *objects: KubeObject, drift: bool = False) -> None:
+        for obj in objects:
+            self.store.upsert(obj)
+        await (self._sync.check() if drift else self._sync.run())
+        while self._synced:
+            await self._effects.after(self._synced.pop(0), ())
+
+    async def cleaned(self) -> None:
+        """Wait until nothing is owed to conntrack."""
+        await until(lambda: not self._effects.cleaner.owed, 10.0)
+
+
+@asynccontextmanager
+async def proxy(name: str) -> AsyncIterator[Proxy]:
+    sh("ip link add dm0 type bridge && ip link set dm0 up")
+    for address in (NODE, *ENDS):
+        sh(f"ip address add {address}/24 dev dm0")
+    for address in (NODE6, *ENDS6):
+        sh(f"ip address add {address}/64 dev dm0 nodad")
+    sh("ip route add 10.96.0.0/16 dev dm0")
+    mode, synced = MODES[name](), list[Synced]()
+    assert (await mode.probe()).usable
+    config = NodeConfig(node_name="me", families=(Family.IPV4, Family.IPV6))
+    store, planner = Store("me"), Planner(config, mode.traits)
+    sync = Sync(store, planner, mode, await read_facts(), on_synced=synced.append)
+    effects = Effects(store, Metrics(name), ProxyHealth(60.0), {}, mode=mode)
+    for kind in ("Service", "EndpointSlice"):
+        store.replace(kind, [])
+    task = asyncio.create_task(effects.clean_conntrack())
+    try:
+        made = Proxy(mode, sync, effects, synced)
+        await made.sync()
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def dns(name: str = "dns", protocol: str = "UDP", **spec: Any) -> KubeObject:
+    ports = [{"name": "dns", "port": 53, "protocol": protocol, "nodePort": NODE_PORT}]
+    spec = {"type": "NodePort", "clusterIP": "10.96.0.10", "ports": ports, **spec}
+    notes = {"steersman/close-connections": "true"}
+    meta = {"namespace": "shop", "name": name, "annotations": notes}
+    meta["creationTimestamp"] = f"2026-0{len(name)}-01T00:00:00Z"
+    return make("Service", {"metadata": meta, "spec": spec})
+
+
+def ends(*ips: str, of: str = "dns", protocol: str = "UDP") -> KubeObject:
+    family = "IPv6" if ":" in ips[0] else "IPv4"
+    labels = {"kubernetes.io/service-name": of}
+    meta = {"namespace": "shop", "name": f"{of}-{family.lower()}", "labels": labels}
+    ports = [{"name": "dns", "port": 5300, "protocol": protocol}]
+    listed = [{"addresses": [ip]} for ip in ips]
+    return make(
+        "EndpointSlice",
+        {"metadata": meta, "addressType": family, "ports": ports, "endpoints": listed},
+    )
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Serve on all endpoints: each says its address."""
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+        for address in (*ENDS, *ENDS6):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            sock = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
+            sock.bind((address, 5300))
+
+            def answer(sock: socket.socket = sock, address: str = address) -> None:
+                _, client = sock.recvfrom(100)
+                sock.sendto(address.encode(), client)
+
+            loop.add_reader(sock, answer)
+            stack.callback(loop.remove_reader, sock)
+        yield
+
+
+@contextmanager
+def client(address: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.connect((address, port))
+        yield sock
+
+
+async def ask(sock: socket.socket) -> str:
+    """Ask once; "" if nobody answers."""
+    with contextlib.suppress(OSError):  # refused, or no answer in time
+        await asyncio.sleep(0)
+        sock.send(b"?")
+        async with asyncio.timeout(0.2):
+            return (await asyncio.get_running_loop().sock_recv(sock, 100)).decode()
+    return ""
+
+
+async def answer(sock: socket.socket) -> str:
+    """Ask until somebody answers."""
+    async with asyncio.timeout(10):
+        while not (said := await ask(sock)):
+            pass
+    return said
+
+
+def run(mode: str, body: Callable[[Proxy], Awaitable[None]]) -> None:
+    async def inside() -> None:
+        async with proxy(mode) as made:
+            with answering():
+                await body(made)
+
+    in_namespace(inside)
+
+
+@both_modes
+@pytest.mark.parametrize("target", [(NODE, NODE_PORT), ("10.96.0.10", 53)])
+def test_a_client_that_asks_before_its_service_comes_is_answered_after(
+    mode: str, target: tuple[str, int]
+) -> None:
+    """It never stops asking, so its untranslated entry in conntrack never ends by itself."""
+
+    async def body(made: Proxy) -> None:
+        with client(*target) as sock:
+            await made.sync(ends(ENDS[0]))
+            assert await ask(sock) == ""
+            await made.sync(dns())
+            assert await answer(sock) == ENDS[0]
+
+    run(mode, body)
+
+
+@both_modes
+def test_a_client_of_an_address_that_comes_later_is_answered(mode: str) -> None:
+    async def body(made: Proxy) -> None:
+        await made.sync(dns(), ends(ENDS[0]))
+        await made.cleaned()
+        with client("192.0.2.77", 53) as sock:
+            assert await ask(sock) == ""
+            await made.sync(dns(externalIPs=["192.0.2.77"]))
+            assert await answer(sock) == ENDS[0]
+
+    run(mode, body)
+
+
+@both_modes
+def test_a_client_that_asked_while_the_rules_were_gone_is_answered(mode: str) -> None:
+    async def body(made: Proxy) -> None:
+        await made.sync(dns(), ends(ENDS[0]))
+        await made.cleaned()
+        if mode == "nftables":
+            sh("nft delete table ip kube-proxy")
+        else:
+            sh("iptables-nft -t nat -F; iptables-nft -t nat -X")
+        with client(NODE, NODE_PORT) as sock:
+            assert await ask(sock) == ""
+            await made.sync(drift=True)
+            assert await answer(sock) == ENDS[0]
+
+    run(mode, body)
+
+
+@both_modes
+def test_replacing_an_endpoint_moves_nobody_else(mode: str) -> None:
+    both: dict[str, Any] = {
+        "ipFamilies": ["IPv4", "IPv6"],
+        "clusterIPs": ["10.96.0.10", "fd00:10:96::10"],
+        "ipFamilyPolicy": "RequireDualStack",
+    }
+
+    async def body(made: Proxy) -> None:
+        await made.sync(dns(**both), ends(*ENDS), ends(*ENDS6))
+        await made.cleaned()
+        with ExitStack() as stack:
+            socks = [
+                stack.enter_context(client(address, NODE_PORT))
+                for address in (NODE, NODE6)
+                for _ in range(8)
+            ]
+            before = [await answer(sock) for sock in socks]
+            gone = before[0]
+            left = next(end for end in ENDS if end != gone)
+            await made.sync(ends(left))
+            await made.cleaned()
+            after = [await answer(sock) for sock in socks]
+            assert after == [left if said == gone else said for said in before]
+
+    run(mode, body)
+
+
+@both_modes
+def test_who_lost_an_address_cuts_no_connection_there(mode: str) -> None:
+    """A younger Service claims the same clusterIP, and asks for connections to be closed."""
+
+    async def body(made: Proxy) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server((ENDS[0], 5300)))
+            listener.setblocking(False)
+            await made.sync(dns(protocol="TCP"), ends(ENDS[0], protocol="TCP"))
+            await made.cleaned()
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("10.96.0.10", 53))
+            server, _ = await loop.sock_accept(listener)
+            stack.enter_context(server)
+            taker = dns("taker", "TCP", clusterIP="10.96.0.66", externalIPs=["10.96.0.10"])
+            await made.sync(taker, ends(ENDS[1], of="taker", protocol="TCP"))
+            await made.cleaned()
+            await loop.sock_sendall(sock, b"still here")
+            async with asyncio.timeout(10):
+                assert await loop.sock_recv(server, 100) == b"still here"
+            await made.sync(ends(ENDS[1], protocol="TCP"))  # who holds the address, does
+            await made.cleaned()
+            await loop.sock_sendall(sock, b"gone")
+            async with asyncio.timeout(10):
+                with pytest.raises(ConnectionError):
+                    await loop.sock_recv(sock, 100)
+
+    run(mode, body)
