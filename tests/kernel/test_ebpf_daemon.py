@@ -121,3 +121,63 @@ async def test_it_serves_is_killed_and_serves_on(machine: Machine) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+async def test_a_second_one_of_another_network_namespace_is_told_who_has_the_maps(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.serve(POD)
+    first = machine.start()
+    second = None
+    try:
+        await reaches(machine.lab, POD)
+        inside = ["nsenter", f"--mount=/proc/{machine.keeper.pid}/ns/mnt", "unshare", "--net"]
+        argv = [sys.executable, "-m", "steersman", "run", f"--manifests={machine.directory}"]
+        with (tmp_path / "second").open("ab") as log:
+            second = subprocess.Popen([*inside, *argv, *FLAGS], stdout=log, stderr=log)  # noqa: ASYNC220
+        said = f"/sys/fs/bpf/steersman is held by pid {first.pid} "
+        async with asyncio.timeout(WAIT):
+            while said not in (tmp_path / "second").read_text():
+                assert second.poll() is None
+                await asyncio.sleep(0.02)
+        second.terminate()
+        assert second.wait(WAIT) == 0
+        assert "Traceback" not in (tmp_path / "second").read_text()
+        await reaches(machine.lab, POD)
+    finally:
+        for process in filter(None, (first, second)):
+            process.kill()
+            process.wait()
+
+
+MOUNT = """
+from pathlib import Path
+from steersman.modes.ebpf.bpffs import is_bpffs, lacking, mount
+place = Path("/sys/fs/bpf")
+before = is_bpffs(place), lacking(place)
+mount(place)
+mount(place)
+print(*before, is_bpffs(place / "steersman"), lacking(place))
+"""
+
+
+def in_private(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a mount namespace of its own, without a bpffs."""
+    script = 'while umount -l /sys/fs/bpf 2>/dev/null; do :; done; exec "$@"'
+    argv = ["unshare", "--mount", "--net", "sh", "-c", script, "", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_a_bpffs_is_mounted_without_a_program() -> None:
+    done = in_private("env", "PATH=/nowhere", sys.executable, "-c", MOUNT)
+    assert done.stdout == "False () True ()\n", done.stderr
+
+
+def test_where_no_bpffs_may_be_mounted_the_start_says_so() -> None:
+    without = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all")
+    argv = (sys.executable, "-m", "steersman", "run", "--manifests=/nowhere", *FLAGS)
+    done = in_private(*without, *argv)
+    assert done.returncode == 1
+    assert "ebpf mode cannot run here: " in done.stderr
+    assert "No bpffs is mounted at /sys/fs/bpf, and this process may not mount one" in done.stderr
+    assert "Traceback" not in done.stderr

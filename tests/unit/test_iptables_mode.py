@@ -183,14 +183,15 @@ async def test_given_features_are_kept() -> None:
 @pytest.mark.parametrize(
     ("status", "stderr", "error", "says"),
     [
-        (4, "Another app is currently holding the xtables lock.", BusyError, "holding"),
+        (4, "Another app is currently holding the xtables lock.", BusyError, "xtables.lock is held"),
         (4, "line 3: RULE_APPEND failed (Resource temporarily unavailable)", BusyError, "RULE"),
         (4, "line 3: RULE_APPEND failed (Invalid argument): rule in chain X", ApplyError, "0x1/0x1"),
         (2, "Error occurred at line: 2", ApplyError, ":KUBE-MARK-MASQ"),
         (1, "iptables-restore: line 4 failed", ApplyError, "line 4 failed"),
         (1, "iptables-restore: line 99 failed", ApplyError, "line 99 failed"),
         (1, "", ApplyError, "exit status 1"),
-        (-9, "", ApplyError, "exit status -9"),
+        (-9, "", BusyError, "was killed by SIGKILL"),
+            (-11, "", ApplyError, "exit status -11"),
     ],
 )  # fmt: skip
 async def test_what_a_failed_restore_means(

@@ -7,6 +7,16 @@ from pathlib import Path
 
 NEEDS_NET_ADMIN = "needs root or CAP_NET_ADMIN"
 """What is missing where the kernel says EPERM."""
+CAP_SYS_ADMIN = 21
+
+
+def has_capability(number: int, proc: Path = Path("/proc")) -> bool:
+    """Whether this process has a capability (linux/capability.h) in effect."""
+    for line in (proc / "self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> number & 1)
+    return False
+
 
 MOST_DESCRIPTORS = 1 << 20
 """What the limit is raised to: more was never needed, and some programs look at each number."""

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from steersman.host.exec import Exec, Result
 from steersman.modes.base import BusyError
 
+_KILLED = {9: "SIGKILL", 15: "SIGTERM"}
+"""Signals that others send, for want of memory say; a crash may be due to what was written."""
+
 
 def reason(program: str, package: str, error: OSError) -> str:
     """Say why a program did not run to its end, and what to do where that is known."""
@@ -28,9 +31,13 @@ async def run(
         timeout: seconds after which it is killed.
 
     Raises:
-        BusyError: it did not run to its end; trying again may help.
+        BusyError: it did not run to its end; how much it did is not known, and trying again may
+            help.
     """
     try:
-        return await execute.run(argv, stdin, timeout=timeout)
+        result = await execute.run(argv, stdin, timeout=timeout)
     except OSError as error:  # TimeoutError, too
         raise BusyError(reason(argv[0], package, error)) from error
+    if -result.returncode in _KILLED:
+        raise BusyError(f"{argv[0]} was killed by {_KILLED[-result.returncode]}")
+    return result

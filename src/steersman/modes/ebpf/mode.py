@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Collection, Hashable
-from pathlib import Path
 from typing import TypeVar
 
 from steersman.host.exec import Exec
@@ -15,6 +14,7 @@ from steersman.modes.base import ApplyError, BusyError, Made, NodeTotals, Suppor
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import HeldError
+from steersman.modes.ebpf.bpffs import mount
 from steersman.modes.ebpf.engine import EbpfOptions, Engine, Inside
 from steersman.modes.ebpf.hold import Hold
 from steersman.modes.ebpf.keeper import Keeper
@@ -47,11 +47,10 @@ class EbpfMode:
         """Make the mode; nothing is opened before it is used.
 
         Args:
-            execute: the door to `mount`, where no bpffs is mounted.
+            execute: runs nft, to keep connections of other modes.
             options: where it works.
             inside: the network namespace of the node (another than ours, in tests).
         """
-        self._exec = execute
         self._options = options or EbpfOptions()
         inside = inside or Inside()
         self.engine = Engine(self._options, inside)
@@ -62,7 +61,9 @@ class EbpfMode:
 
     async def probe(self) -> Support:
         """Say whether this kernel, and what is installed, can do it."""
-        return await asyncio.to_thread(probe, self._options.file, self._options.cgroup)
+        options = self._options
+        pins = options.pins.parent
+        return await asyncio.to_thread(probe, options.file, options.cgroup, pins=pins)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Render what belongs to the node."""
@@ -89,7 +90,7 @@ class EbpfMode:
         """Write the maps; attach the programs after that, and detach them before."""
         async with self._lock:
             if Kind.PROGRAMS.value in change.added and not self.engine.pins.exist:
-                await mount(self._exec, self._options.pins.parent)
+                await asyncio.to_thread(mount, self._options.pins.parent)
             if len(change) <= _INLINE and self.engine.tables is not None:
                 guarded(lambda: self.engine.apply(change))
             else:
@@ -165,21 +166,3 @@ def guarded(work: Callable[[], T]) -> T:
         if error.errno in _BUSY:
             raise BusyError(f"ebpf: {error}") from error
         raise ApplyError(f"ebpf: {error}") from error
-
-
-async def mount(execute: Exec, place: Path) -> None:
-    """Mount a bpffs where there is none."""
-    if is_bpffs(place):
-        return
-    result = await execute.run(["mount", "-t", "bpf", "bpf", str(place)])
-    if result.returncode:
-        text = result.stderr.decode(errors="replace").strip()
-        raise ApplyError(f"ebpf: no bpffs is mounted at {place}, and mounting fails: {text}")
-
-
-def is_bpffs(path: Path) -> bool:
-    """Whether a directory is in a bpffs."""
-    lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    mounts = [line.split() for line in lines]
-    points = {words[4] for words in mounts if words[words.index("-") + 1] == "bpf"}
-    return any(str(parent) in points for parent in (path, *path.parents))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from steersman.modes.base import Support
+from steersman.modes.ebpf import bpffs
 from steersman.modes.ebpf.features import Feature, lacking
 from steersman.modes.ebpf.loader import library
 
@@ -17,7 +18,10 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def probe(
-    file: Path, cgroup: Path | None, features: Callable[[], Iterable[Feature]] = lacking
+    file: Path,
+    cgroup: Path | None,
+    features: Callable[[], Iterable[Feature]] = lacking,
+    pins: Path | None = None,
 ) -> Support:
     """Say whether kernel, library, object and cgroup are there, and what is done without them.
 
@@ -25,13 +29,14 @@ def probe(
         file: the compiled object.
         cgroup: that is to be used, None for the root of all.
         features: those that the kernel lacks.
+        pins: directory where a bpffs is, or is to be mounted; None where that does not matter.
     """
     absent = tuple(features())
     fatal = (
         *(feature.missing for feature in absent if not feature.instead),
         *_library(),
         *_object(file),
-        *_privileges(),
+        *(_privileges() or (bpffs.lacking(pins) if pins else ())),
         *_named_cgroup(cgroup),
     )
     milder = (*(feature.missing for feature in absent if feature.instead), *_cgroup(cgroup))

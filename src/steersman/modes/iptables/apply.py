@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 from steersman.host.exec import Exec, Result
+from steersman.host.locks import held_by
 from steersman.modes import programs
 from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.iptables.names import CANARY, MANGLE
@@ -12,6 +15,7 @@ from steersman.modes.iptables.script import Run
 from steersman.modes.iptables.variant import Tool
 
 _LINE = re.compile(r"line:? (\d+)")
+_LOCK = "/run/xtables.lock"
 _RESOURCE_PROBLEM = 4
 _OBJECT_REFUSED = re.compile(r"[A-Z]+_[A-Z_]+ failed \((?!Resource temp|Cannot alloc|No buffer)")
 """iptables-nft also ends with 4 where the kernel refused an object, and then names the step."""
@@ -69,6 +73,9 @@ def _said(result: Result) -> str:
 
 def _failure(command: str, result: Result, text: str) -> Exception:
     message = _said(result)
+    if "xtables lock" in message:
+        path = os.environ.get("XTABLES_LOCKFILE", _LOCK)
+        return BusyError(f"{command}: the xtables lock {path} is held{held_by(Path(path))}")
     if result.returncode == _RESOURCE_PROBLEM and not _OBJECT_REFUSED.search(message):
         return BusyError(f"{command}: {message}")
     where = _LINE.search(message)
