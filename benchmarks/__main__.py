@@ -21,6 +21,7 @@ from benchmarks import (
     packets,
     path,
     proxy,
+    scrape,
     start,
 )
 from benchmarks.figures import Figure, table
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "start": start.run,
     "footprint": footprint.run,
     "proxy": proxy.run,
+    "scrape": scrape.run,
 }
 NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy"}
 

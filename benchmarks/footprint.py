@@ -13,7 +13,7 @@ from benchmarks.process import api_server, get, memory, steersman, wait_ready
 _PAGES = ("metrics", "state", "configz")
 
 
-def _objects(services: int) -> list[bytes]:
+def objects(services: int) -> list[bytes]:
     """Each Service and its slice, with their kinds, which lists leave out."""
     found = []
     for number in range(services):
@@ -28,7 +28,7 @@ def measured(mode: str, services: int) -> tuple[float, float, float]:
     netns = Netns()
     netns.enter()
     with tempfile.TemporaryDirectory() as directory:  # noqa: SIM117 - the flag needs its URL
-        with api_server(_objects(services), Path(directory)) as url:
+        with api_server(objects(services), Path(directory)) as url:
             with steersman("--master", url, "--proxy-mode", mode) as process:
                 wait_ready(process)
                 first = memory(process.pid)

@@ -67,10 +67,10 @@ def api_server(objects: Sequence[bytes], folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def steersman(*flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the process in the namespace that we are in."""
+def steersman(*flags: str, before: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the process in the namespace that we are in; `before` are words that run it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "steersman", "run", *_FLAGS, *flags],
+        [*before, sys.executable, "-m", "steersman", "run", *_FLAGS, *flags],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment(),

@@ -136,7 +136,7 @@ class ModeMetrics:
             return lambda: {_PROXIED: _proxied(traffic)}
         if isinstance(self._mode, Counting):
             made = await self._mode.made(plans)
-            return lambda: _counts(made)
+            return lambda: counts_of(made)
         return dict
 
     async def _totals(self) -> Iterable[Metric]:
@@ -147,7 +147,8 @@ class ModeMetrics:
         return ()
 
 
-def _counts(made: Made) -> Counts:
+def counts_of(made: Made) -> Counts:
+    """Return what a mode has counted as rows."""
     return {
         _BY_ENDPOINT: _rows(made.endpoints, made.moved_by_endpoint),
         _BY_FRONTEND: _rows(made.frontends, made.moved_by_frontend),

@@ -1,0 +1,109 @@
+"""What a scrape costs: bytes, series and CPU of the pages of the whole process."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from benchmarks import world
+from benchmarks.churn_place import in_ebpf_place
+from benchmarks.ebpf_place import Place as EbpfPlace
+from benchmarks.figures import Figure, figure
+from benchmarks.footprint import objects
+from benchmarks.node import Netns
+from benchmarks.process import api_server, get, steersman, wait_ready
+from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
+from steersman.model.plan import Action, Endpoint, Frontend, FrontendKind, ServicePlan, Verdict
+from steersman.modes.base import Made
+from steersman.run.exposition import exposition
+from steersman.run.mode_metrics import counts_of
+from steersman.run.service_metrics import Filter, Ledger
+
+MODES = ("iptables", "nftables", "ebpf")
+_PAGES = ("metrics", "metrics/services", "state")
+_ROUNDS, _TOGETHER = 5, 5
+_METRICS = "http://127.0.0.1:10249"
+
+
+@contextmanager
+def running(mode: str, services: int) -> Iterator[int]:
+    """Run the process until its rules are in; its number."""
+    with ExitStack() as stack:
+        netns = Netns()
+        stack.callback(netns.close)
+        netns.enter()
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        before: list[str] = []
+        if mode == "ebpf":
+            place = EbpfPlace()
+            stack.callback(place.close)
+            before = in_ebpf_place([], place.cgroup)
+        url = stack.enter_context(api_server(objects(services), folder))
+        flags = ("--master", url, "--proxy-mode", mode)
+        process = stack.enter_context(steersman(*flags, before=before))
+        wait_ready(process)
+        yield process.pid
+
+
+def cpu(pid: int) -> float:
+    """Seconds of CPU of all threads so far, finer than by ticks."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def of_pages(mode: str, services: int) -> Iterator[Figure]:
+    """Measure each page, in turn, again and again."""
+    sizes: dict[str, bytes] = {}
+    spent: dict[str, list[float]] = {page: [] for page in _PAGES}
+    with running(mode, services) as pid:
+        for _ in range(_ROUNDS):
+            for page in _PAGES:
+                begun = cpu(pid)
+                for _ in range(_TOGETHER):
+                    sizes[page] = get(f"{_METRICS}/{page}")
+                spent[page].append((cpu(pid) - begun) / _TOGETHER * 1e3)
+    name = "iptables-nft" if mode == "iptables" else mode
+    for page in _PAGES:
+        yield figure(f"/{page}: CPU", name, services, (statistics.median(spent[page]), "ms"))
+        yield figure("  size", name, services, (len(sizes[page]) / 1e3, "kB"))
+        if page != "state":
+            series = sum(1 for line in sizes[page].splitlines() if not line.startswith(b"#"))
+            yield figure("  series", name, services, (series, ""))
+
+
+def of_a_busy_cluster(services: int) -> Figure:
+    """Measure what is done in the process if every endpoint has counted since the last scrape."""
+    plans = [_plan(number) for number in range(services)]
+    ledger, spent = Ledger(), []
+    for scrape in range(1, _ROUNDS + 1):
+        ends = {(plan.key.name, str(end)): scrape for plan in plans for end in plan.reachable}
+        made = Made({(plan.key.name, "10.96.0.1:80"): 3 * scrape for plan in plans}, ends)
+        begun = time.thread_time()
+        ledger.update(counts_of(made))
+        metrics = ledger.view(Filter()).metrics(plans, ledger.counts)
+        b"".join(exposition(metrics)[0])
+        spent.append((time.thread_time() - begun) * 1e3)
+    return figure("/metrics/services: all have traffic", "any", services, (min(spent), "ms"))
+
+
+def _plan(number: int) -> ServicePlan:
+    name = ServicePortName("bench", f"service-{number}", "http", Protocol.TCP)
+    action = Action(Verdict.FORWARD)
+    front = Frontend(FrontendKind.CLUSTER_IP, "10.96.0.1", 80, action, action, action)
+    ends = tuple(Endpoint(address, 8080) for address in world.pods(number))
+    return ServicePlan(PlanKey(name, Family.IPV4), (front,), reachable=ends)
+
+
+def run(quick: bool) -> list[Figure]:
+    """Measure 10,000 Services of three endpoints (500 when quick)."""
+    size = 500 if quick else 10_000
+    figures = [of_a_busy_cluster(size)]
+    for mode in MODES:
+        print(f"  {mode} ...", file=sys.stderr, flush=True)
+        figures += of_pages(mode, size)
+    return figures
