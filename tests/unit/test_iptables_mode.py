@@ -6,6 +6,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.diff import Diff
 from steersman.modes.iptables import mode as mode_module
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.names import LOCALHOST_ACCEPTED
 from steersman.modes.iptables.render import Features
 from steersman.modes.iptables.strangers import Strangers
 from tests.iptables_plans import SETTINGS, simple
@@ -175,6 +177,71 @@ async def test_given_features_are_kept() -> None:
     mode = IptablesMode(Scripted(*BOTH, WORKS), IptablesOptions(features=features))
     await mode.probe()
     assert mode.features == features
+
+
+class Kernel:
+    """An nfnetlink_acct that does as it is told."""
+
+    def __init__(self, supported: bool = True) -> None:
+        self.is_supported = supported
+        self.did: list[str] = []
+        self.error: Exception | None = None
+
+    def supported(self) -> bool:
+        return self.is_supported
+
+    def packets(self) -> dict[str, int]:
+        return {LOCALHOST_ACCEPTED: 7}
+
+    def create(self) -> None:
+        self.did.append("create")
+        if self.error:
+            raise self.error
+
+    async def delete(self) -> None:
+        self.did.append("delete")
+
+
+MATCH = "iptables* -m nfacct -h"
+
+
+@pytest.mark.parametrize(
+    ("supported", "status", "counts"),
+    [(True, 0, True), (True, 2, False), (False, 0, False)],
+)
+async def test_packets_are_counted_if_kernel_and_iptables_can(
+    supported: bool, status: int, counts: bool
+) -> None:
+    execute = Scripted(*BOTH, (MATCH, status), WORKS)
+    mode = IptablesMode(execute, accounting=cast(Any, Kernel(supported)))
+    await mode.probe()
+    assert mode.features.nfacct is counts
+    assert mode.packets() == ({LOCALHOST_ACCEPTED: 7} if counts else {})
+
+
+async def test_programs_that_run_elsewhere_do_not_count() -> None:
+    mode = IptablesMode(Scripted(*BOTH, WORKS))
+    await mode.probe()
+    assert (mode.features.nfacct, mode.packets()) == (False, {})
+
+
+async def test_counters_are_there_before_the_rules_and_go_after_them() -> None:
+    kernel = Kernel()
+    execute = Scripted(*BOTH, (MATCH, 0), WORKS)
+    mode = IptablesMode(execute, accounting=cast(Any, kernel))
+    await mode.probe()
+    assert kernel.did == [], "a probe changes nothing"
+    rules = dict(mode.render_node(SETTINGS))
+    await mode.apply(Diff(added=rules))
+    assert kernel.did == ["create"]
+    execute.ran.clear()
+    kernel.error = BusyError("no memory")
+    with pytest.raises(BusyError, match="no memory"):
+        await mode.apply(Diff(added=rules))
+    assert execute.ran == []
+    await mode.apply(CHANGE)
+    await mode.apply(Diff(removed=rules))
+    assert kernel.did == ["create", "create", "delete"]
 
 
 # Failures

@@ -184,6 +184,15 @@ class Totalling(Protocol):
 
 
 @runtime_checkable
+class Accounting(Protocol):
+    """A mode whose rules count packets in counters with names (nfacct)."""
+
+    def packets(self) -> Mapping[str, int]:
+        """Return packets by counter, as far as there are counters; call it in a thread."""
+        ...
+
+
+@runtime_checkable
 class Lingering(Mode, Protocol):
     """A mode whose kernel objects carry connections, which end when the objects go."""
 

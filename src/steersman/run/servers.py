@@ -20,6 +20,7 @@ from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.modes.base import Accounting
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
@@ -27,7 +28,7 @@ from steersman.run.http import keep_serving
 from steersman.run.klog import Logging
 from steersman.run.loop import MeasuredLoop
 from steersman.run.machine import Machine
-from steersman.run.metrics import Metrics, conntrack_usage
+from steersman.run.metrics import Metrics, conntrack_usage, nfacct_packets
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.report import state_json
@@ -85,6 +86,8 @@ class Servers:
         self._mode_metrics = ModeMetrics(
             sync.mode, self._plans, lambda: self.config.steersman.metrics_per_service
         )
+        if isinstance(sync.mode, Accounting):
+            self.metrics.ask(nfacct_packets(sync.mode.packets))
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
             self.metrics.ask(loop.holds.collect)

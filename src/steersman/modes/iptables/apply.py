@@ -55,6 +55,10 @@ class Iptables:
         if result.returncode:
             raise _failure(command, result, run.text)
 
+    async def knows_nfacct(self, family: int) -> bool:
+        """Return whether iptables has `-m nfacct`; asking for its help touches no table."""
+        return not (await self._run([self.tool.of(family), "-m", "nfacct", "-h"])).returncode
+
     async def has_canary(self, family: int) -> bool:
         """Whether our chain in the mangle table is still there (SPEC 8.5)."""
         command = self.tool.of(family)

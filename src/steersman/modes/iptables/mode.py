@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import BusyError, Support
 from steersman.modes.diff import Diff, Ruleset
+from steersman.modes.iptables.accounting import Accounting, counts, ends
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.names import RuleKey, is_kubelets
 from steersman.modes.iptables.parse import parse
@@ -51,9 +52,24 @@ class IptablesMode:
         localhost_node_ports=True,
     )
 
-    def __init__(self, execute: Exec, options: IptablesOptions | None = None) -> None:
-        """Take how to run programs; nothing is run before `probe`, `read` or `apply`."""
+    def __init__(
+        self,
+        execute: Exec,
+        options: IptablesOptions | None = None,
+        accounting: Accounting | None = None,
+    ) -> None:
+        """Make the mode; nothing is run before `probe`, `read` or `apply`.
+
+        Args:
+            execute: how to run programs.
+            options: what may be set.
+            accounting: the packet counters where these programs run; without it, and if programs
+                run elsewhere than we do, rules do not count.
+        """
         self._execute = execute
+        here = isinstance(execute, SubprocessExec) and not execute.prefix
+        self._here = here
+        self._accounting = accounting or (Accounting() if here else None)
         self._options = options or IptablesOptions()
         self.features = self._options.features or Features()
         self.families: tuple[Family, ...] = tuple(Family)
@@ -76,13 +92,15 @@ class IptablesMode:
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families = choice.families
+        iptables = Iptables(self._execute, choice.tool, self._options.lock_wait)
         if self._options.features is None:
             self.features = Features(
-                random_fully=choice.tool.version >= _RANDOM_FULLY, tcp_liberal=_tcp_liberal()
+                random_fully=choice.tool.version >= _RANDOM_FULLY,
+                nfacct=await self._can_account(iptables),
+                tcp_liberal=_tcp_liberal(),
             )
-        self._iptables = Iptables(self._execute, choice.tool, self._options.lock_wait)
-        here = isinstance(self._execute, SubprocessExec) and not self._execute.prefix
-        if here and choice.tool.variant == "nft":
+        self._iptables = iptables
+        if self._here and choice.tool.variant == "nft":
             with suppress(OSError):
                 self._strangers = Strangers()
         return Support(usable=True, missing=choice.missing)
@@ -127,6 +145,8 @@ class IptablesMode:
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff; see `Mode.apply`. One run per family, unless it is a very large one."""
         iptables = await self._probed()
+        if self._accounting and counts(change):
+            self._accounting.create()
         change = self._without_left(change)
         spelled = {k: v for words in self._spelled.values() for k, v in words.items()}
         limits = LIMITS[iptables.tool.variant]
@@ -138,6 +158,18 @@ class IptablesMode:
             await asyncio.sleep(0)
         if running is not None:
             await running
+        if self._accounting and ends(change):
+            await self._accounting.delete()
+
+    async def _can_account(self, iptables: Iptables) -> bool:
+        """Return whether rules may count packets with `-m nfacct`."""
+        if self._accounting is None or not self._accounting.supported():
+            return False
+        return all([await iptables.knows_nfacct(family) for family in self.families])
+
+    def packets(self) -> Mapping[str, int]:
+        """Return packets by counter; nothing if rules do not count."""
+        return self._accounting.packets() if self._accounting and self.features.nfacct else {}
 
     async def _restore(self, iptables: Iptables, run: Run) -> None:
         if self._strangers is not None:

@@ -23,6 +23,9 @@ MARK_MASQ = "KUBE-MARK-MASQ"
 CANARY = "KUBE-PROXY-CANARY"
 KUBELET_FIREWALL = "KUBE-FIREWALL"
 
+INVALID_DROPPED, LOCALHOST_ACCEPTED = "ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"
+"""Packet counters of rules with `-m nfacct` (accounting.py)."""
+
 SVC, SVL, EXT, FW, SEP = "KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"
 SERVICE_PREFIXES = (SEP, SVC, SVL, EXT, FW)
 """Prefixes of chains that belong to one ServicePort; a chain only leads to ones further left."""

@@ -26,6 +26,7 @@ from steersman.modes.iptables.names import (
     EXTERNAL_SERVICES,
     FILTER,
     FW,
+    LOCALHOST_ACCEPTED,
     MARK_MASQ,
     NAT,
     NODE_PORTS,
@@ -213,7 +214,7 @@ class _Port(_Shared):
             target = self._external_chain(frontend)
             counted = family is Family.IPV4 and self.settings.ipv4.localhost_node_ports
             if counted and self.features.nfacct:
-                counter = "-m nfacct --nfacct-name  localhost_nps_accepted_pkts"
+                counter = f"-m nfacct --nfacct-name  {LOCALHOST_ACCEPTED}"
                 self._rule(NAT, NODE_PORTS, f" -d 127.0.0.0/8{rest} {counter} -j {target}")
             self._rule(NAT, NODE_PORTS, f"{rest} -j {target}")
         verdict = frontend.external.verdict

@@ -13,6 +13,7 @@ from steersman.modes.iptables.names import (
     EXTERNAL_SERVICES,
     FILTER,
     FORWARD,
+    INVALID_DROPPED,
     JUMPS,
     KUBELET,
     KUBELET_FIREWALL,
@@ -107,7 +108,7 @@ def _kubelet_firewall(family: Family, settings: NodeSettings) -> Iterator[_Objec
 def _forward(settings: NodeSettings, features: Features) -> Iterator[str]:
     mark = f"{settings.masquerade_mark:#x}"
     if not features.tcp_liberal:
-        counter = " -m nfacct --nfacct-name  ct_state_invalid_dropped_pkts"
+        counter = f" -m nfacct --nfacct-name  {INVALID_DROPPED}"
         count = counter if features.nfacct else ""
         yield f"-A {FORWARD} -m conntrack --ctstate INVALID{count} -j DROP"
     comment = _comment("kubernetes forwarding rules")

@@ -1,0 +1,108 @@
+"""The packet counters that rules with `-m nfacct` count in, as upstream names them.
+
+They are objects of the kernel's nfnetlink_acct, in one network namespace each. A rule can only name
+one that is there: so they are created before the rules, and deleted after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Mapping
+
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError, Request
+from steersman.host.nlmsg import NLM_F_CREATE, attributes, text
+from steersman.modes.base import BusyError
+from steersman.modes.diff import Diff
+from steersman.modes.iptables.names import FILTER, FORWARD, INVALID_DROPPED, LOCALHOST_ACCEPTED
+
+COUNTERS = (INVALID_DROPPED, LOCALHOST_ACCEPTED)
+
+_NEW, _GET, _DELETE = ((7 << 8) | kind for kind in (0, 1, 3))  # NFNL_SUBSYS_ACCT
+_NAME, _PACKETS = 1, 2  # NFACCT_*, linux/netfilter/nfnetlink_acct.h
+_HEADER = bytes(4)  # struct nfgenmsg
+_ATTEMPTS, _PAUSE = 40, 0.05  # nf_tables lets go of what a deleted rule used a moment later
+
+
+def open_netlink() -> Netlink:
+    """Open a socket in the network namespace of the calling thread."""
+    return Netlink(NETLINK_NETFILTER, buffer=1 << 16)
+
+
+class Accounting:
+    """The counters in one network namespace."""
+
+    def __init__(self, connect: Callable[[], Netlink] = open_netlink) -> None:
+        """Take what opens a socket there."""
+        self._connect = connect
+
+    def supported(self) -> bool:
+        """Return whether the kernel has such counters; none is created."""
+        try:
+            self._ask(_GET, INVALID_DROPPED)
+        except NetlinkError as error:
+            return error.errno == errno.ENOENT
+        except OSError:
+            return False
+        return True
+
+    def packets(self) -> Mapping[str, int]:
+        """Return packets by counter, as far as they are there."""
+        found = {}
+        for name in COUNTERS:
+            try:
+                (reply,) = self._ask(_GET, name)
+            except (OSError, ValueError):
+                continue
+            found[name] = int.from_bytes(attributes(reply, 4).get(_PACKETS, b""), "big")
+        return found
+
+    def create(self) -> None:
+        """Create those that are not there.
+
+        Raises:
+            BusyError: the kernel refuses.
+        """
+        for name in COUNTERS:
+            try:
+                self._ask(_NEW, name, NLM_F_CREATE)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.EBUSY):  # EBUSY: it is there
+                    raise BusyError(
+                        f"the packet counter {name} cannot be created: {error}"
+                    ) from error
+
+    async def delete(self) -> None:
+        """Delete them, unless somebody's rules still use them."""
+        left = list(COUNTERS)
+        for _ in range(_ATTEMPTS):
+            left = [name for name in left if self._in_use(name)]
+            if not left:
+                return
+            await asyncio.sleep(_PAUSE)
+
+    def _in_use(self, name: str) -> bool:
+        """Delete a counter; return whether rules keep it."""
+        try:
+            self._ask(_DELETE, name)
+        except OSError as error:
+            return error.errno == errno.EBUSY
+        return False
+
+    def _ask(self, kind: int, name: str, flags: int = 0) -> list[bytes]:
+        with self._connect() as netlink:
+            request = Request(kind, _HEADER + text(_NAME, name), flags)
+            return [reply.payload for reply in netlink.request(request)]
+
+
+def counts(change: Diff) -> bool:
+    """Return whether rules that a Diff writes count in these counters."""
+    written = (*change.added.values(), *(new for _, new in change.changed.values()))
+    return any("--nfacct-name" in rules for rules in written)
+
+
+def ends(change: Diff) -> bool:
+    """Return whether a Diff only removes, and the node's rules, too: nothing of the mode stays."""
+    if change.added or change.changed:
+        return False
+    return any(key[1:3] == (FILTER, FORWARD) for key in change.removed)

@@ -1,0 +1,107 @@
+"""Packet counters of the iptables mode: with real packets, from the process to its page."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steersman.host.netlink import Netlink, NetlinkError
+from steersman.modes.base import BusyError
+from steersman.modes.iptables.accounting import COUNTERS, Accounting
+from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
+from steersman.run.metrics import NFACCT
+from tests.e2e.reading import service, slice_
+from tests.e2e.test_daemon import command, get, manifests, steersman, until
+from tests.kernel.namespace import in_namespace, sh
+
+pytestmark = pytest.mark.kernel
+
+NODE_PORT, POD = 30080, "10.244.0.1"
+
+
+def world() -> list[dict[str, Any]]:
+    made = service("web", "10.96.0.10")
+    made["spec"]["type"] = "NodePort"
+    made["spec"]["ports"][0]["nodePort"] = NODE_PORT
+    return [made, slice_("web-x", "web", POD)]
+
+
+async def counted(counter: str) -> float | None:
+    """The metric of a counter; None if it is not there."""
+    found = re.search(rf"^{NFACCT[counter][0]} (\S+)$", (await get("/metrics"))[1], re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def knock() -> None:
+    """Send the first packet of a connection to the node port on loopback."""
+    with socket.socket() as client:
+        client.setblocking(False)
+        assert client.connect_ex(("127.0.0.1", NODE_PORT)) == errno.EINPROGRESS
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+def test_packets_to_node_ports_on_loopback_are_a_metric(tmp_path: Path, variant: str) -> None:
+    """What upstream's end-to-end test of this metric does."""
+
+    async def body() -> None:
+        sh("ip route add 10.244.0.0/16 dev lo")
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}", f"--iptables-variant={variant}")
+        async with steersman(tmp_path, *flags) as proxy:
+            await proxy.said("sync 1 (start)")
+            assert await counted(LOCALHOST_ACCEPTED) == 0
+            assert await counted(INVALID_DROPPED) == 0
+            knock()
+
+            async def seen() -> bool:
+                return await counted(LOCALHOST_ACCEPTED) == 1
+
+            await until(seen)
+        async with steersman(tmp_path, *flags, name="again") as proxy:
+            await proxy.said("0 added, 0 changed, 0 removed")
+            assert await counted(LOCALHOST_ACCEPTED) == 1, "a restart keeps what was counted"
+        assert Accounting().packets().keys() == set(COUNTERS)
+        status, out, _ = await command("cleanup")
+        assert status == 0, out
+        assert Accounting().packets() == {}
+        assert "nfacct" not in sh(f"iptables-{variant}-save")
+
+    in_namespace(body)
+
+
+def test_counters_are_created_once_and_stay_while_rules_use_them() -> None:
+    async def body() -> None:
+        accounting = Accounting()
+        assert accounting.supported()
+        assert accounting.packets() == {}, "asking creates nothing"
+        accounting.create()
+        accounting.create()
+        assert accounting.packets() == dict.fromkeys(COUNTERS, 0)
+        sh(f"iptables-nft -A INPUT -m nfacct --nfacct-name {INVALID_DROPPED}")
+        deleting = asyncio.create_task(accounting.delete())
+        await asyncio.sleep(0)
+        assert accounting.packets() == {INVALID_DROPPED: 0}
+        sh("iptables-nft -F INPUT")
+        await deleting
+        assert accounting.packets() == {}
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP])
+def test_a_kernel_without_counters_is_not_supported(code: int) -> None:
+    def refuse() -> Netlink:
+        raise NetlinkError(code, "refused")
+
+    accounting = Accounting(refuse)
+    assert not accounting.supported()
+    assert accounting.packets() == {}
+    with pytest.raises(BusyError, match="cannot be created"):
+        accounting.create()
+    asyncio.run(accounting.delete())
