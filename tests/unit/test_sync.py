@@ -197,11 +197,15 @@ async def test_only_what_was_written_is_said_to_be() -> None:
     world.start()
     result = await world.sync.run()
     assert result is not None
-    assert (result.added, result.removed, result.refused) == (2 + 8 * 2, 0, 2)
+    assert (result.added, result.removed, result.refused) == (2 + 8 * 2, 0, 1)
+    world.mode.poison = set()
     result = await world.sync.check()
     assert result is not None
-    assert (result.added, result.removed, result.refused) == (0, 0, 2)
-    assert {f.object for f in world.sync.state.findings} == {"leftovers", "Service shop/s3"}
+    assert (result.added, result.removed, result.refused) == (2, 0, 0)
+    result = await world.sync.run()  # nobody can need the leftovers any more
+    assert result is not None
+    assert (result.added, result.removed, result.refused) == (0, 0, 1)
+    assert {f.object for f in world.sync.state.findings} == {"leftovers"}
 
 
 async def test_a_new_process_keeps_what_it_cannot_replace() -> None:
@@ -562,3 +566,30 @@ async def test_what_cannot_be_rendered_costs_no_other_service() -> None:
     await world.sync.check()
     assert world.mode.kernel == world.fresh()
     assert world.sync.state.findings == ()
+
+
+async def test_a_restart_keeps_the_last_version_of_what_the_kernel_refuses() -> None:
+    """Also what the new version does not want: the old one may need it."""
+    world = World()
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.2", "10.1.0.3")))
+    await world.sync.run()
+    before = dict(world.mode.kernel)
+    world.start()
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.9")))
+    world.store.delete("Service", ObjectName("shop", "s4"))
+    world.mode.poison = {"shop/s1 (TCP, IPv4)"}
+    world.mode.kernel["node"] = "other"  # something has to be written
+    for _ in range(3):
+        await world.sync.check()
+        assert world.mode.kernel == before
+    objects = {finding.object for finding in world.sync.state.findings}
+    assert objects == {"Service shop/s1", "objects of an earlier process"}
+    assert world.sync.state.objects == len(before)
+    world.mode.poison = set()
+    await world.sync.check()
+    assert world.sync.owes
+    await world.sync.run()
+    assert not world.sync.owes
+    assert world.mode.kernel == world.fresh()
+    assert world.sync.state.findings == ()
+    assert world.sync.state.objects == len(world.mode.kernel)

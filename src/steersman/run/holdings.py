@@ -17,6 +17,9 @@ Owner: TypeAlias = PlanKey | str
 
 NODE = "the node"
 STALE = "leftovers"
+ADOPTED = "objects of an earlier process"
+"""What an earlier process wrote and nobody wants, while an owner is refused that may need it: which
+of these objects its last version was made of, nobody knows."""
 
 
 class Holdings:
@@ -31,6 +34,8 @@ class Holdings:
         self._want: dict[Owner, Ruleset] = {}
         self._have: dict[Owner, Ruleset] = {}
         self._dirty: set[Owner] = set()
+        self._adopters: set[Owner] = set()
+        """Owners that were refused before anything of theirs was known to be in force."""
 
     @property
     def owners(self) -> set[Owner]:
@@ -105,6 +110,7 @@ class Holdings:
         """
         self.refused.update(dict.fromkeys(owners, why))
         fresh = [owner for owner in owners if owner in self._want and owner not in self._have]
+        self._adopters.update(fresh)
         others = self.owners.difference(fresh)
         taken = _keys(map(self._effective, others)) | _keys(self._have.get(o, {}) for o in others)
         for owner in fresh:
@@ -113,6 +119,29 @@ class Holdings:
                 self._have[owner] = found
                 self.objects += len(found)
                 taken |= found.keys()
+        if fresh:
+            taken |= _keys(map(self._effective, fresh))
+            self._adopt({key: value for key, value in kernel.items() if key not in taken})
+
+    def _adopt(self, leftovers: Ruleset) -> None:
+        self.objects += len(leftovers) - len(self._have.pop(ADOPTED, ()))
+        if leftovers:
+            self._have[ADOPTED] = leftovers
+            names = ", ".join(sorted(map(str, self._adopters))[:3])
+            self.refused[ADOPTED] = f"kept, as they may belong to what is refused: {names}"
+
+    def release(self) -> bool:
+        """Forget what was adopted, if everybody who may need it is in force or gone.
+
+        Returns:
+            Whether it is to be removed from the kernel now, as leftovers.
+        """
+        self._adopters.intersection_update(self.refused)
+        if self._adopters or ADOPTED not in self.refused:
+            return False
+        del self.refused[ADOPTED]
+        self.objects -= len(self._have.pop(ADOPTED))
+        return True
 
     def in_force(self) -> Iterator[tuple[Any, Any]]:
         """Every kernel object that is in force, as far as known."""

@@ -24,7 +24,7 @@ from steersman.model.plan import Finding, NodePlan, ServicePlan, Severity
 from steersman.model.snapshot import HostFacts
 from steersman.modes.base import ApplyError, Mode
 from steersman.modes.diff import Diff, Ruleset, diff
-from steersman.run.holdings import NODE, STALE, Holdings, Owner
+from steersman.run.holdings import ADOPTED, NODE, STALE, Holdings, Owner
 from steersman.run.owed import Owed
 from steersman.run.state import State, Synced, SyncResult
 from steersman.source.store import Store
@@ -152,7 +152,7 @@ class Sync:
             removed=len(change.removed),
             changed=len(change.changed),
             phases=self._phases,
-            refused=len(self._held.refused) + len(self._broken),
+            refused=len(self._held.refused.keys() - {ADOPTED}) + len(self._broken),
         )
         return self._publish(result, change, whole)
 
@@ -290,17 +290,32 @@ class Sync:
             if not change or await self._try(change, changes_only=False):
                 accepted = held.owners - held.refused.keys()
                 await self._in_thread(lambda: held.accept(accepted), len(accepted))
-                await self._settle([*held.refused.keys() - {STALE}])
-                await self._settle([*held.refused.keys() & {STALE}])
+                parts = [change, *await self._settle([*held.refused.keys() - {STALE, ADOPTED}])]
+                parts += await self._settle([*held.refused.keys() & {STALE}])
             else:
-                change = await self._halve()
+                parts = await self._halve()
             held.compared()
-            owed.unread = False
-        return change
+            owed.unread = held.release()
+        written = Diff(added={}, removed={}, changed={})
+        for part in parts:
+            written.added.update(part.added)
+            written.removed.update(part.removed)
+            written.changed.update(part.changed)
+        return written
 
     async def _in_thread(self, work: Callable[[], T], size: int) -> T:
-        """Do something pure with many objects beside the event loop, with few at once."""
-        return work() if size <= _INLINE else await asyncio.to_thread(work)
+        """Do something pure with many objects beside the event loop, with few at once.
+
+        It is always done when this returns or raises: nobody else may touch the ledger meanwhile.
+        """
+        if size <= _INLINE:
+            return work()
+        thread = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(thread)
+        except asyncio.CancelledError:
+            await asyncio.wait([thread])
+            raise
 
     async def _try(self, change: Diff, *, changes_only: bool) -> bool:
         with self._timed("apply"):
@@ -312,16 +327,11 @@ class Sync:
                 return False
         return True
 
-    async def _halve(self) -> Diff:
+    async def _halve(self) -> list[Diff]:
         """Apply what can be applied; return that."""
-        written = Diff(added={}, removed={}, changed={})
-        parts: tuple[list[Owner], ...] = ([NODE], [*self._held.owners - {NODE}], [STALE])
-        for part in parts:
-            for change in await self._settle(part):
-                written.added.update(change.added)
-                written.removed.update(change.removed)
-                written.changed.update(change.changed)
-        return written
+        written = await self._settle([NODE])
+        written += await self._settle([*self._held.owners - {NODE, ADOPTED}])
+        return written + await self._settle([STALE])
 
     async def _settle(self, owners: list[Owner]) -> list[Diff]:
         """Apply the part of some owners; where it is refused, halve it down to the culprits."""
@@ -404,6 +414,8 @@ class Sync:
 
 
 def _refused(owner: Owner, why: str, mode: str) -> Finding:
+    if owner == ADOPTED:
+        return Finding(ADOPTED, "", f"{mode}: {why}")
     return _finding(owner, f"{mode}: the kernel refuses its rules ({why})")
 
 
