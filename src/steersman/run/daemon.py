@@ -249,7 +249,7 @@ class Daemon:
             raise
         finally:
             await self._tell()
-        if self._sync.owes:
+        if self._store.synced and self._sync.owes:  # else the list that is waited for asks
             self._runner.request()
         if result is None:
             return False
