@@ -32,6 +32,8 @@ OTHER = GONE._replace(client_port=40004, destination="10.96.0.11")
 OVER_TCP = GONE._replace(protocol=TCP)
 OVER_SCTP = GONE._replace(protocol=SCTP)
 ZONED = GONE._replace(client_port=40005, zone=7)
+ELSEWHERE = NODE_PORT._replace(client_port=40006, destination="192.0.2.9")
+AT_HOME = "ip address add 192.0.2.1/32 dev lo && ip route add 192.0.2.0/24 dev lo"
 
 
 def _entry(flow: FlowEntry) -> Entry:
@@ -49,10 +51,13 @@ def test_only_stale_entries_are_deleted(others: int) -> None:
     ]
 
     async def body() -> None:
-        add_entries((GOOD, GONE, UNTRANSLATED, NODE_PORT, OTHER, OVER_TCP, OVER_SCTP, ZONED))
+        sh(AT_HOME)
+        gone = (GONE, UNTRANSLATED, NODE_PORT, ZONED)
+        kept = (GOOD, OTHER, OVER_TCP, OVER_SCTP, ELSEWHERE)
+        add_entries((*gone, *kept))
         result = await conntrack.delete_stale(stale(Family.IPV4, more))
         assert result == (4, 0, True)
-        assert await _left() == {_entry(f) for f in (GOOD, OTHER, OVER_TCP, OVER_SCTP)}
+        assert await _left() == {_entry(f) for f in kept}
 
     in_namespace(body)
 
@@ -64,6 +69,7 @@ def test_ipv6_entries_are_told_apart() -> None:
     node = gone._replace(client_port=40002, destination="2001:db8::1", port=30053)
 
     async def body() -> None:
+        sh("ip -6 address add 2001:db8::1/128 dev lo nodad")
         add_entries((good, gone, node, GONE))
         assert await conntrack.delete_stale(stale(Family.IPV6, [served])) == (2, 0, True)
         assert await _left(Family.IPV6) == {_entry(good)}

@@ -197,6 +197,9 @@ def test_a_client_that_asked_while_the_rules_were_gone_is_answered(mode: str) ->
     async def body(made: Proxy) -> None:
         await made.sync(dns(), ends(ENDS[0]))
         await made.cleaned()
+        other = "chain ip sm-other input"
+        sh(f"nft 'add table ip sm-other; add {other} {{ type filter hook input priority 0; }}'")
+        sh(f"nft add {other.replace('chain', 'rule')} ct state new accept")  # conntrack goes on
         if mode == "nftables":
             sh("nft delete table ip kube-proxy")
         else:

@@ -36,6 +36,8 @@ class Kernel:
         self.refuses: dict[int, int] = {}
         self.listed: list[Request] = []
         self.deleted: list[Request] = []
+        self.routes: list[bytes] = []
+        self.route_type: int | None = 2
 
     def __call__(self, _protocol: int) -> Self:
         return self
@@ -52,6 +54,12 @@ class Kernel:
             yield Message(0x100, 0, 1, body)
         if self.interrupts:
             raise DumpInterruptedError(errno.EINTR, "changed")
+
+    def request(self, request: Request) -> list[Message]:
+        self.routes.append(attributes(request.payload, 12)[1])
+        if self.route_type is None:
+            raise NetlinkError(errno.ENETUNREACH, "no route")
+        return [Message(24, 0, 1, bytes((*request.payload[:7], self.route_type, 0, 0, 0, 0)))]
 
     def batch(self, requests: Sequence[Request]) -> dict[int, NetlinkError]:
         self.deleted += requests
@@ -131,6 +139,21 @@ async def test_many_are_deleted_in_batches(monkeypatch: pytest.MonkeyPatch) -> N
     kernel = play(monkeypatch, *[payload(GONE, number) for number in range(1000)])
     assert await conntrack.delete_stale(STALE) == (1000, 0, True)
     assert len(kernel.deleted) == 1000
+
+
+@pytest.mark.parametrize(("kind", "deleted"), [(2, 1), (1, 0), (None, 0)])
+async def test_a_node_port_is_at_addresses_of_the_node_only(
+    monkeypatch: pytest.MonkeyPatch, kind: int | None, deleted: int
+) -> None:
+    flow = GONE._replace(destination="203.0.113.9", port=30053)
+    again = flow._replace(client_port=40001, destination="203.0.113.9")
+    kernel = play(monkeypatch, payload(flow), *[payload(GONE)] * (deleted + 1))
+    kernel.route_type = kind
+    node_port = stale(Family.IPV4, [msgspec.structs.replace(DNS, addresses=(), node_port=30053)])
+    assert await conntrack.delete_stale(node_port) == (deleted, 0, True)
+    kernel.payloads = (payload(flow), payload(again))
+    assert (await conntrack.delete_stale(node_port)).deleted == 2 * deleted
+    assert kernel.routes == [bytes((203, 0, 113, 9))] * 2, "each is asked for once in a pass"
 
 
 async def test_only_what_is_still_stale_after_the_listing_is_deleted(

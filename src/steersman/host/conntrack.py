@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
+    NETLINK_ROUTE,
     DumpInterruptedError,
     Netlink,
+    NetlinkError,
     Request,
 )
 from steersman.host.nlmsg import NLM_F_ACK, attr, attributes, nested, u8, u32
@@ -35,6 +37,9 @@ _CTA_IP_V4_SRC, _CTA_IP_V4_DST, _CTA_IP_V6_SRC, _CTA_IP_V6_DST = 1, 2, 3, 4
 _CTA_PROTO_NUM, _CTA_PROTO_SRC_PORT, _CTA_PROTO_DST_PORT = 1, 2, 3
 _CTA_FILTER_ORIG_FLAGS = 1
 _FILTER_IP_DST, _FILTER_PROTO_NUM, _FILTER_DST_PORT = 1 << 1, 1 << 3, 1 << 5
+
+_RTM_GETROUTE, _RTA_DST, _RTN_LOCAL = 26, 1, 2
+_ROUTE_TYPE_AT = 7  # in struct rtmsg
 
 _DELETES = 256  # in one datagram
 _AT_ONCE = 4096  # stale entries that are held in memory
@@ -149,8 +154,12 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
     """
     if not stale:
         return Cleanup(0, 0, True)
-    with Netlink(NETLINK_NETFILTER) as netlink, Netlink(NETLINK_NETFILTER) as deleting:
-        listing, deleted, failed = _Listing(netlink, stale), 0, 0
+    with (
+        Netlink(NETLINK_NETFILTER) as netlink,
+        Netlink(NETLINK_NETFILTER) as deleting,
+        Netlink(NETLINK_ROUTE) as routes,
+    ):
+        listing, deleted, failed = _Listing(netlink, _Routes(routes, stale.family), stale), 0, 0
         while found := await asyncio.to_thread(listing.some):
             if confirm is not None:
                 fresh = await confirm()
@@ -160,12 +169,40 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
     return Cleanup(deleted, failed, listing.complete)
 
 
-class _Listing:
-    """The stale entries of a family, some at a time. Blocks."""
+class _Routes:
+    """Which addresses are this node's, as its routing tables say. Blocks."""
 
-    def __init__(self, netlink: Netlink, stale: Stale) -> None:
+    def __init__(self, netlink: Netlink, family: Family) -> None:
+        self._netlink = netlink
+        self._family = family
+        self._known: dict[bytes, bool] = {}
+
+    def ends_here(self, address: bytes) -> bool:
+        """Whether packets to an address are for this node."""
+        known = self._known.get(address)
+        if known is None:
+            known = self._known[address] = self._ask(address)
+        return known
+
+    def _ask(self, address: bytes) -> bool:
+        head = bytes((_FAMILIES[self._family], self._family.bits)) + bytes(10)  # struct rtmsg
+        try:
+            replies = self._netlink.request(Request(_RTM_GETROUTE, head + attr(_RTA_DST, address)))
+        except NetlinkError:  # no route
+            return False
+        return all(reply.payload[_ROUTE_TYPE_AT] == _RTN_LOCAL for reply in replies)
+
+
+class _Listing:
+    """The stale entries of a family, some at a time. Blocks.
+
+    A node port is one of this node's addresses: what has its number elsewhere is somebody else's.
+    """
+
+    def __init__(self, netlink: Netlink, routes: _Routes, stale: Stale) -> None:
         self.complete = True
         self.layout = _LAYOUTS[stale.family]
+        self._routes = routes
         self._found = self._find(netlink, stale)
 
     def some(self) -> list[bytes]:
@@ -177,7 +214,10 @@ class _Listing:
         for request in _listings(stale):
             try:
                 for reply in netlink.dump(request):
-                    if contains(*_keys(reply.payload, layout)):
+                    destination, source = _keys(reply.payload, layout)
+                    if contains(destination, source) and (
+                        destination in stale.by_address or self._routes.ends_here(destination[1:-2])
+                    ):
                         yield reply.payload
             except DumpInterruptedError:  # what was seen is good enough for now (SPEC 12)
                 self.complete = False
