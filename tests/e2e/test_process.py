@@ -115,10 +115,13 @@ import asyncio, os, sys
 from steersman.cli import main
 from steersman.source.files import FileSource
 
+reading = FileSource.run
+
 async def run(self, sink):
-    self.load(sink)
+    work = asyncio.ensure_future(reading(self, sink))
     while not os.path.exists({trigger!r}):
         await asyncio.sleep(0.02)
+    work.cancel()
     raise ValueError("out of cheese")
 
 FileSource.run = run
