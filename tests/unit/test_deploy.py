@@ -11,7 +11,6 @@ from typing import Any
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
-from aiohttp.test_utils import TestClient, TestServer
 
 from steersman import __version__
 from steersman.config import load, parse_command_line
@@ -19,6 +18,7 @@ from steersman.run.health import ProxyHealth
 from steersman.run.health_server import proxy_health_app
 from steersman.source.apiserver import resources
 from steersman.source.kubeconfig import load_cluster_access
+from tests.unit.test_health_server import ask, serving
 
 try:
     import helm_python as helm
@@ -207,10 +207,9 @@ def test_chart_and_overlay_agree(mode: str) -> None:
 async def test_probes_ask_for_pages_that_there_are(variant: tuple[str, list[Object]]) -> None:
     running = container(variant[1])
     app = proxy_health_app(ProxyHealth(60.0), lambda: None)
-    async with TestClient(TestServer(app)) as client:
+    async with serving(app) as port:
         for probe in ("livenessProbe", "readinessProbe"):
-            answer = await client.get(running[probe]["httpGet"]["path"])
-            assert answer.status == 200
+            assert (await ask(port, running[probe]["httpGet"]["path"])).status == 200
 
 
 def test_chart_takes_the_configmap_of_kubeadm() -> None:
@@ -274,3 +273,34 @@ def test_nothing_runs_while_the_image_is_built() -> None:
     assert instructions[0] == "FROM"
     assert "RUN" not in instructions
     assert "org.opencontainers.image.version" in text
+
+
+def mounts(objects: list[Object]) -> dict[str, Object]:
+    return {each["mountPath"]: each for each in container(objects)["volumeMounts"]}
+
+
+def test_the_mode_alone_brings_its_rights_and_mounts() -> None:
+    """Also without the file of values for it: `--set mode=ebpf`."""
+    bare, full = rendered(mode="ebpf"), chart_objects("ebpf")
+    assert container(bare)["securityContext"] == container(full)["securityContext"]
+    assert mounts(bare) == mounts(full)
+    assert {"BPF", "PERFMON", "SYS_ADMIN"} <= set(
+        container(bare)["securityContext"]["capabilities"]["add"]
+    )
+
+
+def test_capabilities_that_are_given_beat_those_of_the_mode() -> None:
+    running = container(rendered(mode="ebpf", capabilities=["NET_ADMIN"]))
+    assert running["securityContext"]["capabilities"]["add"] == ["NET_ADMIN"]
+
+
+def test_another_mode_may_see_the_pins_that_it_is_to_remove() -> None:
+    assert "/sys/fs/bpf" not in mounts(rendered(mode="nftables"))
+    assert "/sys/fs/bpf" in mounts(rendered(mode="nftables", hostPaths={"bpf": True}))
+
+
+def test_only_what_is_written_is_mounted_writable(variant: tuple[str, list[Object]]) -> None:
+    mode, objects = variant
+    writable = {path for path, each in mounts(objects).items() if not each.get("readOnly")}
+    expected = {"nftables": set[str](), "ebpf": {"/run/xtables.lock", "/sys/fs/bpf"}}
+    assert writable == expected.get(mode, {"/run/xtables.lock"})

@@ -45,12 +45,27 @@ volumeMounts:
   - name: xtables-lock
     mountPath: /run/xtables.lock
   {{- end }}
-  {{- if .Values.hostPaths.bpf }}
+  {{- if include "steersman.bpf" . }}
   - name: bpf
     mountPath: /sys/fs/bpf
   - name: cgroup
     mountPath: /sys/fs/cgroup
+    readOnly: true
   {{- end }}
+{{- end }}
+
+{{- /* Whether the pins of the ebpf mode are to be reached: "true" or nothing. */}}
+{{- define "steersman.bpf" -}}
+{{- if or (eq .Values.mode "ebpf") .Values.hostPaths.bpf }}true{{ end }}
+{{- end }}
+
+{{- /* The capabilities given, or else those that the mode needs, as a JSON list. */}}
+{{- define "steersman.capabilities" -}}
+{{- $needed := list "NET_ADMIN" "NET_RAW" "SYS_RESOURCE" }}
+{{- if eq .Values.mode "ebpf" }}
+{{- $needed = concat $needed (list "BPF" "PERFMON" "SYS_ADMIN") }}
+{{- end }}
+{{- .Values.capabilities | default $needed | toJson }}
 {{- end }}
 
 {{- define "steersman.args" -}}
@@ -64,7 +79,7 @@ volumeMounts:
 {{- /* setpriv's way to write the capabilities to hand on: +net_admin,+net_raw */}}
 {{- define "steersman.setpriv" -}}
 {{- $words := list }}
-{{- range .Values.capabilities }}
+{{- range include "steersman.capabilities" . | fromJsonArray }}
 {{- $words = append $words (printf "+%s" (lower .)) }}
 {{- end }}
 {{- join "," $words }}
