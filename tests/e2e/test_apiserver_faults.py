@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from steersman.source.kubeconfig import ClusterAccess
 from tests.apiserver import ApiServer
 from tests.e2e.reading import WORLD, WatchedStore, reading, service, slice_, timing, until
 
@@ -329,6 +330,28 @@ async def test_the_same_failure_is_logged_once_per_wait(caplog: pytest.LogCaptur
     lines = [record for record in caplog.messages if record.startswith("Service: 500")]
     assert 1 <= len(lines) <= 4
     assert "what is known stays" in lines[0]
+
+
+async def test_what_meets_every_kind_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "steersman.source")
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        await server.stop_listening()
+        kinds = r.source.stats.kinds.values()
+        await until(lambda: all(stats.errors["connect"] >= 3 for stats in kinds))
+        await server.listen_again()
+        await until(lambda: r.source.stats.connected)
+    assert len([text for text in caplog.messages if "cannot connect to" in text]) == 1
+    assert any("connected again, watching" in text for text in caplog.messages)
+
+
+async def test_failing_over_again_and_again_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    access = ClusterAccess(servers=("http://127.0.0.1:1", "http://127.0.0.1:2"))
+    async with reading(access) as r:
+        await until(lambda: r.source.stats.failovers >= 20)
+    assert len([text for text in caplog.messages if "does not work" in text]) == 2
 
 
 def misbehave(server: ApiServer, dice: random.Random) -> None:

@@ -33,7 +33,7 @@ from steersman.source.backoff import Timing
 from steersman.source.body import pieces
 from steersman.source.credentials import CredentialError, Credentials
 from steersman.source.kubeconfig import ClusterAccess
-from steersman.source.stats import SourceStats
+from steersman.source.stats import Complaints, SourceStats
 from steersman.source.tls import TlsContexts, TlsError
 
 MAX_ERROR_BODY = 64 << 10
@@ -118,6 +118,7 @@ class ApiClient:
         self._timing = timing
         self._credentials = credentials or Credentials(access)
         self._tls = TlsContexts(access)
+        self.complaints = Complaints(timing.now)
         self._current = 0
         self._session: aiohttp.ClientSession | None = None
         stats.server = access.servers[0]
@@ -152,7 +153,8 @@ class ApiClient:
             self._current = (self._current + 1) % len(servers)
             self._stats.server = servers[self._current]
             self._stats.failovers += 1
-            log.warning("API server %s does not work, trying %s", server, self._stats.server)
+            words = f"API server {server} does not work, trying {self._stats.server}"
+            log.log(self.complaints.level(words), "%s", words)
 
     @asynccontextmanager
     async def get(

@@ -114,9 +114,13 @@ class Reflector:
         await self._timing.sleep(delay)
 
     def _log(self, error: ApiError, delay: float) -> None:
-        """Log a failure, but the same one again only when the waits have grown."""
+        """Log a failure, but the same one again only when the waits have grown.
+
+        What is wrong with the server meets every kind: only the first one says so.
+        """
         key = (self._backoff.level, str(error))
-        level = logging.DEBUG if key == self._logged else logging.WARNING
+        known = key == self._logged
+        level = logging.DEBUG if known else self._client.complaints.level(str(error))
         self._logged = key
         kind = self._resource.kind
         log.log(level, "%s: %s; what is known stays, next try in %.1f s", kind, error, delay)
@@ -163,6 +167,10 @@ class Reflector:
         async with self._client.get(self._resource.path, query, self._timing.quiet) as response:
             self._stats.watches += 1
             self._stats.connected = True
+            if self._logged is not None:
+                self._logged = None
+                if self._client.complaints.resolved():
+                    log.info("%s: connected again, watching", self._resource.kind)
             async for chunk in pieces(response):
                 self._stats.received(chunk, self._timing.now())
                 for line in splitter.feed(chunk):

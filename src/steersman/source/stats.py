@@ -1,9 +1,10 @@
-"""Counters of what reading the API server did, for metrics and health to read."""
+"""What reading the API server did: counters for metrics and health; which failures are logged."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -65,3 +66,29 @@ class SourceStats:
     def errors(self) -> Mapping[str, int]:
         """Failures of all kinds by reason."""
         return sum((stats.errors for stats in self.kinds.values()), Counter())
+
+
+class Complaints:
+    """Tells which failures are worth a log line: one that meets every kind is one line a minute."""
+
+    QUIET = 60.0
+    """Seconds until the same words are logged again."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._logged: dict[str, float] = {}
+
+    def level(self, words: str) -> int:
+        """Return the level to log a failure at."""
+        now = self._now()
+        self._logged = {each: at for each, at in self._logged.items() if now - at < self.QUIET}
+        if words in self._logged:
+            return logging.DEBUG
+        self._logged[words] = now
+        return logging.WARNING
+
+    def resolved(self) -> bool:
+        """Take note that a request works; return whether something was logged before."""
+        any_logged = bool(self._logged)
+        self._logged.clear()
+        return any_logged
