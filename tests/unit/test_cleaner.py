@@ -73,11 +73,13 @@ class Table:
 
     def __init__(self) -> None:
         self.looked: list[list[str]] = []
+        self.asked: list[Stale] = []
         self.answers: list[Cleanup | Exception] = []
         """Of the next passes; then nothing is stale any more."""
         self.during: Callable[[], Awaitable[None]] | None = None
 
     async def delete(self, stale: Stale, confirm: Confirm) -> Cleanup:
+        self.asked.append(stale)
         self.looked.append(sorted(map(printed, stale.by_address)))
         if self.during is not None:
             await self.during()
@@ -371,6 +373,27 @@ async def test_the_loop_goes_on_while_many_endpoints_are_looked_at(
     await asyncio.gather(task, return_exceptions=True)
     assert sum(counted) == 10_000
     assert max(counted) <= 1_000
+
+
+async def test_nothing_is_kept_of_changes_that_are_of_no_concern() -> None:
+    tcp = [dns("web", 3, "TCP"), ends("web", "10.1.0.3", protocol="TCP")]
+    async with running(*tcp) as world:
+        for number in range(10):
+            assert await world.change(ends("web", f"10.1.0.{number}", protocol="TCP")) == []
+        assert world.cleaner.owed == 0
+        assert world.cleaner._unindexed == []
+
+
+async def test_the_index_of_many_plans_is_made_before_the_first_pass() -> None:
+    """A node port says nothing of an address that another Service holds at that number."""
+    many = [dns(f"s{n}", 256 + n, "TCP") for n in range(1500)]
+    ports = [{"port": 30053, "protocol": "UDP"}]
+    other = service("other", clusterIP="10.96.0.7", ports=ports)
+    node_port = [{"port": 53, "protocol": "UDP", "nodePort": 30053}]
+    nodes = service("a", clusterIP="10.96.0.1", type="NodePort", ports=node_port)
+    async with running(*many, other, nodes, A[1]) as world:
+        (stale,) = world.table.asked
+        assert stale.own == {bytes((17, 10, 96, 0, 7)) + (30053).to_bytes(2, "big")}
 
 
 async def test_it_rests_after_a_long_pass() -> None:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from steersman.compile.conntrack import (
     Destinations,
     ServedPort,
-    closes_connections,
     is_concerned,
     served_ports,
     stale,
 )
+from steersman.compile.plan import PlanChange
 from steersman.model.conntrack import Confirm, Stale
-from steersman.model.names import Family, ObjectName, Protocol
+from steersman.model.names import Family, ObjectName
 from steersman.modes.base import Remembering
 from steersman.run.metrics import Metrics
 from steersman.run.runner import Clock, MonotonicClock
@@ -43,7 +43,7 @@ HOUR = 3600.0
 AT_ONCE = 1000
 """Services in one pass; the hourly look at more of them is spread over the hour."""
 _SLICE = 1000
-"""Endpoints that are looked at before the loop may go on; about 2 ms."""
+"""Endpoints (or Services) that are looked at before the loop may go on; about 2 ms."""
 _RETRY, _LONGEST = 1.0, 60.0  # seconds after a failure; doubled each time
 _SHARE = 4
 """After a pass it rests for so many times its duration: a fifth of a core at the most."""
@@ -109,7 +109,13 @@ class Cleaner:
         self._tables = tables
         self._owed = {(table, family): Debts() for table in tables for family in Family}
         self._destinations = Destinations()
+        self._unindexed: list[PlanChange] = []
+        """What the index of destinations does not have yet."""
         self._state: State | None = None
+        self._all_owed = 0
+        """How often everything became owed."""
+        self._all_noted = 0
+        """How much of that is in the debts."""
         self._wake = asyncio.Event()
         self._rest = 0.0
         """When the next pass may begin, whatever is owed."""
@@ -122,7 +128,7 @@ class Cleaner:
     @property
     def owed(self) -> int:
         """How much is owed, over all tables and families."""
-        return sum(map(len, self._owed.values()))
+        return sum(map(len, self._owed.values())) + (self._all_owed - self._all_noted)
 
     # What is owed
 
@@ -136,13 +142,16 @@ class Cleaner:
             return
         self._state = synced.state
         for change in synced.plans:
-            self._destinations.update(change.changed, change.removed)
+            if self._unindexed or len(change.changed) > _SLICE:
+                self._unindexed.append(change)
+                self._wake.set()
+            else:
+                self._destinations.update(change.changed, change.removed)
         result, written = synced.result, synced.written
         starting = result is not None and result.reason == "start"
         if starting or (synced.whole and (written.added or written.changed)):
-            self._owe(self._concerned())  # what came while rules were missing is untranslated
-            self._parts = []
-            self._look_at = self._clock.time() + HOUR
+            self._all_owed += 1  # what came while rules were missing is untranslated
+            self._wake.set()
         else:
             self._owe(set(_changed(synced)))
 
@@ -154,29 +163,44 @@ class Cleaner:
                 owed.owe(names)
                 self._wake.set()
 
-    def _concerned(self) -> list[ObjectName]:
-        """All Services that can have stale entries."""
-        assert self._state is not None
-        services = self._state.snapshot.services
-        udp = {
-            key.name.object_name
-            for key in tuple(self._state.plan.services)
-            if key.name.protocol is Protocol.UDP
-        }
-        return [
-            name for name, service in services.items() if name in udp or closes_connections(service)
-        ]
-
-    def _look(self) -> None:
-        """Owe the next part of the hourly look at everything."""
-        if self._state is None or self._clock.time() < self._look_at:
+    async def _look(self) -> None:
+        """Owe everything, if it is, or the next part of the hourly look at everything."""
+        if self._state is None:
             return
-        if not self._parts:
-            names = self._concerned()
-            self._parts = [names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE)] or [[]]
-            self._pause = HOUR / len(self._parts)
-        self._owe(self._parts.pop(0))
-        self._look_at = self._clock.time() + self._pause
+        if self._all_noted != self._all_owed:
+            count = self._all_owed
+            self._owe(await self._concerned(self._state))
+            self._all_noted = count
+            self._parts = []
+            self._look_at = self._clock.time() + HOUR
+        elif self._clock.time() >= self._look_at:
+            if not self._parts:
+                names = await self._concerned(self._state)
+                self._parts = [names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE)]
+                self._pause = HOUR / max(len(self._parts), 1)
+            self._owe(self._parts.pop(0) if self._parts else ())
+            self._look_at = self._clock.time() + self._pause
+
+    async def _concerned(self, state: State) -> list[ObjectName]:
+        """All Services that can have stale entries; yields to the loop."""
+        services, names = state.snapshot.services, list[ObjectName]()
+        for number, name in enumerate(tuple(services)):
+            if (service := services.get(name)) is not None and is_concerned(service):
+                names.append(name)
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+        return names
+
+    async def _index(self) -> None:
+        """Bring the index of destinations up to date; yields to the loop."""
+        while self._unindexed:
+            change = self._unindexed[0]
+            self._destinations.update({}, change.removed)
+            for number, (key, plan) in enumerate(change.changed.items()):
+                self._destinations.update({key: plan}, ())
+                if number % _SLICE == _SLICE - 1:
+                    await asyncio.sleep(0)
+            self._unindexed.pop(0)
 
     # Paying it
 
@@ -184,7 +208,8 @@ class Cleaner:
         """Pay what is owed until cancelled."""
         while True:
             self._wake.clear()
-            self._look()
+            await self._index()
+            await self._look()
             for (table, family), owed in self._owed.items():
                 if owed and owed.not_before <= self._clock.time() >= self._rest:
                     await self._pay(table, family, owed)
@@ -242,6 +267,7 @@ class Cleaner:
 
     async def _stale(self, names: Iterable[ObjectName], family: Family) -> Stale:
         """Tell stale entries of some Services, as of now; yields to the loop."""
+        await self._index()
         ports: list[ServedPort] = []
         looked = 0
         for name in names:

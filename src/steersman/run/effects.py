@@ -6,6 +6,7 @@ observer is called by itself, and one that raises is logged and called again aft
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -120,6 +121,7 @@ class Effects:
                 waiting = tell(synced)
                 if waiting is not None:
                     await waiting
+            await asyncio.sleep(0)  # each may take some milliseconds for everything
 
     @contextmanager
     def _isolated(self, observer: str) -> Iterator[None]:
