@@ -58,8 +58,18 @@ def test_endpoints_of_all_ports_of_a_service() -> None:
     assert f"the {MAX_ENDPOINTS} that are served" in finding.reason
 
 
+def test_one_endpoint_beyond_the_limit_is_said() -> None:
+    full = slice_(*ends(MAX_ENDPOINTS // 1000), name="a", ports=MANY_PORTS)
+    asked = objects.service(ports=MANY_PORTS)
+    assert plan_of(asked, full).findings == ()
+    assert plan_of(asked, full, slice_(name="b", ports=MANY_PORTS)).findings == ()
+    plan = plan_of(asked, full, slice_(endpoint("10.9.9.9"), name="b", ports=MANY_PORTS))
+    finding = one_error(plan)
+    assert (finding.object, finding.field) == ("EndpointSlice shop/b", "endpoints[0]")
+
+
 def test_no_more_slices_are_looked_at_than_are_served() -> None:
-    big = slice_(*ends(1000), name="big", ports=[port("other", 1)])
+    big = slice_(*ends(1000), name="big", ports=[])
     held, owner = Slices(), ObjectName("shop", "cart")
     for number in range(MAX_LISTED // 1000 + 50):
         meta = msgspec.structs.replace(big.metadata, name=f"s{number:04}")

@@ -136,6 +136,8 @@ class Claims:
         concerned = {key.name.object_name for check in self._checks for key in self.askers(check)}
         for claim, before in self._before.items():
             askers = self._askers.get(claim)
+            if before is None and isinstance(askers, PlanKey):
+                continue  # by far the most
             now = _entitled(claim, askers, before, services) if askers else before
             if now is not None and isinstance(askers, dict):
                 self._holders[claim] = now

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from steersman.compile.notes import MAX_PORT, PROTOCOLS, Notes
 from steersman.compile.service import PortSpec
-from steersman.model.addresses import canonical_ip, family_of, special_range
+from steersman.model.addresses import canonical_ip, special_range
 from steersman.model.kube import EndpointHints, EndpointSlice, ForZone, SliceEndpoint
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, Finding, Severity, Value
@@ -98,8 +98,7 @@ def build_endpoints(
         wanted: the ports to read; None for all. Of a slice that has none of them the first port is
             read, so that `local_ready_count` knows its addresses.
     """
-    reading = _Reading(family, node_name, wanted, tuple(Family))
-    return reading.read(slices)[0]
+    return _Reading(family, node_name, wanted, strict=False).read(slices)[0]
 
 
 def read_endpoints(
@@ -112,7 +111,7 @@ def read_endpoints(
 
     The second result says what is wrong with the slices.
     """
-    return _Reading(family, node_name, wanted, (family,)).read(slices)
+    return _Reading(family, node_name, wanted, strict=True).read(slices)
 
 
 def check_address_types(slices: Iterable[EndpointSlice]) -> tuple[Finding, ...]:
@@ -146,12 +145,14 @@ class _Reading:
         family: Family,
         node_name: str,
         wanted: Container[PortKey] | None,
-        accepted: tuple[Family, ...],
+        *,
+        strict: bool,
     ) -> None:
         self._type = _ADDRESS_TYPES[family]
         self._node_name = node_name or _NOWHERE
         self._wanted = wanted
-        self._accepted = accepted
+        self._strict = strict
+        self._is_ipv6 = family is Family.IPV6
         self._found: dict[PortKey, dict[str, EndpointState]] = {}
         self._room = MAX_ENDPOINTS
 
@@ -159,7 +160,7 @@ class _Reading:
         """Return the endpoints by port, and what is wrong with the slices."""
         findings: list[Finding] = []
         for slice_ in _in_order(slices):
-            if slice_.address_type == self._type and self._room > 0:
+            if slice_.address_type == self._type and self._room >= 0:
                 notes = Notes("EndpointSlice", slice_.metadata)
                 self._read_slice(slice_, notes)
                 findings += notes.findings
@@ -170,32 +171,31 @@ class _Reading:
             (self._found.setdefault(key, {}), port, f":{port}")
             for key, port in self._ports(slice_, notes)
         ]
+        width, room = len(ports), self._room
+        strict, is_ipv6, here = self._strict, self._is_ipv6, self._node_name
         for index, entry in enumerate(slice_.endpoints or ()):
             if not entry.addresses:
                 continue
             ip = canonical_ip(entry.addresses[0])  # the one that counts (SPEC 4)
-            if ip is None or not self._accepts(ip):
+            if ip is None or (strict and ((":" in ip) is not is_ipv6 or special_range(ip))):
                 reason = _unusable(entry.addresses[0], ip, slice_.address_type)
                 notes.add(f"endpoints[{index}].addresses[0]", f"{reason}; the endpoint is ignored")
                 continue
-            self._room -= len(ports)
-            if self._room < 0:
+            room -= width
+            if room < 0:
                 reason = "the Service has more endpoints, counted over all its ports, than the"
                 reason += f" {MAX_ENDPOINTS} that are served; the others are ignored"
                 notes.add(f"endpoints[{index}]", reason, Severity.ERROR)
-                return
-            local, known = entry.node_name == self._node_name, _known(entry)
+                break
+            known = None if entry.conditions is None and entry.hints is None else _known(entry)
             host = f"[{ip}]" if ":" in ip else ip
             for states, port, printed_port in ports:
-                state = EndpointState(Endpoint(ip, port, local), *known)
+                endpoint = Endpoint(ip, port, entry.node_name == here)
+                state = EndpointState(endpoint, *known) if known else EndpointState(endpoint)
                 printed = host + printed_port
                 if not (state.terminating and printed in states):
                     states[printed] = state
-
-    def _accepts(self, ip: str) -> bool:
-        if len(self._accepted) > 1:
-            return True
-        return family_of(ip) in self._accepted and not special_range(ip)
+        self._room = room
 
     def _ports(self, slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int]]:
         ports = _slice_ports(slice_, notes)
@@ -244,14 +244,11 @@ def _slice_ports(slice_: EndpointSlice, notes: Notes) -> list[tuple[PortKey, int
 
 
 _Known: TypeAlias = tuple[bool, bool, bool, tuple[str, ...], tuple[str, ...]]
-_READY: _Known = (True, True, False, (), ())
 
 
 def _known(entry: SliceEndpoint) -> _Known:
     """Return all of an EndpointState but the endpoint."""
     conditions, hints = entry.conditions, entry.hints
-    if conditions is None and hints is None:
-        return _READY
     zones, nodes = _hints(hints) if hints else ((), ())
     if conditions is None:
         return True, True, False, zones, nodes

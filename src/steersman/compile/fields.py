@@ -77,8 +77,6 @@ def _all_shared(service: Service, allow_external_ips: bool, notes: Notes) -> Sha
 
 def within_limits(shared: Shared, ports: int, notes: Notes) -> Shared:
     """Return what of the fields a Service with so many ports may ask for; note what is cut."""
-    if not (shared.external_ips or shared.vips):
-        return shared
     each = max(1, MAX_DESTINATIONS // max(1, ports))
     external_ips = _first(each, shared.external_ips, "spec.externalIPs", notes)
     vips = _first(each, shared.vips, "status.loadBalancer.ingress", notes)

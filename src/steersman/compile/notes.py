@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 import msgspec
@@ -107,9 +107,11 @@ class FindingIndex:
         self._lines = 0
         self._listed: tuple[Finding, ...] | None = ()
 
-    def put(self, name: ObjectName, findings: Iterable[Finding]) -> None:
+    def put(self, name: ObjectName, findings: Sequence[Finding]) -> None:
         """Replace the Findings about a Service and its EndpointSlices."""
         before = self._about.get(name)
+        if before is None and not findings:
+            return  # by far the most
         about = _about(name, sorted({_safe(finding) for finding in findings}))
         if before == about:
             return

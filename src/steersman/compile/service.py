@@ -90,7 +90,8 @@ def read_service(
     shared = read_shared(service, allow_external_ips, notes)
     _check_vips(shared, addresses, notes)
     ports = _ports(service, notes)
-    shared = within_limits(shared, len(ports), notes)
+    if shared.external_ips or shared.vips:
+        shared = within_limits(shared, len(ports), notes)
     return {
         family: _specs(address, family, shared, ports) for family, address in addresses.items()
     }, notes.findings
@@ -153,8 +154,10 @@ def _cluster_ip(field: str, text: str, notes: Notes) -> str | None:
 
 def _check_vips(shared: Shared, cluster_ips: Mapping[Family, str], notes: Notes) -> None:
     """Warn where a VIP is served as something else, for which no source ranges count."""
+    if not (shared.vips and shared.ranges):
+        return
     others = {*shared.external_ips, *cluster_ips.values()}
-    for vip in shared.vips if shared.ranges else ():
+    for vip in shared.vips:
         if vip in others:
             reason = f"{vip} is also the clusterIP or an externalIP: source ranges do not guard it"
             notes.add("status.loadBalancer.ingress", f"{reason}; give it to one of them only")
@@ -163,11 +166,12 @@ def _check_vips(shared: Shared, cluster_ips: Mapping[Family, str], notes: Notes)
 def _ports(service: Service, notes: Notes) -> list[tuple[ServicePortName, int, int]]:
     """Name, port and node port of each port; the last of several of one name counts (upstream)."""
     out = {}
-    listed = service.spec.ports or ()
+    listed = service.spec.ports or []
     if len(listed) > MAX_PORTS:
-        reason = f"has {len(listed)} entries, of which {MAX_PORTS} are served"
+        listed = listed[:MAX_PORTS]
+        reason = f"has {len(service.spec.ports or ())} entries, of which {MAX_PORTS} are served"
         notes.add("spec.ports", f"{reason}; divide the Service", Severity.ERROR)
-    for i, port in enumerate(listed[:MAX_PORTS]):
+    for i, port in enumerate(listed):
         protocol = PROTOCOLS.get(port.protocol)
         if protocol is None:
             _unknown_protocol(f"spec.ports[{i}].protocol", port.protocol, notes)
