@@ -89,6 +89,31 @@ def test_a_change_that_is_refused_as_well() -> None:
         deliver(Kernel(n0=errno.EEXIST, n1=errno.EINVAL), step(1, instead=Request(109, b"")))
 
 
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.ENOBUFS, errno.EINTR])
+def test_what_the_kernel_has_no_memory_for_is_not_the_objects_fault(code: int) -> None:
+    """A Service that is refused would not be tried again for a while, and named in a Finding."""
+    with pytest.raises(BusyError, match="step 2: refused"):
+        deliver(Kernel(n1=code), step(1), step(2))
+
+
+@pytest.mark.parametrize("failing", range(6))
+def test_a_change_that_was_cut_short_can_be_sent_again(failing: int) -> None:
+    """From the first: what has been done by then is there already, or gone."""
+    old, new = Server("rr", targets=(ONE,)), Server("wlc", targets=(TWO,))
+    changes = [(TCP, old, new), (UDP, None, new)]
+    whole = Kernel()
+    servers(whole).write(changes)
+    broken = Kernel(**{f"n{failing}": errno.ENOMEM})
+    door = servers(broken)
+    if failing < len(whole.seen):
+        with pytest.raises(BusyError):
+            door.write(changes)
+    broken.seen.clear()
+    broken.refusals.clear()
+    door.write(changes)
+    assert sorted(map(repr, broken.seen)) == sorted(map(repr, whole.seen))
+
+
 def test_many_go_in_batches() -> None:
     assert deliver(Kernel(), *(step(number) for number in range(20, 270))) == list(range(20, 270))
 
@@ -229,6 +254,20 @@ async def test_an_address_that_was_lost_is_put_back() -> None:
     lost = Server("rr", held=False, targets=(ONE,))
     log, _ = await node.carry_out(diff({TCP: lost}, {TCP: SERVER}))
     assert log == [("add", "10.96.0.1")]
+
+
+async def test_a_server_in_an_excluded_range_stays_ours_until_it_is_deleted() -> None:
+    """Where deleting fails it is tried again, and so after `read`."""
+    node = Node()
+    node.kernel._excluded = ("10.96.0.0/24",)
+    await node.carry_out(diff({}, {TCP: SERVER}))
+    assert node.kernel.is_ours(TCP)
+    node.kernel.servers = servers(Kernel(n0=errno.ENOMEM))
+    with pytest.raises(BusyError):
+        await node.carry_out(diff({TCP: SERVER}, {}))
+    assert node.kernel.is_ours(TCP)
+    await node.carry_out(diff({TCP: SERVER}, {}))
+    assert not node.kernel.is_ours(TCP)
 
 
 async def test_sets_come_first_and_go_last() -> None:

@@ -26,6 +26,8 @@ _TABLE = Path("/proc/thread-self/net/ip_vs")
 _BATCH = 100
 _NOTHING = Request(NLMSG_NOOP, b"")
 _GONE = (errno.ESRCH, errno.ENOENT)
+_PASSING = (errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.EBUSY)
+"""Refusals that have nothing to do with the object: trying again may help."""
 
 Inside = Callable[[Callable[[], str]], str]
 
@@ -47,6 +49,7 @@ def send(netlink: Netlink, steps: Iterable[Step]) -> None:
 
     Raises:
         ApplyError: one was refused, for a reason that is not harmless.
+        BusyError: the kernel had no memory for one; all can be sent again.
     """
     steps = list(steps)
     for start in range(0, len(steps), _BATCH):
@@ -64,6 +67,8 @@ def _judge(step: Step, error: NetlinkError) -> Step | None:
         return Step(step.what, step.instead[1]())
     if error.errno in step.harmless:
         return None
+    if error.errno in _PASSING:
+        raise BusyError(f"{step.what()}: {error.strerror}") from error
     raise ApplyError(f"{step.what()}: {error.strerror}") from error
 
 

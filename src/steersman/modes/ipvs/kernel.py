@@ -108,12 +108,10 @@ class Kernel:
         return key in self._claimed or not self._is_excluded(key.address)
 
     def _claim(self, work: Work) -> None:
-        """What is wanted is ours, wherever it is; an earlier process may have made it."""
+        """What is wanted is ours once it is written; an earlier process may have made it."""
         for place, (key, old, new) in enumerate(work.servers):
             if not self.is_ours(key):
-                work.servers[place] = key, old or self._others.pop(key, None), new
-                self._claimed.add(key)
-        self._claimed.difference_update(work.servers_gone)
+                work.servers[place] = key, old or self._others.get(key), new
 
     def _is_excluded(self, address: str) -> bool:
         return any(in_cidr(address, cidr) for cidr in self._excluded)
@@ -152,6 +150,8 @@ class Kernel:
         self.servers.delete(work.servers_gone)
         if work.drops_device:
             self.device.remove()
+        self._claimed.update(key for key, _, _ in work.servers if not self.is_ours(key))
+        self._claimed.difference_update(work.servers_gone)
         self._sets = (self._sets | work.sets_made) - work.sets_destroyed
         marks = [a for a in unbind if role_set(ADDRESSES, family_of(a)) in self._sets]
         await self.sets.restore([*address_entries("del", marks), *work.sets_gone])
