@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 from collections.abc import Callable, Iterator
 from random import Random
@@ -215,6 +216,44 @@ def test_a_process_may_be_killed_at_any_write(loaded: LoadedObject, seed: int) -
             assert reopened(loaded).read() == want
     tables.write(diff(tables.read(), {}))
     assert list(tables.services.members.items()) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_change_whose_write_failed_can_be_written_again(loaded: LoadedObject, seed: int) -> None:
+    """By the same process, the whole of it: nothing of what was done is in the way."""
+    rng = Random(seed)
+    tables, want = reopened(loaded), scattered(rng)
+    tables.write(diff(tables.read(), want))
+    for _ in range(40):
+        have, want = want, scattered(rng)
+        change = diff(have, want)
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(OSError):
+            refused_once(rng.randint(1, 60), patch)
+            tables.write(change)
+        tables.write(change)
+        assert tables.read() == want
+        assert markers(tables) == cluster_ips(want)
+    assert reopened(loaded).read() == want
+    tables.write(diff(want, {}))
+    assert list(tables.services.members.items()) == []
+
+
+def refused_once(writes: int, patch: pytest.MonkeyPatch) -> None:
+    """Have the kernel be without memory for a write, or an array without place, after others."""
+    left = itertools.count(writes, -1)
+
+    def refusing(write: Callable[..., object], error: OSError) -> Callable[..., object]:
+        def written(*given: object) -> object:
+            if next(left) == 0:
+                raise error
+            return write(*given)
+
+        return written
+
+    memory = OSError(errno.ENOMEM, "Cannot allocate memory")
+    for kind, name in WRITES:
+        patch.setattr(kind, name, refusing(getattr(kind, name), memory))
+    patch.setattr(Places, "take", refusing(Places.take, FullError("no place")))
 
 
 def test_a_process_goes_on_where_there_was_no_room(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from steersman.modes.base import Support
+from steersman.modes.base import ApplyError, BusyError, Support
 from steersman.modes.ebpf import bpf, layout, probe
 from steersman.modes.ebpf.devices import Device, Found, describe
 from steersman.modes.ebpf.features import FEATURES, Feature, lacking
 from steersman.modes.ebpf.flows import Timeouts, read_timeouts
+from steersman.modes.ebpf.mode import guarded
 
 ETHER, TUNNEL = 1, 65534
 DEVICES = (
@@ -145,6 +147,24 @@ def test_it_runs_without_what_can_be_replaced(
     found = probe.probe(tmp_path, None, lambda: (MILD,))
     assert found.usable
     assert [sentence.split()[1] for sentence in found.missing] == ["kernel", "cgroup2"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.ENOMEM, BusyError),
+        (errno.EPERM, ApplyError),
+        (errno.EMFILE, BusyError),
+        (errno.EINVAL, ApplyError),
+        (errno.E2BIG, ApplyError),
+    ],
+)
+def test_only_what_is_about_an_object_is_its_fault(code: int, kind: type[Exception]) -> None:
+    def work() -> None:
+        raise OSError(code, os.strerror(code))
+
+    with pytest.raises(kind, match=os.strerror(code)):
+        guarded(work)
 
 
 def test_what_is_not_permitted_is_not_taken_for_missing(monkeypatch: pytest.MonkeyPatch) -> None:

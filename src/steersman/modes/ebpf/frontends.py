@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from steersman.modes.diff import Diff
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.maps import HashMap
@@ -21,14 +20,15 @@ class FrontendTable:
     def __init__(self, fd: int) -> None:
         """Take over what the map holds."""
         self.map = HashMap(fd)
-        self._cluster_ips: Counter[bytes] = Counter()
+        self._cluster_ips: defaultdict[bytes, set[bytes]] = defaultdict(set)
+        """The frontends of each clusterIP. As sets, for a write that failed is done again."""
         self._marked: set[bytes] = set()
         for key, value in self.map.items():
             flags = layout.FRONTEND.unpack(value)[2]
             if flags & layout.FRONTEND_MARKER:
                 self._marked.add(key[:16])
             elif flags & layout.FRONTEND_CLUSTER_IP:
-                self._cluster_ips[key[:16]] += 1
+                self._cluster_ips[key[:16]].add(key)
 
     def mend(self) -> None:
         """Bring all markers up to date."""
@@ -42,44 +42,42 @@ class FrontendTable:
                 head = layout.FRONTEND_VALUE.pack(actions, flags)
                 yield Kind.FRONTEND + key, head + names.get(index, b"")
 
-    def put(
-        self, change: Diff, new: Mapping[bytes, bytes], records: Mapping[bytes, Record]
-    ) -> None:
+    def put(self, new: Mapping[bytes, bytes], records: Mapping[bytes, Record]) -> None:
         """Write what is new or changed; `records` has every ServicePort that it names."""
         values = {
             key: _pack(value, records[value[_HEAD:]].number)
             for key, value in of_kind(Kind.FRONTEND, new)
         }
-        self._count(of_kind(Kind.FRONTEND, change.added), 1)
-        for key, (had, wanted) in change.changed.items():
-            if key[:1] == Kind.FRONTEND:
-                self._count([(key[1:], had)], -1)
-                self._count([(key[1:], wanted)], 1)
+        self._note(of_kind(Kind.FRONTEND, new))
         self.map.put_all(values.items())
         self._mark({key[:16] for key in values})
 
     def remove(self, removed: Mapping[bytes, bytes]) -> None:
         """Remove what is gone; markers first, by which connections would be refused meanwhile."""
         frontends = list(of_kind(Kind.FRONTEND, removed))
-        self._count(frontends, -1)
+        for key, _ in frontends:
+            self._cluster_ips[key[:16]].discard(key)
         self._mark({key[:16] for key, _ in frontends})
         self.map.delete_all(key for key, _ in frontends)
 
     def _mark(self, addresses: set[bytes]) -> None:
         """Bring the markers of addresses up to date."""
-        wanted = {address for address in addresses if self._cluster_ips[address] > 0}
+        wanted = {address for address in addresses if self._cluster_ips.get(address)}
         gone = (addresses & self._marked) - wanted
         self.map.put_all((_marker(address), _MARKER) for address in wanted - self._marked)
         self.map.delete_all(map(_marker, gone))
         self._marked |= wanted
         self._marked -= gone
         for address in addresses - wanted:
-            del self._cluster_ips[address]
+            self._cluster_ips.pop(address, None)
 
-    def _count(self, frontends: Iterable[tuple[bytes, bytes]], step: int) -> None:
+    def _note(self, frontends: Iterable[tuple[bytes, bytes]]) -> None:
+        """Note which frontends are of clusterIPs now."""
         for key, value in frontends:
             if layout.FRONTEND_VALUE.unpack_from(value)[1] & layout.FRONTEND_CLUSTER_IP:
-                self._cluster_ips[key[:16]] += step
+                self._cluster_ips[key[:16]].add(key)
+            else:
+                self._cluster_ips[key[:16]].discard(key)
 
 
 def of_kind(kind: Kind, objects: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:

@@ -25,7 +25,14 @@ from steersman.modes.ebpf.sockets import destroy
 
 T = TypeVar("T")
 
-_BUSY = (errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY)
+_BUSY = frozenset(
+    {
+        *(errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOBUFS),
+        *(errno.EMFILE, errno.ENFILE),
+    }
+)
+"""What has nothing to do with the objects that are written. EPERM may: of programs only, say, while
+maps can be written."""
 _INLINE = 64  # objects up to which the system calls are not worth a thread
 
 

@@ -14,7 +14,7 @@ from steersman.model.names import Protocol
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.layout import ENDPOINT_SIZE, ServiceValue
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
-from steersman.modes.ebpf.slots import Places
+from steersman.modes.ebpf.slots import FullError, Places
 
 Run = tuple[int, int]
 """Base and count of endpoints in `slots`."""
@@ -83,6 +83,8 @@ class ServiceTable:
         self._pools = Pools(maps["slots"], clock)
         self._indices = Places(self._services.capacity, clock)
         self._emptied: dict[bytes, ServiceValue] = {}
+        self._doomed: set[bytes] = set()
+        """Members that are to go; those that could not be deleted go with the next write."""
         self.records = {n.rstrip(b"\0"): self._record(key) for key, n in self.names.items()}
         self._indices.adopt((record.number, 1) for record in self.records.values())
         self._pools.adopt(run for record in self.records.values() for run in record.runs)
@@ -107,23 +109,39 @@ class ServiceTable:
         if _binds(name, wanted):
             self._add_members(number, wanted)
         gone = self._gone(name, old, wanted) if before != _EMPTY else set()
+        fresh = self._take_runs(wanted)
         self._services.store(number, _SECONDS, layout.POOL.pack(wanted.seconds, 0))
-        runs = (
-            self._put_pool(number, 0, wanted.cluster, before[0]),
-            self._put_pool(number, 1, wanted.local, before[1]),
-        )
-        self.records[name] = Record(number, runs)
-        self.members.delete_all(layout.MEMBER_KEY.pack(number, end) for end in gone)
+        runs = [
+            self._switch(number, which, *both)
+            for which, both in enumerate(zip(before, fresh, strict=True))
+        ]
+        self.records[name] = Record(number, (runs[0], runs[1]))
         if (runs[0][1] and not wanted.cluster) or (runs[1][1] and not wanted.local):
             self._emptied[name] = wanted
+        self._doomed.update(layout.MEMBER_KEY.pack(number, end) for end in gone)
+        self._drop_doomed()
 
-    def _put_pool(self, number: int, which: int, endpoints: bytes, before: Run) -> Run:
-        if not endpoints:
+    def _take_runs(self, wanted: ServiceValue) -> tuple[Run, Run]:
+        """Write the lists of both pools to new places; both or none."""
+        cluster = self._pools.put(wanted.cluster)
+        try:
+            return cluster, self._pools.put(wanted.local)
+        except FullError:
+            self._pools.give(cluster)
+            raise
+
+    def _switch(self, number: int, which: int, before: Run, fresh: Run) -> Run:
+        """Have a record point to a new list, if there is one."""
+        if not fresh[1]:
             return before
-        run = self._pools.put(endpoints)
-        self._services.store(number, _POOLS[which], layout.POOL.pack(*run))
+        self._services.store(number, _POOLS[which], layout.POOL.pack(*fresh))
         self._pools.give(before)
-        return run
+        return fresh
+
+    def _drop_doomed(self) -> None:
+        for key in tuple(self._doomed):
+            self.members.delete(key)
+            self._doomed.discard(key)
 
     def _gone(self, name: bytes, old: Record, wanted: ServiceValue) -> set[bytes]:
         """Members that are to go: endpoints that clients may no longer be bound to."""
@@ -135,10 +153,12 @@ class ServiceTable:
 
     def _add_members(self, number: int, wanted: ServiceValue) -> None:
         pools = [set(cut(wanted.cluster)), set(cut(wanted.local))]
-        self.members.put_all(
-            (layout.MEMBER_KEY.pack(number, end), _PLACED[end in pools[0], end in pools[1]])
+        members = {
+            layout.MEMBER_KEY.pack(number, end): _PLACED[end in pools[0], end in pools[1]]
             for end in set.union(*pools)
-        )
+        }
+        self._doomed.difference_update(members)
+        self.members.put_all(members.items())
 
     def name(self, names: Iterable[bytes]) -> None:
         """Give ServicePorts that are new a number, and a record without endpoints.
@@ -174,8 +194,9 @@ class ServiceTable:
                 self.members.delete(key)
 
     def begin(self) -> None:
-        """Forget what a write that failed had still to empty."""
+        """Forget what a write that failed had still to empty, and delete what it had to."""
         self._emptied.clear()
+        self._drop_doomed()
 
     def settle(self) -> None:
         """Empty the pools that are to be empty, now that no frontend leads to them."""
@@ -203,6 +224,7 @@ class ServiceTable:
             self.members.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends)
         for which, run in enumerate(record.runs):
             self._empty(number, which, run)
+        self.records[name] = Record(number, _EMPTY)  # or a second attempt would give them back
         self._services.store(number, _SECONDS, bytes(8))
         self.names.delete(number_key(number))
         self._indices.give(number, 1)

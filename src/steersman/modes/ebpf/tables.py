@@ -115,7 +115,7 @@ class Tables:
         return out
 
     def write(self, change: Diff) -> None:
-        """Write a Diff.
+        """Write a Diff; after a failure the same one can be written again.
 
         Raises:
             FullError: a map is full; what is written already does no harm.
@@ -135,7 +135,7 @@ class Tables:
         self.node_ips.put_all((key, _ONE) for key, _ in of_kind(Kind.NODE_IP, new))
         for _, value in of_kind(Kind.CONFIG, new):
             self.node.put(value)
-        self.frontends.put(change, new, self.services.records)
+        self.frontends.put(new, self.services.records)
         self._remove(change.removed)
         self.services.settle()
 
@@ -165,8 +165,10 @@ class Tables:
         return layout.PREFIX.pack(32 + cidr[0], number, cidr[1:])
 
     def _drop_prefixes(self, removed: Mapping[bytes, bytes], kind: Kind) -> None:
-        keys = [self._prefix_key(key) for key in removed if key[:1] == kind]
-        self.prefixes.delete_all(keys)
+        keys = [key for key in removed if key[:1] == kind]
+        if kind is Kind.RANGE:  # those of a ServicePort go before it
+            keys = [key for key in keys if key[18:] in self.services.records]
+        self.prefixes.delete_all([self._prefix_key(key) for key in keys])
 
     def _remove(self, removed: Mapping[bytes, bytes]) -> None:
         # Without its frontend a packet would be dropped for its ServiceCIDR; without the source
@@ -175,8 +177,10 @@ class Tables:
         self.frontends.remove(removed)
         self.node_ips.delete_all(key for key, _ in of_kind(Kind.NODE_IP, removed))
         self._drop_prefixes(removed, Kind.RANGE)
-        self.maglevs.delete_all(self._number(name) for name, _ in of_kind(Kind.MAGLEV, removed))
-        for name, _ in of_kind(Kind.SERVICE, removed):
+        known = self.services.records.keys()
+        tables = [name for name, _ in of_kind(Kind.MAGLEV, removed) if name in known]
+        self.maglevs.delete_all([self._number(name) for name in tables])
+        for name in [name for name, _ in of_kind(Kind.SERVICE, removed) if name in known]:
             self.services.remove(name)
 
 
