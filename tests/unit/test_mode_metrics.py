@@ -14,6 +14,7 @@ from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
 from steersman.modes.base import ApplyError, BusyError, Made, Moved, NodeTotals
 from steersman.modes.ebpf import layout
+from steersman.run import mode_metrics
 from steersman.run.exposition import exposition
 from steersman.run.metrics import Metrics
 from steersman.run.mode_metrics import ModeMetrics
@@ -132,8 +133,10 @@ class Reading:
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.changed = threading.Event()
+        self.asked = 0
 
     async def made(self, plans: Collection[ServicePlan]) -> Made:
+        self.asked += 1
         loop = asyncio.get_running_loop()
 
         def read() -> Made:
@@ -171,6 +174,23 @@ async def test_the_other_metrics_do_not_go_with_these(error: Exception) -> None:
     assert "kubeproxy_sync_proxy_rules_duration_seconds" in page
     with pytest.raises(type(error)):
         await ModeMetrics(Failing(), lambda: [plan("a")], lambda: True).services(Filter())
+
+
+async def test_a_collection_that_takes_too_long_ends_before_the_next_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mode_metrics, "_PATIENCE", 0.05)
+    mode, plans = Reading(), [plan("a")]
+    metrics = ModeMetrics(mode, lambda: plans, lambda: True)
+    with pytest.raises(TimeoutError):
+        await metrics.services(Filter())
+    with pytest.raises(TimeoutError):
+        await metrics.services(Filter())
+    assert mode.asked == 1
+    monkeypatch.setattr(mode_metrics, "_PATIENCE", 10)
+    mode.changed.set()
+    assert await metrics.services(Filter())
+    assert mode.asked == 2
 
 
 async def test_a_mode_that_counts_nothing_has_no_series() -> None:

@@ -154,7 +154,7 @@ async def _made(
     except CrowdedError:
         return Answer("too many pages are being made; ask again\n", 503, more_headers=later)
     except (OSError, ApplyError, BusyError) as error:
-        text = f"connections cannot be counted now: {error}\n"
+        text = f"connections cannot be counted now: {str(error) or 'the mode is busy'}\n"
         return Answer(text, 503, more_headers=later)
     return Answer(pieces=iter(pieces), content_type=content_type, nosniff=nosniff)
 

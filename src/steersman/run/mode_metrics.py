@@ -117,18 +117,28 @@ class ModeMetrics:
     async def _services(
         self, listed: Iterable[ServicePlan], view: Callable[[Ledger], View]
     ) -> list[Metric]:
+        """Collect once nobody else does; who loses patience leaves the collection to its end."""
         async with asyncio.timeout(_PATIENCE):
             await self._one.acquire()
-        try:
-            counts = await self._read(tuple(self._plans()))
+            task = asyncio.create_task(self._collect(listed, view))
+            task.add_done_callback(self._collected)
+            return await asyncio.shield(task)
 
-            def collect() -> list[Metric]:
-                self._ledger.update(counts())
-                return list(view(self._ledger).metrics(listed, self._ledger.counts))
+    def _collected(self, task: asyncio.Task[list[Metric]]) -> None:
+        self._one.release()
+        if not task.cancelled():
+            task.exception()  # nobody may be left who waits for it
 
-            return await asyncio.to_thread(collect)
-        finally:
-            self._one.release()
+    async def _collect(
+        self, listed: Iterable[ServicePlan], view: Callable[[Ledger], View]
+    ) -> list[Metric]:
+        counts = await self._read(tuple(self._plans()))
+
+        def collect() -> list[Metric]:
+            self._ledger.update(counts())
+            return list(view(self._ledger).metrics(listed, self._ledger.counts))
+
+        return await asyncio.to_thread(collect)
 
     async def _read(self, plans: Collection[ServicePlan]) -> Callable[[], Counts]:
         if self._proxy is not None:

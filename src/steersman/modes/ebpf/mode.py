@@ -113,10 +113,14 @@ class EbpfMode:
             if tracking is None:
                 return Made({}, {})
             reading = guarded(tracking.reading)
-        try:
-            return await asyncio.to_thread(guarded, lambda: reading.made(plans))
-        finally:
-            reading.close()
+
+        def read() -> Made:
+            try:
+                return guarded(lambda: reading.made(plans))
+            finally:
+                reading.close()
+
+        return await asyncio.shield(asyncio.to_thread(read))  # which ends in any case
 
     async def node_totals(self) -> NodeTotals:
         """Return the programs' counters of events, and how full the table of flows is."""
