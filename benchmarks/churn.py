@@ -241,8 +241,8 @@ def figures(mode: str, load: Load, got: Measured) -> list[Figure]:
     """The table's lines of one run."""
     seen, seconds, size = got.seen, got.seconds, load.services
     rows: list[tuple[str, float, str]] = [
-        ("CPU", sum(got.cpu) / seconds, "cores"),
-        ("  of it children", got.cpu.children / seconds, "cores"),
+        ("CPU, thousandths of a core", 1e3 * sum(got.cpu) / seconds, ""),
+        ("  of it children", 1e3 * got.cpu.children / seconds, ""),
         *_times("event to kernel", seen.latencies),
         *_times("/healthz", seen.health),
         ("/healthz not 200", seen.unhealthy, ""),

@@ -181,7 +181,7 @@ class Writer:
 
     def _change(self, when: float) -> None:
         """Replace an endpoint; every second one is of a Service that is watched."""
-        self._at(when + 1 / self._changes, self._change)
+        self._at(when + self._random.uniform(0.5, 1.5) / self._changes, self._change)
         serial = next(self._serial)
         fresh = world.pod_ip(1_000_000 + serial)
         if serial % 2 and self._changes > 1:
@@ -193,7 +193,7 @@ class Writer:
         self._prober.expect(world.cluster_ip(number), fresh, since)
 
     def _pod(self, when: float) -> None:
-        self._at(when + 1 / PODS_A_SECOND, self._pod)
+        self._at(when + self._random.uniform(0.5, 1.5) / PODS_A_SECOND, self._pod)
         number = next(self._serial)
         address = world.pod_ip(2_000_000 + number)
         self._place.start_pod(number, address)
