@@ -441,6 +441,30 @@ def test_devices_that_come_are_followed(node: Node) -> None:
     asyncio.run(scenario())
 
 
+def test_a_new_device_leaves_the_programs_of_others_alone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To put a program in its own place waits for all that run: every pod would hold up syncs."""
+    made: list[int] = []
+    attach = Link.attach.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type[Link], program: int, target: int, place: int) -> Link:
+        made.append(target)
+        found: Link = attach(cls, program, target, place)
+        return found
+
+    monkeypatch.setattr(Link, "attach", classmethod(counted))
+    monkeypatch.setattr(Link, "replace", lambda *_: pytest.fail("a program was replaced"))
+    engine, name = node.modes[0].engine, Path(node.lab.node.path).name
+    ip(name, ["link add new0 type veth peer name new1"])
+    try:
+        engine.attach_devices(engine.follow_devices())
+        new = [node.lab.node.call(lambda n=n: socket.if_nametoindex(n)) for n in ("new0", "new1")]  # type: ignore[misc]
+        assert sorted(made) == sorted([*new, *new])
+    finally:
+        ip(name, ["link del new0"])
+
+
 def test_a_device_may_go_while_its_programs_are_replaced(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

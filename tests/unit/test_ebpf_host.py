@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import struct
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from steersman.host import nlmsg
+from steersman.host.nlmsg import Message
 from steersman.modes.base import ApplyError, BusyError, Support
 from steersman.modes.ebpf import bpf, layout, probe
-from steersman.modes.ebpf.devices import Device, Found, describe
+from steersman.modes.ebpf.devices import Device, Found, after, describe
 from steersman.modes.ebpf.features import FEATURES, Feature, lacking
 from steersman.modes.ebpf.flows import Timeouts, read_timeouts
 from steersman.modes.ebpf.mode import guarded
 
 ETHER, TUNNEL = 1, 65534
+NEWLINK, DELLINK = 16, 17
 DEVICES = (
     Device(2, "eth0", ETHER, 0),
     Device(3, "cni0", ETHER, 0),
@@ -63,6 +70,59 @@ def test_pods_are_behind_the_detectors_devices(interface: str, prefix: str, pods
 def test_a_device_may_have_no_ethernet() -> None:
     bare = {index for index, flag in flags("", "").items() if flag & layout.DEVICE_NO_ETHERNET}
     assert bare == {5}
+
+
+def link_news(device: Device, kind: int = NEWLINK, family: int = socket.AF_UNSPEC) -> Message:
+    """A notification of a device."""
+    head = struct.pack("=BxHiII", family, device.kind, device.number, 0, 0)
+    return Message(kind, 0, 0, head + nlmsg.text(3, device.name) + nlmsg.u32(10, device.master))
+
+
+def address_news(index: int, scope: int) -> Message:
+    """A notification of an address."""
+    return Message(20, 0, 0, struct.pack("=BBBBI", socket.AF_INET6, 64, 0, scope, index))
+
+
+def test_devices_come_go_and_are_renamed() -> None:
+    new, renamed = Device(9, "veth9", ETHER, 3), Device(4, "pod4", ETHER, 0)
+    found = after(FOUND, [link_news(new), link_news(renamed), link_news(DEVICES[3], DELLINK)])
+    assert found
+    assert set(found.devices) == {*DEVICES[:2], renamed, new}
+    assert found.addresses == FOUND.addresses
+
+
+def test_what_changes_nothing_leaves_the_list_as_it_is() -> None:
+    loopback = Device(1, "lo", 772, 0)
+    port = link_news(DEVICES[2], DELLINK, socket.AF_BRIDGE)  # it has left its bridge
+    news = [link_news(DEVICES[0]), link_news(loopback), port, address_news(4, scope=253)]
+    assert after(FOUND, news) == FOUND
+
+
+@pytest.mark.parametrize("news", [address_news(2, scope=0), link_news(DEVICES[0], DELLINK)])
+def test_global_addresses_are_listed_again(news: Message) -> None:
+    assert after(FOUND, [news]) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from([NEWLINK, DELLINK]), st.integers(4, 7))))
+def test_notifications_lead_to_what_there_is(changes: list[tuple[int, int]]) -> None:
+    there = {device.number: device for device in DEVICES}
+    news = []
+    for serial, (kind, number) in enumerate(changes):
+        device = Device(number, f"veth{serial}", ETHER, 0)
+        news.append(link_news(device, kind))
+        if kind == NEWLINK:
+            there[number] = device
+        else:
+            there.pop(number, None)
+    found = after(FOUND, news)
+    assert found
+    assert sorted(found.devices) == sorted(there.values())
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+def test_one_device_is_described_as_with_all_others(number: int) -> None:
+    every = describe(FOUND, "cni0", "", {5})
+    assert describe(FOUND, "cni0", "", {5}, [number]) == {number: every[number]}
 
 
 def test_timeouts_are_those_of_netfilter(tmp_path: Path) -> None:

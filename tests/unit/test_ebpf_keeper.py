@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import threading
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
 
 from steersman.host.netlink import DumpInterruptedError
+from steersman.host.nlmsg import Message
 from steersman.modes.ebpf import keeper
 from steersman.modes.ebpf.engine import Engine
+from steersman.modes.ebpf.follow import Concern
 from steersman.modes.ebpf.hold import Hold
 from steersman.modes.ebpf.keeper import Keeper
+
+NEW_DEVICE = Message(16, 0, 0, b"")
 
 
 class Restless:
@@ -38,13 +44,21 @@ class Restless:
     def __exit__(self, *_: object) -> None:
         """Nothing is open."""
 
-    async def receive(self) -> None:
+    async def receive(self) -> list[Message]:
         await asyncio.sleep(0)
+        return []
 
-    def follow_devices(self) -> None:
+    def waiting(self) -> list[Message]:
+        return []
+
+    def concern(self, _: Sequence[Message]) -> Concern:
+        return Concern.LIST
+
+    def follow_devices(self, _: Sequence[Message] | None) -> list[int]:
         self.followed += 1
         if self.fails:
             raise self.fails.pop()
+        return []
 
     def collect(self) -> None:
         self._loop.call_soon_threadsafe(self.looked.set)
@@ -72,8 +86,12 @@ async def test_old_connections_are_forgotten_where_devices_never_rest(
 class Quiet(Restless):
     """A node whose devices do not change at all."""
 
-    async def receive(self) -> None:
+    def concern(self, _: Sequence[Message]) -> Concern:
+        return Concern.NOTHING
+
+    async def receive(self) -> list[Message]:
         await asyncio.Event().wait()
+        return []
 
 
 async def follows(node: Quiet, count: int) -> None:
@@ -111,3 +129,57 @@ async def test_devices_that_cannot_be_followed_are_tried_again_without_a_change(
     node.fails = [OSError(errno.ENOMEM, "no memory") for _ in range(3)]
     await follows(node, 4)
     assert caplog.messages == ["ebpf: [Errno 12] no memory; retrying"]
+
+
+class Growing(Quiet):
+    """A node that gets one device, to which programs cannot be attached yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Sequence[Message] | None] = []
+        self.attached: list[int] = []
+        self.grown = asyncio.Event()
+        self.attaching = asyncio.Event()
+        self.possible = threading.Event()
+
+    def concern(self, news: Sequence[Message]) -> Concern:
+        return Concern.CHANGE if news else Concern.NOTHING
+
+    async def receive(self) -> list[Message]:
+        await self.grown.wait()
+        self.grown.clear()
+        return [NEW_DEVICE]
+
+    def follow_devices(self, news: Sequence[Message] | None) -> list[int]:
+        self.told.append(news)
+        return [7] if news else []
+
+    def attach_devices(self, numbers: Sequence[int]) -> None:
+        self._loop.call_soon_threadsafe(self.attaching.set)
+        self.possible.wait()
+        self.attached += numbers
+
+
+async def test_syncs_do_not_wait_for_programs_on_a_new_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "_SETTLE", 0.0)
+    node, lock = Growing(), asyncio.Lock()
+    task = Keeper(cast(Engine, node), cast(Hold, node), lock)
+    task.keep_going()
+    try:
+        async with asyncio.timeout(5):
+            while not node.told:  # noqa: ASYNC110 - it happens in a thread
+                await asyncio.sleep(0)
+            node.grown.set()
+            await node.attaching.wait()
+            async with lock:  # as a sync does
+                assert not node.attached
+            node.possible.set()
+            while not node.attached:  # noqa: ASYNC110 - it happens in a thread
+                await asyncio.sleep(0)
+    finally:
+        node.possible.set()
+        task.stop()
+    assert node.attached == [7]
+    assert node.told == [None, [NEW_DEVICE]]

@@ -290,6 +290,24 @@ class Subscription:
             self._drain()
             raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
 
+    def waiting(self) -> list[Message]:
+        """Return the notifications that have come, without waiting.
+
+        Raises:
+            AnswersLostError: as for `receive`.
+        """
+        found: list[Message] = []
+        try:
+            while True:
+                found += messages(self._socket.recv(_RECEIVE))
+        except BlockingIOError:
+            return found
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+            self._drain()
+            raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
+
     def _drain(self) -> None:
         """Empty the queue: until then the kernel goes on dropping, and says so only once.
 

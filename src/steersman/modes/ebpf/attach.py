@@ -140,6 +140,12 @@ class Links:
             if "-" in name and name not in keep:
                 (self._pins.links / name).unlink(missing_ok=True)
 
+    def drop(self, devices: Iterable[int]) -> None:
+        """Remove the pins of these devices, which are gone."""
+        for index in devices:
+            for name in DEVICE_PROGRAMS:
+                (self._pins.links / f"{index}-{name}").unlink(missing_ok=True)
+
 
 class Accelerated:
     """The program that sends known packets on (XDP), on devices that are named for it."""
@@ -217,7 +223,8 @@ def _attach(pins: Pins, name: str, program: int, target: tuple[int, int], place:
     where, identity = target
     link = pins.link(name)
     if link is not None and link.target == identity:
-        link.replace(program)
+        if not link.has(program):  # to replace it would wait for a grace period of RCU
+            link.replace(program)
     else:
         if link is not None:
             (pins.links / name).unlink()

@@ -46,6 +46,7 @@ CGROUP_ATTACH_TYPES = {
 }
 """Attach type by the name of our program, in the order in which they are attached."""
 
+_MACHINE = os.uname().machine
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -56,9 +57,9 @@ def bpf(command: int, attributes: Any, size: int) -> int:
     Raises:
         OSError: as the kernel says.
     """
-    number = _NUMBERS.get(os.uname().machine)
+    number = _NUMBERS.get(_MACHINE)
     if number is None:
-        raise OSError(errno.ENOSYS, f"the number of bpf(2) on {os.uname().machine} is not known")
+        raise OSError(errno.ENOSYS, f"the number of bpf(2) on {_MACHINE} is not known")
     result: int = _libc.syscall(
         ctypes.c_long(number),
         ctypes.c_long(command),
@@ -85,7 +86,7 @@ def settle() -> None:
     membarrier(2) waits for a grace period of RCU, within which programs run; a kernel with CPUs
     without ticks (nohz_full), or a filter of system calls, refuses it.
     """
-    number = _MEMBARRIERS.get(os.uname().machine, -1)
+    number = _MEMBARRIERS.get(_MACHINE, -1)
     if _libc.syscall(ctypes.c_long(number), ctypes.c_long(_EVERYWHERE), 0, 0):
         time.sleep(_LONG)
 
@@ -132,6 +133,12 @@ class Link(Object):
     def replace(self, program: int) -> None:
         """Put another program in the same place; packets and sockets see one or the other."""
         call(LINK_UPDATE, "IIII", self.fd, program, 0, 0)
+
+    def has(self, program: int) -> bool:
+        """Whether this program (by descriptor) is the one in place."""
+        _, _, own = struct.unpack_from("=III", self.info(32))
+        _, number = struct.unpack_from("=II", Object(program).info(8))
+        return bool(own == number)
 
     def detach(self) -> None:
         """Take the program off, also where others have the link open."""

@@ -131,6 +131,13 @@ class Filters:
             if note.partition("-")[0] not in keep:
                 (self._notes / note).rmdir()
 
+    def drop(self, devices: Iterable[int]) -> None:
+        """Forget these devices, which are gone."""
+        for index in devices:
+            for note in (f"{index}", f"{index}-qdisc"):
+                with contextlib.suppress(FileNotFoundError):
+                    (self._notes / note).rmdir()
+
     def remove(self) -> None:
         """Remove the filters, and what is only there for them."""
         noted = self._noted()

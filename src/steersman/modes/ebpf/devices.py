@@ -14,7 +14,8 @@ from steersman.model.names import Family
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.layout import DEVICE_NO_ETHERNET, DEVICE_POD, DEVICE_XDP
 
-_RTM_GETLINK, _RTM_GETADDR = 18, 22
+_RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
+_RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
 _IFLA_IFNAME, _IFLA_MASTER = 3, 10
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFINFOMSG = struct.Struct("=BxHiII")
@@ -64,6 +65,30 @@ def list_devices(connect: Callable[[], Netlink]) -> Found:
     return Found(tuple(link for link in links if link.kind != _LOOPBACK), addresses, deprecated)
 
 
+def after(found: Found, news: Iterable[Message]) -> Found | None:
+    """Return what there is after notifications; None if only a new list can tell.
+
+    That is so for global addresses: a notification does not say where in the kernel's order they
+    are.
+    """
+    devices = {device.number: device for device in found.devices}
+    for each in news:
+        if each.kind in (_RTM_NEWADDR, _RTM_DELADDR):
+            if each.payload[3] == _SCOPE_GLOBAL:
+                return None
+        elif each.payload[0] != socket.AF_UNSPEC:
+            continue  # of a port of a bridge
+        elif each.kind == _RTM_DELLINK:
+            gone = devices.pop(_device(each).number, None)
+            if gone and (gone.number in found.addresses or gone.number in found.deprecated):
+                return None
+        elif each.kind == _RTM_NEWLINK:
+            device = _device(each)
+            if device.kind != _LOOPBACK:
+                devices[device.number] = device
+    return found._replace(devices=tuple(devices.values()))
+
+
 def open_route() -> Netlink:
     """Open rtnetlink in the network namespace of the calling thread."""
     return Netlink(NETLINK_ROUTE, buffer=1 << 20)
@@ -89,7 +114,11 @@ def _address(reply: Message) -> tuple[int, bytes, int]:
 
 
 def describe(
-    found: Found, interface: str, prefix: str, accelerated: Collection[int] = ()
+    found: Found,
+    interface: str,
+    prefix: str,
+    accelerated: Collection[int] = (),
+    numbers: Collection[int] | None = None,
 ) -> dict[int, bytes]:
     """What the map `devices` should hold, by index.
 
@@ -101,6 +130,7 @@ def describe(
         interface: of the detector: pods are behind this device ("" for none).
         prefix: of the detector: pods are behind devices whose names begin so.
         accelerated: indices of the devices that have the program of XDP.
+        numbers: indices of the devices to describe; None for all.
     """
     names = {device.number: device.name for device in found.devices}
     sorts = (found.addresses, found.deprecated)
@@ -114,6 +144,8 @@ def describe(
     ]
     out = {}
     for device in found.devices:
+        if numbers is not None and device.number not in numbers:
+            continue
         mine = [
             address
             for sort, every in zip(sorts, ordered, strict=True)

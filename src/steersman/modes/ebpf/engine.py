@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import socket
-from collections.abc import Callable, Hashable
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from steersman.host.netlink import NETLINK_NETFILTER, NETLINK_ROUTE, Netlink, Subscription
+from steersman.host.nlmsg import Message
 from steersman.modes.diff import Diff
 from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.attach import (
-    Accelerated,
-    Links,
     Pins,
     attach_sockets,
     detach_sockets,
     sockets_intact,
 )
 from steersman.modes.ebpf.bpf import settle
-from steersman.modes.ebpf.clsact import Filters
-from steersman.modes.ebpf.devices import (
-    describe,
-    list_devices,
-    open_route,
-    without_ethernet,
-)
-from steersman.modes.ebpf.features import tcx
+from steersman.modes.ebpf.devices import open_route
+from steersman.modes.ebpf.follow import Concern, Follower
 from steersman.modes.ebpf.layout import Kind
-from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.migrate import Migration, load
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.tables import Tables
@@ -128,13 +120,14 @@ class Engine:
         self._loaded: loader.LoadedObject | None = None
         self.tracking: Tracking | None = None
         self._migration: Migration | None = None
-        self._accelerated = Accelerated(self.pins, inside.do, options.xdp_devices)
-        self._filters = Filters(options.pins / "filters", inside.netlink)
-
-    @functools.cached_property
-    def _devices(self) -> Links | Filters:
-        links = tcx() if self.options.tcx is None else self.options.tcx
-        return Links(self.pins, self._inside.do) if links else self._filters
+        self._follower = Follower(
+            self.pins,
+            inside.netlink,
+            inside.do,
+            links=options.tcx,
+            accelerated=options.xdp_devices,
+        )
+        self._attaching = threading.Lock()
 
     def _open(self) -> Tables:
         if self.tables is None:
@@ -162,9 +155,8 @@ class Engine:
         return (self.pins.exist and self._intact(), *self.pins.names())
 
     def _intact(self) -> bool:
-        devices = [device.number for device in list_devices(self._inside.netlink).devices]
         cgroup = self._cgroup()
-        return self._devices.intact(devices) and (not cgroup or sockets_intact(self.pins, cgroup))
+        return self._follower.intact() and (not cgroup or sockets_intact(self.pins, cgroup))
 
     def _cgroup(self) -> Path | None:
         """The cgroup whose sockets are balanced; None where none are."""
@@ -185,7 +177,8 @@ class Engine:
         if programs is not None:
             self._attach(tables, programs)
         elif Kind.CONFIG.value in change.changed:
-            self.follow_devices()
+            self._follower.forget()
+            self.attach_devices(self.follow_devices())
 
     def _attach(self, tables: Tables, programs: bytes) -> None:
         assert self._loaded
@@ -198,7 +191,8 @@ class Engine:
         if self._migration:
             tables.marks.open_flows(True)  # with the old ones, which are everywhere
             self._migration.exchange()
-        self.follow_devices()
+        self._follower.forget()
+        self.attach_devices(self.follow_devices())
         tables.marks.open_flows(True)
         if cgroup:
             attach_sockets(self.pins, self._loaded.programs, cgroup)
@@ -211,33 +205,32 @@ class Engine:
         self.tracking.mark()
         tables.node.programs = programs
 
-    def follow_devices(self) -> None:
-        """Bring the map of devices, and the programs on them, to what there is."""
-        tables, loaded, found = self._open(), self._loaded, list_devices(self._inside.netlink)
-        assert loaded
-        config = tables.node.read()
-        _, _, _, interface, prefix = layout.NODE_VALUE.unpack(
-            config or bytes(layout.NODE_VALUE.size)
-        )
-        texts = [text.rstrip(b"\0").decode() for text in (interface, prefix)]
-        fast = self._accelerated.follow(loaded.programs["sm_xdp"], found.devices)
-        wanted = {
-            index.to_bytes(4, layout.BYTE_ORDER): value
-            for index, value in describe(found, texts[0], texts[1], fast).items()
-        }
-        devices = HashMap(loaded.maps["devices"])
-        devices.put_all(wanted.items())
-        devices.delete_all([key for key, _ in devices.items() if key not in wanted])
-        tables.marks.bare(without_ethernet(found))
-        indices = [device.number for device in found.devices]
-        self._devices.forget(indices)
-        self._devices.attach(loaded.programs, indices)
+    def follow_devices(self, news: Sequence[Message] | None = None) -> list[int]:
+        """Tell programs which devices there are; return those that are to have programs.
+
+        Args:
+            news: what has changed since the last time; None to list everything.
+        """
+        tables = self._open()
+        assert self._loaded
+        return self._follower.write(self._loaded, tables, news)
+
+    def concern(self, news: Sequence[Message]) -> Concern:
+        """Return what notifications of devices mean here."""
+        return self._follower.concern(news)
+
+    def attach_devices(self, numbers: Sequence[int]) -> None:
+        """Attach the programs to devices, also while maps are written; nothing once closed."""
+        with self._attaching:
+            if self._loaded:
+                self._follower.attach(self._loaded, numbers)
 
     def _remove(self) -> None:
         if self.tables is not None:
             self.tables.marks.open_flows(False)
-        self._filters.remove()
-        self.pins.remove()
+        with self._attaching:
+            self._follower.filters.remove()
+            self.pins.remove()
         self.close()
 
     def news(self) -> Subscription:
@@ -246,7 +239,9 @@ class Engine:
 
     def close(self) -> None:
         """Let go of everything, and leave it working."""
-        if self._loaded:
-            self._loaded.close()
-        self._loaded = self.tables = self.tracking = None
+        with self._attaching:
+            if self._loaded:
+                self._loaded.close()
+            self._loaded = self.tables = self.tracking = None
+        self._follower.forget()
         self.pins.release()

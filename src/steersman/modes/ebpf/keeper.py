@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from steersman.host.netlink import AnswersLostError, DumpInterruptedError, Subscription
+from steersman.host.nlmsg import Message
 from steersman.modes.ebpf.engine import Engine
+from steersman.modes.ebpf.follow import Concern
 from steersman.modes.ebpf.hold import Hold
 
 _SETTLE = 0.02  # seconds; a new device makes several notifications
@@ -44,27 +46,53 @@ class Keeper:
 
     async def _keep(self) -> None:
         clock = asyncio.get_running_loop().time
-        with self._engine.news() as news:
+        with self._engine.news() as subscription:
             collect, follow = clock() + _COLLECT, clock()  # for what came before we listened
             while self._engine.tables is not None:
-                if await _changed(news, min(collect, follow)) or clock() >= follow:
-                    done = await self._do(self._engine.follow_devices)
+                news = await _news(subscription, min(collect, follow))
+                concern = Concern.LIST if news is None else self._engine.concern(news)
+                if concern is Concern.LIST or clock() >= follow:
+                    done = await self._follow(None)
                     follow = math.inf if done else clock() + _RETRY
+                elif concern is Concern.CHANGE and not await self._follow(news):
+                    follow = clock() + _RETRY
                 if clock() >= collect:
                     await self._do(self._collect)
                     await self._hold.let_go()
                     collect = clock() + _COLLECT
 
+    async def _follow(self, news: Sequence[Message] | None) -> bool:
+        """Follow devices; False if that failed. Syncs do not wait for programs on new devices."""
+        fresh: list[int] = []
+        work = lambda: fresh.extend(self._engine.follow_devices(news))  # noqa: E731
+        if not await self._do(work, at_once=news is not None):
+            return False
+        if not fresh:
+            return True
+        return await self._tried(lambda: asyncio.to_thread(self._engine.attach_devices, fresh))
+
     def _collect(self) -> None:
         if self._engine.tracking:
             self._engine.tracking.collect()
 
-    async def _do(self, work: Callable[[], object]) -> bool:
-        """Do something while no sync runs; False if it failed."""
-        try:
+    async def _do(self, work: Callable[[], object], *, at_once: bool = False) -> bool:
+        """Do something while no sync runs, in a thread unless `at_once`; False if it failed."""
+
+        async def alone() -> None:
             async with self._lock:
-                if self._engine.tables is not None:
+                if self._engine.tables is None:
+                    return
+                if at_once:
+                    work()
+                else:
                     await asyncio.to_thread(_uninterrupted, work)
+
+        return await self._tried(alone)
+
+    async def _tried(self, work: Callable[[], Awaitable[None]]) -> bool:
+        """Do something; False, and a line in the log, if it failed."""
+        try:
+            await work()
         except DumpInterruptedError as error:
             log.debug("ebpf: %s %d times; retrying in %gs", error, _ATTEMPTS, _RETRY)
             return False
@@ -90,14 +118,14 @@ def _uninterrupted(work: Callable[[], object]) -> None:
             return
 
 
-async def _changed(news: Subscription, until: float) -> bool:
-    """Wait for a change of devices; False where there is none until then."""
+async def _news(subscription: Subscription, until: float) -> list[Message] | None:
+    """Wait for changes of devices; none if there are none until then, None if some were lost."""
     try:
         async with asyncio.timeout_at(until):
-            await news.receive()
-    except AnswersLostError:  # so many that some were lost: all is read afresh anyway
-        pass
+            news = await subscription.receive()
+        await asyncio.sleep(_SETTLE)
+        return news + subscription.waiting()
+    except AnswersLostError:
+        return None
     except TimeoutError:
-        return False
-    await asyncio.sleep(_SETTLE)
-    return True
+        return []

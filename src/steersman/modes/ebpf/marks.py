@@ -91,6 +91,7 @@ class Marks:
 
     def bare(self, devices: Iterable[int]) -> None:
         """Note which devices have no Ethernet, by index, before they have programs."""
-        wanted = {index % BARE_PLACES for index in devices}
-        for place in range(BARE_PLACES):
-            self._memory[_AT["bare"] + place] = place in wanted
+        places = bytearray(BARE_PLACES)
+        for index in devices:
+            places[index % BARE_PLACES] = 1
+        self._memory[_AT["bare"] : _AT["bare"] + BARE_PLACES] = places

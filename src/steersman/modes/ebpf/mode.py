@@ -98,7 +98,7 @@ class EbpfMode:
         async with self._lock:
             if Kind.PROGRAMS.value in change.added and not self.engine.pins.exist:
                 await asyncio.to_thread(mount, self._options.pins.parent)
-            if len(change) <= _INLINE and self.engine.tables is not None:
+            if len(change) <= _INLINE and self.engine.tables is not None and _is_plain(change):
                 guarded(lambda: self.engine.apply(change))
             else:
                 await asyncio.to_thread(guarded, lambda: self.engine.apply(change))
@@ -163,6 +163,12 @@ class EbpfMode:
         """Let go of everything, and leave it working."""
         self._keeper.stop()
         self.engine.close()
+
+
+def _is_plain(change: Diff) -> bool:
+    """Whether a Diff only writes maps: programs on devices wait for the kernel."""
+    parts = (change.added, change.removed, change.changed)
+    return not any(kind.value in part for part in parts for kind in (Kind.CONFIG, Kind.PROGRAMS))
 
 
 def guarded(work: Callable[[], T]) -> T:
