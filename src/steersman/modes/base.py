@@ -184,7 +184,7 @@ class Totalling(Protocol):
 
 
 @runtime_checkable
-class Accounting(Protocol):
+class PacketCounting(Protocol):
     """A mode whose rules count packets in counters with names (nfacct)."""
 
     def packets(self) -> Mapping[str, int]:

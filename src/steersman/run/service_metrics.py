@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
 from operator import add, sub
 from typing import NamedTuple, TypeAlias
 
@@ -179,7 +178,8 @@ def _choose(
     widths = {table: max(map(len, rows.values()), default=1) for table, rows in counts.items()}
     chosen: dict[Table, dict[Name, Values]] = {table: {} for table in counts}
     room = MOST_SERIES
-    for name in nsmallest(min(top, room), by_name, key=lambda name: (-busy[name], name)):
+    ranked = sorted(by_name, key=lambda name: (-busy[name], name)) if counts else ()
+    for name in ranked[:top]:
         for table, rows in counts.items():
             width = widths[table]
             nothing = (0,) * width

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -267,10 +268,16 @@ def memory(netlink: Netlink, family: Family, name: str) -> Iterator[tuple[bytes,
         yield content[8 : 8 + key], content[16 + key : 16 + key + data]
 
 
-def set_elements(netlink: Netlink, family: Family, name: str) -> Iterator[bytes]:
-    """Contents of a set's elements: key (its value at 8), then data (its value 16 behind)."""
+def set_elements(
+    netlink: Netlink, family: Family, name: str, holding: re.Pattern[bytes] | None = None
+) -> Iterator[bytes]:
+    """Contents of a set's elements: key (its value at 8), then data (its value 16 behind).
+
+    With a pattern, messages of some 300 elements in which it is not found are skipped whole.
+    """
     for payload in _dump(netlink, wire.GETSETELEM, family, text(2, name)):
-        yield from wire.element_lists(payload)
+        if holding is None or holding.search(payload):
+            yield from wire.element_lists(payload)
 
 
 def _fixed_elements(
