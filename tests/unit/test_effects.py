@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from steersman.config.types import MODES
 from steersman.model.names import Family, ObjectName
+from steersman.modes.iptables.count import count_rules
 from steersman.run.effects import Effects
 from steersman.run.health import Moment, ProxyHealth
 from steersman.run.metrics import Metrics
 from steersman.run.state import Synced
-from tests.clock import FakeClock
+from tests.clock import FakeClock, settle
 from tests.unit.test_store import make, service, slice_
 from tests.unit.test_sync import World
 
@@ -30,8 +33,11 @@ class NotedServers:
     def __init__(self) -> None:
         self.ports: Any = None
         self.counts: Any = None
+        self.calls = 0
+        self.failing = False
 
     async def sync(self, ports: Any, counts: Any) -> None:
+        self.calls += 1
         self.ports, self.counts = dict(ports), dict(counts)
 
 
@@ -62,9 +68,15 @@ class Told:
 
     async def sync(self) -> None:
         await self.world.sync.run()
-        for synced in self.synced:
-            await self.effects.after(synced, ())
-        self.synced.clear()
+        while self.synced:
+            await self.tell(self.synced.pop(0))
+
+    async def tell(self, synced: Synced) -> None:
+        task = asyncio.create_task(self.effects.serve_health_checks())
+        await self.effects.after(synced, ())
+        await settle()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     def metric(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)
@@ -217,7 +229,78 @@ async def test_health_checks_count_what_is_in_force_not_what_waits() -> None:
     told.world.store.upsert(make("EndpointSlice", slice_here))
     await told.world.sync.run()
     told.world.store.delete("EndpointSlice", ObjectName("shop", "lb-x"))
-    await told.effects.after(told.synced.pop(), ())
+    await told.tell(told.synced.pop())
     assert told.servers.counts == {ObjectName("shop", "lb"): 1}
     await told.sync()
     assert told.servers.counts == {ObjectName("shop", "lb"): 0}
+
+
+async def test_health_check_servers_hear_of_what_changes_for_them_only() -> None:
+    told = Told(2)
+    told.world.store.upsert(service("lb", None, **LOCAL_LB))
+    await told.sync()
+    assert told.servers.calls == 1
+    told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
+    await told.sync()
+    assert told.servers.calls == 1
+    told.servers.failing = True  # a port is taken: it is tried again after each sync
+    told.world.store.upsert(slice_("lb-x", "lb", ("10.1.0.9",), protocol="UDP"))
+    told.world.store.upsert(service("lb", None, **{**LOCAL_LB, "healthCheckNodePort": 32101}))
+    await told.sync()
+    told.servers.failing = False
+    for ip in ("10.1.0.7", "10.1.0.8"):
+        told.world.store.upsert(slice_("s1-x", "s1", (ip,)))
+        await told.sync()
+    assert told.servers.calls == 3
+
+
+async def test_a_health_check_client_that_hangs_holds_no_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, hangs = Told(0), asyncio.Event()
+
+    async def sync(*_: Any) -> None:
+        await hangs.wait()
+
+    monkeypatch.setattr(told.servers, "sync", sync)
+    told.world.store.upsert(service("lb", None, **LOCAL_LB))
+    task = asyncio.create_task(told.effects.serve_health_checks())
+    await told.world.sync.run()
+    async with asyncio.timeout(5):
+        await told.effects.after(told.synced.pop(), ())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_loop_goes_on_while_many_plans_and_rules_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = list[int]()
+
+    def counting(objects: Any) -> Any:
+        sizes.append(len(objects))
+        return count_rules(objects)
+
+    monkeypatch.setattr("steersman.run.effects.count_rules", counting)
+    told = Told(0)
+    for number in range(1500):
+        told.world.store.upsert(
+            service(f"s{number}", clusterIP=f"10.97.{number >> 8}.{number & 255}")
+        )
+    told.world.mode.name = "iptables"
+    await told.world.sync.run()
+    updates = list[int]()
+    update = told.effects._tally.update
+
+    def updating(changed: Any, removed: Any) -> None:
+        updates.append(len(changed))
+        update(changed, removed)
+
+    monkeypatch.setattr(told.effects._tally, "update", updating)
+    monkeypatch.setattr("steersman.run.effects.count_written", lambda _: (Counter(), Counter()))
+    objects = [((4, "nat", "KUBE-SVC"), "-A one")] * 2500
+    await told.effects.after(told.synced.pop(), objects)
+    assert sizes == [1000, 1000, 500]
+    assert updates == [0, 1000, 500]
+    name, labels = "kubeproxy_sync_proxy_rules_iptables_total", {"table": "nat"}
+    assert told.metric(name, **labels, ip_family="IPv4") == 2500

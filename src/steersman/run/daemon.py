@@ -198,6 +198,7 @@ class Daemon:
             "drift": self._check_for_drift(),
             "configuration": self._live.follow(),
             "conntrack": self._effects.clean_conntrack(),
+            "health checks": self._effects.serve_health_checks(),
             "losses": self._heal_losses(),
             "leftovers": self._leave_others(),
             "successor": self._make_room(),

@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
-from steersman.model.names import Family
-from steersman.model.plan import Severity
+from steersman.model.names import Family, ObjectName
+from steersman.model.plan import NodeSettings, Severity
 from steersman.modes.iptables.count import Rules, count_rules, count_written
 from steersman.run.cleaner import Cleaner, Delete
 from steersman.run.health import Moment, ProxyHealth
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _COMPLAINT_SECONDS = 60.0
 """Between two log lines about one observer."""
+_SLICE = 1000
+"""Plans or kernel objects that are counted before the loop may go on; about 3 ms."""
 _POLICIES: tuple[Literal["internal", "external"], ...] = ("internal", "external")
 
 
@@ -79,6 +82,10 @@ class Effects:
         self._observers = observers or {}
         self._clock = clock or MonotonicClock()
         self._quiet_until: dict[str, float] = {}
+        self._checks: Mapping[Family, tuple[Mapping[ObjectName, int], Mapping[ObjectName, int]]]
+        """Ports and answers of the health check servers."""
+        self._checks_wanted = self._checks_served = (0, NodeSettings())
+        self._checks_due = asyncio.Event()
         self.cleaner = Cleaner(metrics, mode=mode, delete=delete, clock=self._clock)
 
     def queued(self, families: Iterable[Family]) -> None:
@@ -134,9 +141,13 @@ class Effects:
                 self._quiet_until[observer] = now + _COMPLAINT_SECONDS
                 log.exception("%s failed to take a report; syncs are not affected", observer)
 
-    def _plans(self, synced: Synced) -> None:
+    async def _plans(self, synced: Synced) -> None:
         for change in synced.plans:
-            self._tally.update(change.changed, change.removed)
+            self._tally.update({}, change.removed)
+            items = iter(change.changed.items())
+            while some := dict(islice(items, _SLICE)):
+                self._tally.update(some, ())
+                await asyncio.sleep(0)
 
     def _changes_synced(self, _: Synced) -> None:
         self._synced = Counter(self._store.seen)
@@ -155,7 +166,7 @@ class Effects:
                     name = "network_programming_duration_seconds"
                     self._metrics.observe(name, value, family.kubernetes)
 
-    def _gauges(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
+    async def _gauges(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
         metrics, result = self._metrics, synced.result
         if result is None:
             return
@@ -171,13 +182,21 @@ class Effects:
                 count = self._tally.no_local_endpoints(policy, family)
                 metrics.set("sync_proxy_rules_no_local_endpoints_total", count, policy, label)
         if synced.state.mode == "iptables":
-            self._count_rules(synced, objects)
+            await self._count_rules(synced, objects)
         self._ours(synced, result)
 
-    def _count_rules(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
-        written, growth = count_written(synced.written)
+    async def _count_rules(self, synced: Synced, objects: Iterable[tuple[Any, Any]]) -> None:
+        if len(synced.written) <= _SLICE:
+            written, growth = count_written(synced.written)
+        else:
+            written, growth = await asyncio.to_thread(count_written, synced.written)
         if synced.whole:
-            self._rules = count_rules(objects)
+            rules: Rules = Counter()
+            items = iter(objects)
+            while some := tuple(islice(items, _SLICE)):
+                rules.update(count_rules(some))
+                await asyncio.sleep(0)
+            self._rules = rules
         else:
             self._rules.update(growth)
         for table in ("nat", "filter"):
@@ -209,10 +228,27 @@ class Effects:
         for word in ("added", "changed", "removed"):
             metrics.add("kernel_writes_total", word, amount=getattr(result, word))
 
-    async def _health_checks(self, synced: Synced) -> None:
-        del synced  # the tally has it
-        for family, servers in self._servers.items():
-            await servers.sync(self._tally.health_ports(family), self._tally.ready_here(family))
+    def _health_checks(self, synced: Synced) -> None:
+        """Have the health check servers follow; closing one may have to wait for its clients."""
+        self._checks_wanted = (self._tally.health_changes, synced.state.plan.settings)
+        if self._checks_served != self._checks_wanted:
+            self._checks = {
+                family: (self._tally.health_ports(family), self._tally.ready_here(family))
+                for family in self._servers
+            }
+            self._checks_due.set()
+
+    async def serve_health_checks(self) -> None:
+        """Follow with the health check servers, until cancelled."""
+        while True:
+            await self._checks_due.wait()
+            self._checks_due.clear()
+            wanted, checks = self._checks_wanted, self._checks
+            with self._isolated("health checks"):
+                for family, servers in self._servers.items():
+                    await servers.sync(*checks[family])
+                if not any(servers.failing for servers in self._servers.values()):
+                    self._checks_served = wanted  # else they are tried again after the next sync
 
     async def clean_conntrack(self) -> None:
         """Delete stale connections after syncs, until cancelled."""

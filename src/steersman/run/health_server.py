@@ -92,6 +92,11 @@ class ServiceHealthServers:
         self._said: dict[tuple[ObjectName, int, str], str] = {}
         """Why nobody listens, as logged: syncs come many times a second."""
 
+    @property
+    def failing(self) -> bool:
+        """Whether some port could not be listened on at the last `sync`."""
+        return bool(self._said)
+
     async def sync(self, ports: Mapping[ObjectName, int], counts: Mapping[ObjectName, int]) -> None:
         """Take the wanted ports and the counts of ready local endpoints.
 

@@ -25,6 +25,8 @@ class Tally:
         self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
         self._health_ports: dict[PlanKey, int] = {}
         self._ready_here: dict[PlanKey, int] = {}
+        self.health_changes = 0
+        """How often a health check node port or the answer on it changed."""
 
     def update(self, changed: Mapping[PlanKey, ServicePlan], removed: Iterable[PlanKey]) -> None:
         """Take the plans that are new or differ, and the ones that are gone."""
@@ -40,8 +42,8 @@ class Tally:
         self._counts.update((policy, key.family) for policy in policies)
         if policies:
             self._without_local[key] = policies
-        self._health_ports.pop(key, None)
-        self._ready_here.pop(key, None)
+        before = self._health_ports.pop(key, 0), self._ready_here.pop(key, 0)
+        self.health_changes += before != (health_port, ready)
         if health_port:
             self._health_ports[key] = health_port
             self._ready_here[key] = ready
