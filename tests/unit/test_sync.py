@@ -12,6 +12,7 @@ import pytest
 from steersman.compile.plan import Planner
 from steersman.compile.ports import plan_ports
 from steersman.model.config import NodeConfig
+from steersman.model.kube import KubeObject
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.snapshot import HostFacts
@@ -593,3 +594,46 @@ async def test_a_restart_keeps_the_last_version_of_what_the_kernel_refuses() -> 
     assert world.mode.kernel == world.fresh()
     assert world.sync.state.findings == ()
     assert world.sync.state.objects == len(world.mode.kernel)
+
+
+def spread(namespace: str, name: str, ip: str) -> KubeObject:
+    meta = {"namespace": namespace, "name": name}
+    return make("Service", {"metadata": meta, "spec": {"clusterIP": ip, "ports": [{"port": 80}]}})
+
+
+def in_force(world: World, namespace: str) -> int:
+    return sum(value.startswith(f"{namespace}/") for value in map(str, world.mode.kernel.values()))
+
+
+async def test_a_tenant_whose_objects_are_refused_takes_nobody_along() -> None:
+    world = World(0)
+    for number in range(20):
+        world.store.upsert(spread(f"good{number % 3}", f"s{number}", f"10.96.2.{number}"))
+    for number in range(400):
+        name = f"s{number}"
+        world.store.upsert(spread("evil", name, f"10.97.{number // 250}.{number % 250}"))
+        world.mode.poison.add(f"evil/{name} (TCP, IPv4)")
+    await world.sync.run()
+    assert sum(in_force(world, f"good{number}") for number in range(3)) == 20
+    assert world.mode.reads < 150
+    world.store.upsert(spread("good0", "more", "10.96.3.1"))
+    await world.sync.run()
+    assert world.mode.kernel["clusterIP 10.96.3.1:80"] == "good0/more (TCP, IPv4)"
+
+
+async def test_a_kernel_that_refuses_everything_is_not_asked_for_ever() -> None:
+    world = World(0)
+    for number in range(1000):  # each is a Finding
+        ip = f"10.97.{number // 250}.{number % 250}"
+        world.store.upsert(spread(f"ns{number % 50}", f"s{number}", ip))
+        world.mode.poison.add(f"ns{number % 50}/s{number} (TCP, IPv4)")
+    await world.sync.run()
+    assert world.sync.state.result is not None
+    assert world.sync.state.result.refused == 1000
+    state = world.sync.state
+    assert len(state.findings) + sum(state.unlisted.values()) == 1000
+    assert world.mode.reads < 500
+    before, world.mode.poison = world.mode.reads, set()
+    await world.sync.check()
+    assert len(world.mode.kernel) == 1002
+    assert world.mode.reads < before + 10

@@ -12,14 +12,17 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import msgspec
 
+from steersman.compile.notes import FindingIndex
 from steersman.compile.plan import PlanChange, Planner
-from steersman.model.names import PlanKey
+from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import Finding, NodePlan, ServicePlan, Severity
 from steersman.model.snapshot import HostFacts
 from steersman.modes.base import ApplyError, Mode
@@ -38,8 +41,9 @@ _SLICE = 48
 _INLINE = 500
 """Objects or owners up to which a computation on them is not worth a thread."""
 _IN_VAIN = 16
-"""Culprits in a row after which what is left is refused as one: the reason is hardly theirs. Each
-costs a look at the whole kernel, and all are tried again at the next comparison."""
+"""Culprits in a row after which what is left of a namespace is refused as one, and namespaces with
+culprits in a row after which everything is: the reason is hardly theirs. Each culprit costs a look
+at the whole kernel, and all are tried again at the next comparison."""
 
 
 class Sync:
@@ -334,22 +338,37 @@ class Sync:
         return written + await self._settle([STALE])
 
     async def _settle(self, owners: list[Owner]) -> list[Diff]:
-        """Apply the part of some owners; where it is refused, halve it down to the culprits."""
+        """Apply the part of some owners; where it is refused, halve it down to the culprits.
+
+        Owners of a namespace stand together and culprits count by namespace: one tenant whose
+        objects are refused must not have others refused along with them.
+        """
         random.shuffle(owners)  # who is refused along with others comes earlier another time
-        parts, written, in_vain = [owners] if owners else [], [], 0
+        groups: dict[str, list[Owner]] = {}
+        for owner in owners:
+            groups.setdefault(_namespace(owner), []).append(owner)
+        parts, written = [[*chain.from_iterable(groups.values())]] if owners else [], []
+        in_vain: Counter[str] = Counter()
+        refused: set[str] = set()
         while parts:
             part = parts.pop()
+            first, last = _namespace(part[0]), _namespace(part[-1])
+            most = _IN_VAIN // max(1, len(refused))  # the more there are, the sooner it is enough
             kernel = await self._read()
             change = self._held.part(kernel, part)
             error = await self._refusal(change)
             if error is None:
                 self._held.accept(part)
                 written.append(change)
-                in_vain = 0 if change else in_vain
-            elif len(part) == 1 or in_vain >= _IN_VAIN:
+                if change:
+                    refused.clear()
+                    for namespace in set(map(_namespace, part)):
+                        in_vain.pop(namespace, None)
+            elif len(part) == 1 or most == 0 or (first == last and in_vain[first] >= most):
                 others = f"; with {len(part) - 1} others, not tried alone" if part[1:] else ""
                 self._held.refuse(part, f"{error}{others}", kernel)
-                in_vain += 1
+                in_vain[first] += 1
+                refused.add(first)
             else:
                 middle = len(part) // 2
                 parts += part[middle:], part[:middle]
@@ -386,11 +405,8 @@ class Sync:
             self._published.pop(key, None)
         self._published.update(plans.changed)
         plan = self.planner.plan
-        refused = [
-            _refused(owner, why, self.mode.name) for owner, why in self._held.refused.items()
-        ]
-        broken = [_broken(owner, why, self.mode.name) for owner, why in self._broken.items()]
-        findings = (*self.store.findings, *plan.findings, *refused, *broken)
+        unwritten = self._unwritten()
+        findings = (*self.store.findings, *plan.findings, *unwritten.listed)
         news = bool(written or whole or plans.changed or plans.removed)
         before = self.state
         same = (plan.settings, findings) == (before.plan.settings, before.findings)
@@ -404,13 +420,26 @@ class Sync:
             plan=NodePlan(plan.settings, self._published, plan.findings, plan.unlisted),
             result=result,
             findings=findings,
-            unlisted=plan.unlisted,
+            unlisted=Counter(plan.unlisted) + Counter(unwritten.beyond),
             objects=self._held.objects,
             slices=self.store.slices,
             at=self._wall(),
         )
         self._on_synced(Synced(self.state, result, (changes,), (plans,), written, whole))
         return result
+
+    def _unwritten(self) -> FindingIndex:
+        """Return what the kernel refuses and what cannot be rendered, bounded as in plans."""
+        mode, by_object = self.mode.name, dict[ObjectName, list[Finding]]()
+        for made, owners in ((_refused, self._held.refused), (_broken, self._broken)):
+            for owner, why in owners.items():
+                no_port = ObjectName("", "")
+                name = owner.name.object_name if isinstance(owner, PlanKey) else no_port
+                by_object.setdefault(name, []).append(made(owner, why, mode))
+        index = FindingIndex()
+        for name, findings in by_object.items():
+            index.put(name, findings)
+        return index
 
 
 def _refused(owner: Owner, why: str, mode: str) -> Finding:
@@ -427,3 +456,7 @@ def _finding(owner: Owner, reason: str) -> Finding:
     name = f"Service {owner.name.object_name}" if isinstance(owner, PlanKey) else owner
     field = f"port {owner}" if isinstance(owner, PlanKey) else ""
     return Finding(name, field, f"{reason}; what it had before stays in force", Severity.ERROR)
+
+
+def _namespace(owner: Owner) -> str:
+    return owner.name.namespace if isinstance(owner, PlanKey) else ""
