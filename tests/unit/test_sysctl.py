@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,18 @@ def test_a_read_only_sys_is_a_warning_where_runtimes_are_known_for_it(
     _refuse(monkeypatch, errno.EACCES)
     with pytest.raises(SysctlError, match="/it cannot be set to 2"):
         sysctl.apply((soft,), tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_what_cannot_be_read_for_want_of_rights_is_a_sentence(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("1")
+    secret.chmod(0o600)
+    tmp_path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(SysctlError) as refused:
+            sysctl.read("secret", tmp_path)
+    finally:
+        os.seteuid(0)
+    assert str(refused.value) in ("/secret cannot be read: Permission denied; this needs root",)

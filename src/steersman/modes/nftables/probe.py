@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -55,9 +56,9 @@ def _netlink(connect: Callable[[], Netlink]) -> tuple[str, ...]:
     try:
         with connect() as netlink:
             generation(netlink)
-    except PermissionError:
-        return (f"This process may not program the kernel: it {NEEDS_NET_ADMIN}.",)
     except OSError as error:
+        if error.errno == errno.EPERM:
+            return (f"This process may not program the kernel: it {NEEDS_NET_ADMIN}.",)
         return (
             f"The kernel does not speak nf_tables with us ({error}); it needs CONFIG_NF_TABLES "
             "and this process CAP_NET_ADMIN.",
