@@ -142,7 +142,10 @@ def apply(settings: Iterable[Setting], root: Path = Path("/")) -> tuple[str, ...
             (root / setting.path).write_text(str(setting.value))
         except OSError as error:
             text = f"/{setting.path} cannot be set to {setting.value}: {error.strerror}"
+            if error.errno == errno.EROFS:
+                place = "/proc/sys" if setting.path.startswith("proc/") else "/sys"
+                text += f"; set it on the host, or mount {place} writable"
             if setting.read_only_is_fatal or error.errno != errno.EROFS:
                 raise SysctlError(error.errno, text) from error
-            warnings.append(f"{text}; set it on the host, or mount /sys writable")
+            warnings.append(text)
     return tuple(warnings)
