@@ -158,6 +158,18 @@ async def test_a_watch_from_the_future_that_stays_silent() -> None:
         assert r.source.stats.kind("Service").errors["relist"] >= 1
 
 
+async def test_a_watch_whose_versions_go_back_is_a_relist() -> None:
+    async with ApiServer(WORLD) as server, reading(server) as r:
+        await r.synced()
+        server.stall()
+        server.add(service("missed"))
+        server.stall(False)
+        bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "5"}}}
+        server.send("Service", json.dumps(bookmark) + "\n")
+        await until(lambda: "missed" in r.store.services)
+        assert r.source.stats.kind("Service").errors["relist"] == 1
+
+
 async def test_a_server_that_was_down() -> None:
     async with ApiServer(WORLD) as server, reading(server) as r:
         await r.synced()

@@ -182,12 +182,25 @@ class Reflector:
         """Take one event; the resourceVersion moves only after it was taken."""
         match event.type:
             case "ADDED" | "MODIFIED":
-                self._version = self._mirror.upsert(event.object) or self._version
+                self._advance(self._mirror.upsert(event.object))
             case "DELETED":
-                self._version = self._mirror.delete(event.object) or self._version
+                self._advance(self._mirror.delete(event.object))
             case "BOOKMARK":
                 self._stats.bookmarks += 1
-                self._version = outline(event.object).resource_version or self._version
+                self._advance(outline(event.object).resource_version)
             case _:
                 raise ApiError("malformed", f"an event of unknown type {event.type[:40]!r}")
         self._worked()
+
+    def _advance(self, version: str) -> None:
+        """Take the resourceVersion of an event.
+
+        A server that was restored meanwhile accepts a watch from its future, for example when the
+        HTTP client repeats a request on a new connection. Nothing else shows that.
+
+        Raises:
+            RelistError: it is below the last one: the server has another history.
+        """
+        if version.isdecimal() and self._version.isdecimal() and int(version) < int(self._version):
+            raise RelistError(f"the resourceVersion went back from {self._version} to {version}")
+        self._version = version or self._version
