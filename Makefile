@@ -15,7 +15,7 @@ IPVS := */modes/ipvs
 PURE := $(PURE),$(IPVS)/changes.py,$(IPVS)/names.py,$(IPVS)/parse.py,$(IPVS)/totals.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test demo bench image lock clean
+.PHONY: help setup check format test sim demo bench image lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -39,6 +39,9 @@ format: setup ## Put the code in shape
 test: setup ## Every test, kernel tests as root, and full coverage of the pure modules
 	pytest -q --cov --cov-report= --durations=10
 	coverage report --include='$(PURE)' --fail-under=100 --skip-covered
+
+sim: setup ## Simulated lives of nodes on all cores: SEEDS=n HOURS=h, see tests/sim
+	@python -m tests.sim --seeds $(or $(SEEDS),1000) --hours $(or $(HOURS),4) --first $(or $(FIRST),0)
 
 demo: setup ## A small cluster in network namespaces, explained as it runs (root)
 	@python scripts/demo.py

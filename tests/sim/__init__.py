@@ -1,0 +1,25 @@
+"""Deterministic simulation: years of a node's life in minutes, in the manner of FoundationDB.
+
+Theory. The program is the real one: Daemon, sources, Store, Planner, Sync, Runner, effects, health,
+metrics and servers, down to aiohttp and to netlink messages. What is simulated is what is outside
+of a process, and it fails in every way that the real thing does:
+
+    clocks.py    the clocks of `time`; the wall clock can be set
+    universe.py  virtual time, one heap of events, and an event loop per process
+    network.py   TCP: latency, refusals, silence, resets, no descriptors
+    cluster.py   etcd and API servers: 403, 410, 429, stale caches, fail-over, restored backups
+    kernel.py    rules: busy, refused, half applied, done but not answered, edited by others
+    netlink.py   interfaces and conntrack: lost notifications, interrupted dumps, ENOBUFS
+    node.py      the machine: processes and their supervisor, kill -9, SIGTERM, configuration
+    life.py      what happens, as the dice say: changes, trouble, recovery
+    oracle.py    what must be true, at every transaction and whenever all is at rest
+    seeds.py     one seed with its history, or many on all cores
+
+Nothing waits: the clock jumps to the next event. All choices come from one generator, so the same
+seed gives the same history, byte for byte (PYTHONHASHSEED is set, sets of tasks are ordered, the
+collector is off while a seed runs). Each callback of a process costs a little virtual time, and
+rendering costs more, so that what holds the loop is late in the simulation, too.
+
+A failure prints its seed and the end of the history; `python -m tests.sim --seed N --hours H`
+replays it. After a change of the simulation itself a seed means another life.
+"""

@@ -1,0 +1,280 @@
+"""The node's kernel: rules by mode, transactions that fail in every way, and other programs.
+
+`SimMode` renders with the real code of a mode and keeps what it renders in a dict. The kernel is
+strict: it refuses to remove what is not there and to create what is. It watches every transaction
+for what must never happen: a Service half-written, or a protected rule taken away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from steersman.host.exec import Exec, SubprocessExec
+from steersman.model.names import Family, PlanKey
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.modes.base import ApplyError, BusyError, Mode, Support
+from steersman.modes.diff import Diff, Ruleset
+from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.nftables.mode import NftablesMode, slots_of
+from steersman.modes.registry import Factory, ModeOptions
+from tests.sim.universe import Universe
+
+RENDER_SECONDS = 150e-6
+"""What planning and rendering one ServicePort costs, about what was measured."""
+_RENDERED = 12
+"""Versions of a Service that are remembered as whole."""
+
+
+@dataclass
+class Fault:
+    """How some of the next operations fail.
+
+    what: busy, refused, again (no fork), late (done, then a time-out), lost (done, then ENOBUFS),
+    partly (one family done, then a time-out), partly_refused, slow.
+    """
+
+    operation: str
+    what: str
+    times: int = 1
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Kernel:
+    """Rules by mode, and what was done with them."""
+
+    def __init__(self, universe: Universe) -> None:
+        self.universe = universe
+        self.tables: dict[str, dict[Any, Any]] = {}
+        self.faults: list[Fault] = []
+        self.poison: set[str] = set()
+        """Services (`namespace/name`) whose objects are refused."""
+        self.generation = 0
+        self.strangers = 0
+        self.vandalized: set[PlanKey | None] = set()
+        """Owners whose objects others have changed; None for the node."""
+        self.owners: dict[Any, PlanKey] = {}
+        self.rendered: dict[PlanKey, deque[Mapping[Any, Any]]] = {}
+        self.guard: Callable[[str, Diff], None] = lambda _table, _change: None
+        """Looks at every transaction of ours before it is in force."""
+        self.counts: Counter[str] = Counter()
+        self.unknown: set[str] = set()
+        """Services that were refused when the process was restarted: of their old rules it keeps
+        only what it wants still, as it cannot tell whose the others are."""
+        self.failures: list[str] = []
+        """Invariants that did not hold, as found within a process."""
+        self._listeners: list[asyncio.Future[None]] = []
+        self.deaf = False
+        """Notifications of changes by others are lost."""
+
+    def table(self, name: str) -> dict[Any, Any]:
+        return self.tables.setdefault(name, {})
+
+    def fail(self, text: str) -> None:
+        """Take note of an invariant that does not hold; the next look at all finds it."""
+        self.universe.note(f"FAILED: {text}")
+        self.failures.append(text)
+
+    # Other programs
+
+    def edit(self, name: str, change: Callable[[dict[Any, Any]], object]) -> None:
+        """Have another program change a table of ours."""
+        before = dict(self.table(name))
+        change(self.table(name))
+        after = self.table(name)
+        touched = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
+        self.vandalized.update(self.owners.get(key) for key in touched)
+        self.generation += 1
+        self.strangers += 1
+        if not self.deaf:
+            waiting, self._listeners = self._listeners, []
+            for each in waiting:
+                if not each.done() and not each.get_loop().is_closed():
+                    loop = each.get_loop()
+                    self.universe.inside(loop, lambda e=each: e.set_result(None))  # type: ignore[arg-type, misc]
+
+    async def told_of_strangers(self) -> None:
+        """Wait for a notification."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listeners.append(waiter)
+        await waiter
+
+    # Operations of ours
+
+    async def enter(self, operation: str) -> Fault | None:
+        """Begin a system call; the fault that it meets, if any; some raise at once."""
+        self.counts[operation] += 1
+        await asyncio.sleep(self.universe.dice.uniform(1e-4, 4e-3))
+        fault = next((f for f in self.faults if f.operation == operation and f.times > 0), None)
+        if fault is None:
+            return None
+        fault.times -= 1
+        self.universe.note(f"kernel: {operation} is {fault.what}")
+        match fault.what:
+            case "busy":
+                raise BusyError("somebody holds the lock")
+            case "again":
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            case "refused":
+                raise ApplyError("No such file or directory")
+            case "slow":
+                await asyncio.sleep(self.universe.dice.uniform(0.5, 20.0))
+        return fault
+
+    async def apply(self, name: str, change: Diff) -> None:
+        fault = await self.enter("apply")
+        what = fault.what if fault else ""
+        if what.startswith("partly"):
+            change = self._half(change)
+        self._check(name, change)
+        self._write(name, change)
+        await asyncio.sleep(self.universe.dice.uniform(1e-4, 4e-3))
+        if what == "partly_refused":
+            raise ApplyError("line 12 failed")
+        if what in ("late", "partly"):
+            raise TimeoutError("the program did not answer in time")
+        if what == "lost":
+            raise OSError(errno.ENOBUFS, "answers of the kernel were lost")
+
+    def _half(self, change: Diff) -> Diff:
+        """The part of one family: modes write the families one after the other."""
+
+        def first(part: dict[Any, Any]) -> dict[Any, Any]:
+            ours = {key: self.owners.get(key) for key in part}
+            return {k: part[k] for k, o in ours.items() if o and o.family is Family.IPV4}
+
+        return Diff(first(change.added), first(change.removed), first(change.changed))
+
+    def _check(self, name: str, change: Diff) -> None:
+        """Refuse what a kernel refuses."""
+        table = self.table(name)
+        for key in (*change.removed, *change.changed):
+            if key not in table:
+                raise ApplyError("No such file or directory")
+        for key in change.added:
+            if key in table:
+                raise ApplyError("File exists")
+        for key in (*change.added, *change.changed):
+            owner = self.owners.get(key)
+            if owner is not None and str(owner.name.object_name) in self.poison:
+                raise ApplyError(f"Invalid argument: {owner}")
+
+    def _write(self, name: str, change: Diff) -> None:
+        self.guard(name, change)
+        table = self.table(name)
+        for key in change.removed:
+            del table[key]
+        table.update(change.added)
+        table.update((key, new) for key, (_, new) in change.changed.items())
+        self.generation += 1
+        objects = len(change)
+        self.counts["written"] += objects
+        self.universe.note(f"kernel: {name} {change.summary}, now {len(table)}")
+        touched = {self.owners.get(k) for part in _parts(change) for k in part}
+        for owner in touched - self.vandalized - {None}:
+            self._whole(table, owner)
+
+    def _whole(self, table: Mapping[Any, Any], owner: PlanKey | None) -> None:
+        """See that a Service is in the kernel as it was once rendered, or not at all."""
+        versions = self.rendered.get(owner, ()) if owner else ()
+        known = {key for version in versions for key in version}
+        part = {k: table[k] for k in known if k in table and self.owners.get(k) == owner}
+        if str(owner.name.object_name) in self.unknown if owner else False:
+            return
+        whole = any(version.items() <= part.items() for version in versions if version)
+        if part and not whole:
+            self.fail(f"{owner} is half-written: {len(part)} objects")
+
+    def remember(self, owner: PlanKey, ruleset: Ruleset) -> None:
+        """Take note of a Service's rules as rendered."""
+        self.counts["rendered"] += 1
+        self.universe.charge(RENDER_SECONDS)
+        versions = self.rendered.setdefault(owner, deque(maxlen=_RENDERED))
+        if ruleset not in versions:
+            versions.append(ruleset)
+        for key in ruleset:
+            self.owners[key] = owner
+
+
+def _parts(change: Diff) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
+    return change.added, change.removed, change.changed
+
+
+class SimMode:
+    """A mode on the simulated kernel that renders as a real one does."""
+
+    def __init__(self, kernel: Kernel, name: str, table: str, like: Mode) -> None:
+        self.name = name
+        self.traits: Traits = like.traits
+        self.table = table
+        self._kernel = kernel
+        self.like = like
+
+    async def probe(self) -> Support:
+        await self._kernel.enter("probe")
+        if isinstance(self.like, NftablesMode):
+            self.like.slots = slots_of(self._kernel.table(self.table))
+        return Support(usable=True)
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        return self.like.render_node(settings)
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        ruleset = self.like.render_service(plan, settings)
+        self._kernel.remember(plan.key, ruleset)
+        return ruleset
+
+    async def read(self) -> Ruleset:
+        await self._kernel.enter("read")
+        return dict(self._kernel.table(self.table))
+
+    async def fingerprint(self) -> Hashable | None:
+        await self._kernel.enter("fingerprint")
+        return self._kernel.generation
+
+    async def apply(self, change: Diff) -> None:
+        await self._kernel.apply(self.table, change)
+
+
+class WatchfulMode(SimMode):
+    """A mode that hears of changes by others, and whose token counts only those."""
+
+    async def fingerprint(self) -> Hashable | None:
+        await self._kernel.enter("fingerprint")
+        return self._kernel.strangers
+
+    async def lost(self) -> None:
+        await self._kernel.enter("lost")
+        await self._kernel.told_of_strangers()
+
+
+def modes(kernel: Kernel) -> dict[str, Factory]:
+    """How to make each mode on a simulated kernel."""
+
+    def iptables_like() -> Mode:
+        return IptablesMode(SubprocessExec(), IptablesOptions(variant="nft"))
+
+    def nftables(_exec: Exec, _options: ModeOptions) -> Mode:
+        return WatchfulMode(kernel, "nftables", "nftables", NftablesMode(SubprocessExec()))
+
+    def other(name: str) -> Factory:
+        def make(_exec: Exec, options: ModeOptions) -> Mode:
+            variant = options.iptables_variant or ("nft" if name == "iptables" else "")
+            table = f"{name} {variant}" if name == "iptables" else name
+            mode = SimMode(kernel, name, table, iptables_like())
+            if name == "iptables":
+                mode.variant = variant  # type: ignore[attr-defined]
+            return mode
+
+        return make
+
+    names = ("iptables", "ipvs", "ebpf", "userspace")
+    return {"nftables": nftables, **{name: other(name) for name in names}}

@@ -1,0 +1,206 @@
+"""A node: its kernel, interfaces, configuration file and processes, and a supervisor for them.
+
+The doors by which the program leaves its process are replaced here, all of them: netlink sockets,
+listening sockets, modes, the configuration file's watch, the memory's tuning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from steersman.config import ConfigError, parse_command_line
+from steersman.host import facts, netlink
+from steersman.modes.base import BusyError
+from steersman.run import http
+from steersman.run.accept import POOL
+from steersman.run.daemon import Daemon
+from steersman.run.klog import Logging
+from steersman.run.machine import Machine
+from steersman.run.startup import StartError
+from tests.sim.clocks import CLOCK
+from tests.sim.kernel import Kernel, modes
+from tests.sim.netlink import NetlinkTables
+from tests.sim.universe import Process, Universe
+
+NAME = "node-a"
+SERVERS = (("10.0.0.1", 6443), ("10.0.0.2", 6443))
+SYNC_PERIOD = 30.0
+HEALTH, METRICS = ("0.0.0.0", 10256), ("127.0.0.1", 10249)
+_AT_START = (StartError, ConfigError, BusyError, OSError)
+"""With what a process may end that cannot start now."""
+_RESTART = (1.0, 10.0)
+"""Seconds until a supervisor starts a process again."""
+
+
+class Log(logging.Handler):
+    """Takes every line that the program logs."""
+
+    def __init__(self, universe: Universe) -> None:
+        super().__init__()
+        self.universe = universe
+        self.lines: Counter[str] = Counter()
+        self.crashes: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        loop = asyncio._get_running_loop()
+        text = record.getMessage()
+        if record.exc_info and record.exc_info[1] is not None:
+            text += f" [{type(record.exc_info[1]).__name__}: {record.exc_info[1]}]"
+        self.lines[record.levelname] += 1
+        self.universe.note(f"{getattr(loop, 'name', '-')}: {record.levelname[0]} {text[:300]}")
+        if record.levelno >= logging.CRITICAL or record.name == "asyncio":
+            self.crashes.append(text)
+
+
+class Node:
+    """The machine and what runs on it."""
+
+    def __init__(self, universe: Universe, folder: Path, mode: str) -> None:
+        self.universe = universe
+        self.kernel = Kernel(universe)
+        self.netlink = NetlinkTables(universe)
+        self.log = Log(universe)
+        self.mode = mode
+        self.document = self._document()
+        self.file = folder / "config.json"
+        self.processes: list[Process] = []
+        self.daemon: Daemon | None = None
+        """Of the process that was started last."""
+        self.starts = 0
+        self.unexpected_ends: list[str] = []
+        self.supervised = True
+        self.on_start: Callable[[], None] = lambda: None
+        self._expected = False
+        self._file_watchers: list[asyncio.Future[None]] = []
+        self._replace_doors()
+        self.write_config()
+
+    def _replace_doors(self) -> None:
+        for module, name, door in (
+            (netlink, "open_socket", self.netlink.open),
+            (facts, "has_ipv6", lambda *_: True),
+            (http, "listening_socket", self.universe.network.listen),
+        ):
+            assert hasattr(module, name), name
+            setattr(module, name, door)
+        root = logging.getLogger()
+        root.handlers[:] = [self.log]
+        root.setLevel(logging.INFO - 2)
+        self.machine = Machine(
+            modes=modes(self.kernel),
+            set_conntrack=lambda *_: None,
+            allow_localhost_node_ports=lambda config, *_: config,
+            set_oom_score=lambda _value: "",
+            conntrack_usage=lambda: (len(self.netlink.conntrack.flows), 65536),
+            file_changes=self._file_changes,
+            raise_descriptor_limit=lambda: 65536,
+            memory_at_start=lambda: None,
+            memory_when_loaded=lambda: None,
+        )
+
+    # Configuration
+
+    def _document(self) -> dict[str, Any]:
+        urls = [f"http://{host}:{port}" for host, port in SERVERS]
+        return {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": self.mode,
+            "hostnameOverride": NAME,
+            "clusterCIDR": "10.244.0.0/16,fd00:10:244::/48",
+            "nodePortAddresses": ["primary"],
+            "iptables": {"syncPeriod": "30s", "minSyncPeriod": "1s", "localhostNodePorts": False},
+            "nftables": {"syncPeriod": "30s", "minSyncPeriod": "1s"},
+            "conntrack": {"maxPerCore": 0},
+            "healthzBindAddress": "0.0.0.0:10256",
+            "metricsBindAddress": "127.0.0.1:10249",
+            "steersman": {"apiServers": urls},
+        }
+
+    def write_config(self, text: str | None = None) -> None:
+        """Write the configuration file; who watches it is told."""
+        self.file.write_text(json.dumps(self.document) if text is None else text)
+        waiting, self._file_watchers = self._file_watchers, []
+        for each in waiting:
+            loop: Any = each.get_loop()
+            if not each.done() and not loop.is_closed():
+                self.universe.inside(loop, lambda e=each: e.set_result(None))  # type: ignore[misc]
+
+    async def _file_changes(self, _path: Path) -> AsyncIterator[None]:
+        while True:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._file_watchers.append(waiter)
+            await waiter
+            yield
+
+    # Processes
+
+    @property
+    def process(self) -> Process | None:
+        """The process that was started last and runs."""
+        return self.processes[-1] if self.processes else None
+
+    def start(self) -> Process:
+        """Start a process as a supervisor would."""
+        self.starts += 1
+        self.kernel.unknown |= self.kernel.poison
+        self.on_start()
+        POOL._servers.clear()
+
+        async def main() -> None:
+            parsed = parse_command_line([f"--config={self.file}"])
+            logs = Logging(root=logging.Logger("unused"))
+            daemon = Daemon(parsed, logs, self.machine)
+            self.daemon = daemon
+            await daemon.run()
+
+        process = Process(self.universe, main)
+        self.processes.append(process)
+        process.on_end = lambda: self._ended(process)
+        return process
+
+    def _ended(self, process: Process) -> None:
+        self.processes.remove(process)
+        self.netlink.forget(process.loop)
+        serving = self.daemon is not None and self.daemon._serving.is_set()
+        at_start = isinstance(process.ended, _AT_START) and not serving
+        if not self._expected and process.ended != "killed" and not at_start:
+            self.unexpected_ends.append(repr(process.ended))
+        self._expected = False
+        if self.supervised and not self.processes:
+            self.universe.after(self.universe.dice.uniform(*_RESTART), self._restart)
+
+    def _restart(self) -> None:
+        if self.supervised and not self.processes:
+            self.start()
+
+    def kill(self) -> None:
+        """Kill -9 the process."""
+        if self.process:
+            self.process.kill()
+
+    def terminate(self) -> None:
+        """Ask the process to end; it has two seconds."""
+        process = self.process
+        if process is None:
+            return
+        self._expected = True
+        process.signal(signal.SIGTERM)
+
+        def look() -> None:
+            if process.running:
+                self.kernel.fail(f"{process.name} did not end within 2 s of SIGTERM")
+                process.kill()
+
+        self.universe.after(2.0, look)
+
+    @property
+    def now(self) -> float:
+        return CLOCK.now

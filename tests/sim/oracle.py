@@ -1,0 +1,352 @@
+"""What must be true: the rules of a fresh start, and the invariants that are looked at at rest.
+
+The oracle knows the truth (etcd, the interfaces) and works out with the program's own pure code
+what a process that starts now would write. What the running process has made of its long and
+troubled life must be the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+from steersman.compile.plan import compile_all
+from steersman.config import parse_command_line
+from steersman.host.machine import read_facts
+from steersman.model.config import NodeConfig
+from steersman.model.kube import KubeObject
+from steersman.model.names import Family
+from steersman.model.plan import Finding, NodePlan
+from steersman.model.snapshot import HostFacts
+from steersman.modes.diff import Diff, diff
+from steersman.modes.nftables.mode import NftablesMode, slots_of
+from steersman.run.startup import node_config
+from steersman.source.apiserver import resources
+from steersman.source.decode import decode_value
+from steersman.source.store import Store
+from tests.apiserver_world import Object, Selector, key_of
+from tests.sim.cluster import Etcd
+from tests.sim.kernel import SimMode, Violation
+from tests.sim.node import HEALTH, METRICS, NAME, Node
+from tests.sim.universe import Process, Universe
+
+_ABSENT = object()
+
+
+class Surroundings(NamedTuple):
+    """What the rules of all Services depend on."""
+
+    facts: HostFacts
+    config: NodeConfig
+    cidrs: tuple[str, ...]
+    node: bool = True
+    """Whether this node's object is known."""
+
+
+class Oracle:
+    """Looks at a node."""
+
+    def __init__(self, universe: Universe, etcd: Etcd, node: Node) -> None:
+        self._universe = universe
+        self._etcd = etcd
+        self._node = node
+        self.protected: dict[Any, list[object]] = {}
+        """Kernel objects of Services that nobody changes, and the values that they may have."""
+        self.canaries: frozenset[str] = frozenset()
+        self.last_node: Object | None = None
+        """The last good Node that the running process was shown; None while there is none."""
+        self.checks = 0
+        self._configs: dict[str, NodeConfig] = {}
+        self._around: list[Surroundings] = []
+        self._last_mode: object = None
+        self._starts = 0
+        self._canary_rules: dict[str, dict[Any, Any]] = {}
+        self._facts: tuple[int, HostFacts] | None = None
+        node.kernel.guard = self._guard
+
+    # The rules of a fresh start
+
+    def facts(self) -> HostFacts:
+        """Read this machine's facts with the program's own code."""
+        version = self._node.netlink.links.version
+        if self._facts is not None and self._facts[0] == version:
+            return self._facts[1]
+        found: list[HostFacts] = []
+
+        async def read() -> None:
+            found.append(await read_facts())
+
+        kept, self._node.netlink.faults = (
+            self._node.netlink.faults,
+            type(self._node.netlink.faults)(),
+        )
+        process = Process(self._universe, read, "oracle")
+        for _ in range(100):
+            if found:
+                break
+            self._universe.run(0.01)
+        process.kill()
+        self._node.netlink.faults = kept
+        self._facts = version, found[0]
+        return found[0]
+
+    def _objects(
+        self, names: Iterable[str] | None, around: Surroundings
+    ) -> dict[str, list[KubeObject]]:
+        """Objects as a process would have them; of the named Services only, where given."""
+        found: dict[str, list[KubeObject]] = {}
+        for resource in resources(NAME):
+            chosen = Selector(
+                resource.selectors.get("labelSelector", ""),
+                resource.selectors.get("fieldSelector", ""),
+            )
+            listed = list(self._etcd.objects[resource.kind].values())
+            if resource.kind == "ServiceCIDR":
+                spec = {"cidrs": list(around.cidrs)}
+                head = {"kind": "ServiceCIDR", "metadata": {"name": "kubernetes"}}
+                listed = [{**head, "spec": spec}] if around.cidrs else []
+            if resource.kind == "Node":
+                listed = [self.last_node] if self.last_node and around.node else []
+            if names is not None and resource.kind in ("Service", "EndpointSlice"):
+                listed = [obj for obj in listed if _service_of(obj) in names]
+            decoded = [decode_value(resource.kind, obj) for obj in listed if chosen.matches(obj)]
+            found[resource.kind] = [obj for obj in decoded if not isinstance(obj, Finding)]
+        return found
+
+    def _surroundings(self) -> Surroundings:
+        """What all Services' rules depend on, as it is now."""
+        document = json.dumps(self._node.document)
+        if document not in self._configs:
+            text = document.encode()
+            parsed = parse_command_line(["--config=x"], read=lambda _: text)
+            self._configs[document] = node_config(parsed.config)
+        objects = self._etcd.objects["ServiceCIDR"].values()
+        cidrs = tuple(cidr for obj in objects for cidr in obj["spec"]["cidrs"])
+        return Surroundings(self.facts(), self._configs[document], cidrs)
+
+    def plan(self, around: Surroundings, names: Iterable[str] | None = None) -> NodePlan:
+        """What a process that starts now would plan."""
+        store = Store(NAME)
+        for kind, objects in self._objects(names, around).items():
+            store.replace(kind, objects)
+        self.snapshot = store.snapshot
+        return compile_all(store.snapshot, around.config, around.facts, self._mode.traits)
+
+    @property
+    def _mode(self) -> SimMode:
+        sync = getattr(self._node.daemon, "_sync", None)
+        if sync is not None:
+            self._last_mode = sync.mode
+        assert isinstance(self._last_mode, SimMode)
+        return self._last_mode
+
+    def rules(self, plan: NodePlan) -> dict[Any, Any]:
+        """What a process that starts now would write."""
+        like = self._mode.like
+        kernel = self._node.kernel.table(self._mode.table)
+        if isinstance(like, NftablesMode):
+            kept, like.slots = like.slots, slots_of(kernel)
+        ruleset = dict(like.render_node(plan.settings))
+        for service in plan.services.values():
+            ruleset.update(like.render_service(service, plan.settings))
+        if isinstance(like, NftablesMode):
+            like.slots = kept
+        return ruleset
+
+    def _of_canaries(self, around: Surroundings) -> dict[Any, Any]:
+        """The rules of the canaries: nothing else changes them."""
+        node = self.last_node and (
+            self.last_node["status"].get("addresses"),
+            self.last_node["spec"],
+        )
+        key = json.dumps([self._mode.table, node, repr(around)])
+        if key not in self._canary_rules:
+            self._canary_rules[key] = self.rules(self.plan(around, self.canaries))
+        return self._canary_rules[key]
+
+    # At every transaction
+
+    def protect(self, *, anew: bool = False) -> None:
+        """Take the rules of the canaries as they should be now.
+
+        What the process does not know yet may reach it in any order: until the next look at rest,
+        every combination of what was and what is counts.
+        """
+        now = self._surroundings()
+        if anew:
+            self._around = []
+            self.protected = {}
+            self._starts = self._node.starts
+        if now in self._around and self._node.starts == self._starts:
+            return
+        first = not self._around
+        self._around.append(now)
+        if self._node.starts != self._starts:  # it may serve before all that is optional is read
+            self._starts = self._node.starts
+            self._around += (now._replace(cidrs=()), now._replace(node=False))
+        for parts in product(*(_distinct(column) for column in zip(*self._around, strict=True))):
+            wanted = self._of_canaries(Surroundings(*parts))
+            for key in wanted.keys() | self.protected.keys():
+                values = self.protected.setdefault(key, [] if first else [_ABSENT])
+                value = wanted.get(key, _ABSENT)
+                if value not in values:
+                    values.append(value)
+            first = False
+
+    def _guard(self, table: str, change: Diff) -> None:
+        """See that a transaction takes nothing from the canaries."""
+        daemon = self._node.daemon
+        if not self.protected or daemon is None or table != self._mode.table:
+            return
+        after = {**dict.fromkeys(change.removed, _ABSENT), **change.added}
+        after.update({key: new for key, (_, new) in change.changed.items()})
+        for key in after.keys() & self.protected.keys():
+            if after[key] not in self.protected[key]:
+                owner = self._node.kernel.owners.get(key, "the node")
+                gone = "is taken away" if after[key] is _ABSENT else f"becomes {after[key]!r:.300}"
+                self._node.kernel.fail(f"{owner}: {key!r} {gone}")
+                return
+
+    # At rest
+
+    def check(self) -> None:
+        """See that all is well now that nothing has failed for long enough.
+
+        Raises:
+            Violation: it is not.
+        """
+        self.checks += 1
+        node = self._node
+        self._no_failures()
+        if node.process is None or not node.process.running:
+            raise Violation("no process runs")
+        plan = self.plan(self._surroundings())
+        self._same_rules(plan)
+        self._no_leftovers()
+        self._pages(plan)
+        self._bounded()
+        self._no_failures()
+
+    def _no_failures(self) -> None:
+        if found := self._node.kernel.failures:
+            raise Violation(found[0])
+        if crashed := self._node.log.crashes:
+            raise Violation(f"crash: {crashed[0]}")
+        if ended := self._node.unexpected_ends:
+            raise Violation(f"the process ended: {ended[0]}")
+
+    def _same_rules(self, plan: NodePlan) -> None:
+        kernel = self._node.kernel
+        have, want = kernel.table(self._mode.table), self.rules(plan)
+        wrong = diff(have, want)
+        for part in (wrong.added, wrong.removed, wrong.changed):
+            for key in [k for k in part if self._poisoned(k)]:
+                del part[key]
+        if wrong:
+            shown = [*wrong.removed.items(), *wrong.added.items(), *wrong.changed.items()][:3]
+            raise Violation(f"the kernel is not as after a fresh start: {wrong.summary}: {shown}")
+        kernel.vandalized.clear()
+        kernel.unknown = set(kernel.poison)
+
+    def _poisoned(self, key: Any) -> bool:
+        owner = self._node.kernel.owners.get(key)
+        return owner is not None and str(owner.name.object_name) in self._node.kernel.poison
+
+    def _no_leftovers(self) -> None:
+        for name, table in self._node.kernel.tables.items():
+            if name != self._mode.table and table:
+                raise Violation(f"{len(table)} objects of {name} are left over")
+
+    def _pages(self, plan: NodePlan) -> None:
+        from steersman.run.outcome import Tally  # noqa: PLC0415
+
+        good = self.last_node is not None and _stays(self.last_node)
+        self._page(HEALTH, "/livez", 200)
+        self._page(HEALTH, "/healthz", 200 if good else 503)
+        self._page(HEALTH, "/readyz", 200)
+        tally = Tally()
+        tally.update(plan.services, ())
+        for family in plan.settings.families:
+            addresses = plan.settings.family(family).node_port_addresses
+            any_address = "0.0.0.0" if family is Family.IPV4 else "::"
+            ports = tally.health_ports(family)
+            counts = tally.ready_here(family)
+            for name, port in ports.items():
+                for at in (any_address,) if addresses is None else addresses:
+                    body = self._page((at, port), "/", 200 if counts[name] else 503)
+                    told = json.loads(body)["localEndpoints"]
+                    if told != counts[name]:
+                        raise Violation(f"health check of {name}: {told}, not {counts[name]}")
+        self._metrics(self._page(METRICS, "/metrics", 200))
+
+    def _page(self, at: tuple[str, int], path: str, status: int) -> bytes:
+        found: list[tuple[int, bytes]] = []
+        self._universe.network.ask(at, path, lambda *answer: found.append(answer))
+        for _ in range(600):
+            if found:
+                break
+            self._universe.run(0.01)
+        if not found or found[0][0] != status:
+            raise Violation(f"{at}{path} answers {found and found[0]!r:.300}, not {status}")
+        return found[0][1]
+
+    def _metrics(self, page: bytes) -> None:
+        values = {}
+        for line in page.decode().splitlines():
+            if not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                values[name] = float(value)
+        objects = len(self._node.kernel.table(self._mode.table))
+        told = values.get("steersman_kernel_objects")
+        if told != objects:
+            raise Violation(f"metric kernel_objects is {told}, the kernel has {objects}")
+        for kind in ("service", "endpoint"):
+            name = f"kubeproxy_sync_proxy_rules_{kind}_changes_pending"
+            if values.get(name):
+                raise Violation(f"metric {name} is {values[name]} at rest")
+        refused = values.get("steersman_refused_service_ports")
+        if bool(refused) != bool(self._refused_in_plan()):
+            raise Violation(f"metric refused_service_ports is {refused}")
+
+    def _refused_in_plan(self) -> set[str]:
+        daemon = self._node.daemon
+        assert daemon is not None
+        return {str(owner) for owner in daemon._sync._held.refused}
+
+    def _bounded(self) -> None:
+        process = self._node.process
+        assert process is not None
+        loop = process.loop
+        limits = {
+            "tasks": (process.tasks, 60),
+            "timers": (len(loop._scheduled), 400),
+            "connections": (len(self._universe.network.open.get(loop, ())), 30),
+            "netlink sockets": (len(self._node.netlink.sockets), 8),
+            "threads": (loop.threads, 8),
+        }
+        for name, (count, limit) in limits.items():
+            if count > limit:
+                raise Violation(f"{count} {name}, more than {limit}")
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
+
+
+def _service_of(obj: Object) -> str:
+    namespace, name = key_of(obj)
+    labels: Mapping[str, str] = obj["metadata"].get("labels") or {}
+    return f"{namespace}/{labels.get('kubernetes.io/service-name', name)}"
+
+
+def _stays(node: Object) -> bool:
+    taints = node["spec"].get("taints") or ()
+    return not node["metadata"].get("deletionTimestamp") and all(
+        taint["key"] != "ToBeDeletedByClusterAutoscaler" for taint in taints
+    )
