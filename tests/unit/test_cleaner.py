@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,8 +151,10 @@ class World:
 
 
 def dns(name: str, number: int, protocol: str = "UDP", **spec: Any) -> KubeObject:
-    ports = [{"port": 53, "protocol": protocol}]
-    return service(name, clusterIP=f"10.96.{number >> 8}.{number & 255}", ports=ports, **spec)
+    address = f"10.96.{number >> 8}.{number & 255}"
+    return service(
+        name, **{"clusterIP": address, "ports": [{"port": 53, "protocol": protocol}], **spec}
+    )
 
 
 def ends(name: str, *ips: str, protocol: str = "UDP") -> KubeObject:
@@ -231,9 +234,8 @@ FAILURES = [
     ApplyError("refused"),
     TimeoutError("no answer"),
     KeyError("a defect"),
-    Cleanup(1, 0, complete=False),
-    Cleanup(1, 2, complete=True),
 ]
+PARTIAL = [Cleanup(1, 0, complete=False), Cleanup(1, 2, complete=True)]
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
@@ -255,6 +257,49 @@ async def test_what_failed_is_tried_again_with_growing_pauses(
         assert await world.advance(60.0) == []
         assert sum("entries remain" in line for line in caplog.messages) == 1
         assert sum("resolved" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("failure", PARTIAL, ids=["incomplete", "refused"])
+async def test_entries_that_stay_are_tried_again_and_hold_up_nothing_new(failure: Cleanup) -> None:
+    """The kernel keeps the entries of offloaded flows, say, for as long as they are in use."""
+    async with running(*A, *B) as world:
+        world.table.take()
+        world.table.answers = [failure] * 3
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
+        assert await world.change(ends("b", "10.1.0.9")) == [["10.96.0.1", "10.96.0.2"]]
+        assert await world.advance(1.9) == []
+        assert await world.advance(0.1) == [["10.96.0.1", "10.96.0.2"]]
+        assert await world.advance(4.0) == [["10.96.0.1", "10.96.0.2"]]
+        assert world.cleaner.owed == 0
+
+
+def unlisted(*_: Any) -> Any:
+    raise AssertionError("everything is looked at")
+
+
+async def test_a_change_of_one_service_looks_at_no_other() -> None:
+    class Unlisted(dict[Any, Any]):
+        __iter__ = keys = values = items = unlisted
+
+    node_port = [{"port": 53, "protocol": "UDP", "nodePort": 30053}]
+    async with running(*A, *B) as world:
+        world.table.take()
+        world.store.upsert(dns("a", 1, type="NodePort", ports=node_port))
+        await world.sync.run()
+        synced = world.synced.pop()
+        state = msgspec.structs.replace(
+            synced.state,
+            plan=msgspec.structs.replace(
+                synced.state.plan, services=Unlisted(synced.state.plan.services)
+            ),
+            snapshot=msgspec.structs.replace(
+                synced.state.snapshot, services=Unlisted(synced.state.snapshot.services)
+            ),
+        )
+        world.cleaner.note(msgspec.structs.replace(synced, state=state))
+        await world.settle()
+        assert world.table.take() == [["10.96.0.1"]]
+        assert world.cleaner.owed == 0
 
 
 async def test_pauses_are_a_minute_at_most() -> None:

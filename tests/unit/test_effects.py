@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 
 from steersman.config.types import MODES
@@ -302,5 +303,9 @@ async def test_the_loop_goes_on_while_many_plans_and_rules_are_counted(
     await told.effects.after(told.synced.pop(), objects)
     assert sizes == [1000, 1000, 500]
     assert updates == [0, 1000, 500]
+    await told.world.sync.check()
+    for synced in told.synced:
+        await told.effects.after(msgspec.structs.replace(synced, whole=True), objects)
+    assert len(sizes) == 3, "nothing was written since they were counted"
     name, labels = "kubeproxy_sync_proxy_rules_iptables_total", {"table": "nat"}
     assert told.metric(name, **labels, ip_family="IPv4") == 2500

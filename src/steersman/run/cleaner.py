@@ -62,6 +62,8 @@ class Debts:
         """Passes in a row that failed."""
         self.not_before = 0.0
         """When the next pass may begin."""
+        self.answers = True
+        """Whether the last failure was about some entries only: then new debts need not wait."""
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -70,6 +72,8 @@ class Debts:
         """Note that Services changed: passes that have begun do not count for them."""
         self._last += 1
         self._marks.update(dict.fromkeys(names, self._last))
+        if self.answers:
+            self.not_before = 0.0
 
     def oldest(self, count: int) -> Mapping[ObjectName, int]:
         """Return what has been owed for longest, with marks for `paid`; it stays owed."""
@@ -236,7 +240,7 @@ class Cleaner:
                 return
             result = await self._tables[table](what, lambda: self._stale(debts, family))
         except Exception as error:
-            self._failed(table, family, owed, f"{type(error).__name__}: {error}")
+            self._failed(table, family, owed, f"{type(error).__name__}: {error}", answers=False)
             return
         seconds, label = self._clock.time() - began, family.kubernetes
         self._rest = self._clock.time() + min(_SHARE * seconds, _LONGEST)
@@ -247,19 +251,22 @@ class Cleaner:
         if result.deleted:
             log.info("%s %s: %d stale entries deleted", label, table, result.deleted)
         if result.failed:
-            self._failed(table, family, owed, f"the kernel keeps {result.failed} of them")
+            why = f"the kernel keeps {result.failed} of them"
+            self._failed(table, family, owed, why, answers=True)
         elif not result.complete:
-            self._failed(table, family, owed, "the table changed while it was listed")
+            why = "the table changed while it was listed"
+            self._failed(table, family, owed, why, answers=True)
         else:
             if owed.failures:
                 log.info("%s %s: resolved: stale entries are deleted", label, table)
             owed.paid(debts)
             owed.failures = 0
 
-    def _failed(self, table: str, family: Family, owed: Debts, why: str) -> None:
+    def _failed(self, table: str, family: Family, owed: Debts, why: str, *, answers: bool) -> None:
         """Keep what is owed, and try again later; only the first failure in a row is logged."""
         pause = min(_RETRY * 2 ** min(owed.failures, 10), _LONGEST)
         owed.failures += 1
+        owed.answers = answers
         owed.not_before = self._clock.time() + pause
         level = log.warning if owed.failures == 1 else log.debug
         text = "%s %s: stale entries remain: %s; retrying in %g s"

@@ -190,7 +190,8 @@ class Effects:
             written, growth = count_written(synced.written)
         else:
             written, growth = await asyncio.to_thread(count_written, synced.written)
-        if synced.whole:
+        planned = any(change.changed or change.removed for change in synced.plans)
+        if synced.whole and (synced.written or planned or not self._rules):
             rules: Rules = Counter()
             items = iter(objects)
             while some := tuple(islice(items, _SLICE)):
