@@ -48,8 +48,8 @@ async def proxy(limit: int = 0, udp_idle: float = 5.0) -> AsyncIterator[Proxy]:
 
 
 @asynccontextmanager
-async def endpoint(serve: Serve) -> AsyncIterator[Endpoint]:
-    """A TCP server on a free port."""
+async def endpoint(serve: Serve, address: str = LOCAL) -> AsyncIterator[Endpoint]:
+    """A TCP server on a free port of an address (objects may not name loopback ones)."""
 
     async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -59,9 +59,9 @@ async def endpoint(serve: Serve) -> AsyncIterator[Endpoint]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(run, LOCAL, 0)
+    server = await asyncio.start_server(run, address, 0)
     try:
-        yield Endpoint(LOCAL, server.sockets[0].getsockname()[1])
+        yield Endpoint(address, server.sockets[0].getsockname()[1])
     finally:
         server.close()
 

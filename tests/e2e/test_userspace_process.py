@@ -53,7 +53,10 @@ def on_a_node(body: Callable[[Endpoint, Endpoint], Awaitable[None]]) -> None:
     async def inside() -> None:
         sh(f"ip link add eth0 type bridge && ip link set eth0 up && ip addr add {HOST}/24 dev eth0")
         sh("ip route add default dev eth0")
-        async with endpoint(answering(b"1")) as one, endpoint(answering(b"2")) as two:
+        async with (
+            endpoint(answering(b"1"), HOST) as one,
+            endpoint(answering(b"2"), HOST) as two,
+        ):
             await body(one, two)
 
     in_namespace(inside)
