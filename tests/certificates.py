@@ -21,10 +21,13 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         self.pem = builder.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
 
-    def issue(self, common_name: str, *names: str) -> tuple[bytes, bytes]:
-        """A certificate and its key in PEM; names are DNS names or addresses."""
+    def issue(self, common_name: str, *names: str, days: int = 1) -> tuple[bytes, bytes]:
+        """A certificate and its key in PEM; names are DNS names or addresses.
+
+        One of 0 days has expired already.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_name(common_name), self._name, key)
+        builder = _builder(_name(common_name), self._name, key, days)
         usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), False)
         if names:
@@ -36,9 +39,10 @@ class Authority:
         )
         return certificate.public_bytes(_PEM), private
 
-    def server_context(self, folder: Path, *names: str) -> ssl.SSLContext:
+    def server_context(self, folder: Path, *names: str, days: int = 1) -> ssl.SSLContext:
         """A server's context that asks for client certificates without insisting."""
-        certificate, key = self.issue("apiserver", *(names or ("127.0.0.1", "localhost")))
+        names = names or ("127.0.0.1", "localhost")
+        certificate, key = self.issue("apiserver", *names, days=days)
         (folder / "server.crt").write_bytes(certificate)
         (folder / "server.key").write_bytes(key)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -63,7 +67,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int = 1
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -73,5 +77,5 @@ def _builder(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=days, minutes=-1))
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import ssl
 import stat
+import warnings
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 import yaml
@@ -81,6 +84,54 @@ async def test_an_unknown_authority_is_refused(tmp_path: Path, authority: Author
         async with reading(access) as r:
             await until(lambda: r.errors("tls") >= 2)
         assert not server.log
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("expired", ": certificate has expired"),
+        ("other name", ": IP address mismatch, certificate is not valid for '127.0.0.1'"),
+        ("no TLS", ": WRONG_VERSION_NUMBER"),
+        ("old TLS", "127.0.0.1:"),
+    ],
+)
+async def test_servers_that_cannot_be_trusted_are_not_asked(
+    case: str, words: str, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("192.0.2.1",) if case == "other name" else ()
+    context = authority.server_context(tmp_path, *names, days=case != "expired")
+    if case == "old TLS":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.maximum_version = ssl.TLSVersion.TLSv1_1
+    async with ApiServer(WORLD, tls=None if case == "no TLS" else context) as server:
+        url = server.url.replace("http:", "https:")
+        access = ClusterAccess(servers=(url,), ca=Material(data=authority.pem), token="secret")
+        async with reading(access) as r:
+            await until(lambda: r.errors("tls") + r.errors("connect") >= 4)
+        assert not server.log
+    assert words in caplog.text
+    assert "ssl.SSLContext" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("alert", "words"),
+    [
+        ("SSLV3_ALERT_CERTIFICATE_EXPIRED", "it has expired"),
+        ("TLSV1_ALERT_UNKNOWN_CA", "it does not know its authority"),
+        ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "the server requires a client certificate"),
+    ],
+)
+async def test_a_refused_client_certificate_is_said_in_words(
+    alert: str, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise aiohttp.ClientOSError(1, f"[SSL: {alert}] (_ssl.c:2580)")
+
+    monkeypatch.setattr(aiohttp.ClientSession, "request", refuses)
+    async with reading(ClusterAccess(servers=("http://x",))) as r:
+        await until(lambda: r.errors("tls") >= 4)
+    assert words in caplog.text
 
 
 async def test_tls_server_name(tmp_path: Path, authority: Authority) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
@@ -244,3 +245,50 @@ def test_the_limit_of_descriptors_is_raised() -> None:
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["200"] * 3
     assert raise_descriptor_limit(1) == descriptor_limit()
+
+
+@pytest.mark.parametrize(
+    "path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/a/..//hello", "/%00", "*", "/%ff"]
+)
+async def test_no_path_leads_elsewhere(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(application({"/hello": lambda _: Answer("hello")}), Pool()) as port:
+        client = await Client.connect(
+            port, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+        )
+        reply = await client.reader.read()
+        client.writer.close()
+        assert reply.split(b" ")[1] in (b"400", b"404")
+        assert b"root:" not in reply
+    assert not caplog.records
+
+
+async def test_requests_in_a_row_are_answered_in_order() -> None:
+    app = application({"/": lambda request: Answer(f"<{request.path}>")})
+    async with serving(app, Pool()) as port:
+        asked = [f"GET /{number} HTTP/1.1\r\nHost: x\r\n\r\n" for number in range(300)]
+        client = await Client.connect(port, "".join(asked).encode())
+        for number in range(300):
+            assert b" 200 OK" in await client.reader.readuntil(f"</{number}>".encode())
+        client.writer.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {60 << 20}\r\n\r\n",
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n",
+        f"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 60}\r\n\r\n",
+    ],
+)
+async def test_bodies_are_not_waited_for(head: str) -> None:
+    """The answer comes at once, and what is sent after it is not kept."""
+    pool = Pool(Bounds(idle=0.0))
+    async with serving(hello(), pool) as port:
+        client = await Client.connect(port, head.encode())
+        assert b" 200 OK" in await client.reader.readuntil(b"hello")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                client.writer.write(b"ffff\r\n" + b"x" * 65535 + b"\r\n")
+                await client.writer.drain()
+        await client.closed()
+        assert (await ask(port)).body == "hello"

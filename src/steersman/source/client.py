@@ -266,15 +266,22 @@ _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 def _broken(error: Exception) -> ApiError:
     text = _shown(str(error)) or type(error).__name__
+    refused = next((words for alert, words in _TLS_ALERTS.items() if alert in text), "")
+    if refused:  # in TLS 1.3 it comes with the first bytes that are read
+        return ApiError("tls", f"TLS: {refused}")
     match error:
-        case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
-            known = next((words for word, words in _TLS_ALERTS.items() if word in text), text)
-            return ApiError("tls", f"TLS: {known}")
-        case aiohttp.ClientConnectorError():
+        case aiohttp.ClientConnectorCertificateError(certificate_error=cause):
+            why = getattr(cause, "verify_message", "") or str(cause)
+            return ApiError("tls", f"TLS: {join_host_port(error.host, error.port or 0)}: {why}")
+        case aiohttp.ClientSSLError(os_error=cause):
+            why = getattr(cause, "reason", "") or str(cause)
+            return ApiError("tls", f"TLS: {join_host_port(error.host, error.port or 0)}: {why}")
+        case aiohttp.ClientConnectorError(os_error=cause):
             where = join_host_port(error.host, error.port or 0)
             proxy = "proxy " if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
-            number = error.os_error.errno or 0  # negative where a name cannot be resolved
-            why = os.strerror(number) if number > 0 else error.os_error.strerror
+            number = cause.errno or 0  # negative where a name cannot be resolved
+            why = os.strerror(number) if number > 0 else cause.strerror or str(cause)
+            why = why or "the connection broke"
             return ApiError("connect", f"cannot connect to {proxy}{where}: {why}")
         case asyncio.TimeoutError():
             return ApiError("timeout", f"the server stopped sending: {text}")
