@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from steersman.compile.actions import without_frontends
 from steersman.compile.claims import claim_of
+from steersman.compile.notes import PER_SERVICE
 from steersman.compile.plan import Planner
 from steersman.model.addresses import canonical_ip
-from steersman.model.kube import EndpointSlice, KubeObject, ObjectMeta, Service
+from steersman.model.kube import Annotations, EndpointSlice, KubeObject, ObjectMeta, Service
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import Frontend, FrontendKind, Traits
 from steersman.source.store import Store
 from tests.properties.test_compile import CONFIGS, OBJECTS, SERVICES, SLICES, TIMES, TRAITS
-from tests.unit.objects import CONFIG, FACTS, NODE
+from tests.unit.objects import CONFIG, FACTS, NODE, endpoint, plan_of, service, slice_
 
 NEWCOMER = "newcomer"
 MORE_TRAITS = TRAITS | st.sampled_from(
@@ -123,3 +124,39 @@ def test_every_destination_has_the_holder_that_the_rules_name(
             if winner.name.object_name != key.name.object_name and not changed:
                 assert may_take(store, winner, key, frontend)
         holders = now
+
+
+TEXT = st.text(max_size=40) | st.sampled_from([",", "=", "1=", ",1", "\n", "x,", "::1=2,", "none,"])
+LONG = st.builds(lambda text, times: text * times, TEXT, st.sampled_from([1, 3, 5000]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.fixed_dictionaries(dict.fromkeys(Annotations.__struct_fields__, LONG)), LONG, LONG)
+def test_whatever_an_annotation_or_name_says_findings_are_few_and_short(
+    words: dict[str, str], name: str, word: str
+) -> None:
+    notes = Annotations(**words)
+    ports = [{"name": name, "port": 80, "protocol": word}, {"name": name, "port": 81}]
+    asked = service(
+        name,
+        ports=[*ports, *ports],
+        externalIPs=[word] * 20,
+        type=word,
+        sessionAffinity=word,
+        loadBalancerSourceRanges=[word] * 20,
+        internalTrafficPolicy=word,
+        clusterIP="10.96.0.1",
+    )
+    asked = msgspec.structs.replace(
+        asked, metadata=msgspec.structs.replace(asked.metadata, annotations=notes)
+    )
+    ends = slice_(endpoint(word), endpoint("10.0.0.1"), owner=name, name=name, ports=ports)
+    ends = msgspec.structs.replace(
+        ends, metadata=msgspec.structs.replace(ends.metadata, annotations=notes)
+    )
+    findings = plan_of(asked, ends).findings
+    assert len(findings) <= PER_SERVICE
+    for finding in findings:
+        assert str(finding).isprintable()
+        assert len(str(finding)) < 15_000  # of which everything may be escaped
+        assert len(finding.reason) < 6_100
