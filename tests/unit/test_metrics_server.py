@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from steersman import __version__
 from steersman.modes.base import BusyError
+from steersman.run import pages as pages_module
 from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.service_metrics import Filter
@@ -102,19 +104,30 @@ async def test_services_that_cannot_be_counted_now_are_asked_for_again_later() -
     assert "others change the ruleset" in str(reply.body)
 
 
-async def test_a_storm_of_requests_costs_few_pages() -> None:
-    """90 clients at once: some share a page, whatever the machine's speed."""
-    shop, states = Shop(), list[int]()
+async def test_cheap_pages_are_served_while_an_expensive_one_is_made() -> None:
+    go = threading.Event()
 
     def state() -> Iterator[bytes]:
-        states.append(1)
-        return iter([b"{}"])
+        go.wait(10)
+        yield b"{}"
 
-    async with serving(metrics_app(pages(services=shop.services, state=state))) as port:
-        paths = ["/state", "/metrics/services", "/healthz"] * 30
-        replies = await asyncio.gather(*(ask(port, path) for path in paths))
-    assert {reply.status for reply in replies} == {200}
-    assert len(states) + len(shop.asked) < 20
+    async with serving(metrics_app(pages(state=state))) as port:
+        asked = [asyncio.create_task(ask(port, "/state")) for _ in range(30)]
+        assert (await ask(port, "/healthz")).body == "ok"
+        assert (await ask(port, "/metrics")).status == 200
+        assert not any(task.done() for task in asked)
+        go.set()
+        assert {(reply.status, reply.body) for reply in await asyncio.gather(*asked)} == {
+            (200, "{}")
+        }
+
+
+async def test_who_comes_when_many_pages_are_made_is_told_when_to_ask_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages_module, "_MOST_WAITING", 0)
+    reply = await fetch(pages(state=lambda: iter([b"{}"])), "/state")
+    assert (reply.status, reply.received["Retry-After"]) == (503, "5")
 
 
 async def test_slis_tell_health_at_each_look() -> None:
