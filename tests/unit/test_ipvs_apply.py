@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -185,6 +186,7 @@ def test_only_what_is_drained_and_ours_is_ended(monkeypatch: pytest.MonkeyPatch)
 class Device:
     def __init__(self) -> None:
         self.log: list[tuple[str, Any]] = []
+        self.threads: set[int] = set()
 
     def make(self) -> None:
         self.log.append(("make", ""))
@@ -193,6 +195,7 @@ class Device:
         self.log.append(("remove", ""))
 
     def add(self, addresses: list[str]) -> None:
+        self.threads.add(threading.get_ident())
         self.log += [("add", address) for address in addresses]
 
     def drop(self, addresses: list[str]) -> None:
@@ -268,6 +271,16 @@ async def test_a_server_in_an_excluded_range_stays_ours_until_it_is_deleted() ->
     assert node.kernel.is_ours(TCP)
     await node.carry_out(diff({TCP: SERVER}, {}))
     assert not node.kernel.is_ours(TCP)
+
+
+@pytest.mark.parametrize(("count", "on_the_loop"), [(10, True), (1000, False)])
+async def test_many_addresses_do_not_hold_the_loop(count: int, on_the_loop: bool) -> None:
+    node = await marked()
+    addresses = [f"10.96.{number >> 8}.{number & 255}" for number in range(count)]
+    made = {ServerKey(Protocol.TCP, address, 80): SERVER for address in addresses}
+    log, _ = await node.carry_out(diff({}, made))
+    assert len(log) == count
+    assert (node.device.threads == {threading.get_ident()}) is on_the_loop
 
 
 async def test_sets_come_first_and_go_last() -> None:

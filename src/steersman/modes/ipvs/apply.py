@@ -6,6 +6,7 @@ value, what is gone already is no failure.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -196,7 +197,8 @@ class Sets:
         Raises:
             BusyError: ipset does not say.
         """
-        return dict(parse_sets(await self.save()))
+        text = await self.save()
+        return await asyncio.to_thread(lambda: dict(parse_sets(text)))
 
     async def save(self) -> str:
         """Return all sets as ipset prints them, everybody's.

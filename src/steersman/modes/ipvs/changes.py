@@ -20,7 +20,7 @@ from steersman.modes.ipvs.names import (
 )
 
 INLINE = 64
-"""Virtual servers up to which the system call is not worth a thread."""
+"""Virtual servers and addresses up to which the system calls are not worth a thread."""
 _MOST_ENTRIES = 1 << 20  # of a set; ipset's own 65,536 is less than large clusters have
 
 

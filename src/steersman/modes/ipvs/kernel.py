@@ -75,9 +75,9 @@ class Kernel:
 
         Without our interface no virtual server is ours: another program made them.
         """
-        ruleset: dict[Any, Any] = dict(await self.sets.read())
+        ruleset: dict[Any, Any] = {**await self.sets.read()}
         self._sets = {key.set for key in ruleset if type(key) is SetKey}
-        held = self.device.addresses()
+        held = await asyncio.to_thread(self.device.addresses)
         marks = [k for k in ruleset if type(k) is MemberKey and k.set in ADDRESS_SETS]
         marked = {key.entry for key in marks}
         for mark in marks:
@@ -141,13 +141,18 @@ class Kernel:
                 await self.iptables.restore(run)
         if work.makes_device:
             self.device.make()
-        if len(work.servers) <= INLINE:
+
+        def over_netlink() -> None:
             self.servers.write(work.servers)
+            self.device.add(bind)
+            self.device.drop(unbind)
+            self.servers.delete(work.servers_gone)
+
+        servers = len(work.servers) + len(work.servers_gone)
+        if servers + len(bind) + len(unbind) <= INLINE:
+            over_netlink()
         else:
-            await asyncio.to_thread(self.servers.write, work.servers)
-        self.device.add(bind)
-        self.device.drop(unbind)
-        self.servers.delete(work.servers_gone)
+            await asyncio.to_thread(over_netlink)
         if work.drops_device:
             self.device.remove()
         self._claimed.update(key for key, _, _ in work.servers if not self.is_ours(key))
