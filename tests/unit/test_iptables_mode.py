@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
@@ -356,3 +357,38 @@ async def test_what_kubelet_shares_is_left_and_then_out_of_sight() -> None:
     await mode.apply(Diff(added={FIREWALL: ""}))
     assert await mode.read() == {FIREWALL: ""}
     assert not any(line.startswith("iptables-restore -w") for line in execute.ran)
+
+
+class Slow(Scripted):
+    """Takes a few turns of the loop for each program."""
+
+    running = 0
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        self.running += 1
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return await super().run(argv, stdin, timeout=timeout)
+        finally:
+            self.running -= 1
+
+
+async def test_whenever_it_is_cancelled_no_program_is_left_running() -> None:
+    keys = [(family, "nat", "KUBE-MARK-MASQ", "") for family in (4, 6)]
+    change = Diff(added=dict.fromkeys(keys, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x1/0x1"))
+    restores = 0
+    for turns in range(40):
+        execute = Slow(*BOTH, WORKS)
+        mode = IptablesMode(execute)
+        await mode.probe()
+        task = asyncio.create_task(mode.apply(change))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert execute.running == 0, turns
+        restores = max(restores, sum("-restore -w" in line for line in execute.ran))
+    assert restores == 2

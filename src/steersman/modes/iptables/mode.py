@@ -151,13 +151,18 @@ class IptablesMode:
         spelled = {k: v for words in self._spelled.values() for k, v in words.items()}
         limits = LIMITS[iptables.tool.variant]
         running: asyncio.Task[None] | None = None
-        for run in write_runs(change, limits, spelled, self._held):  # written while one runs
+        try:
+            for run in write_runs(change, limits, spelled, self._held):  # written while one runs
+                if running is not None:
+                    await running
+                running = asyncio.create_task(self._restore(iptables, run))
+                await asyncio.sleep(0)
             if running is not None:
                 await running
-            running = asyncio.create_task(self._restore(iptables, run))
-            await asyncio.sleep(0)
-        if running is not None:
-            await running
+        finally:
+            if running is not None and not running.done():  # cancelled: nothing is left running
+                running.cancel()
+                await asyncio.wait((running,))
         if self._accounting and ends(change):
             await self._accounting.delete()
 
