@@ -124,7 +124,7 @@ def own_command(mode: str) -> list[str]:
     kind, _, period = mode.partition("/")
     name, _, variant = kind.partition("-")
     return [
-        *(sys.executable, "-m", "steersman", "run", "--master", "{server}", "-v", "2"),
+        *(sys.executable, "-m", "steersman", "run", "--master", "{server}"),
         *("--hostname-override", "{node}", "--cluster-cidr", "{cidr}", "--proxy-mode", name),
         *(("--iptables-variant", variant) if variant else ()),
         *(("--min-sync-period", period) if period else ()),
@@ -200,7 +200,8 @@ def _measure(
         before = _page(process)
         time.sleep(0.5)
         first, lines = Seen(seen.writes), _lines(log)
-        seen.latencies, seen.health, seen.scrapes = [], [], []
+        for each in (seen.latencies, seen.health, seen.scrapes):
+            each.clear()
         cpu, began = Cpu.of(process.pid), time.monotonic()
         while time.monotonic() - began < load.seconds and process.poll() is None:
             time.sleep(0.1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import signal
 import ssl
@@ -488,6 +489,8 @@ async def _main(args: argparse.Namespace) -> None:
     server = ApiServer(objects, host=args.host, port=args.port)
     if args.no_watch_list:
         server.watch_list = "off"
+    gc.collect()
+    gc.freeze()  # to walk a large world takes a second, in which no event is sent
     async with server:
         print(f"listening on {server.url}", flush=True)
         await stop.wait()
