@@ -14,7 +14,7 @@ from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
 from steersman.host.nlmsg import Message
 from steersman.modes.diff import diff
 from steersman.modes.nftables.affinity import base_name, memory_name
-from steersman.modes.nftables.mode import NftablesMode
+from steersman.modes.nftables.mode import NftablesMode, subscribe
 from steersman.modes.nftables.read import generation
 from steersman.run.sync import Sync
 from steersman.source.store import Store
@@ -110,6 +110,19 @@ def test_a_flush_at_any_moment_fails_no_sync_and_is_healed(amidst: bool) -> None
             assert meddler.done
             assert len(elements("cluster-ips")) == 3, moment
             assert not sync.state.findings
+
+    in_namespace(body)
+
+
+def test_only_changes_by_others_wake_the_mode_up() -> None:
+    async def body() -> None:
+        mode = NftablesMode(SubprocessExec())
+        want = await program(mode, [make.plan([1, 3])])
+        with subscribe(mode._opened().netlink.port) as news:
+            await mode.apply(diff(want, render(mode, [make.plan([1])])))
+            assert news.waiting() == []
+            nft("flush ruleset")
+            assert news.waiting()
 
     in_namespace(body)
 

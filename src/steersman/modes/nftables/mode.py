@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable
 from typing import Any
@@ -10,7 +11,13 @@ from typing import Any
 import msgspec
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import NETLINK_NETFILTER, AnswersLostError, Netlink, Subscription
+from steersman.host.netlink import (
+    NETLINK_NETFILTER,
+    AnswersLostError,
+    BpfInstruction,
+    Netlink,
+    Subscription,
+)
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import Made, Support
@@ -43,9 +50,19 @@ def open_netlink() -> Netlink:
     return Netlink(NETLINK_NETFILTER, buffer=_BUFFER)
 
 
-def subscribe() -> Subscription:
-    """Open the socket for notifications, in the network namespace of the calling thread."""
-    return Subscription(NETLINK_NETFILTER, (_NFNLGRP_NFTABLES,))
+def subscribe(own_port: int) -> Subscription:
+    """Open the socket for notifications, in the network namespace of the calling thread.
+
+    Those of the socket with `own_port` wake nobody up: there is at least one for each sync.
+    """
+    swapped = socket.htonl(own_port)  # a filter reads words in network byte order
+    wanted = (
+        BpfInstruction(0x20, 0, 0, 12),  # load the word at 12: nlmsg_pid
+        BpfInstruction(0x15, 0, 1, swapped),
+        BpfInstruction(0x06, 0, 0, 0),  # drop
+        BpfInstruction(0x06, 0, 0, 0xFFFFFFFF),  # keep
+    )
+    return Subscription(NETLINK_NETFILTER, (_NFNLGRP_NFTABLES,), wanted=wanted)
 
 
 async def _concerns_us(news: Subscription, own_port: int) -> bool:
@@ -78,7 +95,7 @@ class NftablesMode:
         self,
         execute: Exec,
         connect: Callable[[], Netlink] = open_netlink,
-        subscribe: Callable[[], Subscription] = subscribe,
+        subscribe: Callable[[int], Subscription] = subscribe,
         relay: Relay | None = None,
     ) -> None:
         """Make the mode; nothing is opened before it is used.
@@ -161,9 +178,10 @@ class NftablesMode:
         returns at once. Call it after the first sync: while somebody listens, the kernel tells of
         every element, which doubles the cost of a cold start.
         """
-        with self._subscribe() as news:
+        own_port = self._opened().netlink.port
+        with self._subscribe(own_port) as news:
             while not await self._told_of_strangers():
-                while not await _concerns_us(news, self._opened().netlink.port):
+                while not await _concerns_us(news, own_port):
                     pass
 
     async def _told_of_strangers(self) -> bool:
