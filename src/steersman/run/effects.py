@@ -77,7 +77,8 @@ class Effects:
         self._started = wall()
         self._tally = Tally()
         self._rules: Rules = Counter()
-        self._seen: Counter[str] = Counter()
+        self._counted: dict[str, tuple[int, int]] = {}
+        """Changes seen and changes synced, by kind, as the metrics show them."""
         self._synced: Counter[str] = Counter()
         self._observers = observers or {}
         self._clock = clock or MonotonicClock()
@@ -209,11 +210,14 @@ class Effects:
 
     def _count_changes(self) -> None:
         for kind, word in (("Service", "service"), ("EndpointSlice", "endpoint")):
-            seen = self._store.seen[kind]
+            seen, synced = self._store.seen[kind], self._synced[kind]
+            if self._counted.get(kind) == (seen, synced):
+                continue
+            before, _ = self._counted.get(kind, (0, 0))
             name = f"sync_proxy_rules_{word}_changes"
-            self._metrics.add(f"{name}_total", amount=seen - self._seen[kind])
-            self._metrics.set(f"{name}_pending", seen - self._synced[kind])
-            self._seen[kind] = seen
+            self._metrics.add(f"{name}_total", amount=seen - before)
+            self._metrics.set(f"{name}_pending", seen - synced)
+            self._counted[kind] = seen, synced
 
     def _ours(self, synced: Synced, result: SyncResult) -> None:
         metrics = self._metrics

@@ -210,6 +210,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # upstream has no *_created series
         self.registry = CollectorRegistry()
         self._by_name: dict[str, AnyMetric] = {}
+        self._series: dict[tuple[str, tuple[str, ...]], AnyMetric] = {}
         for prefix, rows in (("kubeproxy_", UPSTREAM), ("steersman_", OURS)):
             for row in rows:
                 if not row.modes or mode in row.modes:
@@ -277,10 +278,13 @@ class Metrics:
                 self.add(row.name, family.kubernetes)
 
     def _find(self, name: str, labels: tuple[str, ...], kind: type[MetricT]) -> MetricT:
-        metric = self._by_name[name]
-        if not isinstance(metric, kind):
+        series = self._series.get((name, labels))
+        if series is None:  # to look one up by its labels takes a lock and several calls
+            metric = self._by_name[name]
+            series = self._series[name, labels] = metric.labels(*labels) if labels else metric
+        if not isinstance(series, kind):
             raise TypeError(f"{name} is not a {kind.__name__}")
-        return metric.labels(*labels) if labels else metric
+        return series
 
     def ask(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Have something collected at each scrape."""

@@ -25,6 +25,8 @@ class OwnNode:
         self._stop = stop
         self._started_with: Node | None = None
         self._said = ""
+        self._followed: object = None
+        """What `follow` looked at last."""
 
     async def wait(
         self,
@@ -66,6 +68,10 @@ class OwnNode:
         if self._started_with is None:
             return
         own, message = self._store.own_node, ""
+        state = own.node, own.deleted, own.kept, self._needs_pod_cidrs
+        if state == self._followed:  # most changes are of other objects
+            return
+        self._followed = state
         if own.deleted:
             message = "this node's object was deleted; keeping its last addresses and pod CIDRs"
         elif own.kept:
