@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steersman.compile.conntrack import Destinations, stale_entries
+from steersman.compile.conntrack import Destinations
 from steersman.compile.plan import Planner
 from steersman.model.conntrack import PROTOCOL_NUMBERS, pack_socket
 from steersman.model.kube import Annotations, Service
@@ -16,6 +16,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Frontend, ServicePlan
 from steersman.source.store import Store
 from tests.properties.test_compile import BATCHES, CONFIGS, ONE_BY_ONE, TRAITS, take
+from tests.stale import stale_entries
 from tests.unit.objects import NODE
 
 CLOSING = Annotations(close_connections="true")

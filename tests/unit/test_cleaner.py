@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from steersman.compile.conntrack import served_ports
 from steersman.compile.plan import Planner
-from steersman.host.conntrack import Cleanup
 from steersman.model.config import NodeConfig
-from steersman.model.conntrack import Confirm, Stale
+from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family, ObjectName
 from steersman.modes.base import ApplyError, BusyError
@@ -255,7 +254,7 @@ async def test_what_failed_is_tried_again_with_growing_pauses(
         assert await world.advance(4.0) == [["10.96.0.1", "10.96.0.2"]]
         assert world.cleaner.owed == 0
         assert await world.advance(60.0) == []
-        assert sum("entries remain" in line for line in caplog.messages) == 1
+        assert sum("retrying in" in line for line in caplog.messages) == 1
         assert sum("resolved" in line for line in caplog.messages) == 1
 
 
@@ -300,6 +299,31 @@ async def test_a_change_of_one_service_looks_at_no_other() -> None:
         await world.settle()
         assert world.table.take() == [["10.96.0.1"]]
         assert world.cleaner.owed == 0
+
+
+async def test_metrics_that_fail_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise KeyError("no such metric")
+
+    async with running(*A) as world:
+        world.table.take()
+        monkeypatch.setattr(world.metrics, "add", refuse)
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
+        monkeypatch.undo()
+        assert await world.advance(1.0) == [["10.96.0.1"]]
+        assert world.cleaner.owed == 0
+
+
+async def test_a_list_that_changed_is_usual_and_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(*A) as world:
+        world.table.answers = [Cleanup(0, 0, complete=False)]
+        await world.change(ends("a", "10.1.0.9"))
+        await world.advance(1.0)
+        assert world.cleaner.owed == 0
+        assert caplog.messages == []
 
 
 async def test_pauses_are_a_minute_at_most() -> None:

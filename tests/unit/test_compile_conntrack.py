@@ -9,7 +9,6 @@ from steersman.compile.conntrack import (
     is_concerned,
     served_ports,
     stale,
-    stale_entries,
 )
 from steersman.compile.plan import compile_all
 from steersman.model import kube
@@ -18,6 +17,7 @@ from steersman.model.conntrack import PROTOCOL_NUMBERS, Entry, Stale
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint, NodePlan, Traits
 from steersman.model.snapshot import HostFacts, Snapshot
+from tests.stale import stale_entries
 
 UDP, TCP, SCTP = 17, 6, 132
 DNS = ObjectName("kube-system", "dns")

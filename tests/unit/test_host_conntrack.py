@@ -13,6 +13,7 @@ from steersman.compile.conntrack import ServedPort, stale
 from steersman.host import conntrack
 from steersman.host.netlink import DumpInterruptedError, NetlinkError, Request
 from steersman.host.nlmsg import Message, attr, attributes, be32, nested, u8
+from steersman.host.sysctl import SysctlError
 from steersman.model.conntrack import Entry, Stale
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
@@ -154,6 +155,27 @@ async def test_a_node_port_is_at_addresses_of_the_node_only(
     kernel.payloads = (payload(flow), payload(again))
     assert (await conntrack.delete_stale(node_port)).deleted == 2 * deleted
     assert kernel.routes == [bytes((203, 0, 113, 9))] * 2, "each is asked for once in a pass"
+
+
+@pytest.mark.parametrize("in_use", [True, False])
+async def test_without_conntrack_nothing_is_stale(
+    monkeypatch: pytest.MonkeyPatch, in_use: bool
+) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.EPROTONOSUPPORT, "Protocol not supported")
+
+    def usage() -> conntrack.Usage:
+        if not in_use:
+            raise SysctlError(errno.ENOENT, "conntrack is not in use")
+        return conntrack.Usage(1, 2)
+
+    monkeypatch.setattr(conntrack, "Netlink", refuse)
+    monkeypatch.setattr(conntrack, "usage", usage)
+    if in_use:
+        with pytest.raises(OSError, match="not supported"):
+            await conntrack.delete_stale(STALE)
+    else:
+        assert await conntrack.delete_stale(STALE) == (0, 0, True)
 
 
 async def test_only_what_is_still_stale_after_the_listing_is_deleted(

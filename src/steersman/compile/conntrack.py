@@ -79,32 +79,6 @@ class Destinations:
                             yield protocol + pack_socket(frontend.address, frontend.port)
 
 
-def stale_entries(
-    plan: NodePlan,
-    snapshot: Snapshot,
-    family: Family,
-    names: Iterable[ObjectName] | None = None,
-    destinations: Destinations | None = None,
-) -> Stale:
-    """Return what tells the stale entries of a family.
-
-    Args:
-        plan: which Service holds which destination.
-        snapshot: the objects that the plan was made from.
-        family: the family.
-        names: only these Services are looked at; None for all. Their clients are all that a
-            change of just these can have left behind.
-        destinations: the index of the plan; None to make one here.
-    """
-    if destinations is None:
-        destinations = Destinations()
-        destinations.update(plan.services, ())
-    chosen = snapshot.services if names is None else names
-    ports = [port for name in chosen for port in served_ports(name, plan, snapshot, family)]
-    numbers = {port.node_port for port in ports} - {0}
-    return stale(family, ports, destinations.at(numbers, plan, family))
-
-
 def is_concerned(service: Service) -> bool:
     """Whether entries of a Service can become stale at all: most Services have only TCP ports."""
     ports = service.spec.ports or ()

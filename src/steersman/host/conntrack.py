@@ -25,8 +25,8 @@ from steersman.host.netlink import (
     Request,
 )
 from steersman.host.nlmsg import NLM_F_ACK, attr, attributes, nested, u8, u32
-from steersman.host.sysctl import read
-from steersman.model.conntrack import Confirm, Entry, Stale
+from steersman.host.sysctl import SysctlError, read
+from steersman.model.conntrack import Cleanup, Confirm, Entry, Stale
 from steersman.model.names import Family
 
 _CT_GET = 0x101
@@ -44,16 +44,6 @@ _ROUTE_TYPE_AT = 7  # in struct rtmsg
 _DELETES = 256  # in one datagram
 _AT_ONCE = 4096  # stale entries that are held in memory
 _FEW = 4  # destinations that are asked for one by one: each costs the kernel a walk of the table
-
-
-class Cleanup(NamedTuple):
-    """What one pass did."""
-
-    deleted: int
-    failed: int
-    """Entries that the kernel would not delete."""
-    complete: bool
-    """False where the table changed so much that entries may have been missed."""
 
 
 class Usage(NamedTuple):
@@ -153,7 +143,25 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
         OSError: the entries cannot be listed; some may have been deleted.
     """
     if not stale:
-        return Cleanup(0, 0, True)
+        return Cleanup(0, 0, complete=True)
+    try:
+        return await _delete_stale(stale, confirm)
+    except OSError:
+        if _in_use():
+            raise
+        return Cleanup(0, 0, complete=True)
+
+
+def _in_use() -> bool:
+    """Whether this kernel tracks connections at all: in ebpf mode it need not."""
+    try:
+        usage()
+    except SysctlError:
+        return False
+    return True
+
+
+async def _delete_stale(stale: Stale, confirm: Confirm | None) -> Cleanup:
     with (
         Netlink(NETLINK_NETFILTER) as netlink,
         Netlink(NETLINK_NETFILTER) as deleting,

@@ -73,6 +73,16 @@ class Stale(Value, frozen=True):
         return self.contains(bytes((entry.protocol,)) + destination, source)
 
 
+class Cleanup(NamedTuple):
+    """What one pass did."""
+
+    deleted: int
+    failed: int
+    """Entries that the kernel would not delete."""
+    complete: bool
+    """False where the table changed so much that entries may have been missed."""
+
+
 Confirm: TypeAlias = Callable[[], Awaitable[Stale]]
 """Returns what is stale by now, of the same destinations.
 

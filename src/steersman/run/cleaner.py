@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from steersman.compile.conntrack import (
     Destinations,
@@ -26,15 +26,12 @@ from steersman.compile.conntrack import (
     stale,
 )
 from steersman.compile.plan import PlanChange
-from steersman.model.conntrack import Confirm, Stale
+from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family, ObjectName
 from steersman.modes.base import Remembering
 from steersman.run.metrics import Metrics
 from steersman.run.runner import Clock, MonotonicClock
 from steersman.run.state import State, Synced
-
-if TYPE_CHECKING:
-    from steersman.host.conntrack import Cleanup
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +45,7 @@ _RETRY, _LONGEST = 1.0, 60.0  # seconds after a failure; doubled each time
 _SHARE = 4
 """After a pass it rests for so many times its duration: a fifth of a core at the most."""
 
-Delete: TypeAlias = "Callable[[Stale, Confirm], Awaitable[Cleanup]]"
+Delete: TypeAlias = Callable[[Stale, Confirm], Awaitable[Cleanup]]
 """Deletes what is stale in one table."""
 
 
@@ -64,6 +61,8 @@ class Debts:
         """When the next pass may begin."""
         self.answers = True
         """Whether the last failure was about some entries only: then new debts need not wait."""
+        self.warned = False
+        """Whether a failure was logged since the last success."""
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -231,44 +230,51 @@ class Cleaner:
 
     async def _pay(self, table: str, family: Family, owed: Debts) -> None:
         """Make one pass for what has been owed for longest."""
-        began = self._clock.time()
         debts = owed.oldest(AT_ONCE)
         try:
-            what = await self._stale(debts, family)
-            if not what:  # gone meanwhile, or without endpoints
-                owed.paid(debts)
-                return
-            result = await self._tables[table](what, lambda: self._stale(debts, family))
+            result = await self._pass(table, family, debts)
         except Exception as error:
-            self._failed(table, family, owed, f"{type(error).__name__}: {error}", answers=False)
+            owed.answers = False
+            self._failed(table, family, owed, f"{type(error).__name__}: {error}")
             return
-        seconds, label = self._clock.time() - began, family.kubernetes
-        self._rest = self._clock.time() + min(_SHARE * seconds, _LONGEST)
-        self._metrics.observe("conntrack_reconciler_sync_duration_seconds", seconds, label)
-        self._metrics.add(
-            "conntrack_reconciler_deleted_entries_total", label, amount=result.deleted
-        )
-        if result.deleted:
-            log.info("%s %s: %d stale entries deleted", label, table, result.deleted)
         if result.failed:
-            why = f"the kernel keeps {result.failed} of them"
-            self._failed(table, family, owed, why, answers=True)
-        elif not result.complete:
-            why = "the table changed while it was listed"
-            self._failed(table, family, owed, why, answers=True)
+            owed.answers = True
+            self._failed(table, family, owed, f"the kernel keeps {result.failed} of them")
+        elif not result.complete:  # usual where connections come and go all the time
+            owed.answers = True
+            self._failed(table, family, owed, "the table changed while it was listed", warn=False)
         else:
-            if owed.failures:
-                log.info("%s %s: resolved: stale entries are deleted", label, table)
             owed.paid(debts)
             owed.failures = 0
+            if owed.warned:
+                owed.warned = False
+                log.info("%s %s: resolved: no stale entries remain", family.kubernetes, table)
 
-    def _failed(self, table: str, family: Family, owed: Debts, why: str, *, answers: bool) -> None:
+    async def _pass(self, table: str, family: Family, debts: Mapping[ObjectName, int]) -> Cleanup:
+        """Delete the stale entries of some Services."""
+        what = await self._stale(debts, family)
+        if not what:  # the Services are gone by now, or have no endpoints
+            return Cleanup(0, 0, complete=True)
+        began, label = self._clock.time(), family.kubernetes
+        result = await self._tables[table](what, lambda: self._stale(debts, family))
+        seconds = self._clock.time() - began
+        self._rest = self._clock.time() + min(_SHARE * seconds, _LONGEST)
+        if result.deleted:
+            log.info("%s %s: %d stale entries deleted", label, table, result.deleted)
+        name = "conntrack_reconciler_deleted_entries_total"
+        self._metrics.add(name, label, amount=result.deleted)
+        self._metrics.observe("conntrack_reconciler_sync_duration_seconds", seconds, label)
+        return result
+
+    def _failed(
+        self, table: str, family: Family, owed: Debts, why: str, *, warn: bool = True
+    ) -> None:
         """Keep what is owed, and try again later; only the first failure in a row is logged."""
         pause = min(_RETRY * 2 ** min(owed.failures, 10), _LONGEST)
         owed.failures += 1
-        owed.answers = answers
         owed.not_before = self._clock.time() + pause
-        level = log.warning if owed.failures == 1 else log.debug
+        level = log.warning if warn and not owed.warned else log.debug
+        owed.warned |= warn
         text = "%s %s: stale entries remain: %s; retrying in %g s"
         level(text, family.kubernetes, table, why, pause)
 
@@ -315,8 +321,6 @@ async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
 
 def _forgetting(mode: Remembering) -> Delete:
     async def forget(what: Stale, confirm: Confirm) -> Cleanup:
-        from steersman.host.conntrack import Cleanup  # noqa: PLC0415 - likewise
-
         return Cleanup(await mode.forget(what, confirm), 0, complete=True)
 
     return forget

@@ -1,0 +1,28 @@
+"""Stale entries told at once, for tests; run/cleaner.py does the same a slice at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from steersman.compile.conntrack import Destinations, served_ports, stale
+from steersman.model.conntrack import Stale
+from steersman.model.names import Family, ObjectName
+from steersman.model.plan import NodePlan
+from steersman.model.snapshot import Snapshot
+
+
+def stale_entries(
+    plan: NodePlan,
+    snapshot: Snapshot,
+    family: Family,
+    names: Iterable[ObjectName] | None = None,
+    destinations: Destinations | None = None,
+) -> Stale:
+    """Return what tells the stale entries of some Services; `names` None is all."""
+    if destinations is None:
+        destinations = Destinations()
+        destinations.update(plan.services, ())
+    chosen = snapshot.services if names is None else names
+    ports = [port for name in chosen for port in served_ports(name, plan, snapshot, family)]
+    numbers = {port.node_port for port in ports} - {0}
+    return stale(family, ports, destinations.at(numbers, plan, family))
