@@ -123,6 +123,29 @@ async def test_a_gzip_bomb_is_taken_in_small_pieces(monkeypatch: pytest.MonkeyPa
     assert max(sizes) <= MIB // 4
 
 
+async def test_large_pages_are_in_memory_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a server which answers all kinds with bombs takes the memory of one."""
+    held = most = 0
+
+    async def noted(response: object) -> AsyncIterator[bytes]:
+        nonlocal held, most
+        size = 0
+        try:
+            async for piece in pieces(response):  # type: ignore[arg-type]
+                yield piece  # it was taken when this returns
+                size, held = size + len(piece), held + len(piece)
+                most = max(most, held)
+        finally:
+            held -= size
+
+    monkeypatch.setattr(lister, "pieces", noted)
+    monkeypatch.setattr(lister, "MAX_BODY", 8 * MIB)
+    monkeypatch.setattr(lister, "LARGE_BODY", MIB)
+    async with told(compressed(BOMB)) as r:
+        await until(lambda: len({k for k, s in r.source.stats.kinds.items() if s.errors}) == 4)
+    assert most <= 13 * MIB
+
+
 async def test_pages_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lister, "MAX_PAGES", 5)
     page = {**LIST, "metadata": {"resourceVersion": "7", "continue": "again"}}

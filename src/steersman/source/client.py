@@ -119,6 +119,8 @@ class ApiClient:
         self._credentials = credentials or Credentials(access)
         self._tls = TlsContexts(access)
         self.complaints = Complaints(timing.now)
+        self.large_body = asyncio.Lock()
+        """Held while a body is in memory that is larger than usual."""
         self._current = 0
         self._session: aiohttp.ClientSession | None = None
         stats.server = access.servers[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 import msgspec
@@ -35,6 +36,8 @@ _PAGE_BYTES = 1 << 20
 """Bytes of JSON that are decoded at a time, in about five milliseconds."""
 MAX_BODY = 128 << 20
 """Bytes of one page; a server that ignores `limit` sends everything at once."""
+LARGE_BODY = 16 << 20
+"""Bytes of a page above which no other kind's page may be large at the same time."""
 MAX_LIST = 1 << 30
 """Bytes of a whole list; that of 150,000 pods is about 40 MB."""
 MAX_PAGES = 5000
@@ -163,29 +166,34 @@ class Lister:
         params = {"limit": str(limit)} if limit else {}
         total = _Total()
         for _ in range(MAX_PAGES):
-            page, size = await self._page(params)
-            total.add(size)
             count = 0
-            for items, bytes_ in _slices(page.items):
-                good, bad = decode_items(self._resource.kind, items)
-                objects.add(good, bytes_)
-                findings += bad
-                count += len(good) + len(bad)
-                await asyncio.sleep(0)
+            async with AsyncExitStack() as alone:
+                page, size = await self._page(params, alone)
+                total.add(size)
+                for items, bytes_ in _slices(page.items):
+                    good, bad = decode_items(self._resource.kind, items)
+                    objects.add(good, bytes_)
+                    findings += bad
+                    count += len(good) + len(bad)
+                    await asyncio.sleep(0)
             if not page.metadata.continue_:
                 return Listing(objects.drain(), findings, page.metadata.resource_version)
             limit = min(LARGEST_PAGE, max(1, count * _PAGE_BYTES // max(size, 1)))
             params = {"limit": str(limit), "continue": page.metadata.continue_}
         raise ApiError("too_long", f"a list of more than {MAX_PAGES} pages")
 
-    async def _page(self, params: Mapping[str, str]) -> tuple[ObjectList, int]:
-        """Return a page and how many bytes it has."""
+    async def _page(
+        self, params: Mapping[str, str], alone: AsyncExitStack
+    ) -> tuple[ObjectList, int]:
+        """Return a page and how many bytes it has; `alone` ends when it was used."""
         body = bytearray()
         async with self._client.get(
             self._resource.path, {**self._resource.selectors, **params}, self._timing.answer
         ) as response:
             async for chunk in pieces(response):
                 self._stats.received(chunk, self._timing.now())
+                if len(body) <= LARGE_BODY < len(body) + len(chunk):
+                    await alone.enter_async_context(self._client.large_body)
                 body += chunk
                 if len(body) > MAX_BODY:
                     raise ApiError("too_long", f"a page longer than {MAX_BODY} bytes")
@@ -207,7 +215,8 @@ class Lister:
             "resourceVersionMatch": "NotOlderThan",
         }
         try:
-            await self._page(params)
+            async with AsyncExitStack() as alone:
+                await self._page(params, alone)
         except ApiError as error:
             if "ResourceVersionTooLarge" in error.causes:
                 raise RelistError(f"the server has another history: {error}") from error

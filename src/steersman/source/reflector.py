@@ -55,15 +55,30 @@ class Reflector:
     async def run(self) -> None:
         """Follow until cancelled."""
         while True:
-            try:
-                await self._step()
-            except RelistError as error:
+            failure = await self._attempt()
+            if failure.status == 410 or failure.reason == "relist":
                 self._version = ""
-                await self._wait(ApiError("relist", str(error)))
-            except ApiError as error:
-                await self._failed(error)
-            except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-                await self._wait(ApiError("malformed", f"not what was asked for: {error}"))
+            if self._resource.optional and failure.status in _ABSENT:
+                await self._absent(failure)
+            else:
+                self._suspect = True
+                await self._wait(failure)
+
+    async def _attempt(self) -> ApiError:
+        """List or watch for as long as that goes well; return what ended it.
+
+        Without its traceback, which would hold whatever was received during the wait.
+        """
+        try:
+            while True:
+                await self._step()
+        except RelistError as error:
+            return ApiError("relist", str(error))
+        except ApiError as error:
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            return ApiError("malformed", f"not what was asked for: {error}")
 
     async def _step(self) -> None:
         if not self._version:
@@ -79,15 +94,6 @@ class Reflector:
         self._version, self._suspect = listing.version, False
 
     # When something failed
-
-    async def _failed(self, error: ApiError) -> None:
-        if error.status == 410:
-            self._version = ""
-        if self._resource.optional and error.status in _ABSENT:
-            await self._absent(error)
-        else:
-            self._suspect = True
-            await self._wait(error)
 
     async def _absent(self, error: ApiError) -> None:
         """Go on without an optional kind; whoever waits for its first list is not held up.
