@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from steersman.host.owned_tables import OwnedTables
-from steersman.run.instance import NAME, NEXT, Holder
+from steersman.host.owned_tables import NoTablesError, OwnedTables
+from steersman.run import instance as instance_module
+from steersman.run.instance import NAME, NEXT, Holder, Instance
+from steersman.run.startup import StartError
 from tests.e2e.test_daemon import answers, get, manifests, rules, steersman, until, world
 from tests.e2e.test_userspace_process import NOBODY
 from tests.kernel.namespace import in_namespace, sh
@@ -262,3 +264,77 @@ def test_what_the_comment_says_is_read_back_whatever_it_is() -> None:
     assert Holder.of("pid=x since=9²") == Holder(0, "?", "?", 0)
     assert str(known) == "pid 17 on host node-a, nftables mode, since 2023-11-14T22:13:20Z"
     assert len(Holder(1, "h" * 400, "m", 0).comment) == 254
+
+
+async def refusal(instance: Instance) -> str:
+    with pytest.raises(StartError) as refused:
+        await instance.claim(lambda _: None)
+    return str(refused.value)
+
+
+def test_who_does_not_let_go_in_time_is_named_and_no_longer_asked() -> None:
+    async def body() -> None:
+        first = OwnedTables()
+        first.make(NAME, Holder(17, "node-a", "iptables", 0).comment)
+        newcomer = Instance("iptables", "node-a", take_over=True, patience=0.2)
+        said = await refusal(newcomer)
+        assert said.startswith("the instance before (pid 17 on host node-a, iptables mode, ")
+        assert said.endswith("did not let go within 0.2 s; stop it, or kill it")
+        assert first.comment(NEXT) is None
+        first.close()
+        await newcomer.claim(lambda _: None)
+        newcomer.release()
+
+    in_namespace(body)
+
+
+def test_one_newcomer_takes_over_when_two_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        first = Instance("iptables", "a", take_over=False)
+        asked = asyncio.Event()
+        await first.claim(lambda _: asked.set())
+        two = [Instance("iptables", name, take_over=True, patience=1.0) for name in "bc"]
+        claims = [asyncio.create_task(each.claim(lambda _: None)) for each in two]
+        await asked.wait()
+        first.release()
+        await asyncio.wait(claims)
+        assert [claim.exception() is None for claim in claims].count(True) == 1
+        for each in two:
+            each.release()
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_where_sockets_are_the_lock_a_stranger_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listens: bool
+) -> None:
+    """As before Linux 5.12, which has no tables with an owner."""
+
+    def make(*_: object) -> bool:
+        raise NoTablesError("Operation not supported")
+
+    monkeypatch.setattr(OwnedTables, "make", make)
+    monkeypatch.setattr(instance_module, "_SILENT", 0.0)
+
+    async def body() -> None:
+        script = SQUAT if listens else SQUAT.replace("sock.listen(1)\n", "")
+        argv = [*NOBODY, sys.executable, "-c", script]
+        pipe = asyncio.subprocess.PIPE
+        squatter = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
+        assert squatter.stdout
+        await squatter.stdout.readline()
+        instance = Instance("iptables", "node-a", take_over=False)
+        await instance.claim(lambda _: None)
+        who = f"process {squatter.pid} of user 65534" if listens else "a process that is silent"
+        assert f"{who} has bound the abstract socket {NAME} and is no instance" in caplog.text
+        instance.release()
+        squatter.kill()
+        await squatter.communicate()
+        first = Instance("iptables", "node-a", take_over=False)
+        await first.claim(lambda _: None)
+        said = await refusal(Instance("iptables", "node-a", take_over=False))
+        assert said.startswith("another instance runs on this node (pid ")
+        first.release()
+
+    in_namespace(body)

@@ -165,7 +165,9 @@ class Instance:
             await self._claim_table(self._tables)
         except NoTablesError as reason:
             log.debug("no lock by a table (%s), but by a socket", reason)
-            self._tables = None
+            if self._tables is not None:
+                self._tables.close()
+                self._tables = None
             await self._claim_socket()
         if self._door is not None:
             asyncio.get_running_loop().add_reader(self._door, self._woken)
@@ -247,8 +249,10 @@ class Instance:
     # By a socket
 
     async def _claim_socket(self) -> None:
-        if self._door is None or self._door.getsockname()[1:].decode() != NAME:
-            self._door = _bind(NAME)
+        if self._door is not None and self._door.getsockname()[1:].decode() != NAME:
+            self._door.close()
+            self._door = None
+        self._door = self._door or _bind(NAME)
         message = self._me.comment if self._take_over else ""
         start = time.monotonic()
         while self._door is None:
