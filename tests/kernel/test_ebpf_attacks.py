@@ -209,3 +209,24 @@ def test_lengths_that_lie_are_left_to_the_kernel(programs: Programs) -> None:
             for name, answer, out in everywhere(programs, bytes(frame)):
                 assert len(out) == len(frame), (name, field)
                 assert answer in (NEXT, XDP_PASS), (name, field)
+
+
+def fragments(data: bytes) -> list[bytes]:
+    """The later part first, for then its ports are not known; the first one too short for flags."""
+    late = ip(CLIENT, "127.0.0.1", TCP, data[8:], fragment=1)
+    return [late, ip(CLIENT, "127.0.0.1", TCP, data[:8], fragment=0x2000)]
+
+
+def test_nobody_reaches_loopback_in_pieces_or_by_other_protocols(programs: Programs) -> None:
+    """The kernel would put fragments together, and deliver them with route_localnet."""
+    syn = with_checksum(CLIENT, "127.0.0.1", TCP, transport(TCP, (4000, 22), SYN, b""))
+    echo = with_checksum(CLIENT, "127.0.0.1", 1, b"\x08\0\0\0\0\1\0\1")
+    quoted = packet(("127.0.0.1", 22), (CLIENT, 4000), TCP, ACK)[14:]
+    error = with_checksum(CLIENT, "127.0.0.1", 1, HEADS[1] + quoted)
+    frames = [
+        *fragments(syn),
+        *(ip(CLIENT, "127.0.0.1", 1, data) for data in (echo, error)),
+        ip(CLIENT, "127.0.0.1", 47, b"\0" * 20),
+        ip(CLIENT, "127.0.0.1", TCP, syn[:6]),
+    ]
+    assert [programs.ingress(frame)[0] for frame in frames] == [SHOT] * len(frames)

@@ -1,16 +1,22 @@
-"""Floods of packets that open connections which nobody completes (PROG_TEST_RUN)."""
+"""Floods of packets that open connections which nobody completes."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 from ipaddress import IPv4Address
 
 import pytest
 
+from steersman.model.plan import Endpoint
 from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.dump import dump
 from steersman.modes.ebpf.flows import TO_ENDPOINT
 from tests.kernel.ebpf_frames import ACK, RST, SYN, TCP, UDP, packet, see
-from tests.kernel.ebpf_node import MARKS
+from tests.kernel.ebpf_node import MARKS, WAIT, programmed, serving
+from tests.kernel.ebpf_plan import NODE as ADDRESS
+from tests.kernel.ebpf_plan import NODE_PORT, node_plan
 from tests.kernel.test_ebpf_packets import CLIENT, NEXT, PLAIN, POD, VIP, Programs
 
 pytestmark = MARKS
@@ -19,6 +25,33 @@ KIND = layout.OFFSETS["flow"]["kind"]
 OTHER_CLIENT = "203.0.113.77"
 EPHEMERAL = 40000
 """A port that most clients would use; the node could give it to a socket of its own."""
+
+
+def test_a_flood_of_real_packets_keeps_nobody_from_connecting() -> None:
+    plan = node_plan((Endpoint(POD, 8080, True),))
+    with serving("TCP") as lab, programmed(lab, plan) as node, ExitStack() as stack:
+        ways = lab.netns(CLIENT)
+        held = [stack.enter_context(ways.socket(ADDRESS, "TCP")) for _ in range(10)]
+        for sock in held:
+            sock.settimeout(WAIT)
+            sock.connect((ADDRESS, NODE_PORT))
+        raw = stack.enter_context(ways.call(raw_socket))
+        first = int(IPv4Address("198.18.0.1"))
+        for number in range(30_000):
+            source = str(IPv4Address(first + number))
+            raw.sendto(packet((source, EPHEMERAL), (ADDRESS, NODE_PORT))[14:], (ADDRESS, 0))
+        fresh = [stack.enter_context(ways.socket(ADDRESS, "TCP")) for _ in range(20)]
+        for sock in fresh:
+            sock.settimeout(WAIT)
+            sock.connect((ADDRESS, NODE_PORT))
+        for sock in (*held, *fresh):
+            assert sock.recv(100).decode().split()[0] == f"{POD}:8080"
+        said = dict(line.split() for line in dump("counters", node.pins))
+        assert int(said["packet_forwarded"]) > 29_000
+
+
+def raw_socket() -> socket.socket:
+    return socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
 
 
 @pytest.fixture

@@ -154,7 +154,8 @@ ALONE int leave_loopback(struct __sk_buff *skb, struct packet *packet)
 }
 
 // route_localnet, which localhost node ports need, would let anybody reach what listens on
-// loopback.
+// loopback. That goes for packets of any protocol and for fragments whose ports are not known: the
+// kernel would put them together.
 INLINE int is_for_loopback(const struct packet *packet)
 {
 	const struct config *config = settings();
@@ -169,10 +170,13 @@ ALONE int come_in(struct __sk_buff *skb, struct packet *packet)
 	struct address address;
 	struct flow *flow;
 
-	if (!packet || (!packet->plain && !parse(skb, packet)))
+	if (!packet)
 		return NEXT;
+	if (!packet->plain && !parse(skb, packet))
+		return is_for_loopback(packet) ? drop(DROPPED_LOOPBACK) : NEXT;
 	if (packet->icmp_error) {
-		translate_error(skb, packet);
+		if (!translate_error(skb, packet) && is_for_loopback(packet))
+			return drop(DROPPED_LOOPBACK);
 		return NEXT;
 	}
 	flow = find_flow(packet);
