@@ -181,6 +181,7 @@ async def listen(app: web.Application, host: str, port: int, pool: Pool = POOL) 
     await runner.setup()
     assert runner.server is not None
     accepting = asyncio.create_task(clients.accept(sock, runner.server, f"server at {where}"))
+    await asyncio.sleep(0)  # there may be a thousand to open
     return Listening(runner, clients, sock, accepting)
 
 
