@@ -458,8 +458,10 @@ def test_a_new_device_leaves_the_programs_of_others_alone(
     monkeypatch.setattr(Link, "replace", lambda *_: pytest.fail("a program was replaced"))
     engine, name = node.modes[0].engine, Path(node.lab.node.path).name
     ip(name, ["link add new0 type veth peer name new1"])
+    before = engine.fingerprint()
     try:
         engine.attach_devices(engine.follow_devices())
+        assert engine.fingerprint() == before, "pods that come are no drift"
         new = [node.lab.node.call(lambda n=n: socket.if_nametoindex(n)) for n in ("new0", "new1")]  # type: ignore[misc]
         assert sorted(made) == sorted([*new, *new])
     finally:

@@ -16,7 +16,7 @@ from steersman.model.kube import KubeObject
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.snapshot import HostFacts
-from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.base import ApplyError, BusyError, ByOthers, Support
 from steersman.modes.diff import Diff, Ruleset, patch
 from steersman.run.state import Synced
 from steersman.run.sync import Sync
@@ -293,6 +293,34 @@ async def test_what_was_interrupted_half_way_is_not_done_twice(error: Exception)
     mode.error = None
     await world.sync.run()
     assert mode.twice == set()
+    assert mode.kernel == world.fresh()
+
+
+class Counting(MemoryMode):
+    """A mode that counts changes by others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strangers = 0
+
+    async def fingerprint(self) -> Hashable | None:
+        return ByOthers(self.strangers)
+
+
+async def test_own_writes_cause_no_comparison_where_changes_by_others_are_counted() -> None:
+    world = World()
+    mode = world.mode = Counting()
+    world.start()
+    await world.sync.run()  # everything is new, so the first comparison writes
+    for last in range(2, 6):  # there is always a change when it is time to look for drift
+        world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", f"10.1.0.{last}")))
+        await world.sync.check()
+    assert mode.reads == 1
+    assert mode.kernel == world.fresh()
+    mode.strangers += 1
+    mode.kernel.popitem()
+    await world.sync.check()
+    assert mode.reads == 2
     assert mode.kernel == world.fresh()
 
 

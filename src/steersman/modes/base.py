@@ -70,6 +70,12 @@ class NodeTotals(msgspec.Struct, frozen=True):
     """Entries and capacity of connection tables, when they were last walked."""
 
 
+class ByOthers(NamedTuple):
+    """A fingerprint that only others change: our own writes leave it as it is."""
+
+    state: Hashable
+
+
 def frontend_label(frontend: Frontend) -> str:
     """Return the name of a frontend in metrics: address and port, or `nodePort:30080`."""
     if not frontend.address:
@@ -108,6 +114,8 @@ class Mode(Protocol):
 
     async def fingerprint(self) -> Hashable | None:
         """Return a token that differs whenever `read` could differ; None where there is none.
+
+        ByOthers if our own writes do not change it: then it stays good after a write.
 
         Cheap: it is asked for at every check for drift, `read` only when it has changed.
         """

@@ -25,7 +25,7 @@ from steersman.compile.plan import PlanChange, Planner
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import Finding, NodePlan, ServicePlan, Severity
 from steersman.model.snapshot import HostFacts
-from steersman.modes.base import ApplyError, Mode
+from steersman.modes.base import ApplyError, ByOthers, Mode
 from steersman.modes.diff import Diff, Ruleset, diff
 from steersman.run.holdings import ADOPTED, NODE, STALE, Holdings, Owner
 from steersman.run.owed import Owed
@@ -289,7 +289,7 @@ class Sync:
             with self._timed("diff"):
                 size = len(kernel) + held.objects + held.outstanding
                 change = await self._in_thread(lambda: diff(kernel, held.effective()), size)
-            if not change:
+            if not change or isinstance(token, ByOthers):
                 self._token = token
             if not change or await self._try(change, changes_only=False):
                 accepted = held.owners - held.refused.keys()

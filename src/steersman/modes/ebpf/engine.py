@@ -151,8 +151,12 @@ class Engine:
         return ruleset
 
     def fingerprint(self) -> Hashable:
-        """Say what is pinned, and whether all of it is at its place."""
-        return (self.pins.exist and self._intact(), *self.pins.names())
+        """Say what is pinned, and whether all of it is at its place.
+
+        Devices come and go with pods: that all of them have programs is enough.
+        """
+        pinned = [name for name in self.pins.names() if "-" not in name]
+        return (self.pins.exist and self._intact(), *pinned)
 
     def _intact(self) -> bool:
         cgroup = self._cgroup()

@@ -62,6 +62,8 @@ class Follower:
         self.filters = Filters(pins.root / "filters", connect)
         self._found: Found | None = None
         """What was written last; None if that is to be listed afresh."""
+        self._attached: set[int] = set()
+        """Devices that have got their programs from us."""
 
     @functools.cached_property
     def _programs(self) -> Links | Filters:
@@ -69,8 +71,11 @@ class Follower:
         return Links(self._pins, self._do) if links else self.filters
 
     def intact(self) -> bool:
-        """Whether every device has its programs."""
-        return self._programs.intact(each.number for each in list_devices(self._connect).devices)
+        """Whether every device has its programs; one that has just come may still get them."""
+        numbers = [each.number for each in list_devices(self._connect).devices]
+        if self._found is not None:
+            numbers = [number for number in numbers if number in self._attached]
+        return self._programs.intact(numbers)
 
     def forget(self) -> None:
         """Have everything listed and written afresh the next time."""
@@ -113,6 +118,7 @@ class Follower:
             gone = {int.from_bytes(k, layout.BYTE_ORDER) for k, _ in devices.items()} - new.keys()
             self._programs.forget(new)
         devices.delete_all(map(_key, gone))
+        self._attached &= new.keys()
         tables.marks.bare(without_ethernet(found))
         self._found = found
         return fresh
@@ -132,6 +138,7 @@ class Follower:
     def attach(self, loaded: LoadedObject, numbers: Sequence[int]) -> None:
         """Attach the programs to devices; each takes a grace period of RCU."""
         self._programs.attach(loaded.programs, numbers)
+        self._attached |= set(numbers)
 
 
 def _key(number: int) -> bytes:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from steersman.host.exec import Exec
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import ApplyError, BusyError, Made, NodeTotals, Support
+from steersman.modes.base import ApplyError, BusyError, ByOthers, Made, NodeTotals, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import HeldError
@@ -91,7 +91,7 @@ class EbpfMode:
     async def fingerprint(self) -> Hashable | None:
         """Tell whether the programs are in place; nobody else writes our maps."""
         async with self._lock:
-            return await asyncio.to_thread(guarded, self.engine.fingerprint)
+            return ByOthers(await asyncio.to_thread(guarded, self.engine.fingerprint))
 
     async def apply(self, change: Diff) -> None:
         """Write the maps; attach the programs after that, and detach them before."""

@@ -12,7 +12,7 @@ import msgspec
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import BusyError, Support
+from steersman.modes.base import BusyError, ByOthers, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.iptables.accounting import Accounting, counts, ends
 from steersman.modes.iptables.apply import Iptables
@@ -138,7 +138,7 @@ class IptablesMode:
         """Return a token that differs if others may have changed the rules (strangers.py)."""
         iptables = await self._probed()
         if self._strangers is not None:
-            return self._strangers.token()
+            return ByOthers(self._strangers.token())
         texts = [await iptables.save(family) for family in self.families]
         return await asyncio.to_thread(digest, texts)
 

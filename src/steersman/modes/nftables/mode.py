@@ -20,7 +20,7 @@ from steersman.host.netlink import (
 )
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import Made, Support
+from steersman.modes.base import ByOthers, Made, Support
 from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import Tables, has_texts, resolve_texts
@@ -161,7 +161,7 @@ class NftablesMode:
     async def fingerprint(self) -> Hashable | None:
         """How often others changed the ruleset; our own transactions do not count."""
         async with self._lock:
-            return self._opened().sender.strangers()
+            return ByOthers(self._opened().sender.strangers())
 
     def describe(self, change: Diff) -> str:
         """Print a Diff as nft commands (`--dry-run`)."""
