@@ -218,6 +218,18 @@ async def test_a_refused_watch_list_is_remembered_only_where_it_is_unknown(
             assert len(server.requests("Service", "watchlist")) == 1 + again
 
 
+async def test_a_line_that_is_too_long_is_listed_by_pages_once() -> None:
+    async with ApiServer(WORLD) as server:
+        server.fault("huge_line", kind="Service", verb="watch")
+        async with reading(server) as r:
+            await until(lambda: r.source.stats.kind("Service").lists == 2)
+            assert len(server.requests("Service", "list")) == 1
+            server.expire()
+            await until(lambda: r.source.stats.kind("Service").lists == 3)
+            assert len(server.requests("Service", "list")) == 1
+            assert len(server.requests("Service", "watchlist")) == 2
+
+
 async def test_what_stays_forbidden_is_asked_for_seldom() -> None:
     async with ApiServer(WORLD) as server:
         server.forbidden = frozenset({"Node"})

@@ -80,10 +80,11 @@ class Lister:
         self._stats = stats
         self._timing = timing
         self._watch_list = watch_list
+        self._avoid_once = False
 
     def avoid_streaming(self) -> None:
-        """Take note that some object is too long for a line of a stream."""
-        self._watch_list = False
+        """List by pages the next time: some object is too long for a line of a stream."""
+        self._avoid_once = True
 
     async def fetch(self) -> Listing:
         """Fetch a complete list.
@@ -91,7 +92,9 @@ class Lister:
         Raises:
             ApiError, ValueError: it could not be had, or was something else.
         """
-        if self._watch_list:
+        streaming = self._watch_list and not self._avoid_once
+        self._avoid_once = False
+        if streaming:
             try:
                 return await self._list_by_watch()
             except ApiError as error:
