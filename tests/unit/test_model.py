@@ -127,6 +127,7 @@ def test_split_host_port_says_what_is_wrong(text: str, says: str) -> None:
         ("https://u:p@x:1/a, http://y@z", "https://***@x:1/a, http://***@z"),
         ("https://x:1/a@b", "https://x:1/a@b"),
         ("https://u:p@q@x", "https://***@x"),
+        ("a\0--master=https://u:p@x\0-v=2\0b@c", "a\0--master=https://***@x\0-v=2\0b@c"),
         ('["https://x","a@b"]', '["https://x","a@b"]'),
         ("a b", "a b"),
     ],

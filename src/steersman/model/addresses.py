@@ -117,7 +117,7 @@ def join_host_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-_PASSWORD = re.compile(r"""(?<=://)[^/\s"'<>]*@""")
+_PASSWORD = re.compile(r"""(?<=://)[^/\s\0"'<>]*@""")
 
 
 def without_password(text: str) -> str:

@@ -25,6 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from steersman import __version__
+from steersman.model.addresses import without_password
 from steersman.modes.base import ApplyError, BusyError
 from steersman.run.exposition import exposition
 from steersman.run.http import Answer, Page, application
@@ -214,7 +215,9 @@ def _debug(pages: Pages) -> dict[str, Page]:
     return {
         "/debug/flags/v": lambda request: _verbosity(request, pages.set_verbosity),
         "/debug/pprof/": lambda _: Answer("cmdline\ngoroutine\nprofile?seconds=30\n"),
-        "/debug/pprof/cmdline": lambda _: Answer(Path("/proc/self/cmdline").read_bytes()),
+        "/debug/pprof/cmdline": lambda _: Answer(
+            without_password(Path("/proc/self/cmdline").read_bytes().decode(errors="replace"))
+        ),
         "/debug/pprof/goroutine": lambda _: Answer(stacks()),
         "/debug/pprof/profile": _profile,
     }
