@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -90,6 +91,7 @@ _EXPECTED: Final = (
 )
 """Errors whose text says all that a user needs."""
 _PIPE_CLOSED: Final = 128 + 13  # as shells report SIGPIPE
+_INTERRUPTED: Final = 128 + 2
 
 
 def _run(argv: Sequence[str], program: str = "steersman run") -> int:
@@ -377,8 +379,12 @@ def _report(error: BaseException, program: str) -> int:
                 _report(inner, program)
         case _ if isinstance(error, _EXPECTED):
             print(f"{program}: {error}", file=sys.stderr)
-        case _:
+        case KeyboardInterrupt():
+            return _INTERRUPTED
+        case SystemExit():
             raise error
+        case _:
+            traceback.print_exception(error)
     return 1
 
 

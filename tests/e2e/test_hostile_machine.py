@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.test_daemon import answers, get, manifests, rules, steersman, until, world
 from tests.e2e.test_endings import ended
+from tests.iptables_rules import without_comments
 from tests.kernel.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
@@ -108,40 +109,51 @@ def test_few_descriptors_are_kept_for_rules(tmp_path: Path) -> None:
 
 KILLED = """\
 #!/bin/sh
-# nft as it is, but at its first transaction it or its parent is killed (kill -9).
+# A program as it is, but at its first transaction it or its parent is killed (kill -9).
 [ "$1" = --version ] && exec {real} "$@"
 if [ -e {folder}/killed ]; then exec {real} "$@"; fi
 touch {folder}/killed
 {script}
 """
-DEATHS = {
-    "nft before it sends": "kill -9 $$",
-    "nft after it has sent": '{real} "$@"; kill -9 $$',
-    "the daemon before": 'kill -9 $PPID; exec {real} "$@"',
-    "the daemon after": '{real} "$@"; kill -9 $PPID',
-}
+ITSELF_BEFORE, ITSELF_AFTER = "kill -9 $$", '{real} "$@"; kill -9 $$'
+CALLER_BEFORE, CALLER_AFTER = 'kill -9 $PPID; exec {real} "$@"', '{real} "$@"; kill -9 $PPID'
+NFT, LEGACY = "iptables-nft-restore", "iptables-legacy-restore"
+DEATHS = [
+    *[("nft", each) for each in (ITSELF_BEFORE, ITSELF_AFTER, CALLER_BEFORE, CALLER_AFTER)],
+    *[(name, each) for name in (NFT, LEGACY) for each in (ITSELF_BEFORE, ITSELF_AFTER)],
+]
+"""For the daemon with iptables see test_iptables_process.py."""
 
 
-@pytest.mark.parametrize("script", DEATHS.values(), ids=DEATHS)
+@pytest.mark.parametrize(("program", "script"), DEATHS)
 def test_killed_between_two_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, script: str
 ) -> None:
-    """As for want of memory: nft or the daemon, before or after the kernel has the transaction."""
-    real = shutil.which("nft", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    """As for want of memory: before or after the kernel has the transaction."""
+    real = shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
     programs = tmp_path / "bin"
     programs.mkdir()
     text = KILLED.format(real=real, folder=tmp_path, script=script.format(real=real))
-    (programs / "nft").write_text(text)
-    (programs / "nft").chmod(0o755)
+    (programs / program).write_text(text)
+    (programs / program).chmod(0o755)
     folder = manifests(tmp_path / "m", *world())
-    flags = (f"--manifests={folder}", "--proxy-mode=nftables", "--iptables-sync-period=1s")
+    variant = "legacy" if program == LEGACY else "nft"
+    mode = "nftables" if program == "nft" else "iptables"
+    words = (f"--proxy-mode={mode}", f"--iptables-variant={variant}", "--iptables-sync-period=1s")
+    flags = (f"--manifests={folder}", *words)
+
+    def everything() -> str:
+        if mode == "nftables":
+            return sh("nft list ruleset")
+        return without_comments(sh(f"iptables-{variant}-save; ip6tables-{variant}-save"))
+
     fresh: list[str] = []
 
     async def undisturbed() -> None:
         async with steersman(tmp_path, *flags) as proxy:
             await proxy.said("sync 1 (start)")
             await proxy.stop()
-        fresh.append(sh("nft list ruleset"))
+        fresh.append(everything())
 
     async def killed() -> None:
         monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
@@ -153,10 +165,10 @@ def test_killed_between_two_writes(
                     await second.stop()
             else:
                 await proxy.said("sync 1 (start)")
-                assert "nft was killed by SIGKILL" in proxy.log
+                assert f"{program} was killed by SIGKILL" in proxy.log
                 assert "Traceback" not in proxy.log
                 await proxy.stop()
-        assert [sh("nft list ruleset")] == fresh
+        assert [everything()] == fresh
 
     in_namespace(undisturbed)
     in_namespace(killed)
