@@ -219,10 +219,14 @@ def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
         yield events
     if totals.tables:
         used = GaugeMetricFamily(
-            "steersman_mode_table_entries", "Entries of a connection table.", labels=("table",)
+            "steersman_mode_table_entries",
+            "Number of entries in a table of connections.",
+            labels=("table",),
         )
         most = GaugeMetricFamily(
-            "steersman_mode_table_capacity", "Room of a connection table.", labels=("table",)
+            "steersman_mode_table_capacity",
+            "Number of entries that a table of connections can hold.",
+            labels=("table",),
         )
         for table, (entries, capacity) in totals.tables.items():
             used.add_metric((table,), entries)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError, Request
 from steersman.host.nlmsg import NLM_F_CREATE, attributes, text
@@ -46,7 +46,7 @@ class Accounting:
             return False
         return True
 
-    def packets(self) -> Mapping[str, int]:
+    def packets(self) -> dict[str, int]:
         """Return packets by counter, as far as they are there."""
         found = {}
         for name in COUNTERS:

@@ -14,7 +14,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.modes.base import BusyError, ByOthers, Support
 from steersman.modes.diff import Diff, Ruleset
-from steersman.modes.iptables.accounting import Accounting, counts, ends
+from steersman.modes.iptables.accounting import COUNTERS, Accounting, counts, ends
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.names import RuleKey, is_kubelets
 from steersman.modes.iptables.parse import parse
@@ -173,8 +173,10 @@ class IptablesMode:
         return all([await iptables.knows_nfacct(family) for family in self.families])
 
     def packets(self) -> Mapping[str, int]:
-        """Return packets by counter; nothing if rules do not count."""
-        return self._accounting.packets() if self._accounting and self.features.nfacct else {}
+        """Return packets by counter, 0 if no rule needed it yet; {} if rules do not count."""
+        if not (self._accounting and self.features.nfacct):
+            return {}
+        return dict.fromkeys(COUNTERS, 0) | self._accounting.packets()
 
     async def _restore(self, iptables: Iptables, run: Run) -> None:
         if self._strangers is not None:
