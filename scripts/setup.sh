@@ -29,6 +29,7 @@ llvm-strip llvm
 ipset ipset
 conntrack conntrack
 ip iproute2
+ping iputils-ping
 unshare util-linux
 sysctl procps
 mmdebstrap mmdebstrap

@@ -25,6 +25,7 @@ DIFFERENT: Mapping[str, str] = {
     "ipvs/TestHealthCheckNodePortE2E@sync2": _PORT_0,
     "ipvs/TestTestInternalTrafficPolicyE2E@sync1": _PORT_0,
     "ipvs/TestTestInternalTrafficPolicyE2E@sync6": _PORT_0,
+    "ipvs/TestOnlyLocalExternalIPs@sync1": "an external IP on loopback is refused, as by the API",
     "ipvs/TestNoEndpointsMetric@sync4": "the policy Local drops, it does not fall back",
 }
 """Cases, by id, in which ours differ from upstream's, and why."""
