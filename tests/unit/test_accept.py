@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import logging
+import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -247,6 +248,37 @@ def test_the_limit_of_descriptors_is_raised() -> None:
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["200"] * 3
     assert raise_descriptor_limit(1) == descriptor_limit()
+
+
+INFINITE = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("now", "privileged", "then"),
+    [
+        ((64, 128), True, (500, 500)),
+        ((64, 128), False, (128, 128)),
+        ((64, INFINITE), False, (500, INFINITE)),
+        ((64, 9999), False, (500, 9999)),
+        ((INFINITE, INFINITE), True, (INFINITE, INFINITE)),
+        ((600, 700), True, (600, 700)),
+    ],
+)
+def test_how_far_the_limit_is_raised(
+    now: tuple[int, int], privileged: bool, then: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = now
+
+    def setrlimit(_: int, wanted: tuple[int, int]) -> None:
+        nonlocal limits
+        if not privileged and wanted[1] > limits[1] != INFINITE:
+            raise ValueError("not allowed to raise maximum limit")
+        limits = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    raise_descriptor_limit(500)
+    assert limits == then
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
+from steersman.host.process import raise_descriptor_limit
 from steersman.model.names import Protocol
 
 OpenSocket: TypeAlias = Callable[[str, str], socket.socket]
@@ -21,9 +22,10 @@ _KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
 _COOL_DOWN = 0.5  # seconds until a freed proxy port is given out again
 BACKLOG = 4096
 """Clients that may wait to be accepted."""
-_SHARE = 64  # descriptors that are not for connections, or are about to be closed
+_FOR_OTHERS = 256
+"""Descriptors that are not for connections: the health servers must not run out of them, who leave
+the last 128 to the rest of the process."""
 _DEFAULT_LIMIT = 8192
-_WANTED_LIMIT = 1 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 120, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 5}
 _FREE_BIND = {socket.AF_INET: (0, 15), socket.AF_INET6: (socket.IPPROTO_IPV6, 78)}
 """IP_FREEBIND and IPV6_FREEBIND of linux/in.h and linux/in6.h."""
@@ -150,15 +152,8 @@ def reset(sock: socket.socket) -> None:
 
 
 def descriptor_limit() -> int:
-    """Raise the limit of descriptors as far as it goes; return what connections may have of it."""
-    try:
-        import resource  # noqa: PLC0415  # POSIX only
-    except ImportError:
+    """Raise the limit of descriptors; return how many of them connections may take."""
+    if sys.platform == "win32":
         return _DEFAULT_LIMIT
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _WANTED_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _WANTED_LIMIT)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    return max(soft - _SHARE, _SHARE)
+    limit = raise_descriptor_limit()
+    return limit - min(limit // 4, _FOR_OTHERS)
