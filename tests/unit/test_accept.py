@@ -20,7 +20,7 @@ from steersman.host.process import descriptor_limit, raise_descriptor_limit
 from steersman.model.names import ObjectName
 from steersman.run.accept import Bounds, Clients, Pool
 from steersman.run.health_server import ServiceHealthServers
-from steersman.run.http import Answer, ListenError, application, listen
+from steersman.run.http import Answer, ListenError, application, keep_serving, listen
 from tests.e2e.reading import until
 from tests.unit.test_health_server import ask, free_port
 
@@ -343,3 +343,14 @@ async def test_opening_many_servers_leaves_others_their_turn() -> None:
     task.cancel()
     assert turns >= 20
     await servers.close()
+
+
+async def test_a_defect_in_accepting_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError("out of cheese")
+
+    monkeypatch.setattr(type(loop), "sock_accept", broken)
+    with pytest.raises(RuntimeError, match="out of cheese"):
+        await keep_serving(hello, "127.0.0.1", free_port(), what="healthz server")

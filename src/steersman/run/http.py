@@ -155,6 +155,10 @@ class Listening:
         number: int = self._sock.getsockname()[1]
         return number
 
+    async def wait(self) -> None:
+        """Serve until cancelled; what fails in accepting, a defect, is raised."""
+        await asyncio.shield(self._accepting)
+
     async def close(self) -> None:
         """Stop listening; requests under way have a moment, then every connection is closed."""
         self._accepting.cancel()
@@ -221,7 +225,7 @@ async def keep_serving(
             await sleep(RETRY_SECONDS)
             continue
         try:
-            await asyncio.Event().wait()
+            await server.wait()
         finally:
             with suppress(OSError):
                 await server.close()
