@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
 import pytest
 
@@ -22,6 +22,9 @@ class Printer:
         self.go.set()
         self.seconds = 1.0
         self.workshop = Workshop(lambda: self.now, self.sleep)
+
+    async def page(self, key: Hashable) -> bytes:
+        return b"".join(await self.workshop.page(key, self.make))
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -43,44 +46,41 @@ class Printer:
 
 async def test_who_asks_meanwhile_gets_the_same_page() -> None:
     printer = Printer()
-    asked = [printer.workshop.page("x", printer.make) for _ in range(700)]
-    assert set(await asyncio.gather(*asked)) == {(b"1",)}
+    asked = [printer.page("x") for _ in range(700)]
+    assert set(await asyncio.gather(*asked)) == {b"1"}
     assert printer.made == 1
 
 
 async def test_different_pages_are_made_one_after_another() -> None:
     printer = Printer()
-    asked = [printer.workshop.page(n, printer.make) for n in range(5)]
-    assert set(await asyncio.gather(*asked)) == {(b"%d" % n,) for n in range(1, 6)}
+    asked = [printer.page(n) for n in range(5)]
+    assert set(await asyncio.gather(*asked)) == {b"%d" % n for n in range(1, 6)}
     assert printer.most_at_once == 1
 
 
 async def test_a_page_is_made_afresh_after_a_pause() -> None:
     printer = Printer()
     printer.seconds = 0.125
-    assert await printer.workshop.page("x", printer.make) == (b"1",)
-    assert await printer.workshop.page("x", printer.make) == (b"2",)
+    assert await printer.page("x") == b"1"
+    assert await printer.page("x") == b"2"
     printer.seconds = 60.0
-    await printer.workshop.page("x", printer.make)
-    await printer.workshop.page("x", printer.make)
+    await printer.page("x")
+    await printer.page("x")
     assert printer.slept == [0.0, 9 * 0.125, 9 * 0.125, pages._LONGEST_PAUSE]
 
 
 async def test_who_comes_when_many_wait_is_turned_away() -> None:
     printer = Printer()
     printer.go.clear()
-    asked = [
-        asyncio.create_task(printer.workshop.page(n, printer.make))
-        for n in range(pages._MOST_WAITING)
-    ]
+    asked = [asyncio.create_task(printer.page(n)) for n in range(pages._MOST_WAITING)]
     await asyncio.sleep(0)
     with pytest.raises(CrowdedError):
-        await printer.workshop.page("one more", printer.make)
-    again = asyncio.create_task(printer.workshop.page(0, printer.make))
+        await printer.page("one more")
+    again = asyncio.create_task(printer.page(0))
     await asyncio.sleep(0)
     printer.go.set()
     await asyncio.gather(*asked, again)
-    assert await printer.workshop.page("one more", printer.make)
+    assert await printer.page("one more")
 
 
 async def test_a_failure_reaches_who_waits_and_nobody_else() -> None:
@@ -91,15 +91,29 @@ async def test_a_failure_reaches_who_waits_and_nobody_else() -> None:
 
     with pytest.raises(OSError, match="too many files"):
         await printer.workshop.page("x", fail)
-    assert await printer.workshop.page("x", printer.make) == (b"1",)
+    assert await printer.page("x") == b"1"
 
 
 async def test_a_client_that_leaves_takes_nothing_from_the_others() -> None:
     printer = Printer()
     printer.go.clear()
-    leaves = asyncio.create_task(printer.workshop.page("x", printer.make))
-    stays = asyncio.create_task(printer.workshop.page("x", printer.make))
+    leaves = asyncio.create_task(printer.page("x"))
+    stays = asyncio.create_task(printer.page("x"))
     await asyncio.sleep(0)
     leaves.cancel()
     printer.go.set()
-    assert await stays == (b"1",)
+    assert await stays == b"1"
+
+
+async def test_a_large_page_is_kept_small_while_it_is_sent() -> None:
+    pieces = [b'{"servicePlans": %d}' % n * 5000 for n in range(10)]
+
+    async def make() -> Iterable[bytes]:
+        return pieces
+
+    workshop = Workshop()
+    asked = asyncio.create_task(workshop.page("x", make))
+    await asyncio.sleep(0)
+    (task,) = workshop._wanted.values()
+    assert sum(map(len, await task)) < sum(map(len, pieces)) / 20
+    assert list(await asked) == pieces

@@ -157,7 +157,7 @@ async def _made(
     except (OSError, ApplyError, BusyError) as error:
         text = f"connections cannot be counted now: {str(error) or 'the mode is busy'}\n"
         return Answer(text, 503, more_headers=later)
-    return Answer(pieces=iter(pieces), content_type=content_type, nosniff=nosniff)
+    return Answer(pieces=pieces, content_type=content_type, nosniff=nosniff)
 
 
 def _filter(query: Mapping[str, str]) -> Filter | str:

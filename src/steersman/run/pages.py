@@ -1,15 +1,18 @@
 """Pages that are expensive to make: one at a time, in a thread, and shared by who asks meanwhile.
 
 However many clients ask how often, making such pages takes a small share of one core, so that they
-cannot starve syncs and health checks.
+cannot starve syncs and health checks. A page is kept packed while it is sent: `/state` of a large
+cluster has 9 MB, which slow clients must not multiply and the heap would not give back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+import zlib
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from functools import partial
+from typing import TypeAlias
 
 _PAUSE, _LONGEST_PAUSE = 9, 2.0
 """After a page took t seconds, the next one begins 9 t later, but after 2 seconds at most."""
@@ -18,7 +21,7 @@ _MOST_WAITING = 8
 RETRY_AFTER = 5
 """Seconds after which a client that is turned away may ask again."""
 
-Pieces = tuple[bytes, ...]
+Packed: TypeAlias = tuple[bytes, ...]
 
 
 class CrowdedError(Exception):
@@ -38,10 +41,12 @@ class Workshop:
         self._sleep = sleep
         self._one = asyncio.Lock()
         self._not_before = clock()
-        self._wanted: dict[Hashable, asyncio.Task[Pieces]] = {}
+        self._wanted: dict[Hashable, asyncio.Task[Packed]] = {}
 
-    async def page(self, key: Hashable, make: Callable[[], Awaitable[Iterable[bytes]]]) -> Pieces:
-        """Return a page, made now or for somebody who asked for the same one just before.
+    async def page(
+        self, key: Hashable, make: Callable[[], Awaitable[Iterable[bytes]]]
+    ) -> Iterator[bytes]:
+        """Return the pieces of a page, made now or for somebody who asked for it just before.
 
         Args:
             key: equal for the same page.
@@ -56,19 +61,23 @@ class Workshop:
                 raise CrowdedError
             task = self._wanted[key] = asyncio.create_task(self._make(make))
             task.add_done_callback(partial(self._done, key))
-        return await asyncio.shield(task)
+        return map(zlib.decompress, await asyncio.shield(task))
 
-    def _done(self, key: Hashable, task: asyncio.Task[Pieces]) -> None:
+    def _done(self, key: Hashable, task: asyncio.Task[Packed]) -> None:
         del self._wanted[key]
         if not task.cancelled():
             task.exception()  # nobody may be left who waits for it
 
-    async def _make(self, make: Callable[[], Awaitable[Iterable[bytes]]]) -> Pieces:
+    async def _make(self, make: Callable[[], Awaitable[Iterable[bytes]]]) -> Packed:
         async with self._one:
             await self._sleep(max(0.0, self._not_before - self._clock()))
             began = self._clock()
             try:
-                return await asyncio.to_thread(tuple, await make())
+                return await asyncio.to_thread(_packed, await make())
             finally:
                 ended = self._clock()
                 self._not_before = ended + min(_PAUSE * (ended - began), _LONGEST_PAUSE)
+
+
+def _packed(pieces: Iterable[bytes]) -> Packed:
+    return tuple(zlib.compress(piece, 1) for piece in pieces)
