@@ -167,7 +167,7 @@ async def test_the_whole_process_serves_where_linux_is_not(tmp_path: Path) -> No
             assert sorted(p.name for p in (tmp_path / "held").iterdir()) == [VIP, OTHER]
             async with (
                 aiohttp.ClientSession() as session,
-                session.get(f"http://{LOCAL}:{metrics}/metrics") as answer,
+                session.get(f"http://{LOCAL}:{metrics}/metrics/services") as answer,
             ):
                 assert f'steersman_connections_total{{endpoint="{two}"' in await answer.text()
             process.send_signal(signal.SIGTERM)
