@@ -103,6 +103,16 @@ async def test_a_sync_is_seen_in_the_metrics() -> None:
     assert told.metric("steersman_syncs_total", reason="changes", outcome="ok") == 1
 
 
+async def test_a_small_sync_is_told_in_one_turn_of_the_loop() -> None:
+    told = Told()
+    await told.sync()
+    told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
+    await told.world.sync.run()
+    (synced,) = told.synced
+    with pytest.raises(StopIteration):  # it did not wait
+        told.effects.after(synced, ()).send(None)
+
+
 async def test_a_change_that_waits_too_long_is_unhealthy_until_it_is_synced() -> None:
     told = Told()
     told.effects.started([Family.IPV4])

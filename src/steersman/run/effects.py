@@ -124,12 +124,14 @@ class Effects:
             "conntrack": self.cleaner.note,
             **self._observers,
         }
+        large = synced.whole or any(len(change.changed) > _SLICE for change in synced.plans)
         for name, tell in told.items():
             with self._isolated(name):
                 waiting = tell(synced)
                 if waiting is not None:
                     await waiting
-            await asyncio.sleep(0)  # each may take some milliseconds for everything
+            if large:
+                await asyncio.sleep(0)  # each may take some milliseconds for everything
 
     @contextmanager
     def _isolated(self, observer: str) -> Iterator[None]:
@@ -148,7 +150,8 @@ class Effects:
             items = iter(change.changed.items())
             while some := dict(islice(items, _SLICE)):
                 self._tally.update(some, ())
-                await asyncio.sleep(0)
+                if len(some) == _SLICE:
+                    await asyncio.sleep(0)
 
     def _changes_synced(self, _: Synced) -> None:
         self._synced = Counter(self._store.seen)
