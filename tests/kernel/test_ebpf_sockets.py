@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
+import functools
 import os
 import signal
 import socket
@@ -547,3 +549,54 @@ def test_a_datagram_that_a_socket_program_has_sent_somewhere_stays_there(node: N
     found = [key[hook] for key, value in flows.items() if value[kind] == TO_ENDPOINT]
     flows.close()
     assert EGRESS not in found  # the lab's router may send it back
+
+
+ODD = [
+    *[(VIP, 0), ("255.255.255.255", 80), ("224.0.0.1", 80), ("0.0.0.0", 0), ("127.0.0.1", 0)],
+    *[("::", 0), ("ff02::1", 80), ("fe80::1", 80), (f"::ffff:{VIP}", 0), ("::ffff:0.0.0.0", 1)],
+]
+
+
+def outcome(sock: socket.socket, action: Callable[[], object]) -> str:
+    """How a system call ends."""
+    sock.settimeout(0)
+    try:
+        action()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return "done"
+
+
+@pytest.mark.parametrize(("address", "port"), ODD)
+@pytest.mark.parametrize("kind", ["TCP", "UDP"])
+def test_what_is_for_no_service_ends_as_without_programs(
+    node: Node, kind: str, address: str, port: int
+) -> None:
+    ways: list[Callable[[socket.socket], object]] = [lambda s: s.connect((address, port))]
+    if kind == "UDP":
+        ways.append(lambda s: s.sendto(b"?", (address, port)))
+    for way in ways:
+        found = []
+        for make in (node.socket, node.lab.netns(LOOKER).socket):
+            with make(address, kind) as sock:
+                found.append(outcome(sock, functools.partial(way, sock)))
+        if not (address.endswith(VIP) and port == 0):
+            assert found[0] == found[1]
+        else:  # an address of a Service refuses ports that it does not serve
+            assert found[0] in ("ECONNREFUSED", found[1])
+
+
+def test_a_socket_may_change_its_mind_again_and_again(node: Node) -> None:
+    """Connected to a Service, to an endpoint, to nobody (AF_UNSPEC), and to a Service."""
+    unspecified = ctypes.create_string_buffer(16)
+    libc = ctypes.CDLL(None, use_errno=True)
+    with node.socket(VIP, "UDP") as sock:
+        for _ in range(50):
+            sock.connect((VIP, 80))
+            assert sock.getpeername() == (VIP, 80)
+            assert ask(sock).endswith(":8080")
+            sock.connect((POD, 8080))
+            assert sock.getpeername() == (POD, 8080)
+            assert libc.connect(sock.fileno(), unspecified, 16) == 0
+            with pytest.raises(OSError, match="not connected"):
+                sock.getpeername()
