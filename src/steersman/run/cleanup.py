@@ -24,7 +24,6 @@ from steersman.modes.diff import diff
 from steersman.modes.iptables.names import is_ours
 from steersman.modes.ipvs.names import CHAINS as OF_IPVS
 from steersman.modes.ipvs.names import DEVICE as IPVS_DEVICE
-from steersman.modes.nftables.layout import TABLE as NFTABLES
 from steersman.modes.registry import MODES, ModeOptions
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE
 from steersman.modes.userspace.nft_rules import TABLE as PORTALS
@@ -120,6 +119,7 @@ def _places(options: ModeOptions) -> Iterator[_Place]:
 
     from steersman.modes.ebpf.engine import EbpfOptions  # noqa: PLC0415 - Windows lacks these
     from steersman.modes.iptables import left  # noqa: PLC0415
+    from steersman.modes.nftables.layout import TABLE  # noqa: PLC0415
 
     variants = (options.iptables_variant,) if options.iptables_variant else ("nft", "legacy")
     for variant in variants:
@@ -129,7 +129,7 @@ def _places(options: ModeOptions) -> Iterator[_Place]:
             look = left.legacy_left if variant == "legacy" else chains
             yield _Place(mode, wanted, look, variant)
         yield _Place("ipvs", wanted, _ipvs_left, variant)
-    yield _Place("nftables", options, partial(left.table_left, NFTABLES), probes=False)
+    yield _Place("nftables", options, partial(left.table_left, TABLE), probes=False)
     yield _Place("ebpf", options, partial(_path_left, EbpfOptions().pins))
     wanted = msgspec.structs.replace(options, portals="nftables")
     yield _Place("userspace", wanted, partial(left.table_left, PORTALS), "nftables")
