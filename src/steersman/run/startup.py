@@ -172,13 +172,17 @@ async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:
     node_name = node_config(config).node_name
     loaded = asyncio.Event()
     store = Store(node_name, on_change=lambda: loaded.set() if store.synced else None)
-    task = asyncio.create_task(make_source(config, node_name).run(store))
+    source = make_source(config, node_name)
+    task = asyncio.create_task(source.run(store))
     try:
         async with asyncio.timeout(seconds):
             await loaded.wait()
     except TimeoutError:
+        where = ", ".join(config.steersman.manifests)
+        if isinstance(source, ApiServerSource):
+            where = source.stats.server
         raise TimeoutError(
-            f"no Services were read in {seconds:g} s; is the source there?"
+            f"no Services were read from {where} in {seconds:g} s; is it there?"
         ) from None
     finally:
         task.cancel()
