@@ -258,14 +258,6 @@ def test_root_is_not_kept_out_by_a_user_without_rights_and_keeps_it_out(tmp_path
     in_namespace(body)
 
 
-def test_what_the_comment_says_is_read_back_whatever_it_is() -> None:
-    known = Holder(17, "node-a", "nftables", 1_700_000_000, "steersman-instance")
-    assert Holder.of(known.comment) == known
-    assert Holder.of("pid=x since=9²") == Holder(0, "?", "?", 0)
-    assert str(known) == "pid 17 on host node-a, nftables mode, since 2023-11-14T22:13:20Z"
-    assert len(Holder(1, "h" * 400, "m", 0).comment) == 254
-
-
 async def refusal(instance: Instance) -> str:
     with pytest.raises(StartError) as refused:
         await instance.claim(lambda _: None)

@@ -93,7 +93,7 @@ class Holder(msgspec.Struct, frozen=True):
 
         def number(name: str) -> int:
             digits = words.get(name, "")
-            return int(digits) if digits.isascii() and digits.isdigit() else 0
+            return int(digits[:10]) if digits.isascii() and digits.isdigit() else 0
 
         return cls(
             number("pid"),
@@ -137,8 +137,8 @@ class Instance:
             take_over: whether to ask a running instance to let us have its place.
             patience: seconds that it has to do so.
         """
-        name = "".join(host.split())[:64] or "?"
-        self._me = Holder(os.getpid(), name, mode, int(time.time()))
+        name = host.encode("ascii", "replace").decode()[:64] or "?"
+        self._me = Holder(os.getpid(), "".join(name.split()), mode, int(time.time()))
         self._take_over = take_over
         self._patience = patience
         self._tables: OwnedTables | None = None
