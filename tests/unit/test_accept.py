@@ -85,6 +85,18 @@ async def test_who_asks_again_and_again_outlives_the_idle() -> None:
         steady.writer.close()
 
 
+async def test_clients_that_are_gone_take_no_room() -> None:
+    """Probes come by new connections again and again: none of them pushes anybody out."""
+    async with serving(hello(), Pool(FEW)) as port:
+        others = [await Client.connect(port) for _ in range(2)]
+        for _ in range(20):
+            assert (await ask(port)).body == "hello"
+        for client in others:
+            client.writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200 OK" in await client.reader.readuntil(b"hello")
+            client.writer.close()
+
+
 async def test_one_server_does_not_take_the_room_of_another() -> None:
     pool = Pool(FEW)
     async with serving(hello(), pool) as attacked, serving(hello(), pool) as other:

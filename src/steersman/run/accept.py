@@ -77,6 +77,11 @@ class Pool:
         fullest = max(self._servers, key=len, default=None)
         return fullest is not None and fullest.drop_one()
 
+    def forget(self) -> None:
+        """Forget clients that are gone."""
+        for clients in self._servers:
+            clients.forget()
+
     def joined(self, clients: Clients) -> None:
         """Note that a server has clients."""
         if not self._servers:
@@ -213,14 +218,18 @@ class Clients:
         """Make room for a new client; return whether there is room."""
         pool = self._pool
         if len(self) >= pool.bounds.per_server:
+            self.forget()
+        if len(self) >= pool.bounds.per_server:
             self.drop_one()
+        if pool.is_full:
+            pool.forget()
         if pool.is_full:
             pool.make_room()
         return pool.spares(sock) or pool.make_room()
 
     def drop_one(self) -> bool:
         """Drop who has been idle for longest, else who waits for longest; False if nobody."""
-        self._forget()
+        self.forget()
         for clients in (self._idle, self._busy):
             if clients:
                 _abort(clients, next(iter(clients)))
@@ -229,7 +238,7 @@ class Clients:
 
     def sweep(self, now: float) -> None:
         """Drop those whose time is over."""
-        self._forget()
+        self.forget()
         for clients in (self._idle, self._busy):
             for transport in [each for each, until in clients.items() if until <= now]:
                 _abort(clients, transport)
@@ -238,8 +247,8 @@ class Clients:
         """Drop everybody."""
         self.sweep(float("inf"))
 
-    def _forget(self) -> None:
-        """Forget those that are gone."""
+    def forget(self) -> None:
+        """Forget those that are gone: nothing tells when they go."""
         for clients in (self._idle, self._busy):
             for transport in [each for each in clients if each.is_closing()]:
                 del clients[transport]
