@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import pytest
+
 from steersman.model.names import Protocol
-from steersman.modes.base import Made, Moved, NodeTotals
+from steersman.modes.base import BusyError, Made, Moved, NodeTotals
+from steersman.modes.ipvs import counters
+from steersman.modes.ipvs.counters import Counters
 from steersman.modes.ipvs.names import ServerKey
 from steersman.modes.ipvs.totals import Counted, Owners, Totals, parse_totals
 from steersman.modes.ipvs.wire import Stats
@@ -20,6 +28,11 @@ NAME = PLAN.key.name
 VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
 HERE, THERE = (ServerKey(Protocol.TCP, f"192.0.2.{n}", 30080) for n in (1, 2))
 FOREIGN = ServerKey(Protocol.TCP, "192.0.2.9", 99)
+
+
+class Listing(NamedTuple):
+    key: ServerKey
+    stats: Stats
 
 
 def stats(connections: int) -> Stats:
@@ -72,3 +85,28 @@ STATS = """   Total Incoming Outgoing         Incoming         Outgoing
 
 def test_the_kernel_sums_up_for_the_node() -> None:
     assert parse_totals(STATS) == NodeTotals(31, Moved(32, 48, 16384, 8589934591))
+
+
+async def test_real_servers_are_listed_only_of_virtual_ones_that_have_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[ServerKey] = []
+
+    def destinations(_netlink: object, _family: int, key: ServerKey) -> Iterator[Any]:
+        asked.append(key)
+        yield ONE, stats(4)
+
+    idle, foreign = Listing(HERE, stats(0)), Listing(FOREIGN, stats(9))
+    listed = [Listing(VIP, stats(4)), idle, foreign]
+    monkeypatch.setattr(counters, "list_services", lambda *_: listed)
+    monkeypatch.setattr(counters, "list_destinations", destinations)
+    monkeypatch.setattr(counters, "resolve", lambda _: 7)
+    made = await Counters(lambda _: nullcontext()).made([PLAN])
+    assert asked == [VIP]
+    assert made.endpoints[NAME, "10.244.0.1:8080"] == 4
+
+
+async def test_sums_that_cannot_be_read_are_tried_again_later() -> None:
+    for text in ("", "nonsense"):
+        with pytest.raises(BusyError, match="ip_vs_stats"):
+            await Counters(lambda _, text=text: text).totals()
