@@ -136,6 +136,33 @@ def test_a_newcomer_takes_over_and_rules_are_there_all_the_time(tmp_path: Path) 
     in_namespace(body)
 
 
+def test_a_newcomer_of_another_mode_takes_over_without_a_gap(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}",)
+        async with steersman(tmp_path, *flags, "--proxy-mode=iptables") as first:
+            await first.said("sync 1 (start)")
+            gaps = []
+
+            async def watch() -> None:
+                while True:
+                    ruleset = lock()
+                    gaps.extend([1] * ("KUBE-SEP-" not in ruleset and "10.244.0.5" not in ruleset))
+                    await asyncio.sleep(0.01)
+
+            watching = asyncio.create_task(watch())
+            words = ("--proxy-mode=nftables", "--take-over")
+            async with steersman(tmp_path, *flags, *words, name="second") as second:
+                assert await first.process.wait() == 0
+                await second.said("iptables (nft) mode: removed ")
+                watching.cancel()
+                assert gaps == []
+                assert "KUBE-SEP-" not in lock()
+                assert "10.244.0.5" in lock()
+
+    in_namespace(body)
+
+
 def test_a_stopped_one_does_not_let_go_and_the_newcomer_says_so(tmp_path: Path) -> None:
     """Nor does what it was asked then make it end when it goes on."""
 
