@@ -10,10 +10,12 @@ of a process, and it fails in every way that the real thing does:
     cluster.py   etcd and API servers: 403, 410, 429, stale caches, fail-over, restored backups
     kernel.py    rules: busy, refused, half applied, done but not answered, edited by others
     netlink.py   interfaces and conntrack: lost notifications, interrupted dumps, ENOBUFS
+    clients.py   UDP clients and what conntrack remembers of them
     node.py      the machine: processes and their supervisor, kill -9, SIGTERM, configuration
     life.py      what happens, as the dice say: changes, trouble, recovery
     oracle.py    what must be true, at every transaction and whenever all is at rest
     seeds.py     one seed with its history, or many on all cores
+    mutations.py old defects, put back to see that they are found
 
 Nothing waits: the clock jumps to the next event. All choices come from one generator, so the same
 seed gives the same history, byte for byte (PYTHONHASHSEED is set, sets of tasks are ordered, the

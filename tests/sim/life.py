@@ -14,10 +14,13 @@ from tests.apiserver_world import Object
 from tests.sim.cluster import ApiServer, Etcd, Fault
 from tests.sim.kernel import Fault as KernelFault
 from tests.sim.netlink import Address
-from tests.sim.node import NAME, SERVERS, SYNC_PERIOD, Node
+from tests.sim.node import HEALTH, NAME, SERVERS, Node
 from tests.sim.oracle import Oracle
 from tests.sim.universe import Universe
 
+NOTHING = {"planned": 0, "rendered": 0, "written": 0, "lines": 0}
+ONE_ENDPOINT = {"planned": 1, "rendered": 2, "written": 40, "lines": 2}
+"""What may be done for noise, and for a change of one endpoint of one ServicePort."""
 NODES = (NAME, "node-b", "node-c")
 _READY = {"ready": True, "serving": True, "terminating": False}
 _SLACK = 6.0
@@ -27,18 +30,19 @@ _SLACK = 6.0
 class Life:
     """One node in one cluster."""
 
-    def __init__(self, universe: Universe, node: Node) -> None:
+    def __init__(self, universe: Universe, node: Node, hours: float) -> None:
         self.universe = universe
         self.dice = universe.dice
         self.node = node
         self.etcd = Etcd()
         self.servers = [ApiServer(universe, self.etcd, at) for at in SERVERS]
         self.oracle = Oracle(universe, self.etcd, node)
+        self.hours = hours
         self.recovery = 0.0
         """Seconds that recovery from this episode's trouble may take beyond the retry interval."""
         self._heal: list[Callable[[], None]] = []
         self._veths: list[str] = []
-        self._pods = 0
+        self._pods = self._probes = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -47,11 +51,16 @@ class Life:
         links.add("eth0", "192.0.2.10/24", "2001:db8::10/64", "fe80::10/64")
         links.add("cni0", "10.244.1.1/24", "fd00:10:244:1::1/64", "fe80::11/64")
         self.put_node()
+        ports = [{"name": "dns", "port": 53, "protocol": "UDP", "nodePort": 30990}]
+        self.etcd.put(service_of("probe", "probe", 220, type="NodePort", ports=ports))
+        ends = [endpoint(f"fd00:10:244:2::{number}", "node-b") for number in (1, 2)]
+        self.etcd.put(slice_of("probe", "probe", "probe-6", "IPv6", ends))
         for service, slices in canaries():
             self.etcd.put(service)
             for each in slices:
                 self.etcd.put(each)
-        names = {f"canary/{key[1]}" for key in self.etcd.objects["Service"]}
+        keys = [key for key in self.etcd.objects["Service"] if key[0] == "canary"]
+        names = {f"canary/{key[1]}" for key in keys}
         self.oracle.canaries = frozenset(names)
         for number in range(self.dice.randint(2, 10)):
             self.change_service(number)
@@ -60,14 +69,14 @@ class Life:
 
     # A life
 
-    def live(self, hours: float) -> None:
-        """Live for some hours; Violation where something is wrong."""
+    def live(self) -> None:
+        """Live for so many hours; Violation if something is wrong."""
         self.node.start()
         self.universe.run(60.0)
         self.oracle.protect(anew=True)
         self.node.on_start = self.oracle.protect
         self.oracle.check()
-        until = self.universe.now + hours * 3600
+        until = self.universe.now + self.hours * 3600
         while self.universe.now < until:
             self.episode()
 
@@ -84,11 +93,43 @@ class Life:
             self._calm(self.dice.expovariate(1 / 5.0))
         self.universe.note("rest")
         self.oracle.protect()
-        self.universe.run(SYNC_PERIOD + _SLACK + self.recovery)
+        self.universe.run(self.node.period + _SLACK + self.recovery)
         self.oracle.check()
         self.oracle.protect(anew=True)
         if self.dice.random() < 0.3:
-            self.universe.run(self.dice.expovariate(1 / 1800.0))
+            self.probe_costs()
+        if self.dice.random() < 0.5:  # a quiet night
+            self.universe.run(self.dice.expovariate(1 / (600 * self.hours)))
+
+    def probe_costs(self) -> None:
+        """See that noise costs nothing, and that a change costs what it changes.
+
+        Raises:
+            Violation: they cost more.
+        """
+        before = self.oracle.costs()
+        for _ in range(20):
+            self.dice.choice((self.pods, self.heartbeat, self.idle_slice))()
+            self.universe.run(1.0)
+        self.universe.run(3.0)
+        self.oracle.spent(before, NOTHING, "noise")
+        before = self.oracle.costs()
+        self.change_probe()
+        self.universe.run(5.0)
+        self.oracle.spent(before, ONE_ENDPOINT, "one endpoint")
+
+    def change_probe(self) -> None:
+        """One Service of two ports gets another endpoint."""
+        self._probes += 1
+        ends = [endpoint(f"10.244.2.{self._probes % 250 + 1}", "node-b")]
+        self.etcd.put(slice_of("probe", "probe", "probe-x", "IPv4", ends))
+
+    def idle_slice(self) -> None:
+        """A slice is written again without anything new in it."""
+        key = ("canary", "plain-x")
+        obj = self.etcd.objects["EndpointSlice"][key]
+        notes = {"endpoints.kubernetes.io/last-change-trigger-time": "2027-01-01T00:00:00Z"}
+        self.etcd.put({**obj, "metadata": {**obj["metadata"], "annotations": notes}})
 
     def heal(self) -> None:
         self.universe.note("heal")
@@ -104,6 +145,7 @@ class Life:
             for _ in range(self.dice.choice((1, 1, 1, 3, 10))):
                 change = self.dice.choice(CHANGES)
                 change(self)
+            self.oracle.client_comes()
         self.universe.run(max(0.0, until - self.universe.now))
 
     # Changes of the cluster and the node
@@ -230,6 +272,18 @@ def kernel_busy(life: Life) -> None:
     life._calm(life.dice.expovariate(1 / 40.0))
 
 
+def cannot_write(life: Life) -> None:
+    """A change waits for too long: the probes must tell, and say when it is over."""
+    if life._heal or life.node.process is None:  # what else fails may keep the change from coming
+        return
+    life.node.kernel.faults.append(KernelFault("apply", "busy", 10_000))
+    life._heal.append(life.node.kernel.faults.clear)
+    life.change_probe()
+    life.universe.run(2 * life.node.period + 5.0)
+    if life.node.kernel.counts["apply"]:
+        life.oracle.page(HEALTH, "/livez", 503)
+
+
 def kernel_fails_once(life: Life) -> None:
     ways = ("busy", "refused", "again", "late", "lost", "partly", "partly_refused", "slow")
     for _ in range(life.dice.randint(1, 4)):
@@ -291,6 +345,7 @@ def netlink_fails(life: Life) -> None:
             faults[what] += life.dice.randint(1, 3)
     life.pods()
     life._heal.append(faults.clear)
+    life.recovery = max(life.recovery, 130.0)
 
 
 def api_answers_badly(life: Life) -> None:
@@ -400,7 +455,15 @@ def mode_switch(life: Life) -> None:
 
 
 TROUBLES: tuple[Callable[[Life], None], ...] = (
-    *(kernel_busy, kernel_fails_once, kernel_fails_once, kernel_reads_fail, poison, strangers),
+    *(
+        cannot_write,
+        kernel_busy,
+        kernel_fails_once,
+        kernel_fails_once,
+        kernel_reads_fail,
+        poison,
+        strangers,
+    ),
     *(netlink_fails, api_answers_badly, api_down, api_silent, api_slow, history_lost),
     *(node_deleted, clock_steps, killed, terminated, reloaded, mode_switch),
 )

@@ -32,6 +32,7 @@ from steersman.host.nlmsg import (
     text,
     u8,
 )
+from steersman.model.conntrack import pack_socket
 from tests.sim.universe import SimLoop, Universe
 
 _ROUTE = 0
@@ -75,6 +76,12 @@ class Flow:
     """Where answers come from: the endpoint; the destination itself where untranslated."""
     source_port: int
     protocol: int = 17
+
+    @property
+    def packed(self) -> tuple[bytes, bytes]:
+        """Destination and source as `Stale.contains` takes them."""
+        there = bytes((self.protocol,)) + pack_socket(self.destination, self.port)
+        return there, pack_socket(self.source, self.source_port)
 
 
 class Links:

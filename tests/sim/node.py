@@ -12,9 +12,11 @@ import logging
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from steersman.compile import plan
 from steersman.config import ConfigError, parse_command_line
 from steersman.host import facts, netlink
 from steersman.modes.base import BusyError
@@ -31,12 +33,21 @@ from tests.sim.universe import Process, Universe
 
 NAME = "node-a"
 SERVERS = (("10.0.0.1", 6443), ("10.0.0.2", 6443))
-SYNC_PERIOD = 30.0
 HEALTH, METRICS = ("0.0.0.0", 10256), ("127.0.0.1", 10249)
 _AT_START = (StartError, ConfigError, BusyError, OSError)
 """With what a process may end that cannot start now."""
+_PLAN_PORTS: Callable[..., Any] = vars(plan)["plan_ports"]
+PLAN_SECONDS = 60e-6
+"""What planning a Service costs, about what was measured."""
 _RESTART = (1.0, 10.0)
 """Seconds until a supervisor starts a process again."""
+
+
+def _counted(kernel: Kernel, plan_ports: Callable[..., Any], *args: Any) -> Any:
+    """Plan a Service, and take note of it."""
+    kernel.counts["planned"] += 1
+    kernel.universe.charge(PLAN_SECONDS)
+    return plan_ports(*args)
 
 
 class Log(logging.Handler):
@@ -64,10 +75,12 @@ class Node:
 
     def __init__(self, universe: Universe, folder: Path, mode: str) -> None:
         self.universe = universe
-        self.kernel = Kernel(universe)
         self.netlink = NetlinkTables(universe)
+        self.kernel = Kernel(universe, self.netlink.conntrack.flows)
         self.log = Log(universe)
         self.mode = mode
+        self.period = universe.dice.choice((30, 30, 60, 300))
+        """Seconds between two comparisons: the retry interval, too."""
         self.document = self._document()
         self.file = folder / "config.json"
         self.processes: list[Process] = []
@@ -83,11 +96,13 @@ class Node:
         self.write_config()
 
     def _replace_doors(self) -> None:
-        for module, name, door in (
+        doors: tuple[tuple[object, str, object], ...] = (
             (netlink, "open_socket", self.netlink.open),
             (facts, "has_ipv6", lambda *_: True),
             (http, "listening_socket", self.universe.network.listen),
-        ):
+            (plan, "plan_ports", partial(_counted, self.kernel, _PLAN_PORTS)),
+        )
+        for module, name, door in doors:
             assert hasattr(module, name), name
             setattr(module, name, door)
         root = logging.getLogger()
@@ -108,6 +123,7 @@ class Node:
     # Configuration
 
     def _document(self) -> dict[str, Any]:
+        periods = {"syncPeriod": f"{self.period}s", "minSyncPeriod": "1s"}
         urls = [f"http://{host}:{port}" for host, port in SERVERS]
         return {
             "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -116,8 +132,9 @@ class Node:
             "hostnameOverride": NAME,
             "clusterCIDR": "10.244.0.0/16,fd00:10:244::/48",
             "nodePortAddresses": ["primary"],
-            "iptables": {"syncPeriod": "30s", "minSyncPeriod": "1s", "localhostNodePorts": False},
-            "nftables": {"syncPeriod": "30s", "minSyncPeriod": "1s"},
+            "iptables": {**periods, "localhostNodePorts": False},
+            "nftables": dict(periods),
+            "ipvs": periods,
             "conntrack": {"maxPerCore": 0},
             "healthzBindAddress": "0.0.0.0:10256",
             "metricsBindAddress": "127.0.0.1:10249",
@@ -154,22 +171,24 @@ class Node:
         self.on_start()
         POOL._servers.clear()
 
+        daemons: dict[int, Daemon] = {}
+
         async def main() -> None:
             parsed = parse_command_line([f"--config={self.file}"])
             logs = Logging(root=logging.Logger("unused"))
             daemon = Daemon(parsed, logs, self.machine)
-            self.daemon = daemon
+            self.daemon = daemons[0] = daemon
             await daemon.run()
 
         process = Process(self.universe, main)
         self.processes.append(process)
-        process.on_end = lambda: self._ended(process)
+        process.on_end = lambda: self._ended(process, daemons.get(0))
         return process
 
-    def _ended(self, process: Process) -> None:
+    def _ended(self, process: Process, daemon: Daemon | None) -> None:
         self.processes.remove(process)
         self.netlink.forget(process.loop)
-        serving = self.daemon is not None and self.daemon._serving.is_set()
+        serving = daemon is not None and daemon._serving.is_set()
         at_start = isinstance(process.ended, _AT_START) and not serving
         if not self._expected and process.ended != "killed" and not at_start:
             self.unexpected_ends.append(repr(process.ended))

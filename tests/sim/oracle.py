@@ -27,6 +27,7 @@ from steersman.source.apiserver import resources
 from steersman.source.decode import decode_value
 from steersman.source.store import Store
 from tests.apiserver_world import Object, Selector, key_of
+from tests.sim.clients import Clients
 from tests.sim.cluster import Etcd
 from tests.sim.kernel import SimMode, Violation
 from tests.sim.node import HEALTH, METRICS, NAME, Node
@@ -64,6 +65,7 @@ class Oracle:
         self._starts = 0
         self._canary_rules: dict[str, dict[Any, Any]] = {}
         self._facts: tuple[int, HostFacts] | None = None
+        self.clients = Clients(node.netlink.conntrack, universe.dice)
         node.kernel.guard = self._guard
 
     # The rules of a fresh start
@@ -166,6 +168,14 @@ class Oracle:
             self._canary_rules[key] = self.rules(self.plan(around, self.canaries))
         return self._canary_rules[key]
 
+    def client_comes(self) -> None:
+        """Have a UDP client ask, by the rules that are in force."""
+        sync = getattr(self._node.daemon, "_sync", None)
+        if sync is not None:
+            self.clients.come(sync.state.plan, self.canaries)
+            if self._universe.dice.random() < 0.2:
+                self.clients.come_too_early(sync.state.plan, self._universe.dice.randrange(14))
+
     # At every transaction
 
     def protect(self, *, anew: bool = False) -> None:
@@ -226,8 +236,27 @@ class Oracle:
         self._same_rules(plan)
         self._no_leftovers()
         self._pages(plan)
+        if wrong := self.clients.wrong(plan, self.snapshot):
+            raise Violation(wrong)
+        self.clients.leave(plan)
         self._bounded()
         self._no_failures()
+
+    def costs(self) -> dict[str, int]:
+        """Count the work done so far."""
+        counts = self._node.kernel.counts
+        done = {name: counts[name] for name in ("planned", "rendered", "written")}
+        return {**done, "lines": self._node.log.lines.total()}
+
+    def spent(self, before: dict[str, int], limits: dict[str, int], on: str) -> None:
+        """See that no more work was done than was due.
+
+        Raises:
+            Violation: it was more.
+        """
+        for name, count in self.costs().items():
+            if count - before[name] > limits[name]:
+                raise Violation(f"{on} costs {count - before[name]} {name}, not {limits[name]}")
 
     def _no_failures(self) -> None:
         if found := self._node.kernel.failures:
@@ -263,9 +292,9 @@ class Oracle:
         from steersman.run.outcome import Tally  # noqa: PLC0415
 
         good = self.last_node is not None and _stays(self.last_node)
-        self._page(HEALTH, "/livez", 200)
-        self._page(HEALTH, "/healthz", 200 if good else 503)
-        self._page(HEALTH, "/readyz", 200)
+        self.page(HEALTH, "/livez", 200)
+        self.page(HEALTH, "/healthz", 200 if good else 503)
+        self.page(HEALTH, "/readyz", 200)
         tally = Tally()
         tally.update(plan.services, ())
         for family in plan.settings.families:
@@ -275,13 +304,13 @@ class Oracle:
             counts = tally.ready_here(family)
             for name, port in ports.items():
                 for at in (any_address,) if addresses is None else addresses:
-                    body = self._page((at, port), "/", 200 if counts[name] else 503)
+                    body = self.page((at, port), "/", 200 if counts[name] else 503)
                     told = json.loads(body)["localEndpoints"]
                     if told != counts[name]:
                         raise Violation(f"health check of {name}: {told}, not {counts[name]}")
-        self._metrics(self._page(METRICS, "/metrics", 200))
+        self._metrics(self.page(METRICS, "/metrics", 200))
 
-    def _page(self, at: tuple[str, int], path: str, status: int) -> bytes:
+    def page(self, at: tuple[str, int], path: str, status: int) -> bytes:
         found: list[tuple[int, bytes]] = []
         self._universe.network.ask(at, path, lambda *answer: found.append(answer))
         for _ in range(600):
@@ -298,6 +327,8 @@ class Oracle:
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 values[name] = float(value)
+        if b'namespace="' in page:
+            raise Violation("the default page of metrics has series by Service")
         objects = len(self._node.kernel.table(self._mode.table))
         told = values.get("steersman_kernel_objects")
         if told != objects:

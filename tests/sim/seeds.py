@@ -15,10 +15,11 @@ from pathlib import Path
 from tests.sim.clocks import START, cpu_time
 from tests.sim.kernel import Violation
 from tests.sim.life import Life
+from tests.sim.mutations import MUTATIONS
 from tests.sim.node import Node
 from tests.sim.universe import Process, SimTask, Spinning, Universe
 
-MODES = ("iptables", "nftables")
+MODES = ("iptables", "nftables", "ebpf")
 _TAIL = 60
 
 
@@ -34,9 +35,9 @@ class Outcome:
         with tempfile.TemporaryDirectory(dir=_memory()) as folder:
             self.universe = Universe(seed)
             mode = self.universe.dice.choice(MODES)
-            self.life = Life(self.universe, Node(self.universe, Path(folder), mode))
+            self.life = Life(self.universe, Node(self.universe, Path(folder), mode), hours)
             try:
-                self.life.live(hours)
+                self.life.live()
             except (Violation, Spinning) as error:
                 self.problem = str(error)
             self.hours = (self.universe.now - START) / 3600
@@ -50,13 +51,16 @@ def _memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def run_some(seeds: list[int], hours: float, *, tail: int) -> list[int]:
-    """Run seeds one after the other; those that failed."""
+def run_some(seeds: list[int], hours: float, *, tail: int, stop: bool = False) -> list[int]:
+    """Run seeds one after the other, if asked only to the first that fails; return those."""
     gc.disable()
     warnings.simplefilter("ignore")
     sys.unraisablehook = lambda _: None  # of coroutines of dead processes
-    failed, lived, began = [], 0.0, cpu_time()
-    for seed in seeds:
+    failed: list[int] = []
+    lived, began = 0.0, cpu_time()
+    for number, seed in enumerate(seeds, 1):
+        if failed and stop:
+            break
         outcome = Outcome(seed, hours)
         lived += outcome.hours
         if outcome.problem:
@@ -68,6 +72,8 @@ def run_some(seeds: list[int], hours: float, *, tail: int) -> list[int]:
         elif len(seeds) == 1:
             print(f"seed {seed}: {outcome.digest}, {outcome.hours:.2f} h")
         del outcome
+        if number % 50 == 0:
+            print(f"{number} of {len(seeds)} seeds, {lived:.0f} node-hours", flush=True)
         gc.collect()
     spent = cpu_time() - began
     rate = lived / spent if spent else 0.0
@@ -86,16 +92,21 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--tail", type=int, default=_TAIL)
+    parser.add_argument("--mutation", choices=tuple(MUTATIONS), help="put an old defect back")
+    parser.add_argument("--stop", action="store_true", help="end with the first seed that fails")
     parser.add_argument("-j", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         argv = [sys.executable, "-m", "tests.sim", *sys.argv[1:]]
         os.execve(sys.executable, argv, {**os.environ, "PYTHONHASHSEED": "0"})
+    if options.mutation:
+        MUTATIONS[options.mutation]()
     if options.seed is not None:
         return 1 if run_some([options.seed], options.hours, tail=options.tail) else 0
     seeds = range(options.first, options.first + options.seeds)
     if options.j <= 1:
-        return 1 if run_some(list(seeds), options.hours, tail=options.tail) else 0
+        failed = run_some(list(seeds), options.hours, tail=options.tail, stop=options.stop)
+        return 1 if failed else 0
     return _in_parallel(list(seeds), options)
 
 
@@ -104,6 +115,7 @@ def _in_parallel(seeds: list[int], options: argparse.Namespace) -> int:
     children = []
     for start in range(0, len(seeds), share):
         words = ["--first", seeds[start], "--seeds", len(seeds[start : start + share])]
+        words += ["--mutation", options.mutation] if options.mutation else []
         words += ["--hours", options.hours, "--tail", options.tail, "-j", 1]
         argv = [sys.executable, "-m", "tests.sim", *map(str, words)]
         children.append(subprocess.Popen(argv))

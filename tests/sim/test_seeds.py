@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 SEEDS = 500
 HOURS = 0.25
 
@@ -21,6 +23,22 @@ def test_nodes_survive_their_lives() -> None:
     cores = os.cpu_count() or 1
     done = simulate(f"--seeds={SEEDS}", f"--hours={HOURS}", f"-j={cores}")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mutation", "found"),
+    [
+        ("lose_failed_writes", "not as after a fresh start|livez answers .* not 503"),
+        ("believe_a_missing_node", "the node: "),
+        ("count_link_local_addresses", "noise costs"),
+        ("mix_families", "the connection of a client that nothing concerned was cut"),
+        ("show_every_service", "the default page of metrics has series by Service"),
+    ],
+)
+def test_an_old_defect_is_found_again(mutation: str, found: str) -> None:
+    done = simulate("--seeds=40", "--hours=1", "-j=1", f"--mutation={mutation}", "--stop")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(found, done.stdout.splitlines()[0])
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -92,7 +92,7 @@ class SimLoop(asyncio.BaseEventLoop):
             return
         if (
             len(ready) > 1
-            and self.universe.chance(0.1)  # type: ignore[no-untyped-call]
+            and self.universe.dice.random() < 0.1
             and all(map(_is_task, (ready[0], ready[1])))
         ):
             ready[0], ready[1] = ready[1], ready[0]  # two tasks: either may be first
@@ -194,7 +194,6 @@ class Universe:
     def __init__(self, seed: int) -> None:
         CLOCK.reset()
         self.dice = random.Random(seed)
-        self.chance = lambda probability: self.dice.random() < probability
         self.network = Network(self)
         self.loops: list[SimLoop] = []
         self.graveyard: list[object] = []

@@ -1,0 +1,123 @@
+"""Old defects, put back for a run: the simulation has to find each of them again.
+
+Each function undoes the repair of one defect in this process, by replacing what the repair added.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from steersman.compile.plan import Planner
+from steersman.host import facts
+from steersman.host.nlmsg import Message, attributes
+from steersman.model.addresses import canonical_ip
+from steersman.model.conntrack import Stale
+from steersman.model.kube import Node
+from steersman.model.plan import NodeSettings
+from steersman.modes.diff import Diff
+from steersman.run.mode_metrics import ModeMetrics
+from steersman.run.owed import Owed
+from steersman.run.sync import Sync
+from steersman.source.last_node import LastNode
+
+
+def lose_failed_writes() -> None:
+    """A write that fails counts as done until somebody else touches the kernel."""
+
+    @contextmanager
+    def writing(_: Owed) -> Iterator[None]:
+        yield
+
+    write = Sync._write
+
+    async def believing(self: Sync) -> tuple[bool, Diff]:
+        try:
+            return await write(self)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except Exception:
+            if self.state.result is not None:
+                self._held.written()
+                self._owed.unread = False
+            raise
+
+    _replace(Owed, "writing", writing)
+    _replace(Sync, "_write", believing)
+
+
+def believe_a_missing_node() -> None:
+    """A Node that was deleted, or has lost its addresses, is taken as it is."""
+
+    def update(self: LastNode, node: Node | None) -> None:
+        self.node = node
+
+    _replace(LastNode, "update", update)
+
+
+def count_link_local_addresses() -> None:
+    """The address that each veth gets is a fact, and a fact that changed plans everything."""
+
+    def address(reply: Message) -> tuple[int, str]:
+        family, length, _, _, index = facts._IFADDRMSG.unpack_from(reply.payload)
+        values = attributes(reply.payload, 8)
+        packed = values.get(facts._IFA_LOCAL) or values.get(facts._IFA_ADDRESS, b"")
+        if family not in (socket.AF_INET, socket.AF_INET6) or not packed:
+            return index, ""
+        return index, f"{canonical_ip(socket.inet_ntop(family, packed))}/{length}"
+
+    _replace(facts, "_address", address)
+    node_part = Planner._node_part
+
+    def everything(self: Planner, snapshot: Any, facts: Any) -> tuple[NodeSettings, bool]:
+        before = self._node_input
+        settings, anew = node_part(self, snapshot, facts)
+        return settings, anew or before != self._node_input
+
+    _replace(facts, "_is_fact", lambda _message: True)
+    _replace(Planner, "_node_part", everything)
+
+
+def mix_families() -> None:
+    """A node port is stale in both families if it is in one."""
+    contains = Stale.contains
+
+    def mixed(self: Stale, destination: bytes, source: bytes) -> bool:
+        known = destination in self.by_address
+        valid = self.by_node_port.get(destination[:1] + destination[-2:])
+        if known or valid is None or destination in self.own:
+            return contains(self, destination, source)
+        return source not in valid
+
+    _replace(Stale, "contains", mixed)
+
+
+def show_every_service() -> None:
+    """The default page of metrics has series for each Service and endpoint."""
+    begin = ModeMetrics.__init__
+
+    def always(self: ModeMetrics, mode: object, plans: Any, _per_service: object) -> None:
+        begin(self, mode, plans, lambda: True)
+
+    _replace(ModeMetrics, "__init__", always)
+
+
+def _replace(owner: object, name: str, value: object) -> None:
+    assert hasattr(owner, name), name
+    setattr(owner, name, value)
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    each.__name__: each
+    for each in (
+        lose_failed_writes,
+        believe_a_missing_node,
+        count_link_local_addresses,
+        mix_families,
+        show_every_service,
+    )
+}
+"""By name, for `--mutation`."""
