@@ -217,3 +217,39 @@ def test_the_page_on_limits_has_them_all() -> None:
         wishes._MOST_FLAGS,
     ):
         assert f"{number:,}" in page
+
+
+def test_many_slices_of_one_service_cost_no_more_than_those_of_many() -> None:
+    """Comparisons of names are counted: each slice of a list is looked up, none is searched for."""
+    compared = 0
+
+    class Name(ObjectName):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return tuple(self) == tuple(other) if isinstance(other, tuple) else False
+
+        __hash__ = ObjectName.__hash__
+
+    held, owner = Slices(), ObjectName("shop", "cart")
+    for number in range(500):
+        name = Name("shop", f"s{number}")
+        assert not held.belongs(name, owner)
+        assert not held.has_udp(owner)
+        held.put(name, owner, slice_(name=name.name))
+    assert compared < 5 * 500
+
+
+def test_which_services_have_udp_slices() -> None:
+    held, owner = Slices(), ObjectName("shop", "cart")
+    names = [ObjectName("shop", name) for name in "ab"]
+    dns = [port("dns", 53, protocol="UDP")]
+    for name in names:
+        held.put(name, owner, slice_(name=name.name, ports=dns))
+    held.put(names[0], owner, slice_(endpoint("10.0.0.1"), name="a", ports=dns))
+    held.remove(names[1], owner)
+    assert held.has_udp(owner)
+    held.put(names[0], owner, slice_(name="a"))
+    assert not held.has_udp(owner)
+    held.remove(names[0], owner)
+    assert (held.has_udp(owner), len(held)) == (False, 0)

@@ -6,6 +6,7 @@ one costs a microsecond and half a microsecond for each endpoint.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -45,6 +46,9 @@ class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         self._packed: dict[ObjectName, bytes] = {}
         self._of: dict[ObjectName, tuple[ObjectName, ...]] = {}
         self._udp: set[ObjectName] = set()
+        """Slices with a UDP port."""
+        self._udp_of: Counter[ObjectName] = Counter()
+        """How many of them a Service has; those with none are not in it."""
 
     def __getitem__(self, service: ObjectName) -> Mapping[str, EndpointSlice]:
         return _OfService(self._packed, self._of[service])
@@ -74,11 +78,13 @@ class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
 
     def belongs(self, name: ObjectName, service: ObjectName | None) -> bool:
         """Whether a slice is held, as one of this Service; `owner` says whose, but costs more."""
-        return service is not None and name in self._of.get(service, ())
+        if service is None or name not in self._packed:
+            return False
+        return name in self._of.get(service, ())
 
     def has_udp(self, service: ObjectName) -> bool:
         """Whether some slice of a Service has a UDP port."""
-        return bool(self._udp) and any(name in self._udp for name in self._of.get(service, ()))
+        return service in self._udp_of
 
     def put(self, name: ObjectName, owner: ObjectName, slice_: EndpointSlice) -> bool:
         """Take a slice of a Service; return whether it differs from what is held.
@@ -93,19 +99,28 @@ class Slices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
             name = ObjectName(owner.namespace, name.name)
             self._of[owner] = (*self._of.get(owner, ()), name)
         self._packed[name] = packed
-        if "UDP" in [port.protocol for port in slice_.ports or ()]:
-            self._udp.add(name)
-        else:
-            self._udp.discard(name)
+        self._note_udp(name, owner, "UDP" in [port.protocol for port in slice_.ports or ()])
         return True
 
     def remove(self, name: ObjectName, owner: ObjectName) -> None:
         """Drop a slice of a Service; it must be there."""
         del self._packed[name]
-        self._udp.discard(name)
+        self._note_udp(name, owner, has_udp=False)
         left = tuple(other for other in self._of.pop(owner) if other != name)
         if left:
             self._of[owner] = left
+
+    def _note_udp(self, name: ObjectName, owner: ObjectName, has_udp: bool) -> None:
+        if has_udp == (name in self._udp):
+            return
+        if has_udp:
+            self._udp.add(name)
+            self._udp_of[owner] += 1
+            return
+        self._udp.discard(name)
+        self._udp_of[owner] -= 1
+        if not self._udp_of[owner]:
+            del self._udp_of[owner]
 
 
 class _OfService(Mapping[str, EndpointSlice]):
