@@ -37,12 +37,20 @@ from tests.lab import Lab, Layout, Pod
 pytestmark = MARKS
 UDP = bytes((17,))
 OTHER6, LOOKER6, CLIENT6 = "fd00:10:244:1::6", "fd00:10:244:1::100", "2001:db8:9::9"
+BOTH = Layout(
+    LAYOUT.interfaces,
+    (*LAYOUT.outside, CLIENT6),
+    (*LAYOUT.pods, Pod(OTHER6), Pod(LOOKER6)),
+)
+"""The lab with clients and a second endpoint in IPv6."""
 ENDPOINTS6 = tuple(Endpoint(ip, 8080, local=True) for ip in (POD6, OTHER6))
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with serving("UDP") as made:
+        made.extend(BOTH)
+        made.serve(OTHER6, 8080, "UDP")
         yield made
 
 
@@ -53,11 +61,8 @@ def node(lab: Lab) -> Iterator[Node]:
 
 
 @pytest.fixture
-def dual_stack(lab: Lab, node: Node) -> Node:
-    """The node whose Service has two endpoints in IPv6 as well, and clients of that family."""
-    pods = (*LAYOUT.pods, Pod(OTHER6), Pod(LOOKER6))
-    lab.extend(Layout(LAYOUT.interfaces, (*LAYOUT.outside, CLIENT6), pods))
-    lab.serve(OTHER6, 8080, "UDP")
+def dual_stack(node: Node) -> Node:
+    """The node whose Service has two endpoints in IPv6 as well."""
     asyncio.run(bring(node.modes[0], with_both(node_plan())))
     return node
 

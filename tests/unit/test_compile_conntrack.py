@@ -195,6 +195,11 @@ def test_the_index_of_destinations_follows_what_changed() -> None:
     assert at(80, second) == []
     assert at(30053, second) == [web[:-2] + (30053).to_bytes(2, "big")]
     assert at(30053, _plan(Snapshot())) == [], "the plan is newer than the index"
+    both = _plan(_world(_service()))  # its node port is none of its addresses
+    assert list(Destinations().at({53}, both, Family.IPV4)) == []
+    index.update(both.services, ())
+    assert len(at(53, both)) == 3
+    index.update({}, both.services)
     other = _plan(_tcp("other", "10.96.0.21", 30053))
     index.update(other.services, second.services)
     assert len(at(30053, other)) == 1
