@@ -86,20 +86,22 @@ async def test_a_writer_finishes_what_it_was_given_before_its_caller_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exec_module, "_GRACE", 20.0)
-    script = f"touch {tmp_path}/on; cat > {tmp_path}/read; mv {tmp_path}/read {tmp_path}/whole"
+    first = f"dd bs=1 count=1 of={tmp_path}/first 2> {tmp_path}/said && touch {tmp_path}/on"
+    script = f"{first}; cat > {tmp_path}/read; mv {tmp_path}/read {tmp_path}/whole"
     task = asyncio.create_task(SubprocessExec().run(["sh", "-c", script], b"x" * 1_000_000))
     await started(tmp_path / "on")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (tmp_path / "whole").stat().st_size == 1_000_000
+    assert (tmp_path / "whole").stat().st_size == 999_999
 
 
 async def test_a_writer_that_does_not_finish_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exec_module, "_GRACE", 0.01)
-    script = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60"
+    first = f"cat > {tmp_path}/read; echo $$ > {tmp_path}/new"
+    script = f"{first}; mv {tmp_path}/new {tmp_path}/pid; exec sleep 60"
     task = asyncio.create_task(SubprocessExec().run(["sh", "-c", script], b"x"))
     await started(tmp_path / "pid")
     task.cancel()
