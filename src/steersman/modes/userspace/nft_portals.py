@@ -34,6 +34,7 @@ from steersman.modes.userspace.nft_rules import (
 from steersman.modes.userspace.written import Written
 
 _TIMEOUT = 60.0
+_PROBE = f"add table ip {TABLE}\n"
 
 
 class NftPortals:
@@ -46,9 +47,13 @@ class NftPortals:
         self._written: Written[Object] = Written()
 
     async def probe(self) -> Support:
-        """Say whether nft can be used."""
+        """Say whether nft can be used.
+
+        Nothing is listed: nft reads all rules for `list tables`, again and again for as long as
+        others change them, so that on a busy node it ends only by its time-out.
+        """
         try:
-            result = await self._nft("list", "tables")
+            result = await self._nft("--check", "-f", "-", stdin=_PROBE)
         except BusyError as error:
             return Support(usable=False, missing=(f"{error}.",))
         if result.returncode:
