@@ -12,7 +12,9 @@ of a process, and it fails in every way that the real thing does:
     netlink.py   interfaces and conntrack: lost notifications, interrupted dumps, ENOBUFS
     clients.py   UDP clients and what conntrack remembers of them
     node.py      the machine: processes and their supervisor, kill -9, SIGTERM, configuration
-    life.py      what happens, as the dice say: changes, trouble, recovery
+    life.py      what happens, as the dice say: episodes of changes, trouble and recovery
+    trouble.py   everything that goes wrong
+    objects.py   Services and slices: of tenants, and those that nobody changes
     oracle.py    what must be true, at every transaction and whenever all is at rest
     seeds.py     one seed with its history, or many on all cores
     mutations.py old defects, put back to see that they are found

@@ -34,6 +34,8 @@ from tests.sim.node import HEALTH, METRICS, NAME, Node
 from tests.sim.universe import Process, Universe
 
 _ABSENT = object()
+LONGEST_STEP = 0.025
+"""Seconds that planning and rendering may hold the loop at a time."""
 
 
 class Surroundings(NamedTuple):
@@ -42,8 +44,8 @@ class Surroundings(NamedTuple):
     facts: HostFacts
     config: NodeConfig
     cidrs: tuple[str, ...]
-    node: bool = True
-    """Whether this node's object is known."""
+    node: str
+    """What matters of this node's object; "" if it is not known."""
 
 
 class Oracle:
@@ -60,9 +62,11 @@ class Oracle:
         """The last good Node that the running process was shown; None while there is none."""
         self.checks = 0
         self._configs: dict[str, NodeConfig] = {}
+        self._nodes: dict[str, Object] = {}
         self._around: list[Surroundings] = []
         self._last_mode: object = None
         self._starts = 0
+        self._refused: set[str] = set()
         self._canary_rules: dict[str, dict[Any, Any]] = {}
         self._facts: tuple[int, HostFacts] | None = None
         self.clients = Clients(node.netlink.conntrack, universe.dice)
@@ -110,7 +114,7 @@ class Oracle:
                 head = {"kind": "ServiceCIDR", "metadata": {"name": "kubernetes"}}
                 listed = [{**head, "spec": spec}] if around.cidrs else []
             if resource.kind == "Node":
-                listed = [self.last_node] if self.last_node and around.node else []
+                listed = [self._nodes[around.node]] if around.node else []
             if names is not None and resource.kind in ("Service", "EndpointSlice"):
                 listed = [obj for obj in listed if _service_of(obj) in names]
             decoded = [decode_value(resource.kind, obj) for obj in listed if chosen.matches(obj)]
@@ -126,7 +130,11 @@ class Oracle:
             self._configs[document] = node_config(parsed.config)
         objects = self._etcd.objects["ServiceCIDR"].values()
         cidrs = tuple(cidr for obj in objects for cidr in obj["spec"]["cidrs"])
-        return Surroundings(self.facts(), self._configs[document], cidrs)
+        node = ""
+        if self.last_node is not None:
+            node = json.dumps([self.last_node["status"].get("addresses"), self.last_node["spec"]])
+            self._nodes[node] = self.last_node
+        return Surroundings(self.facts(), self._configs[document], cidrs, node)
 
     def plan(self, around: Surroundings, names: Iterable[str] | None = None) -> NodePlan:
         """What a process that starts now would plan."""
@@ -159,11 +167,7 @@ class Oracle:
 
     def _of_canaries(self, around: Surroundings) -> dict[Any, Any]:
         """The rules of the canaries: nothing else changes them."""
-        node = self.last_node and (
-            self.last_node["status"].get("addresses"),
-            self.last_node["spec"],
-        )
-        key = json.dumps([self._mode.table, node, repr(around)])
+        key = repr((self._mode.table, around))
         if key not in self._canary_rules:
             self._canary_rules[key] = self.rules(self.plan(around, self.canaries))
         return self._canary_rules[key]
@@ -195,7 +199,7 @@ class Oracle:
         self._around.append(now)
         if self._node.starts != self._starts:  # it may serve before all that is optional is read
             self._starts = self._node.starts
-            self._around += (now._replace(cidrs=()), now._replace(node=False))
+            self._around += (now._replace(cidrs=()), now._replace(node=""))
         for parts in product(*(_distinct(column) for column in zip(*self._around, strict=True))):
             wanted = self._of_canaries(Surroundings(*parts))
             for key in wanted.keys() | self.protected.keys():
@@ -270,8 +274,11 @@ class Oracle:
         kernel = self._node.kernel
         have, want = kernel.table(self._mode.table), self.rules(plan)
         wrong = diff(have, want)
+        self._refused = set()
         for part in (wrong.added, wrong.removed, wrong.changed):
             for key in [k for k in part if self._poisoned(k)]:
+                if part is not wrong.removed:
+                    self._refused.add(str(kernel.owners[key].name.object_name))
                 del part[key]
         if wrong:
             shown = [*wrong.removed.items(), *wrong.added.items(), *wrong.changed.items()][:3]
@@ -337,16 +344,19 @@ class Oracle:
             name = f"kubeproxy_sync_proxy_rules_{kind}_changes_pending"
             if values.get(name):
                 raise Violation(f"metric {name} is {values[name]} at rest")
-        refused = values.get("steersman_refused_service_ports")
-        if bool(refused) != bool(self._refused_in_plan()):
-            raise Violation(f"metric refused_service_ports is {refused}")
-
-    def _refused_in_plan(self) -> set[str]:
         daemon = self._node.daemon
         assert daemon is not None
-        return {str(owner) for owner in daemon._sync._held.refused}
+        told_of = {finding.object for finding in daemon._sync.state.findings}
+        for name in self._refused:
+            if f"Service {name}" not in told_of:
+                raise Violation(f"the kernel refuses {name}, and no Finding tells")
+        if self._refused and not values.get("steersman_refused_service_ports"):
+            raise Violation(f"{self._refused} are refused, and no metric tells")
 
     def _bounded(self) -> None:
+        held = self._universe.longest_step
+        if held > LONGEST_STEP:
+            raise Violation(f"a step held the loop for {held * 1e3:.1f} ms")
         process = self._node.process
         assert process is not None
         loop = process.loop

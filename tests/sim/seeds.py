@@ -17,6 +17,7 @@ from tests.sim.kernel import Violation
 from tests.sim.life import Life
 from tests.sim.mutations import MUTATIONS
 from tests.sim.node import Node
+from tests.sim.trouble import TROUBLES
 from tests.sim.universe import Process, SimTask, Spinning, Universe
 
 MODES = ("iptables", "nftables", "ebpf")
@@ -35,7 +36,9 @@ class Outcome:
         with tempfile.TemporaryDirectory(dir=_memory()) as folder:
             self.universe = Universe(seed)
             mode = self.universe.dice.choice(MODES)
-            self.life = Life(self.universe, Node(self.universe, Path(folder), mode), hours)
+            self.life = Life(
+                self.universe, Node(self.universe, Path(folder), mode), hours, TROUBLES
+            )
             try:
                 self.life.live()
             except (Violation, Spinning) as error:
