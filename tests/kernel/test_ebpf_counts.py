@@ -65,7 +65,7 @@ def totals(node: Node) -> NodeTotals:
 def look(node: Node) -> None:
     tracking = node.modes[0].engine.tracking
     assert tracking
-    tracking.collect()
+    tracking.collect(tracking.expiring()())
 
 
 def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import pytest
@@ -15,10 +15,13 @@ from steersman.host.netlink import DumpInterruptedError
 from steersman.host.nlmsg import Message
 from steersman.modes.ebpf import keeper
 from steersman.modes.ebpf.engine import Engine
+from steersman.modes.ebpf.flows import Looked
 from steersman.modes.ebpf.follow import Concern
 from steersman.modes.ebpf.hold import Hold
 from steersman.modes.ebpf.keeper import Keeper
+from steersman.modes.ebpf.tracking import Expired
 
+NOTHING_EXPIRED = Expired(0, Looked(0, 0))
 NEW_DEVICE = Message(16, 0, 0, b"")
 
 
@@ -60,7 +63,11 @@ class Restless:
             raise self.fails.pop()
         return []
 
-    def collect(self) -> None:
+    def expiring(self) -> Callable[[], Expired]:
+        return lambda: NOTHING_EXPIRED
+
+    def collect(self, expired: Expired) -> None:
+        assert expired is NOTHING_EXPIRED
         self._loop.call_soon_threadsafe(self.looked.set)
 
     async def let_go(self) -> None:
@@ -183,3 +190,39 @@ async def test_syncs_do_not_wait_for_programs_on_a_new_device(
         task.stop()
     assert node.attached == [7]
     assert node.told == [None, [NEW_DEVICE]]
+
+
+class Crowded(Quiet):
+    """A node with so many connections that to look at them takes long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looking = asyncio.Event()
+        self.ends = threading.Event()
+
+    def expiring(self) -> Callable[[], Expired]:
+        def expire() -> Expired:
+            self._loop.call_soon_threadsafe(self.looking.set)
+            self.ends.wait()
+            return NOTHING_EXPIRED
+
+        return expire
+
+
+async def test_syncs_do_not_wait_while_connections_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "_COLLECT", 0.0)
+    node, lock = Crowded(), asyncio.Lock()
+    task = Keeper(cast(Engine, node), cast(Hold, node), lock)
+    task.keep_going()
+    try:
+        async with asyncio.timeout(5):
+            await node.looking.wait()
+            async with lock:  # as a sync does
+                assert not node.looked.is_set()
+            node.ends.set()
+            await node.looked.wait()
+    finally:
+        node.ends.set()
+        task.stop()

@@ -12,6 +12,7 @@ from steersman.host.nlmsg import Message
 from steersman.modes.ebpf.engine import Engine
 from steersman.modes.ebpf.follow import Concern
 from steersman.modes.ebpf.hold import Hold
+from steersman.modes.ebpf.tracking import Expired
 
 _SETTLE = 0.02  # seconds; a new device makes several notifications
 _COLLECT = 30.0  # seconds between two looks for connections that are over
@@ -57,7 +58,7 @@ class Keeper:
                 elif concern is Concern.CHANGE and not await self._follow(news):
                     follow = clock() + _RETRY
                 if clock() >= collect:
-                    await self._do(self._collect)
+                    await self._collect()
                     await self._hold.let_go()
                     collect = clock() + _COLLECT
 
@@ -71,9 +72,23 @@ class Keeper:
             return True
         return await self._tried(lambda: asyncio.to_thread(self._engine.attach_devices, fresh))
 
-    def _collect(self) -> None:
-        if self._engine.tracking:
-            self._engine.tracking.collect()
+    async def _collect(self) -> None:
+        """Forget old connections; syncs do not wait while all are looked at."""
+        expired: list[Expired] = []
+
+        async def expire() -> None:
+            async with self._lock:
+                tracking = self._engine.tracking
+                work = tracking.expiring() if tracking else None
+            if work:
+                expired.append(await asyncio.to_thread(work))
+
+        def count() -> None:
+            if self._engine.tracking:
+                self._engine.tracking.collect(expired[0])
+
+        if await self._tried(expire) and expired:
+            await self._do(count)
 
     async def _do(self, work: Callable[[], object], *, at_once: bool = False) -> bool:
         """Do something while no sync runs, in a thread unless `at_once`; False if it failed."""

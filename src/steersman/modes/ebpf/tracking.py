@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 from steersman.model.conntrack import Stale
@@ -26,6 +28,14 @@ class Found(NamedTuple):
         return bool(self.peers or self.flows)
 
 
+class Expired(NamedTuple):
+    """What came of forgetting connections that are over."""
+
+    made: int
+    """Connections that had been made before."""
+    looked: flows.Looked
+
+
 class Tracking:
     """What programs have learned and counted, in the maps of one object."""
 
@@ -37,12 +47,26 @@ class Tracking:
         self._maps = loaded.maps
         self._seen = Flows()
 
-    def collect(self) -> None:
-        """Forget connections that are over, and counts of what is gone."""
-        made = self._counts.event("flows_made")
-        looked = flows.collect(self._flows, flows.read_timeouts())
-        self._counts.add_expired(looked.expired)
-        self._seen = self._counts.looked(looked.entries, made, self._seen)
+    def expiring(self) -> Callable[[], Expired]:
+        """Return what forgets the connections that are over.
+
+        That may take a second where there are many. It has a descriptor of its own, so that syncs
+        go on meanwhile, and the mode may be closed.
+        """
+        made, copy = self._counts.event("flows_made"), HashMap(os.dup(self._flows.fd))
+
+        def expire() -> Expired:
+            try:
+                return Expired(made, flows.collect(copy, flows.read_timeouts()))
+            finally:
+                copy.close()
+
+        return expire
+
+    def collect(self, expired: Expired) -> None:
+        """Count connections that were forgotten; forget counts of what is gone."""
+        self._counts.add_expired(expired.looked.expired)
+        self._seen = self._counts.looked(expired.looked.entries, expired.made, self._seen)
         self._counts.sweep(self._tables)
         self._tables.marks.renew(lambda: flows.clients(self._flows))
 
