@@ -13,6 +13,7 @@ import msgspec
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.modes.base import ApplyError
 from steersman.modes.userspace.balance import Balancer
+from steersman.modes.userspace.dials import Dials
 from steersman.modes.userspace.incoming import note_interfaces
 from steersman.modes.userspace.names import FrontendKey, Listener
 from steersman.modes.userspace.room import Room
@@ -53,6 +54,7 @@ class Proxy:
         """
         self.traffic = Traffic()
         self.room = Room(limit or descriptor_limit())
+        self.dials = Dials()
         self._open_socket = open_socket
         self._ports = ports
         self._udp_idle = udp_idle
@@ -240,6 +242,7 @@ class Proxy:
             self.traffic,
             self.room,
             self._open_socket,
+            dials=self.dials,
             destination=(key.address, key.port),
         )
         if key.protocol is Protocol.TCP:
@@ -267,6 +270,7 @@ class Proxy:
             del self._owned[owner]
             self._balancers.pop(owner, None)
             self.traffic.forget(owner)
+            self.dials.forget(owner)
 
     def _forget_endpoints(self, owner: PlanKey) -> None:
         """Drop counts of endpoints that are in no plan and have no connection any more."""

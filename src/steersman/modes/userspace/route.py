@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import Endpoint, Verdict
 from steersman.modes.userspace.balance import Balancer
+from steersman.modes.userspace.dials import Dials
 from steersman.modes.userspace.names import Listener
 from steersman.modes.userspace.room import Holding, Room
 from steersman.modes.userspace.sockets import OpenSocket
@@ -26,6 +27,7 @@ class Route:
         room: Room,
         open_socket: OpenSocket,
         *,
+        dials: Dials,
         destination: tuple[str, int],
     ) -> None:
         """Take the plan, what the ServicePort's listeners share, and what all listeners share.
@@ -36,6 +38,7 @@ class Route:
         self.balancer = balancer
         self.room = room
         self.open_socket = open_socket
+        self.dials = dials
         self.destination = destination
         self._traffic = traffic
         self.shared = False

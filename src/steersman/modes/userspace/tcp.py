@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any
 
 from steersman.model.addresses import canonical_ip
+from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.modes.userspace.balance import Balancer
+from steersman.modes.userspace.dials import Dial
 from steersman.modes.userspace.incoming import interface_of
 from steersman.modes.userspace.names import Listener
 from steersman.modes.userspace.proxy_protocol import header
@@ -165,6 +167,10 @@ class TcpListener:
     async def _join(self, client: socket.socket, peer: tuple[Any, ...], holding: Holding) -> bool:
         """Bring a client and an endpoint together; False where there is none for it."""
         route = self.route
+        reached = (client.getsockname(), route.destination)
+        caller = route.dials.caller(Protocol.TCP, peer, reached)
+        if caller is not None and route.dials.refuses(caller, route.plan.owner):
+            return False
         needs_interface = not route.plan.same_for_all
         interface = interface_of(client) if needs_interface else ""
         endpoints = route.endpoints(peer[0], interface)
@@ -172,28 +178,28 @@ class TcpListener:
             return False
         started = self._loop.time()
         with route.dialling() as may:
-            found = await self._dial(endpoints) if may else None
-        if found is None:
+            dial = await self._dial(endpoints, caller) if may else None
+        if dial is None:
             return False
-        endpoint, server = found
+        endpoint = dial.endpoint
         balancer = route.balancer
         tally = route.reached(peer[0], endpoint, self._loop.time() - started)
-        pair = Pair(endpoint, tally, route.room, holding, partial(self._ended, balancer))
+        pair = Pair(endpoint, tally, route.room, holding, partial(self._ended, balancer, dial))
         try:
             greets = route.plan.proxy_protocol
             greeting = _greeting(client, peer, route.destination) if greets else b""
-            await connect(self._loop, pair, client, server, greeting)
+            await connect(self._loop, pair, client, dial.socket, greeting)
         except (OSError, asyncio.CancelledError):  # the task is cancelled where all are reset
             balancer.ended(endpoint)
             pair.abort()
-            server.close()
+            self._hang_up(dial)
             raise
         self.pairs.add(pair)
         holding.give_way = pair.abort
         self._cut([pair])  # the plan may be another one by now
         return True
 
-    async def _dial(self, endpoints: list[Endpoint]) -> tuple[Endpoint, socket.socket] | None:
+    async def _dial(self, endpoints: list[Endpoint], caller: Dial | None) -> Dial | None:
         """Try endpoint after endpoint; one that refused is not asked again."""
         refused: set[Endpoint] = set()
         for timeout, endpoint in zip(
@@ -202,6 +208,7 @@ class TcpListener:
             if endpoint in refused:
                 continue
             sock = self.route.open_socket(endpoint.ip, "TCP")
+            dial = self.route.dials.begin(sock, self.route.plan.owner, endpoint, caller)
             try:
                 tune(sock)
                 await self._connect(sock, (endpoint.ip, endpoint.port), timeout)
@@ -210,11 +217,11 @@ class TcpListener:
             except OSError:
                 refused.add(endpoint)
             except asyncio.CancelledError:
-                sock.close()
+                self._hang_up(dial)
                 raise
             else:
-                return endpoint, sock
-            sock.close()
+                return dial
+            self._hang_up(dial)
             self.route.failed(endpoint)
         return None
 
@@ -235,8 +242,13 @@ class TcpListener:
                 return
         raise TimeoutError
 
-    def _ended(self, balancer: Balancer, pair: Pair) -> None:
+    def _hang_up(self, dial: Dial) -> None:
+        self.route.dials.end(dial)
+        dial.socket.close()
+
+    def _ended(self, balancer: Balancer, dial: Dial, pair: Pair) -> None:
         self.pairs.discard(pair)
+        self.route.dials.end(dial)
         self.route.ended(balancer, pair.endpoint, pair.holding)
 
 

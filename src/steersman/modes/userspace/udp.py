@@ -11,7 +11,9 @@ import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, cast
 
+from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
+from steersman.modes.userspace.dials import Dial
 from steersman.modes.userspace.incoming import (
     Arrival,
     answering,
@@ -50,12 +52,12 @@ class Session(asyncio.DatagramProtocol):
         self.endpoint = endpoint
         self._holding = holding
         holding.give_way = self.close
-        self.socket: socket.socket | None = None
+        self.dial: Dial | None = None
         self._listener = listener
         self._client = client
         self._transport: asyncio.DatagramTransport | None = None
         self._waiting: list[bytes] = []
-        self._closed = self._unanswered = self._answered = self._full = False
+        self.closed = self._unanswered = self._answered = self._full = False
         self._balancer = listener.route.balancer
         self._tally: Tally = listener.route.reached(client.address[0], endpoint, 0.0)
         self._used = listener.loop.time()
@@ -64,7 +66,7 @@ class Session(asyncio.DatagramProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send what has been waiting."""
         self._transport = cast(asyncio.DatagramTransport, transport)
-        if self._closed:
+        if self.closed:
             self._transport.abort()
             return
         for data in self._waiting:
@@ -89,9 +91,9 @@ class Session(asyncio.DatagramProtocol):
         if data:
             if not self._full:
                 self._transport.sendto(data)
-        elif self.socket is not None:
+        elif self.dial is not None:
             with contextlib.suppress(OSError):  # transports of asyncio send no empty ones
-                self.socket.send(data)
+                self.dial.socket.send(data)
 
     def pause_writing(self) -> None:
         """Lose datagrams: the way to the endpoint takes no more."""
@@ -129,10 +131,12 @@ class Session(asyncio.DatagramProtocol):
 
     def close(self) -> None:
         """Forget the client."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             self._listener.forget(self._client, self)
             self._timer.cancel()
+            if self.dial is not None:
+                self._listener.route.dials.end(self.dial)
             self._listener.route.ended(self._balancer, self.endpoint, self._holding)
             if self._transport is not None:
                 self._transport.close()
@@ -203,12 +207,16 @@ class UdpListener(asyncio.DatagramProtocol):
 
     def _take(self, data: bytes, client: Client) -> None:
         """Pass a datagram on, in the client's session or a new one."""
+        dials = self.route.dials
+        caller = dials.caller(Protocol.UDP, client.address)
+        if caller is not None and dials.refuses(caller, self.route.plan.owner):
+            return
         session = self._sessions.get(client)
         if session is not None and not self.route.serves(session.endpoint):
             session.close()
             session = None
         if session is None:
-            session = self._open(client)
+            session = self._open(client, caller)
         if session is not None:
             session.send(data)
 
@@ -216,7 +224,7 @@ class UdpListener(asyncio.DatagramProtocol):
         """A client cannot be reached: it is not waiting any more."""
         del exc
 
-    def _open(self, client: Client) -> Session | None:
+    def _open(self, client: Client, caller: Dial | None) -> Session | None:
         told_apart = not self.route.plan.same_for_all
         interface = interface_name(self._socket, client.arrival.interface) if told_apart else ""
         endpoints = self.route.endpoints(client.address[0], interface)
@@ -226,19 +234,22 @@ class UdpListener(asyncio.DatagramProtocol):
         if holding is None:
             return None
         session = self._sessions[client] = self._make(self, client, endpoints[0], holding)
-        task = self.loop.create_task(self._connect(session))
+        task = self.loop.create_task(self._connect(session, caller))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return session
 
-    async def _connect(self, session: Session) -> None:
+    async def _connect(self, session: Session, caller: Dial | None) -> None:
         endpoint = session.endpoint
+        if session.closed:
+            return
         try:
-            sock = session.socket = self.route.open_socket(endpoint.ip, "UDP")
+            sock = self.route.open_socket(endpoint.ip, "UDP")
         except OSError:  # no descriptors, say: not the endpoint's fault
             self.route.room.refused += 1
             session.close()
             return
+        session.dial = self.route.dials.begin(sock, self.route.plan.owner, endpoint, caller)
         try:
             sock.setblocking(False)
             sock.connect((endpoint.ip, endpoint.port))  # just notes the address

@@ -1,0 +1,65 @@
+"""Endpoints that lead back to the proxy by way of portals: the kernel translates addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from steersman.host.exec import SubprocessExec
+from steersman.model.plan import (
+    Action,
+    Endpoint,
+    Frontend,
+    FrontendKind,
+    ServicePlan,
+    Verdict,
+)
+from steersman.modes.userspace.mode import UserspaceMode
+from tests.kernel.test_userspace_kernel import (
+    HOST,
+    NODE_PORT,
+    PORT,
+    VARIANTS,
+    VIP,
+    become,
+    on_a_node,
+    options,
+    plan,
+)
+from tests.userspace_proxy import ask, owner, until
+
+pytestmark = pytest.mark.kernel
+OTHER_VIP = "10.96.0.11"
+
+
+def other(one: Endpoint) -> ServicePlan:
+    """Plan another Service, with a cluster IP only."""
+    action = Action(Verdict.FORWARD)
+    frontend = Frontend(FrontendKind.CLUSTER_IP, OTHER_VIP, PORT, action, action, action)
+    return ServicePlan(owner(name="other"), (frontend,), (one,), (), (one,))
+
+
+@VARIANTS
+def test_what_leads_back_by_a_portal_or_node_port_is_refused(
+    variant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(one: Endpoint) -> None:
+        mode = UserspaceMode(SubprocessExec(), options(variant))
+        mode.proxy.room.limit = 100  # so that a loop ends some time
+        await mode.probe()
+        for back in (Endpoint(VIP, PORT), Endpoint(HOST, NODE_PORT)):
+            await become(mode, plan(back))
+            with pytest.raises(ConnectionResetError):
+                await ask(PORT, b"!", VIP)
+            await until(lambda: mode.proxy.open_connections == 0)
+            assert mode.proxy.traffic.of(owner(), back).connections == 1
+        assert f"leads back to this proxy, to {owner()}" in caplog.text
+        await become(mode, plan(one), other(Endpoint(VIP, PORT)))
+        assert await ask(PORT, b"!", OTHER_VIP) == b"one!"
+        await become(mode, plan(Endpoint(OTHER_VIP, PORT)), other(Endpoint(VIP, PORT)))
+        with pytest.raises(ConnectionResetError):
+            await ask(PORT, b"!", OTHER_VIP)
+        await until(lambda: mode.proxy.open_connections == 0)
+        assert mode.proxy.traffic.total.connections == 2 + 2 + 2
+        await mode.close()
+
+    on_a_node(body)
