@@ -29,6 +29,7 @@ LIMITS = {
     "cycles of imports": 0,
     "longest module, lines": 500,
     "longest function, lines": 60,
+    "references to SPEC or STYLE": 0,
 }
 
 

@@ -89,7 +89,7 @@ class World:
 def snapshot_of(node_name: str, objects: Iterable[dict[str, Any]]) -> tuple[Snapshot, Findings]:
     """A Snapshot of Kubernetes objects as a YAML or JSON parser gives them, and what is malformed.
 
-    The Store selects what upstream's watches select (SPEC 2).
+    The Store selects what upstream's watches select (behaviour 2).
     """
     by_kind: dict[str, list[KubeObject]] = {kind: [] for kind in KINDS}
     findings = []

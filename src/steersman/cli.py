@@ -147,7 +147,7 @@ def _instance(config: ProxyConfig) -> Instance | None:
 
 
 async def _initialize(config: ProxyConfig) -> None:
-    """Do what takes more than NET_ADMIN: the kernel's switches (SPEC 1.6)."""
+    """Do what takes more than NET_ADMIN: the kernel's switches (behaviour 1.6)."""
     mode = await prepared_mode(config)
     set_conntrack(config, mode.traits)
     allow_localhost_node_ports(node_config(config), mode, await read_facts())

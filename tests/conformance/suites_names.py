@@ -1,4 +1,4 @@
-"""The chain_names suite: names and numbers in rules that other programs may rely on (SPEC 8)."""
+"""The chain_names suite: names and numbers that other programs may rely on (behaviour 8)."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _step(store: Store, step: dict[str, Any], family: str) -> bool:
     )
     obj = read(kind, step["object"])
     if isinstance(obj, EndpointSlice) and obj.address_type != family:
-        return False  # one proxier per family there: slices go by addressType (SPEC 2)
+        return False  # one proxier per family there: slices go by addressType (behaviour 2)
     if step["op"].startswith("delete"):
         return store.delete(kind.__name__, obj.metadata.object_name)
     return store.upsert(obj)

@@ -35,7 +35,7 @@ TRAITS: Mapping[str, Traits] = {
         drops_unassigned_addresses=True,
     ),
 }
-"""How each mode differs (SPEC 6)."""
+"""How each mode differs (behaviour 6)."""
 
 
 def load(suite: str) -> list[Case]:

@@ -26,7 +26,7 @@ _entries = st.builds(
 
 
 def _is_stale(entry: Entry, ports: list[ServedPort]) -> bool:
-    """The rule of SPEC 12, said at length."""
+    """The rule of behaviour 12, said at length."""
     taking_part = [
         port
         for port in ports
@@ -43,7 +43,7 @@ def _is_stale(entry: Entry, ports: list[ServedPort]) -> bool:
         claims = [port for port in taking_part if port.node_port == entry.destination_port]
         untouched = answering == (entry.destination, entry.destination_port)
         if untouched and entry.protocol != PROTOCOL_NUMBERS[Protocol.UDP]:
-            return False  # beyond SPEC 12: somebody else listens on that number elsewhere
+            return False  # beyond upstream (behaviour 12): it is another program's port
     return bool(claims) and all(
         answering != (endpoint.ip, endpoint.port) for port in claims for endpoint in port.endpoints
     )

@@ -1,4 +1,4 @@
-"""What is owed to conntrack after syncs, whatever fails (SPEC 12)."""
+"""What is owed to conntrack after syncs, whatever fails (behaviour 12)."""
 
 from __future__ import annotations
 

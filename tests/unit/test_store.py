@@ -1,4 +1,4 @@
-"""The Store: what it holds, and what it says has changed (SPEC 2-4)."""
+"""The Store: what it holds, and what it says has changed (behaviour 2-4)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From a ServicePort and its endpoints to Frontends: who is forwarded, dropped, refused.
 
-SPEC 6 as a few tables of Actions.
+Behaviour 6 as a few tables of Actions.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def allowed_sources(spec: PortSpec, family: FamilySettings) -> tuple[str, ...]:
     """Return who may use the load balancer VIPs; () means everyone.
 
     Where a range includes this node, connections to a VIP from the node itself have the VIP as
-    their source, so the VIPs are allowed too (SPEC 6).
+    their source, so the VIPs are allowed too (behaviour 6).
     """
     ranges = spec.load_balancer_source_ranges
     if not any(in_cidr(family.node_ip, cidr) for cidr in ranges):

@@ -1,7 +1,7 @@
 """Which conntrack entries are stale: those of clients that a Service would no longer send there.
 
 Established flows of UDP keep their endpoint in conntrack for as long as packets come, also when
-the endpoint is gone; somebody has to cut them (SPEC 12). A Service has a say only about the
+the endpoint is gone; somebody has to cut them (behaviour 12). A Service has a say only about the
 destinations that it holds in the plan: one that lost a claim cannot cut the winner's clients.
 Pure: host/conntrack.py lists and deletes.
 """
@@ -33,13 +33,13 @@ class ServedPort(Value, frozen=True):
     endpoints: tuple[Endpoint, ...] = ()
     """For UDP: the serving ones, wherever they are. For a port that closes connections: all."""
     close_connections: bool = False
-    """Entries of TCP or SCTP are cut as well when their endpoint is gone (beyond SPEC 12)."""
+    """Entries of TCP or SCTP are cut, too, if their endpoint is gone; see behaviour 12."""
 
 
 class Destinations:
     """The address destinations in the plans, by port number.
 
-    A node port counts on every address of the node except for these (SPEC 12). The index makes
+    A node port counts on every address of the node except for these (behaviour 12). The index makes
     them known without looking at all plans. It is kept up to date by what changed.
     """
 

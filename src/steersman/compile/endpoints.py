@@ -1,4 +1,4 @@
-"""From EndpointSlices to endpoints, and from endpoints to those that traffic may go to (SPEC 4, 5).
+"""Build endpoints from EndpointSlices, and choose those that traffic may use (behaviour 4, 5).
 
 The theory of `categorize`: a ServicePort has up to two lists. `cluster` serves every policy but
 Local; hints may narrow it. `local` serves the policy Local; hints never do. Each list holds ready
@@ -55,7 +55,7 @@ EndpointsByPort: TypeAlias = dict[PortKey, tuple[EndpointState, ...]]
 
 
 class Topology(enum.StrEnum):
-    """How hints narrow the cluster list of a ServicePort on this node (SPEC 5)."""
+    """How hints narrow the cluster list of a ServicePort on this node (behaviour 5)."""
 
     NONE = "none"
     SAME_NODE = "PreferSameNode"
@@ -75,7 +75,7 @@ class Categories(Value, frozen=True):
     """Whether an endpoint exists anywhere: tells "none here" (DROP) from "none" (REJECT)."""
 
 
-# From slices to endpoints (SPEC 4)
+# From slices to endpoints (behaviour 4)
 
 
 def build_endpoints(
@@ -115,7 +115,7 @@ def read_endpoints(
 
 
 def check_address_types(slices: Iterable[EndpointSlice]) -> tuple[Finding, ...]:
-    """Say which slices are of no family at all (SPEC 2: FQDN is ignored)."""
+    """Say which slices are of no family at all (behaviour 2: FQDN is ignored)."""
     findings: list[Finding] = []
     for slice_ in slices:
         if slice_.address_type not in _ADDRESS_TYPES.values():
@@ -126,7 +126,7 @@ def check_address_types(slices: Iterable[EndpointSlice]) -> tuple[Finding, ...]:
 
 
 def local_ready_count(endpoints: Mapping[PortKey, Sequence[EndpointState]]) -> int:
-    """Count the distinct addresses of ready endpoints on this node (health checks, SPEC 4)."""
+    """Count the distinct addresses of ready endpoints on this node (health checks, behaviour 4)."""
     return len(
         {
             state.endpoint.ip
@@ -176,7 +176,7 @@ class _Reading:
         for index, entry in enumerate(slice_.endpoints or ()):
             if not entry.addresses:
                 continue
-            ip = canonical_ip(entry.addresses[0])  # the one that counts (SPEC 4)
+            ip = canonical_ip(entry.addresses[0])  # the one that counts (behaviour 4)
             if ip is None or (strict and ((":" in ip) is not is_ipv6 or special_range(ip))):
                 reason = _unusable(entry.addresses[0], ip, slice_.address_type)
                 notes.add(f"endpoints[{index}].addresses[0]", f"{reason}; the endpoint is ignored")
@@ -269,7 +269,7 @@ def _names(hints: list[ForZone] | None) -> tuple[str, ...]:
     return tuple([hint.name for hint in hints]) if hints else ()
 
 
-# From endpoints to lists (SPEC 5)
+# From endpoints to lists (behaviour 5)
 
 
 def categorize(
@@ -295,7 +295,7 @@ def categorize(
 
 
 def topology(ready: Sequence[EndpointState], node_name: str, zone: str) -> Topology:
-    """Tell how hints narrow the cluster list; only ready endpoints are asked (SPEC 5)."""
+    """Tell how hints narrow the cluster list; only ready endpoints are asked (behaviour 5)."""
     if _all_hint([state.node_hints for state in ready], node_name):
         return Topology.SAME_NODE
     if _all_hint([state.zone_hints for state in ready], zone):

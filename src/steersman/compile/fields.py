@@ -1,4 +1,4 @@
-"""The fields of a Service that all its ports share, read leniently (SPEC 3)."""
+"""The fields of a Service that all its ports share, read leniently (behaviour 3)."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _policy_local(field: str, word: str | None, notes: Notes) -> bool:
 
 
 def _external_policy_local(spec: ServiceSpec, notes: Notes) -> bool:
-    """Whether the policy is Local and the Service is externally accessible by its spec (SPEC 3)."""
+    """Whether the policy is Local and the Service is accessible by its spec (behaviour 3)."""
     accessible = spec.type in ("LoadBalancer", "NodePort") or (
         spec.type == "ClusterIP" and bool(spec.external_ips)
     )

@@ -1,4 +1,4 @@
-"""From configuration, Node object and machine to what all ServicePlans share (SPEC 1.5, 6, 13)."""
+"""Node-wide settings from configuration, Node object and machine (behaviour 1.5, 6, 13)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from steersman.model.plan import (
 from steersman.model.snapshot import HostFacts, Snapshot
 
 UNDETERMINED = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
-"""What stands for a node IP that is not known (SPEC 1.5)."""
+"""What stands for a node IP that is not known (behaviour 1.5)."""
 PRIMARY = "primary"
 
 
 class NodeIPs(Value, frozen=True):
-    """This node's own addresses (SPEC 1.5)."""
+    """This node's own addresses (behaviour 1.5)."""
 
     ipv4: str = UNDETERMINED[Family.IPV4]
     ipv6: str = UNDETERMINED[Family.IPV6]
@@ -65,12 +65,12 @@ def zone_of(node: Node | None) -> str:
 
 
 def node_name_of(config: NodeConfig, facts: HostFacts) -> str:
-    """Return this node's name: as configured, else the host's (SPEC 1.1 step 3)."""
+    """Return this node's name: as configured, else the host's (behaviour 1.1 step 3)."""
     return (config.node_name or facts.hostname).strip().lower()
 
 
 def node_ips(node: Node | None, config: NodeConfig) -> NodeIPs:
-    """Return this node's addresses from its Node object and the bind address (SPEC 1.5)."""
+    """Return this node's addresses from its Node object and the bind address (behaviour 1.5)."""
     found: dict[Family, str] = {}
     for address in _host_addresses(node):
         found.setdefault(family_of(address), address)
@@ -93,7 +93,7 @@ def _host_addresses(node: Node | None) -> list[str]:
 def detectors(
     config: NodeConfig, node: Node | None
 ) -> tuple[dict[Family, Detector], tuple[Finding, ...]]:
-    """Return how pods are recognised in each family; a falsy Detector where not (SPEC 13)."""
+    """Return how pods are recognised in each family; a falsy Detector where not (behaviour 13)."""
     notes = Notes("configuration")
     return _detectors(config, node, notes), notes.findings
 
@@ -223,7 +223,7 @@ def local_addresses(facts: HostFacts, family: Family) -> tuple[str, ...]:
 
 
 def _node_port_cidrs(config: NodeConfig, ips: NodeIPs, family: Family) -> tuple[str, ...]:
-    """Return the CIDRs of one family that serve node ports; () means all (SPEC 1.1 step 5, 6)."""
+    """Return the node-port CIDRs of one family; () means all (behaviour 1.1, 6)."""
     if PRIMARY in config.node_port_addresses:
         ip = ips.of(family)
         return () if is_loopback(ip) else (f"{ip}/{family.bits}",)

@@ -1,4 +1,4 @@
-"""Why each endpoint of a Service is used on this node or not, in plain words (SPEC 4, 5).
+"""Why each endpoint of a Service is used on this node or not, in plain words (behaviour 4, 5).
 
 Tells what `compile.endpoints` decided, from the objects themselves.
 """

@@ -1,4 +1,4 @@
-"""From a Service to its ServicePorts, family by family (SPEC 3).
+"""From a Service to its ServicePorts, family by family (behaviour 3).
 
 Reads every field leniently: what is malformed becomes a Finding and the rest of the object is
 served. Knows nothing of endpoints.
@@ -25,7 +25,7 @@ _FAMILIES = {family.kubernetes: family for family in Family}
 
 
 class PortSpec(Value, frozen=True):
-    """What one port of a Service asks for in one family (SPEC 3)."""
+    """What one port of a Service asks for in one family (behaviour 3)."""
 
     cluster_ip: str
     port: int
@@ -78,7 +78,7 @@ def read_service(
     """Return the ServicePorts of a Service by family, and what is wrong with it.
 
     A Service that is not this proxy's to serve (headless, without clusterIP, ExternalName, given
-    to another proxy: SPEC 2, 3) has none, and no Findings either. A family without a clusterIP is
+    to another proxy: behaviour 2, 3) has none, and no Findings. A family without a clusterIP is
     left out.
     """
     if not is_served(service):
@@ -98,7 +98,7 @@ def read_service(
 
 
 def is_served(service: Service) -> bool:
-    """Whether a Service is this proxy's to serve at all (SPEC 2, 3)."""
+    """Whether a Service is this proxy's to serve at all (behaviour 2, 3)."""
     spec, labels = service.spec, service.metadata.labels
     return (
         bool(spec.cluster_ip)

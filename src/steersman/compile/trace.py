@@ -1,4 +1,4 @@
-"""What happens to one connection, and why: a NodePlan walked as a packet would (SPEC 6).
+"""What happens to one connection, and why: a NodePlan walked as a packet would (behaviour 6).
 
 Works on the plan alone, so that it says what the kernel was told and not what the cluster holds;
 why an endpoint is in the plan or not is told by `compile.reasons`.

@@ -1,4 +1,4 @@
-"""The command line and the configuration file (SPEC 1): read, defaulted, converted, checked.
+"""The command line and the configuration file (behaviour 1): read, defaulted, converted, checked.
 
     v1alpha1 document -> defaults -> internal form -> flags over it -> platform defaults -> rules
 

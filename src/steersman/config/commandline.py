@@ -1,4 +1,4 @@
-"""A command line and a configuration file made into one configuration (SPEC 1.3).
+"""A command line and a configuration file made into one configuration (behaviour 1.3).
 
 Not here: doing anything about it; cli.py does.
 """

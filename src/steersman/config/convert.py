@@ -1,4 +1,4 @@
-"""From the v1alpha1 document to the internal form and back (SPEC 1.3), and on to the plan's."""
+"""Convert the v1alpha1 document to the internal form, back, and to the plan's (behaviour 1.3)."""
 
 from __future__ import annotations
 

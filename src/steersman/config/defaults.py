@@ -1,4 +1,4 @@
-"""What holds where nothing was said (SPEC 1.2).
+"""What holds where nothing was said (behaviour 1.2).
 
 Zero counts as unset for durations, rates and texts; null for what upstream has as a pointer.
 """
@@ -64,7 +64,7 @@ def apply_defaults(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
 
 
 def apply_platform_defaults(config: ProxyConfig) -> ProxyConfig:
-    """Fill in what upstream fills in on Linux once flags and file are merged (SPEC 1.2)."""
+    """Fill in what upstream fills in on Linux once flags and file are merged (behaviour 1.2)."""
     mode = config.mode or "iptables"
     addresses = config.node_port_addresses
     if mode == "nftables" and not addresses:

@@ -11,7 +11,7 @@ from steersman.config.go import Duration
 from steersman.model.plan import Finding, Severity
 
 ROOT = "KubeProxyConfiguration"
-"""Where every path of a FieldError begins (SPEC 1.4)."""
+"""Where every path of a FieldError begins (behaviour 1.4)."""
 
 
 class ConfigError(Exception):
@@ -23,7 +23,7 @@ class UsageError(ConfigError):
 
 
 class FieldError(msgspec.Struct, frozen=True):
-    """One broken rule of a configuration. Its text is upstream's `field.Error` (SPEC 1.4)."""
+    """One broken rule of a configuration. Its text is upstream's `field.Error` (behaviour 1.4)."""
 
     path: str
     """Path in the internal configuration, as upstream prints it."""

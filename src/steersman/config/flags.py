@@ -215,4 +215,4 @@ UPSTREAM: Final = frozenset(flag.name for flag in (*UPSTREAM_FLAGS, *_DEPRECATED
 OWN: Final = frozenset(flag.name for flag in _OWN)
 """Ours: they hold beside `--config`, too."""
 LOGGING: Final = frozenset(flag.name for flag in UPSTREAM_FLAGS if flag.group is Group.LOGGING)
-"""Those that win over the configuration file (SPEC 1.3)."""
+"""Those that win over the configuration file (behaviour 1.3)."""

@@ -1,4 +1,4 @@
-"""Read a configuration file: strictly first, leniently where that fails (SPEC 1.3)."""
+"""Read a configuration file: strictly first, leniently where that fails (behaviour 1.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rule that a configuration must keep, in upstream's order and words (SPEC 1.4).
+"""Every rule that a configuration must keep, in upstream's order and words (behaviour 1.4).
 
 All errors are collected; none is raised. Rules of our own block come last.
 """
@@ -165,7 +165,7 @@ def _validate_periods(config: ProxyConfig) -> Iterator[FieldError]:
         yield invalid(f"{ROOT}.SyncPeriod", config.sync_period, _POSITIVE)
     yield from _not_negative((f"{ROOT}.MinSyncPeriod", config.min_sync_period))
     if config.min_sync_period > config.sync_period:
-        # upstream prints the minimum as the value of the period (SPEC 1.4)
+        # upstream prints the minimum as the value of the period (behaviour 1.4)
         detail = f"must be greater than or equal to {ROOT}.MinSyncPeriod"
         yield invalid(f"{ROOT}.SyncPeriod", config.min_sync_period, detail)
 

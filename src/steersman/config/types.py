@@ -125,7 +125,7 @@ class V1DetectLocal(Section, frozen=True):
 
 
 class Conntrack(Section, frozen=True):
-    """`conntrack`: sysctls set at the start (SPEC 1.6); 0 leaves them alone."""
+    """`conntrack`: sysctls set at the start (behaviour 1.6); 0 leaves them alone."""
 
     max_per_core: Int32 | None = None
     min: Int32 | None = None
@@ -146,7 +146,7 @@ class Steersman(Section, frozen=True):
     split_threshold: Int32 = 500
     """ServicePorts above which modes with linear lists split them; 0 never does."""
     large_cluster_endpoints: Int32 = 1000
-    """Endpoints above which a cluster is large (SPEC 8.3)."""
+    """Endpoints above which a cluster is large (behaviour 8.3)."""
     min_sync_period: Duration | None = None
     """Beats the mode's own; not given, nftables and ebpf take 10ms unless theirs is given."""
     drain_period: Duration = ZERO

@@ -227,7 +227,7 @@ class _Listing:
                         destination in stale.by_address or self._routes.ends_here(destination[1:-2])
                     ):
                         yield reply.payload
-            except DumpInterruptedError:  # what was seen is good enough for now (SPEC 12)
+            except DumpInterruptedError:  # what was seen is good enough for now (behaviour 12)
                 self.complete = False
 
 

@@ -41,7 +41,7 @@ _IFINFOMSG = struct.Struct("=BxHiII")
 _IFADDRMSG = struct.Struct("=BBBBI")
 _ATTEMPTS = 8
 _NOT_OURS = frozenset({"kube-ipvs0", "kube-portals"})
-"""Interfaces whose addresses are those of Services (SPEC 10; direct portals of the userspace mode),
+"""Interfaces that hold addresses of Services (behaviour 10; direct portals of the userspace mode),
 whatever mode is in use now."""
 _WANTED = (
     BpfInstruction(0x30, 0, 0, 16),  # load the byte at 16: ifa_family, after the nlmsghdr
@@ -106,7 +106,7 @@ def _is_fact(message: Message) -> bool:
 
 
 def has_ipv6(proc: Path = Path("/proc")) -> bool:
-    """Whether the kernel has IPv6 and it is not disabled (SPEC 1.5)."""
+    """Whether the kernel has IPv6 and it is not disabled (behaviour 1.5)."""
     try:
         disabled = (proc / "sys/net/ipv6/conf/all/disable_ipv6").read_text().strip() == "1"
     except OSError:

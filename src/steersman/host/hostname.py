@@ -6,5 +6,5 @@ import socket
 
 
 def hostname() -> str:
-    """Name of this machine as a node name: trimmed and in lower case (SPEC 1.1)."""
+    """Name of this machine as a node name: trimmed and in lower case (behaviour 1.1)."""
     return socket.gethostname().strip().lower()

@@ -1,6 +1,6 @@
 """Kernel settings under /proc/sys: what is wanted as tables, and the writing of what differs.
 
-Why each is set is SPEC 1.6's business; nothing here is written unless it has another value.
+Why each is set is in docs/behaviour.md, 1.6; nothing here is written unless it has another value.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ConntrackConfig(msgspec.Struct, frozen=True):
 
 
 def conntrack_max(max_per_core: int | None, minimum: int | None, cpus: int) -> int:
-    """Return the size wanted for the conntrack table; 0 to leave it alone (SPEC 1.6).
+    """Return the size wanted for the conntrack table; 0 to leave it alone (behaviour 1.6).
 
     2**20 is the most that is asked for by way of cores, and then `minimum` no longer counts.
     """

@@ -1,8 +1,8 @@
 """IP addresses and CIDRs as canonical strings.
 
-Kubernetes accepts IPv4 octets with leading zeros and reads them as decimal (SPEC 15); everything
-behind this module only sees the canonical spelling. Strings rather than `ipaddress` objects: one
-parse costs 3.4 us there, and a change should cost what changed.
+Kubernetes accepts IPv4 octets with leading zeros and reads them as decimal (behaviour 15);
+everything behind this module only sees the canonical spelling. Strings rather than `ipaddress`
+objects: one parse costs 3.4 us there, and a change should cost what changed.
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ class DetectLocalMode(enum.StrEnum):
 
 
 class NodeConfig(msgspec.Struct, frozen=True):
-    """Settings of the proxy that shape the plan. Defaults are upstream's (SPEC 1.2)."""
+    """Settings of the proxy that shape the plan. Defaults are upstream's (behaviour 1.2)."""
 
     node_name: str = ""
     families: tuple[Family, ...] = (Family.IPV4, Family.IPV6)
     """The families to serve, the primary one first."""
     bind_address: str = "0.0.0.0"
-    """An address other than the unspecified one is this node's IP in its family (SPEC 1.5)."""
+    """An address other than the unspecified one is this node's IP in its family (behaviour 1.5)."""
     detect_local_mode: DetectLocalMode = DetectLocalMode.CLUSTER_CIDR
     cluster_cidrs: tuple[str, ...] = ()
     bridge_interface: str = ""
@@ -38,8 +38,8 @@ class NodeConfig(msgspec.Struct, frozen=True):
     """Policy Local without an endpoint here goes to those elsewhere, as upstream's ipvs mode."""
     masquerade_bit: int = 14
     allow_service_external_ips: bool = True
-    """Feature gate AllowServiceExternalIPs (SPEC 3)."""
+    """Feature gate AllowServiceExternalIPs (behaviour 3)."""
     split_threshold: int = 500
     """ServicePorts above which modes with linear lists split them; 0 turns splitting off."""
     large_cluster_endpoints: int = 1000
-    """Endpoints above which a cluster is large (SPEC 8.3)."""
+    """Endpoints above which a cluster is large (behaviour 8.3)."""

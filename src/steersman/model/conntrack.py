@@ -63,7 +63,7 @@ class Stale(Value, frozen=True):
             return False
         if len(destination) != 1 + self.family.bits // 8 + 2:  # a node port of the other family
             return False
-        # What was not translated goes to somebody's port of that number. SPEC 12 cuts it for UDP.
+        # What was not translated is another program's. Its UDP entries are cut, too (behaviour 12).
         return destination[0] == _UDP or destination[1:] != source
 
     def contains_entry(self, entry: Entry) -> bool:

@@ -1,4 +1,4 @@
-"""Kubernetes objects, as structs of just the fields that decide something here (SPEC 2-4).
+"""Kubernetes objects, as structs of just the fields that decide something here (behaviour 2-4).
 
 Everything else in the JSON is skipped while it is decoded. Fields are optional wherever Go's
 decoder accepts `null` or absence; absence means what it means upstream, so nothing here is
@@ -148,7 +148,7 @@ class Service(Lean, frozen=True):
 
 
 class EndpointConditions(Lean, frozen=True):
-    """`conditions` of an endpoint; null and absent mean the same (SPEC 4)."""
+    """`conditions` of an endpoint; null and absent mean the same (behaviour 4)."""
 
     ready: bool | None = None
     serving: bool | None = None

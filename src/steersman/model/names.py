@@ -42,7 +42,7 @@ class ObjectName(NamedTuple):
 
 
 class ServicePortName(NamedTuple):
-    """One port of one Service: the unit in which everything is planned and programmed (SPEC 3)."""
+    """One port of one Service: the unit of planning and programming (behaviour 3)."""
 
     namespace: str
     service: str
@@ -55,7 +55,7 @@ class ServicePortName(NamedTuple):
         return ObjectName(self.namespace, self.service)
 
     def __str__(self) -> str:
-        """The printed name, `ns/name:port`, or `ns/name` when the port has no name (SPEC 3)."""
+        """The printed name: `ns/name:port`, or `ns/name` if the port has no name (behaviour 3)."""
         base = f"{self.namespace}/{self.service}"
         return f"{base}:{self.port}" if self.port else base
 

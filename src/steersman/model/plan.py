@@ -31,7 +31,7 @@ class Severity(enum.StrEnum):
 
 
 class Finding(Value, frozen=True, order=True):
-    """Something wrong with an object, said to people: never an exception (STYLE 3.9)."""
+    """Something wrong with an object, said to people: never an exception."""
 
     object: str
     """Kind and name, as in `Service shop/cart`; a file for what has no name."""
@@ -59,7 +59,7 @@ class Endpoint(Value, frozen=True, order=True):
 
 
 class SourceClass(enum.StrEnum):
-    """Where a packet comes from. A source that is both is a pod first (SPEC 6)."""
+    """Where a packet comes from. A source that is both is a pod first (behaviour 6)."""
 
     POD = "pod"  # a pod of the cluster, as the node's detector tells
     NODE = "node"  # an address of this node itself
@@ -126,7 +126,7 @@ class Frontend(Value, frozen=True):
     external: Action
     source_ranges: tuple[str, ...] = ()
     """Canonical CIDRs that may use it, others are dropped whatever they are; () means everyone.
-    Already holds the addresses that SPEC 6 adds (the VIPs, where a range contains this node)."""
+    Already has the addresses that behaviour 6 adds (the VIPs, if a range contains this node)."""
 
     def action(self, source: SourceClass) -> Action:
         """The Action for a class of sources."""
@@ -167,7 +167,7 @@ class ServicePlan(Value, frozen=True):
     sorted by their printed form; connections to others are closed."""
     ready_here: int = 0
     """Ready endpoints of the whole Service on this node, by address: the answer on its health
-    check node port (SPEC 4). 0 without such a port."""
+    check node port (behaviour 4). 0 without such a port."""
     metrics: bool = False
     """Show its connections on `/metrics`, by frontend and endpoint."""
 
@@ -194,7 +194,7 @@ class ServicePlan(Value, frozen=True):
 
 
 class Detector(Value, frozen=True):
-    """How traffic of local pods is recognised in a family; at most one field is set (SPEC 13)."""
+    """How traffic of local pods is recognised; at most one field is set (behaviour 13)."""
 
     cidr: str = ""
     interface: str = ""
@@ -210,11 +210,11 @@ class FamilySettings(Value, frozen=True):
     detector: Detector = Detector()
     """Falsy where pods cannot be told from others: then the pod class has no members."""
     node_ip: str = ""
-    """Only decides whether a source range includes this node (SPEC 1.5)."""
+    """Only decides whether a source range includes this node (behaviour 1.5)."""
     local_addresses: tuple[str, ...] = ()
     """Addresses on this node's interfaces, loopback included, sorted."""
     node_port_addresses: tuple[str, ...] | None = None
-    """Addresses that serve node ports; None means every local one (SPEC 6). Loopback addresses
+    """Addresses that serve node ports; None means every local one (behaviour 6). Loopback addresses
     are never in it: `localhost_node_ports` says whether those serve."""
     localhost_node_ports: bool = False
     """Whether node ports answer on loopback addresses."""
@@ -223,13 +223,13 @@ class FamilySettings(Value, frozen=True):
 
 
 class Traits(Value, frozen=True):
-    """The few points at which modes legitimately differ in what traffic sees (SPEC 6)."""
+    """The few points at which modes legitimately differ in what traffic sees (behaviour 6)."""
 
     refuses_node_ports_everywhere: bool = False
     """Node-port reject and drop apply on every local address, not only on the serving ones."""
     spares_own_external_traffic: bool = False
     """This node's own traffic to an external or load balancer IP without endpoints is not
-    rejected: its rules are on the ways in and through only (SPEC 8.1)."""
+    rejected: its rules are on the ways in and through only (behaviour 8.1)."""
     filters_without_endpoints: bool = False
     """Source ranges are enforced also while a Service has no endpoints."""
     rejects_unknown_ports: bool = False
@@ -249,7 +249,7 @@ class Traits(Value, frozen=True):
     one_health_check_port: bool = False
     """The health check node port of a Service is an object of its own: of its first port only."""
     spares_hairpins_elsewhere: bool = False
-    """An endpoint of another node that is given itself is not masqueraded here (SPEC 9): it gets
+    """An endpoint elsewhere that is given itself is not masqueraded here (behaviour 9): it gets
     no answer. Its packets come here untranslated only if its node's proxy left them alone."""
     reads_addresses: bool = False
     """Rules are made from addresses of this node other than loopback ones: when one comes or
@@ -274,7 +274,7 @@ class NodeSettings(Value, frozen=True):
     many_services: bool = False
     """More ServicePorts than the configured threshold: modes with lists split them."""
     many_endpoints: bool = False
-    """More endpoints than the large-cluster threshold (SPEC 8.3): modes leave out comments."""
+    """More endpoints than the large-cluster threshold (behaviour 8.3): modes leave out comments."""
 
     def family(self, family: Family) -> FamilySettings:
         """The settings of one family."""

@@ -29,4 +29,4 @@ class HostFacts(msgspec.Struct, frozen=True):
     interfaces: Mapping[str, tuple[str, ...]] = {}
     """Canonical `address/length` by interface name, loopback included."""
     ipv6: bool = True
-    """The kernel has IPv6 and it is not disabled (SPEC 1.5)."""
+    """The kernel has IPv6 and it is not disabled (behaviour 1.5)."""

@@ -1,7 +1,7 @@
 """Differences between what the kernel has and what it should have, as values.
 
 Law: `patch(have, diff(have, want)) == want`. Cleanup, drift, retry, dry-run and restart are all
-a diff applied (STYLE 3.3).
+a diff applied.
 """
 
 from __future__ import annotations

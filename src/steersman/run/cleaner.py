@@ -1,4 +1,4 @@
-"""Deletes stale connections after syncs (SPEC 12): what is owed to conntrack, and paying it.
+"""Deletes stale connections after syncs (behaviour 12): what is owed to conntrack, and paying it.
 
 After a sync, clients of a changed Service may still be sent by conntrack where the Service no
 longer sends them. Each such Service is owed a clean-up, in every table that remembers connections

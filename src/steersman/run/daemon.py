@@ -35,7 +35,7 @@ from steersman.source.store import Store
 
 log = logging.getLogger("steersman")
 
-_MAX_INTERVAL = 3600.0  # seconds; SPEC 7
+_MAX_INTERVAL = 3600.0  # seconds; behaviour 7
 _FIRST_RETRY = 0.25  # seconds, after a sync failed; doubles up to the sync period
 _RETRY = 5.0  # seconds, after netlink failed
 _SUCCESSION = 60.0  # seconds that a newcomer has to take what we hand over
@@ -63,7 +63,7 @@ class Daemon:
 
         Raises:
             StartError: it cannot run here, or has to be started afresh.
-            SysctlError: a start-up setting cannot be written (SPEC 1.1).
+            SysctlError: a start-up setting cannot be written (behaviour 1.1).
         """
         self._machine.raise_descriptor_limit()
         self._machine.memory_at_start()

@@ -1,7 +1,8 @@
 """What the world outside is told after each sync: metrics, health, health checks, conntrack.
 
-In SPEC 7's order. Nothing here decides about traffic, and nothing here can fail a sync: each
-observer is called by itself, and one that raises is logged and called again after the next sync.
+In the order of behaviour 7. Nothing here decides about traffic, and nothing here can fail a sync:
+each observer is called by itself, and one that raises is logged and called again after the next
+sync.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Effects:
             self._count_changes()
 
     def started(self, families: Iterable[Family]) -> None:
-        """Note that the loop runs: healthy until a change waits too long (SPEC 7)."""
+        """Note that the loop runs: healthy until a change waits too long (behaviour 7)."""
         for family in families:
             self._health.updated(family, self._moment())
 

@@ -1,4 +1,4 @@
-"""Events about this node and about Services, in events.k8s.io/v1 (SPEC 13).
+"""Events about this node and about Services, in events.k8s.io/v1 (behaviour 13).
 
 Recording never waits and never fails; posting happens in a task of its own, in order, and an Event
 that cannot be posted is only logged: nothing depends on them.

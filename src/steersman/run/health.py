@@ -1,4 +1,4 @@
-"""What the health servers say (SPEC 13): pure state and answers. run/health_server.py serves them.
+"""Answers of the health servers (behaviour 13): pure state; run/health_server.py serves them.
 
 Two servers: the proxy's own (`/healthz`, `/livez`, and beyond upstream `/readyz`), and one for each
 Service with a health check node port, which a load balancer in front of the nodes asks.
@@ -68,7 +68,7 @@ class ProxyHealth:
         """Start healthy.
 
         Args:
-            timeout: seconds that a change may stay queued; twice the sync period (SPEC 13).
+            timeout: seconds that a change may stay queued; twice the sync period (behaviour 13).
         """
         self.timeout = timeout
         """As given; it may change while running."""

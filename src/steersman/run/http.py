@@ -199,7 +199,7 @@ async def keep_serving(
     hard_fail: bool = False,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Serve until cancelled; where the address cannot be bound, try again every 5 s (SPEC 13).
+    """Serve until cancelled; where the address cannot be bound, try again every 5 s (behaviour 13).
 
     Args:
         app: makes the application, afresh for each try.

@@ -1,7 +1,7 @@
 """The configuration file of a running process: read again when it changes, applied where it can be.
 
-A bad file is a Finding, and the configuration of before stays in force (SPEC 1.1 step 8 ends the
-process instead).
+A bad file is a Finding, and the configuration of before stays in force (upstream's
+process ends instead: behaviour 1.1, step 8).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every metric, as tables: upstream's by name, type, labels and buckets (SPEC 14), and ours.
+"""Every metric, as tables: upstream's by name, type, labels and buckets (behaviour 14), and ours.
 
 Nothing else counts anything. Each `Metrics` has a registry of its own, so that several can live in
 one process; what is known elsewhere (conntrack, kernel counters) is asked for when scraped.

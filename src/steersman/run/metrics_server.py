@@ -1,4 +1,4 @@
-"""The metrics server (SPEC 13): `/metrics`, `/proxyMode`, `/configz` and what helps to debug.
+"""The metrics server (behaviour 13): `/metrics`, `/proxyMode`, `/configz` and what helps to debug.
 
 Every page is a function of what it is given; nothing here knows how any of it comes about.
 """

@@ -1,4 +1,4 @@
-"""Waiting for this node's object at start, and what its later changes mean (SPEC 13). Pure rules.
+"""Wait for this node's object at start, and judge its later changes (behaviour 13). Pure rules.
 
 `judge` is asked once a second while the process waits; `react` at every later change. The waiting
 itself is `wait_for_node`'s, with the clock given.

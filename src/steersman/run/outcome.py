@@ -49,7 +49,7 @@ class Tally:
             self._ready_here[key] = ready
 
     def no_local_endpoints(self, policy: TrafficPolicy, family: Family) -> int:
-        """Count the ServicePorts that have endpoints, none here, and a Local policy (SPEC 14)."""
+        """Count the ServicePorts with endpoints, none here, and a Local policy (behaviour 14)."""
         return self._counts[policy, family]
 
     def health_ports(self, family: Family) -> dict[ObjectName, int]:
@@ -57,7 +57,7 @@ class Tally:
         return _by_service(self._health_ports, family)
 
     def ready_here(self, family: Family) -> dict[ObjectName, int]:
-        """Return the ready endpoints on this node of those Services, in one family (SPEC 4)."""
+        """Return the ready endpoints here of those Services, in one family (behaviour 4)."""
         return _by_service(self._ready_here, family)
 
 
@@ -85,7 +85,7 @@ def programming_seconds(
     """Return how long changes took from their cause until they are in force.
 
     Args:
-        trigger_times: annotations of slices, RFC 3339; invalid ones are left out (SPEC 4).
+        trigger_times: annotations of slices, RFC 3339; invalid ones are left out (behaviour 4).
         now: seconds since 1970; a cause that is later (a clock that is ahead) took no time.
         started: when the process started; older causes say nothing about it.
     """

@@ -1,4 +1,4 @@
-"""This node's object: waited for at the start, followed while the process runs (SPEC 13)."""
+"""This node's object: waited for at the start, followed while the process runs (behaviour 13)."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class MonotonicClock:
 
 
 class Runner:
-    """Runs some work with bounded frequency (SPEC 7).
+    """Runs some work with bounded frequency (behaviour 7).
 
     - A request runs the work at once, but no sooner than `min_interval` after the end of the last
       run; requests until then make one run together.

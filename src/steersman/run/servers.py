@@ -185,7 +185,7 @@ class Servers:
 
 
 def _listening_addresses(family: Family, settings: Callable[[], NodeSettings]) -> list[str]:
-    """Where health check node ports of a family are served (SPEC 13)."""
+    """Where health check node ports of a family are served (behaviour 13)."""
     if family not in settings().families:
         return []
     addresses = settings().family(family).node_port_addresses

@@ -191,7 +191,7 @@ async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:
 
 
 def set_conntrack(config: ProxyConfig, traits: Traits) -> None:
-    """Set the start-up sysctls of conntrack (SPEC 1.6), where the mode needs conntrack.
+    """Set the start-up sysctls of conntrack (behaviour 1.6), where the mode needs conntrack.
 
     The table's size belongs to the machine's first network namespace: elsewhere it cannot be set,
     which is only a warning.

@@ -26,7 +26,7 @@ moment's trouble."""
 _POLL = 1.0  # seconds between two looks at what is still connected
 _VARIANTS = {"iptables": ("nft", "legacy"), "userspace": ("nft", "legacy", "nftables")}
 _ORDER = ("nftables", "iptables", "ipvs", "ebpf", "userspace")
-"""Modes that remove the leftovers of all others (SPEC 1.1 step 2), in this order.
+"""Modes that remove the leftovers of all others (behaviour 1.1 step 2), in this order.
 
 Ours of ipvs share no name with iptables'.
 """

@@ -127,7 +127,7 @@ class Sync:
         self._owed.suspected = True
 
     async def run(self) -> SyncResult | None:
-        """Bring the kernel up to date (SPEC 2, 7).
+        """Bring the kernel up to date (behaviour 2, 7).
 
         Returns:
             What was done; None if nothing was to be done, or the initial lists are not in.

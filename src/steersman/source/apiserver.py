@@ -15,7 +15,7 @@ from steersman.source.wire import Resource
 
 
 def resources(node_name: str) -> tuple[Resource, ...]:
-    """Return what is read from the API server, with the selectors of SPEC 2.
+    """Return what is read from the API server, with the selectors of behaviour 2.
 
     Args:
         node_name: this node's name; without one, no Node is read.

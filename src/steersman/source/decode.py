@@ -1,6 +1,6 @@
 """From JSON (or values read from YAML) to objects; what is malformed becomes a Finding.
 
-Never raises on any input: one malformed object never stops the others (SPEC 4, STYLE 3.9).
+Never raises on any input: one malformed object never stops the others (behaviour 4).
 """
 
 from __future__ import annotations

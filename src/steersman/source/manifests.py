@@ -240,7 +240,7 @@ def _affinity_seconds(config: SessionAffinityConfig | None) -> int | None:
 
 
 def _defaulted_port(port: SlicePort) -> SlicePort:
-    """An unnamed port is called "" and is TCP; null would mean that it is not served (SPEC 4)."""
+    """An unnamed port is called "" and is TCP; null would mean not served (behaviour 4)."""
     if port.name is not None and port.protocol is not None:
         return port
     return msgspec.structs.replace(port, name=port.name or "", protocol=port.protocol or "TCP")

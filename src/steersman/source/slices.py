@@ -153,7 +153,7 @@ def _pack(slice_: EndpointSlice) -> bytes:
 
 
 def _is_usual(conditions: EndpointConditions | None) -> bool:
-    """Whether conditions say what none would say (SPEC 4), so that they can be left out."""
+    """Whether conditions say what none would say (behaviour 4), so that they can be left out."""
     return (
         conditions is not None
         and conditions.ready is not False

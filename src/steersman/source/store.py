@@ -31,13 +31,13 @@ class Changes(msgspec.Struct, frozen=True):
     services: frozenset[ObjectName] = frozenset()
     """Services of which the Service itself or one of its slices changed."""
     service_objects: frozenset[ObjectName] = frozenset()
-    """Those of which the Service itself changed (and stayed changed, SPEC 3)."""
+    """Those of which the Service itself changed (and stayed changed, behaviour 3)."""
     endpoints: frozenset[ObjectName] = frozenset()
-    """Those of which an EndpointSlice changed (SPEC 4)."""
+    """Those of which an EndpointSlice changed (behaviour 4)."""
     node: bool = False
     """This node's object or the ServiceCIDRs changed in a way that matters."""
     udp: bool = False
-    """A changed Service had or has a UDP port: conntrack is to be looked at (SPEC 4, 12)."""
+    """A changed Service had or has a UDP port: conntrack is to be looked at (behaviour 4, 12)."""
     trigger_times: Mapping[ObjectName, tuple[str, ...]] = {}
     """Trigger-time annotations of the slice updates that changed something, by Service."""
 
@@ -49,7 +49,7 @@ _NO_NOTES = Annotations()
 
 
 def service_essence(service: Service) -> object:
-    """What of a Service makes a difference; None where it is not ours to serve (SPEC 2, 3)."""
+    """What of a Service makes a difference; None where it is not ours to serve (behaviour 2, 3)."""
     spec = service.spec
     labels = service.metadata.labels
     if labels is not None and labels.proxy_name is not None:
@@ -65,7 +65,7 @@ def service_essence(service: Service) -> object:
 
 
 def _slice_owner(slice_: EndpointSlice) -> ObjectName | None:
-    """The Service of a slice; None where the slice is to be ignored (SPEC 2, 4)."""
+    """The Service of a slice; None where the slice is to be ignored (behaviour 2, 4)."""
     labels = slice_.metadata.labels
     meta = slice_.metadata
     if labels is None or not labels.service_name or labels.headless is not None:
@@ -145,7 +145,7 @@ class Store:
 
     @property
     def synced(self) -> bool:
-        """Whether the initial lists of Services and of EndpointSlices are in (SPEC 2)."""
+        """Whether the initial lists of Services and of EndpointSlices are in (behaviour 2)."""
         return {"Service", "EndpointSlice"} <= self._synced
 
     def take(self) -> Changes:
@@ -194,11 +194,11 @@ class Store:
         return changed
 
     def upsert(self, obj: KubeObject) -> bool:
-        """Take one object; return the `changed` flag of SPEC 3 and 4."""
+        """Take one object; return the `changed` flag of behaviour 3 and 4."""
         return self._told(self._put(obj))
 
     def delete(self, kind: str, name: ObjectName) -> bool:
-        """Drop one object; return the `changed` flag of SPEC 3 and 4."""
+        """Drop one object; return the `changed` flag of behaviour 3 and 4."""
         return self._told(self._remove(kind, name))
 
     def report(self, scope: str, findings: Sequence[Finding]) -> None:

@@ -17,7 +17,7 @@ class RelistError(Exception):
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """A kind and which of its objects are wanted (SPEC 2)."""
+    """A kind and which of its objects are wanted (behaviour 2)."""
 
     kind: str
     path: str

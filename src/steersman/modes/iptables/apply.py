@@ -60,7 +60,7 @@ class Iptables:
         return not (await self._run([self.tool.of(family), "-m", "nfacct", "-h"])).returncode
 
     async def has_canary(self, family: int) -> bool:
-        """Whether our chain in the mangle table is still there (SPEC 8.5)."""
+        """Whether our chain in the mangle table is still there (behaviour 8.5)."""
         command = self.tool.of(family)
         result = await self._run([command, *self._wait, "-S", CANARY, "-t", MANGLE])
         return result.returncode in (0, _RESOURCE_PROBLEM)

@@ -1,4 +1,4 @@
-"""How many rules there are, by table and family: for metrics (SPEC 8.5)."""
+"""How many rules there are, by table and family: for metrics (behaviour 8.5)."""
 
 from __future__ import annotations
 

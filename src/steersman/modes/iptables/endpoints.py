@@ -1,4 +1,4 @@
-"""A ServicePort's endpoints: their chains, and the rules that choose among them (SPEC 8.2)."""
+"""A ServicePort's endpoints: their chains, and the rules that choose among them (behaviour 8.2)."""
 
 from __future__ import annotations
 

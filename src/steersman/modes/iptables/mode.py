@@ -43,7 +43,7 @@ class IptablesOptions(msgspec.Struct, frozen=True):
 
 
 class IptablesMode:
-    """Programs Services as iptables rules (SPEC 8), with the iptables of this machine."""
+    """Programs Services as iptables rules (behaviour 8), with the iptables of this machine."""
 
     name = "iptables"
     traits = Traits(
@@ -186,7 +186,7 @@ class IptablesMode:
             self._strangers.look(run.text.count("\nCOMMIT\n"))
 
     async def canary_present(self) -> bool:
-        """Whether nobody flushed our tables (`iptables -F -X`); cheap, see SPEC 8.5."""
+        """Whether nobody flushed our tables (`iptables -F -X`); cheap, see behaviour 8.5."""
         iptables = await self._probed()
         return all([await iptables.has_canary(family) for family in self.families])
 
@@ -200,7 +200,7 @@ class IptablesMode:
     def _without_left(self, change: Diff) -> Diff:
         """Leave what is shared with kubelet where it is, and from then on out of sight.
 
-        Whether kubelet or this process wrote it cannot be told, so it is never removed (SPEC 8.1);
+        Kubelet or this process may have written it, so it is never removed (behaviour 8.1);
         were it read back, every diff would try again.
         """
         back = self._left & change.added.keys()

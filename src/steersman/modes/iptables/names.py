@@ -75,7 +75,7 @@ LOCALNET_RULE = (
     ' "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT'
     " -j DROP"
 )
-"""Closes what route_localnet opens (SPEC 15); kubelet may have written it already."""
+"""Closes what route_localnet opens (behaviour 15); kubelet may have written it already."""
 
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _PAIRS = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
@@ -84,7 +84,7 @@ _SAFE = re.compile(r"[\w./:-]+", re.ASCII).fullmatch
 
 
 def chain_hash(text: str, _pairs: tuple[str, ...] = _PAIRS) -> str:
-    """Return 16 characters of base32 of the SHA-256, as in upstream's chain names (SPEC 8).
+    """Return 16 characters of base32 of the SHA-256, as in upstream's chain names (behaviour 8).
 
     They come from the first ten bytes; taking ten bits at a time is three times as fast as base32.
     """
@@ -102,7 +102,7 @@ def chain_hash(text: str, _pairs: tuple[str, ...] = _PAIRS) -> str:
 
 
 def printed_name(name: ServicePortName) -> str:
-    """Return the printed name (SPEC 3), as it appears in comments and in hashes.
+    """Return the printed name (behaviour 3), as it appears in comments and in hashes.
 
     Kubernetes lets nothing else than letters, digits, `-` and `.` into names. A manifest may hold
     anything, and nothing of it may end a quotation or a line: other bytes become %XX. iptables
@@ -139,7 +139,7 @@ def is_shared(table: str, chain: str) -> bool:
 
 
 def is_ours(table: str, chain: str) -> bool:
-    """Whether a chain is made and removed by this mode (SPEC 8.5); KUBE-FIREWALL is not."""
+    """Whether a chain is made and removed by this mode (behaviour 8.5); KUBE-FIREWALL is not."""
     place = (table, chain)
     if place in SHARED_CHAINS or place in NODE_CHAINS:
         return True
@@ -147,5 +147,5 @@ def is_ours(table: str, chain: str) -> bool:
 
 
 def is_kubelets(key: RuleKey) -> bool:
-    """Whether an object is shared with kubelet: added where missing, never removed (SPEC 8.1)."""
+    """Whether an object is shared with kubelet: added if missing, never removed (behaviour 8.1)."""
     return key[3] == KUBELET or key[2] == KUBELET_FIREWALL

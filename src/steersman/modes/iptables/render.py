@@ -1,4 +1,4 @@
-"""From one ServicePlan to its chains and rules, in the spelling of iptables-save (SPEC 8.2).
+"""From one ServicePlan to its chains and rules, in the spelling of iptables-save (behaviour 8.2).
 
 Nothing is decided here: which chains exist and what they hold follows from the plan's Actions.
 """

@@ -1,4 +1,4 @@
-"""From NodeSettings to the fixed chains, rules and jumps (SPEC 8.1, 8.2). Pure."""
+"""From NodeSettings to the fixed chains, rules and jumps (behaviour 8.1, 8.2). Pure."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _forward(settings: NodeSettings, features: Features) -> Iterator[str]:
 
 
 def postrouting_rules(mark: str, features: Features) -> tuple[str, ...]:
-    """Return the rules, without their chain, that masquerade what is marked (SPEC 8.2)."""
+    """Return the rules, without their chain, that masquerade what is marked (behaviour 8.2)."""
     random = " --random-fully" if features.random_fully else ""
     comment = _comment("kubernetes service traffic requiring SNAT")
     return (

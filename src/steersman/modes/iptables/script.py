@@ -161,7 +161,7 @@ def _rule_step(key: RuleKey, old: list[str], new: list[str]) -> Step:
     if part == TAIL:
         return Step((_TAIL, 0), table, delete=old, last=new)
     if part in (JUMPS, KUBELET):
-        # kubelet's come last, so that they end up above ours (SPEC 8.1)
+        # kubelet's come last, so that they end up above ours (behaviour 8.1)
         phase = (_RULES, 0) if not new else (_JUMPS, int(part == KUBELET))
         return Step(phase, table, delete=old, insert=new)
     return Step((_TAIL if part == SPLIT else _RULES, 0), table, delete=old, insert=new)

@@ -132,7 +132,7 @@ class IpvsMode:
             self._sockets.get(NETLINK_GENERIC).request(timeouts(self._generic, *wanted))
 
     def prepare(self) -> None:
-        """Set the kernel's switches (SPEC 1.6), once, before anything is added.
+        """Set the kernel's switches (behaviour 1.6), once, before anything is added.
 
         Raises:
             BusyError: one cannot be set.

@@ -18,7 +18,7 @@ from steersman.model.plan import SourceClass, Verdict
 from steersman.modes.iptables.names import FILTER, MANGLE, NAT
 
 DEVICE = "kube-ipvs0"
-"""The dummy interface that holds the addresses of Services (SPEC 10)."""
+"""The dummy interface that holds the addresses of Services (behaviour 10)."""
 
 SERVICES = "KUBE-IPVS-SERVICES"
 MARK_MASQ = "KUBE-IPVS-MARK-MASQ"

@@ -16,7 +16,7 @@ from steersman.modes.ipvs.wire import list_services, resolve
 from steersman.modes.programs import reason, run
 
 _TRIAL = ServerKey(Protocol.TCP, "198.51.100.0", 20000)
-"""A virtual server that nobody uses (RFC 5737): making it loads the scheduler (SPEC 10)."""
+"""A virtual server that nobody uses (RFC 5737): making it loads the scheduler (behaviour 10)."""
 _TRIAL_SET = "KUBE-IPVS-TRIAL"
 _TRIAL_RULES = f"""*filter
 :{_TRIAL_SET} - [0:0]

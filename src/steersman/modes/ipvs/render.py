@@ -43,7 +43,7 @@ _FLAGS = {"fallback": 0x8, "port": 0x10}
 """IP_VS_SVC_F_SCHED1 and 2: another endpoint where the one that is due has weight 0; the port of
 the source decides, too. Both are of sh and mh."""
 _USUAL_FLAGS = {"mh": ("mh-port",)}
-"""Those of a scheduler where nothing is said (SPEC 10)."""
+"""Those of a scheduler where nothing is said (behaviour 10)."""
 
 
 class Options(msgspec.Struct, frozen=True):

@@ -111,7 +111,7 @@ def _match(name: str, dimensions: int = 2) -> str:
 
 
 def _by_class(family: Family, detector: Detector, verdict: Verdict, target: str) -> Iterator[str]:
-    """Rules for each class of sources in turn; a source that is both is a pod first (SPEC 6)."""
+    """Rules by class of sources; one that is both pod and node is a pod (behaviour 6)."""
     classes = (
         (SourceClass.POD, _detected(detector)),
         (SourceClass.NODE, "-m addrtype --src-type LOCAL "),

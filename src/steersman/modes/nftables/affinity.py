@@ -1,7 +1,7 @@
 """ClientIP session affinity of one ServicePort: which objects it takes, and what they are called.
 
-A client sticks to its endpoint whatever service IP it uses (SPEC 6), so the memory belongs to the
-ServicePort: one map per pool in use, filled by the data path behind DNAT, where the endpoint is
+A client sticks to its endpoint whatever service IP it uses (behaviour 6), so the memory belongs to
+the ServicePort: one map per pool in use, filled by the data path behind DNAT, where the endpoint is
 known. Only members are learned: an endpoint that was just removed cannot come back.
 """
 
@@ -20,7 +20,7 @@ _OTHERS = re.compile(r"[^\w./-]", re.ASCII)
 
 
 def base_name(key: PlanKey) -> str:
-    """Upstream's name of a ServicePort in chain names (SPEC 9): hash, then what it is.
+    """Upstream's name of a ServicePort in chain names (behaviour 9): hash, then what it is.
 
     Kubernetes lets little else than letters, digits, `-` and `.` into names, up to 63 of them. A
     manifest may hold anything, but the kernel takes 255 bytes; the slash tells whose chain it is.

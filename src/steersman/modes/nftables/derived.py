@@ -1,8 +1,8 @@
 """Elements that follow from others, each once however many those are. Pure.
 
 A clusterIP is known as long as a frontend has it, whichever port; an endpoint on this node can
-reach itself as long as a ServicePort has it (SPEC 9; elsewhere no such packet passes here). So they
-belong to nobody in the Ruleset, and are counted.
+reach itself as long as a ServicePort has it (behaviour 9; elsewhere no such packet passes here). So
+they belong to nobody in the Ruleset, and are counted.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
 
 TABLE = "kube-proxy"
-"""Upstream's name, where operators look (SPEC 9)."""
+"""Upstream's name, where operators look (behaviour 9)."""
 
 
 class Kind(enum.IntEnum):

@@ -21,7 +21,7 @@ _SKIP = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 
 
 async def probe(execute: Exec, connect: Callable[[], Netlink]) -> Support:
-    """Say whether the kernel and nft are there and new enough (SPEC 1.5)."""
+    """Say whether the kernel and nft are there and new enough (behaviour 1.5)."""
     missing = (*_kernel(platform.release()), *await _nft(execute), *_netlink(connect))
     return Support(not missing, missing)
 

@@ -23,7 +23,7 @@ from steersman.modes.userspace.route import Route, spread
 from steersman.modes.userspace.sockets import BACKLOG, reset, tune
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
-"""Seconds for each attempt to reach an endpoint (SPEC 11.2)."""
+"""Seconds for each attempt to reach an endpoint (behaviour 11.2)."""
 _STALL = 0.05  # seconds
 _STALLS = 4  # of one attempt
 _DESCRIPTORS = 2  # of one connection
