@@ -69,7 +69,7 @@ def total(data: bytes | str) -> None:
     try:
         config = load(data).config
     except ConfigError:
-        assert answer.status == 2
+        assert answer.status == 1
         return
     assert answer.status == bool(validate(apply_platform_defaults(config)))
     json.loads(configz(config))

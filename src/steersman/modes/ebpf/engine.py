@@ -146,7 +146,7 @@ class Engine:
             return {}
         tables = self._open()
         ruleset = tables.read()
-        if any(tables.node.programs) and self._intact():
+        if any(tables.node.programs) and self._intact(fresh_devices_too=True):
             ruleset[Kind.PROGRAMS.value] = tables.node.programs
         return ruleset
 
@@ -156,11 +156,12 @@ class Engine:
         Devices come and go with pods: that all of them have programs is enough.
         """
         pinned = [name for name in self.pins.names() if "-" not in name]
-        return (self.pins.exist and self._intact(), *pinned)
+        return (self.pins.exist and self._intact(fresh_devices_too=False), *pinned)
 
-    def _intact(self) -> bool:
+    def _intact(self, *, fresh_devices_too: bool) -> bool:
         cgroup = self._cgroup()
-        return self._follower.intact() and (not cgroup or sockets_intact(self.pins, cgroup))
+        devices = self._follower.intact(fresh_ones_too=fresh_devices_too)
+        return devices and (not cgroup or sockets_intact(self.pins, cgroup))
 
     def _cgroup(self) -> Path | None:
         """The cgroup whose sockets are balanced; None where none are."""

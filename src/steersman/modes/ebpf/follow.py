@@ -70,10 +70,14 @@ class Follower:
         links = tcx() if self._links is None else self._links
         return Links(self._pins, self._do) if links else self.filters
 
-    def intact(self) -> bool:
-        """Whether every device has its programs; one that has just come may still get them."""
+    def intact(self, *, fresh_ones_too: bool) -> bool:
+        """Whether every device has its programs; one that has just come may still get them.
+
+        Args:
+            fresh_ones_too: whether such a device counts as well.
+        """
         numbers = [each.number for each in list_devices(self._connect).devices]
-        if self._found is not None:
+        if self._found is not None and not fresh_ones_too:
             numbers = [number for number in numbers if number in self._attached]
         return self._programs.intact(numbers)
 
