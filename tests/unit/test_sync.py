@@ -665,3 +665,26 @@ async def test_a_kernel_that_refuses_everything_is_not_asked_for_ever() -> None:
     await world.sync.check()
     assert len(world.mode.kernel) == 1002
     assert world.mode.reads < before + 10
+
+
+async def test_what_cannot_be_rendered_gives_way_to_who_claims_its_objects() -> None:
+    world = World()
+    await world.sync.run()
+    render, broken = world.mode.render_service, True
+
+    def failing(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        if broken and plan.key.name.service == "s1":
+            raise MemoryError("no room")
+        return render(plan, settings)
+
+    world.mode.render_service = failing  # type: ignore[method-assign]
+    world.store.upsert(service("s1", clusterIP="10.96.0.77"))
+    world.store.upsert(service("s9", clusterIP="10.96.0.1"))
+    for _ in range(2):
+        await world.sync.run()
+        assert world.mode.kernel["clusterIP 10.96.0.1:80"] == "shop/s9 (TCP, IPv4)"
+        assert "shop/s1 (TCP, IPv4) 10.1.0.1:8080" in world.mode.kernel
+        world.sync.suspect()
+    broken = False
+    await world.sync.check()
+    assert world.mode.kernel == world.fresh()

@@ -51,6 +51,16 @@ class Holdings:
         else:
             self._want.pop(owner, None)
 
+    def give_way(self, owners: Iterable[Owner]) -> None:
+        """Take from owners what somebody else wants as well: what they want is out of date."""
+        for owner in owners:
+            want = self._want.get(owner, {})
+            others = (ruleset for other, ruleset in self._want.items() if other != owner)
+            lost = {key for ruleset in others for key in ruleset if key in want}
+            if lost:
+                self._dirty.add(owner)
+                self._want[owner] = {k: v for k, v in want.items() if k not in lost}
+
     @property
     def outstanding(self) -> int:
         """How many owners `put` has changed since."""

@@ -250,6 +250,7 @@ class Sync:
                 if cost >= _SLICE:
                     cost = 0
                     await asyncio.sleep(0)
+            self._held.give_way(self._broken)
         return dirty
 
     def _put(self, owner: Owner, render: Callable[[], Ruleset]) -> None:
