@@ -597,6 +597,21 @@ async def test_what_cannot_be_rendered_costs_no_other_service() -> None:
     assert world.sync.state.findings == ()
 
 
+async def test_a_restart_keeps_the_last_versions_of_several_that_are_refused() -> None:
+    world = World()
+    for name in ("s1", "s2"):
+        world.store.upsert(slice_(f"{name}-x", name, ("10.1.0.1", "10.1.0.2", "10.1.0.3")))
+    await world.sync.run()
+    before = dict(world.mode.kernel)
+    world.start()
+    for name in ("s1", "s2"):
+        world.store.upsert(slice_(f"{name}-x", name, ("10.1.0.1", "10.1.0.9")))
+    world.mode.poison = {"shop/s1 (TCP, IPv4)", "shop/s2 (TCP, IPv4)"}
+    for _ in range(3):
+        await world.sync.check()
+        assert world.mode.kernel == before
+
+
 async def test_a_restart_keeps_the_last_version_of_what_the_kernel_refuses() -> None:
     """Also what the new version does not want: the old one may need it."""
     world = World()

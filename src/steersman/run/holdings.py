@@ -121,7 +121,7 @@ class Holdings:
         self.refused.update(dict.fromkeys(owners, why))
         fresh = [owner for owner in owners if owner in self._want and owner not in self._have]
         self._adopters.update(fresh)
-        others = self.owners.difference(fresh)
+        others = self.owners.difference(fresh, {ADOPTED})  # what was adopted stays so
         taken = _keys(map(self._effective, others)) | _keys(self._have.get(o, {}) for o in others)
         for owner in fresh:
             wanted = self._want[owner].keys() - taken
