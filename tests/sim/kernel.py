@@ -70,6 +70,8 @@ class Kernel:
         """Services (`namespace/name`) whose objects are refused."""
         self.generation = 0
         self.strangers = 0
+        self.applied: Counter[object] = Counter()
+        """Transactions by process."""
         self.vandalized: set[PlanKey | None] = set()
         """Owners whose objects others have changed; None for the node."""
         self.owners: dict[Any, PlanKey] = {}
@@ -186,6 +188,7 @@ class Kernel:
         table.update(change.added)
         table.update((key, new) for key, (_, new) in change.changed.items())
         self.generation += 1
+        self.applied[asyncio.get_running_loop()] += 1
         objects = len(change)
         self.counts["written"] += objects
         self.universe.note(f"kernel: {name} {change.summary}, now {len(table)}")
@@ -284,7 +287,8 @@ class WatchfulMode(SimMode):
 
     async def fingerprint(self) -> Hashable | None:
         await self._kernel.enter("fingerprint")
-        return self._kernel.strangers
+        applied = self._kernel.applied
+        return self._kernel.strangers + applied.total() - applied[asyncio.get_running_loop()]
 
     async def lost(self) -> None:
         await self._kernel.enter("lost")

@@ -84,8 +84,8 @@ class Node:
         self.document = self._document()
         self.file = folder / "config.json"
         self.processes: list[Process] = []
-        self.daemon: Daemon | None = None
-        """Of the process that was started last."""
+        self._daemons: dict[Process, Daemon] = {}
+        self._last: Daemon | None = None
         self.starts = 0
         self.unexpected_ends: list[str] = []
         self.supervised = True
@@ -164,6 +164,12 @@ class Node:
         """The process that was started last and runs."""
         return self.processes[-1] if self.processes else None
 
+    @property
+    def daemon(self) -> Daemon | None:
+        """The daemon of that process, or the last one that there was."""
+        daemon = self._daemons.get(self.process) if self.process else None
+        return daemon or self._last
+
     def start(self) -> Process:
         """Start a process as a supervisor would."""
         self.starts += 1
@@ -171,18 +177,16 @@ class Node:
         self.on_start()
         POOL._servers.clear()
 
-        daemons: dict[int, Daemon] = {}
-
         async def main() -> None:
             parsed = parse_command_line([f"--config={self.file}"])
             logs = Logging(root=logging.Logger("unused"))
             daemon = Daemon(parsed, logs, self.machine)
-            self.daemon = daemons[0] = daemon
+            self._last = self._daemons[process] = daemon
             await daemon.run()
 
         process = Process(self.universe, main)
         self.processes.append(process)
-        process.on_end = lambda: self._ended(process, daemons.get(0))
+        process.on_end = lambda: self._ended(process, self._daemons.pop(process, None))
         return process
 
     def _ended(self, process: Process, daemon: Daemon | None) -> None:

@@ -193,6 +193,21 @@ def dies_young(life: Life) -> None:
     life.recovery = max(life.recovery, 60.0)
 
 
+def two_instances(life: Life) -> None:
+    """Somebody starts a second instance, past the lock; one of the two ends."""
+    node = life.node
+    if life.heals or node.process is None or life.universe.now < life.started + 60.0:
+        return
+    first = node.process
+    node.start()
+    life.calm(life.dice.expovariate(1 / 20.0))
+    if len(node.processes) == 2 and life.dice.random() < 0.5:
+        first.kill()
+    else:
+        node.terminate()
+    life.recovery = max(life.recovery, 60.0)
+
+
 def reloaded(life: Life) -> None:
     """The configuration changes, is broken for a while, and changes again."""
     node = life.node
@@ -230,5 +245,14 @@ TROUBLES: tuple[Callable[[Life], None], ...] = (
         strangers,
     ),
     *(netlink_fails, api_answers_badly, api_down, api_silent, api_slow, history_lost),
-    *(node_deleted, clock_steps, killed, terminated, dies_young, reloaded, mode_switch),
+    *(
+        node_deleted,
+        clock_steps,
+        killed,
+        terminated,
+        dies_young,
+        two_instances,
+        reloaded,
+        mode_switch,
+    ),
 )
