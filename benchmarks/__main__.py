@@ -1,4 +1,4 @@
-"""`make bench`: run the benchmarks (ONLY=name for one, QUICK=1 for under a minute)."""
+"""`make bench`: run the benchmarks (ONLY=name for one, QUICK=1 for short runs)."""
 
 from __future__ import annotations
 
