@@ -87,10 +87,12 @@ async def test_a_writer_finishes_what_it_was_given_before_its_caller_ends(
 ) -> None:
     monkeypatch.setattr(exec_module, "_GRACE", 20.0)
     first = f"dd bs=1 count=1 of={tmp_path}/first 2> {tmp_path}/said && touch {tmp_path}/on"
-    script = f"{first}; cat > {tmp_path}/read; mv {tmp_path}/read {tmp_path}/whole"
+    gate = f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
+    script = f"{first}; {gate}; cat > {tmp_path}/read; mv {tmp_path}/read {tmp_path}/whole"
     task = asyncio.create_task(SubprocessExec().run(["sh", "-c", script], b"x" * 1_000_000))
     await started(tmp_path / "on")
     task.cancel()
+    (tmp_path / "go").touch()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (tmp_path / "whole").stat().st_size == 999_999
