@@ -23,7 +23,8 @@ def kernel_busy(life: Life) -> None:
 
 def cannot_write(life: Life) -> None:
     """A change waits for too long: the probes must tell, and say when it is over."""
-    if life.heals or life.node.process is None:  # what else fails may keep the change from coming
+    # What else fails may keep the change from coming; a process that starts owes nothing for long.
+    if life.heals or life.node.process is None or life.universe.now < life.started + 60.0:
         return
     life.node.kernel.faults.append(KernelFault("apply", "busy", 10_000))
     life.heals.append(life.node.kernel.faults.clear)
@@ -196,7 +197,9 @@ def dies_young(life: Life) -> None:
 def two_instances(life: Life) -> None:
     """Somebody starts a second instance, past the lock; one of the two ends."""
     node = life.node
-    if life.heals or node.process is None or life.universe.now < life.started + 60.0:
+    if life.heals or life.lasting or node.process is None:  # the newcomer would not know the Node
+        return
+    if life.universe.now < life.started + 60.0:
         return
     first = node.process
     node.start()
