@@ -569,17 +569,23 @@ async def test_a_reload_while_a_sync_writes_leaves_what_is_published() -> None:
     assert world.sync.state.plan.settings.masquerade_all
 
 
-async def test_what_cannot_be_rendered_costs_no_other_service() -> None:
-    world = World()
-    await world.sync.run()
-    render, broken = world.mode.render_service, True
+def cannot_render(mode: MemoryMode, names: set[str]) -> set[str]:
+    """Have the rendering of some Services fail, for as long as they are in the set returned."""
+    render = mode.render_service
 
     def failing(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
-        if broken and plan.key.name.service == "s1":
+        if plan.key.name.service in names:
             raise MemoryError("no room")
         return render(plan, settings)
 
-    world.mode.render_service = failing  # type: ignore[method-assign]
+    mode.render_service = failing  # type: ignore[method-assign]
+    return names
+
+
+async def test_what_cannot_be_rendered_costs_no_other_service() -> None:
+    world = World()
+    await world.sync.run()
+    broken = cannot_render(world.mode, {"s1"})
     before = {k for k in world.mode.kernel if k.startswith("shop/s1 ")}
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
     world.store.upsert(slice_("s2-x", "s2", ("10.1.0.88",)))
@@ -591,7 +597,7 @@ async def test_what_cannot_be_rendered_costs_no_other_service() -> None:
     (finding,) = world.sync.state.findings
     assert finding.object == "Service shop/s1"
     assert "MemoryError: no room" in finding.reason
-    broken = False
+    broken.clear()
     await world.sync.check()
     assert world.mode.kernel == world.fresh()
     assert world.sync.state.findings == ()
@@ -685,14 +691,7 @@ async def test_a_kernel_that_refuses_everything_is_not_asked_for_ever() -> None:
 async def test_what_cannot_be_rendered_gives_way_to_who_claims_its_objects() -> None:
     world = World()
     await world.sync.run()
-    render, broken = world.mode.render_service, True
-
-    def failing(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
-        if broken and plan.key.name.service == "s1":
-            raise MemoryError("no room")
-        return render(plan, settings)
-
-    world.mode.render_service = failing  # type: ignore[method-assign]
+    broken = cannot_render(world.mode, {"s1"})
     world.store.upsert(service("s1", clusterIP="10.96.0.77"))
     world.store.upsert(service("s9", clusterIP="10.96.0.1"))
     for _ in range(2):
@@ -700,6 +699,6 @@ async def test_what_cannot_be_rendered_gives_way_to_who_claims_its_objects() -> 
         assert world.mode.kernel["clusterIP 10.96.0.1:80"] == "shop/s9 (TCP, IPv4)"
         assert "shop/s1 (TCP, IPv4) 10.1.0.1:8080" in world.mode.kernel
         world.sync.suspect()
-    broken = False
+    broken.clear()
     await world.sync.check()
     assert world.mode.kernel == world.fresh()
