@@ -688,6 +688,22 @@ async def test_a_kernel_that_refuses_everything_is_not_asked_for_ever() -> None:
     assert world.mode.reads < before + 10
 
 
+async def test_a_service_that_was_never_written_is_gone_after_a_reload_without_it() -> None:
+    world = World()
+    broken = cannot_render(world.mode, {"s1"})
+    world.mode.busy = True
+    with pytest.raises(BusyError):
+        await world.sync.run()
+    world.mode.busy = False
+    world.store.delete("Service", ObjectName("shop", "s1"))
+    config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
+    world.sync.use_planner(Planner(config, world.mode.traits))
+    await world.sync.run()
+    assert {key.name.service for key in world.sync.state.plan.services} == {"s2", "s3", "s4"}
+    assert world.sync.state.findings == ()
+    assert broken  # it would fail still
+
+
 async def test_what_cannot_be_rendered_gives_way_to_who_claims_its_objects() -> None:
     world = World()
     await world.sync.run()

@@ -2,7 +2,7 @@
 
 Theory. A change passes four places, and is a debt until the kernel has it:
 
-    Store --take--> changed --plan--> unrendered --render--> ObjectLedger (dirty) --write--> kernel
+    Store --take--> changed --plan--> unrendered --render--> Holdings (dirty) --write--> kernel
 
 Nothing leaves a place before it is in the next one, so that an exception or a cancelled task at any
 await leaves the debt where it was, and the next run goes on from there. Beside the changes there is
@@ -17,7 +17,7 @@ to be thought of. Retry, drift, reload and restart are all the same: run until n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from steersman.compile.plan import PlanChange
@@ -42,7 +42,7 @@ class Owed:
         self.unrendered: dict[PlanKey, ServicePlan | None] = {}
         """Plans that are not rendered; None for one that is gone."""
         self.unread = True
-        """Whether the kernel has what the ledger says is not known."""
+        """It is not known whether the kernel has what Holdings say."""
         self.suspected = False
         """Somebody else may have changed objects of ours."""
         self.failed = False
@@ -104,6 +104,11 @@ class Owed:
             raise
 
     # The reports
+
+    @property
+    def unreported(self) -> Iterable[PlanKey]:
+        """Plans that the next report adds or changes."""
+        return self._plans.changed.keys()
 
     def settle(self) -> tuple[Changes, PlanChange]:
         """Return everything taken and planned since the last call: it is in force now."""

@@ -212,10 +212,10 @@ class Sync:
 
     def _succeeded(self, planner: Planner, change: PlanChange) -> PlanChange:
         """Go on with another Planner; it knows nothing of plans that only the last one made."""
-        services = planner.services
+        services, owed = planner.services, self._owed
         gone = frozenset(
             key
-            for known in (self._held.owners, self._published, self._owed.unrendered)
+            for known in (self._held.owners, self._published, owed.unrendered, owed.unreported)
             for key in known
             if isinstance(key, PlanKey) and key not in services
         )
