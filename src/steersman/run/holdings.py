@@ -52,11 +52,11 @@ class Holdings:
             self._want.pop(owner, None)
 
     def give_way(self, owners: Iterable[Owner]) -> None:
-        """Take from owners what somebody else wants as well: what they want is out of date."""
+        """Take from owners what others have claimed since: what they want is out of date."""
+        claims = [(other, self._want.get(other, {})) for other in self._dirty]
         for owner in owners:
             want = self._want.get(owner, {})
-            others = (ruleset for other, ruleset in self._want.items() if other != owner)
-            lost = {key for ruleset in others for key in ruleset if key in want}
+            lost = {key for other, claim in claims if other != owner for key in claim.keys() & want}
             if lost:
                 self._dirty.add(owner)
                 self._want[owner] = {k: v for k, v in want.items() if k not in lost}
