@@ -2,6 +2,7 @@
 
     python scripts/shape.py            print the figures; exit 1 if one is beyond its limit
     python scripts/shape.py --source DIR   of another tree, without limits
+    python scripts/shape.py --once DIR     figures of a folder, and its private functions used once
 
 A limit is where the code stands, and only ever comes down.
 """
@@ -92,17 +93,16 @@ def comment_lines(module: Module) -> int:
     return sum(token.type == tokenize.COMMENT for token in tokens)
 
 
-def used_once(modules: list[Module]) -> tuple[int, int]:
-    """Return how many private functions are used once, and how many functions there are."""
-    once = total = 0
-    for module in modules:
-        uses = Counter(re.findall(r"\b_\w+\b", module.text))
-        defined = [function.name for function in functions(module)]
-        total += len(defined)
-        once += sum(
-            name.startswith("_") and not name.endswith("__") and uses[name] == 2 for name in defined
-        )
-    return once, total
+def used_once(module: Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the private functions of a module that are used once."""
+    uses = Counter(re.findall(r"\b_\w+\b", module.text))
+    return [
+        function
+        for function in functions(module)
+        if function.name.startswith("_")
+        and not function.name.endswith("__")
+        and uses[function.name] == 2
+    ]
 
 
 def imported(module: Module) -> set[str]:
@@ -162,7 +162,7 @@ def figures(modules: list[Module]) -> dict[str, float]:
     """Return all figures by name."""
     lines = sum(module.lines for module in modules)
     sizes = [body_lines(function) for module in modules for function in functions(module)]
-    once, total = used_once(modules)
+    once = sum(len(used_once(module)) for module in modules)
     return {
         "modules": len(modules),
         "lines": lines,
@@ -171,7 +171,7 @@ def figures(modules: list[Module]) -> dict[str, float]:
         "median function, lines": median(sizes),
         "longest function, lines": max(sizes),
         "functions per 1,000 lines": round(1000 * len(sizes) / lines, 1),
-        "private functions used once, %": round(100 * once / total, 1),
+        "private functions used once, %": round(100 * once / len(sizes), 1),
         "comments, % of lines": round(100 * sum(map(comment_lines, modules)) / lines, 1),
         "docstrings, % of lines": round(100 * sum(map(docstring_lines, modules)) / lines, 1),
         "cycles of imports": cycles(modules),
@@ -188,9 +188,16 @@ def main() -> int:
     """Print the figures; return 1 if one is beyond its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, help="another tree than src, without limits")
-    source = parser.parse_args().source
+    parser.add_argument("--once", type=Path, help="a folder whose fragments are listed")
+    arguments = parser.parse_args()
+    source = arguments.source or arguments.once
+    modules = read(source or ROOT / "src")
+    if arguments.once:
+        for module in modules:
+            for function in used_once(module):
+                print(f"{module.name}:{function.lineno} {function.name} ({body_lines(function)})")
     beyond = 0
-    for name, value in figures(read(source or ROOT / "src")).items():
+    for name, value in figures(modules).items():
         limit = None if source else LIMITS.get(name)
         print(f"{name:40} {value:>8}" + ("" if limit is None else f"   limit {limit}"))
         beyond += limit is not None and value > limit
