@@ -15,7 +15,7 @@ import msgspec
 
 from steersman.host.exec import Result
 from steersman.model.plan import ServicePlan
-from steersman.modes.diff import Diff, diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from tests.iptables_plans import SETTINGS, endpoints, simple
 from tests.kernel.iptables_lab import Namespace, namespace

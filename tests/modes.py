@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodePlan, Traits
+from steersman.model.ruleset import Ruleset
 from steersman.modes.base import Mode
-from steersman.modes.diff import Ruleset
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.text import ruleset_text
 from tests.flows import Answer, FlowCase, by_rules

@@ -26,7 +26,7 @@ LAYERS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 PURE_IN_MODES = {
-    *("render", "render_node", "render_localhost", "diff", "names", "parse", "canonical"),
+    *("render", "render_node", "render_localhost", "names", "parse", "canonical"),
     *("script", "base"),
 }
 """Modules of modes that do not touch the kernel; the others may import host."""

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Mode, Support
-from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
 from steersman.modes.userspace.sockets import open_socket
 from tests.lab_sockets import Netns

@@ -13,9 +13,9 @@ from steersman.model.addresses import canonical_ip, in_cidr
 from steersman.model.config import NodeConfig
 from steersman.model.kube import KINDS, EndpointSlice, KubeObject
 from steersman.model.plan import Finding, NodePlan, Traits
+from steersman.model.ruleset import diff
 from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.modes.base import Mode
-from steersman.modes.diff import diff
 from steersman.source.decode import decode_value
 from steersman.source.store import Store
 from tests.flows import FlowCase

@@ -39,9 +39,9 @@ from steersman.host.hostname import hostname
 from steersman.host.machine import read_facts
 from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import canonical_ip, split_host_port
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
-from steersman.modes.base import ApplyError, BusyError
 from steersman.run.cleanup import clean_up
 from steersman.run.daemon import Daemon
 from steersman.run.instance import Instance, running

@@ -20,8 +20,8 @@ from steersman.compile.plan import Planner, compile_all
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.model.config import NodeConfig
-from steersman.modes.base import BusyError
-from steersman.modes.diff import diff
+from steersman.model.errors import BusyError
+from steersman.model.ruleset import diff
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.run.runner import Runner
 from steersman.run.sync import Sync

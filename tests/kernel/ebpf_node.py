@@ -12,7 +12,7 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.ebpf.engine import EbpfOptions, Inside
 from steersman.modes.ebpf.mode import EbpfMode
 from tests import lab_sockets

@@ -25,8 +25,8 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
+from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
-from steersman.modes.diff import diff
 from steersman.modes.ebpf.engine import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from tests.lab import Layout, Pod

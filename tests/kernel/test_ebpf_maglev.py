@@ -9,7 +9,7 @@ import pytest
 
 from steersman.model.names import Protocol
 from steersman.model.plan import Action, Endpoint, ServicePlan, Verdict
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.ebpf import render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.tables import Tables

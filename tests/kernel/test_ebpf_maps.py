@@ -12,7 +12,7 @@ import pytest
 
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.ebpf import flows, layout, render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.loader import LoadedObject

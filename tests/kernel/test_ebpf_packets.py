@@ -21,7 +21,7 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.ebpf import layout, render
 from steersman.modes.ebpf.bpf import run_packet
 from steersman.modes.ebpf.flows import TO_ENDPOINT

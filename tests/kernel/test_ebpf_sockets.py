@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Action, Endpoint, NodePlan, Verdict
-from steersman.modes.base import BusyError
-from steersman.modes.diff import Diff, diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import Link
 from steersman.modes.ebpf.devices import describe, list_devices

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 import hatch_build
+from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint
-from steersman.modes.base import ApplyError
 from steersman.modes.ebpf import bpf, engine, layout, loader, migrate
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from tests.kernel import ebpf

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from steersman.host.netlink import Netlink, NetlinkError
-from steersman.modes.base import BusyError
+from steersman.model.errors import BusyError
 from steersman.modes.iptables.accounting import COUNTERS, Accounting
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
 from steersman.run.metrics import NFACCT

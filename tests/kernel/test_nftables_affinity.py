@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from steersman.host.exec import SubprocessExec
+from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
-from steersman.modes.base import ApplyError
-from steersman.modes.diff import Diff, diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.affinity import base_name, memory_name
 from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.mode import NftablesMode

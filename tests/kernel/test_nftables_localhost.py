@@ -13,7 +13,7 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, NodeSettings, ServicePlan
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.nftables.relay import Relay
 from tests import nftables_plans as make

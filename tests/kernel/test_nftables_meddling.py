@@ -12,7 +12,7 @@ from steersman.compile.plan import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
 from steersman.host.nlmsg import Message
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.nftables.affinity import base_name, memory_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
 from steersman.modes.nftables.read import generation

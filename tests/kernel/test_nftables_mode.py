@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from steersman.compile.plan import Planner
 from steersman.host.exec import SubprocessExec
+from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
-from steersman.modes.base import ApplyError
-from steersman.modes.diff import Diff, Ruleset, diff, merge
+from steersman.model.ruleset import Diff, Ruleset, diff, merge
 from steersman.modes.nftables.layout import Kind, bare, is_local, prefix
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync

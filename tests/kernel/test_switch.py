@@ -17,8 +17,8 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import Netlink
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
+from steersman.model.ruleset import diff
 from steersman.modes.base import Inheriting, Mode
-from steersman.modes.diff import diff
 from steersman.modes.ebpf import attach, clsact
 from steersman.modes.ebpf.engine import Inside
 from steersman.modes.ebpf.hold import TABLE, Hold

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from steersman.host.exec import Result, SubprocessExec
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import (
     Action,
@@ -21,8 +22,7 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.modes.base import ApplyError, BusyError
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions

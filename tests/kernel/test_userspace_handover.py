@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from steersman.model.errors import BusyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
-from steersman.modes.base import BusyError
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.userspace.apply import Proxy
 from steersman.modes.userspace.handover import Handover
 from steersman.modes.userspace.succession import Stage, Succession

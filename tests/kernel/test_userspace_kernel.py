@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from steersman.host.exec import Result, SubprocessExec
+from steersman.model.errors import ApplyError
 from steersman.model.names import Family
 from steersman.model.plan import (
     Action,
@@ -20,8 +21,7 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.modes.base import ApplyError
-from steersman.modes.diff import Ruleset, diff
+from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.registry import MODES, ModeOptions
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode

@@ -6,8 +6,8 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint
+from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
-from steersman.modes.diff import diff
 from steersman.modes.registry import MODES, ModeOptions
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode

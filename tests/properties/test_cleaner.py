@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steersman.model.conntrack import Cleanup, Confirm, Stale, pack_socket
+from steersman.model.errors import BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.model.plan import FrontendKind, ServicePlan
-from steersman.modes.base import BusyError
 from tests.unit.test_cleaner import World
 from tests.unit.test_store import service, slice_
 

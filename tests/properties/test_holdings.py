@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.modes.diff import patch
+from steersman.model.ruleset import patch
 from steersman.run.holdings import STALE, Holdings, Owner
 
 OWNERS: tuple[Owner, ...] = ("a", "b", "c")

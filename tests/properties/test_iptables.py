@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.iptables.canonical import canonical
 from steersman.modes.iptables.names import RuleKey, printed_name
 from steersman.modes.iptables.parse import parse

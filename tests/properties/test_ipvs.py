@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steersman.host.nlmsg import Message
 from steersman.model.names import Protocol
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.ipvs.changes import Work, held_addresses, only_endpoints
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.totals import Counted, Owners, Totals

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr
-from steersman.modes.diff import diff, merge, patch
+from steersman.model.ruleset import diff, merge, patch
 
 RULESETS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 2))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steersman.model.names import PlanKey
 from steersman.model.plan import ServicePlan, Verdict
-from steersman.modes.diff import diff, merge, patch
+from steersman.model.ruleset import diff, merge, patch
 from steersman.modes.nftables.layout import Kind, size_for, unpack_slot
 from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.slots import assign

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from steersman.compile.plan import PlanChange, Planner
 from steersman.model.config import NodeConfig
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.model.snapshot import HostFacts
-from steersman.modes.base import ApplyError, BusyError
-from steersman.modes.diff import Diff, Ruleset, patch
 from steersman.run.owed import Owed
 from steersman.source.store import Changes
 from tests.unit.test_store import service, slice_

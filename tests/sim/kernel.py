@@ -17,18 +17,11 @@ from typing import Any
 
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.conntrack import Confirm, Stale
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import (
-    ApplyError,
-    BusyError,
-    Made,
-    Mode,
-    NodeTotals,
-    Support,
-    frontend_label,
-)
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.modes.base import Made, Mode, NodeTotals, Support, frontend_label
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode, slots_of
 from steersman.modes.registry import Factory, ModeOptions
@@ -52,6 +45,13 @@ class Fault:
     operation: str
     what: str
     times: int = 1
+
+
+def summary(change: Diff) -> str:
+    """Return the counts of a Diff in words."""
+    return (
+        f"{len(change.added)} added, {len(change.changed)} changed, {len(change.removed)} removed"
+    )
 
 
 class Violation(AssertionError):
@@ -191,7 +191,7 @@ class Kernel:
         self.applied[asyncio.get_running_loop()] += 1
         objects = len(change)
         self.counts["written"] += objects
-        self.universe.note(f"kernel: {name} {change.summary}, now {len(table)}")
+        self.universe.note(f"kernel: {name} {summary(change)}, now {len(table)}")
         touched = {self.owners.get(k) for part in _parts(change) for k in part}
         for owner in touched - self.vandalized - {None}:
             self._whole(table, owner)

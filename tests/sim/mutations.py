@@ -18,7 +18,7 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.conntrack import Stale
 from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.owed import Owed
 from steersman.run.sync import Sync

@@ -19,7 +19,7 @@ from typing import Any
 from steersman.compile import plan
 from steersman.config import ConfigError, parse_command_line
 from steersman.host import facts, netlink
-from steersman.modes.base import BusyError
+from steersman.model.errors import BusyError
 from steersman.run import http
 from steersman.run.accept import POOL
 from steersman.run.daemon import Daemon

@@ -19,8 +19,8 @@ from steersman.model.config import NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family
 from steersman.model.plan import Finding, NodePlan
+from steersman.model.ruleset import Diff, diff
 from steersman.model.snapshot import HostFacts
-from steersman.modes.diff import Diff, diff
 from steersman.modes.nftables.mode import NftablesMode, slots_of
 from steersman.run.startup import node_config
 from steersman.source.apiserver import resources
@@ -29,7 +29,7 @@ from steersman.source.store import Store
 from tests.apiserver_world import Object, Selector, key_of
 from tests.sim.clients import Clients
 from tests.sim.cluster import Etcd
-from tests.sim.kernel import SimMode, Violation
+from tests.sim.kernel import SimMode, Violation, summary
 from tests.sim.node import HEALTH, METRICS, NAME, Node
 from tests.sim.universe import Process, Universe
 
@@ -284,7 +284,7 @@ class Oracle:
             wrong.removed.clear()
         if wrong:
             shown = [*wrong.removed.items(), *wrong.added.items(), *wrong.changed.items()][:3]
-            raise Violation(f"the kernel is not as after a fresh start: {wrong.summary}: {shown}")
+            raise Violation(f"the kernel is not as after a fresh start: {summary(wrong)}: {shown}")
         kernel.vandalized.clear()
         kernel.unknown = set(kernel.poison)
 

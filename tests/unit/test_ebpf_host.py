@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from steersman.host import nlmsg
 from steersman.host.nlmsg import Message
-from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.model.errors import ApplyError, BusyError
+from steersman.modes.base import Support
 from steersman.modes.ebpf import bpf, layout, probe
 from steersman.modes.ebpf.devices import Device, Found, after, describe
 from steersman.modes.ebpf.features import FEATURES, Feature, lacking

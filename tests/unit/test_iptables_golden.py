@@ -12,8 +12,8 @@ from steersman.compile.plan import compile_all
 from steersman.model.config import NodeConfig
 from steersman.model.kube import KINDS
 from steersman.model.plan import Finding, NodePlan
+from steersman.model.ruleset import diff
 from steersman.model.snapshot import HostFacts
-from steersman.modes.diff import diff
 from steersman.modes.iptables.canonical import canonical
 from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.iptables.names import RuleKey

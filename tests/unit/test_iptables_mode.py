@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from steersman.host.exec import Result
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
-from steersman.modes.base import ApplyError, BusyError
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.iptables import mode as mode_module
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from steersman.modes.diff import Diff, diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.iptables.names import RuleKey
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node

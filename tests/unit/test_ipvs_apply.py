@@ -12,9 +12,9 @@ import pytest
 from steersman.host.exec import Result
 from steersman.host.netlink import NetlinkError, Request
 from steersman.host.nlmsg import NLMSG_NOOP
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, Protocol
-from steersman.modes.base import ApplyError, BusyError
-from steersman.modes.diff import Diff, diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.ipvs.apply import Servers, Sets, Step, send
 from steersman.modes.ipvs.kernel import Doors
 from steersman.modes.ipvs.kernel import Kernel as Whole

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steersman.model.names import Protocol
-from steersman.modes.diff import Diff, diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.ipvs.changes import (
     INLINE,
     Work,

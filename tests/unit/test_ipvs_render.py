@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Detector, FamilySettings, NodeSettings
-from steersman.modes.diff import diff, merge
+from steersman.model.ruleset import diff, merge
 from steersman.modes.iptables.canonical import canonical
 from steersman.modes.iptables.render import Features
 from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from steersman.model.errors import BusyError
 from steersman.model.names import Protocol
-from steersman.modes.base import BusyError, Made, Moved, NodeTotals
+from steersman.modes.base import Made, Moved, NodeTotals
 from steersman.modes.ipvs import counters
 from steersman.modes.ipvs.counters import Counters
 from steersman.modes.ipvs.names import ServerKey

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from steersman import __version__
-from steersman.modes.base import BusyError
+from steersman.model.errors import BusyError
 from steersman.run import pages as pages_module
 from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app

@@ -10,9 +10,10 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from steersman.config.types import MODES
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
-from steersman.modes.base import ApplyError, BusyError, Made, Moved, NodeTotals
+from steersman.modes.base import Made, Moved, NodeTotals
 from steersman.modes.ebpf import layout
 from steersman.run import mode_metrics
 from steersman.run.exposition import exposition

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from steersman.model.names import Family
 from steersman.model.plan import Endpoint, Frontend, FrontendKind
-from steersman.modes.diff import Diff, diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.derived import Derived, check_derived, derived
 from steersman.modes.nftables.layout import Kind, bare, prefix
 from steersman.modes.nftables.render import Slots, render_service

@@ -21,7 +21,7 @@ from steersman.model.plan import (
     Traits,
     Verdict,
 )
-from steersman.modes.diff import Diff, diff, patch
+from steersman.model.ruleset import Diff, diff, patch
 from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.render_localhost import render_localhost, without_listeners
 from steersman.modes.nftables.text import diff_text

@@ -16,7 +16,7 @@ from steersman.model.plan import (
     NodeSettings,
     ServicePlan,
 )
-from steersman.modes.diff import Diff, diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables import skeleton, wire
 from steersman.modes.nftables.affinity import base_name
 from steersman.modes.nftables.elements import encode

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from steersman.host.netlink import Netlink
+from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import BusyError
-from steersman.modes.diff import Diff, diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.counters import Counted, Counters
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.render import Slots, render_service

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from steersman.host.exec import Result
-from steersman.modes.base import BusyError
+from steersman.model.errors import BusyError
 from steersman.modes.programs import run
 
 

@@ -7,9 +7,10 @@ from collections.abc import Hashable
 
 import pytest
 
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import ApplyError, BusyError, Support
-from steersman.modes.diff import Diff, Ruleset, patch
+from steersman.model.ruleset import Diff, Ruleset, patch
+from steersman.modes.base import Support
 from steersman.run import switch
 from steersman.run.switch import clean_leftovers, leave
 

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from steersman.model.errors import ApplyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
-from steersman.modes.base import ApplyError
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.userspace import handover, succession
 from steersman.modes.userspace.apply import Proxy
 from steersman.modes.userspace.names import PORTAL, FrontendKey, Listener, Portal

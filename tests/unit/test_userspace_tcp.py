@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from steersman.model.errors import ApplyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
-from steersman.modes.base import ApplyError
 from steersman.modes.userspace import relay, tcp
 from steersman.modes.userspace.names import Choice
 from steersman.modes.userspace.relay import Pair

@@ -13,9 +13,9 @@ from typing import cast
 import msgspec
 import pytest
 
+from steersman.model.errors import ApplyError
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Detector, Endpoint, Verdict
-from steersman.modes.base import ApplyError
 from steersman.modes.userspace import udp
 from steersman.modes.userspace.names import Choice, FrontendKey, Listener, Sources
 from steersman.modes.userspace.sockets import Ports, open_socket

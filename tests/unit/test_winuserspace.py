@@ -13,6 +13,7 @@ import pytest
 
 from steersman.host.exec import Result
 from steersman.host.windows import SERVICE_INTERFACE, service_interface
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import (
     Action,
@@ -24,8 +25,7 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.modes.base import ApplyError, BusyError
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.names import Listener
 from steersman.modes.winuserspace.mode import winuserspace

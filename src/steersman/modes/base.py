@@ -11,7 +11,7 @@ from steersman.model.addresses import join_host_port
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.names import ServicePortName
 from steersman.model.plan import Frontend, NodeSettings, ServicePlan, Traits
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
 
 NODE_PORT = "nodePort:"
 """What the label of a node port begins with; it is the same in both families."""
@@ -23,14 +23,6 @@ class Support(msgspec.Struct, frozen=True):
     usable: bool
     missing: tuple[str, ...] = ()
     """What is missing and how to get it, a sentence each."""
-
-
-class ApplyError(Exception):
-    """The kernel refused a batch: some object in it is wrong. The batch can be halved."""
-
-
-class BusyError(Exception):
-    """The kernel could not be programmed just now (a lock, no memory): try the same again later."""
 
 
 class Moved(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steersman.host.exec import Exec, Result
-from steersman.modes.base import BusyError
+from steersman.model.errors import BusyError
 
 _KILLED = {9: "SIGKILL", 15: "SIGTERM"}
 """Signals that others send, for want of memory say; a crash may be due to what was written."""

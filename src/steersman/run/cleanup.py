@@ -18,9 +18,10 @@ from typing import NamedTuple
 import msgspec
 
 from steersman.host.exec import Exec
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
-from steersman.modes.base import ApplyError, BusyError, Mode, Support
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
+from steersman.modes.base import Mode, Support
 from steersman.modes.iptables.names import is_ours
 from steersman.modes.ipvs.names import CHAINS as OF_IPVS
 from steersman.modes.ipvs.names import DEVICE as IPVS_DEVICE

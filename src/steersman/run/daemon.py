@@ -14,7 +14,8 @@ import msgspec
 from steersman.compile.plan import Planner
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.machine import read_facts, watch_addresses
-from steersman.modes.base import BusyError, Draining, Succeeded, Watchful
+from steersman.model.errors import BusyError
+from steersman.modes.base import Draining, Succeeded, Watchful
 from steersman.run import fallback
 from steersman.run.effects import Effects
 from steersman.run.findings import FindingsLog

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from steersman.model.names import PlanKey
-from steersman.modes.diff import Diff, Ruleset, diff, merge
+from steersman.model.ruleset import Diff, Ruleset, diff, merge
 
 Owner: TypeAlias = PlanKey | str
 """Who a kernel object belongs to: a ServicePort, NODE, or STALE (nobody any more)."""

@@ -26,7 +26,7 @@ from prometheus_client.metrics_core import Metric
 
 from steersman import __version__
 from steersman.model.addresses import without_password
-from steersman.modes.base import ApplyError, BusyError
+from steersman.model.errors import ApplyError, BusyError
 from steersman.run.exposition import exposition
 from steersman.run.http import Answer, Page, application
 from steersman.run.metrics import Metrics

@@ -13,16 +13,9 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import (
-    ApplyError,
-    BusyError,
-    Counting,
-    Made,
-    Moved,
-    NodeTotals,
-    Totalling,
-)
+from steersman.modes.base import Counting, Made, Moved, NodeTotals, Totalling
 from steersman.modes.userspace.apply import Proxy
 from steersman.modes.userspace.traffic import LATENCY_BUCKETS, Traffic
 from steersman.run.service_metrics import Column, Counts, Filter, Ledger, Name, Table, Values, View

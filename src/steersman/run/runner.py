@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
-from steersman.modes.base import BusyError
+from steersman.model.errors import BusyError
 
 log = logging.getLogger(__name__)
 

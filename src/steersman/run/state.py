@@ -8,8 +8,8 @@ import msgspec
 
 from steersman.compile.plan import PlanChange
 from steersman.model.plan import Finding, NodePlan, NodeSettings, Severity
+from steersman.model.ruleset import Diff
 from steersman.model.snapshot import Snapshot
-from steersman.modes.diff import Diff
 from steersman.source.store import Changes
 
 

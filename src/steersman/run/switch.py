@@ -12,8 +12,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
 from steersman.host.exec import Exec
-from steersman.modes.base import ApplyError, BusyError, Inheriting, Lingering, Mode
-from steersman.modes.diff import Ruleset, diff
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.ruleset import Ruleset, diff
+from steersman.modes.base import Inheriting, Lingering, Mode
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.registry import MODES, Factory, ModeOptions
 

@@ -16,7 +16,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan
-from steersman.modes.diff import diff, merge
+from steersman.model.ruleset import diff, merge
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.names import ServerKey
 from steersman.modes.ipvs.wire import Command, destination, resolve

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
+from steersman.model.ruleset import diff
 from steersman.modes.base import Made
-from steersman.modes.diff import diff
 from steersman.modes.ipvs.mode import IpvsMode
 from tests import case_files
 from tests.conformance.runner import Case, flow_world

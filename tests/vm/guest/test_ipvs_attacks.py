@@ -14,7 +14,7 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.options import IpvsOptions
 from tests.kernel.ebpf_frames import ACK, FIN, RST, SCTP, SYN, TCP, UDP, packet

@@ -15,7 +15,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan, ServicePlan
-from steersman.modes.diff import Ruleset, diff
+from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.options import IpvsOptions

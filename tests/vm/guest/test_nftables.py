@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from steersman.host.exec import SubprocessExec
-from steersman.modes.diff import diff
+from steersman.model.ruleset import diff
 from steersman.modes.nftables.mode import NftablesMode
 from tests import case_files
 from tests.flows import by_packets, compare

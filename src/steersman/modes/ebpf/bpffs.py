@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from steersman.host.process import CAP_SYS_ADMIN, has_capability
-from steersman.modes.base import ApplyError
+from steersman.model.errors import ApplyError
 
 _MOUNTS = Path("/proc/self/mountinfo")
 

@@ -12,7 +12,7 @@ import msgspec
 
 from steersman.host.netlink import NETLINK_NETFILTER, NETLINK_ROUTE, Netlink, Subscription
 from steersman.host.nlmsg import Message
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.attach import (
     Pins,

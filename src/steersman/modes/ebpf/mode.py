@@ -9,9 +9,10 @@ from typing import TypeVar
 
 from steersman.host.exec import Exec
 from steersman.model.conntrack import Confirm, Stale
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import ApplyError, BusyError, ByOthers, Made, NodeTotals, Support
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.modes.base import ByOthers, Made, NodeTotals, Support
 from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import HeldError
 from steersman.modes.ebpf.bpffs import mount

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.frontends import FrontendTable, of_kind
 from steersman.modes.ebpf.layout import Kind

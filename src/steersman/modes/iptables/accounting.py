@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError, Request
 from steersman.host.nlmsg import NLM_F_CREATE, attributes, text
-from steersman.modes.base import BusyError
-from steersman.modes.diff import Diff
+from steersman.model.errors import BusyError
+from steersman.model.ruleset import Diff
 from steersman.modes.iptables.names import FILTER, FORWARD, INVALID_DROPPED, LOCALHOST_ACCEPTED
 
 COUNTERS = (INVALID_DROPPED, LOCALHOST_ACCEPTED)

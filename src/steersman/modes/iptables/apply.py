@@ -8,8 +8,8 @@ from pathlib import Path
 
 from steersman.host.exec import Exec, Result
 from steersman.host.locks import held_by
+from steersman.model.errors import ApplyError, BusyError
 from steersman.modes import programs
-from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.iptables.names import CANARY, MANGLE
 from steersman.modes.iptables.script import Run
 from steersman.modes.iptables.variant import Tool

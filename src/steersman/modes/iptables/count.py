@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from steersman.model.names import Family
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.iptables.names import RuleKey
 
 Rules = Counter[tuple[str, Family]]

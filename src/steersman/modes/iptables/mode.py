@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from steersman.host.exec import Exec, SubprocessExec
+from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import BusyError, ByOthers, Support
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.modes.base import ByOthers, Support
 from steersman.modes.iptables.accounting import COUNTERS, Accounting, counts, ends
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.names import RuleKey, is_kubelets

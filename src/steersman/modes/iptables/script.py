@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.iptables.names import (
     BY_ADDRESS,
     FILTER,

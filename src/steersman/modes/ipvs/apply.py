@@ -16,9 +16,9 @@ from typing import NamedTuple
 from steersman.host.exec import Exec
 from steersman.host.netlink import Netlink, NetlinkError, Request
 from steersman.host.nlmsg import NLMSG_NOOP
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.modes import programs
-from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey, Target
 from steersman.modes.ipvs.parse import Real, is_drained, parse_servers, parse_sets
 from steersman.modes.ipvs.wire import Command, destination, list_services, service

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from steersman.model.addresses import family_of
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.ipvs.names import (
     ADDRESS_SETS,
     ADDRESSES,

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
+from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import BusyError, Made, NodeTotals
+from steersman.modes.base import Made, NodeTotals
 from steersman.modes.ipvs.totals import Counted, Owners, Totals, parse_totals
 from steersman.modes.ipvs.wire import Stats, list_destinations, list_services, resolve
 

@@ -10,7 +10,7 @@ import msgspec
 
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.script import LIMITS, write_runs
 from steersman.modes.ipvs.apply import Servers, Sets

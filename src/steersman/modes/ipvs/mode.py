@@ -14,10 +14,11 @@ import msgspec
 from steersman.host.exec import Exec
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_ROUTE
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import ApplyError, BusyError, Made, NodeTotals, Support
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.modes.base import Made, NodeTotals, Support
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.render import Features
 from steersman.modes.iptables.variant import Tool, choose

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from steersman.host.exec import Exec
 from steersman.host.netlink import Netlink, NetlinkError
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
-from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.ipvs.apply import Servers
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.wire import list_services, resolve

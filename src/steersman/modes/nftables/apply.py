@@ -14,10 +14,10 @@ from typing import Any
 
 from steersman.host.exec import Exec
 from steersman.host.netlink import Netlink
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
+from steersman.model.ruleset import Diff
 from steersman.modes import programs
-from steersman.modes.base import ApplyError, BusyError
-from steersman.modes.diff import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.counters import Counters
 from steersman.modes.nftables.derived import Counts, Derived

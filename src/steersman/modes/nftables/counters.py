@@ -17,7 +17,7 @@ from typing import NamedTuple
 from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, nested, text
 from steersman.model.names import Family
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.layout import (

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from steersman.model.names import Family
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.nftables.layout import CLUSTER_IP_SUFFIX, Kind, bare, is_local, prefix
 
 Counts: TypeAlias = dict[bytes, int]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from steersman.host.netlink import Request
 from steersman.model.names import Family
-from steersman.modes.diff import Ruleset
+from steersman.model.ruleset import Ruleset
 from steersman.modes.nftables.affinity import LEARN_CHAIN
 from steersman.modes.nftables.expressions import (
     FIREWALL,

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.names import Family
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.layout import Form, Kind

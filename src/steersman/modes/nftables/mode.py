@@ -20,8 +20,8 @@ from steersman.host.netlink import (
 )
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import ByOthers, Made, Support
-from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import Tables, has_texts, resolve_texts
 from steersman.modes.nftables.forget import forgets

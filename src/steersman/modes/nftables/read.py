@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, string, text
+from steersman.model.errors import BusyError
 from steersman.model.names import Family
-from steersman.modes.base import BusyError
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.affinity import base_of, members_name, memory_name
 from steersman.modes.nftables.derived import Counts, check_derived

@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from steersman.modes.base import ApplyError
-from steersman.modes.diff import Diff
+from steersman.model.errors import ApplyError
+from steersman.model.ruleset import Diff
 from steersman.modes.nftables.layout import FIRST_SLOTS, pack_address, pack_port
 from steersman.modes.nftables.render_localhost import frontend_key
 from steersman.modes.userspace.apply import Proxy

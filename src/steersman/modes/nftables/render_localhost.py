@@ -11,7 +11,7 @@ from typing import Any
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan, Verdict
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.nftables.layout import PROTOCOLS, Kind, pack_port, prefix
 from steersman.modes.userspace.names import LISTENER, FrontendKey, Listener, choice_of
 

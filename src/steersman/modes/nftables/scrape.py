@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from steersman.host.netlink import Netlink
+from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import BusyError, Made
+from steersman.modes.base import Made
 from steersman.modes.nftables.counters import Counted, Counters
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.totals import Totals

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.host.nlmsg import text
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
-from steersman.modes.base import ApplyError, BusyError
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.read import generation

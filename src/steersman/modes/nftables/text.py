@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterable, Iterator
 
 from steersman.model.names import Family
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.nftables.layout import (
     DROP,
     PROTOCOL_NUMBERS,

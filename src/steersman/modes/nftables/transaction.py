@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from steersman.host.netlink import Request
 from steersman.model.names import Family
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 from steersman.modes.nftables import expressions, wire
 from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.layout import SETS, Form, Kind

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from steersman.host.exec import Exec, Result
 from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
-from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.base import Support
 from steersman.modes.programs import run
 
 DEFAULT_INTERFACE = "kube-portals"

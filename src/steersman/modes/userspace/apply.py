@@ -10,8 +10,8 @@ from functools import partial
 
 import msgspec
 
+from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol
-from steersman.modes.base import ApplyError
 from steersman.modes.userspace.balance import Balancer
 from steersman.modes.userspace.dials import Dials
 from steersman.modes.userspace.incoming import note_interfaces

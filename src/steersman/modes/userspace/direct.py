@@ -12,9 +12,10 @@ from collections.abc import Hashable
 import msgspec
 
 from steersman.model.addresses import family_of
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.modes.base import ApplyError, BusyError, Support
-from steersman.modes.diff import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.modes.base import Support
 from steersman.modes.userspace.addresses import Addresses
 from steersman.modes.userspace.apply import Proxy
 from steersman.modes.userspace.names import (

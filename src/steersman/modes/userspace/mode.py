@@ -13,8 +13,8 @@ from steersman.host.exec import Exec
 from steersman.model.conntrack import Stale
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Support
-from steersman.modes.diff import Diff, Ruleset
 from steersman.modes.userspace import render
 from steersman.modes.userspace.apply import AnyListener, Proxy
 from steersman.modes.userspace.flows import past_portals

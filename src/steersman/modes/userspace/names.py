@@ -15,7 +15,7 @@ from steersman.model.plan import (
     Verdict,
     of_class,
 )
-from steersman.modes.diff import Diff
+from steersman.model.ruleset import Diff
 
 LISTENER: Literal["listener"] = "listener"
 PORTAL: Literal["portal"] = "portal"

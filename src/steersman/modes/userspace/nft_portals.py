@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Set
 from itertools import chain
 
 from steersman.host.exec import Exec, Result
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
-from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.base import Support
 from steersman.modes.programs import run
 from steersman.modes.userspace.names import (
     BASE,

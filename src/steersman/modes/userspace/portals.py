@@ -7,8 +7,9 @@ from itertools import chain
 from typing import TypeGuard
 
 from steersman.host.exec import Exec
+from steersman.model.errors import BusyError
 from steersman.model.names import Family
-from steersman.modes.base import BusyError, Support
+from steersman.modes.base import Support
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.script import Run
 from steersman.modes.iptables.variant import choose

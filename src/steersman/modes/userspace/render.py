@@ -19,7 +19,7 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.modes.diff import Ruleset
+from steersman.model.ruleset import Ruleset
 from steersman.modes.iptables.names import printed_name
 from steersman.modes.userspace.names import (
     BASE,

@@ -11,8 +11,8 @@ import asyncio
 import logging
 from enum import Enum
 
-from steersman.modes.base import BusyError
-from steersman.modes.diff import Diff
+from steersman.model.errors import BusyError
+from steersman.model.ruleset import Diff
 from steersman.modes.userspace.apply import Proxy
 from steersman.modes.userspace.handover import Handover
 from steersman.modes.userspace.names import LISTENER, left_without_endpoints, listeners_of

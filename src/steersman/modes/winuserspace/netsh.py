@@ -8,8 +8,9 @@ import re
 from steersman.host.exec import Exec, Result
 from steersman.host.windows import SERVICE_INTERFACE, SERVICE_INTERFACE_VARIABLE, SINGLE
 from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
-from steersman.modes.base import ApplyError, BusyError, Support
+from steersman.modes.base import Support
 
 _PLACES = {Family.IPV4: "ipv4", Family.IPV6: "ipv6"}
 _NAMES = {Family.IPV4: "name", Family.IPV6: "interface"}

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.modes.diff import Diff, diff, merge, patch
+from steersman.model.ruleset import Diff, diff, merge, patch
 
 
 def test_diff_names_what_is_added_removed_and_changed() -> None:
     change = diff({"a": 1, "b": 2, "c": 3}, {"b": 2, "c": 4, "d": 5})
     assert change == Diff({"d": 5}, {"a": 1}, {"c": (3, 4)})
     assert len(change) == 3
-    assert change.summary == "1 added, 1 changed, 1 removed"
     assert patch({"a": 1, "b": 2, "c": 3}, change) == {"b": 2, "c": 4, "d": 5}
 
 

@@ -1,34 +1,31 @@
-"""Differences between what the kernel has and what it should have, as values.
+"""Rulesets, the kernel objects of a mode by key, and the differences between two as values.
 
-Law: `patch(have, diff(have, want)) == want`. Cleanup, drift, retry, dry-run and restart are all
-a diff applied.
+Law: `patch(have, diff(have, want)) == want`. Cleanup, drift repair, retry, dry run and restart
+all apply a Diff.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 
-Key: TypeAlias = Hashable
-"""Names one kernel object within a mode."""
 Ruleset: TypeAlias = Mapping[Any, Any]
-"""Kernel objects by key: what a mode renders, reads back and compares."""
-
+"""Kernel objects by key: rendered by a mode, read back from the kernel, compared."""
 
 _NOTHING = object()
 
 
 class Diff(msgspec.Struct, frozen=True):
-    """What to do to get from one Ruleset to another."""
+    """The steps that turn one Ruleset into another."""
 
     added: dict[Any, Any] = {}
     """Objects to create."""
     removed: dict[Any, Any] = {}
-    """Objects to delete, with the value they have."""
+    """Objects to delete, with their present values."""
     changed: dict[Any, tuple[Any, Any]] = {}
-    """Objects to replace: (value they have, value wanted)."""
+    """Objects to replace: (present value, wanted value)."""
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed)
@@ -36,14 +33,9 @@ class Diff(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.added) + len(self.removed) + len(self.changed)
 
-    @property
-    def summary(self) -> str:
-        """Counts in words, for logs."""
-        return f"{len(self.added)} added, {len(self.changed)} changed, {len(self.removed)} removed"
-
 
 def diff(have: Ruleset, want: Ruleset) -> Diff:
-    """Return what leads from `have` to `want`."""
+    """Return the Diff that turns `have` into `want`."""
     added: dict[Any, Any] = {}
     removed: dict[Any, Any] = {}
     changed: dict[Any, tuple[Any, Any]] = {}
@@ -53,13 +45,13 @@ def diff(have: Ruleset, want: Ruleset) -> Diff:
             added[key] = value
         elif before != value:
             changed[key] = (before, value)
-    if len(have) + len(added) > len(want):  # else all of it is wanted
+    if len(have) + len(added) > len(want):  # otherwise every present key is wanted
         removed = {key: value for key, value in have.items() if key not in want}
     return Diff(added, removed, changed)
 
 
 def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
-    """Return `have` with a Diff applied to it."""
+    """Return a copy of `have` with a Diff applied."""
     out = dict(have)
     for key in change.removed:
         del out[key]
@@ -69,12 +61,12 @@ def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
 
 
 def merge(parts: Iterable[Diff]) -> Diff:
-    """Unite Diffs of different owners.
+    """Combine the Diffs of different owners into one.
 
-    A key that one owner gives up and another one takes is a change of its value.
+    A key that one owner removes and another owner adds becomes a change of its value.
 
     Raises:
-        ValueError: two owners want the same key, or give up the same.
+        ValueError: two owners add, change or remove the same key.
     """
     added: dict[Any, Any] = {}
     removed: dict[Any, Any] = {}
