@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Self
 
 from steersman.modes.ebpf.probe import cgroup_root
-from tests.lab import PREFIX, RUN, ip, remove_leftovers
-from tests.lab_sockets import CLONE_NEWNET, _libc
+from tests.support.lab.cluster import PREFIX, RUN, ip, remove_leftovers
+from tests.support.lab.sockets import CLONE_NEWNET, _libc
 
 NODE_ADDRESS, CLIENT = "192.0.2.1", "192.0.2.2"
 _GATEWAY = "169.254.1.1"

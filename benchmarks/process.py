@@ -56,7 +56,7 @@ def api_server(objects: Sequence[bytes], folder: Path) -> Iterator[str]:
     file = folder / "objects.json"
     items = [_NODE, *map(json.loads, objects)]
     file.write_text(json.dumps({"items": items}))
-    argv = [sys.executable, "-m", "tests.apiserver", "--objects", str(file)]
+    argv = [sys.executable, "-m", "tests.support.apiserver.server", "--objects", str(file)]
     process = subprocess.Popen(argv, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from steersman.model.plan import NodePlan
-from tests import case_files
-from tests.flows import Answer, FlowCase, by_packets, by_trace, compare
-from tests.modes import MODES, Ask, ModeUnderTest, answered
-from tests.worlds import LabPool, program
+from tests.support.builders import case_files
+from tests.support.builders.worlds import LabPool, program
+from tests.support.modes.flows import Answer, FlowCase, by_packets, by_trace, compare
+from tests.support.modes.registry import MODES, Ask, ModeUnderTest, answered
 
 NAMES = case_files.names()
 BY_MODE = [pytest.param(n, m, id=f"{m.name}-{n}") for m in MODES.values() for n in NAMES]

@@ -20,10 +20,10 @@ from steersman.model.snapshot import HostFacts
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import BUILT_IN, SHARED_CHAINS
 from steersman.modes.iptables.render import Features
-from tests.flows import FlowCase, by_rules, by_trace
-from tests.iptables_rules import Rules, parse
-from tests.modes import iptables_save, render
-from tests.worlds import World, snapshot_of
+from tests.support.builders.worlds import World, snapshot_of
+from tests.support.modes.flows import FlowCase, by_rules, by_trace
+from tests.support.modes.iptables_rules import Rules, parse
+from tests.support.modes.registry import iptables_save, render
 
 GOLDEN = Path(__file__).parents[1] / "../shared/golden"
 FILES = {Family.IPV4: "iptables-save.txt", Family.IPV6: "ip6tables-save.txt"}

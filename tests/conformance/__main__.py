@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tests.conformance.runner import Runner, Tally
-from tests.modes import MODES
+from tests.support.modes.registry import MODES
 
 
 def parser() -> argparse.ArgumentParser:

@@ -19,9 +19,9 @@ from steersman.model.plan import Traits
 from tests.conformance.replay import replay
 from tests.conformance.suites_names import not_here
 from tests.conformance.world import world
-from tests.flows import FlowCase, as_served, by_packets, by_trace, compare
-from tests.modes import Ask, ModeUnderTest
-from tests.worlds import LabPool, World, program
+from tests.support.builders.worlds import LabPool, World, program
+from tests.support.modes.flows import FlowCase, as_served, by_packets, by_trace, compare
+from tests.support.modes.registry import Ask, ModeUnderTest
 
 Case: TypeAlias = Mapping[str, Any]
 Suite: TypeAlias = Callable[[Any], None]

@@ -22,7 +22,7 @@ from steersman.run.health import Moment, ProxyHealth, ServiceHealth
 from steersman.run.http import Answer
 from steersman.run.node import NodeTimeoutError, host_ips, pod_cidrs, wait_for_node
 from steersman.run.runner import Runner
-from tests.clock import FakeClock, settle
+from tests.support.clock import FakeClock, settle
 
 Case = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conformance.runner import Case, Runner, Tally
 from tests.conformance.world import load
-from tests.modes import MODES, ModeUnderTest
+from tests.support.modes.registry import MODES, ModeUnderTest
 
 FILES = ("packetflow_{mode}", "packetflow_common")
 CASES = [

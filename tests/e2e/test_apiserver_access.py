@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from steersman.source.kubeconfig import ClusterAccess, Material, load_cluster_access
-from tests.apiserver import ApiServer
-from tests.certificates import Authority
-from tests.e2e.reading import WORLD, reading, service, until
+from tests.support.apiserver.certificates import Authority
+from tests.support.apiserver.reading import WORLD, reading, service, until
+from tests.support.apiserver.server import ApiServer
 
 
 @pytest.fixture(scope="module")

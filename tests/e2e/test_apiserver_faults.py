@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from steersman.source.kubeconfig import ClusterAccess
-from tests.apiserver import ApiServer
-from tests.e2e.reading import WORLD, WatchedStore, reading, service, slice_, timing, until
+from tests.support.apiserver.reading import (
+    WORLD,
+    WatchedStore,
+    reading,
+    service,
+    slice_,
+    timing,
+    until,
+)
+from tests.support.apiserver.server import ApiServer
 
 FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("http_403", {"what": "status", "status": 403}),

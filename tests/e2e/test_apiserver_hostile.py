@@ -16,8 +16,8 @@ from steersman.source import lister
 from steersman.source.backoff import MAX_RETRY_AFTER
 from steersman.source.body import pieces
 from steersman.source.kubeconfig import ClusterAccess
-from tests.apiserver import ApiServer
-from tests.e2e.reading import WORLD, Reading, reading, service, timing, until
+from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing, until
+from tests.support.apiserver.server import ApiServer
 
 MIB = 1 << 20
 JSON = "Content-Type: application/json\r\n"

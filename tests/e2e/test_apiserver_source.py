@@ -11,9 +11,7 @@ import pytest
 import yaml
 
 from steersman.source.kubeconfig import load_cluster_access
-from tests.apiserver import ApiServer
-from tests.apiserver_remote import ServerThread, control
-from tests.e2e.reading import (
+from tests.support.apiserver.reading import (
     WORLD,
     node,
     reading,
@@ -23,6 +21,8 @@ from tests.e2e.reading import (
     timing,
     until,
 )
+from tests.support.apiserver.remote import ServerThread, control
+from tests.support.apiserver.server import ApiServer
 
 MODES = pytest.mark.parametrize("watch_list", ["on", "off", "ignore"])
 
@@ -213,7 +213,7 @@ async def test_a_server_in_a_thread_is_driven_over_http() -> None:
 async def test_a_server_as_a_process(tmp_path: Path) -> None:
     """As tests in network namespaces use it."""
     (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(WORLD))
-    command = ("-m", "tests.apiserver", "--objects", str(tmp_path / "objects.yaml"))
+    command = ("-m", "tests.support.apiserver.server", "--objects", str(tmp_path / "objects.yaml"))
     process = await asyncio.create_subprocess_exec(
         sys.executable, *command, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
     )

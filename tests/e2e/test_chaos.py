@@ -28,10 +28,10 @@ from steersman.run.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.store import Store
-from tests.apiserver import ApiServer
-from tests.apiserver_world import Object
-from tests.e2e.reading import NODE, timing
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.apiserver.reading import NODE, timing
+from tests.support.apiserver.server import ApiServer
+from tests.support.apiserver.world import Object
+from tests.support.lab.namespace import in_namespace, sh
 
 SECONDS = float(os.environ.get("STEERSMAN_CHAOS_SECONDS", "45"))
 SERVICES = 12

@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.apiserver import ApiServer
-from tests.e2e.reading import service, slice_
-from tests.iptables_rules import without_comments
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.apiserver.reading import service, slice_
+from tests.support.apiserver.server import ApiServer
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.iptables_rules import without_comments
 
 pytestmark = pytest.mark.kernel
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_daemon import FLAGS, Process, manifests, rules, steersman, until, world
-from tests.kernel.namespace import in_namespace
+from tests.support.lab.namespace import in_namespace
 
 pytestmark = pytest.mark.kernel
 AT_ONCE = 10.0

@@ -17,8 +17,8 @@ from steersman.run.events import Recorder
 from steersman.source.client import ApiError
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.poster import ApiEventPoster
-from tests.apiserver import ApiServer
-from tests.certificates import Authority
+from tests.support.apiserver.certificates import Authority
+from tests.support.apiserver.server import ApiServer
 
 NODE = "node-a"
 NOBODY = "http://127.0.0.1:1"

@@ -12,8 +12,8 @@ import pytest
 
 from tests.e2e.test_daemon import answers, get, manifests, rules, steersman, until, world
 from tests.e2e.test_endings import ended
-from tests.iptables_rules import without_comments
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.iptables_rules import without_comments
 
 pytestmark = pytest.mark.kernel
 

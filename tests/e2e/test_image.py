@@ -16,7 +16,7 @@ import yaml
 
 from steersman import __version__
 from steersman.modes.registry import MODES
-from tests.e2e.container import Object, argv, buildah, prepare
+from tests.support.processes.container import Object, argv, buildah, prepare
 
 ROOT = Path(__file__).parents[2]
 TAG = "steersman:test"
@@ -122,7 +122,7 @@ def api_server(netns: str, tmp_path: Path) -> Iterator[str]:
     """URL of an API server in the namespace."""
     objects = tmp_path / "objects.yaml"
     objects.write_text(yaml.safe_dump_all(WORLD))
-    command = [sys.executable, "-m", "tests.apiserver", "--objects", str(objects)]
+    command = [sys.executable, "-m", "tests.support.apiserver.server", "--objects", str(objects)]
     process = subprocess.Popen(
         ["ip", "netns", "exec", netns, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

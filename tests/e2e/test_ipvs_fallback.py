@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.apiserver import ApiServer
 from tests.e2e.test_daemon import (
     FLAGS,
     NODE,
@@ -19,7 +18,8 @@ from tests.e2e.test_daemon import (
     until,
     world,
 )
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.apiserver.server import ApiServer
+from tests.support.lab.namespace import in_namespace, sh
 
 HAS_IPVS = Path("/proc/net/ip_vs").exists() or Path("/sys/module/ip_vs").exists()
 pytestmark = [

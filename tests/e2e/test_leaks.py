@@ -16,7 +16,7 @@ EVENTS = int(os.environ.get("STEERSMAN_LEAK_EVENTS", "30000"))
 @pytest.mark.slow
 def test_events_leave_nothing_behind() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tests.leaks", str(EVENTS)],
+        [sys.executable, "-m", "tests.support.processes.leaks", str(EVENTS)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

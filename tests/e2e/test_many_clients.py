@@ -10,7 +10,7 @@ import pytest
 
 from steersman.host.process import raise_descriptor_limit
 from tests.e2e.test_daemon import answers, get, in_rules, manifests, steersman, until, world
-from tests.kernel.namespace import in_namespace
+from tests.support.lab.namespace import in_namespace
 
 pytestmark = pytest.mark.kernel
 

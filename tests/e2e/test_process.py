@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 
 from steersman import __version__
-from tests.apiserver import ApiServer
-from tests.e2e.reading import service
 from tests.e2e.test_daemon import (
     FLAGS,
     NODE,
@@ -32,7 +30,9 @@ from tests.e2e.test_daemon import (
     until,
     world,
 )
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.apiserver.reading import service
+from tests.support.apiserver.server import ApiServer
+from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
 

@@ -11,9 +11,9 @@ import pytest
 
 from steersman.model.names import ObjectName
 from steersman.source.decode import decode_items, decode_object
-from tests.apiserver import ApiServer
-from tests.apiserver_world import KINDS, Object, World, read_token
-from tests.e2e.reading import reading, until
+from tests.support.apiserver.reading import reading, until
+from tests.support.apiserver.server import ApiServer
+from tests.support.apiserver.world import KINDS, Object, World, read_token
 
 FOLDER = Path(__file__).parents[2] / "../shared/recordings"
 

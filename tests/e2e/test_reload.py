@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.test_daemon import get, in_rules, manifests, rules, steersman, until, world
 from tests.e2e.test_ipvs_fallback import HAS_IPVS
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
 

@@ -31,11 +31,6 @@ from steersman.source.apiserver import ApiServerSource
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin, Material
 from steersman.source.store import Store
-from tests.apiserver import ApiServer, Request
-from tests.apiserver_world import World
-from tests.certificates import Authority
-from tests.e2e.fast_clock import SPEED, FastClock
-from tests.e2e.reading import NODE
 from tests.e2e.test_chaos import (
     CONFIG,
     SERVICES,
@@ -46,7 +41,12 @@ from tests.e2e.test_chaos import (
     slice_,
     until,
 )
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.apiserver.certificates import Authority
+from tests.support.apiserver.reading import NODE
+from tests.support.apiserver.server import ApiServer, Request
+from tests.support.apiserver.world import World
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.fast_clock import SPEED, FastClock
 
 MINUTE = 60.0
 KINDS = ("Service", "EndpointSlice", "Node", "ServiceCIDR")

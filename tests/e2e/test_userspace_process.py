@@ -12,8 +12,8 @@ import pytest
 
 from steersman.model.plan import Endpoint
 from tests.e2e.test_daemon import command, get, manifests, rules, steersman, until
-from tests.kernel.namespace import in_namespace, sh
-from tests.userspace_proxy import answering, ask, endpoint
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.userspace_proxy import answering, ask, endpoint
 
 pytestmark = pytest.mark.kernel
 

@@ -15,7 +15,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.run.switch import clean_leftovers, others
 from tests.e2e.test_daemon import manifests, rules, steersman, world
 from tests.e2e.test_userspace_process import NOBODY
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
 PROGRAMS = ("iptables", "iptables-nft", "iptables-legacy", "nft", "ip6tables")

@@ -11,8 +11,8 @@ from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.model.conntrack import Entry
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
-from tests.kernel.flows import FlowEntry, add_entries
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.lab.conntrack_flows import FlowEntry, add_entries
+from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
 

@@ -14,7 +14,7 @@ from steersman.compile.conntrack import ServedPort, stale
 from steersman.host.conntrack import delete_stale
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
 

@@ -26,9 +26,9 @@ from steersman.run.metrics import Metrics
 from steersman.run.state import Synced
 from steersman.run.sync import Sync
 from steersman.source.store import Store
-from tests.e2e.reading import until
-from tests.kernel.namespace import in_namespace, sh
-from tests.unit.test_store import make
+from tests.support.apiserver.reading import until
+from tests.support.lab.namespace import in_namespace, sh
+from tests.unit.source.test_store import make
 
 pytestmark = pytest.mark.kernel
 

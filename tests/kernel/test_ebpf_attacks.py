@@ -12,20 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steersman.modes.ebpf.bpf import run_packet
-from tests.kernel.ebpf_frames import (
-    ACK,
-    ETHERNET,
-    SCTP,
-    SYN,
-    TCP,
-    UDP,
-    ip,
-    packet,
-    see,
-    transport,
-    with_checksum,
-)
-from tests.kernel.ebpf_node import MARKS
 from tests.kernel.test_ebpf_packets import (
     CLIENT,
     CLIENT6,
@@ -41,6 +27,20 @@ from tests.kernel.test_ebpf_packets import (
     VIP,
     VIP6,
     Programs,
+)
+from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.frames import (
+    ACK,
+    ETHERNET,
+    SCTP,
+    SYN,
+    TCP,
+    UDP,
+    ip,
+    packet,
+    see,
+    transport,
+    with_checksum,
 )
 
 pytestmark = MARKS

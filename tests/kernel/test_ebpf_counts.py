@@ -16,9 +16,7 @@ from steersman.modes.ebpf.counts import Counts, Flows
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
 from steersman.run.mode_metrics import ModeMetrics
-from tests.kernel import ebpf
-from tests.kernel.ebpf_node import MARKS, Node, programmed, serving
-from tests.kernel.ebpf_plan import (
+from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
     LOOKER,
@@ -29,7 +27,9 @@ from tests.kernel.ebpf_plan import (
     bring,
     node_plan,
 )
-from tests.lab import Lab
+from tests.support.lab import ebpf
+from tests.support.lab.cluster import Lab
+from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
 
 pytestmark = MARKS
 ONE = node_plan(ENDPOINTS[:1])

@@ -17,11 +17,20 @@ import pytest
 import yaml
 
 from steersman.modes.ebpf.probe import cgroup_root
-from tests.kernel import ebpf
-from tests.kernel.ebpf_node import MARKS
-from tests.kernel.ebpf_plan import CLIENT, LAYOUT, LOOKER, NODE, NODE_PORT, OTHER, POD, VIP
-from tests.lab import Lab
-from tests.lab_sockets import CGROUPS
+from tests.support.builders.ebpf_node_plan import (
+    CLIENT,
+    LAYOUT,
+    LOOKER,
+    NODE,
+    NODE_PORT,
+    OTHER,
+    POD,
+    VIP,
+)
+from tests.support.lab import ebpf
+from tests.support.lab.cluster import Lab
+from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.sockets import CGROUPS
 
 pytestmark = MARKS
 WAIT = 30.0

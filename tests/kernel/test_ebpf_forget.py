@@ -16,8 +16,7 @@ from steersman.model.plan import Endpoint, NodePlan
 from steersman.modes.base import Remembering
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.sockets import destroy, namespaces
-from tests.kernel.ebpf_node import MARKS, Node, programmed, serving
-from tests.kernel.ebpf_plan import (
+from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
     LAYOUT,
@@ -32,7 +31,8 @@ from tests.kernel.ebpf_plan import (
     node_plan,
     service,
 )
-from tests.lab import Lab, Layout, Pod
+from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
 
 pytestmark = MARKS
 UDP = bytes((17,))

@@ -13,9 +13,9 @@ from steersman.model.ruleset import diff
 from steersman.modes.ebpf import render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.tables import Tables
-from tests.kernel.ebpf_frames import SYN, TCP, packet, see
-from tests.kernel.ebpf_node import MARKS
 from tests.kernel.test_ebpf_packets import VIP, VIP6, Programs, plan
+from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.frames import SYN, TCP, packet, see
 
 pytestmark = MARKS
 ENDS = tuple(Endpoint(f"10.244.1.{n}", 8080) for n in range(1, 11))

@@ -19,9 +19,9 @@ from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from steersman.modes.ebpf.slots import FullError, Places
 from steersman.modes.ebpf.tables import Tables
-from tests import iptables_plans as plans
-from tests.kernel.ebpf import compiled
-from tests.kernel.ebpf_node import MARKS
+from tests.support.builders import plans
+from tests.support.lab.ebpf import compiled
+from tests.support.lab.ebpf_node import MARKS
 
 pytestmark = MARKS
 MARKER = (0).to_bytes(3, "big")

@@ -28,8 +28,9 @@ from steersman.modes.ebpf.flows import TO_ENDPOINT
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.tables import Tables
-from tests.kernel.ebpf import compiled
-from tests.kernel.ebpf_frames import (
+from tests.support.lab.ebpf import compiled
+from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.frames import (
     ACK,
     ETHERNET,
     FIN,
@@ -47,7 +48,6 @@ from tests.kernel.ebpf_frames import (
     unwrap,
     with_checksum,
 )
-from tests.kernel.ebpf_node import MARKS
 
 pytestmark = MARKS
 

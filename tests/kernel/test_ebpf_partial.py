@@ -15,9 +15,7 @@ import pytest
 from steersman.model.plan import Endpoint
 from steersman.modes.ebpf.bpf import TCX_INGRESS, Link
 from steersman.modes.ebpf.features import load
-from tests.kernel import ebpf
-from tests.kernel.ebpf_node import MARKS, WAIT, Node, replace_programs, serving
-from tests.kernel.ebpf_plan import (
+from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
     LOOKER,
@@ -32,7 +30,9 @@ from tests.kernel.ebpf_plan import (
     bring,
     node_plan,
 )
-from tests.lab import Lab
+from tests.support.lab import ebpf
+from tests.support.lab.cluster import Lab
+from tests.support.lab.ebpf_node import MARKS, WAIT, Node, replace_programs, serving
 
 pytestmark = MARKS
 SCHED_CLS, SHOT = 3, 2

@@ -28,8 +28,7 @@ from steersman.modes.ebpf.dump import DUMPS, dump
 from steersman.modes.ebpf.engine import Inside
 from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
-from tests.kernel.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
-from tests.kernel.ebpf_plan import (
+from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
     LAYOUT,
@@ -48,8 +47,9 @@ from tests.kernel.ebpf_plan import (
     ruleset,
     service,
 )
-from tests.lab import Lab, ip
-from tests.lab_sockets import Netns
+from tests.support.lab.cluster import Lab, ip
+from tests.support.lab.ebpf_node import MARKS, WAIT, Node, programmed, replace_programs, serving
+from tests.support.lab.sockets import Netns
 
 pytestmark = MARKS
 SO_COOKIE = 57
@@ -318,7 +318,7 @@ def after_a_kill() -> Iterator[Node]:
     """A lab of its own, programmed by a process that was killed right after."""
     with Lab(LAYOUT) as lab:
         made = Node(lab)
-        command = ["-m", "tests.kernel.ebpf_plan", str(made.pins), str(made.cgroup)]
+        command = ["-m", "tests.support.builders.ebpf_node_plan", str(made.pins), str(made.cgroup)]
         died = subprocess.run(
             ["nsenter", f"--net={lab.node.path}", sys.executable, *command],
             cwd=Path(__file__).parents[2],

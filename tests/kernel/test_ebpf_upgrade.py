@@ -19,9 +19,7 @@ from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint
 from steersman.modes.ebpf import bpf, engine, layout, loader, migrate
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
-from tests.kernel import ebpf
-from tests.kernel.ebpf_node import WAIT, Node, replace_programs
-from tests.kernel.ebpf_plan import (
+from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     LAYOUT,
     NODE,
@@ -32,7 +30,9 @@ from tests.kernel.ebpf_plan import (
     bring,
     node_plan,
 )
-from tests.lab import Lab
+from tests.support.lab import ebpf
+from tests.support.lab.cluster import Lab
+from tests.support.lab.ebpf_node import WAIT, Node, replace_programs
 
 pytestmark = [
     pytest.mark.kernel,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.loader import LoadedObject
-from tests.kernel.ebpf import compiled
-from tests.kernel.ebpf_node import MARKS
+from tests.support.lab.ebpf import compiled
+from tests.support.lab.ebpf_node import MARKS
 
 pytestmark = MARKS
 TABLE = Path(__file__).with_name("ebpf_verified.txt")

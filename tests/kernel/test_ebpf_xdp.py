@@ -21,7 +21,20 @@ from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.bpf import XDP, Link
 from steersman.modes.ebpf.dump import dump
 from steersman.modes.ebpf.features import load
-from tests.kernel.ebpf_frames import (
+from tests.support.builders.ebpf_node_plan import (
+    CLIENT,
+    ENDPOINTS,
+    LAYOUT,
+    NODE,
+    NODE_PORT,
+    POD,
+    REMOTE,
+    bring,
+    node_plan,
+)
+from tests.support.lab.cluster import Lab
+from tests.support.lab.ebpf_node import MARKS, WAIT, Node, replace_programs
+from tests.support.lab.frames import (
     ACK,
     ETHERNET,
     FIN,
@@ -37,20 +50,7 @@ from tests.kernel.ebpf_frames import (
     unwrap,
     with_checksum,
 )
-from tests.kernel.ebpf_node import MARKS, WAIT, Node, replace_programs
-from tests.kernel.ebpf_plan import (
-    CLIENT,
-    ENDPOINTS,
-    LAYOUT,
-    NODE,
-    NODE_PORT,
-    POD,
-    REMOTE,
-    bring,
-    node_plan,
-)
-from tests.lab import Lab
-from tests.lab_sockets import Netns
+from tests.support.lab.sockets import Netns
 
 pytestmark = MARKS
 PASS, REDIRECT = 2, 4

@@ -17,7 +17,7 @@ from steersman.host.netlink import (
 )
 from steersman.host.nlmsg import Message
 from steersman.model.snapshot import HostFacts
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
 

@@ -17,7 +17,7 @@ from steersman.run.instance import NAME, NEXT, Holder, Instance
 from steersman.run.startup import StartError
 from tests.e2e.test_daemon import answers, get, manifests, rules, steersman, until, world
 from tests.e2e.test_userspace_process import NOBODY
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
 OTHER_NAMESPACES = ("unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child")

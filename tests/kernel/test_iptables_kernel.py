@@ -24,11 +24,19 @@ from steersman.modes.iptables.names import is_kubelets
 from steersman.modes.iptables.script import LIMITS, Limits
 from steersman.run.sync import Sync
 from steersman.source.store import Store
-from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan, random_plan, simple
-from tests.iptables_rules import without_comments
-from tests.kernel.iptables_lab import KilledError, Namespace, Recorder, namespace
-from tests.kernel.namespace import in_namespace, sh
-from tests.unit.test_store import service, slice_
+from tests.support.builders.plans import (
+    SETTINGS,
+    cluster_ip,
+    endpoints,
+    key,
+    plan,
+    random_plan,
+    simple,
+)
+from tests.support.lab.iptables import KilledError, Namespace, Recorder, namespace
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.iptables_rules import without_comments
+from tests.unit.source.test_store import service, slice_
 
 pytestmark = pytest.mark.kernel
 

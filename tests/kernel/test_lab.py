@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows import FlowCase, by_packets, compare
-from tests.lab import RUN, Lab, Layout, Pod, remove_leftovers
-from tests.lab_sockets import see_at_once
+from tests.support.lab.cluster import RUN, Lab, Layout, Pod, remove_leftovers
+from tests.support.lab.sockets import see_at_once
+from tests.support.modes.flows import FlowCase, by_packets, compare
 
 pytestmark = pytest.mark.kernel
 

@@ -16,9 +16,9 @@ from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.affinity import base_name, memory_name
 from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.mode import NftablesMode
-from tests import nftables_plans as make
-from tests.kernel.nft import mode_behind
-from tests.lab import Lab, Layout, Pod
+from tests.support.builders import nftables_plans as make
+from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.nft import mode_behind
 
 pytestmark = pytest.mark.kernel
 NODE, OUTSIDE, POD = "192.0.2.1", "203.0.113.9", "10.244.7.7"

@@ -16,9 +16,9 @@ from steersman.model.plan import Endpoint, Frontend, FrontendKind, NodeSettings,
 from steersman.model.ruleset import diff
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.nftables.relay import Relay
-from tests import nftables_plans as make
-from tests.kernel.namespace import in_namespace, sh
-from tests.unit.test_nftables_localhost import ON
+from tests.support.builders import nftables_plans as make
+from tests.support.lab.namespace import in_namespace, sh
+from tests.unit.modes.nftables.test_localhost import ON
 
 pytestmark = pytest.mark.kernel
 PODS = {Family.IPV4: "10.244.0.1", Family.IPV6: "fd00:244::1"}

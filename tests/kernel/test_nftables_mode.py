@@ -22,9 +22,9 @@ from steersman.modes.nftables.layout import Kind, bare, is_local, prefix
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
 from steersman.source.store import Store
-from tests import nftables_plans as make
-from tests.kernel.namespace import in_namespace, sh
-from tests.unit import objects
+from tests.support.builders import nftables_plans as make
+from tests.support.builders import objects
+from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
 V4 = Family.IPV4

@@ -15,7 +15,7 @@ from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.kernel.test_nftables_mode import elements, nft
-from tests.unit import objects
+from tests.support.builders import objects
 
 pytestmark = pytest.mark.kernel
 SERVICES = 1000

@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from steersman.model.plan import NodePlan
-from tests.flows import FlowCase, as_served, by_packets, by_trace, compare
-from tests.kernel import ebpf
-from tests.lab import Lab, Layout, Pod
-from tests.modes import MODES, ModeUnderTest, answered
 from tests.properties.test_trace_rules import FACTS, flows, plans
-from tests.worlds import program
+from tests.support.builders.worlds import program
+from tests.support.lab import ebpf
+from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.modes.flows import FlowCase, as_served, by_packets, by_trace, compare
+from tests.support.modes.registry import MODES, ModeUnderTest, answered
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 

@@ -23,10 +23,10 @@ from steersman.modes.ebpf import attach, clsact
 from steersman.modes.ebpf.engine import Inside
 from steersman.modes.ebpf.hold import TABLE, Hold
 from steersman.run.switch import clean_leftovers, others
-from tests import nftables_plans as make
-from tests.lab import Lab, Layout, Pod
-from tests.lab_sockets import see_at_once
-from tests.modes import MODES, render
+from tests.support.builders import nftables_plans as make
+from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.sockets import see_at_once
+from tests.support.modes.registry import MODES, render
 
 pytestmark = pytest.mark.kernel
 NODE, OUTSIDE, CLIENT = "192.0.2.1", "203.0.113.9", "10.244.7.7"

@@ -18,10 +18,10 @@ from steersman.model.names import ObjectName
 from steersman.model.snapshot import HostFacts
 from steersman.run.sync import Sync
 from steersman.source.store import Store
-from tests.lab import Lab, Layout, Pod
-from tests.lab_sockets import Outcome
-from tests.modes import MODES, ModeUnderTest, render
-from tests.unit.objects import endpoint, port, service, slice_
+from tests.support.builders.objects import endpoint, port, service, slice_
+from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.sockets import Outcome
+from tests.support.modes.registry import MODES, ModeUnderTest, render
 
 pytestmark = pytest.mark.kernel
 

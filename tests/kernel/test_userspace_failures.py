@@ -26,7 +26,6 @@ from steersman.model.ruleset import diff
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
-from tests.kernel.namespace import sh
 from tests.kernel.test_userspace_kernel import (
     NODE_PORT,
     PORT,
@@ -39,8 +38,9 @@ from tests.kernel.test_userspace_kernel import (
     plan,
     rendered,
 )
-from tests.unit.test_userspace_udp import client, server
-from tests.userspace_proxy import ask, owner
+from tests.support.lab.namespace import sh
+from tests.support.modes.userspace_proxy import ask, owner
+from tests.unit.modes.userspace.test_udp import client, server
 
 pytestmark = pytest.mark.kernel
 OTHER_HOST = "192.168.77.3"

@@ -11,7 +11,6 @@ from steersman.host.conntrack import delete_stale
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Verdict
 from steersman.modes.userspace.mode import UserspaceMode
-from tests.kernel.namespace import sh
 from tests.kernel.test_userspace_failures import datagrams
 from tests.kernel.test_userspace_kernel import (
     HOST,
@@ -23,7 +22,8 @@ from tests.kernel.test_userspace_kernel import (
     on_a_node,
     options,
 )
-from tests.unit.test_userspace_udp import server
+from tests.support.lab.namespace import sh
+from tests.unit.modes.userspace.test_udp import server
 
 pytestmark = pytest.mark.kernel
 

@@ -17,9 +17,17 @@ from steersman.model.ruleset import Diff
 from steersman.modes.userspace.apply import Proxy
 from steersman.modes.userspace.handover import Handover
 from steersman.modes.userspace.succession import Stage, Succession
-from tests.kernel.namespace import in_namespace
-from tests.unit.test_userspace_udp import client, server
-from tests.userspace_proxy import answering, ask, endpoint, key, listener, proxy, until
+from tests.support.lab.namespace import in_namespace
+from tests.support.modes.userspace_proxy import (
+    answering,
+    ask,
+    endpoint,
+    key,
+    listener,
+    proxy,
+    until,
+)
+from tests.unit.modes.userspace.test_udp import client, server
 
 pytestmark = pytest.mark.kernel
 NAME = "steersman-test"
@@ -62,7 +70,7 @@ def on_a_node(body: Callable[[Predecessor, Endpoint], Awaitable[None]]) -> None:
 @asynccontextmanager
 async def successor(*options: str) -> AsyncIterator[tuple[Process, int]]:
     """A process that takes sockets over, and how many it got."""
-    command = (sys.executable, "-m", "tests.userspace_successor", NAME, *options)
+    command = (sys.executable, "-m", "tests.support.processes.userspace_successor", NAME, *options)
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert process.stdout is not None
     try:

@@ -26,8 +26,8 @@ from steersman.modes.registry import MODES, ModeOptions
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
-from tests.kernel.namespace import in_namespace, sh
-from tests.userspace_proxy import answering, ask, endpoint, owner
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.userspace_proxy import answering, ask, endpoint, owner
 
 pytestmark = pytest.mark.kernel
 VARIANTS = pytest.mark.parametrize("variant", ["nft", "legacy", "nftables"])

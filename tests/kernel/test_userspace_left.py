@@ -14,7 +14,6 @@ from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode
 from steersman.run.cleanup import clean_up
 from steersman.run.switch import clean_leftovers, others
-from tests.kernel.namespace import sh
 from tests.kernel.test_userspace_kernel import (
     PORT,
     SETTINGS,
@@ -26,7 +25,8 @@ from tests.kernel.test_userspace_kernel import (
     plan,
     rules,
 )
-from tests.userspace_proxy import ask
+from tests.support.lab.namespace import sh
+from tests.support.modes.userspace_proxy import ask
 
 pytestmark = pytest.mark.kernel
 

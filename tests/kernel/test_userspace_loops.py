@@ -25,7 +25,7 @@ from tests.kernel.test_userspace_kernel import (
     options,
     plan,
 )
-from tests.userspace_proxy import ask, owner, until
+from tests.support.modes.userspace_proxy import ask, owner, until
 
 pytestmark = pytest.mark.kernel
 OTHER_VIP = "10.96.0.11"

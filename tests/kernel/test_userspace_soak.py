@@ -24,7 +24,15 @@ import pytest
 from steersman.model.plan import Endpoint
 from steersman.modes.userspace import relay
 from steersman.modes.userspace.apply import Proxy
-from tests.userspace_proxy import LOCAL, answering, endpoint, key, listener, proxy, until
+from tests.support.modes.userspace_proxy import (
+    LOCAL,
+    answering,
+    endpoint,
+    key,
+    listener,
+    proxy,
+    until,
+)
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 CONNECTIONS = 2000
@@ -143,7 +151,13 @@ async def test_rude_peers_leave_nothing_behind() -> None:
 async def process(to: Endpoint, limit: int = 0) -> AsyncIterator[tuple[int, list[int]]]:
     """A process that only proxies: its id, and the ports of its two Services."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.userspace_child", str(to.port), str(limit)),
+        *(
+            sys.executable,
+            "-m",
+            "tests.support.processes.userspace_child",
+            str(to.port),
+            str(limit),
+        ),
         stdout=-1,
         stdin=-1,
     )

@@ -19,7 +19,7 @@ from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import NodePlan, ServicePlan, SourceClass, Traits, Verdict
 from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.source.store import Store
-from tests.unit.objects import (
+from tests.support.builders.objects import (
     CONFIG,
     FACTS,
     IPTABLES,

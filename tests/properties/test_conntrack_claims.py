@@ -16,8 +16,8 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Frontend, ServicePlan
 from steersman.source.store import Store
 from tests.properties.test_compile import BATCHES, CONFIGS, ONE_BY_ONE, TRAITS, take
-from tests.stale import stale_entries
-from tests.unit.objects import NODE
+from tests.support.builders.objects import NODE
+from tests.support.stale import stale_entries
 
 CLOSING = Annotations(close_connections="true")
 

@@ -17,8 +17,8 @@ from steersman.modes.iptables.parse import parse
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
 from steersman.modes.iptables.script import LIMITS, Limits, write_runs
-from tests.iptables_plans import SETTINGS, key, random_plan
-from tests.iptables_tables import Tables
+from tests.support.builders.plans import SETTINGS, key, random_plan
+from tests.support.modes.iptables_tables import Tables
 
 Rules = dict[RuleKey, str]
 FEATURES = Features()

@@ -14,7 +14,7 @@ from steersman.modes.ipvs.changes import Work, held_addresses, only_endpoints
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.totals import Counted, Owners, Totals
 from steersman.modes.ipvs.wire import Command, Stats, read_service, service
-from tests.iptables_plans import cluster_ip, endpoints, key, node_port, plan
+from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
 
 PORTS = st.integers(1, 65535)
 TARGETS = st.tuples(st.sampled_from(["10.244.0.1", "10.244.0.2", "fd00::3"]), PORTS)

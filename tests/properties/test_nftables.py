@@ -14,7 +14,7 @@ from steersman.modes.nftables.layout import Kind, size_for, unpack_slot
 from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.slots import assign
 from steersman.modes.nftables.text import ruleset_text
-from tests import nftables_plans as make
+from tests.support.builders import nftables_plans as make
 
 Ends = tuple[bytes, ...]
 ENDS = st.lists(st.integers(0, 40).map(lambda n: bytes((n,))), unique=True).map(tuple)

@@ -19,8 +19,8 @@ from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.model.snapshot import HostFacts
 from steersman.run.owed import Owed
 from steersman.source.store import Changes
-from tests.unit.test_store import service, slice_
-from tests.unit.test_sync import FACTS, MemoryMode, World
+from tests.unit.run.test_sync import FACTS, MemoryMode, World
+from tests.unit.source.test_store import service, slice_
 
 FAULTS = st.sampled_from(
     ["", "", "", "", "busy", "after", "half", "refused", "fork", "cancel", "meddle", "memory"]

@@ -14,7 +14,7 @@ from steersman.model.plan import Finding
 from steersman.source.decode import decode_value
 from steersman.source.spool import Spool
 from steersman.source.store import Store
-from tests.unit.objects import endpoint, slice_, snapshot
+from tests.support.builders.objects import endpoint, slice_, snapshot
 
 ANY_INT = st.integers() | st.integers(0, 65535)
 METADATA = {"namespace": "shop", "name": "web"}

@@ -21,7 +21,7 @@ from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import Frontend, FrontendKind, Traits
 from steersman.source.store import Store
 from tests.properties.test_compile import CONFIGS, OBJECTS, SERVICES, SLICES, TIMES, TRAITS
-from tests.unit.objects import CONFIG, FACTS, NODE, endpoint, plan_of, service, slice_
+from tests.support.builders.objects import CONFIG, FACTS, NODE, endpoint, plan_of, service, slice_
 
 NEWCOMER = "newcomer"
 MORE_TRAITS = TRAITS | st.sampled_from(

@@ -15,9 +15,9 @@ from steersman.model.config import NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, NodePlan
 from steersman.model.snapshot import HostFacts
-from tests.flows import FlowCase, by_trace
-from tests.modes import MODES, ModeUnderTest
-from tests.unit.objects import endpoint, port, service, slice_, snapshot
+from tests.support.builders.objects import endpoint, port, service, slice_, snapshot
+from tests.support.modes.flows import FlowCase, by_trace
+from tests.support.modes.registry import MODES, ModeUnderTest
 
 NODE = "node-a"
 FACTS = HostFacts(

@@ -14,7 +14,7 @@ from steersman.model.plan import Endpoint, NodePlan, ServicePlan, Verdict
 from steersman.modes.userspace.balance import Balancer
 from steersman.modes.userspace.names import Listener
 from steersman.modes.userspace.render import render_direct, render_redirect
-from tests.iptables_plans import SETTINGS, random_plan
+from tests.support.builders.plans import SETTINGS, random_plan
 
 seeds = st.integers(0, 1 << 32)
 SOURCES = {

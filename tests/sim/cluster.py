@@ -11,7 +11,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
-from tests.apiserver_world import (
+from tests.sim.network import Address, Peer
+from tests.sim.universe import Universe
+from tests.support.apiserver.world import (
     KINDS,
     Change,
     Kind,
@@ -24,8 +26,6 @@ from tests.apiserver_world import (
     status,
     watch_event,
 )
-from tests.sim.network import Address, Peer
-from tests.sim.universe import Universe
 
 Key = tuple[str, str]
 _BY_PATH = {kind.path: kind for kind in KINDS.values()}

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.apiserver_world import Object
 from tests.sim.cluster import ApiServer, Etcd
 from tests.sim.netlink import Address
 from tests.sim.node import NAME, SERVERS, Node
 from tests.sim.objects import NODES, canaries, endpoint, service_of, slice_of, stranger
 from tests.sim.oracle import Oracle
 from tests.sim.universe import Universe
+from tests.support.apiserver.world import Object
 
 NOTHING = {"planned": 0, "rendered": 0, "written": 0, "lines": 0}
 ONE_ENDPOINT = {"planned": 1, "rendered": 2, "written": 40, "lines": 2}

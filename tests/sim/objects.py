@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from tests.apiserver_world import Object
 from tests.sim.node import NAME
+from tests.support.apiserver.world import Object
 
 NODES = (NAME, "node-b", "node-c")
 _READY = {"ready": True, "serving": True, "terminating": False}

@@ -26,12 +26,12 @@ from steersman.run.startup import node_config
 from steersman.source.apiserver import resources
 from steersman.source.decode import decode_value
 from steersman.source.store import Store
-from tests.apiserver_world import Object, Selector, key_of
 from tests.sim.clients import Clients
 from tests.sim.cluster import Etcd
 from tests.sim.kernel import SimMode, Violation, summary
 from tests.sim.node import HEALTH, METRICS, NAME, Node
 from tests.sim.universe import Process, Universe
+from tests.support.apiserver.world import Object, Selector, key_of
 
 _ABSENT = object()
 LONGEST_STEP = 0.025

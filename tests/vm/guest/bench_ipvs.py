@@ -20,9 +20,9 @@ from steersman.model.ruleset import diff, merge
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.names import ServerKey
 from steersman.modes.ipvs.wire import Command, destination, resolve
-from tests.iptables_plans import SETTINGS, simple
-from tests.kernel.namespace import in_namespace, sh
-from tests.modes import render
+from tests.support.builders.plans import SETTINGS, simple
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.registry import render
 
 SERVICES, TIMES = int(sys.argv[1]) if len(sys.argv) > 1 else 1000, 200
 PLANS = [simple(number) for number in range(SERVICES)]

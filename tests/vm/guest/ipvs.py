@@ -22,9 +22,9 @@ from steersman.modes.base import Mode
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.render import node_port_addresses
-from tests.flows import FlowCase
-from tests.lab_sockets import Netns
-from tests.modes import ModeUnderTest
+from tests.support.lab.sockets import Netns
+from tests.support.modes.flows import FlowCase
+from tests.support.modes.registry import ModeUnderTest
 from tests.vm.machine import EVERYTHING
 
 ALL = bool(os.environ.get(EVERYTHING))

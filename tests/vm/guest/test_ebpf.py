@@ -11,9 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from steersman.modes.ebpf.features import FEATURES, lacking
-from tests.kernel import ebpf
-from tests.kernel.ebpf_node import Node, replace_programs
-from tests.kernel.ebpf_plan import (
+from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
     LAYOUT,
@@ -24,7 +22,9 @@ from tests.kernel.ebpf_plan import (
     bring,
     node_plan,
 )
-from tests.lab import Lab
+from tests.support.lab import ebpf
+from tests.support.lab.cluster import Lab
+from tests.support.lab.ebpf_node import Node, replace_programs
 
 pytestmark = pytest.mark.skipif(
     not ebpf.compiled().exists(), reason="there is no compiled object, and no clang"

@@ -14,14 +14,14 @@ from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
 from steersman.modes.base import Made
 from steersman.modes.ipvs.mode import IpvsMode
-from tests import case_files
 from tests.conformance.runner import Case, flow_world
 from tests.conformance.world import load
-from tests.flows import by_packets, compare
-from tests.lab import Lab
-from tests.modes import render
+from tests.support.builders import case_files
+from tests.support.builders.worlds import LabPool, World
+from tests.support.lab.cluster import Lab
+from tests.support.modes.flows import by_packets, compare
+from tests.support.modes.registry import render
 from tests.vm.guest.ipvs import ALL, DIFFERENT, IPVS, as_ipvs_serves, mode_behind
-from tests.worlds import LabPool, World
 
 SELECTED = (
     "cluster-ip",

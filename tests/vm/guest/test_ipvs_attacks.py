@@ -17,8 +17,7 @@ from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.options import IpvsOptions
-from tests.kernel.ebpf_frames import ACK, FIN, RST, SCTP, SYN, TCP, UDP, packet
-from tests.kernel.ebpf_plan import (
+from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
     LAYOUT,
@@ -28,8 +27,9 @@ from tests.kernel.ebpf_plan import (
     VIP,
     node_plan,
 )
-from tests.lab import Lab
-from tests.modes import render
+from tests.support.lab.cluster import Lab
+from tests.support.lab.frames import ACK, FIN, RST, SCTP, SYN, TCP, UDP, packet
+from tests.support.modes.registry import render
 from tests.vm.guest.ipvs import mode_behind
 
 NAMES = {str(end) for end in ENDPOINTS}

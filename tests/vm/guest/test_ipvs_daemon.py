@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.e2e.test_daemon import FLAGS, command, get, manifests, steersman, until, world
-from tests.kernel.namespace import in_namespace, sh
+from tests.support.lab.namespace import in_namespace, sh
 from tests.vm.guest.ipvs import only_with_all
 
 SECONDS = 300.0

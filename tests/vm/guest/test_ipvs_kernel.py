@@ -21,9 +21,9 @@ from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.probe import check_scheduler
 from steersman.modes.ipvs.wire import resolve
-from tests.iptables_plans import SETTINGS, cluster_ip, endpoints, key, plan
-from tests.lab_sockets import Netns
-from tests.modes import render
+from tests.support.builders.plans import SETTINGS, cluster_ip, endpoints, key, plan
+from tests.support.lab.sockets import Netns
+from tests.support.modes.registry import render
 from tests.vm.guest.ipvs import mode_behind, only_with_all
 
 VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)

@@ -13,14 +13,14 @@ from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.plan import ServicePlan
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.wire import Timeouts, ask_info, ask_timeouts, resolve
-from tests.iptables_plans import cluster_ip, endpoints, key, node_port, plan
-from tests.lab_sockets import Netns
+from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
+from tests.support.lab.sockets import Netns
 from tests.vm.guest.ipvs import only_with_all
 from tests.vm.guest.test_ipvs_kernel import BOTH, ONE, OTHER, VIP, Node, node, of, table
 
 __all__ = ["node"]
 OWN = "10.250.1.2"
-"""The address of the node in tests.iptables_plans."""
+"""The address of the node in tests.support.builders.plans."""
 _ESTABLISHED = ("-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT")
 
 

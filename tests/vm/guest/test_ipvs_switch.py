@@ -13,7 +13,7 @@ from steersman.modes.base import Mode
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.run.switch import clean_leftovers
 from tests.kernel import test_switch as switching
-from tests.lab import Lab, Layout, Pod
+from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.vm.guest.ipvs import mode_behind, only_with_all
 
 

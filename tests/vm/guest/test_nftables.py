@@ -12,13 +12,13 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.model.ruleset import diff
 from steersman.modes.nftables.mode import NftablesMode
-from tests import case_files
-from tests.flows import by_packets, compare
-from tests.kernel.nft import mode_behind
-from tests.lab import Lab
-from tests.modes import NFTABLES, answered, render
+from tests.support.builders import case_files
+from tests.support.builders.worlds import LabPool, World
+from tests.support.lab.cluster import Lab
+from tests.support.lab.nft import mode_behind
+from tests.support.modes.flows import by_packets, compare
+from tests.support.modes.registry import NFTABLES, answered, render
 from tests.vm.machine import EVERYTHING
-from tests.worlds import LabPool, World
 
 ALL = bool(os.environ.get(EVERYTHING))
 SELECTED = ("both-policies-local", "session-affinity", "source-ranges")

@@ -1,6 +1,6 @@
 """The winuserspace mode: direct portals with Windows' address provider.
 
-Imports nothing that only Linux has, see tests/unit/test_winuserspace.py.
+Imports nothing that only Linux has, see tests/unit/modes/winuserspace/test_mode.py.
 """
 
 from __future__ import annotations

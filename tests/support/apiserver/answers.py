@@ -1,0 +1,103 @@
+"""How the test API server words its answers: headers, Status objects, lines of a watch."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import uuid
+
+from aiohttp import web
+
+from tests.support.apiserver.world import Object, Selector, continue_token, status
+
+GZIP_ABOVE = 128 << 10
+
+
+def verb_of(request: web.Request) -> str:
+    if request.query.get("watch") not in ("true", "1"):
+        return "list"
+    return "watchlist" if request.query.get("sendInitialEvents") == "true" else "watch"
+
+
+def selector_of(request: web.Request) -> Selector:
+    query = request.query
+    return Selector(query.get("labelSelector", ""), query.get("fieldSelector", ""))
+
+
+def subject_of(request: web.Request) -> str:
+    certificate = request.get_extra_info("peercert") or {}
+    return str(dict(pair for (pair,) in certificate.get("subject", ())).get("commonName", ""))
+
+
+def _headers() -> dict[str, str]:
+    return {"Audit-Id": str(uuid.uuid4()), "Cache-Control": "no-cache, private"}
+
+
+async def open_stream(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers=_headers())
+    response.content_type = "application/json"
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    return response
+
+
+def answer_json(
+    request: web.Request, value: Object, code: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
+    """Answer as the real server does: indented for curl, gzipped where long."""
+    pretty = code != 200 or request.headers.get("User-Agent", "").startswith("curl")
+    indent, separators = (2, None) if pretty else (None, (",", ":"))
+    body = json.dumps(value, indent=indent, separators=separators).encode()
+    all_headers = {**_headers(), **(headers or {}), "Content-Type": "application/json"}
+    if len(body) > GZIP_ABOVE and "gzip" in request.headers.get("Accept-Encoding", ""):
+        body = gzip.compress(body, 1)
+        all_headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return web.Response(body=body, status=code, headers=all_headers)
+
+
+def answer_status(
+    request: web.Request,
+    code: int,
+    message: str = "",
+    *,
+    details: Object | None = None,
+    headers: dict[str, str] | None = None,
+) -> web.Response:
+    return answer_json(request, status(code, message, details=details), code, headers)
+
+
+def answer_too_large(request: web.Request, wanted: int, current: int) -> web.Response:
+    reason = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+    return answer_status(
+        request,
+        504,
+        f"Timeout: Too large resource version: {wanted}, current: {current}",
+        details={"causes": [reason], "retryAfterSeconds": 1},
+        headers={"Retry-After": "1"},
+    )
+
+
+def answer_expired(request: web.Request, start: str) -> web.Response:
+    message = (
+        "The provided continue parameter is too old to display a consistent list result. You can "
+        "start a new list without the continue parameter, or use the continue token in this "
+        "response to retrieve the remainder of the results."
+    )
+    answer = status(410, message)
+    fresh = tuple(start.rstrip("\0").rpartition("/")[::2])
+    answer["metadata"] = {"continue": continue_token(-1, (fresh[0], fresh[1]))}
+    return answer_json(request, answer, 410)
+
+
+def too_old(since: int, current: int) -> Object:
+    text = f"too old resource version: {since} ({current})"
+    return {"type": "ERROR", "object": status(410, text)}
+
+
+def line(event: Object) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def bare(obj: Object) -> Object:
+    """As in a list: without kind and apiVersion."""
+    return {name: value for name, value in obj.items() if name not in ("kind", "apiVersion")}

@@ -1,0 +1,124 @@
+"""The ebpf mode in a lab: its node's sockets, and those of its pods, in a cgroup of their own.
+
+Sockets belong to the cgroup of the thread that makes them; a threaded cgroup lets the worker of
+lab_sockets be in one for just that long, so that clients outside are not seen by the programs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hatch_build
+from steersman.host.exec import Exec, SubprocessExec
+from steersman.model.plan import NodePlan
+from steersman.modes.ebpf.engine import EbpfOptions, Inside
+from steersman.modes.ebpf.loader import FILE
+from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.mode import EbpfMode
+from steersman.modes.ebpf.probe import cgroup_root
+from steersman.modes.ebpf.text import describe
+from tests.support.lab import sockets as lab_sockets
+
+_serial = itertools.count(1)
+
+
+def next_number() -> int:
+    """A number that nobody else in this process has."""
+    return next(_serial)
+
+
+_modes: dict[str, EbpfMode] = {}
+
+
+def mode_behind(execute: Exec) -> EbpfMode:
+    """The mode, in the namespace that an Exec's prefix enters; one per namespace."""
+    for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
+        if word.startswith("--net="):
+            return _mode_in(word.removeprefix("--net="), execute)
+    return EbpfMode(execute, EbpfOptions(file=compiled()))
+
+
+def _mode_in(path: str, execute: Exec) -> EbpfMode:
+    for other in [other for other in _modes if not os.path.exists(other)]:
+        _modes.pop(other).release()
+    if path not in _modes:
+        number = next(_serial)
+        cgroup = new_cgroup(number)
+        lab_sockets.CGROUPS[path] = cgroup
+        options = EbpfOptions(bpffs() / str(number), cgroup, file=compiled())
+        inside = Inside(lab_sockets.Netns(path).call)
+        _modes[path] = EbpfMode(execute, options, inside)
+    return _modes[path]
+
+
+def forget_connections(path: str) -> None:
+    """Delete what the mode of a namespace has learned of connections."""
+    flows = HashMap.pinned(_modes[path].engine.pins.maps / "flows")
+    flows.delete_all([key for key, _ in flows.items()])
+    flows.close()
+
+
+@functools.cache
+def compiled() -> Path:
+    """The object; compiled where it is missing, or older than its source."""
+    newest = max(path.stat().st_mtime for path in FILE.parent.glob("c/*"))
+    fresh = FILE.exists() and FILE.stat().st_mtime >= newest
+    if not fresh and shutil.which("clang"):
+        hatch_build.compile_objects(Path(hatch_build.__file__).parent)
+    return FILE
+
+
+@functools.cache
+def bpffs() -> Path:
+    """A bpffs of this process."""
+    place = Path(tempfile.mkdtemp(prefix="sm-bpf-"))
+    subprocess.run(["mount", "-t", "bpf", "bpf", place], check=True)
+    atexit.register(_unmount, place)
+    return place
+
+
+def _unmount(place: Path) -> None:
+    for mode in _modes.values():
+        mode.release()
+    subprocess.run(["umount", "-l", place], check=False)
+    place.rmdir()
+
+
+def new_cgroup(number: int) -> Path:
+    """A threaded cgroup below the one we are in."""
+    root = cgroup_root()
+    assert root is not None, "no cgroup2 file system is mounted"
+    place = own_cgroup(root) / f"sm-{os.getpid()}-{number}"
+    place.mkdir()
+    atexit.register(_remove, place)
+    (place / "cgroup.type").write_text("threaded")
+    return place
+
+
+def _remove(place: Path) -> None:
+    if place.exists():
+        place.rmdir()
+
+
+def own_cgroup(root: Path) -> Path:
+    """The cgroup of this process."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            return root / line.removeprefix("0::").lstrip("/")
+    return root
+
+
+def golden(plan: NodePlan) -> str:
+    """What is rendered for a plan's Services, in words."""
+    mode, out = mode_behind(SubprocessExec()), dict[Any, Any]()
+    for service in plan.services.values():
+        out.update(mode.render_service(service, plan.settings))
+    return "".join(f"{line}\n" for line in sorted(map(describe, out.items())))

@@ -1,0 +1,94 @@
+"""A lab whose node has the ebpf mode, in a cgroup and with pins of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from steersman.host.exec import SubprocessExec
+from steersman.model.plan import NodePlan
+from steersman.model.ruleset import diff
+from steersman.modes.ebpf.engine import EbpfOptions, Inside
+from steersman.modes.ebpf.mode import EbpfMode
+from tests.support.builders.ebpf_node_plan import LAYOUT, LOOKER, bring
+from tests.support.lab import ebpf
+from tests.support.lab import sockets as lab_sockets
+from tests.support.lab.cluster import Lab
+from tests.support.lab.sockets import Netns
+
+WAIT = 5.0
+MARKS = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(
+        not shutil.which("clang") and not ebpf.compiled().exists(),
+        reason="no compiled object, no clang",
+    ),
+]
+"""Of tests that load the programs."""
+
+
+class Node:
+    """A lab whose node has the mode."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.cgroup = ebpf.new_cgroup(ebpf.next_number())
+        self.pins = ebpf.bpffs() / self.cgroup.name
+        self.options = EbpfOptions(self.pins, self.cgroup, file=ebpf.compiled())
+        lab_sockets.CGROUPS[lab.node.path] = self.cgroup
+        self.modes: list[EbpfMode] = []
+
+    def mode(self) -> EbpfMode:
+        """Another process, as it were."""
+        inside = Inside(Netns(self.lab.node.path).call)
+        self.modes.append(EbpfMode(SubprocessExec(), self.options, inside))
+        return self.modes[-1]
+
+    def socket(self, address: str, kind: str = "TCP", at: str = LOOKER) -> socket.socket:
+        """A socket of the node or of a pod on it, to talk to `address`."""
+        sock = self.lab.netns(at).socket(address, kind, self.cgroup)
+        sock.settimeout(WAIT)
+        return sock
+
+    def close(self) -> None:
+        for mode in self.modes:
+            mode.release()
+        shutil.rmtree(self.pins, ignore_errors=True)
+        del lab_sockets.CGROUPS[self.lab.node.path]
+
+
+@contextmanager
+def serving(*protocols: str) -> Iterator[Lab]:
+    """A lab whose pods answer on port 8080."""
+    with Lab(LAYOUT) as lab:
+        for pod in LAYOUT.pods:
+            for protocol in protocols:
+                lab.serve(pod.address, 8080, protocol)
+        yield lab
+
+
+@contextmanager
+def programmed(lab: Lab, plan: NodePlan) -> Iterator[Node]:
+    """A node that carries out a plan."""
+    node = Node(lab)
+    asyncio.run(bring(node.mode(), plan))
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+def replace_programs(node: Node) -> None:
+    """As an upgrade does: a new process brings other programs."""
+    node.modes[-1].release()
+    mode = node.mode()
+    have = asyncio.run(mode.read())
+    want = {**have, b"A": len(node.modes).to_bytes(16, "big")}
+    assert diff(have, want)
+    asyncio.run(mode.apply(diff(have, want)))
+    assert asyncio.run(mode.read()) == want

@@ -1,0 +1,95 @@
+"""Userspace modes in a lab's node: their sockets are made there, their loop is a thread of its own.
+
+A proxy forwards only while its loop runs, and tests come and go: so each node has one loop and one
+mode for as long as this process lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Coroutine, Hashable
+from typing import Any, TypeVar
+
+from steersman.host.exec import Exec, SubprocessExec
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.modes.base import Mode, Support
+from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.sockets import open_socket
+from tests.support.lab.sockets import Netns
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def close(self, last: Coroutine[Any, Any, Any]) -> None:
+        asyncio.run_coroutine_threadsafe(last, self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class ThreadedMode:
+    """A mode whose impure half runs in a loop of its own."""
+
+    def __init__(self, mode: UserspaceMode) -> None:
+        self.inner = mode
+        self.name, self.traits = mode.name, mode.traits
+        self._thread = LoopThread()
+
+    async def probe(self) -> Support:
+        return await self._thread.call(self.inner.probe())
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        return self.inner.render_node(settings)
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        return self.inner.render_service(plan, settings)
+
+    async def read(self) -> Ruleset:
+        return await self._thread.call(self.inner.read())
+
+    async def fingerprint(self) -> Hashable | None:
+        return await self._thread.call(self.inner.fingerprint())
+
+    async def apply(self, change: Diff) -> None:
+        await self._thread.call(self.inner.apply(change))
+
+    def close(self) -> None:
+        self._thread.close(self.inner.close())
+
+
+_running: dict[str, ThreadedMode] = {}
+
+
+def userspace_behind(execute: Exec, variant: str) -> Mode:
+    """The mode in the namespace that an Exec's prefix enters, the same one each time."""
+    options = UserspaceOptions(iptables_variant=variant)
+    if variant == "nftables":
+        options = UserspaceOptions(portals="nftables")
+    for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
+        if word.startswith("--net="):
+            path = word.removeprefix("--net=")
+            if path not in _running:
+                mode = UserspaceMode(execute, options, Netns(path).socket)
+                _running[path] = ThreadedMode(mode)
+            return _running[path]
+    return UserspaceMode(execute, options, open_socket)
+
+
+@atexit.register
+def _close() -> None:
+    for mode in _running.values():
+        mode.close()

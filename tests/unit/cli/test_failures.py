@@ -1,0 +1,70 @@
+"""Failures of commands are a sentence and an exit status, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STEERSMAN = (sys.executable, "-m", "steersman")
+DEMO = Path(__file__).parents[3] / "demo"
+COMMANDS = {
+    "help": ("run", "--help"),
+    "usage": ("--help",),
+    "explain": ("explain", "--manifests", str(DEMO), "--to=192.0.2.9:80", "--from=external"),
+    "config": ("config", "show"),
+    "completion": ("completion", "bash"),
+    "version": ("version",),
+}
+
+
+def run(*words: str, stdout: int = subprocess.PIPE) -> tuple[int, str]:
+    argv = [*STEERSMAN, *words]
+    done = subprocess.run(argv, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_reader_who_has_enough_is_no_error(words: tuple[str, ...]) -> None:
+    """As in `steersman run --help | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        assert run(*words, stdout=write) == (128 + 13, "")
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_output_that_does_not_fit_is_a_sentence(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        status, err = run(*words, stdout=full.fileno())
+    assert (status, err) == (1, "steersman: output: No space left on device\n")
+
+
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    status, err = run("config", "check", "/nope.yaml")
+    assert (status, err) == (1, "steersman: /nope.yaml: error: No such file or directory\n")
+
+
+def test_every_bad_configuration_has_one_exit_status(tmp_path: Path) -> None:
+    for text in ("kind: [", "mode: nope\n", "\udcff"):
+        file = tmp_path / "config.yaml"
+        file.write_bytes(text.encode(errors="surrogateescape"))
+        assert run("config", "check", str(file)) == (1, "")
+
+
+def test_a_configuration_that_does_not_fit_on_the_disk_is_a_sentence() -> None:
+    status, err = run("run", "--write-config-to=/dev/full")
+    assert status == 1
+    assert err == "steersman: --write-config-to /dev/full: No space left on device\n"
+
+
+@pytest.mark.parametrize("word", ["services", "conntrack"])
+def test_maps_that_are_not_there_are_a_sentence(word: str) -> None:
+    status, err = run("ebpf", "dump", word)
+    assert status == 1
+    assert err.count("\n") == 1

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from steersman.compile.conntrack import (
+    Destinations,
+    ServedPort,
+    is_concerned,
+    served_ports,
+    stale,
+)
+from steersman.compile.plan import compile_all
+from steersman.model import kube
+from steersman.model.config import NodeConfig
+from steersman.model.conntrack import PROTOCOL_NUMBERS, Entry, Stale
+from steersman.model.names import Family, ObjectName, Protocol
+from steersman.model.plan import Endpoint, NodePlan, Traits
+from steersman.model.snapshot import HostFacts, Snapshot
+from tests.support.stale import stale_entries
+
+UDP, TCP, SCTP = 17, 6, 132
+DNS = ObjectName("kube-system", "dns")
+
+
+def _service(protocol: str = "UDP", closes: str | None = None) -> kube.Service:
+    return kube.Service(
+        metadata=kube.ObjectMeta(
+            name=DNS.name,
+            namespace=DNS.namespace,
+            annotations=kube.Annotations(close_connections=closes),
+        ),
+        spec=kube.ServiceSpec(
+            type="NodePort",
+            cluster_ip="10.96.0.10",
+            external_ips=["192.0.2.10"],
+            ports=[
+                kube.ServicePort(port=53, name="dns", protocol=protocol, node_port=30053),
+                kube.ServicePort(port=9153, name="metrics", protocol="TCP"),
+            ],
+        ),
+        status=kube.ServiceStatus(
+            kube.LoadBalancerStatus(ingress=[kube.LoadBalancerIngress(ip="192.0.2.11")])
+        ),
+    )
+
+
+def _slice(*endpoints: kube.SliceEndpoint, protocol: str = "UDP") -> kube.EndpointSlice:
+    return kube.EndpointSlice(
+        metadata=kube.ObjectMeta(name="dns-1", namespace=DNS.namespace),
+        address_type="IPv4",
+        endpoints=list(endpoints),
+        ports=[kube.SlicePort(name="dns", protocol=protocol, port=5353)],
+    )
+
+
+def _endpoint(ip: str, serving: bool | None = None) -> kube.SliceEndpoint:
+    conditions = kube.EndpointConditions(ready=False, serving=serving, terminating=True)
+    return kube.SliceEndpoint(addresses=[ip], conditions=conditions)
+
+
+def _plan(world: Snapshot, external_ips: bool = True) -> NodePlan:
+    families = (Family.IPV4, Family.IPV6)
+    config = NodeConfig(families=families, allow_service_external_ips=external_ips)
+    return compile_all(world, config, HostFacts(), Traits())
+
+
+def _stale(
+    world: Snapshot,
+    family: Family = Family.IPV4,
+    names: list[ObjectName] | None = None,
+    external_ips: bool = True,
+) -> Stale:
+    return stale_entries(_plan(world, external_ips), world, family, names)
+
+
+def _world(service: kube.Service, *slices: kube.EndpointSlice) -> Snapshot:
+    return Snapshot({DNS: service}, {DNS: {s.metadata.name: s for s in slices}})
+
+
+@pytest.mark.parametrize("destination", ["10.96.0.10", "192.0.2.10", "192.0.2.11"])
+@pytest.mark.parametrize(
+    ("source", "port", "expected"),
+    [
+        ("10.244.1.5", 5353, False),
+        ("10.244.1.5", 5354, True),  # the endpoint's port changed
+        ("10.244.1.6", 5353, True),  # it is there, but does not serve
+        ("10.244.1.9", 5353, True),  # it is gone
+        ("10.96.0.10", 53, True),  # it was never translated
+    ],
+)
+def test_an_entry_is_stale_unless_a_serving_endpoint_answers_it(
+    destination: str, source: str, port: int, expected: bool
+) -> None:
+    world = _world(_service(), _slice(_endpoint("10.244.1.5"), _endpoint("10.244.1.6", False)))
+    found = _stale(world)
+    assert found.protocols == (UDP,)
+    assert found.contains_entry(Entry(UDP, destination, 53, source, port)) is expected
+
+
+@pytest.mark.parametrize("port", [-1, 0, 65536, 2**31 - 1])
+def test_a_port_that_cannot_be_served_has_no_entries(port: int) -> None:
+    ports = [kube.ServicePort(port=port, name="dns", protocol="UDP", node_port=30053)]
+    spec = kube.ServiceSpec(type="NodePort", cluster_ip="10.96.0.10", ports=ports)
+    service = kube.Service(kube.ObjectMeta(name=DNS.name, namespace=DNS.namespace), spec)
+    assert not _stale(_world(service, _slice(_endpoint("10.244.1.5"))))
+
+
+def test_other_destinations_ports_and_protocols_are_left_alone() -> None:
+    found = _stale(_world(_service(), _slice(_endpoint("10.244.1.5"))))
+    for entry in (
+        Entry(UDP, "10.96.0.10", 54, "10.244.1.9", 5353),
+        Entry(UDP, "10.96.0.11", 53, "10.244.1.9", 5353),
+        Entry(TCP, "10.96.0.10", 53, "10.244.1.9", 5353),
+        Entry(TCP, "10.96.0.10", 9153, "10.244.1.9", 9153),
+        Entry(SCTP, "10.96.0.10", 53, "10.244.1.9", 5353),
+    ):
+        assert not found.contains_entry(entry)
+
+
+def test_a_node_port_counts_on_every_destination_that_is_no_services() -> None:
+    found = _stale(_world(_service(), _slice(_endpoint("10.244.1.5"))))
+    assert found.contains_entry(Entry(UDP, "203.0.113.7", 30053, "10.244.1.9", 5353))
+    assert not found.contains_entry(Entry(UDP, "203.0.113.7", 30053, "10.244.1.5", 5353))
+
+
+def test_a_node_port_of_one_family_says_nothing_of_the_other() -> None:
+    """The number is the same in both; only destinations tell the families apart."""
+    served = ServedPort(Protocol.UDP, 53, ("10.96.0.1",), 30053, (Endpoint("10.244.1.5", 53),))
+    six = ServedPort(Protocol.UDP, 53, ("fd00::1",), 30053, (Endpoint("fd01::5", 53),))
+    ipv4 = Entry(UDP, "192.0.2.1", 30053, "10.244.1.9", 53)
+    ipv6 = Entry(UDP, "2001:db8::1", 30053, "fd01::9", 53)
+    assert stale(Family.IPV4, [served]).contains_entry(ipv4)
+    assert not stale(Family.IPV4, [served]).contains_entry(ipv6)
+    assert stale(Family.IPV6, [six]).contains_entry(ipv6)
+    assert not stale(Family.IPV6, [six]).contains_entry(ipv4)
+
+
+def test_a_services_address_decides_before_a_node_port() -> None:
+    node = ServedPort(Protocol.UDP, 1, ("10.96.0.1",), 30053, (Endpoint("10.244.1.5", 5353),))
+    service = ServedPort(Protocol.UDP, 30053, ("10.96.0.2",), 0, (Endpoint("10.244.1.6", 1),))
+    found = stale(Family.IPV4, [node, service])
+    assert not found.contains_entry(Entry(UDP, "10.96.0.2", 30053, "10.244.1.6", 1))
+    assert found.contains_entry(Entry(UDP, "10.96.0.2", 30053, "10.244.1.5", 5353))
+
+
+@pytest.mark.parametrize("protocol", [Protocol.UDP, Protocol.TCP])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_services_address_decides_also_where_only_others_are_looked_at(
+    protocol: Protocol, named: bool
+) -> None:
+    web = kube.Service(
+        kube.ObjectMeta(name="web", namespace="shop"),
+        kube.ServiceSpec(
+            cluster_ip="10.96.0.20",
+            external_ips=["192.0.2.20"],
+            ports=[
+                kube.ServicePort(port=30053, protocol=protocol),
+                kube.ServicePort(name="other", port=80),
+            ],
+        ),
+    )
+    dns = _world(_service(protocol, "true"), _slice(_endpoint("10.244.1.5"), protocol=protocol))
+    world = Snapshot({**dns.services, ObjectName("shop", "web"): web}, dns.slices)
+    found = _stale(world, names=[DNS] if named else None)
+    number = PROTOCOL_NUMBERS[protocol]
+    for address in ("10.96.0.20", "192.0.2.20"):
+        assert not found.contains_entry(Entry(number, address, 30053, "10.244.1.9", 8080))
+    assert found.contains_entry(Entry(number, "203.0.113.7", 30053, "10.244.1.9", 5353))
+
+
+def _tcp(name: str, address: str, port: int) -> Snapshot:
+    own = ObjectName("shop", name)
+    ports = [kube.ServicePort(port=port)]
+    service = kube.Service(
+        kube.ObjectMeta(own.name, own.namespace),
+        kube.ServiceSpec(cluster_ip=address, ports=ports),
+    )
+    return Snapshot({own: service})
+
+
+def test_the_index_of_destinations_follows_what_changed() -> None:
+    index = Destinations()
+
+    def at(port: int, plan: NodePlan, family: Family = Family.IPV4) -> list[bytes]:
+        return sorted(index.at({port}, plan, family))
+
+    first = _plan(_tcp("web", "10.96.0.20", 80))
+    index.update(first.services, ())
+    web = bytes((TCP, 10, 96, 0, 20, 0, 80))
+    assert at(80, first) == [web]
+    assert at(80, first, Family.IPV6) == []
+    second = _plan(_tcp("web", "10.96.0.20", 30053))
+    index.update(second.services, ())
+    assert at(80, second) == []
+    assert at(30053, second) == [web[:-2] + (30053).to_bytes(2, "big")]
+    assert at(30053, _plan(Snapshot())) == [], "the plan is newer than the index"
+    both = _plan(_world(_service()))  # its node port is none of its addresses
+    assert list(Destinations().at({53}, both, Family.IPV4)) == []
+    index.update(both.services, ())
+    assert len(at(53, both)) == 3
+    index.update({}, both.services)
+    other = _plan(_tcp("other", "10.96.0.21", 30053))
+    index.update(other.services, second.services)
+    assert len(at(30053, other)) == 1
+    index.update({}, [*other.services, *second.services])
+    assert at(30053, other) == []
+    losing = next(iter(other.services.values()))
+    index.update({losing.key: type(losing)(losing.key, ())}, ())
+    assert at(30053, other) == []
+
+
+def test_a_connection_to_somebody_elses_port_of_a_node_ports_number_is_not_cut() -> None:
+    world = _world(_service("TCP", "true"), _slice(_endpoint("10.244.1.5"), protocol="TCP"))
+    found = _stale(world)
+    assert not found.contains_entry(Entry(TCP, "203.0.113.7", 30053, "203.0.113.7", 30053))
+    assert found.contains_entry(Entry(TCP, "203.0.113.7", 30053, "10.244.1.9", 5353))
+
+
+def test_the_endpoints_of_all_who_claim_a_destination_are_valid() -> None:
+    one = ServedPort(Protocol.UDP, 53, ("10.96.0.1",), 0, (Endpoint("10.244.1.5", 53),))
+    other = ServedPort(Protocol.UDP, 53, ("10.96.0.1",), 0, (Endpoint("10.244.1.6", 53),))
+    found = stale(Family.IPV4, [one, other])
+    assert not found.contains_entry(Entry(UDP, "10.96.0.1", 53, "10.244.1.5", 53))
+    assert not found.contains_entry(Entry(UDP, "10.96.0.1", 53, "10.244.1.6", 53))
+
+
+def test_without_serving_endpoints_nothing_is_stale() -> None:
+    world = _world(_service(), _slice(_endpoint("10.244.1.6", False)))
+    assert not _stale(world)
+    assert not _stale(_world(_service()))
+    assert not _stale(world, Family.IPV6)
+
+
+def test_only_the_named_services_are_looked_at() -> None:
+    world = _world(_service(), _slice(_endpoint("10.244.1.5")))
+    assert _stale(world, names=[DNS])
+    assert not _stale(world, names=[])
+    assert not _stale(world, names=[ObjectName("a", "deleted")])
+
+
+def test_external_ips_can_be_switched_off() -> None:
+    world = _world(_service(), _slice(_endpoint("10.244.1.5")))
+    found = _stale(world, external_ips=False)
+    assert not found.contains_entry(Entry(UDP, "192.0.2.10", 53, "10.244.1.9", 5353))
+
+
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.SCTP])
+def test_connections_are_stale_only_on_request_and_only_to_endpoints_that_are_gone(
+    protocol: Protocol,
+) -> None:
+    slice_ = _slice(_endpoint("10.244.1.5", False), protocol=protocol)
+    number = PROTOCOL_NUMBERS[protocol]
+    gone = Entry(number, "10.96.0.10", 53, "10.244.1.9", 5353)
+    for word in (None, "false"):
+        assert not _stale(_world(_service(protocol, word), slice_))
+    found = _stale(_world(_service(protocol, "true"), slice_))
+    assert found.contains_entry(gone)
+    assert not found.contains_entry(gone._replace(source="10.244.1.5"))
+    nobody_left = _stale(_world(_service(protocol, "true")))
+    assert nobody_left.contains_entry(gone)
+
+
+def test_addresses_of_the_other_family_are_left_out() -> None:
+    both = ServedPort(Protocol.UDP, 53, ("10.96.0.1", "fd00::1"), 0, (Endpoint("fd01::1", 53),))
+    assert len(stale(Family.IPV6, [both]).by_address) == 1
+
+
+def test_served_ports_name_what_matters() -> None:
+    def served(service: kube.Service, *names: ObjectName) -> list[ServedPort]:
+        world = _world(service, _slice(_endpoint("10.244.1.5")))
+        plan = _plan(world)
+        return [p for name in names for p in served_ports(name, plan, world, Family.IPV4)]
+
+    (port,) = served(_service(), DNS)
+    assert port == ServedPort(
+        Protocol.UDP,
+        53,
+        ("10.96.0.10", "192.0.2.10", "192.0.2.11"),
+        30053,
+        (Endpoint("10.244.1.5", 5353),),
+    )
+    assert served(_service("TCP"), DNS) == []
+    assert served(_service("DCCP"), DNS) == []
+    assert len(served(_service("DCCP", "true"), DNS)) == 1  # the other port, over TCP
+    assert served(_service(), ObjectName("a", "deleted")) == []
+
+
+def test_most_services_are_of_no_concern() -> None:
+    assert is_concerned(_service("UDP"))
+    assert is_concerned(_service("TCP", "true"))
+    assert not is_concerned(_service("TCP", "false"))
+    spec = kube.ServiceSpec(cluster_ip="10.96.0.1")
+    assert not is_concerned(kube.Service(kube.ObjectMeta("a", "b"), spec))
+
+
+def _claiming(protocol: str, cluster_ip: str, external_ip: str, node_port: int) -> kube.Service:
+    """A young Service of somebody else, which asks for connections to be closed."""
+    return kube.Service(
+        kube.ObjectMeta(
+            "taker",
+            "evil",
+            creation_timestamp="2026-02-02T00:00:00Z",
+            annotations=kube.Annotations(close_connections="true"),
+        ),
+        kube.ServiceSpec(
+            type="NodePort",
+            cluster_ip=cluster_ip,
+            external_ips=[external_ip],
+            ports=[kube.ServicePort(port=53, name="dns", protocol=protocol, node_port=node_port)],
+        ),
+    )
+
+
+@pytest.mark.parametrize("protocol", ["UDP", "TCP"])
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize(
+    ("claims", "destination", "port"),
+    [
+        (("10.96.0.66", "10.96.0.10", 30066), "10.96.0.10", 53),
+        (("10.96.0.66", "192.0.2.10", 30066), "192.0.2.10", 53),
+        (("10.96.0.66", "192.0.2.11", 30066), "192.0.2.11", 53),
+        (("10.96.0.10", "192.0.2.66", 30066), "10.96.0.10", 53),
+        (("10.96.0.66", "192.0.2.66", 30053), "203.0.113.7", 30053),
+    ],
+)
+def test_who_lost_a_destination_cuts_nobody_there(
+    protocol: str, named: bool, claims: tuple[str, str, int], destination: str, port: int
+) -> None:
+    """Only the older Service says which entries are stale, with its own endpoints."""
+    taker, dns = ObjectName("evil", "taker"), _service(protocol)
+    old = kube.ObjectMeta(DNS.name, DNS.namespace, creation_timestamp="2026-01-01T00:00:00Z")
+    dns = msgspec.structs.replace(dns, metadata=old)
+    mine = _slice(_endpoint("10.244.1.5"), protocol=protocol)
+    other = _slice(_endpoint("10.244.6.6"), protocol=protocol)
+    world = Snapshot(
+        {DNS: dns, taker: _claiming(protocol, *claims)},
+        {DNS: {"dns-1": mine}, taker: {"taker-1": other}},
+    )
+    found = _stale(world, names=[taker] if named else None)
+    number = PROTOCOL_NUMBERS[Protocol(protocol)]
+    assert not found.contains_entry(Entry(number, destination, port, "10.244.1.5", 5353))
+
+
+def test_an_empty_one_is_falsy() -> None:
+    assert not Stale(Family.IPV4, {}, {})
+    assert Stale(Family.IPV4, {}, {b"\x11\0\1": frozenset()})

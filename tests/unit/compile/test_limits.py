@@ -1,0 +1,264 @@
+"""What one object may cost (docs/limits.md): exceeding a limit is a Finding, never a stall."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from steersman.compile import endpoints, fields, notes, ports, service, weights, wishes
+from steersman.compile.endpoints import MAX_ENDPOINTS, build_endpoints, read_endpoints
+from steersman.compile.fields import MAX_DESTINATIONS
+from steersman.compile.plan import Planner
+from steersman.compile.ports import MAX_LISTED, plan_ports, read_ports
+from steersman.compile.service import MAX_PORTS
+from steersman.model.kube import EndpointSlice
+from steersman.model.names import Family, ObjectName, Protocol
+from steersman.model.plan import Finding, NodePlan, ServicePlan, Severity
+from steersman.source.slices import Slices
+from tests.support.builders import objects
+from tests.support.builders.objects import (
+    CONFIG,
+    FACTS,
+    IPTABLES,
+    KEY,
+    endpoint,
+    plan_of,
+    port,
+    slice_,
+)
+
+THOUSAND = [f"10.{n // 250}.{n % 250}.1" for n in range(1000)]
+MANY_PORTS = [port(f"p{n}", 1 + n) for n in range(1000)]
+
+
+def ends(count: int) -> list[dict[str, Any]]:
+    return [endpoint(address) for address in THOUSAND[:count]]
+
+
+def one_error(plan: NodePlan) -> Finding:
+    (finding,) = plan.findings
+    assert finding.severity is Severity.ERROR
+    return finding
+
+
+def test_only_ports_that_a_service_asks_for_are_expanded() -> None:
+    wide = slice_(*ends(1000), ports=MANY_PORTS)
+    found, _ = read_endpoints([wide], Family.IPV4, "", {("p7", Protocol.TCP)})
+    assert {port: len(states) for port, states in found.items()} == {("p7", Protocol.TCP): 1000}
+    nothing_wanted = build_endpoints([wide], Family.IPV4, "", {("other", Protocol.TCP)})
+    assert list(nothing_wanted) == [("p0", Protocol.TCP)]  # for the health check's count
+    assert len(build_endpoints([slice_(*ends(2), ports=MANY_PORTS)], Family.IPV4, "")) == 1000
+
+
+def test_endpoints_of_all_ports_of_a_service() -> None:
+    plan = plan_of(
+        objects.service(ports=MANY_PORTS),
+        slice_(*ends(1000), name="a", ports=MANY_PORTS),
+        slice_(*ends(1000), name="b", ports=MANY_PORTS),
+    )
+    counts = {len(each.cluster) for each in plan.services.values()}
+    assert counts == {MAX_ENDPOINTS // len(MANY_PORTS)}  # every port is served
+    finding = one_error(plan)
+    assert (finding.object, finding.field) == ("EndpointSlice shop/a", "endpoints[50]")
+    assert f"the {MAX_ENDPOINTS} that are served" in finding.reason
+
+
+def test_one_endpoint_beyond_the_limit_is_said() -> None:
+    full = slice_(*ends(MAX_ENDPOINTS // 1000), name="a", ports=MANY_PORTS)
+    asked = objects.service(ports=MANY_PORTS)
+    assert plan_of(asked, full).findings == ()
+    assert plan_of(asked, full, slice_(name="b", ports=MANY_PORTS)).findings == ()
+    plan = plan_of(asked, full, slice_(endpoint("10.9.9.9"), name="b", ports=MANY_PORTS))
+    finding = one_error(plan)
+    assert (finding.object, finding.field) == ("EndpointSlice shop/b", "endpoints[0]")
+
+
+def test_no_more_slices_are_looked_at_than_are_served() -> None:
+    big = slice_(*ends(1000), name="big", ports=[])
+    held, owner = Slices(), ObjectName("shop", "cart")
+    for number in range(MAX_LISTED // 1000 + 50):
+        meta = msgspec.structs.replace(big.metadata, name=f"s{number:04}")
+        held.put(meta.object_name, owner, msgspec.structs.replace(big, metadata=meta))
+    looked: list[str] = []
+
+    def each() -> Iterator[EndpointSlice]:
+        for name, slice_of_it in held[owner].items():
+            looked.append(name)
+            yield slice_of_it
+
+    settings = objects.settings_of()
+    asked = read_ports(objects.service(), settings, allow_external_ips=True)
+    plans, (finding,) = plan_ports(asked, each(), settings, "")
+    assert len(looked) == MAX_LISTED // 1000 + 1
+    assert looked == sorted(looked)
+    assert finding.object == f"EndpointSlice shop/{looked[-1]}"
+    assert finding.severity is Severity.ERROR
+    assert list(plans) == [KEY]
+
+
+def test_slices_of_a_service_are_a_mapping() -> None:
+    held, owner = Slices(), ObjectName("shop", "cart")
+    for name in ("b", "a"):
+        held.put(ObjectName("shop", name), owner, slice_(*ends(1), name=name))
+    slices: Mapping[str, EndpointSlice] = held[owner]
+    assert (list(slices), len(slices), "b" in slices, "c" in slices) == (["a", "b"], 2, True, False)
+    assert slices["a"].metadata.name == "a"
+
+
+def test_ports_of_a_service() -> None:
+    most = [port(f"p{n}", 1 + n) for n in range(MAX_PORTS)]
+    plan = plan_of(objects.service(ports=most))
+    assert (len(plan.services), plan.findings) == (MAX_PORTS, ())
+    plan = plan_of(objects.service(ports=[*most, port("more", 20_000)]))
+    assert len(plan.services) == MAX_PORTS
+    finding = one_error(plan)
+    assert (finding.object, finding.field) == ("Service shop/cart", "spec.ports")
+    assert f"has {MAX_PORTS + 1} entries, of which {MAX_PORTS} are served" in finding.reason
+
+
+def frontends(plan: ServicePlan, kind: str) -> int:
+    return sum(frontend.kind == kind for frontend in plan.frontends)
+
+
+def test_external_ips_times_ports() -> None:
+    plan = plan_of(objects.service(ports=MANY_PORTS, externalIPs=THOUSAND))
+    each = MAX_DESTINATIONS // len(MANY_PORTS)
+    assert {frontends(p, "externalIP") for p in plan.services.values()} == {each}
+    finding = one_error(plan)
+    assert (finding.object, finding.field) == ("Service shop/cart", "spec.externalIPs")
+    assert plan_of(objects.service(externalIPs=THOUSAND)).findings == ()
+    assert plan_of(objects.service(externalIPs=["192.0.2.1"] * 100_000)).findings == ()
+
+
+def test_load_balancer_ips_and_source_ranges_times_ports() -> None:
+    plan = plan_of(
+        objects.service(
+            type="LoadBalancer",
+            ports=MANY_PORTS,
+            ingress=[{"ip": address} for address in THOUSAND[:10]],
+            loadBalancerSourceRanges=[f"{address}/32" for address in THOUSAND],
+        ),
+        slice_(*ends(1), ports=MANY_PORTS),
+    )
+    vips = [f for p in plan.services.values() for f in p.frontends if f.kind == "loadBalancerIP"]
+    assert len(vips) == 10 * len(MANY_PORTS)
+    assert {len(frontend.source_ranges) for frontend in vips} == {5}  # and nobody else is let in
+    assert one_error(plan).field == "spec.loadBalancerSourceRanges"
+    plan = plan_of(
+        objects.service(
+            type="LoadBalancer", ports=MANY_PORTS, ingress=[{"ip": ip} for ip in THOUSAND]
+        )
+    )
+    assert {frontends(p, "loadBalancerIP") for p in plan.services.values()} == {50}
+    assert one_error(plan).field == "status.loadBalancer.ingress"
+
+
+def test_a_service_without_ports_may_have_addresses() -> None:
+    plan = plan_of(objects.service(ports=[], externalIPs=THOUSAND))
+    assert (dict(plan.services), plan.findings) == ({}, ())
+
+
+def test_thousands_of_lost_ports_are_one_finding() -> None:
+    planner = Planner(CONFIG, IPTABLES)
+    asking = [port(f"p{n}", 1 + n, nodePort=1 + n) for n in range(2000)]
+    first = objects.service("a", type="NodePort", clusterIP="10.96.0.1", ports=asking)
+    second = objects.service("b", type="NodePort", clusterIP="10.96.0.2", ports=asking)
+    planner.update(objects.snapshot(first), FACTS, (), everything=True)
+    planner.update(objects.snapshot(first, second), FACTS, (), everything=True)
+    finding = one_error(planner.plan)
+    assert finding.field == "spec.ports[0].nodePort"
+    assert "(and 1999 more: spec.ports[1].nodePort, " in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("address", "family", "word"),
+    [
+        ("127.0.0.1", "IPv4", "loopback"),
+        ("127.1.2.3", "IPv4", "loopback"),
+        ("169.254.169.254", "IPv4", "link-local"),
+        ("0.0.0.0", "IPv4", "unspecified"),
+        ("224.0.0.1", "IPv4", "link-local multicast"),
+        ("::1", "IPv6", "loopback"),
+        ("::", "IPv6", "unspecified"),
+        ("fe80::1", "IPv6", "link-local"),
+        ("febf::1", "IPv6", "link-local"),
+        ("ff02::1", "IPv6", "link-local multicast"),
+    ],
+)
+def test_addresses_that_the_api_server_refuses(address: str, family: str, word: str) -> None:
+    """Endpoints there would be the node itself, or its metadata service (userspace modes dial)."""
+    vips = {"IPv4": "10.96.0.10", "IPv6": "fd00::10"}
+    good = {"IPv4": "10.0.0.1", "IPv6": "fd00:10::1"}[family]
+    plan = plan_of(
+        objects.service(clusterIP=vips[family], externalIPs=[address]),
+        slice_(endpoint(address), endpoint(good), family=family),
+    )
+    (served,) = plan.services.values()
+    assert [end.ip for end in served.reachable] == [good]
+    assert [frontend.kind.value for frontend in served.frontends] == ["clusterIP"]
+    said = {finding.field: finding.reason for finding in plan.findings}
+    assert f"{address} is {word}, which no endpoint may be" in said["endpoints[0].addresses[0]"]
+    assert f"{address} is {word}, which no external IP may be" in said["spec.externalIPs[0]"]
+
+
+@pytest.mark.parametrize(
+    "address", ["126.0.0.1", "128.0.0.1", "169.253.0.1", "224.0.1.1", "0.0.0.1", "192.0.2.127"]
+)
+def test_addresses_next_to_those(address: str) -> None:
+    plan = plan_of(objects.service(), slice_(endpoint(address)))
+    assert [end.ip for end in plan.services[KEY].reachable] == [address]
+
+
+def test_the_page_on_limits_has_them_all() -> None:
+    page = Path(__file__).parents[3].joinpath("docs/limits.md").read_text()
+    for number in (
+        endpoints.MAX_ENDPOINTS,
+        ports.MAX_LISTED,
+        service.MAX_PORTS,
+        fields.MAX_DESTINATIONS,
+        notes.IN_TOTAL,
+        notes.PER_SERVICE,
+        weights._ENTRIES,
+        wishes._MOST_FLAGS,
+    ):
+        assert f"{number:,}" in page
+
+
+def test_many_slices_of_one_service_cost_no_more_than_those_of_many() -> None:
+    """Comparisons of names are counted: each slice of a list is looked up, none is searched for."""
+    compared = 0
+
+    class Name(ObjectName):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return tuple(self) == tuple(other) if isinstance(other, tuple) else False
+
+        __hash__ = ObjectName.__hash__
+
+    held, owner = Slices(), ObjectName("shop", "cart")
+    for number in range(500):
+        name = Name("shop", f"s{number}")
+        assert not held.belongs(name, owner)
+        assert not held.has_udp(owner)
+        held.put(name, owner, slice_(name=name.name))
+    assert compared < 5 * 500
+
+
+def test_which_services_have_udp_slices() -> None:
+    held, owner = Slices(), ObjectName("shop", "cart")
+    names = [ObjectName("shop", name) for name in "ab"]
+    dns = [port("dns", 53, protocol="UDP")]
+    for name in names:
+        held.put(name, owner, slice_(name=name.name, ports=dns))
+    held.put(names[0], owner, slice_(endpoint("10.0.0.1"), name="a", ports=dns))
+    held.remove(names[1], owner)
+    assert held.has_udp(owner)
+    held.put(names[0], owner, slice_(name="a"))
+    assert not held.has_udp(owner)
+    held.remove(names[0], owner)
+    assert (held.has_udp(owner), len(held)) == (False, 0)

@@ -1,0 +1,161 @@
+"""Rendering of the ebpf mode, by the words that `text` has for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman.model.names import Family
+from steersman.model.plan import Detector, FamilySettings, NodeSettings, ServicePlan
+from steersman.modes.ebpf import layout, render
+from steersman.modes.ebpf.layout import Kind
+from steersman.modes.ebpf.text import describe
+from tests.support.builders import plans
+
+PROGRAMS = render.Programs(b"\x07" * 16)
+C = Path(layout.__file__).parent / "c"
+
+
+def said(plan: ServicePlan) -> list[str]:
+    return sorted(map(describe, render.render_service(plan).items()))
+
+
+def node(settings: NodeSettings, programs: render.Programs = PROGRAMS) -> list[str]:
+    return sorted(map(describe, render.render_node(settings, programs).items()))
+
+
+def test_a_cluster_ip() -> None:
+    plan = plans.plan(
+        plans.key("shop/cart:http"),
+        plans.cluster_ip("10.96.0.1"),
+        cluster=plans.endpoints("10.244.0.5", "10.244.0.6"),
+    )
+    assert said(plan) == [
+        "frontend 10.96.0.1:80/TCP: shop/cart:http TCP IPv4, pods to all, "
+        "node to all masqueraded, others to all masqueraded",
+        "service shop/cart:http TCP IPv4: all [10.244.0.5:8080 10.244.0.6:8080], local []",
+    ]
+
+
+def test_everything_at_once() -> None:
+    ends = plans.endpoints("fd00::5")
+    plan = plans.plan(
+        plans.key("shop/cart", family=Family.IPV6),
+        plans.load_balancer("2001:db8::1", plans.SHORT_CIRCUIT, ("2001:db8:7::/48",)),
+        plans.node_port(30080, plans.SHORT_CIRCUIT_DROP),
+        cluster=ends,
+        local=ends,
+        affinity=60,
+    )
+    assert said(plan) == [
+        "frontend [2001:db8::1]:80/TCP: shop/cart TCP IPv6, pods to all, node to all masqueraded, "
+        "others to local, source ranges",
+        "frontend node port 30080/TCP IPv6: shop/cart TCP IPv6, pods to all, "
+        "node to all masqueraded, others dropped",
+        "range 2001:db8:7::/48 may use shop/cart TCP IPv6",
+        "service shop/cart TCP IPv6: all [[fd00::5]:8080], local [[fd00::5]:8080], affinity 60 s",
+    ]
+
+
+def test_refused() -> None:
+    plan = plans.plan(plans.key("shop/none"), plans.node_port(30080, plans.REFUSED))
+    assert said(plan) == [
+        "frontend node port 30080/TCP IPv4: shop/none TCP IPv4, pods rejected, node rejected, "
+        "others rejected",
+        "service shop/none TCP IPv4: all [], local []",
+    ]
+
+
+def test_nothing_is_rendered_of_a_plan_without_frontends() -> None:
+    assert said(plans.plan(plans.key("shop/none"))) == []
+
+
+def test_the_node() -> None:
+    settings = NodeSettings(
+        families=(Family.IPV4, Family.IPV6),
+        ipv4=FamilySettings(
+            Detector(cidr="10.244.0.0/16"),
+            "10.250.1.2",
+            ("10.250.1.2", "127.0.0.1"),
+            localhost_node_ports=True,
+            service_cidrs=("10.96.0.0/12",),
+        ),
+        ipv6=FamilySettings(node_port_addresses=("2001:db8::2",), local_addresses=("::1",)),
+    )
+    assert node(settings) == [
+        "ServiceCIDR 10.96.0.0/12",
+        "configuration flags 13",
+        "node port address 10.250.1.2",
+        "node port address 2001:db8::2",
+        "pods are in 10.244.0.0/16",
+        f"programs {'07' * 16}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("detector", "flags"),
+    [
+        (Detector(), 8),
+        (Detector(cidr="10.0.0.0/8"), 9),
+        (Detector(interface="cni0"), 10),
+        (Detector(interface_prefix="veth"), 10),
+    ],
+)
+def test_detectors(detector: Detector, flags: int) -> None:
+    value = render.render_node(NodeSettings(ipv4=FamilySettings(detector)), PROGRAMS)
+    config = layout.NODE_VALUE.unpack(value[Kind.CONFIG.value])
+    assert config[2] == flags
+    assert config[3].rstrip(b"\0").decode() == detector.interface
+    assert config[4].rstrip(b"\0").decode() == detector.interface_prefix
+
+
+def test_node_ports_need_not_be_guarded() -> None:
+    free = render.Programs(bytes(16), guard_node_ports=False)
+    assert "configuration flags 0" in node(NodeSettings(), free)
+
+
+@given(st.randoms(use_true_random=False), st.integers(0, 200), st.sampled_from(Family))
+def test_keys_of_two_plans_never_meet(rng: object, number: int, family: Family) -> None:
+    one = render.render_service(plans.random_plan(rng, number, family))  # type: ignore[arg-type]
+    two = render.render_service(plans.random_plan(rng, number + 1, family))  # type: ignore[arg-type]
+    assert not one.keys() & two.keys()
+
+
+@given(st.ip_addresses())
+def test_addresses_survive(address: object) -> None:
+    canonical = str(address)
+    assert layout.pack_address(layout.print_address(layout.pack_address(canonical))) == (
+        layout.pack_address(canonical)
+    )
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.binary().map(lambda b: b * 18), st.binary().map(lambda b: b * 18)
+)
+def test_services_survive(seconds: int, cluster: bytes, local: bytes) -> None:
+    value = layout.ServiceValue(seconds, cluster, local)
+    assert layout.split_service(layout.join_service(value)) == value
+
+
+DEFINED = ("FRONTEND_", "CONFIG_", "DEVICE_", "PREFIXES_", "ACTION_", "MARK_", "BARE_")
+
+
+def test_numbers_are_those_of_the_programs() -> None:
+    text = (C / "constants.h").read_text()
+    numbers = {
+        name: int(n, 0) for name, n in re.findall(r"#define (\w+) (\w+?)u?(?: //.*)?$", text, re.M)
+    }
+    ours = {name: value for name, value in vars(layout).items() if isinstance(value, int)}
+    shared = {name: n for name, n in ours.items() if name.startswith(DEFINED)}
+    assert len(shared) > 10
+    assert {name: numbers.get(name) for name in shared} == shared
+
+
+def test_counters_are_those_of_the_programs() -> None:
+    text = (C / "constants.h").read_text()
+    names = re.findall(r"^\t(\w+)", text[text.index("enum counter") :], re.M)
+    assert tuple(name.lower() for name in names[:-1]) == layout.COUNTERS

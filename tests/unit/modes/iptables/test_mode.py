@@ -1,0 +1,395 @@
+# ruff: noqa: E501  (rules are one line each, as iptables has them)
+"""Choosing an iptables, and what its failures mean: against a scripted one."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from steersman.host.exec import Result
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.names import Family
+from steersman.model.ruleset import Diff
+from steersman.modes.iptables import mode as mode_module
+from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
+from steersman.modes.iptables.render import Features
+from steersman.modes.iptables.strangers import Strangers
+from tests.support.builders.plans import SETTINGS, simple
+
+NFT = "iptables v1.8.9 (nf_tables)"
+LEGACY = "iptables v1.8.9 (legacy)"
+CHANGE = Diff(
+    added={(4, "nat", "KUBE-MARK-MASQ", ""): "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x1/0x1"}
+)
+
+
+class Scripted:
+    """Answers commands by the first pattern that matches; without one there is no such program."""
+
+    def __init__(self, *answers: tuple[str, str | int | Exception]) -> None:
+        self.answers = list(answers)
+        self.stderr = ""
+        self.ran: list[str] = []
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        line = " ".join(argv)
+        self.ran.append(line)
+        for pattern, answer in self.answers:
+            if fnmatch.fnmatchcase(line, pattern):
+                if isinstance(answer, Exception):
+                    raise answer
+                if isinstance(answer, int):
+                    return Result(answer, b"", self.stderr.encode())
+                return Result(0, answer.encode(), b"")
+        raise FileNotFoundError(2, "No such file", argv[0])
+
+
+BOTH = (
+    ("iptables --version", NFT),
+    ("iptables-nft --version", NFT),
+    ("iptables-legacy --version", LEGACY),
+)
+WORKS = ("*", "")
+
+
+async def chosen(execute: Scripted, variant: str = "") -> str:
+    mode = IptablesMode(execute, IptablesOptions(variant=variant))
+    support = await mode.probe()
+    if not support.usable:
+        return " ".join(support.missing)
+    assert mode._iptables is not None
+    return mode._iptables.tool.command
+
+
+async def test_the_default_is_what_iptables_means() -> None:
+    assert await chosen(Scripted(*BOTH, WORKS)) == "iptables"
+    legacy_first = (("iptables --version", LEGACY), *BOTH[1:])
+    execute = Scripted(*legacy_first, WORKS)
+    assert await chosen(execute) == "iptables"
+
+
+async def test_a_wanted_variant_is_taken() -> None:
+    assert await chosen(Scripted(*BOTH, WORKS), "legacy") == "iptables-legacy"
+    assert await chosen(Scripted(*BOTH, WORKS), "nft") == "iptables-nft"
+    only = Scripted(
+        ("iptables --version", LEGACY),
+        ("*-nft *", FileNotFoundError()),
+        ("iptables-legacy --version", FileNotFoundError()),
+        WORKS,
+    )
+    assert await chosen(only, "legacy") == "iptables"
+    assert "iptables-nft is not installed" in await chosen(only, "nft")
+
+
+@pytest.mark.parametrize(
+    ("nft", "legacy", "expected"),
+    [
+        ("", ":KUBE-PROXY-CANARY - [0:0]", "iptables-legacy"),
+        (":KUBE-PROXY-CANARY - [0:0]", ":KUBE-SERVICES - [0:0]", "iptables"),
+        (":KUBE-PROXY-CANARY - [0:0]", ":KUBE-KUBELET-CANARY - [0:0]", "iptables-legacy"),
+        (":KUBE-IPTABLES-HINT - [0:0]", ":KUBE-SERVICES - [0:0]", "iptables"),
+    ],
+)
+async def test_the_variant_in_use_is_preferred(nft: str, legacy: str, expected: str) -> None:
+    saves = (("iptables-save -t mangle", nft), ("iptables-legacy-save", legacy))
+    assert await chosen(Scripted(*BOTH, *saves, WORKS)) == expected
+
+
+async def test_a_variant_that_cannot_be_listed_gives_no_hint() -> None:
+    broken = ("iptables-legacy-save", PermissionError())
+    assert await chosen(Scripted(*BOTH, broken, WORKS)) == "iptables"
+
+
+async def test_where_nft_does_not_work_legacy_does() -> None:
+    execute = Scripted(*BOTH, ("iptables -w *", 1), WORKS)
+    execute.stderr = "Failed to initialize nft: Protocol not supported"
+    assert await chosen(execute) == "iptables-legacy"
+    execute = Scripted(*BOTH, ("iptables* -w *", 1), WORKS)
+    assert "iptables does not work: exit status 1." in await chosen(execute)
+
+
+async def test_nothing_installed() -> None:
+    assert await chosen(Scripted()) == "iptables is not installed; install the package iptables."
+    assert "not installed" in await chosen(Scripted(("*", "gibberish")))
+    assert "not installed" in await chosen(Scripted(("*", 1)))
+
+
+async def test_parts_not_installed() -> None:
+    assert "iptables-save is not installed" in await chosen(
+        Scripted(("iptables-save *", 127), ("iptables --version", NFT), ("iptables-restore *", NFT))
+    )
+    assert "iptables-restore is not installed" in await chosen(
+        Scripted(("iptables --version", NFT))
+    )
+
+
+async def test_without_ip6tables_ipv6_is_off_with_a_sentence() -> None:
+    execute = Scripted(*BOTH, ("ip6*", FileNotFoundError(2, "", "ip6tables-restore")), WORKS)
+    mode = IptablesMode(execute)
+    support = await mode.probe()
+    assert support.usable
+    assert support.missing == (
+        "IPv6 Services are not served: ip6tables: ip6tables-restore is not installed, install the"
+        " package iptables.",
+    )
+    assert mode.families == (Family.IPV4,)
+    assert {key[0] for key in mode.render_node(SETTINGS)} == {4}
+    assert not mode.render_service(simple(1, family=Family.IPV6), SETTINGS)
+    assert mode.render_service(simple(1), SETTINGS)
+
+
+async def test_a_held_lock_does_not_make_a_variant_unusable() -> None:
+    assert await chosen(Scripted(*BOTH, ("iptables -w *", 4), WORKS)) == "iptables"
+
+
+@pytest.mark.parametrize(
+    ("version", "random_fully"),
+    [("v1.6.1", False), ("v1.6.2", True), ("v1.8.9 (nf_tables)", True), ("v1.4", False)],
+)
+async def test_random_fully_needs_a_version(version: str, random_fully: bool) -> None:
+    mode = IptablesMode(Scripted(("iptables --version", f"iptables {version}"), WORKS))
+    await mode.probe()
+    assert mode.features.random_fully is random_fully
+
+
+@pytest.mark.parametrize(("text", "liberal"), [("1\n", True), ("0\n", False), (None, False)])
+async def test_liberal_tcp_is_read_at_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None, liberal: bool
+) -> None:
+    file = tmp_path / "be_liberal"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(mode_module, "_TCP_LIBERAL", file)
+    mode = IptablesMode(Scripted(*BOTH, WORKS))
+    await mode.probe()
+    assert mode.features.tcp_liberal is liberal
+
+
+async def test_given_features_are_kept() -> None:
+    features = Features(random_fully=False, nfacct=True, tcp_liberal=True)
+    mode = IptablesMode(Scripted(*BOTH, WORKS), IptablesOptions(features=features))
+    await mode.probe()
+    assert mode.features == features
+
+
+class Kernel:
+    """An nfnetlink_acct that does as it is told."""
+
+    def __init__(self, supported: bool = True) -> None:
+        self.is_supported = supported
+        self.did: list[str] = []
+        self.error: Exception | None = None
+
+    def supported(self) -> bool:
+        return self.is_supported
+
+    def packets(self) -> dict[str, int]:
+        return {LOCALHOST_ACCEPTED: 7}
+
+    def create(self) -> None:
+        self.did.append("create")
+        if self.error:
+            raise self.error
+
+    async def delete(self) -> None:
+        self.did.append("delete")
+
+
+MATCH = "iptables* -m nfacct -h"
+
+
+@pytest.mark.parametrize(
+    ("supported", "status", "counts"),
+    [(True, 0, True), (True, 2, False), (False, 0, False)],
+)
+async def test_packets_are_counted_if_kernel_and_iptables_can(
+    supported: bool, status: int, counts: bool
+) -> None:
+    execute = Scripted(*BOTH, (MATCH, status), WORKS)
+    mode = IptablesMode(execute, accounting=cast(Any, Kernel(supported)))
+    await mode.probe()
+    assert mode.features.nfacct is counts
+    found = {INVALID_DROPPED: 0, LOCALHOST_ACCEPTED: 7}
+    assert mode.packets() == (found if counts else {})
+
+
+async def test_programs_that_run_elsewhere_do_not_count() -> None:
+    mode = IptablesMode(Scripted(*BOTH, WORKS))
+    await mode.probe()
+    assert (mode.features.nfacct, mode.packets()) == (False, {})
+
+
+async def test_counters_are_there_before_the_rules_and_go_after_them() -> None:
+    kernel = Kernel()
+    execute = Scripted(*BOTH, (MATCH, 0), WORKS)
+    mode = IptablesMode(execute, accounting=cast(Any, kernel))
+    await mode.probe()
+    assert kernel.did == [], "a probe changes nothing"
+    rules = dict(mode.render_node(SETTINGS))
+    await mode.apply(Diff(added=rules))
+    assert kernel.did == ["create"]
+    execute.ran.clear()
+    kernel.error = BusyError("no memory")
+    with pytest.raises(BusyError, match="no memory"):
+        await mode.apply(Diff(added=rules))
+    assert execute.ran == []
+    await mode.apply(CHANGE)
+    await mode.apply(Diff(removed=rules))
+    assert kernel.did == ["create", "create", "delete"]
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("status", "stderr", "error", "says"),
+    [
+        (4, "Another app is currently holding the xtables lock.", BusyError, "xtables.lock is held"),
+        (4, "line 3: RULE_APPEND failed (Resource temporarily unavailable)", BusyError, "RULE"),
+        (4, "line 3: RULE_APPEND failed (Invalid argument): rule in chain X", ApplyError, "0x1/0x1"),
+        (2, "Error occurred at line: 2", ApplyError, ":KUBE-MARK-MASQ"),
+        (1, "iptables-restore: line 4 failed", ApplyError, "line 4 failed"),
+        (1, "iptables-restore: line 99 failed", ApplyError, "line 99 failed"),
+        (1, "", ApplyError, "exit status 1"),
+        (-9, "", BusyError, "was killed by SIGKILL"),
+            (-11, "", ApplyError, "exit status -11"),
+    ],
+)  # fmt: skip
+async def test_what_a_failed_restore_means(
+    status: int, stderr: str, error: type[Exception], says: str
+) -> None:
+    execute = Scripted(*BOTH, ("iptables-restore -w *", status), WORKS)
+    execute.stderr = stderr
+    with pytest.raises(error, match=says):
+        await IptablesMode(execute).apply(CHANGE)
+
+
+@pytest.mark.parametrize(
+    "failure", [1, 4, TimeoutError("too slow"), FileNotFoundError(2, "", "iptables-save")]
+)
+async def test_what_cannot_be_read_now_is_busy(failure: int | Exception) -> None:
+    execute = Scripted(*BOTH, ("iptables-save", failure), WORKS)
+    with pytest.raises(BusyError):
+        await IptablesMode(execute).read()
+
+
+async def test_without_iptables_nothing_can_be_read() -> None:
+    with pytest.raises(BusyError, match="not installed"):
+        await IptablesMode(Scripted()).read()
+
+
+@pytest.mark.parametrize(("status", "present"), [(0, True), (1, False), (4, True)])
+async def test_a_busy_lock_does_not_mean_that_the_canary_is_gone(
+    status: int, present: bool
+) -> None:
+    execute = Scripted(*BOTH, ("* -S KUBE-PROXY-CANARY *", status), WORKS)
+    assert await IptablesMode(execute).canary_present() is present
+
+
+async def test_restores_keep_foreign_rules_and_wait_for_the_lock() -> None:
+    execute = Scripted(*BOTH, WORKS)
+    await IptablesMode(execute, IptablesOptions(lock_wait=7)).apply(CHANGE)
+    assert execute.ran[-1] == "iptables-restore -w 7 --noflush --counters"
+
+
+# Fingerprint
+
+
+SAVED = """# Generated by iptables-save v1.8.9 on Sun Nov 22 06:00:00 2026
+*filter
+:INPUT ACCEPT [17:4242]
+-A INPUT -j ACCEPT
+COMMIT
+"""
+
+
+@pytest.mark.parametrize("variant", ["nft", "legacy"])
+async def test_a_digest_tells_rules_apart_but_not_the_time_or_counters(variant: str) -> None:
+    async def token(text: str) -> object:
+        execute = Scripted(*BOTH, ("iptables-*save", text), WORKS)
+        return await IptablesMode(execute, IptablesOptions(variant=variant)).fingerprint()
+
+    later = SAVED.replace("06:00", "07:00").replace("17:4242", "18:5000")
+    assert await token(SAVED) == await token(later)
+    assert await token(SAVED) != await token(SAVED.replace("ACCEPT\nCOMMIT", "DROP\nCOMMIT"))
+
+
+def test_strangers_are_transactions_beyond_our_own() -> None:
+    generation = 2**32 - 1
+    strangers = Strangers(lambda: generation)
+    first = strangers.token()
+    generation = 1
+    strangers.look(ours=2)
+    assert strangers.token() == first
+    generation += 1  # two tables, one without a change
+    strangers.look(ours=2)
+    assert strangers.token() == first
+    generation += 3
+    strangers.look(ours=2)
+    assert strangers.token() != first
+
+
+def test_a_comparison_is_asked_for_from_time_to_time() -> None:
+    strangers = Strangers(lambda: 7)
+    tokens = [strangers.token() for _ in range(60)]
+    assert len(set(tokens)) == 4
+
+
+# What is shared with kubelet
+
+FIREWALL = (4, "filter", "KUBE-FIREWALL", "")
+
+
+async def test_what_kubelet_shares_is_left_and_then_out_of_sight() -> None:
+    text = "*filter\n:KUBE-FIREWALL - [0:0]\nCOMMIT\n"
+    execute = Scripted(*BOTH, ("iptables-save", text), WORKS)
+    mode = IptablesMode(execute)
+    assert await mode.read() == {FIREWALL: ""}
+    await mode.apply(Diff(removed={FIREWALL: ""}))
+    assert not await mode.read()
+    await mode.apply(Diff(added={FIREWALL: ""}))
+    assert await mode.read() == {FIREWALL: ""}
+    assert not any(line.startswith("iptables-restore -w") for line in execute.ran)
+
+
+class Slow(Scripted):
+    """Takes a few turns of the loop for each program."""
+
+    running = 0
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        self.running += 1
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return await super().run(argv, stdin, timeout=timeout)
+        finally:
+            self.running -= 1
+
+
+async def test_whenever_it_is_cancelled_no_program_is_left_running() -> None:
+    keys = [(family, "nat", "KUBE-MARK-MASQ", "") for family in (4, 6)]
+    change = Diff(added=dict.fromkeys(keys, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x1/0x1"))
+    restores = 0
+    for turns in range(40):
+        execute = Slow(*BOTH, WORKS)
+        mode = IptablesMode(execute)
+        await mode.probe()
+        task = asyncio.create_task(mode.apply(change))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert execute.running == 0, turns
+        restores = max(restores, sum("-restore -w" in line for line in execute.ran))
+    assert restores == 2

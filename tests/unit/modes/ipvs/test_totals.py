@@ -1,0 +1,113 @@
+"""Counters of virtual and real servers, added up by ServicePort; as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import pytest
+
+from steersman.model.errors import BusyError
+from steersman.model.names import Protocol
+from steersman.modes.base import Made, Moved, NodeTotals
+from steersman.modes.ipvs import counters
+from steersman.modes.ipvs.counters import Counters
+from steersman.modes.ipvs.names import ServerKey
+from steersman.modes.ipvs.totals import Counted, Owners, Totals, parse_totals
+from steersman.modes.ipvs.wire import Stats
+from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
+
+ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
+PLAN = plan(
+    key("shop/cart:http"),
+    cluster_ip("10.96.0.1"),
+    node_port(30080),
+    cluster=endpoints(ONE[0], TWO[0]),
+)
+NAME = PLAN.key.name
+VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
+HERE, THERE = (ServerKey(Protocol.TCP, f"192.0.2.{n}", 30080) for n in (1, 2))
+FOREIGN = ServerKey(Protocol.TCP, "192.0.2.9", 99)
+
+
+class Listing(NamedTuple):
+    key: ServerKey
+    stats: Stats
+
+
+def stats(connections: int) -> Stats:
+    return Stats(*(connections * each for each in (1, 10, 20, 1000, 2000)))
+
+
+def test_a_frontend_is_all_its_virtual_servers_and_an_endpoint_all_its_real_ones() -> None:
+    counts: dict[Counted, Stats] = {
+        (VIP, None): stats(3),
+        (VIP, ONE): stats(2),
+        (VIP, TWO): stats(1),
+        (HERE, None): stats(4),
+        (HERE, ONE): stats(4),
+        (THERE, None): stats(5),
+        (FOREIGN, None): stats(9),
+        (VIP, ("10.244.0.9", 8080)): stats(9),  # it drains: no endpoint any more
+    }
+    made = Totals().update(counts, Owners([PLAN]))
+    assert made.frontends == {(NAME, "10.96.0.1:80"): 3, (NAME, "nodePort:30080"): 9}
+    assert made.endpoints == {(NAME, "10.244.0.1:8080"): 6, (NAME, "10.244.0.2:8080"): 1}
+    assert made.moved_by_endpoint[NAME, "10.244.0.1:8080"] == Moved(60, 120, 6000, 12000)
+    assert made.moved_by_frontend[NAME, "nodePort:30080"] == Moved(90, 180, 9000, 18000)
+
+
+def test_what_was_away_goes_on_where_it_was() -> None:
+    totals, owners = Totals(), Owners([PLAN])
+
+    def after(count: int | None) -> int:
+        counts: dict[Counted, Stats] = {} if count is None else {(VIP, ONE): stats(count)}
+        return totals.update(counts, owners).endpoints[NAME, "10.244.0.1:8080"]
+
+    assert [after(n) for n in (5, 7, 2, None, 1, 4)] == [5, 7, 9, 9, 10, 13]
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    totals = Totals()
+    totals.update({(VIP, None): stats(5)}, Owners([PLAN]))
+    assert totals.update({}, Owners([])) == Made({}, {})
+    assert set(totals.update({}, Owners([PLAN])).frontends.values()) == {0}
+
+
+STATS = """   Total Incoming Outgoing         Incoming         Outgoing
+   Conns  Packets  Packets            Bytes            Bytes
+      1F       20       30             4000       1FFFFFFFF
+
+ Conns/s   Pkts/s   Pkts/s          Bytes/s          Bytes/s
+       0        0        0                0                0
+"""
+
+
+def test_the_kernel_sums_up_for_the_node() -> None:
+    assert parse_totals(STATS) == NodeTotals(31, Moved(32, 48, 16384, 8589934591))
+
+
+async def test_real_servers_are_listed_only_of_virtual_ones_that_have_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[ServerKey] = []
+
+    def destinations(_netlink: object, _family: int, key: ServerKey) -> Iterator[Any]:
+        asked.append(key)
+        yield ONE, stats(4)
+
+    idle, foreign = Listing(HERE, stats(0)), Listing(FOREIGN, stats(9))
+    listed = [Listing(VIP, stats(4)), idle, foreign]
+    monkeypatch.setattr(counters, "list_services", lambda *_: listed)
+    monkeypatch.setattr(counters, "list_destinations", destinations)
+    monkeypatch.setattr(counters, "resolve", lambda _: 7)
+    made = await Counters(lambda _: nullcontext()).made([PLAN])
+    assert asked == [VIP]
+    assert made.endpoints[NAME, "10.244.0.1:8080"] == 4
+
+
+async def test_sums_that_cannot_be_read_are_tried_again_later() -> None:
+    for text in ("", "nonsense"):
+        with pytest.raises(BusyError, match="ip_vs_stats"):
+            await Counters(lambda _, text=text: text).totals()

@@ -1,0 +1,130 @@
+"""Elements that follow from others: known clusterIPs, endpoints that may reach themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from steersman.model.names import Family
+from steersman.model.plan import Endpoint, Frontend, FrontendKind
+from steersman.model.ruleset import Diff, diff
+from steersman.modes.nftables.derived import Derived, check_derived, derived
+from steersman.modes.nftables.layout import Kind, bare, prefix
+from steersman.modes.nftables.render import Slots, render_service
+from steersman.modes.nftables.text import diff_text, ruleset_text
+from tests.support.builders import nftables_plans as make
+
+V4 = Family.IPV4
+
+
+def test_a_cluster_ip_is_known_as_long_as_one_port_has_it() -> None:
+    one = render_service(make.plan(), make.SETTINGS, {})
+    other_port = [make.cluster_ip(port=81)]
+    two = render_service(make.plan(frontends=other_port), make.SETTINGS, {})
+    known = Derived()
+    address = prefix(Kind.CLUSTER_IPS, V4) + bytes((10, 96, 0, 10))
+
+    def done(change: Diff) -> Diff:
+        counts = known.after(change)
+        complete = known.complete(change, counts)
+        known.keep(counts, set())
+        return complete
+
+    assert address in done(Diff(added=one)).added
+    assert address not in done(Diff(added=two)).added
+    assert address not in done(Diff(removed=one)).removed
+    assert address in done(Diff(removed=two)).removed
+    assert address in done(Diff(added=one)).added
+    known.keep({}, {V4})  # its table was dropped
+    assert address in done(Diff(added=one)).added
+
+
+def test_other_addresses_are_no_cluster_ips() -> None:
+    elsewhere = Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", 80, *make.PLAIN)
+    rendered = render_service(make.plan(frontends=[elsewhere]), make.SETTINGS, {})
+    assert {key[0] for key in Derived().loaded(rendered)} == {Kind.HAIRPIN_CONNECTIONS}
+
+
+def test_what_follows_is_loaded_with_its_elements() -> None:
+    known = Derived()
+    node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.PLAIN)
+    plan = make.plan([0, 1], frontends=[make.cluster_ip(), node_port])  # 0 is local
+    rendered = render_service(plan, make.SETTINGS, {})
+    assert ruleset_text(known.loaded(rendered)) == (
+        "add element ip kube-proxy cluster-ips { 10.96.0.10 }\n"
+        "add element ip kube-proxy hairpin-connections "
+        "{ 10.244.0.0 . 10.244.0.0 . tcp . 8080 }\n"
+    )
+    known.read({})
+    change = Diff(added=rendered)
+    assert known.complete(change, known.after(change)) != change
+
+
+def test_what_lacks_what_follows_from_it_is_not_in_force() -> None:
+    rendered: dict[bytes, Any] = dict(render_service(make.plan([0, 1]), make.SETTINGS, {}))
+    follows = Derived().loaded(rendered)
+    stranger = prefix(Kind.CLUSTER_IPS, V4) + bytes((10, 96, 0, 99))
+    for missing in follows:
+        objects = {**rendered, **follows, stranger: b""}
+        del objects[missing]
+        check_derived(objects)
+        lost = {key for key, value in rendered.items() if derived(key, value) == missing}
+        assert lost
+        assert objects.keys() == (rendered.keys() - lost) | {stranger}
+
+
+def hairpins(change: Diff) -> list[str]:
+    """What happens to `hairpin-connections`."""
+    words = diff_text(change).splitlines()
+    return [line.replace(" element ip kube-proxy", "") for line in words if "hairpin" in line]
+
+
+ITSELF = "hairpin-connections { 10.244.0.1 . 10.244.0.1 . tcp . 8080 }"
+
+
+def test_an_endpoint_that_comes_to_this_node_can_call_itself() -> None:
+    slots: Slots = {}
+    there = replace(make.plan(()), cluster=(Endpoint("10.244.0.1", 8080, False),))
+    here = replace(make.plan(()), cluster=(Endpoint("10.244.0.1", 8080, True),))
+    away, home = (render_service(plan, make.SETTINGS, slots) for plan in (there, here))
+    known = Derived()
+    known.loaded(away)
+    for change, what in ((diff(away, home), "add"), (diff(home, away), "delete")):
+        assert [key[0] for key in change.changed] == [Kind.SERVICE_ENDPOINTS]
+        counts = known.after(change)
+        assert hairpins(known.complete(change, counts)) == [f"{what} {ITSELF}"]
+        known.keep(counts, set())
+
+
+def test_what_was_nobodys_is_kept_where_something_follows_from_it() -> None:
+    """As a version before wrote it: the element is there, but no word of who is local."""
+    rendered: dict[bytes, Any] = render_service(make.plan([0, 1]), make.SETTINGS, {})
+    endpoints = {k: v for k, v in rendered.items() if k[0] == Kind.SERVICE_ENDPOINTS}
+    everyones = {k: v[:-1] + b"\1" for k, v in endpoints.items()}
+    objects: dict[bytes, Any] = {**rendered, **Derived().loaded({**rendered, **everyones})}
+    objects.update({k: bare(v) for k, v in endpoints.items()})
+    known = Derived()
+    known.read(check_derived(objects))
+    change = diff(objects, rendered)
+    complete = known.complete(change, known.after(change))
+    assert hairpins(complete) == [f"delete {ITSELF}"]
+    assert [key[0] for key in complete.changed] == [Kind.SERVICE_ENDPOINTS]
+
+
+def test_an_endpoint_of_two_services_stays_until_both_are_gone() -> None:
+    known = Derived()
+    one = render_service(make.plan([0]), make.SETTINGS, {})
+    other = make.plan([0], of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
+    two = render_service(other, make.SETTINGS, {})
+    objects: dict[bytes, Any] = {**one, **two}
+    known.read(check_derived({**objects, **Derived().loaded(objects)}))
+    first = Diff(removed=one)
+    counts = known.after(first)
+    assert {key[0] for key in known.complete(first, counts).removed.keys() - one.keys()} == {
+        Kind.CLUSTER_IPS
+    }
+    known.keep(counts, set())
+    last = Diff(removed=two)
+    gone = known.complete(last, known.after(last)).removed.keys() - two.keys()
+    assert {key[0] for key in gone} == {Kind.CLUSTER_IPS, Kind.HAIRPIN_CONNECTIONS}

@@ -1,0 +1,106 @@
+"""Scrapes beside transactions: what they do when these get in the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+import pytest
+
+from steersman.host.netlink import Netlink
+from steersman.model.errors import BusyError
+from steersman.model.plan import ServicePlan
+from steersman.model.ruleset import Diff, diff
+from steersman.modes.nftables.counters import Counted, Counters
+from steersman.modes.nftables.relay import Relay
+from steersman.modes.nftables.render import Slots, render_service
+from steersman.modes.nftables.scrape import Scrape
+from tests.support.builders import nftables_plans as make
+
+
+class Socket:
+    """Nobody asks anything by it."""
+
+    def __enter__(self) -> Socket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+class Answers:
+    """Counters that answer with what they are given; says whether transactions were held."""
+
+    def __init__(self, answers: Iterable[dict[bytes, int] | None], lock: asyncio.Lock) -> None:
+        self._answers = list(answers)
+        self._lock = lock
+        self.held: list[bool] = []
+
+    def totals(self, _netlink: Netlink) -> Counted | None:
+        self.held.append(self._lock.locked())
+        answer = self._answers.pop(0)
+        return None if answer is None else Counted(answer, {})
+
+
+async def scrape(*answers: dict[bytes, int] | None) -> list[bool]:
+    lock = asyncio.Lock()
+    counters = Answers(answers, lock)
+    connect = cast("Callable[[], Netlink]", Socket)
+    await Scrape(connect, lock).made(cast(Any, counters), Relay(), [make.plan()])
+    return counters.held
+
+
+async def test_transactions_are_held_only_when_they_always_get_in_the_way() -> None:
+    assert await scrape({}) == [False]
+    assert await scrape(None, None, {}) == [False] * 3
+    assert await scrape(None, None, None, {}) == [False] * 3 + [True]
+
+
+async def test_counts_that_cannot_be_read_are_no_counts() -> None:
+    with pytest.raises(BusyError):
+        await scrape(None, None, None, None)
+
+
+def test_counts_that_move_are_not_read() -> None:
+    class Nothing:
+        def dump(self, _request: object) -> tuple[()]:
+            return ()
+
+        def request(self, _request: object) -> tuple[()]:
+            return ()
+
+    netlink = cast(Any, Nothing())
+    counters = Counters(netlink)
+    assert counters.totals(netlink) == ({}, {})
+    with counters.kept(Diff(removed={b"\x01\x04": b""})):
+        assert counters.totals(netlink) is None
+    assert counters.totals(netlink) == ({}, {})
+    with counters.kept(Diff(added={b"\x01\x04": b""})):
+        assert counters.totals(netlink) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "maps"),
+    [
+        (make.plan([0, 1]), make.plan([0, 3]), 0),
+        (make.plan([0, 1]), make.plan([0, 1, 3]), 0),
+        (make.plan([0, 1, 3]), make.plan([1, 3]), 1),  # another slot
+        (make.plan([0, 1]), make.moved(make.plan([0, 1])), 1),
+        (make.plan([0, 1]), make.plan(range(9)), 1),  # another chain
+    ],
+)
+def test_only_what_stays_is_read_before_it_is_replaced(
+    before: ServicePlan, after: ServicePlan, maps: int
+) -> None:
+    asked = []
+
+    class Silent:
+        def request(self, request: object) -> tuple[()]:
+            asked.append(request)
+            return ()
+
+    slots: Slots = {}
+    old, new = (render_service(plan, make.SETTINGS, slots) for plan in (before, after))
+    with Counters(cast(Any, Silent())).kept(diff(old, new)):
+        assert len(asked) == maps

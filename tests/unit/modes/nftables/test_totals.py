@@ -1,0 +1,140 @@
+"""Connections by ServicePort: what elements count, added up and never falling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman.model.names import Family, ServicePortName
+from steersman.model.plan import Frontend, FrontendKind, ServicePlan
+from steersman.modes.nftables.layout import Kind, bare, first_slot
+from steersman.modes.nftables.render import render_service
+from steersman.modes.nftables.totals import Totals
+from tests.support.builders import nftables_plans as make
+
+_FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
+_ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
+NODE_PORT = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.PLAIN)
+
+
+def counts(*plans: ServicePlan, each: int) -> dict[bytes, int]:
+    """Every element that counts has counted as much."""
+    found = {}
+    for plan in plans:
+        for key, value in render_service(plan, make.SETTINGS, {}).items():
+            if key[0] in _FRONTENDS:
+                found[key] = each
+            elif key[0] in _ENDPOINTS:
+                assert isinstance(value, bytes)
+                found[key[:-4] + first_slot(key[-4:]) + bare(value)] = each
+            elif key[0] == Kind.MEMBER:
+                found[key] = each
+    return found
+
+
+def named(totals: Mapping[tuple[ServicePortName, str], int]) -> dict[str, int]:
+    return {f"{name} {what}": count for (name, what), count in totals.items()}
+
+
+def test_an_endpoint_counts_what_came_by_each_frontend() -> None:
+    v4 = make.plan([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
+    v6 = make.plan(
+        [257], of=make.key(family=Family.IPV6), frontends=[make.cluster_ip(address="fd00:96::1")]
+    )
+    made = Totals().update(counts(v4, v6, each=3), [v4, v6])
+    assert named(made.frontends) == {
+        "shop/web:http 10.96.0.10:80": 3,
+        "shop/web:http nodePort:30080": 3,
+        "shop/web:http [fd00:96::1]:80": 3,
+    }
+    assert named(made.endpoints) == {
+        "shop/web:http 10.244.0.1:8080": 6,
+        "shop/web:http 10.244.0.2:8080": 6,
+        "shop/web:http [fd00:244::1:1]:8080": 3,
+    }
+
+
+def test_a_frontend_takes_nothing_along() -> None:
+    totals, both = Totals(), make.plan([1], frontends=[make.cluster_ip(), NODE_PORT])
+    totals.update(counts(both, each=5), [both])
+    one = make.plan([1])
+    made = totals.update(counts(one, each=7), [one])
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 12}
+    assert named(made.frontends) == {"shop/web:http 10.96.0.10:80": 7}
+    made = totals.update(counts(both, each=8), [both])
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 21}
+
+
+def test_what_begins_anew_is_added() -> None:
+    totals, plan = Totals(), make.plan([1])
+    totals.update(counts(plan, each=9), [plan])
+    made = totals.update(counts(plan, each=2), [plan])
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 11}
+
+
+def test_what_was_counted_before_a_replacement_is_not_added_again() -> None:
+    totals, plan = Totals(), make.plan([1])
+    before = counts(plan, each=4)
+    totals.update(counts(plan, each=9), [plan], before)
+    made = totals.update(counts(plan, each=5), [plan], before)  # 1 since it began anew
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 10}
+
+
+def test_who_is_gone_is_forgotten() -> None:
+    totals, plan = Totals(), make.plan([1, 2])
+    totals.update(counts(plan, each=9), [plan])
+    less = make.plan([2])
+    made = totals.update(counts(plan, each=10), [less])  # the kernel's elements go later
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.2:8080": 10}
+    assert totals.update(counts(plan, each=9), []).endpoints == {}
+
+
+def test_sticky_connections_are_counted_once_where_they_are_learned() -> None:
+    actions = make.EXTERNAL_LOCAL
+    both = [make.cluster_ip(), Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", 80, *actions)]
+    plan = make.plan([1, 2], frontends=both, affinity=60)  # 2 is local, so a member twice
+    made = Totals().update(counts(plan, each=5), [plan])
+    assert named(made.endpoints) == {
+        "shop/web:http 10.244.0.1:8080": 5,
+        "shop/web:http 10.244.0.2:8080": 5,
+    }
+    assert set(made.frontends.values()) == {5}
+
+
+def test_what_is_passed_on_from_loopback_counts_for_the_node_port() -> None:
+    plan = make.plan([1], frontends=[make.cluster_ip(), NODE_PORT], affinity=60)
+    found = counts(plan, each=5)
+    (slot,) = (key for key in found if key[0] == Kind.NODEPORT_ENDPOINTS)
+    found[bytes((Kind.RELAY,)) + slot[1:]] = 2
+    made = Totals().update(found, [plan])
+    assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 7}
+    assert named(made.frontends)["shop/web:http nodePort:30080"] == 7
+
+
+@given(st.lists(st.tuples(make.plans(0), st.integers(0, 20)), max_size=6))
+def test_no_count_ever_falls(steps: list[tuple[ServicePlan, int]]) -> None:
+    totals, before = Totals(), dict[tuple[ServicePortName, str], int]()
+    for plan, each in steps:
+        made = totals.update(counts(plan, each=each), [plan])
+        now = {**made.endpoints, **made.frontends}
+        assert all(now[name] >= before[name] for name in now.keys() & before.keys())
+        before = now
+
+
+@given(st.lists(st.tuples(make.plans(0), st.integers(0, 3)), max_size=6))
+def test_what_has_counted_nothing_need_not_be_said(steps: list[tuple[ServicePlan, int]]) -> None:
+    dense, sparse = Totals(), Totals()
+    for plan, each in steps:
+        found = counts(plan, each=each)
+        some = {key: n for key, n in found.items() if n or key[0] == Kind.MEMBER}
+        one, other = dense.update(found, [plan]), sparse.update(some, [plan])
+        assert named(one.endpoints) == named(other.endpoints)
+        assert named(one.frontends) == named(other.frontends)
+
+
+def test_what_has_counted_nothing_is_left_out() -> None:
+    plan = make.plan([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
+    made = Totals().update({}, [plan])
+    assert (made.frontends, made.endpoints) == ({}, {})

@@ -1,0 +1,208 @@
+"""Listening sockets that go from one proxy to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from steersman.model.errors import ApplyError
+from steersman.model.names import Protocol
+from steersman.model.plan import Endpoint, Verdict
+from steersman.model.ruleset import Diff
+from steersman.modes.userspace import handover, succession
+from steersman.modes.userspace.apply import Proxy
+from steersman.modes.userspace.names import PORTAL, FrontendKey, Listener, Portal
+from steersman.modes.userspace.sockets import Ports
+from steersman.modes.userspace.succession import Stage, Succession
+from tests.support.modes.userspace_proxy import (
+    LOCAL,
+    answering,
+    ask,
+    endpoint,
+    key,
+    listener,
+    proxy,
+    until,
+)
+from tests.unit.modes.userspace.test_udp import client, server
+
+NAME = f"steersman-test-{os.getpid()}"
+Wanted = dict[FrontendKey, Listener]
+
+
+@asynccontextmanager
+async def serving(made: Proxy, wanted: Wanted) -> AsyncIterator[Succession]:
+    """What a mode does with a Proxy."""
+    succession = Succession(NAME, made)
+    await succession.begin()
+    await made.start(wanted)
+    await succession.serve()
+    try:
+        yield succession
+    finally:
+        succession.close()
+
+
+def many(to: Endpoint, count: int) -> Wanted:
+    return {key(address=f"10.96.0.{number}"): listener(to) for number in range(count)}
+
+
+def datagrams(to: Endpoint) -> Wanted:
+    return {key(Protocol.UDP): listener(to, protocol=Protocol.UDP)}
+
+
+async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        wanted = many(one, 230)  # more than one message holds
+        async with serving(old, wanted) as before:
+            ports = {k: old.port(k) for k in wanted}
+            waiting = [await asyncio.open_connection(LOCAL, port) for port in ports.values()]
+            async with serving(new, wanted) as after:
+                await until(lambda: before.stage is Stage.OVER)
+                assert after.stage is Stage.SERVING
+                assert {k: new.port(k) for k in wanted} == ports
+                await old.drain(1)
+                for reader, writer in waiting:
+                    assert await reader.readexactly(1) == b"1"
+                    writer.close()
+                for port in tuple(ports.values())[::50]:
+                    assert await ask(port) == b"1"
+
+
+async def test_what_nobody_wants_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "_REST", 0.01)
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        wanted = many(one, 2)
+        async with serving(old, wanted):
+            first, second = (old.port(k) for k in wanted)
+            async with serving(new, many(one, 1)):
+                await old.drain(0)
+                assert await ask(first) == b"1"
+                await until(lambda: not new._inherited)
+                with pytest.raises(ConnectionRefusedError):
+                    await ask(second)
+
+
+async def test_a_port_outside_of_the_range_is_not_taken() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as spare:
+        spare._ports = Ports((23_000, 23_999))
+        async with serving(old, many(one, 1)), serving(spare, many(one, 1)):
+            (port,) = (spare.port(k) for k in many(one, 1))
+            assert 23_000 <= port < 24_000
+            assert await ask(port) == b"1"
+
+
+async def test_until_it_ends_the_old_one_follows_plans_but_takes_no_datagrams() -> None:
+    async with (
+        server(b"3") as (three, _),
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as old,
+        proxy() as new,
+        serving(old, {**many(one, 1), **datagrams(three)}) as before,
+        serving(new, {**many(one, 1), **datagrams(three)}),
+    ):
+        assert new.port(key(Protocol.UDP))
+        await until(lambda: before.stage is Stage.OVER)
+        for _ in range(20):  # datagrams are read by the new one only
+            async with client(old.port(key(Protocol.UDP))) as somebody:
+                assert await somebody.ask(b"?") == b"3?"
+        assert not old.open_connections
+        changed = {k: (listener(one), plan) for k, plan in many(two, 1).items()}
+        await before.follow(Diff(many(two, 5), datagrams(three), changed))
+        assert list(old.listeners.values()) == list(many(two, 1).values())
+
+
+async def test_where_nobody_was_before_nothing_is_taken() -> None:
+    async with proxy() as made:
+        assert handover.Handover(NAME, Succession(NAME, made)).take() == {}
+
+
+async def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    user = os.geteuid()
+
+    def asks() -> bytes:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(10)
+            sock.connect(f"\0{NAME}")
+            return sock.recv(100)
+
+    plan = many(Endpoint(LOCAL, 9), 1)
+    async with proxy() as old, serving(old, plan) as before:
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        assert await asyncio.to_thread(asks) == b""
+        assert before.stage is Stage.SERVING
+
+
+async def test_who_has_connected_is_served_though_the_listener_goes() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        with socket.create_connection((LOCAL, made.port(key()))) as sock:  # no turn of the loop
+            made.stop(made.take([key()]))
+            sock.settimeout(10)
+            assert await asyncio.to_thread(sock.recv, 1) == b"1"
+        await until(lambda: made.open_connections == 0)
+
+
+async def test_a_refused_service_port_costs_the_others_no_socket() -> None:
+    """A batch that is refused is halved: the rest comes bit by bit."""
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        first, second = wanted = many(one, 2)
+        taken = {key(address="10.96.0.9"): listener(one, port=one.port)}
+        async with serving(old, wanted):
+            after = Succession(NAME, new)
+            try:
+                await after.begin()
+                with pytest.raises(ApplyError):
+                    await new.start({**wanted, **taken})
+                await new.start({first: wanted[first]})
+                await after.serve()
+                await new.start({second: wanted[second]})
+                assert [new.port(k) for k in wanted] == [old.port(k) for k in wanted]
+                await old.drain(0)
+                for each in wanted:
+                    assert await ask(new.port(each)) == b"1"
+            finally:
+                after.close()
+
+
+async def test_who_stood_still_when_it_was_asked_steps_back_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handover, "_PATIENCE", 0.2)
+    async with (
+        endpoint(answering(b"1")) as one,
+        proxy() as old,
+        proxy() as new,
+        proxy() as third,
+        serving(old, many(one, 1)) as before,
+    ):
+        asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+        async with serving(new, many(one, 1)) as after:
+            await until(lambda: before.stage is Stage.OVER)
+            assert after.stage is Stage.SERVING
+            (port,) = (new.port(k) for k in many(one, 1))
+            assert await ask(port) == b"1"
+            async with serving(third, many(one, 1)):
+                await until(lambda: after.stage is Stage.OVER)
+
+
+async def test_connections_of_the_old_one_are_cut_too_when_no_endpoint_is_left() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        wanted = {key(): listener(one, kept=(one,))}
+        async with serving(old, wanted) as before:
+            reader, writer = await asyncio.open_connection(LOCAL, old.port(key()))
+            assert await reader.readexactly(1) == b"1"
+            async with serving(new, wanted):
+                refuses = {key().of(PORTAL): Portal("shop/cart:http", Verdict.REJECT)}
+                await before.follow(Diff(refuses, wanted, {}))
+                with pytest.raises(ConnectionResetError):
+                    async with asyncio.timeout(10):
+                        await reader.read()
+                writer.close()

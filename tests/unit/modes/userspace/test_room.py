@@ -1,0 +1,120 @@
+"""Accepting: as many clients as there is room for, on any loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from typing import Any
+
+import msgspec
+import pytest
+
+from steersman.modes.userspace import tcp
+from tests.support.modes.userspace_proxy import (
+    LOCAL,
+    answering,
+    ask,
+    endpoint,
+    key,
+    listener,
+    owner,
+    proxy,
+    silent,
+    until,
+)
+
+
+async def test_at_the_limit_new_ones_are_refused_while_old_ones_flow() -> None:
+    async with endpoint(answering(b"")) as one, proxy(limit=5) as made:
+        await made.start({key(): listener(one)})
+        old = [await asyncio.open_connection(LOCAL, made.port(key())) for _ in range(2)]
+        await until(lambda: made.room.used == 5)
+        with pytest.raises(ConnectionResetError):
+            await ask(made.port(key()))
+        assert made.room.refused == 1
+        for reader, writer in old:
+            writer.write(b"flows")
+            assert await reader.readexactly(5) == b"flows"
+            writer.close()
+        await until(lambda: made.room.used == 1)
+        assert await ask(made.port(key()), b"again") == b"again"
+
+
+class Exhausted:
+    """A listening socket whose accept fails for a while: the system has no descriptors."""
+
+    def __init__(self, sock: socket.socket, failures: int) -> None:
+        self._sock, self.failures = sock, failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def accept(self) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return self._sock.accept()
+
+
+async def test_accepting_is_resumed_when_there_are_descriptors_again() -> None:
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        (server,) = made._listeners.values()
+        assert isinstance(server, tcp.TcpListener)
+        exhausted = Exhausted(server._socket, 2)
+        server._socket = exhausted  # type: ignore[assignment]
+        assert await ask(made.port(key())) == b"one"
+        assert exhausted.failures == 0
+        assert made.room.refused == 2
+
+
+async def test_the_loop_of_windows_is_asked_for_clients(monkeypatch: Any) -> None:
+    """Its Proactor has no readers: then clients are awaited one by one."""
+
+    def none(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", none)
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        for _ in range(3):
+            assert await ask(made.port(key()), b"!") == b"one!"
+
+
+async def test_silent_endpoints_of_one_service_port_leave_room_for_others() -> None:
+    with silent() as deaf, contextlib.ExitStack() as stack:
+        async with endpoint(answering(b"one")) as one, proxy(limit=80) as made:
+            other = key(address="10.96.0.2")
+            mute = listener(deaf)
+            plan = msgspec.structs.replace(listener(one), owner=owner(name="other"))
+            await made.start({key(): mute, other: plan})
+            for _ in range(30):
+                client = stack.enter_context(socket.socket())
+                client.setblocking(False)
+                client.connect_ex((LOCAL, made.port(key())))
+            assert made.room.share == 10
+            await until(lambda: made.room.refused == 20)
+            assert made._balancers[owner()].dialling == 10
+            assert await ask(made.port(other)) == b"one"
+
+
+async def test_a_failed_accept_makes_nobody_deaf_on_windows(monkeypatch: Any) -> None:
+    def none(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "add_reader", none)
+    failures = [OSError(errno.EPROTO, "vanished"), OSError(errno.EMFILE, "too many open files")]
+    accept = asyncio.SelectorEventLoop.sock_accept
+
+    async def sometimes(loop: Any, sock: socket.socket) -> Any:
+        if failures:
+            raise failures.pop()
+        return await accept(loop, sock)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", sometimes)
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        assert await ask(made.port(key()), b"!") == b"one!"
+        assert made.room.refused == 1

@@ -1,0 +1,240 @@
+"""Who gives way when descriptors are short: the rule alone, then with real sockets."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from contextlib import ExitStack
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman.model.names import PlanKey, Protocol
+from steersman.modes.userspace.room import Holding, Ranking, Room, client_of
+from tests.support.modes.userspace_proxy import (
+    LOCAL,
+    answering,
+    ask,
+    endpoint,
+    key,
+    listener,
+    owner,
+    proxy,
+    until,
+)
+from tests.unit.modes.userspace.test_udp import client, server
+
+TCP, UDP = Protocol.TCP, Protocol.UDP
+
+
+class Crowd:
+    """Clients of a Room, and whose connections are open."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.open: list[Holding] = []
+
+    def come(
+        self, service: str, address: str, protocol: Protocol = TCP, count: int = 2
+    ) -> Holding | None:
+        holding = self.room.take(owner(protocol, service), address, count)
+        if holding is not None:
+            self.open.append(holding)
+            holding.give_way = lambda: self.open.remove(holding)
+        return holding
+
+    def of(self, service: str, address: str) -> int:
+        return sum(
+            (each.owner.name.service, each.client) == (service, address) for each in self.open
+        )
+
+
+def test_idle_connections_of_one_client_leave_room_for_all_others() -> None:
+    crowd = Crowd(Room(20))
+    for _ in range(20):
+        crowd.come("web", "10.0.0.1")
+    assert (crowd.of("web", "10.0.0.1"), crowd.room.refused) == (10, 10)
+    assert crowd.come("web", "10.0.0.2")
+    assert crowd.come("shop", "10.0.0.3")
+    assert crowd.come("shop", "10.0.0.1")
+    assert crowd.of("web", "10.0.0.1") == 7
+    assert crowd.room.gave_way == 3
+
+
+def test_what_has_been_silent_for_longest_gives_way() -> None:
+    crowd = Crowd(Room(6))
+    first, second, third = (crowd.come("web", "10.0.0.1") for _ in range(3))
+    assert first
+    crowd.room.use(first)
+    assert crowd.come("shop", "10.0.0.2")
+    assert second not in crowd.open
+    assert first in crowd.open
+    assert third in crowd.open
+
+
+def test_many_clients_of_one_service_take_nothing_from_another() -> None:
+    crowd = Crowd(Room(40))
+    kept = [crowd.come("shop", f"10.0.0.{number}") for number in range(5)]
+    for number in range(200):
+        crowd.come("web", f"10.1.0.{number}")
+    assert all(holding in crowd.open for holding in kept)
+    assert crowd.come("bank", "10.0.0.9")
+    assert all(holding in crowd.open for holding in kept)
+
+
+def test_with_equal_shares_the_newcomer_is_refused() -> None:
+    crowd = Crowd(Room(4))
+    assert crowd.come("web", "10.0.0.1")
+    assert crowd.come("shop", "10.0.0.1")
+    assert not crowd.come("bank", "10.0.0.2")
+    assert not crowd.come("web", "10.0.0.2")
+    assert crowd.room.refused == 2
+
+
+def test_addresses_of_one_ipv6_network_are_one_client() -> None:
+    assert client_of("fd00::1:2:3:4") == client_of("fd00::5%eth0") == "fd00::"
+    assert client_of("fd00:0:0:1::1") != client_of("fd00::1")
+    assert client_of("::ffff:10.0.0.1") == client_of("10.0.0.1") == "10.0.0.1"
+
+
+def test_a_flood_of_datagrams_leaves_sessions_that_are_in_use() -> None:
+    crowd = Crowd(Room(100))
+    assert crowd.room.most_sessions == 50
+    used = crowd.come("dns", "10.0.0.1", UDP, 1)
+    connection = crowd.come("dns", "10.0.0.1")
+    assert used
+    crowd.room.prove(used)
+    for number in range(1000):
+        crowd.come("dns", f"10.1.{number >> 8}.{number & 255}", UDP, 1)
+    assert crowd.room.sessions == 50
+    assert used in crowd.open
+    assert connection in crowd.open
+    assert crowd.come("ntp", "10.0.0.1", UDP, 1)
+    assert used in crowd.open
+    assert crowd.room.sessions == 50
+
+
+def test_sessions_of_one_client_of_a_service_have_a_limit() -> None:
+    crowd = Crowd(Room(80))
+    for _ in range(100):
+        crowd.come("dns", "10.0.0.1", UDP, 1)
+    assert crowd.room.sessions == crowd.of("dns", "10.0.0.1") == 10
+    assert crowd.room.refused == 0
+
+
+def test_a_service_whose_sessions_are_all_in_use_refuses_more() -> None:
+    crowd = Crowd(Room(4))
+    for number in range(2):
+        holding = crowd.come("dns", f"10.0.0.{number}", UDP, 1)
+        assert holding
+        crowd.room.use(holding)
+        crowd.room.prove(holding)
+    assert not crowd.come("dns", "10.0.0.9", UDP, 1)
+
+
+def test_splicing_makes_nobody_give_way() -> None:
+    crowd = Crowd(Room(8))
+    one, two = crowd.come("web", "10.0.0.1"), crowd.come("web", "10.0.0.2")
+    assert one
+    assert two
+    assert crowd.room.more(one, 4)
+    assert not crowd.room.more(two, 4)
+    assert crowd.come("web", "10.0.0.3")
+    assert one not in crowd.open
+    assert not crowd.room.more(one, 1)
+    crowd.room.less(one, 4)
+    crowd.room.use(one)
+    crowd.room.prove(one)
+    crowd.room.release(one)
+    assert crowd.room.used == 4
+    assert crowd.room.more(two, 4)
+    crowd.room.less(two, 4)
+    assert crowd.room.used == 4
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-4, 4))))
+def test_a_ranking_knows_the_highest_count(changes: list[tuple[str, int]]) -> None:
+    ranking: Ranking[str] = Ranking()
+    counts: Counter[str] = Counter()
+    for name, change in changes:
+        added = max(change, -counts[name])
+        counts[name] += added
+        ranking.add(name, added)
+        if counts[name]:
+            ranking.use(name)
+        first = ranking.first()
+        assert ranking[first] == max(counts.values())
+        assert all(ranking[each] == count for each, count in counts.items())
+
+
+SERVICES = st.sampled_from([(name, protocol) for name in "abc" for protocol in (TCP, UDP)])
+ACTIONS = st.tuples(SERVICES, st.integers(1, 5), st.sampled_from(["come", "use", "prove", "end"]))
+
+
+@given(st.integers(1, 30), st.lists(ACTIONS, max_size=120))
+def test_nobody_gives_way_to_who_has_as_much(
+    limit: int, actions: list[tuple[tuple[str, Protocol], int, str]]
+) -> None:
+    crowd = Crowd(room := Room(limit))
+    for (name, protocol), number, action in actions:
+        address = f"10.0.0.{number}"
+        if action == "come":
+            before = services(crowd.open)
+            holding = crowd.come(name, address, protocol, 1 if protocol is UDP else 2)
+            after = services(crowd.open)
+            for lost in before:
+                if after[lost] < before[lost]:
+                    assert holding
+                    assert lost == holding.owner or before[lost] > before[holding.owner]
+        elif crowd.open:
+            holding = crowd.open[number % len(crowd.open)]
+            if action == "end":
+                crowd.open.remove(holding)
+                room.release(holding)
+            elif action == "use":
+                room.use(holding)
+            else:
+                room.prove(holding)
+        assert room.used == sum(each.count for each in crowd.open) <= limit
+        sessions = [each for each in crowd.open if each.owner.name.protocol is UDP]
+        assert room.sessions == len(sessions) <= room.most_sessions
+
+
+def services(holdings: list[Holding]) -> Counter[PlanKey]:
+    counts: Counter[PlanKey] = Counter()
+    for holding in holdings:
+        counts[holding.owner] += holding.count
+    return counts
+
+
+async def test_idle_clients_of_one_service_keep_nobody_from_another() -> None:
+    async with endpoint(answering(b"one")) as one, proxy(limit=40) as made:
+        other = key(address="10.96.0.2")
+        plan = msgspec.structs.replace(listener(one), owner=owner(name="other"))
+        await made.start({key(): listener(one), other: plan})
+        with ExitStack() as stack:
+            for _ in range(60):
+                stack.enter_context(socket.create_connection((LOCAL, made.port(key()))))
+            await until(lambda: made.room.refused > 0 and made.room.used >= 39)
+            for _ in range(5):
+                assert await ask(made.port(other), b"!") == b"one!"
+            assert made.room.gave_way
+        await until(lambda: made.room.used == 2)
+
+
+async def test_datagrams_of_one_service_keep_nobody_from_another() -> None:
+    async with server(b"1") as (one, _), proxy(limit=40) as made:
+        other = key(UDP, address="10.96.0.2")
+        plan = listener(one, protocol=UDP)
+        named = msgspec.structs.replace(plan, owner=owner(UDP, name="other"))
+        await made.start({key(UDP): plan, other: named})
+        with ExitStack() as stack:
+            async with client(made.port(other)) as somebody:
+                assert await somebody.ask(b"!") == b"1!"
+                for _ in range(60):
+                    sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                    sock.sendto(b"x", (LOCAL, made.port(key(UDP))))
+                await until(lambda: made.room.gave_way > 0)
+                assert await somebody.ask(b"!") == b"1!"
+            assert made.room.sessions <= made.room.most_sessions

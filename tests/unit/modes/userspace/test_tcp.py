@@ -1,0 +1,441 @@
+"""The TCP relay on loopback: what goes in comes out, whatever either end does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from steersman.model.errors import ApplyError
+from steersman.model.names import Protocol
+from steersman.model.plan import Endpoint, Verdict
+from steersman.modes.userspace import relay, tcp
+from steersman.modes.userspace.names import Choice
+from steersman.modes.userspace.relay import Pair
+from steersman.modes.userspace.room import Holding, Room
+from steersman.modes.userspace.sockets import open_socket
+from steersman.modes.userspace.splice import Splice
+from steersman.modes.userspace.traffic import Tally
+from tests.support.modes.userspace_proxy import (
+    LOCAL,
+    answering,
+    ask,
+    endpoint,
+    key,
+    listener,
+    owner,
+    proxy,
+    refusing,
+    silent,
+    until,
+)
+
+RESET = struct.pack("ii", 1, 0)
+BOTH_WAYS = pytest.mark.usefixtures("way")
+
+
+@pytest.fixture(params=["copied", "spliced"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """How bytes are passed on; spliced: from the second read on, however small it is."""
+    spliced = 0
+
+    class Counted(Splice):
+        def __init__(self, *args: Any) -> None:
+            nonlocal spliced
+            spliced += 1
+            super().__init__(*args)
+
+    monkeypatch.setattr(relay, "SPLICE_AFTER", 0 if request.param == "spliced" else 1 << 60)
+    monkeypatch.setattr(relay, "_LARGE_READ", 0)
+    monkeypatch.setattr(relay, "Splice", Counted)
+    yield
+    assert bool(spliced) == (request.param == "spliced")
+
+
+@BOTH_WAYS
+async def test_half_close_is_passed_on() -> None:
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(str(len(await reader.read())).encode())  # only after the client has ended
+
+    async with endpoint(count) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        assert await ask(made.port(key()), b"x" * 300_000) == b"300000"
+        await until(lambda: made.room.used == 1)  # the listening socket
+
+
+@BOTH_WAYS
+async def test_the_server_may_end_first_and_the_client_go_on() -> None:
+    got = asyncio.get_running_loop().create_future()
+
+    async def ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write_eof()
+        got.set_result(await reader.read())
+
+    async with endpoint(ends) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        assert await reader.read() == b""
+        writer.write(b"still here")
+        writer.write_eof()
+        assert await got == b"still here"
+        writer.close()
+
+
+@BOTH_WAYS
+async def test_a_slow_reader_slows_the_writer_down() -> None:
+    sent = 0
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        while sent < 64 << 20:
+            writer.write(bytes(1 << 20))
+            await writer.drain()
+            sent += 1 << 20
+
+    async with endpoint(pour) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()), limit=1 << 12)
+        before = -1
+        while sent != before:  # until nothing moves any more
+            before = sent
+            await asyncio.sleep(0.2)
+        assert sent < 64 << 20
+        (pair,) = [p for li in made._listeners.values() for p in getattr(li, "pairs", ())]
+        assert pair.client.transport.get_write_buffer_size() < 1 << 20
+        total = 0
+        while data := await reader.read(1 << 20):
+            total += len(data)
+        assert total == 64 << 20
+        writer.close()
+
+
+@BOTH_WAYS
+async def test_a_reset_is_passed_on_as_a_reset() -> None:
+    broken = asyncio.Event()
+
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"!")
+        try:
+            await reader.read()
+        except ConnectionResetError:
+            broken.set()
+
+    async with endpoint(wait) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        await reader.readexactly(1)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        writer.transport.abort()
+        async with asyncio.timeout(10):
+            await broken.wait()
+
+
+@BOTH_WAYS
+async def test_long_streams_arrive_whole_both_ways_at_once_and_are_counted() -> None:
+    data = random.Random(1).randbytes(1 << 16) * 128
+    sums: list[bytes] = []
+
+    async def both(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def read() -> None:
+            sums.append(hashlib.sha256(await reader.read()).digest())
+
+        reading = asyncio.create_task(read())
+        writer.write(data)
+        await writer.drain()
+        writer.write_eof()
+        await reading
+
+    async with endpoint(both) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        got = await asyncio.gather(*(ask(made.port(key()), data) for _ in range(4)))
+        await until(lambda: made.open_connections == 0 and len(sums) == 4)
+        assert got == [data] * 4
+        assert sums == [hashlib.sha256(data).digest()] * 4
+        assert [tally.moved for _, _, tally in made.traffic] == [[4 * len(data)] * 2]
+        assert made.room.used == 1
+
+
+@BOTH_WAYS
+async def test_an_endpoint_that_resets_takes_the_client_along() -> None:
+    async def breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"!")
+        await reader.readexactly(1 << 20)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        writer.transport.abort()
+
+    async with endpoint(breaks) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        assert await reader.readexactly(1) == b"!"
+        writer.write(bytes(2 << 20))
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+        await until(lambda: made.room.used == 1)
+
+
+async def test_an_endpoint_that_is_gone_before_it_is_greeted_resets_the_client() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server((LOCAL, 0)) as listening:
+        one = Endpoint(*listening.getsockname())
+        server, client = (socket.create_connection(listening.getsockname()) for _ in "12")
+        gone, us = listening.accept()[0], listening.accept()[0]
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        gone.close()
+        for sock in (server, client):
+            sock.setblocking(False)
+        ended: list[Pair] = []
+        pair = Pair(one, Tally(), Room(100), Holding(owner(), LOCAL, 2), ended.append)
+        with pytest.raises(ConnectionError):
+            await relay.connect(loop, pair, client, server, b"PROXY")
+        pair.abort()
+        with us, pytest.raises(ConnectionResetError):
+            await asyncio.to_thread(us.recv, 1)
+        assert ended == []
+
+
+async def test_where_splicing_is_not_possible_streams_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(relay, "SPLICE_AFTER", 0)
+    monkeypatch.setattr(relay, "_LARGE_READ", 0)
+    data = random.Random(2).randbytes(1 << 20)
+    for name, value in (("Splice", fails), ("possible", bool)):
+        monkeypatch.setattr(relay, name, value)
+        async with endpoint(answering(b"")) as one, proxy() as made:
+            await made.start({key(): listener(one)})
+            assert await ask(made.port(key()), data) == data
+
+
+async def test_the_next_endpoint_is_dialled_and_the_failed_one_comes_last() -> None:
+    gone = await refusing()
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(gone, one)})
+        for _ in range(6):
+            assert await ask(made.port(key())) == b"one"
+        tallies = {e: tally for _, e, tally in made.traffic}
+        assert tallies[gone].failures == 1
+        assert tallies[one].connections == 6
+        assert sum(tallies[one].dial_buckets) == 6
+
+
+async def test_a_silent_endpoint_is_left_for_the_next_one(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.05, 5.0, 5.0, 5.0))
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        with silent() as deaf:
+            await made.start({key(): listener(deaf, one)})
+            assert await ask(made.port(key())) == b"one"
+
+
+async def test_no_endpoint_is_blamed_when_this_process_stood_still(monkeypatch: Any) -> None:
+    monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.9,))  # less than until a SYN is sent again
+
+    def stand_still() -> None:
+        server.accept()[0].close()  # the dialled connection gets its place
+        time.sleep(1.3)
+
+    def make(address: str, protocol: str) -> socket.socket:
+        asyncio.get_running_loop().call_soon(stand_still)  # the first SYN is lost by now
+        return open_socket(address, protocol)
+
+    with socket.socket() as server, socket.socket() as filler:
+        server.bind((LOCAL, 0))
+        server.listen(0)
+        filler.connect(server.getsockname())
+        one = Endpoint(*server.getsockname())
+        async with proxy() as made:
+            await made.start({key(): listener(one)})
+            made._listeners[key()].route.open_socket = make
+            with socket.create_connection((LOCAL, made.port(key()))):
+                await until(lambda: made.traffic.of(owner(), one).connections == 1)
+            assert made.traffic.of(owner(), one).failures == 0
+
+
+async def test_a_client_that_no_endpoint_takes_is_reset() -> None:
+    async with proxy() as made:
+        await made.start({key(): listener(await refusing())})
+        with pytest.raises(ConnectionResetError):
+            await ask(made.port(key()))
+        await until(lambda: made.room.used == 1)
+
+
+async def test_who_is_not_wanted_is_reset() -> None:
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        ranges = ("203.0.113.0/24",)
+        await made.start({key(): listener(one, source_ranges=ranges)})
+        with pytest.raises(ConnectionResetError):
+            await ask(made.port(key()))
+        assert not list(made.traffic)
+
+
+async def test_endpoints_are_told_the_client_when_asked() -> None:
+    async with endpoint(answering(b"")) as one, proxy() as made:
+        await made.start({key(): listener(one, proxy_protocol=True)})
+        said = await ask(made.port(key()), b"hello")
+        ends = socket.inet_aton(LOCAL) + socket.inet_aton("10.96.0.1")
+        assert said.startswith(b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + ends)
+        assert said[26:28] == (80).to_bytes(2, "big")
+        assert said[28:] == b"hello"
+
+
+async def test_at_a_node_port_the_address_that_was_used_is_told() -> None:
+    async with endpoint(answering(b"")) as one, proxy() as made:
+        where = key(address="", port=30080)._replace(node_port=True)
+        await made.start({where: listener(one, proxy_protocol=True)})
+        said = await ask(made.port(where), b"")
+        assert said[16:24] == socket.inet_aton(LOCAL) * 2
+        assert said[26:28] == (30080).to_bytes(2, "big")
+
+
+async def test_least_connections_fill_up_evenly() -> None:
+    async with (
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as made,
+    ):
+        await made.start({key(): listener(one, two, least_connections=True)})
+        port = made.port(key())
+        first = await asyncio.open_connection(LOCAL, port)
+        name = await first[0].readexactly(1)
+        assert {await ask(port) for _ in range(5)} == {b"1", b"2"} - {name}
+        first[1].close()
+
+
+@BOTH_WAYS
+async def test_another_plan_touches_no_connection() -> None:
+    async with (
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as made,
+    ):
+        await made.start({key(): listener(one)})
+        port = made.port(key())
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        assert await reader.readexactly(1) == b"1"
+        assert await made.start({key(): listener(two)}) == {}
+        assert await ask(port) == b"2"
+        writer.write(b"old")
+        assert await reader.readexactly(3) == b"old"
+        made.stop(made.take([key()]))
+        with pytest.raises(ConnectionRefusedError):
+            await ask(port)
+        writer.write(b"still")
+        assert await reader.readexactly(5) == b"still"
+        writer.close()
+        await until(lambda: made.open_connections == 0)
+        assert made.room.used == 0
+
+
+@BOTH_WAYS
+async def test_connections_to_endpoints_that_may_not_keep_them_are_reset() -> None:
+    async with (
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as made,
+    ):
+        await made.start({key(): listener(one, two, kept=(one, two))})
+        ends = [await asyncio.open_connection(LOCAL, made.port(key())) for _ in range(2)]
+        by_name = {await reader.readexactly(1): (reader, writer) for reader, writer in ends}
+        await made.start({key(): listener(two, kept=(one, two))})
+        for reader, writer in ends:
+            writer.write(b"still")
+            assert await reader.readexactly(5) == b"still"
+        await made.start({key(): listener(two, kept=(two,))})
+        with pytest.raises(ConnectionResetError):
+            await by_name[b"1"][0].read()
+        reader, writer = by_name[b"2"]
+        writer.write(b"still")
+        assert await reader.readexactly(5) == b"still"
+        for _, writer in ends:
+            writer.close()
+
+
+async def test_affinity_and_counts_outlive_another_plan() -> None:
+    async with (
+        endpoint(answering(b"1")) as one,
+        endpoint(answering(b"2")) as two,
+        proxy() as made,
+    ):
+        await made.start({key(): listener(one, two, affinity_seconds=60)})
+        name = await ask(made.port(key()))
+        for some in ((two, one), (one, two), (two, one)):
+            await made.start({key(): listener(*some, affinity_seconds=60)})
+            assert await ask(made.port(key())) == name
+        assert [tally.connections for _, _, tally in made.traffic] == [4]
+
+
+async def test_a_port_in_use_is_said_and_nothing_is_started() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        other = key(address="10.96.0.2")
+        wanted = {other: listener(one), key(): listener(one, port=one.port)}
+        with pytest.raises(ApplyError, match=f"shop/cart.*port {one.port}/TCP"):
+            await made.start(wanted)
+        assert made.listeners == {}
+        assert made.room.used == 0
+
+
+async def test_a_port_is_taken_over_while_the_old_process_drains() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
+        await old.start({key(): listener(one)})
+        port = old.port(key())
+        old.stop(old.take([key()]))
+        await old.start({key(): listener(one, port=port)})
+        reader, writer = await asyncio.open_connection(LOCAL, port)
+        assert await reader.readexactly(1) == b"1"
+        await new.start({key(): listener(one, port=port)})
+        draining = asyncio.create_task(old.drain(10))
+        await until(lambda: not old.listeners)
+        assert await ask(port) == b"1"
+        writer.write(b"on")
+        assert await reader.readexactly(2) == b"on"
+        writer.close()
+        assert await draining == 0
+
+
+@BOTH_WAYS
+async def test_draining_ends_at_the_limit() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        assert await reader.readexactly(1) == b"1"
+        assert await made.drain(0) == 1
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+
+async def test_what_a_service_port_had_is_forgotten_with_its_last_listener() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        assert await ask(made.port(key())) == b"1"
+        assert [o for o, _, _ in made.traffic] == [owner()]
+        made.stop(made.take([key()]))
+        await until(lambda: made.open_connections == 0)
+        assert not list(made.traffic)
+        assert not made._balancers
+
+
+async def test_everybody_is_dropped_without_a_choice() -> None:
+    drop = Choice(Verdict.DROP)
+    plan = listener()
+    async with proxy() as made:
+        await made.start({key(): type(plan)(owner(), LOCAL, 0, drop, drop, drop)})
+        with pytest.raises(ConnectionResetError):
+            await ask(made.port(key()))
+
+
+def test_protocols_are_listened_on_apart() -> None:
+    assert key(Protocol.UDP) != key(Protocol.TCP)

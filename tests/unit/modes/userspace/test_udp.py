@@ -1,0 +1,323 @@
+"""The UDP relay on loopback: a session per client, large datagrams, endpoints that go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import msgspec
+import pytest
+
+from steersman.model.errors import ApplyError
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import Detector, Endpoint, Verdict
+from steersman.modes.userspace import udp
+from steersman.modes.userspace.names import Choice, FrontendKey, Listener, Sources
+from steersman.modes.userspace.sockets import Ports, open_socket
+from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, key, listener, owner, proxy, until
+
+UDP = Protocol.UDP
+
+
+class Answers(asyncio.DatagramProtocol):
+    """Sends back a name and what it got; knows its clients."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.clients: list[object] = []
+        self.keep: bytes | None = None
+        """A question that is answered only when `give` is called."""
+        self.kept: list[tuple[str, int]] = []
+        """Who asked it."""
+        self.transport: asyncio.DatagramTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        if addr not in self.clients:
+            self.clients.append(addr)
+        if data == self.keep:
+            self.kept.append(addr)
+        else:
+            self.transport.sendto(self.name + data, addr)
+
+    def give(self) -> None:
+        for addr in self.kept:
+            self.transport.sendto(self.name + (self.keep or b""), addr)
+
+
+class Client(asyncio.DatagramProtocol):
+    def __init__(self) -> None:
+        self.got: asyncio.Queue[bytes] = asyncio.Queue()
+        self.transport: asyncio.DatagramTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self.got.put_nowait(data)
+
+    async def ask(self, data: bytes) -> bytes:
+        self.transport.sendto(data)
+        async with asyncio.timeout(PATIENCE):
+            return await self.got.get()
+
+
+@asynccontextmanager
+async def server(name: bytes) -> AsyncIterator[tuple[Endpoint, Answers]]:
+    loop = asyncio.get_running_loop()
+    transport, answers = await loop.create_datagram_endpoint(
+        lambda: Answers(name), local_addr=(LOCAL, 0)
+    )
+    yield Endpoint(LOCAL, transport.get_extra_info("sockname")[1]), answers
+    transport.close()
+    await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def client(port: int, address: str = LOCAL, source: str = "") -> AsyncIterator[Client]:
+    loop = asyncio.get_running_loop()
+    transport, made = await loop.create_datagram_endpoint(
+        Client, (source, 0) if source else None, (address, port)
+    )
+    yield made
+    transport.close()
+    await asyncio.sleep(0)
+
+
+async def test_each_client_has_a_session_and_gets_its_own_answers() -> None:
+    async with server(b"1") as (one, answers), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a, client(made.port(key(UDP))) as b:
+            assert [await a.ask(b"a"), await b.ask(b"b"), await a.ask(b"c")] == [
+                b"1a",
+                b"1b",
+                b"1c",
+            ]
+        assert len(answers.clients) == 2
+        assert made.open_connections == 2
+        assert made.room.used == 3
+
+
+async def test_datagrams_up_to_64_kib_pass() -> None:
+    async with server(b"") as (one, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            for size in (1, 4097, 65507):
+                assert await a.ask(bytes(size)) == bytes(size)
+
+
+async def test_an_empty_datagram_is_one_too() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.socket(type=socket.SOCK_DGRAM) as one, socket.socket(type=socket.SOCK_DGRAM) as us:
+        for sock in (one, us):
+            sock.setblocking(False)
+            sock.bind((LOCAL, 0))
+        async with proxy() as made, asyncio.timeout(PATIENCE):
+            await made.start({key(UDP): listener(Endpoint(*one.getsockname()), protocol=UDP)})
+            us.connect((LOCAL, made.port(key(UDP))))
+            for data in (b"", b"more", b""):
+                us.send(data)
+                got, sender = await loop.sock_recvfrom(one, 100)
+                one.sendto(got, sender)
+                assert await loop.sock_recv(us, 100) == got == data
+
+
+@pytest.mark.parametrize(("wildcard", "one", "other"), [
+    ("0.0.0.0", "127.0.0.1", "127.0.0.2"), ("::", "::1", "::1"),
+])  # fmt: skip
+async def test_answers_come_from_the_address_that_was_asked(
+    wildcard: str, one: str, other: str
+) -> None:
+    """Where a socket is bound to all addresses; a client that asks two has two sessions."""
+    loop = asyncio.get_running_loop()
+    family = Family.IPV6 if ":" in wildcard else Family.IPV4
+    at = FrontendKey("listener", family, UDP, "", 30053, True)
+    async with server(b"1") as (answers, _), proxy() as made:
+        await made.start({at: msgspec.structs.replace(listener(answers, protocol=UDP), bind="")})
+        with open_socket(one, UDP) as us:
+            us.setblocking(False)
+            us.bind((wildcard, 0))
+            for asked in (one, other):
+                us.sendto(b"!", (asked, made.port(at)))
+                async with asyncio.timeout(PATIENCE):
+                    assert (await loop.sock_recvfrom(us, 100))[1][0] == asked
+        assert made.open_connections == len({one, other})
+
+
+async def test_pods_are_told_by_the_interface_that_they_come_in_by() -> None:
+    async with server(b"1") as (one, _), server(b"2") as (two, _), proxy() as made:
+        ways = [Choice(Verdict.FORWARD, (end,)) for end in (one, two)]
+        for number, name in ((1, b"1!"), (2, b"2!")):
+            at = key(UDP, f"10.96.0.{number}")
+            detector = Detector(interface="lo" if number == 1 else "eth9")
+            sources = Sources(detector)
+            plan = Listener(owner(UDP), LOCAL, 0, ways[0], ways[1], ways[1], sources)
+            await made.start({at: plan})
+            async with client(made.port(at)) as a:
+                assert await a.ask(b"!") == name
+
+
+async def test_where_the_kernel_does_not_tell_datagrams_pass_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(udp, "note_interfaces", lambda _: False)
+    async with server(b"1") as (one, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"!") == b"1!"
+            made.stop(made.take([key(UDP)]))
+
+
+async def test_idle_clients_are_forgotten() -> None:
+    async with server(b"1") as (one, answers), proxy(udp_idle=0.3) as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"a") == b"1a"
+            await until(lambda: made.open_connections == 0)
+            assert made.room.used == 1
+            assert await a.ask(b"b") == b"1b"
+        assert len(answers.clients) == 2
+
+
+async def test_a_slow_answer_still_finds_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udp, "ANSWER_SECONDS", 3600.0)
+    async with server(b"1") as (one, answers), proxy(udp_idle=0.1) as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        answers.keep = b"slow"
+        async with client(made.port(key(UDP))) as slow, client(made.port(key(UDP))) as quick:
+            asked = asyncio.create_task(slow.ask(b"slow"))
+            await until(lambda: len(answers.kept) == 1)
+            assert await quick.ask(b"quick") == b"1quick"
+            await until(lambda: made.open_connections == 1)  # quick is idle, so slow would be too
+            answers.give()
+            assert await asked == b"1slow"
+            await until(lambda: made.open_connections == 0)
+
+
+async def test_what_was_asked_before_another_process_took_over_is_answered() -> None:
+    async with server(b"1") as (one, answers), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        answers.keep = b"slow"
+        async with client(made.port(key(UDP))) as slow, client(made.port(key(UDP))) as late:
+            asked = asyncio.create_task(slow.ask(b"slow"))
+            await until(lambda: len(answers.kept) == 1)
+            made.step_back()
+            late.transport.sendto(b"late")
+            answers.give()
+            assert await asked == b"1slow"
+            assert len(answers.clients) == 1, "the other process is for that"
+        assert made.open_connections == 1
+        assert await made.drain(0) == 1
+        assert made.open_connections == 0
+
+
+async def test_who_gets_no_answer_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udp, "ANSWER_SECONDS", 3600.0)
+    async with server(b"1") as (one, answers), proxy(limit=9, udp_idle=0.1) as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        answers.keep = b"?"
+        port = made.port(key(UDP))
+        async with contextlib.AsyncExitStack() as stack:
+            for source in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+                each = await stack.enter_async_context(client(port, source=source))
+                each.transport.sendto(b"?")
+            await until(lambda: len(answers.kept) == 3)  # of four sessions that there may be
+            await until(lambda: made.open_connections == 2)
+        assert made.room.used == 3
+
+
+async def test_a_client_moves_on_when_its_endpoint_is_gone_from_the_plan() -> None:
+    async with server(b"1") as (one, _), server(b"2") as (two, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP, affinity_seconds=60)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"!") == b"1!"
+            await made.start({key(UDP): listener(two, protocol=UDP, affinity_seconds=60)})
+            assert await a.ask(b"!") == b"2!"
+        assert made.open_connections == 1
+
+
+async def test_a_client_moves_on_when_its_endpoint_refuses() -> None:
+    async with server(b"1") as (one, first), server(b"2") as (two, _), proxy() as made:
+        await made.start({key(UDP): listener(one, two, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"!") == b"1!"
+            first.transport.close()
+            await asyncio.sleep(0)
+            a.transport.sendto(b"lost")
+            await until(lambda: made.open_connections == 0)
+            assert await a.ask(b"!") == b"2!"
+            assert [t.failures for _, e, t in made.traffic if e == one] == [1]
+
+
+async def test_a_flood_of_clients_is_bounded() -> None:
+    async with server(b"") as (one, _), proxy(limit=11) as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(30):
+                one_of_many = await stack.enter_async_context(client(made.port(key(UDP))))
+                one_of_many.transport.sendto(b"garbage\0\xff")
+            await until(lambda: made.room.gave_way == 29)
+            assert made.open_connections == 1  # of five sessions: a client may have a quarter
+            for number in range(2, 12):
+                each = await stack.enter_async_context(
+                    client(made.port(key(UDP)), source=f"127.0.0.{number}")
+                )
+                each.transport.sendto(b"garbage")
+            await until(lambda: made.room.gave_way == 35)
+            assert made.open_connections == 5
+
+
+async def test_who_is_not_wanted_gets_no_session() -> None:
+    async with server(b"1") as (one, _), proxy() as made:
+        ranges = ("203.0.113.0/24",)
+        fenced, free = key(UDP), key(UDP, "10.96.0.2")
+        await made.start({fenced: listener(one, protocol=UDP, source_ranges=ranges)})
+        await made.start({free: listener(one, protocol=UDP)})
+        async with client(made.port(fenced)) as a, client(made.port(free)) as b:
+            a.transport.sendto(b"not mine")
+            assert await b.ask(b"mine") == b"1mine"  # by then the other one was looked at
+            assert made.open_connections == 1
+            assert a.got.empty()
+
+
+async def test_a_stopped_listener_forgets_its_clients() -> None:
+    async with server(b"1") as (one, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        async with client(made.port(key(UDP))) as a:
+            assert await a.ask(b"!") == b"1!"
+            made.stop(made.take([key(UDP)]))
+            assert made.open_connections == 0
+            assert made.room.used == 0
+
+
+async def test_no_two_listeners_share_a_proxy_port() -> None:
+    """Of UDP too: the kernel would give one of them the datagrams of both."""
+    async with proxy() as made:
+        made._ports = Ports((23_100, 23_101))
+        wanted = {key(UDP, f"10.96.0.{n}"): listener(protocol=UDP) for n in (1, 2)}
+        await made.start(wanted)
+        assert {made.port(k) for k in wanted} == {23_100, 23_101}
+        with pytest.raises(ApplyError, match="no proxy port of 23100-23101 is free"):
+            await made.start({key(UDP, "10.96.0.3"): listener(protocol=UDP)})
+
+
+async def test_no_endpoint_is_blamed_when_this_system_has_no_descriptors() -> None:
+    def none(address: str, protocol: str) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async with server(b"1") as (one, _), proxy() as made:
+        await made.start({key(UDP): listener(one, protocol=UDP)})
+        made._listeners[key(UDP)].route.open_socket = none
+        async with client(made.port(key(UDP))) as a:
+            a.transport.sendto(b"!")
+            await until(lambda: made.room.refused == 1)
+        assert made.open_connections == 0
+        assert made.room.used == 1
+        assert made.traffic.of(owner(UDP), one).failures == 0

@@ -1,0 +1,248 @@
+"""The winuserspace mode on Linux: netsh is played by a script, the sockets are real.
+
+What the fake netsh prints is written after Microsoft's description of the command, not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from steersman.host.exec import Result
+from steersman.host.windows import SERVICE_INTERFACE, service_interface
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.names import Family
+from steersman.model.plan import (
+    Action,
+    Endpoint,
+    FamilySettings,
+    Frontend,
+    FrontendKind,
+    NodeSettings,
+    ServicePlan,
+    Verdict,
+)
+from steersman.model.ruleset import diff
+from steersman.modes.userspace.direct import DirectMode
+from steersman.modes.userspace.names import Listener
+from steersman.modes.winuserspace.mode import winuserspace
+from steersman.modes.winuserspace.netsh import NetshAddresses
+from tests.support.modes.userspace_proxy import answering, ask, endpoint, owner, until
+
+SHOWN = """
+Configuration for interface "{name}"
+    DHCP enabled:                         No
+{addresses}    InterfaceMetric:                      5000
+"""
+ADDRESS = """    IP Address:                           {address}
+    Subnet Prefix:                        {address}/32 (mask 255.255.255.255)
+"""
+
+
+class Netsh:
+    """Plays netsh: addresses appear when they have been looked for a few times."""
+
+    def __init__(self, delay: int = 1) -> None:
+        self.calls: list[Sequence[str]] = []
+        self.addresses: dict[str, int] = {"172.20.0.1": 0}
+        self.delay = delay
+        self.refuse = ""
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        self.calls.append(argv)
+        verb = argv[3]
+        address = argv[6].removeprefix("address=").partition("/")[0] if verb != "show" else ""
+        if self.refuse == verb:
+            return Result(1, b"\r\nThe object already exists.\r\n", b"")
+        if verb == "add":
+            self.addresses[address] = self.delay
+        elif verb == "delete":
+            self.addresses.pop(address, None)
+        return Result(0, self._shown(argv[2]).encode(), b"")
+
+    def _shown(self, place: str) -> str:
+        there = [a for a, wait in self.addresses.items() if wait <= 0]
+        self.addresses = {a: wait - 1 for a, wait in self.addresses.items()}
+        of_family = [a for a in there if (":" in a) is (place == "ipv6")]
+        text = "".join(ADDRESS.format(address=address) for address in of_family)
+        return SHOWN.format(name=SERVICE_INTERFACE, addresses=text)
+
+
+def mode_of(netsh: Netsh) -> DirectMode:
+    return DirectMode("winuserspace", NetshAddresses(netsh, look_again=0))
+
+
+VIP = "127.0.10.10"
+"""Every address of 127.0.0.0/8 can be bound without being added."""
+
+
+def plan(
+    *endpoints: Endpoint,
+    port: int,
+    verdict: Verdict = Verdict.FORWARD,
+    kept: tuple[Endpoint, ...] | None = None,
+) -> ServicePlan:
+    action = Action(verdict)
+    kinds = {FrontendKind.CLUSTER_IP: (VIP, port), FrontendKind.NODE_PORT: ("", port + 1)}
+    frontends = [Frontend(kind, *where, *(action,) * 3) for kind, where in kinds.items()]
+    return ServicePlan(owner(), tuple(frontends), endpoints, (), endpoints, kept=kept)
+
+
+SETTINGS = NodeSettings(families=(Family.IPV4,), ipv4=FamilySettings())
+PORT = 20_000 + os.getpid() % 6_000 * 2
+"""Of a pair of ports, another one in each test process: node ports are bound to all addresses."""
+
+
+async def test_a_service_address_is_added_served_and_removed() -> None:
+    netsh = Netsh()
+    mode = mode_of(netsh)
+    assert (await mode.probe()).usable
+    async with endpoint(answering(b"one")) as one:
+        want = mode.render_service(plan(one, port=PORT), SETTINGS)
+        await mode.apply(diff(await mode.read(), want))
+        assert VIP in netsh.addresses
+        assert await mode.read() == want
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        assert await ask(PORT + 1, b"!") == b"one!"
+        await mode.apply(diff(await mode.read(), {}))
+        with pytest.raises(ConnectionRefusedError):
+            await ask(PORT, b"!", VIP)
+        await until(lambda: mode.proxy.open_connections == 0)
+    assert set(netsh.addresses) == {"172.20.0.1"}, "the interface's own address was touched"
+    name = f"name={SERVICE_INTERFACE}"
+    added = [
+        "netsh",
+        "interface",
+        "ipv4",
+        "add",
+        "address",
+        name,
+        f"address={VIP}",
+        "mask=255.255.255.255",
+    ]
+    assert added in netsh.calls
+    await mode.close()
+
+
+async def test_an_address_that_others_removed_is_added_again() -> None:
+    netsh = Netsh()
+    mode = mode_of(netsh)
+    want = mode.render_service(plan(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
+    await mode.apply(diff(await mode.read(), want))
+    del netsh.addresses[VIP]
+    change = diff(await mode.read(), want)
+    assert [key.address for key in change.changed] == [VIP]
+    await mode.apply(change)
+    assert VIP in netsh.addresses
+    await mode.close()
+    assert VIP not in netsh.addresses
+
+
+async def test_what_is_rejected_is_held_without_a_socket() -> None:
+    netsh = Netsh()
+    mode = mode_of(netsh)
+    want = mode.render_service(plan(port=PORT, verdict=Verdict.REJECT), SETTINGS)
+    await mode.apply(diff(await mode.read(), want))
+    assert VIP in netsh.addresses
+    assert await mode.read() == want
+    with pytest.raises(ConnectionRefusedError):
+        await ask(PORT, b"!", VIP)
+    await mode.apply(diff(want, {}))
+    assert VIP not in netsh.addresses
+
+
+async def test_connections_are_reset_with_the_last_endpoint_where_that_is_wanted() -> None:
+    mode = mode_of(Netsh())
+    async with endpoint(answering(b"one")) as one:
+        for kept in ((one,), None):
+            want = mode.render_service(plan(one, port=PORT, kept=kept), SETTINGS)
+            await mode.apply(diff(await mode.read(), want))
+            ends = [await asyncio.open_connection(*at) for at in ((VIP, PORT), (VIP, PORT + 1))]
+            for reader, _ in ends:
+                assert await reader.readexactly(3) == b"one"
+            left = None if kept is None else ()
+            none = plan(port=PORT, verdict=Verdict.REJECT, kept=left)
+            want = mode.render_service(none, SETTINGS)
+            await mode.apply(diff(await mode.read(), want))
+            assert await mode.read() == want
+            for reader, writer in ends:
+                writer.write(b"?")
+                if kept is None:
+                    assert await reader.readexactly(1) == b"?"
+                else:
+                    with pytest.raises(ConnectionResetError):
+                        await reader.readexactly(1)
+                writer.close()
+    await mode.close()
+
+
+async def test_an_address_of_two_ports_stays_for_the_second() -> None:
+    netsh = Netsh()
+    mode = mode_of(netsh)
+    one = mode.render_service(plan(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
+    two = mode.render_service(plan(Endpoint("127.0.0.1", 1), port=PORT + 2), SETTINGS)
+    await mode.apply(diff({}, {**one, **two}))
+    await mode.apply(diff(one, {}))
+    assert VIP in netsh.addresses
+    await mode.close()
+    assert VIP not in netsh.addresses
+
+
+async def test_netsh_that_refuses_is_an_error_with_its_words() -> None:
+    netsh = Netsh()
+    netsh.refuse = "add"
+    with pytest.raises(ApplyError, match="already exists"):
+        await NetshAddresses(netsh, look_again=0).add(VIP)
+    netsh.refuse = "show"
+    support = await NetshAddresses(netsh).probe()
+    assert not support.usable
+    assert "INTERFACE_TO_ADD_SERVICE_IP" in support.missing[0]
+
+
+async def test_an_address_that_never_appears_is_tried_again_later() -> None:
+    with pytest.raises(BusyError, match="does not appear"):
+        await NetshAddresses(Netsh(delay=1000), look_again=0).add(VIP)
+
+
+async def test_where_there_is_no_netsh_it_cannot_run() -> None:
+    class Nothing:
+        async def run(
+            self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+        ) -> Result:
+            raise FileNotFoundError(argv[0])
+
+    support = await winuserspace(Nothing()).probe()
+    assert not support.usable
+    assert "for Windows" in support.missing[0]
+
+
+def test_the_interface_can_be_named() -> None:
+    assert service_interface({}) == SERVICE_INTERFACE
+    assert service_interface({"INTERFACE_TO_ADD_SERVICE_IP": "Ethernet 2"}) == "Ethernet 2"
+
+
+async def test_ipv6_has_its_own_words() -> None:
+    netsh = Netsh()
+    await NetshAddresses(netsh, "E", look_again=0).add("fd00::1")
+    assert [
+        "netsh",
+        "interface",
+        "ipv6",
+        "add",
+        "address",
+        "interface=E",
+        "address=fd00::1/128",
+    ] in (netsh.calls)
+
+
+def test_a_listener_prints_where_it_is() -> None:
+    ruleset = mode_of(Netsh()).render_service(plan(Endpoint("10.0.0.1", 80), port=80), SETTINGS)
+    assert sorted(str(v) for v in ruleset.values() if isinstance(v, Listener)) == [
+        "127.0.10.10 port 80: all to 10.0.0.1:80",
+        "every address port 81: all to 10.0.0.1:80",
+    ]

@@ -1,0 +1,491 @@
+"""What is owed to conntrack after syncs, whatever fails (behaviour 12)."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman.compile.conntrack import served_ports
+from steersman.compile.plan import Planner
+from steersman.model.config import NodeConfig
+from steersman.model.conntrack import Cleanup, Confirm, Stale
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.kube import KubeObject
+from steersman.model.names import Family, ObjectName
+from steersman.run.cleaner import AT_ONCE, HOUR, Cleaner, Debts
+from steersman.run.metrics import Metrics
+from steersman.run.state import Synced
+from steersman.run.sync import Sync
+from steersman.source.store import Store
+from tests.support.clock import FakeClock, settle
+from tests.unit.run.test_sync import FACTS, MemoryMode
+from tests.unit.source.test_store import make, service, slice_
+
+# What is owed
+
+_NAMES = st.sets(st.sampled_from("abc")).map(lambda names: [ObjectName("shop", n) for n in names])
+
+
+@given(
+    st.lists(
+        st.tuples(st.just("owe"), _NAMES)
+        | st.tuples(st.just("begin"), st.integers(1, 3))
+        | st.tuples(st.sampled_from(["pay", "fail"]), st.integers(0, 2)),
+        max_size=20,
+    )
+)
+def test_only_a_pass_that_began_after_the_change_pays_for_it(steps: list[Any]) -> None:
+    """Passes may overlap and end in any order; none that failed counts."""
+    owed, changed, passes = Debts(), dict[ObjectName, int](), list[tuple[int, Any]]()
+    for now, (step, what) in enumerate(steps):
+        if step == "owe":
+            owed.owe(what)
+            changed |= dict.fromkeys(what, now)
+        elif step == "begin":
+            debts = owed.oldest(what)
+            assert len(debts) == min(what, len(changed))
+            passes.append((now, debts))
+        elif passes:
+            began, debts = passes.pop(what % len(passes))
+            if step == "pay":
+                owed.paid(debts)
+                for name in debts:
+                    if changed.get(name, now) < began:
+                        del changed[name]
+        assert set(owed.oldest(9)) == set(changed)
+        assert len(owed) == len(changed)
+
+
+# The task
+
+
+class Table:
+    """Stands in for conntrack: notes the destinations that were looked at."""
+
+    def __init__(self) -> None:
+        self.looked: list[list[str]] = []
+        self.asked: list[Stale] = []
+        self.answers: list[Cleanup | Exception] = []
+        """Of the next passes; then nothing is stale any more."""
+        self.during: Callable[[], Awaitable[None]] | None = None
+
+    async def delete(self, stale: Stale, confirm: Confirm) -> Cleanup:
+        self.asked.append(stale)
+        self.looked.append(sorted(map(printed, stale.by_address)))
+        if self.during is not None:
+            await self.during()
+            assert await confirm()
+        answer = self.answers.pop(0) if self.answers else Cleanup(0, 0, True)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def take(self) -> list[list[str]]:
+        looked, self.looked = self.looked, []
+        return looked
+
+
+def printed(destination: bytes) -> str:
+    return ".".join(map(str, destination[1:-2]))
+
+
+class Forgetful:
+    """A mode that remembers connections itself."""
+
+    name = "own"
+
+    def __init__(self) -> None:
+        self.table = Table()
+
+    async def forget(self, stale: Stale, confirm: Confirm) -> int:
+        return (await self.table.delete(stale, confirm)).deleted
+
+
+class World:
+    """A cluster whose syncs are reported to a Cleaner that runs."""
+
+    def __init__(self, mode: object = None) -> None:
+        self.store, self.clock, self.table = Store("me"), FakeClock(), Table()
+        self.kernel = MemoryMode()
+        config = NodeConfig(node_name="me", families=(Family.IPV4,))
+        planner = Planner(config, self.kernel.traits)
+        self.synced: list[Synced] = []
+        self.sync = Sync(self.store, planner, self.kernel, FACTS, on_synced=self.synced.append)
+        self.metrics = Metrics("iptables")
+        self.cleaner = Cleaner(self.metrics, mode=mode, delete=self.table.delete, clock=self.clock)
+
+    async def change(self, *objects: KubeObject) -> list[list[str]]:
+        """Sync some changes and report them; return the destinations that are looked at then."""
+        for obj in objects:
+            self.store.upsert(obj)
+        await self.report()
+        return self.table.take()
+
+    async def report(self) -> None:
+        await self.sync.run()
+        while self.synced:
+            self.cleaner.note(self.synced.pop(0))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until the Cleaner waits: its threads included."""
+        for _ in range(5):
+            await settle()
+            await asyncio.to_thread(lambda: None)
+            await settle()
+
+    async def advance(self, seconds: float) -> list[list[str]]:
+        await self.clock.advance(seconds)
+        await self.settle()
+        return self.table.take()
+
+
+def dns(name: str, number: int, protocol: str = "UDP", **spec: Any) -> KubeObject:
+    address = f"10.96.{number >> 8}.{number & 255}"
+    return service(
+        name, **{"clusterIP": address, "ports": [{"port": 53, "protocol": protocol}], **spec}
+    )
+
+
+def ends(name: str, *ips: str, protocol: str = "UDP") -> KubeObject:
+    return slice_(f"{name}-x", name, ips, protocol=protocol)
+
+
+@asynccontextmanager
+async def running(*objects: KubeObject, mode: object = None) -> AsyncIterator[World]:
+    """A world after its first sync and clean-up."""
+    world = World(mode)
+    task = asyncio.create_task(world.cleaner.run())
+    world.store.replace("Service", [o for o in objects if "spec" in o.__struct_fields__])
+    slices = [o for o in objects if "endpoints" in o.__struct_fields__]
+    world.store.replace("EndpointSlice", slices)
+    await world.report()
+    yield world
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+A, B = [dns("a", 1), ends("a", "10.1.0.1")], [dns("b", 2), ends("b", "10.1.0.2")]
+
+
+async def test_at_the_start_everything_is_looked_at_once() -> None:
+    async with running(*A, *B) as world:
+        assert world.table.take() == [["10.96.0.1", "10.96.0.2"]]
+        assert world.cleaner.owed == 0
+
+
+async def test_a_change_concerns_its_service_only_and_tcp_costs_nothing() -> None:
+    tcp = [dns("web", 3, "TCP"), ends("web", "10.1.0.3", protocol="TCP")]
+    async with running(*A, *B, *tcp) as world:
+        world.table.take()
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
+        assert await world.change(ends("web", "10.1.0.8", protocol="TCP")) == []
+        assert world.cleaner.owed == 0
+
+
+async def test_a_service_that_asks_for_it_has_its_connections_closed() -> None:
+    meta = {"namespace": "shop", "name": "web", "annotations": {}}
+    meta["annotations"] = {"steersman/close-connections": "true"}
+    spec = {"clusterIP": "10.96.0.3", "ports": [{"port": 53, "protocol": "TCP"}]}
+    async with running(*A) as world:
+        world.table.take()
+        closing = make("Service", {"metadata": meta, "spec": spec})
+        assert await world.change(closing) == [["10.96.0.3"]]
+
+
+@pytest.mark.parametrize("more", [{"externalIPs": ["192.0.2.9"]}, {"type": "NodePort"}])
+async def test_a_destination_that_comes_later_is_cleaned(more: dict[str, Any]) -> None:
+    """Clients may have asked there before, and were not translated."""
+    async with running(*A, *B) as world:
+        world.table.take()
+        (looked,) = await world.change(dns("a", 1, **more))
+        assert looked == ["10.96.0.1", *more.get("externalIPs", ())]
+
+
+async def test_a_service_that_comes_after_its_slice_is_cleaned() -> None:
+    async with running(*B) as world:
+        world.table.take()
+        assert await world.change(ends("a", "10.1.0.1")) == []
+        assert await world.change(dns("a", 1)) == [["10.96.0.1"]]
+
+
+async def test_who_inherits_a_destination_is_cleaned() -> None:
+    """The winner's clients are in conntrack; the loser did not change."""
+    first = dns("a", 1, externalIPs=["192.0.2.9"])
+    async with running(first, A[1], dns("b", 2, externalIPs=["192.0.2.9"]), B[1]) as world:
+        assert world.table.take() == [["10.96.0.1", "10.96.0.2", "192.0.2.9"]]
+        world.store.delete("Service", ObjectName("shop", "a"))
+        assert await world.change() == [["10.96.0.2", "192.0.2.9"]]
+
+
+FAILURES = [
+    OSError(errno.ENOBUFS, "No buffer space available"),
+    BusyError("somebody holds the lock"),
+    ApplyError("refused"),
+    TimeoutError("no answer"),
+    KeyError("a defect"),
+]
+PARTIAL = [Cleanup(1, 0, complete=False), Cleanup(1, 2, complete=True)]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
+async def test_what_failed_is_tried_again_with_growing_pauses(
+    failure: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(*A, *B) as world:
+        world.table.take()
+        world.table.answers = [failure] * 3
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
+        assert await world.change(ends("b", "10.1.0.9")) == [], "not before the pause is over"
+        assert await world.advance(1.0) == [["10.96.0.1", "10.96.0.2"]]
+        assert await world.advance(1.9) == []
+        assert await world.advance(0.1) == [["10.96.0.1", "10.96.0.2"]]
+        assert world.cleaner.owed == 2
+        assert await world.advance(4.0) == [["10.96.0.1", "10.96.0.2"]]
+        assert world.cleaner.owed == 0
+        assert await world.advance(60.0) == []
+        assert sum("retrying in" in line for line in caplog.messages) == 1
+        assert sum("resolved" in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("failure", PARTIAL, ids=["incomplete", "refused"])
+async def test_entries_that_stay_are_tried_again_and_hold_up_nothing_new(failure: Cleanup) -> None:
+    """The kernel keeps the entries of offloaded flows, say, for as long as they are in use."""
+    async with running(*A, *B) as world:
+        world.table.take()
+        world.table.answers = [failure] * 3
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
+        assert await world.change(ends("b", "10.1.0.9")) == [["10.96.0.1", "10.96.0.2"]]
+        assert await world.advance(1.9) == []
+        assert await world.advance(0.1) == [["10.96.0.1", "10.96.0.2"]]
+        assert await world.advance(4.0) == [["10.96.0.1", "10.96.0.2"]]
+        assert world.cleaner.owed == 0
+
+
+def unlisted(*_: Any) -> Any:
+    raise AssertionError("everything is looked at")
+
+
+async def test_a_change_of_one_service_looks_at_no_other() -> None:
+    class Unlisted(dict[Any, Any]):
+        __iter__ = keys = values = items = unlisted
+
+    node_port = [{"port": 53, "protocol": "UDP", "nodePort": 30053}]
+    async with running(*A, *B) as world:
+        world.table.take()
+        world.store.upsert(dns("a", 1, type="NodePort", ports=node_port))
+        await world.sync.run()
+        synced = world.synced.pop()
+        state = msgspec.structs.replace(
+            synced.state,
+            plan=msgspec.structs.replace(
+                synced.state.plan, services=Unlisted(synced.state.plan.services)
+            ),
+            snapshot=msgspec.structs.replace(
+                synced.state.snapshot, services=Unlisted(synced.state.snapshot.services)
+            ),
+        )
+        world.cleaner.note(msgspec.structs.replace(synced, state=state))
+        await world.settle()
+        assert world.table.take() == [["10.96.0.1"]]
+        assert world.cleaner.owed == 0
+
+
+async def test_metrics_that_fail_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise KeyError("no such metric")
+
+    async with running(*A) as world:
+        world.table.take()
+        monkeypatch.setattr(world.metrics, "add", refuse)
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
+        monkeypatch.undo()
+        assert await world.advance(1.0) == [["10.96.0.1"]]
+        assert world.cleaner.owed == 0
+
+
+async def test_a_list_that_changed_is_usual_and_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(*A) as world:
+        world.table.answers = [Cleanup(0, 0, complete=False)]
+        await world.change(ends("a", "10.1.0.9"))
+        await world.advance(1.0)
+        assert world.cleaner.owed == 0
+        assert caplog.messages == []
+
+
+async def test_pauses_are_a_minute_at_most() -> None:
+    async with running(*A) as world:
+        world.table.answers = [OSError(errno.EPERM, "no")] * 12
+        await world.change(ends("a", "10.1.0.9"))
+        for _ in range(11):
+            await world.advance(60.0)
+        assert len(world.table.answers) == 0
+        assert world.cleaner.owed == 1
+
+
+async def test_each_table_is_owed_by_itself() -> None:
+    mode = Forgetful()
+    async with running(*A, mode=mode) as world:
+        for table in (world.table, mode.table):
+            assert table.take() == [["10.96.0.1"]]
+        mode.table.answers = [BusyError("not now")]
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
+        mode.table.take()
+        assert await world.advance(1.0) == [], "conntrack has been paid"
+        assert mode.table.take() == [["10.96.0.1"]]
+
+
+async def test_a_change_during_a_pass_is_looked_at_again() -> None:
+    async with running(*A, *B) as world:
+        world.table.take()
+
+        async def change() -> None:
+            world.table.during = None
+            world.store.upsert(ends("a", "10.1.0.8"))
+            await world.sync.run()
+            world.cleaner.note(world.synced.pop())
+
+        world.table.during = change
+        assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]] * 2
+        assert world.cleaner.owed == 0
+
+
+async def test_a_service_that_is_gone_owes_nothing() -> None:
+    async with running(*A, *B) as world:
+        world.table.take()
+        world.table.answers = [OSError(errno.ENOBUFS, "full")]
+        await world.change(ends("a", "10.1.0.9"))
+        world.store.delete("Service", ObjectName("shop", "a"))
+        await world.change()
+        assert await world.advance(60.0) == []
+        assert world.cleaner.owed == 0
+
+
+async def test_rules_that_were_missing_make_everything_owed() -> None:
+    """Who asked meanwhile was not translated, and conntrack remembers that."""
+    async with running(*A, *B) as world:
+        world.table.take()
+        world.kernel.kernel.clear()
+        await world.sync.check()
+        await world.report()
+        assert world.table.take() == [["10.96.0.1", "10.96.0.2"]]
+        await world.sync.check()
+        await world.report()
+        assert world.table.take() == [], "nothing was missing"
+
+
+async def test_everything_is_looked_at_once_an_hour() -> None:
+    async with running(*A, *B) as world:
+        world.table.take()
+        for _ in range(3):
+            assert await world.advance(HOUR - 1) == []
+            assert await world.advance(1) == [["10.96.0.1", "10.96.0.2"]]
+
+
+async def test_the_hourly_look_at_many_services_is_spread_over_the_hour() -> None:
+    count = 3 * AT_ONCE - 10
+    objects = [o for n in range(count) for o in (dns(f"s{n}", n), ends(f"s{n}", "10.1.0.1"))]
+    async with running(*objects) as world:
+        while world.cleaner.owed:
+            await world.settle()
+        assert [len(looked) for looked in world.table.take()] == [AT_ONCE, AT_ONCE, AT_ONCE - 10]
+        await world.advance(HOUR - 1)
+        seen = set[str]()
+        for _ in range(3):
+            looked = await world.advance(HOUR / 3)
+            while world.cleaner.owed:
+                await world.settle()
+            (part,) = looked or world.table.take()
+            assert len(part) <= AT_ONCE
+            seen |= set(part)
+        assert len(seen) == count
+
+
+async def test_the_loop_goes_on_while_many_endpoints_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counts slices, not time: each is some milliseconds on a slow machine."""
+    slices, counted = [0], list[int]()
+
+    def counting(*args: Any) -> Any:
+        for port in served_ports(*args):
+            slices[-1] += len(port.endpoints)
+            yield port
+
+    monkeypatch.setattr("steersman.run.cleaner.served_ports", counting)
+    ips = tuple(f"10.1.{n // 250}.{n % 250}" for n in range(500))
+    objects = [o for n in range(20) for o in (dns(f"s{n}", n), ends(f"s{n}", *ips))]
+    world = World()
+    world.store.replace("Service", objects[::2])
+    world.store.replace("EndpointSlice", objects[1::2])
+    await world.sync.run()
+    task = asyncio.create_task(world.cleaner.run())
+    world.cleaner.note(world.synced.pop())
+    while world.cleaner.owed:
+        await asyncio.sleep(0)
+        counted.append(slices[-1])
+        slices.append(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert sum(counted) == 10_000
+    assert max(counted) <= 1_000
+
+
+async def test_nothing_is_kept_of_changes_that_are_of_no_concern() -> None:
+    tcp = [dns("web", 3, "TCP"), ends("web", "10.1.0.3", protocol="TCP")]
+    async with running(*tcp) as world:
+        for number in range(10):
+            assert await world.change(ends("web", f"10.1.0.{number}", protocol="TCP")) == []
+        assert world.cleaner.owed == 0
+        assert world.cleaner._unindexed == []
+
+
+async def test_the_index_of_many_plans_is_made_before_the_first_pass() -> None:
+    """A node port says nothing of an address that another Service holds at that number."""
+    many = [dns(f"s{n}", 256 + n, "TCP") for n in range(1500)]
+    ports = [{"port": 30053, "protocol": "UDP"}]
+    other = service("other", clusterIP="10.96.0.7", ports=ports)
+    node_port = [{"port": 53, "protocol": "UDP", "nodePort": 30053}]
+    nodes = service("a", clusterIP="10.96.0.1", type="NodePort", ports=node_port)
+    async with running(*many, other, nodes, A[1]) as world:
+        (stale,) = world.table.asked
+        assert stale.own == {bytes((17, 10, 96, 0, 7)) + (30053).to_bytes(2, "big")}
+
+
+async def test_it_rests_after_a_long_pass() -> None:
+    async with running(*A) as world:
+        world.table.take()
+
+        async def long() -> None:
+            world.table.during = None
+            world.clock._now += 2.0
+
+        world.table.during = long
+        await world.change(ends("a", "10.1.0.9"))
+        assert await world.change(ends("a", "10.1.0.8")) == []
+        assert await world.advance(7.9) == []
+        assert await world.advance(0.1) == [["10.96.0.1"]]
+
+
+async def test_deletions_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(*A) as world:
+        world.table.answers = [Cleanup(3, 0, True)]
+        await world.change(ends("a", "10.1.0.9"))
+        text = world.metrics.render()[0].decode()
+        assert 'conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} 3.0' in text
+        assert 'conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"} 2.0' in text
+        assert "IPv4 conntrack: 3 stale entries deleted" in caplog.text

@@ -1,0 +1,321 @@
+"""What the world is told after syncs: metrics, health, health checks, conntrack."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from steersman.config.types import MODES
+from steersman.model.names import Family, ObjectName
+from steersman.modes.iptables.count import count_rules
+from steersman.run.effects import Effects
+from steersman.run.health import Moment, ProxyHealth
+from steersman.run.metrics import Metrics
+from steersman.run.state import Synced
+from tests.support.clock import FakeClock, settle
+from tests.unit.run.test_sync import World
+from tests.unit.source.test_store import make, service, slice_
+
+LOCAL_LB: dict[str, Any] = {
+    "type": "LoadBalancer",
+    "externalTrafficPolicy": "Local",
+    "healthCheckNodePort": 32100,
+    "ports": [{"port": 80, "nodePort": 30080}],
+}
+
+
+class NotedServers:
+    """Takes the place of sockets: notes what is to be served."""
+
+    def __init__(self) -> None:
+        self.ports: Any = None
+        self.counts: Any = None
+        self.calls = 0
+        self.failing = False
+
+    async def sync(self, ports: Any, counts: Any) -> None:
+        self.calls += 1
+        self.ports, self.counts = dict(ports), dict(counts)
+
+
+class Told:
+    """A World whose syncs are told to everybody."""
+
+    def __init__(self, services: int = 2, mode: str = "iptables") -> None:
+        self.world = World(services)
+        self.metrics = Metrics(mode)
+        self.seconds = 1000.0
+        self.health = ProxyHealth(60.0)
+        self.servers = NotedServers()
+        self.clock = FakeClock()
+        self.effects = Effects(
+            self.world.store,
+            self.metrics,
+            self.health,
+            {Family.IPV4: self.servers},  # type: ignore[dict-item]
+            wall=lambda: self.seconds,
+            moment=self.now,
+            clock=self.clock,
+        )
+        self.synced: list[Any] = []
+        self.world.sync._on_synced = self.synced.append
+
+    def now(self) -> Moment:
+        return Moment(int(self.seconds * 1e9), self.seconds)
+
+    async def sync(self) -> None:
+        await self.world.sync.run()
+        while self.synced:
+            await self.tell(self.synced.pop(0))
+
+    async def tell(self, synced: Synced) -> None:
+        task = asyncio.create_task(self.effects.serve_health_checks())
+        await self.effects.after(synced, ())
+        await settle()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+
+async def test_a_sync_is_seen_in_the_metrics() -> None:
+    told = Told()
+    await told.sync()
+    told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
+    told.effects.queued([Family.IPV4])
+    v4 = {"ip_family": "IPv4"}
+    assert told.metric("kubeproxy_sync_proxy_rules_endpoint_changes_pending") == 1
+    assert told.metric("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", **v4) == 1000
+    told.seconds = 1005.0
+    await told.sync()
+    assert told.metric("kubeproxy_sync_proxy_rules_endpoint_changes_pending") == 0
+    assert told.metric("kubeproxy_sync_proxy_rules_endpoint_changes_total") == 3
+    assert told.metric("kubeproxy_sync_proxy_rules_service_changes_total") == 2
+    assert told.metric("kubeproxy_sync_proxy_rules_last_timestamp_seconds", **v4) == 1005
+    assert told.metric("kubeproxy_sync_proxy_rules_duration_seconds_count", **v4) == 2
+    assert told.metric("kubeproxy_sync_full_proxy_rules_duration_seconds_count", **v4) == 1
+    assert told.metric("kubeproxy_sync_partial_proxy_rules_duration_seconds_count", **v4) == 1
+    assert told.metric("steersman_syncs_total", reason="changes", outcome="ok") == 1
+
+
+async def test_a_small_sync_is_told_in_one_turn_of_the_loop() -> None:
+    told = Told()
+    await told.sync()
+    told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
+    await told.world.sync.run()
+    (synced,) = told.synced
+    with pytest.raises(StopIteration):  # it did not wait
+        told.effects.after(synced, ()).send(None)
+
+
+async def test_a_change_that_waits_too_long_is_unhealthy_until_it_is_synced() -> None:
+    told = Told()
+    told.effects.started([Family.IPV4])
+    await told.sync()
+    told.effects.queued([Family.IPV4])
+    told.seconds += 61
+    assert not told.health.healthy(told.now())
+    await told.sync()
+    assert told.health.healthy(told.now())
+
+
+async def test_latency_is_counted_from_the_trigger_of_the_change() -> None:
+    told = Told()
+    await told.sync()
+    told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",), trigger="1970-01-01T00:17:00Z"))
+    told.seconds = 1021.0
+    await told.sync()
+    name = "kubeproxy_network_programming_duration_seconds_sum"
+    assert told.metric(name, ip_family="IPv4") == 1.0
+
+
+async def test_health_checks_follow_services_and_their_local_endpoints() -> None:
+    told = Told(0)
+    told.world.store.upsert(service("lb", None, **LOCAL_LB))
+    told.world.store.upsert(slice_("lb-x", "lb", ("10.1.0.9",)))
+    await told.sync()
+    name = ObjectName("shop", "lb")
+    assert (told.servers.ports, told.servers.counts) == ({name: 32100}, {name: 0})
+    labels = {"traffic_policy": "external", "ip_family": "IPv4"}
+    assert told.metric("kubeproxy_sync_proxy_rules_no_local_endpoints_total", **labels) == 1
+    told.world.store.delete("Service", name)
+    await told.sync()
+    assert told.servers.ports == {}
+    assert told.metric("kubeproxy_sync_proxy_rules_no_local_endpoints_total", **labels) == 0
+
+
+async def test_refusals_are_counted_by_extent() -> None:
+    told = Told()
+    told.effects.refused([Family.IPV4], partial=True)
+    told.effects.refused([Family.IPV4], partial=False)
+    v4 = {"ip_family": "IPv4"}
+    prefix = "kubeproxy_sync_proxy_rules_iptables"
+    assert told.metric(f"{prefix}_restore_failures_total", **v4) == 2
+    assert told.metric(f"{prefix}_partial_restore_failures_total", **v4) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_every_mode_can_be_told_of_syncs_and_refusals(mode: str) -> None:
+    told = Told(mode=mode)
+    await told.sync()
+    told.effects.queued([Family.IPV4])
+    told.effects.refused([Family.IPV4], partial=True)
+    failures = {
+        "iptables": "iptables_restore",
+        "ipvs": "iptables_restore",
+        "nftables": "nftables_sync",
+    }
+    if mode in failures:
+        name = f"kubeproxy_sync_proxy_rules_{failures[mode]}_failures_total"
+        assert told.metric(name, ip_family="IPv4") == 1
+
+
+async def test_findings_are_a_metric() -> None:
+    told = Told()
+    spec = {"clusterIP": "10.96.0.300", "ports": [{"port": 80}]}
+    meta = {"namespace": "shop", "name": "bad"}
+    told.world.store.upsert(make("Service", {"metadata": meta, "spec": spec}))
+    await told.sync()
+    assert told.metric("steersman_findings", severity="error") == 1
+
+
+async def test_an_observer_that_raises_fails_nothing_and_nobody_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, seen = Told(0), []
+
+    def refuse(*_: Any) -> None:
+        raise KeyError("no such metric")
+
+    def complain(synced: Synced) -> None:
+        seen.append(synced.state.revision)
+        raise ValueError("cannot be told")
+
+    told.effects._observers = {"first": complain, "second": complain}
+    for name in ("set", "add", "observe", "count_refusal"):
+        monkeypatch.setattr(told.metrics, name, refuse)
+    told.world.store.upsert(service("lb", None, **LOCAL_LB))
+    told.effects.queued([Family.IPV4])
+    told.effects.refused([Family.IPV4], partial=True)
+    told.seconds += 61
+    await told.sync()
+    assert seen == [1, 1], "each observer is told of each sync once"
+    assert told.servers.ports == {ObjectName("shop", "lb"): 32100}
+    assert told.health.healthy(told.now())
+    logged = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert sorted(logged) == ["changes", "first", "gauges", "metrics", "second"]
+
+
+async def test_an_observer_that_raises_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = Told()
+
+    def complain(_: Synced) -> None:
+        raise ValueError("cannot be told")
+
+    told.effects._observers = {"other": complain}
+    for seconds in (0, 30, 31, 30):
+        await told.clock.advance(seconds)
+        await told.sync()
+    assert len(caplog.records) == 2
+
+
+async def test_health_checks_count_what_is_in_force_not_what_waits() -> None:
+    told = Told(0)
+    told.world.store.upsert(service("lb", None, **LOCAL_LB))
+    endpoints = [{"addresses": ["10.1.0.9"], "nodeName": "me"}]
+    labels = {"kubernetes.io/service-name": "lb"}
+    slice_here = {
+        "metadata": {"namespace": "shop", "name": "lb-x", "labels": labels},
+        "addressType": "IPv4",
+        "ports": [{"name": "", "port": 8080}],
+        "endpoints": endpoints,
+    }
+    told.world.store.upsert(make("EndpointSlice", slice_here))
+    await told.world.sync.run()
+    told.world.store.delete("EndpointSlice", ObjectName("shop", "lb-x"))
+    await told.tell(told.synced.pop())
+    assert told.servers.counts == {ObjectName("shop", "lb"): 1}
+    await told.sync()
+    assert told.servers.counts == {ObjectName("shop", "lb"): 0}
+
+
+async def test_health_check_servers_hear_of_what_changes_for_them_only() -> None:
+    told = Told(2)
+    told.world.store.upsert(service("lb", None, **LOCAL_LB))
+    await told.sync()
+    assert told.servers.calls == 1
+    told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
+    await told.sync()
+    assert told.servers.calls == 1
+    told.servers.failing = True  # a port is taken: it is tried again after each sync
+    told.world.store.upsert(slice_("lb-x", "lb", ("10.1.0.9",), protocol="UDP"))
+    told.world.store.upsert(service("lb", None, **{**LOCAL_LB, "healthCheckNodePort": 32101}))
+    await told.sync()
+    told.servers.failing = False
+    for ip in ("10.1.0.7", "10.1.0.8"):
+        told.world.store.upsert(slice_("s1-x", "s1", (ip,)))
+        await told.sync()
+    assert told.servers.calls == 3
+
+
+async def test_a_health_check_client_that_hangs_holds_no_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, hangs = Told(0), asyncio.Event()
+
+    async def sync(*_: Any) -> None:
+        await hangs.wait()
+
+    monkeypatch.setattr(told.servers, "sync", sync)
+    told.world.store.upsert(service("lb", None, **LOCAL_LB))
+    task = asyncio.create_task(told.effects.serve_health_checks())
+    await told.world.sync.run()
+    async with asyncio.timeout(5):
+        await told.effects.after(told.synced.pop(), ())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_loop_goes_on_while_many_plans_and_rules_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = list[int]()
+
+    def counting(objects: Any) -> Any:
+        sizes.append(len(objects))
+        return count_rules(objects)
+
+    monkeypatch.setattr("steersman.run.effects.count_rules", counting)
+    told = Told(0)
+    for number in range(1500):
+        told.world.store.upsert(
+            service(f"s{number}", clusterIP=f"10.97.{number >> 8}.{number & 255}")
+        )
+    told.world.mode.name = "iptables"
+    await told.world.sync.run()
+    updates = list[int]()
+    update = told.effects._tally.update
+
+    def updating(changed: Any, removed: Any) -> None:
+        updates.append(len(changed))
+        update(changed, removed)
+
+    monkeypatch.setattr(told.effects._tally, "update", updating)
+    monkeypatch.setattr("steersman.run.effects.count_written", lambda _: (Counter(), Counter()))
+    objects = [((4, "nat", "KUBE-SVC"), "-A one")] * 2500
+    await told.effects.after(told.synced.pop(), objects)
+    assert sizes == [1000, 1000, 500]
+    assert updates == [0, 1000, 500]
+    await told.world.sync.check()
+    for synced in told.synced:
+        await told.effects.after(msgspec.structs.replace(synced, whole=True), objects)
+    assert len(sizes) == 3, "nothing was written since they were counted"
+    name, labels = "kubeproxy_sync_proxy_rules_iptables_total", {"table": "nat"}
+    assert told.metric(name, **labels, ip_family="IPv4") == 2500

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from steersman.model.plan import Finding
+from steersman.run import findings as findings_log
+from steersman.run.findings import FindingsLog
+from steersman.run.klog import Logging, Verbosity, parse_vmodule, v, verbosity_of
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("steersman.run.sync")
+    logger.propagate = False
+    yield logger
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+
+
+def test_text_is_klogs(root: logging.Logger) -> None:
+    out = io.StringIO()
+    Logging(stream=out, root=root)
+    root.info("Using %s Proxier", "iptables")
+    root.warning("odd", extra={"service": 'shop/"cart"', "count": 3})
+    root.error("bad")
+    root.critical("worse")
+    lines = out.getvalue().splitlines()
+    head = r"{}\d{{4}} \d\d:\d\d:\d\d\.\d{{6}} +{} test_klog\.py:\d+\] {}$"
+    pid = os.getpid()
+    assert re.match(head.format("I", pid, "Using iptables Proxier"), lines[0])
+    assert re.match(head.format("W", pid, r'odd service="shop/\\"cart\\"" count=3'), lines[1])
+    assert re.match(head.format("E", pid, "bad"), lines[2])
+    assert re.match(head.format("F", pid, "worse"), lines[3])
+
+
+def test_json_is_component_bases(root: logging.Logger) -> None:
+    out = io.StringIO()
+    Logging("json", 2, stream=out, root=root)
+    root.log(v(2), "two", extra={"service": "shop/cart"})
+    try:
+        raise OSError("gone")
+    except OSError:
+        root.exception("bad")
+    info, error = map(json.loads, out.getvalue().splitlines())
+    assert info["msg"] == "two"
+    assert info["v"] == 2
+    assert info["service"] == "shop/cart"
+    assert re.fullmatch(r"steersman/run/sync\.py:\d+", info["caller"])
+    assert info["ts"] > 1e12
+    assert "v" not in error
+    assert error["err"].endswith("OSError: gone")
+
+
+def test_text_has_the_trace_of_an_exception(root: logging.Logger) -> None:
+    out = io.StringIO()
+    Logging(stream=out, root=root)
+    try:
+        raise OSError("gone")
+    except OSError:
+        root.exception("bad")
+    (line,) = out.getvalue().splitlines()
+    assert '] bad err="Traceback (most recent call last):\\n  File' in line
+    assert line.endswith('\\nOSError: gone"')
+
+
+@pytest.mark.parametrize(("verbosity", "shown"), [(0, 1), (2, 2), (3, 3), (4, 4), (5, 5)])
+def test_verbosity_lets_more_through(root: logging.Logger, verbosity: int, shown: int) -> None:
+    out = io.StringIO()
+    Logging("text", verbosity, stream=out, root=root)
+    for level in (v(0), v(2), v(3), logging.DEBUG, v(5)):
+        root.log(level, "line")
+    assert len(out.getvalue().splitlines()) == shown
+
+
+def test_verbosity_can_be_changed_while_running(root: logging.Logger) -> None:
+    out = io.StringIO()
+    logs = Logging(stream=out, root=root)
+    root.log(v(3), "hidden")
+    logs.verbosity = 3
+    root.log(v(3), "shown")
+    assert logs.verbosity == 3
+    assert out.getvalue().endswith("] shown\n")
+    assert "hidden" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("vmodule", "shown"),
+    [
+        ("test_klog=4", True),
+        ("test_*=4", True),
+        ("*/run/test_klog=4", True),
+        ("test_klog=3", False),
+        ("test_klog=0,test_*=4", False),  # the first that matches counts
+        ("klog=4", False),
+        ("", False),
+    ],
+)
+def test_vmodule_is_by_file(root: logging.Logger, vmodule: str, shown: bool) -> None:
+    out = io.StringIO()
+    Logging("text", 0, vmodule, stream=out, root=root)
+    root.debug("line")
+    assert bool(out.getvalue()) is shown
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=1", "a=b", "a=-1"])
+def test_bad_vmodules_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="PATTERN=NUMBER"):
+        parse_vmodule(text)
+
+
+def test_bad_formats_are_refused(root: logging.Logger) -> None:
+    with pytest.raises(ValueError, match="write text or json"):
+        Logging("xml", root=root)
+
+
+HOSTILE = "a\nE1121 05:56:57.123456    4711 x.py:1] forged\r\x1b[2J\x00\x85\u2028\u2029\u202e\udcff"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_nothing_that_is_logged_can_forge_a_line(root: logging.Logger, form: str) -> None:
+    out = io.StringIO()
+    Logging(form, stream=out, root=root)
+    root.warning("Service %s: %s", HOSTILE, "odd", extra={"service": HOSTILE})
+    root.warning(HOSTILE)
+    try:
+        raise OSError(HOSTILE)
+    except OSError:
+        root.exception("bad %s", HOSTILE)
+    lines = out.getvalue().splitlines()  # at every separator that there is
+    assert len(lines) == 3
+    assert all(line.isprintable() and line.isascii() for line in lines)
+    assert out.getvalue().encode().count(b"\n") == 3
+    assert all(re.match(r"[WE]\d{4} |\{", line) for line in lines)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_hostile_objects_are_one_line_each(root: logging.Logger, form: str) -> None:
+    out = io.StringIO()
+    Logging(form, stream=out, root=root)
+    log = FindingsLog()
+    findings_log.log, before = root, findings_log.log
+    try:
+        log.tell((Finding(f"Service {HOSTILE}", HOSTILE, HOSTILE), Finding("x", "", "y" * 100_000)))
+    finally:
+        findings_log.log = before
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) < 17_000
+
+
+def test_long_tracebacks_keep_their_end(root: logging.Logger) -> None:
+    out = io.StringIO()
+    Logging("json", stream=out, root=root)
+    try:
+        raise OSError("x" * 100_000 + "end")
+    except OSError:
+        root.exception("bad")
+    error = json.loads(out.getvalue())["err"]
+    assert error.endswith("end")
+    assert len(error) < 17_000
+
+
+def test_levels() -> None:
+    assert parse_vmodule(" a=1 ,, b=2") == (("a", 1), ("b", 2))
+    assert [verbosity_of(level) for level in (50, 20, v(1), v(7), logging.DEBUG)] == [0, 0, 1, 7, 4]
+    assert Verbosity(0).level == logging.INFO
+    assert Verbosity(2).level == v(2)
+    assert Verbosity(4).level == logging.DEBUG
+    assert Verbosity(0, (("a", 12),)).level == v(12)

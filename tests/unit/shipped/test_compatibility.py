@@ -1,0 +1,136 @@
+"""docs/compatibility.md has a row for everything that upstream has, and says what is true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from steersman.config.flags import UPSTREAM as FLAGS
+from steersman.config.types import KubeProxyConfiguration, Section
+from steersman.modes.registry import MODES
+from steersman.run.health import ProxyHealth
+from steersman.run.health_server import proxy_health_app
+from steersman.run.metrics import NFACCT, Metrics
+from steersman.run.metrics import UPSTREAM as METRICS
+from steersman.run.metrics_server import Pages, metrics_app
+from steersman.run.mode_metrics import ModeMetrics
+from tests.unit.run.test_health_server import ask, serving
+
+PAGE = (Path(__file__).parents[3] / "docs" / "compatibility.md").read_text()
+STATES = {"same", "more", "differs", "no effect", "absent"}
+REASONS = {"more", "differs", "no effect", "absent"}
+
+
+class Row(NamedTuple):
+    cells: list[str]
+
+    @property
+    def state(self) -> str:
+        return self.cells[-2]
+
+
+def rows(section: str) -> list[Row]:
+    """The rows of a section's table, without its head."""
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    return [Row([cell.strip() for cell in line.strip("|").split("|")]) for line in lines]
+
+
+def named(section: str, column: int = 0) -> dict[str, Row]:
+    """A section's rows by what is in a column, which must differ."""
+    found = [(name, row) for row in rows(section) for name in _words(row.cells[column])]
+    assert len(found) == len(dict(found)), "a row is there twice"
+    return dict(found)
+
+
+def _words(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def fields(part: Section, prefix: str = "") -> Iterator[str]:
+    """Paths of the document's fields, in its order, but for our own block."""
+    for field in msgspec.structs.fields(part):
+        value, path = getattr(part, field.name), prefix + field.encode_name
+        if isinstance(value, Section):
+            yield from fields(value, path + ".")
+        else:
+            yield path
+
+
+SECTIONS = ("Modes", "Flags", "Configuration file", "Metrics", "Endpoints", "Events", "Process")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_row_has_a_state_and_a_reason(section: str) -> None:
+    position = {"Endpoints": 2, "Events": 2}.get(section, 1)
+    for row in rows(section):
+        state, remark = row.cells[position], row.cells[position + 1]
+        assert state in STATES, row
+        assert remark or state not in REASONS, row
+
+
+def test_every_flag_of_upstream() -> None:
+    assert list(named("Flags")) == [f"--{name}" for name in sorted(FLAGS)]
+
+
+def test_every_field_of_upstream() -> None:
+    wanted = [path for path in fields(KubeProxyConfiguration()) if not path.startswith("steersman")]
+    assert list(named("Configuration file")) == wanted
+
+
+def test_every_metric_of_upstream() -> None:
+    ours = {f"kubeproxy_{row.name}" for row in METRICS} | {name for name, _ in NFACCT.values()}
+    listed = {name for name in named("Metrics") if name.startswith("kubeproxy_")}
+    assert listed == ours
+
+
+@pytest.mark.parametrize("mode", ["iptables", "nftables"])
+def test_metrics_of_other_components(mode: str) -> None:
+    """What the page says of metrics that are not kube-proxy's alone."""
+    text = Metrics(mode).render()[0].decode()
+    for name, row in named("Metrics").items():
+        if not name.startswith("kubeproxy_") and not name.startswith("kubernetes_healthcheck"):
+            there = re.search(rf"^{name.replace('*', '')}", text, re.MULTILINE) is not None
+            assert there == (row.state != "absent"), name
+
+
+def test_modes_are_as_the_registry_has_them() -> None:
+    listed = {name for name, row in named("Modes").items() if row.cells[1] != "absent"}
+    assert listed == set(MODES), "say in docs/compatibility.md, Modes, which modes are there"
+
+
+async def test_every_endpoint() -> None:
+    """Paths that the page calls absent are not served, and all others are."""
+    metrics = metrics_app(
+        Pages(
+            Metrics("iptables"),
+            "iptables",
+            configz=lambda: b"{}",
+            flags=lambda: "",
+            state=lambda: iter([b"{}"]),
+            services=ModeMetrics(None, tuple, lambda: False).services,
+            profiling=True,
+        )
+    )
+    health = proxy_health_app(ProxyHealth(60.0), lambda: None)
+    for server, app in (("metrics, 10249", metrics), ("healthz, 10256", health)):
+        async with serving(app) as port:
+            for row in rows("Endpoints"):
+                path = next(iter(_words(row.cells[1])), "")
+                if row.cells[0] == server and not path.endswith("/profile"):
+                    reply = await ask(port, path)
+                    assert (reply.status == 404) == (row.cells[2] == "absent"), path
+
+
+def test_every_event() -> None:
+    """The reasons on the page are written down in the program, but for absent ones."""
+    sources = Path(__file__).parents[3].glob("src/steersman/**/*.py")
+    text = "".join(path.read_text() for path in sources)
+    for reason, row in named("Events").items():
+        tail = reason.removeprefix("FailedToStart")
+        assert (f'"{tail}"' in text or f'"{reason}"' in text) == (row.cells[2] != "absent"), reason
