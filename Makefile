@@ -4,7 +4,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
 # Modules that are pure: every branch of them is tested (comma-separated for coverage).
 PURE := */model/*,*/run/holdings.py,*/run/owed.py,*/compile/*,*/modes/*/render*.py,*/modes/ebpf/maglev.py
-PURE := $(PURE),*/modes/userspace/room.py
+PURE := $(PURE),*/proxy/budget.py
 PURE := $(PURE),*/run/service_metrics.py
 NFT := */modes/nftables
 PURE := $(PURE),$(NFT)/affinity.py,$(NFT)/derived.py,$(NFT)/dormant.py,$(NFT)/elements.py,$(NFT)/expressions.py

@@ -216,15 +216,15 @@ def proxy(port: int, endpoint: int, way: str) -> None:
 
     from steersman.model.names import Family, PlanKey, Protocol, ServicePortName  # noqa: PLC0415
     from steersman.model.plan import Endpoint, Verdict  # noqa: PLC0415
-    from steersman.modes.userspace import relay  # noqa: PLC0415
-    from steersman.modes.userspace.apply import Proxy  # noqa: PLC0415
-    from steersman.modes.userspace.names import (  # noqa: PLC0415
+    from steersman.proxy import relay  # noqa: PLC0415
+    from steersman.proxy.engine import Proxy  # noqa: PLC0415
+    from steersman.proxy.listeners import (  # noqa: PLC0415
         LISTENER,
         Choice,
         FrontendKey,
         Listener,
     )
-    from steersman.modes.userspace.sockets import Ports, open_socket  # noqa: PLC0415
+    from steersman.proxy.sockets import Ports, open_socket  # noqa: PLC0415
 
     if way == "copy":
         relay.SPLICE_AFTER = sys.maxsize

@@ -14,9 +14,9 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.model.ruleset import Diff
-from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.handover import Handover
 from steersman.modes.userspace.succession import Stage, Succession
+from steersman.proxy.engine import Proxy
+from steersman.proxy.handoff import Handover
 from tests.support.lab.namespace import in_namespace
 from tests.support.modes.userspace_proxy import (
     answering,

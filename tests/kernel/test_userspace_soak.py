@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace import relay
-from steersman.modes.userspace.apply import Proxy
+from steersman.proxy import relay
+from steersman.proxy.engine import Proxy
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,

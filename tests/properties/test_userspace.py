@@ -11,9 +11,9 @@ from steersman.compile.trace import Flow, trace
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
 from steersman.model.plan import Endpoint, NodePlan, ServicePlan, Verdict
-from steersman.modes.userspace.balance import Balancer
-from steersman.modes.userspace.names import Listener
 from steersman.modes.userspace.render import render_direct, render_redirect
+from steersman.proxy.balance import Balancer
+from steersman.proxy.listeners import Listener
 from tests.support.builders.plans import SETTINGS, random_plan
 
 seeds = st.integers(0, 1 << 32)

@@ -16,8 +16,8 @@ from prometheus_client.metrics_core import (
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import ServicePlan
 from steersman.modes.base import Counting, Made, Moved, NodeTotals, Totalling
-from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.traffic import LATENCY_BUCKETS, Traffic
+from steersman.proxy.engine import Proxy
+from steersman.proxy.traffic import LATENCY_BUCKETS, Traffic
 from steersman.run.service_metrics import Column, Counts, Filter, Ledger, Name, Table, Values, View
 
 _PATIENCE = 5.0  # seconds that a page waits for a mode that is busy

@@ -17,7 +17,7 @@ from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Mode, Support
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
-from steersman.modes.userspace.sockets import open_socket
+from steersman.proxy.sockets import open_socket
 from tests.support.lab.sockets import Netns
 
 T = TypeVar("T")

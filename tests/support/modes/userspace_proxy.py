@@ -11,9 +11,9 @@ from typing import Any
 
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, Verdict
-from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.names import LISTENER, Choice, FrontendKey, Listener
-from steersman.modes.userspace.sockets import Ports, open_socket
+from steersman.proxy.engine import Proxy
+from steersman.proxy.listeners import LISTENER, Choice, FrontendKey, Listener
+from steersman.proxy.sockets import Ports, open_socket
 
 LOCAL = "127.0.0.1"
 PATIENCE = 20.0

@@ -11,8 +11,8 @@ import socket
 import struct
 import sys
 
-from steersman.modes.userspace.handover import Handover
-from steersman.modes.userspace.sockets import Place, Sockets
+from steersman.proxy.handoff import Handover
+from steersman.proxy.sockets import Place, Sockets
 
 _CAPABILITY_VERSION_3 = 0x20080522
 

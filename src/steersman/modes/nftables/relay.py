@@ -10,9 +10,9 @@ from steersman.model.errors import ApplyError
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables.layout import FIRST_SLOTS, pack_address, pack_port
 from steersman.modes.nftables.render_localhost import frontend_key
-from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.names import FrontendKey, Listener
-from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
+from steersman.proxy.engine import Proxy
+from steersman.proxy.listeners import FrontendKey, Listener
+from steersman.proxy.sockets import OpenSocket, Ports, open_socket
 
 log = logging.getLogger(__name__)
 _UDP_IDLE = 30.0

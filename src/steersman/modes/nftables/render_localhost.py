@@ -13,7 +13,7 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan, Verdict
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables.layout import PROTOCOLS, Kind, pack_port, prefix
-from steersman.modes.userspace.names import LISTENER, FrontendKey, Listener, choice_of
+from steersman.proxy.listeners import LISTENER, FrontendKey, Listener, choice_of
 
 _RELAY = int(Kind.RELAY)  # comparing with a member costs three times as much (Python 3.11)
 LOOPBACK: Mapping[Family, str] = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}

@@ -19,7 +19,7 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.skeleton import HEADER
-from steersman.modes.userspace.names import Listener
+from steersman.proxy.listeners import Listener
 
 _NAMES = {number: protocol.lower() for protocol, number in PROTOCOL_NUMBERS.items()}
 

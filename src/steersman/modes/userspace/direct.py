@@ -17,11 +17,8 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Support
 from steersman.modes.userspace.addresses import Addresses
-from steersman.modes.userspace.apply import Proxy
 from steersman.modes.userspace.names import (
     ADDRESS,
-    LISTENER,
-    FrontendKey,
     Portal,
     StrayKey,
     left_without_endpoints,
@@ -29,8 +26,10 @@ from steersman.modes.userspace.names import (
     portals_of,
 )
 from steersman.modes.userspace.render import render_direct
-from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
 from steersman.modes.userspace.succession import Stage, Succession
+from steersman.proxy.engine import Proxy
+from steersman.proxy.listeners import LISTENER, FrontendKey
+from steersman.proxy.sockets import OpenSocket, Ports, open_socket
 
 _ONLY_OWN = (
     "Only node ports, and Service addresses that this machine has, are served: neither rules nor "

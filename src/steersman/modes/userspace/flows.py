@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from steersman.model.conntrack import PROTOCOL_NUMBERS, Stale, pack_socket
 from steersman.model.names import Family, Protocol
-from steersman.modes.userspace.names import FrontendKey, Portal
+from steersman.modes.userspace.names import Portal
+from steersman.proxy.listeners import FrontendKey
 
 
 def past_portals(

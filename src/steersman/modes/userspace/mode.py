@@ -16,14 +16,9 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Support
 from steersman.modes.userspace import render
-from steersman.modes.userspace.apply import AnyListener, Proxy
 from steersman.modes.userspace.flows import past_portals
 from steersman.modes.userspace.names import (
-    LISTENER,
-    PORTAL,
     BaseKey,
-    FrontendKey,
-    Listener,
     left_without_endpoints,
     listeners_of,
     part_of,
@@ -31,8 +26,10 @@ from steersman.modes.userspace.names import (
 )
 from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.portals import IptablesPortals
-from steersman.modes.userspace.sockets import OpenSocket, Ports, open_socket
 from steersman.modes.userspace.succession import Stage, Succession
+from steersman.proxy.engine import AnyListener, Proxy
+from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, Listener
+from steersman.proxy.sockets import OpenSocket, Ports, open_socket
 
 Forget: TypeAlias = Callable[[Stale], Awaitable[object]]
 log = logging.getLogger(__name__)

@@ -4,46 +4,19 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from steersman.model.addresses import in_cidr, is_loopback
-from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.names import Family
 from steersman.model.plan import (
-    Action,
     Detector,
-    Endpoint,
-    SourceClass,
     Value,
     Verdict,
-    of_class,
 )
 from steersman.model.ruleset import Diff
+from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, Listener, only_from
 
-LISTENER: Literal["listener"] = "listener"
-PORTAL: Literal["portal"] = "portal"
 BASE: Literal["base"] = "base"
 STRAY: Literal["stray"] = "stray"
 ADDRESS: Literal["address"] = "address"
 _FORWARD = Verdict.FORWARD
-
-
-class FrontendKey(NamedTuple):
-    """A listener, or the portal that leads to it, by the destination that clients use."""
-
-    what: str
-    """LISTENER or PORTAL."""
-    family: Family
-    protocol: Protocol
-    address: str
-    """"" for every address of this machine."""
-    port: int
-    node_port: bool = False
-
-    def __str__(self) -> str:
-        where = f"node port {self.address}" if self.node_port else self.address
-        return f"{self.what} {where} {self.port}/{self.protocol}"
-
-    def of(self, what: str) -> FrontendKey:
-        """The other object of the same destination."""
-        return self._replace(what=what)
 
 
 class StrayKey(NamedTuple):
@@ -67,92 +40,6 @@ class BaseKey(NamedTuple):
 Key: TypeAlias = FrontendKey | StrayKey | BaseKey
 
 
-class Choice(Value, frozen=True):
-    """What is done with the connections of one SourceClass."""
-
-    verdict: Verdict
-    endpoints: tuple[Endpoint, ...] = ()
-    """For FORWARD: where they may go, in a stable order."""
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.endpoints)) or self.verdict.value
-
-
-class Sources(Value, frozen=True):
-    """How a client's SourceClass is told by its address and the interface it came in by."""
-
-    detector: Detector = Detector()
-    local_addresses: tuple[str, ...] = ()
-
-    def classify(self, client: str, interface: str = "") -> SourceClass:
-        """Tell the class of a client; one that is a pod and this node is a pod."""
-        if self._is_pod(client, interface):
-            return SourceClass.POD
-        local = client in self.local_addresses or is_loopback(client)
-        return SourceClass.NODE if local else SourceClass.EXTERNAL
-
-    def _is_pod(self, client: str, interface: str) -> bool:
-        detector = self.detector
-        if detector.cidr:
-            return in_cidr(client, detector.cidr)
-        if detector.interface:
-            return interface == detector.interface
-        return bool(detector.interface_prefix) and interface.startswith(detector.interface_prefix)
-
-
-class Listener(Value, frozen=True):
-    """A socket that clients are taken from, and what is done with them."""
-
-    owner: PlanKey
-    bind: str
-    """Address to bind; "" for all."""
-    port: int
-    """Port to bind; 0 for a proxy port, whichever is free."""
-    pod: Choice
-    node: Choice
-    external: Choice
-    sources: Sources = Sources()
-    source_ranges: tuple[str, ...] = ()
-    """Canonical CIDRs that may use it, others are dropped; () means everyone."""
-    affinity_seconds: int = 0
-    least_connections: bool = False
-    """Prefer the endpoint with the fewest connections to going round."""
-    proxy_protocol: bool = False
-    """Tell TCP endpoints the client's address (PROXY protocol, version 2)."""
-    kept: tuple[Endpoint, ...] | None = None
-    """Given: connections to endpoints that are not among these are reset."""
-
-    def __str__(self) -> str:
-        bind = f"{self.bind or 'every address'} port {self.port or '(any)'}"
-        classes = {"pods": self.pod, "this node": self.node, "others": self.external}
-        ways = {"all": self.external} if self.same_for_all else classes
-        to = "; ".join(f"{who} to {choice}" for who, choice in ways.items())
-        keeps = f"; affinity {self.affinity_seconds} s" if self.affinity_seconds else ""
-        least = "; least connections" if self.least_connections else ""
-        tells = "; PROXY protocol" if self.proxy_protocol else ""
-        cuts = "; connections to others are reset" if self.kept is not None else ""
-        return f"{bind}: {to}{_only_from(self.source_ranges)}{keeps}{least}{tells}{cuts}"
-
-    @property
-    def same_for_all(self) -> bool:
-        """Whether it does not matter who the client is."""
-        return self.pod == self.node == self.external
-
-    @property
-    def endpoints(self) -> frozenset[Endpoint]:
-        """Those that some client may be sent to."""
-        return frozenset().union(*(c.endpoints for c in (self.pod, self.node, self.external)))
-
-    def choice(self, client: str, interface: str = "") -> Choice:
-        """What is done with a client, by its canonical address."""
-        if self.source_ranges and not any(in_cidr(client, cidr) for cidr in self.source_ranges):
-            return Choice(Verdict.DROP)
-        if self.same_for_all:
-            return self.external
-        source = self.sources.classify(client, interface)
-        return of_class(source, self.pod, self.node, self.external)
-
-
 class Portal(Value, frozen=True):
     """What the kernel does with packets to a destination before a listener sees them."""
 
@@ -169,18 +56,7 @@ class Portal(Value, frozen=True):
     def __str__(self) -> str:
         to = f" to {self.host}" if self.host else ""
         inside = "; only from pods and this node" if self.insiders is not None else ""
-        return f"{self.name}: {self.verdict}{to}{inside}{_only_from(self.source_ranges)}"
-
-
-def _only_from(cidrs: tuple[str, ...]) -> str:
-    return f"; only from {', '.join(cidrs)}" if cidrs else ""
-
-
-def choice_of(action: Action, endpoints: tuple[Endpoint, ...]) -> Choice:
-    """The Choice that an Action of a plan means."""
-    if action.verdict is Verdict.FORWARD:
-        return Choice(Verdict.FORWARD, endpoints)
-    return Choice(action.verdict)
+        return f"{self.name}: {self.verdict}{to}{inside}{only_from(self.source_ranges)}"
 
 
 def listeners_of(change: Diff) -> dict[FrontendKey, Listener]:

@@ -10,15 +10,7 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.modes.base import Support
 from steersman.modes.programs import run
-from steersman.modes.userspace.names import (
-    BASE,
-    STRAY,
-    BaseKey,
-    FrontendKey,
-    Key,
-    Portal,
-    StrayKey,
-)
+from steersman.modes.userspace.names import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.nft_rules import (
     TABLE,
     Chain,
@@ -33,6 +25,7 @@ from steersman.modes.userspace.nft_rules import (
     whole,
 )
 from steersman.modes.userspace.written import Written
+from steersman.proxy.listeners import FrontendKey
 
 _TIMEOUT = 60.0
 _PROBE = f"add table ip {TABLE}\n"

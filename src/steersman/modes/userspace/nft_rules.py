@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Detector, Verdict
-from steersman.modes.userspace.names import FrontendKey, Portal
+from steersman.modes.userspace.names import Portal
+from steersman.proxy.listeners import FrontendKey
 
 TABLE = "kube-portals"
 PORTALS, GUARDS = "portals", "guards"

@@ -13,9 +13,10 @@ from steersman.modes.base import Support
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.script import Run
 from steersman.modes.iptables.variant import choose
-from steersman.modes.userspace.names import BASE, STRAY, BaseKey, FrontendKey, Key, Portal, StrayKey
+from steersman.modes.userspace.names import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rules import CHAINS, Kernel, Rule, parse, portal_rules, write
 from steersman.modes.userspace.written import Written
+from steersman.proxy.listeners import FrontendKey
 
 _LOCK_WAIT = 5  # seconds, for the lock of iptables-legacy
 _NOTHING = Kernel(frozenset(), frozenset(), frozenset())

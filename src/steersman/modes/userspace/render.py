@@ -21,18 +21,8 @@ from steersman.model.plan import (
 )
 from steersman.model.ruleset import Ruleset
 from steersman.modes.iptables.names import printed_name
-from steersman.modes.userspace.names import (
-    BASE,
-    LISTENER,
-    PORTAL,
-    BaseKey,
-    FrontendKey,
-    Key,
-    Listener,
-    Portal,
-    Sources,
-    choice_of,
-)
+from steersman.modes.userspace.names import BASE, BaseKey, Key, Portal
+from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, Listener, Sources, choice_of
 
 _LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Family
 from steersman.model.plan import Detector, Verdict
-from steersman.modes.userspace.names import FrontendKey, Portal
+from steersman.modes.userspace.names import Portal
+from steersman.proxy.listeners import FrontendKey
 
 NAT, FILTER = "nat", "filter"
 CONTAINER, HOST = "KUBE-PORTALS-CONTAINER", "KUBE-PORTALS-HOST"

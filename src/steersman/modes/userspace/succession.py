@@ -13,10 +13,11 @@ from enum import Enum
 
 from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff
-from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.handover import Handover
-from steersman.modes.userspace.names import LISTENER, left_without_endpoints, listeners_of
-from steersman.modes.userspace.sockets import Sockets
+from steersman.modes.userspace.names import left_without_endpoints, listeners_of
+from steersman.proxy.engine import Proxy
+from steersman.proxy.handoff import Handover
+from steersman.proxy.listeners import LISTENER
+from steersman.proxy.sockets import Sockets
 
 log = logging.getLogger(__name__)
 _REST = 10.0

@@ -7,7 +7,8 @@ from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from steersman.model.names import Family
-from steersman.modes.userspace.names import FrontendKey, Portal
+from steersman.modes.userspace.names import Portal
+from steersman.proxy.listeners import FrontendKey
 
 T = TypeVar("T", bound=Hashable)
 

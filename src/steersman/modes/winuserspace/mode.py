@@ -10,8 +10,8 @@ import os
 from steersman.host.exec import Exec
 from steersman.host.windows import service_interface
 from steersman.modes.userspace.direct import DirectMode, DirectOptions
-from steersman.modes.userspace.sockets import OpenSocket, open_socket
 from steersman.modes.winuserspace.netsh import NetshAddresses
+from steersman.proxy.sockets import OpenSocket, open_socket
 
 
 def winuserspace(

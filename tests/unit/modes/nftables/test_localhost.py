@@ -25,7 +25,7 @@ from steersman.model.ruleset import Diff, diff, patch
 from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.render_localhost import render_localhost, without_listeners
 from steersman.modes.nftables.text import diff_text
-from steersman.modes.userspace.names import Choice, Listener
+from steersman.proxy.listeners import Choice, Listener
 from tests.support.builders import nftables_plans as make
 
 RELAYING = Traits(localhost_node_ports=True, relays_localhost=True)

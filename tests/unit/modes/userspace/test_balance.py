@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace.balance import PENALTY, Balancer
-from steersman.modes.userspace.proxy_protocol import header
-from steersman.modes.userspace.sockets import PortError, Ports
+from steersman.proxy.balance import PENALTY, Balancer
+from steersman.proxy.proxy_protocol import header
+from steersman.proxy.sockets import PortError, Ports
 
 A, B, C = (Endpoint(f"10.0.0.{n}", 80) for n in (1, 2, 3))
 ALL = (A, B, C)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.names import Protocol
-from steersman.modes.userspace.dns import (
+from steersman.proxy.dns import (
     BrokenMessageError,
     failed,
     queries,

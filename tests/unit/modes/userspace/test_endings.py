@@ -8,7 +8,7 @@ import socket
 import msgspec
 import pytest
 
-from steersman.modes.userspace import tcp, traffic
+from steersman.proxy import tcp, traffic
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,

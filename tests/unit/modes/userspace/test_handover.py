@@ -15,11 +15,13 @@ from steersman.model.errors import ApplyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
 from steersman.model.ruleset import Diff
-from steersman.modes.userspace import handover, succession
-from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.names import PORTAL, FrontendKey, Listener, Portal
-from steersman.modes.userspace.sockets import Ports
+from steersman.modes.userspace import succession
+from steersman.modes.userspace.names import Portal
 from steersman.modes.userspace.succession import Stage, Succession
+from steersman.proxy import handoff
+from steersman.proxy.engine import Proxy
+from steersman.proxy.listeners import PORTAL, FrontendKey, Listener
+from steersman.proxy.sockets import Ports
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,
@@ -121,7 +123,7 @@ async def test_until_it_ends_the_old_one_follows_plans_but_takes_no_datagrams() 
 
 async def test_where_nobody_was_before_nothing_is_taken() -> None:
     async with proxy() as made:
-        assert handover.Handover(NAME, Succession(NAME, made)).take() == {}
+        assert handoff.Handover(NAME, Succession(NAME, made)).take() == {}
 
 
 async def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +177,7 @@ async def test_a_refused_service_port_costs_the_others_no_socket() -> None:
 async def test_who_stood_still_when_it_was_asked_steps_back_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(handover, "_PATIENCE", 0.2)
+    monkeypatch.setattr(handoff, "_PATIENCE", 0.2)
     async with (
         endpoint(answering(b"1")) as one,
         proxy() as old,

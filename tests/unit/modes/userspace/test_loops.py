@@ -17,10 +17,10 @@ import pytest
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace.apply import Proxy
-from steersman.modes.userspace.dials import Dials
-from steersman.modes.userspace.names import FrontendKey, Listener
-from steersman.modes.userspace.sockets import Ports, open_socket
+from steersman.proxy.dials import Dials
+from steersman.proxy.engine import Proxy
+from steersman.proxy.listeners import FrontendKey, Listener
+from steersman.proxy.sockets import Ports, open_socket
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,

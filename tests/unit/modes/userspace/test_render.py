@@ -18,17 +18,7 @@ from steersman.model.plan import (
     SourceClass,
     Verdict,
 )
-from steersman.modes.userspace.names import (
-    BASE,
-    LISTENER,
-    PORTAL,
-    BaseKey,
-    Choice,
-    FrontendKey,
-    Listener,
-    Portal,
-    Sources,
-)
+from steersman.modes.userspace.names import BASE, BaseKey, Portal
 from steersman.modes.userspace.nft_rules import Chain, Element, change, objects, remove
 from steersman.modes.userspace.nft_rules import parse as parse_nft
 from steersman.modes.userspace.render import (
@@ -47,6 +37,7 @@ from steersman.modes.userspace.rules import (
     portal_rules,
     write,
 )
+from steersman.proxy.listeners import LISTENER, PORTAL, Choice, FrontendKey, Listener, Sources
 
 HERE, THERE = Endpoint("10.244.1.5", 8080, local=True), Endpoint("10.244.2.5", 8080)
 ALL = (HERE, THERE)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from steersman.modes.userspace import tcp
+from steersman.proxy import tcp
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,

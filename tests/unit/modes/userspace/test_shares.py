@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.names import PlanKey, Protocol
-from steersman.modes.userspace.room import Holding, Ranking, Room, client_of
+from steersman.proxy.budget import Holding, Ranking, Room, client_of
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,

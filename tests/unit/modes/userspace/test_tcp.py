@@ -18,13 +18,13 @@ import pytest
 from steersman.model.errors import ApplyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
-from steersman.modes.userspace import relay, tcp
-from steersman.modes.userspace.names import Choice
-from steersman.modes.userspace.relay import Pair
-from steersman.modes.userspace.room import Holding, Room
-from steersman.modes.userspace.sockets import open_socket
-from steersman.modes.userspace.splice import Splice
-from steersman.modes.userspace.traffic import Tally
+from steersman.proxy import relay, tcp
+from steersman.proxy.budget import Holding, Room
+from steersman.proxy.listeners import Choice
+from steersman.proxy.relay import Pair
+from steersman.proxy.sockets import open_socket
+from steersman.proxy.splice import Splice
+from steersman.proxy.traffic import Tally
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,

@@ -16,9 +16,9 @@ import pytest
 from steersman.model.errors import ApplyError
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Detector, Endpoint, Verdict
-from steersman.modes.userspace import udp
-from steersman.modes.userspace.names import Choice, FrontendKey, Listener, Sources
-from steersman.modes.userspace.sockets import Ports, open_socket
+from steersman.proxy import udp
+from steersman.proxy.listeners import Choice, FrontendKey, Listener, Sources
+from steersman.proxy.sockets import Ports, open_socket
 from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, key, listener, owner, proxy, until
 
 UDP = Protocol.UDP

@@ -27,9 +27,9 @@ from steersman.model.plan import (
 )
 from steersman.model.ruleset import diff
 from steersman.modes.userspace.direct import DirectMode
-from steersman.modes.userspace.names import Listener
 from steersman.modes.winuserspace.mode import winuserspace
 from steersman.modes.winuserspace.netsh import NetshAddresses
+from steersman.proxy.listeners import Listener
 from tests.support.modes.userspace_proxy import answering, ask, endpoint, owner, until
 
 SHOWN = """

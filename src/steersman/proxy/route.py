@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import Endpoint, Verdict
-from steersman.modes.userspace.balance import Balancer
-from steersman.modes.userspace.dials import Dials
-from steersman.modes.userspace.names import Listener
-from steersman.modes.userspace.room import Holding, Room
-from steersman.modes.userspace.sockets import OpenSocket
-from steersman.modes.userspace.traffic import Tally, Traffic
+from steersman.proxy.balance import Balancer
+from steersman.proxy.budget import Holding, Room
+from steersman.proxy.dials import Dials
+from steersman.proxy.listeners import Listener
+from steersman.proxy.sockets import OpenSocket
+from steersman.proxy.traffic import Tally, Traffic
 
 
 class Route:

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace.dials import Dial
-from steersman.modes.userspace.incoming import (
+from steersman.proxy.budget import Holding
+from steersman.proxy.dials import Dial
+from steersman.proxy.incoming import (
     Arrival,
     answering,
     arrival_of,
     interface_name,
     note_interfaces,
 )
-from steersman.modes.userspace.names import Listener
-from steersman.modes.userspace.room import Holding
-from steersman.modes.userspace.route import Route
-from steersman.modes.userspace.traffic import Tally
+from steersman.proxy.listeners import Listener
+from steersman.proxy.route import Route
+from steersman.proxy.traffic import Tally
 
 Address: TypeAlias = tuple[Any, ...]
 ANSWER_SECONDS = 5.0

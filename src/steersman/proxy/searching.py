@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace.dns import BrokenMessageError, failed, queries, restored
-from steersman.modes.userspace.room import Holding
-from steersman.modes.userspace.udp import Client, Session, UdpListener
+from steersman.proxy.budget import Holding
+from steersman.proxy.dns import BrokenMessageError, failed, queries, restored
+from steersman.proxy.udp import Client, Session, UdpListener
 
 PORT_NAME = "dns"
 """Name of the Service ports that it is done for, as upstream did."""

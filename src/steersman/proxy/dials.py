@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from steersman.model.addresses import canonical_ip
 from steersman.model.names import PlanKey, Protocol
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace.sockets import wildcard
+from steersman.proxy.sockets import wildcard
 
 Address: TypeAlias = tuple[Any, ...]
 """As the socket module has it: host, port and, for IPv6, more."""

@@ -12,14 +12,14 @@ import msgspec
 
 from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol
-from steersman.modes.userspace.balance import Balancer
-from steersman.modes.userspace.dials import Dials
-from steersman.modes.userspace.incoming import note_interfaces
-from steersman.modes.userspace.names import FrontendKey, Listener
-from steersman.modes.userspace.room import Room
-from steersman.modes.userspace.route import Route
-from steersman.modes.userspace.searching import PORT_NAME, SearchingSession
-from steersman.modes.userspace.sockets import (
+from steersman.proxy.balance import Balancer
+from steersman.proxy.budget import Room
+from steersman.proxy.dials import Dials
+from steersman.proxy.incoming import note_interfaces
+from steersman.proxy.listeners import FrontendKey, Listener
+from steersman.proxy.route import Route
+from steersman.proxy.searching import PORT_NAME, SearchingSession
+from steersman.proxy.sockets import (
     OpenSocket,
     Place,
     Ports,
@@ -29,9 +29,9 @@ from steersman.modes.userspace.sockets import (
     prepare,
     wildcard,
 )
-from steersman.modes.userspace.tcp import TcpListener
-from steersman.modes.userspace.traffic import Traffic
-from steersman.modes.userspace.udp import MakeSession, UdpListener
+from steersman.proxy.tcp import TcpListener
+from steersman.proxy.traffic import Traffic
+from steersman.proxy.udp import MakeSession, UdpListener
 
 AnyListener = TcpListener | UdpListener
 _DRAIN_LOOK = 0.05  # seconds

@@ -16,8 +16,8 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from steersman.modes.userspace.proof import trusts
-from steersman.modes.userspace.sockets import Place, Sockets
+from steersman.proxy.proof import trusts
+from steersman.proxy.sockets import Place, Sockets
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 200  # descriptors of one message; the kernel takes 253

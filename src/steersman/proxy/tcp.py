@@ -12,15 +12,15 @@ from typing import Any
 from steersman.model.addresses import canonical_ip
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace.balance import Balancer
-from steersman.modes.userspace.dials import Dial
-from steersman.modes.userspace.incoming import interface_of
-from steersman.modes.userspace.names import Listener
-from steersman.modes.userspace.proxy_protocol import header
-from steersman.modes.userspace.relay import Pair, connect
-from steersman.modes.userspace.room import Holding
-from steersman.modes.userspace.route import Route, spread
-from steersman.modes.userspace.sockets import BACKLOG, reset, tune
+from steersman.proxy.balance import Balancer
+from steersman.proxy.budget import Holding
+from steersman.proxy.dials import Dial
+from steersman.proxy.incoming import interface_of
+from steersman.proxy.listeners import Listener
+from steersman.proxy.proxy_protocol import header
+from steersman.proxy.relay import Pair, connect
+from steersman.proxy.route import Route, spread
+from steersman.proxy.sockets import BACKLOG, reset, tune
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
 """Seconds for each attempt to reach an endpoint (behaviour 11.2)."""

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import cast
 
 from steersman.model.plan import Endpoint
-from steersman.modes.userspace.room import Holding, Room
-from steersman.modes.userspace.sockets import RESET_ON_CLOSE
-from steersman.modes.userspace.splice import DESCRIPTORS, Splice, possible
-from steersman.modes.userspace.traffic import Tally
+from steersman.proxy.budget import Holding, Room
+from steersman.proxy.sockets import RESET_ON_CLOSE
+from steersman.proxy.splice import DESCRIPTORS, Splice, possible
+from steersman.proxy.traffic import Tally
 
 _WAITING = 1 << 16  # bytes that wait for a slow reader before its writer is stopped
 SPLICE_AFTER = 1 << 20
