@@ -14,7 +14,7 @@ import msgspec
 
 from steersman.compile.conntrack import ServedPort, stale
 from steersman.host.sysctl import ConntrackConfig, conntrack_max, conntrack_settings
-from steersman.model.conntrack import PROTOCOL_NUMBERS, Entry
+from steersman.model.conntrack import Entry
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint
@@ -106,7 +106,7 @@ def _served(name: str, port: Case, endpoints: Sequence[Case]) -> ServedPort:
 
 def _entry(entry: Case) -> Entry:
     return Entry(
-        PROTOCOL_NUMBERS[Protocol(entry["protocol"])],
+        Protocol(entry["protocol"]).number,
         entry["origDst"] or "0.0.0.0",
         entry["origDstPort"],
         entry["replySrc"],

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steersman.compile.conntrack import ServedPort, stale
-from steersman.model.conntrack import PROTOCOL_NUMBERS, Entry
+from steersman.model.conntrack import Entry
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
 
@@ -30,7 +30,7 @@ def _is_stale(entry: Entry, ports: list[ServedPort]) -> bool:
     taking_part = [
         port
         for port in ports
-        if PROTOCOL_NUMBERS[port.protocol] == entry.protocol
+        if port.protocol.number == entry.protocol
         and (port.endpoints if port.protocol is Protocol.UDP else port.close_connections)
     ]
     claims = [
@@ -42,7 +42,7 @@ def _is_stale(entry: Entry, ports: list[ServedPort]) -> bool:
     if not claims:
         claims = [port for port in taking_part if port.node_port == entry.destination_port]
         untouched = answering == (entry.destination, entry.destination_port)
-        if untouched and entry.protocol != PROTOCOL_NUMBERS[Protocol.UDP]:
+        if untouched and entry.protocol != Protocol.UDP.number:
             return False  # beyond upstream (behaviour 12): it is another program's port
     return bool(claims) and all(
         answering != (endpoint.ip, endpoint.port) for port in claims for endpoint in port.endpoints

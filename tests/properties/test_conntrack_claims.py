@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from steersman.compile.conntrack import Destinations
 from steersman.compile.plan import Planner
-from steersman.model.conntrack import PROTOCOL_NUMBERS, pack_socket
+from steersman.model.conntrack import pack_socket
 from steersman.model.kube import Annotations, Service
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Frontend, ServicePlan
@@ -31,7 +31,7 @@ def closing(event: Any) -> Any:
 
 
 def packed(plan: ServicePlan, frontend: Frontend) -> bytes:
-    protocol = bytes((PROTOCOL_NUMBERS[plan.key.name.protocol],))
+    protocol = bytes((plan.key.name.protocol.number,))
     if frontend.address:
         return protocol + pack_socket(frontend.address, frontend.port)
     return protocol + frontend.port.to_bytes(2, "big")

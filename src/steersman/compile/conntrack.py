@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from steersman.compile.endpoints import EndpointState, build_endpoints
 from steersman.compile.notes import PROTOCOLS
 from steersman.model.addresses import family_of
-from steersman.model.conntrack import PROTOCOL_NUMBERS, Stale, pack_socket
+from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, NodePlan, ServicePlan, Value
@@ -73,7 +73,7 @@ class Destinations:
             for key in self._keys.get(number, ()):
                 held = plan.services.get(key)
                 if held is not None and key.family is family:
-                    protocol = bytes((PROTOCOL_NUMBERS[key.name.protocol],))
+                    protocol = bytes((key.name.protocol.number,))
                     for frontend in held.frontends:
                         if frontend.address:
                             yield protocol + pack_socket(frontend.address, frontend.port)
@@ -149,7 +149,7 @@ def stale(family: Family, ports: Iterable[ServedPort], own: Iterable[bytes] = ()
     for port in ports:
         if not _cleaned(port):
             continue
-        protocol = bytes((PROTOCOL_NUMBERS[port.protocol],))
+        protocol = bytes((port.protocol.number,))
         sources = frozenset(pack_socket(e.ip, e.port) for e in port.endpoints)
         for address in port.addresses:
             if family_of(address) is family:

@@ -10,9 +10,7 @@ from steersman.model.addresses import family_of
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Value
 
-PROTOCOL_NUMBERS: dict[Protocol, int] = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
-"""IANA's numbers, as in conntrack entries."""
-_UDP = PROTOCOL_NUMBERS[Protocol.UDP]
+_UDP = Protocol.UDP.number
 
 
 class Entry(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -29,6 +30,15 @@ class Protocol(enum.StrEnum):
     TCP = "TCP"
     UDP = "UDP"
     SCTP = "SCTP"
+
+    @property
+    def number(self) -> int:
+        """IANA's protocol number, as in the IP header."""
+        return _PROTOCOL_NUMBERS[self]
+
+
+_PROTOCOL_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
+PROTOCOL_BY_NUMBER: Mapping[int, Protocol] = {each.number: each for each in Protocol}
 
 
 class ObjectName(NamedTuple):

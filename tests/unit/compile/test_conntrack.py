@@ -13,7 +13,7 @@ from steersman.compile.conntrack import (
 from steersman.compile.plan import compile_all
 from steersman.model import kube
 from steersman.model.config import NodeConfig
-from steersman.model.conntrack import PROTOCOL_NUMBERS, Entry, Stale
+from steersman.model.conntrack import Entry, Stale
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint, NodePlan, Traits
 from steersman.model.snapshot import HostFacts, Snapshot
@@ -163,7 +163,7 @@ def test_a_services_address_decides_also_where_only_others_are_looked_at(
     dns = _world(_service(protocol, "true"), _slice(_endpoint("10.244.1.5"), protocol=protocol))
     world = Snapshot({**dns.services, ObjectName("shop", "web"): web}, dns.slices)
     found = _stale(world, names=[DNS] if named else None)
-    number = PROTOCOL_NUMBERS[protocol]
+    number = protocol.number
     for address in ("10.96.0.20", "192.0.2.20"):
         assert not found.contains_entry(Entry(number, address, 30053, "10.244.1.9", 8080))
     assert found.contains_entry(Entry(number, "203.0.113.7", 30053, "10.244.1.9", 5353))
@@ -250,7 +250,7 @@ def test_connections_are_stale_only_on_request_and_only_to_endpoints_that_are_go
     protocol: Protocol,
 ) -> None:
     slice_ = _slice(_endpoint("10.244.1.5", False), protocol=protocol)
-    number = PROTOCOL_NUMBERS[protocol]
+    number = protocol.number
     gone = Entry(number, "10.96.0.10", 53, "10.244.1.9", 5353)
     for word in (None, "false"):
         assert not _stale(_world(_service(protocol, word), slice_))
@@ -338,7 +338,7 @@ def test_who_lost_a_destination_cuts_nobody_there(
         {DNS: {"dns-1": mine}, taker: {"taker-1": other}},
     )
     found = _stale(world, names=[taker] if named else None)
-    number = PROTOCOL_NUMBERS[Protocol(protocol)]
+    number = Protocol(protocol).number
     assert not found.contains_entry(Entry(number, destination, port, "10.244.1.5", 5353))
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.modes.ebpf import bpf, layout
 from steersman.modes.ebpf.layout import Kind, print_address
 from steersman.modes.ebpf.maps import HashMap, SumMap, possible_cpus
@@ -54,7 +55,7 @@ def _conntrack(maps: Path) -> Iterator[str]:
     for key, value in HashMap.pinned(maps / "flows").items():
         source, destination, ports, protocol, hook = layout.FLOW_KEY.unpack(key)
         address, last, port, kind, state, _ = layout.FLOW.unpack(value)
-        name = layout.PROTOCOL_NAMES.get(protocol, protocol)
+        name = PROTOCOL_BY_NUMBER.get(protocol, protocol)
         yield (
             f"{name} {endpoint_name(source + ports[:2])} > "
             f"{endpoint_name(destination + ports[2:])} "

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from steersman.model.conntrack import Stale
-from steersman.model.names import Family
+from steersman.model.names import Family, Protocol
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.maps import HashMap
 
 OPENING, ESTABLISHED, CLOSING, WAITING, FINISHED = range(5)
 INGRESS, EGRESS = range(2)
 TO_ENDPOINT, FROM_SERVICE, MASQUERADE, TO_CLIENT = 1, 2, 3, 4
-UDP, _SCTP = 17, 132
+UDP, _SCTP = Protocol.UDP.number, Protocol.SCTP.number
 _STATE_AT = layout.OFFSETS["flow"]["state"]
 _PROTOCOL_AT, _KIND_AT = layout.OFFSETS["flow_key"]["protocol"], layout.OFFSETS["flow"]["kind"]
 _MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.names import Family, PlanKey
 from steersman.model.plan import Action, Endpoint, Pool, Verdict
 
 FRONTEND_KEY = struct.Struct(">16sHB5x")
@@ -124,8 +124,6 @@ class Kind(bytes, enum.Enum):
     PROGRAMS = b"A"  # nothing; value: digest of the attached object
 
 
-PROTOCOLS: Mapping[Protocol, int] = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
-PROTOCOL_NAMES: Mapping[int, Protocol] = {number: name for name, number in PROTOCOLS.items()}
 BYTE_ORDER: Literal["little", "big"] = sys.byteorder
 """Of this machine, and so of every number in the maps but for addresses and ports."""
 UNSPECIFIED: Mapping[Family, bytes] = {

@@ -119,7 +119,7 @@ def frontend_key(plan: ServicePlan, frontend: Frontend) -> bytes:
     """Key of a frontend in the maps."""
     family = plan.key.family
     address = pack_address(frontend.address) if frontend.address else layout.UNSPECIFIED[family]
-    protocol = layout.PROTOCOLS[plan.key.name.protocol]
+    protocol = plan.key.name.protocol.number
     return layout.FRONTEND_KEY.pack(address, frontend.port, protocol)
 
 

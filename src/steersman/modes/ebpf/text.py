@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from steersman.model.addresses import join_host_port
-from steersman.model.names import Family
+from steersman.model.names import PROTOCOL_BY_NUMBER, Family
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.layout import ENDPOINT_SIZE, PROTOCOL_NAMES, Kind, print_address
+from steersman.modes.ebpf.layout import ENDPOINT_SIZE, Kind, print_address
 
 _CLASSES = ("pods", "node", "others")
 _VERDICTS = ("to", "dropped", "rejected")
@@ -40,7 +40,7 @@ def describe(item: tuple[bytes, bytes]) -> str:
 def frontend_name(key: bytes) -> str:
     """Print a frontend_key."""
     address, port, protocol = layout.FRONTEND_KEY.unpack(key)
-    name = PROTOCOL_NAMES.get(protocol, str(protocol))
+    name = PROTOCOL_BY_NUMBER.get(protocol, str(protocol))
     if address in layout.UNSPECIFIED.values():
         family = "IPv4" if address == layout.UNSPECIFIED[Family.IPV4] else "IPv6"
         return f"node port {port}/{name} {family}"

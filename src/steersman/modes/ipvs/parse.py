@@ -19,7 +19,7 @@ from steersman.modes.ipvs.names import (
     is_our_set,
 )
 
-_NUMBERS = {"tcp": "6", "udp": "17", "sctp": "132"}
+_NUMBERS = {each.lower(): str(each.number) for each in Protocol}
 _CREATE = 4  # words: create, name, type, family, ...
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from steersman.model.addresses import is_loopback
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Family
 from steersman.model.plan import (
     FamilySettings,
     Frontend,
@@ -36,8 +36,6 @@ from steersman.modes.ipvs.names import (
     role_set,
 )
 
-NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
-"""Protocol numbers; ipset looks up a name in /etc/protocols for every entry."""
 _PERSISTENT = 0x1
 _FLAGS = {"fallback": 0x8, "port": 0x10}
 """IP_VS_SVC_F_SCHED1 and 2: another endpoint where the one that is due has weight 0; the port of
@@ -66,7 +64,8 @@ def render_service(
         server = _server(plan, frontend, options, held)
         for address in (frontend.address,) if held else node_port_addresses(family):
             out[ServerKey(plan.key.name.protocol, address, frontend.port)] = server
-            place = f"{address},{NUMBERS[plan.key.name.protocol]}:{frontend.port}"
+            # ipset would look up a protocol's name in /etc/protocols for every entry
+            place = f"{address},{plan.key.name.protocol.number}:{frontend.port}"
             for member in _members(plan.key.family, frontend, place):
                 out[member] = ""
     if plan.health_check_node_port:

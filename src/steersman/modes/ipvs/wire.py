@@ -24,7 +24,7 @@ from steersman.host.nlmsg import (
     u32,
 )
 from steersman.model.addresses import canonical_ip
-from steersman.model.names import Protocol
+from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.modes.ipvs.names import Server, ServerKey, Target
 
 _GENL_ID_CTRL = 16
@@ -34,8 +34,6 @@ _INFO_VERSION, _INFO_SIZE = 1, 2
 _SERVICE, _DEST, _TIMEOUT_TCP, _TIMEOUT_FIN, _TIMEOUT_UDP = 1, 2, 4, 5, 6
 _STATS, _STATS64 = 10, 12
 _FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 16}
-_NUMBERS = {6: Protocol.TCP, 17: Protocol.UDP, 132: Protocol.SCTP}
-_PROTOCOLS = {protocol: number for number, protocol in _NUMBERS.items()}
 
 
 class Command(enum.IntEnum):
@@ -114,7 +112,7 @@ def _u16(kind: int, value: int) -> bytes:
 @lru_cache(maxsize=4096)
 def _identity(key: ServerKey) -> bytes:
     family, address = _packed(key.address)
-    protocol = _PROTOCOLS[key.protocol]
+    protocol = key.protocol.number
     return _u16(1, family) + _u16(2, protocol) + attr(3, address) + be16(4, key.port)
 
 
@@ -193,7 +191,7 @@ def read_service(reply: Message) -> Listed | None:
     values = attributes(attributes(reply.payload, 4).get(_SERVICE, b""))
     if not {1, 2, 3, 4} <= values.keys():
         return None
-    protocol = _NUMBERS.get(_int(values[2]))
+    protocol = PROTOCOL_BY_NUMBER.get(_int(values[2]))
     family = _int(values[1])
     if protocol is None:
         return None

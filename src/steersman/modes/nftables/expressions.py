@@ -13,7 +13,6 @@ from steersman.host.netlink import Request
 from steersman.host.nlmsg import attr, be32, nested, text, u8
 from steersman.model.names import Family, Protocol
 from steersman.modes.nftables.affinity import LEARN_CHAIN, POOLS, base_of, members_name, memory_name
-from steersman.modes.nftables.layout import PROTOCOL_NUMBERS
 from steersman.modes.nftables.wire import flush_chain, new_base_chain, new_chain, new_rule
 
 _FIRST = 8
@@ -49,7 +48,7 @@ def rule_count(value: str) -> int:
 
 def _lookup_rules(family: Family, base: str, words: Sequence[str]) -> list[list[bytes]]:
     protocol, mark, pool, draw = words
-    number = bytes((PROTOCOL_NUMBERS[Protocol(protocol.upper())],))
+    number = bytes((Protocol(protocol.upper()).number,))
     memory = memory_name(base, pool == POOLS[True])
     width = _width(family)
     return [

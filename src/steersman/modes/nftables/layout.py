@@ -118,8 +118,7 @@ SETS: Mapping[int, SetSpec] = {
 }
 """The fixed sets, by kind."""
 
-PROTOCOL_NUMBERS: Mapping[Protocol, int] = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
-PROTOCOLS = {protocol: bytes((n, 0, 0, 0)) for protocol, n in PROTOCOL_NUMBERS.items()}
+PROTOCOLS = {protocol: bytes((protocol.number, 0, 0, 0)) for protocol in Protocol}
 """Protocols as fields of a key."""
 
 SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)

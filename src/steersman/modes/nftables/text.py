@@ -5,11 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Iterator
 
-from steersman.model.names import Family
+from steersman.model.names import Family, Protocol
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.nftables.layout import (
     DROP,
-    PROTOCOL_NUMBERS,
     REJECT,
     SETS,
     TABLE,
@@ -21,7 +20,7 @@ from steersman.modes.nftables.layout import (
 from steersman.modes.nftables.skeleton import HEADER
 from steersman.proxy.listeners import Listener
 
-_NAMES = {number: protocol.lower() for protocol, number in PROTOCOL_NUMBERS.items()}
+_NAMES = {protocol.number: protocol.lower() for protocol in Protocol}
 
 
 def table_of(key: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from steersman.model.conntrack import PROTOCOL_NUMBERS, Stale, pack_socket
+from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.names import Family, Protocol
 from steersman.modes.userspace.names import Portal
 from steersman.proxy.listeners import FrontendKey
@@ -20,7 +20,7 @@ def past_portals(
         portals: those in force, by destination; None for none.
         ports: the port of each portal's listener.
     """
-    udp = bytes((PROTOCOL_NUMBERS[Protocol.UDP],))
+    udp = bytes((Protocol.UDP.number,))
     ways = {
         udp + pack_socket(key.address, key.port): frozenset({pack_socket(portal.host, ports[key])})
         for key, portal in portals.items()

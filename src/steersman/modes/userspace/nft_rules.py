@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Family
 from steersman.model.plan import Detector, Verdict
 from steersman.modes.userspace.names import Portal
 from steersman.proxy.listeners import FrontendKey
@@ -21,7 +21,6 @@ from steersman.proxy.listeners import FrontendKey
 TABLE = "kube-portals"
 PORTALS, GUARDS = "portals", "guards"
 _WORDS = {Family.IPV4: "ip", Family.IPV6: "ip6"}
-_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17}
 _NAME_LENGTH = 100  # bytes; nft takes comments up to 128
 _NOT_BY_PORTAL = "ct status & dnat != dnat drop"
 _BASE = {
@@ -128,7 +127,7 @@ def objects(key: FrontendKey, portal: Portal, port: int) -> frozenset[Object]:
 
 
 def _element(where: str, key: FrontendKey, address: str, port: int, value: str) -> Element:
-    return Element(where, f"{address} . {_NUMBERS[key.protocol]} . {port} : {value}")
+    return Element(where, f"{address} . {key.protocol.number} . {port} : {value}")
 
 
 def _chain(name: str, rules: Iterable[str], remark: str = "") -> Chain:
