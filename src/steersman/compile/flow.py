@@ -7,15 +7,11 @@ from typing import Literal, TypeAlias
 from steersman.model.addresses import (
     canonical_ip,
     family_of,
-    in_cidr,
-    is_loopback,
     join_host_port,
 )
 from steersman.model.names import PlanKey, Protocol
 from steersman.model.plan import (
-    Detector,
     Endpoint,
-    FamilySettings,
     Frontend,
     NodeSettings,
     SourceClass,
@@ -57,27 +53,12 @@ class Decision(Value, frozen=True):
     """Rule by rule, in plain words."""
 
 
-def is_local(address: str, family: FamilySettings) -> bool:
-    """Whether it is an address of this node itself; all of loopback is."""
-    return address in family.local_addresses or is_loopback(address)
-
-
 def classify(settings: NodeSettings, flow: Flow) -> SourceClass:
-    """Tell what kind of client a Flow comes from; one that is a pod and this node is a pod."""
+    """Return the class of the client of a Flow."""
     if isinstance(flow.source, SourceClass):
         return flow.source
     family = settings.family(family_of(flow.destination))
-    if _is_pod(family.detector, flow.source, flow.interface):
-        return SourceClass.POD
-    return SourceClass.NODE if is_local(flow.source, family) else SourceClass.EXTERNAL
-
-
-def _is_pod(detector: Detector, source: str, interface: str) -> bool:
-    if detector.cidr:
-        return in_cidr(source, detector.cidr)
-    if detector.interface:
-        return interface == detector.interface
-    return bool(detector.interface_prefix) and interface.startswith(detector.interface_prefix)
+    return family.sources.classify(flow.source, flow.interface)
 
 
 def canonical(flow: Flow) -> Flow:

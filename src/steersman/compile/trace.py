@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from steersman.compile.claims import describe
-from steersman.compile.flow import Decision, Flow, Outcome, canonical, classify, is_local
+from steersman.compile.flow import Decision, Flow, Outcome, canonical, classify
 from steersman.model.addresses import (
     canonical_ip,
     family_of,
@@ -110,7 +110,7 @@ _KINDS = {
 
 def _at_node_port(walk: _Walk) -> Match | None:
     flow = walk.flow
-    if not is_local(flow.destination, walk.family):
+    if not walk.family.sources.is_local(flow.destination):
         return None
     for plan in _plans(walk):
         for frontend in plan.frontends:
@@ -161,12 +161,12 @@ def _at_frontend(walk: _Walk, match: Match) -> Decision:
 def _is_spared(walk: _Walk, frontend: Frontend) -> bool:
     """Whether refusing it is left out: a node's own packets are never forwarded to a far IP."""
     flow, family = walk.flow, walk.family
-    own = flow.source is SourceClass.NODE or is_local(str(flow.source), family)
+    own = flow.source is SourceClass.NODE or family.sources.is_local(str(flow.source))
     return (
         walk.settings.traits.spares_own_external_traffic
         and frontend.kind in (FrontendKind.EXTERNAL_IP, FrontendKind.LOAD_BALANCER_IP)
         and own
-        and not is_local(flow.destination, family)
+        and not family.sources.is_local(flow.destination)
     )
 
 
@@ -269,7 +269,7 @@ def _elsewhere(walk: _Walk) -> Decision:
 
 def _health_check(walk: _Walk) -> ServicePlan | None:
     flow = walk.flow
-    if flow.protocol is not Protocol.TCP or not is_local(flow.destination, walk.family):
+    if flow.protocol is not Protocol.TCP or not walk.family.sources.is_local(flow.destination):
         return None
     for key, plan in walk.plan.services.items():
         if key.family is walk.family_name and plan.health_check_node_port == flow.port:

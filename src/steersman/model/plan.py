@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from steersman.model.addresses import join_host_port
+from steersman.model.addresses import in_cidr, is_loopback, join_host_port
 from steersman.model.names import Family, PlanKey
 
 T = TypeVar("T")
@@ -203,6 +203,32 @@ class Detector(Value, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.cidr or self.interface or self.interface_prefix)
 
+    def detects(self, address: str, interface: str) -> bool:
+        """Whether a packet with this source address, from this interface, comes from a pod."""
+        if self.cidr:
+            return in_cidr(address, self.cidr)
+        if self.interface:
+            return interface == self.interface
+        return bool(self.interface_prefix) and interface.startswith(self.interface_prefix)
+
+
+class SourceClassifier(Value, frozen=True):
+    """The rules that tell the SourceClass of a client."""
+
+    detector: Detector = Detector()
+    local_addresses: tuple[str, ...] = ()
+    """Addresses of this node; loopback addresses always count as such."""
+
+    def classify(self, client: str, interface: str = "") -> SourceClass:
+        """Return the class of a client address; an address of a pod and of this node is a pod."""
+        if self.detector.detects(client, interface):
+            return SourceClass.POD
+        return SourceClass.NODE if self.is_local(client) else SourceClass.EXTERNAL
+
+    def is_local(self, address: str) -> bool:
+        """Whether an address belongs to this node; every loopback address does."""
+        return address in self.local_addresses or is_loopback(address)
+
 
 class FamilySettings(Value, frozen=True):
     """Everything about this node that modes need, in one family."""
@@ -220,6 +246,11 @@ class FamilySettings(Value, frozen=True):
     """Whether node ports answer on loopback addresses."""
     service_cidrs: tuple[str, ...] = ()
     """ServiceCIDRs of this family, sorted."""
+
+    @property
+    def sources(self) -> SourceClassifier:
+        """The classifier of client addresses."""
+        return SourceClassifier(self.detector, self.local_addresses)
 
 
 class Traits(Value, frozen=True):

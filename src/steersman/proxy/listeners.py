@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from steersman.model.addresses import in_cidr, is_loopback
+from steersman.model.addresses import in_cidr
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import (
     Action,
-    Detector,
     Endpoint,
-    SourceClass,
+    SourceClassifier,
     Value,
     Verdict,
     of_class,
@@ -52,28 +51,6 @@ class Choice(Value, frozen=True):
         return ", ".join(map(str, self.endpoints)) or self.verdict.value
 
 
-class Sources(Value, frozen=True):
-    """How a client's SourceClass is told by its address and the interface it came in by."""
-
-    detector: Detector = Detector()
-    local_addresses: tuple[str, ...] = ()
-
-    def classify(self, client: str, interface: str = "") -> SourceClass:
-        """Tell the class of a client; one that is a pod and this node is a pod."""
-        if self._is_pod(client, interface):
-            return SourceClass.POD
-        local = client in self.local_addresses or is_loopback(client)
-        return SourceClass.NODE if local else SourceClass.EXTERNAL
-
-    def _is_pod(self, client: str, interface: str) -> bool:
-        detector = self.detector
-        if detector.cidr:
-            return in_cidr(client, detector.cidr)
-        if detector.interface:
-            return interface == detector.interface
-        return bool(detector.interface_prefix) and interface.startswith(detector.interface_prefix)
-
-
 class Listener(Value, frozen=True):
     """A socket that clients are taken from, and what is done with them."""
 
@@ -85,7 +62,7 @@ class Listener(Value, frozen=True):
     pod: Choice
     node: Choice
     external: Choice
-    sources: Sources = Sources()
+    sources: SourceClassifier = SourceClassifier()
     source_ranges: tuple[str, ...] = ()
     """Canonical CIDRs that may use it, others are dropped; () means everyone."""
     affinity_seconds: int = 0

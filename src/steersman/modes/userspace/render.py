@@ -17,12 +17,13 @@ from steersman.model.plan import (
     FrontendKind,
     NodeSettings,
     ServicePlan,
+    SourceClassifier,
     Verdict,
 )
 from steersman.model.ruleset import Ruleset
 from steersman.modes.iptables.names import printed_name
 from steersman.modes.userspace.names import BASE, BaseKey, Key, Portal
-from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, Listener, Sources, choice_of
+from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, Listener, choice_of
 
 _LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
@@ -146,7 +147,7 @@ def _listener(
         pod,
         node,
         external,
-        Sources(family.detector, family.local_addresses) if told_apart else Sources(),
+        family.sources if told_apart else SourceClassifier(),
         frontend.source_ranges,
         plan.affinity_seconds,
         plan.least_connections,

@@ -16,6 +16,7 @@ from steersman.model.plan import (
     Pool,
     ServicePlan,
     SourceClass,
+    SourceClassifier,
     Verdict,
 )
 from steersman.modes.userspace.names import BASE, BaseKey, Portal
@@ -37,7 +38,7 @@ from steersman.modes.userspace.rules import (
     portal_rules,
     write,
 )
-from steersman.proxy.listeners import LISTENER, PORTAL, Choice, FrontendKey, Listener, Sources
+from steersman.proxy.listeners import LISTENER, PORTAL, Choice, FrontendKey, Listener
 
 HERE, THERE = Endpoint("10.244.1.5", 8080, local=True), Endpoint("10.244.2.5", 8080)
 ALL = (HERE, THERE)
@@ -166,13 +167,13 @@ def test_rootless_serves_what_this_machine_has() -> None:
 
 
 def test_sources_by_interface() -> None:
-    one = Sources(Detector(interface="cni0"))
-    many = Sources(Detector(interface_prefix="veth"), ("192.168.0.2",))
+    one = SourceClassifier(Detector(interface="cni0"))
+    many = SourceClassifier(Detector(interface_prefix="veth"), ("192.168.0.2",))
     assert one.classify("10.0.0.1", "cni0") is SourceClass.POD
     assert one.classify("10.0.0.1", "eth0") is SourceClass.EXTERNAL
     assert many.classify("10.0.0.1", "veth7") is SourceClass.POD
     assert many.classify("192.168.0.2") is SourceClass.NODE
-    assert Sources().classify("127.0.0.1") is SourceClass.NODE
+    assert SourceClassifier().classify("127.0.0.1") is SourceClass.NODE
 
 
 def test_objects_print_themselves() -> None:

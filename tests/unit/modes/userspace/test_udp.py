@@ -15,9 +15,9 @@ import pytest
 
 from steersman.model.errors import ApplyError
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import Detector, Endpoint, Verdict
+from steersman.model.plan import Detector, Endpoint, SourceClassifier, Verdict
 from steersman.proxy import udp
-from steersman.proxy.listeners import Choice, FrontendKey, Listener, Sources
+from steersman.proxy.listeners import Choice, FrontendKey, Listener
 from steersman.proxy.sockets import Ports, open_socket
 from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, key, listener, owner, proxy, until
 
@@ -157,7 +157,7 @@ async def test_pods_are_told_by_the_interface_that_they_come_in_by() -> None:
         for number, name in ((1, b"1!"), (2, b"2!")):
             at = key(UDP, f"10.96.0.{number}")
             detector = Detector(interface="lo" if number == 1 else "eth9")
-            sources = Sources(detector)
+            sources = SourceClassifier(detector)
             plan = Listener(owner(UDP), LOCAL, 0, ways[0], ways[1], ways[1], sources)
             await made.start({at: plan})
             async with client(made.port(at)) as a:
