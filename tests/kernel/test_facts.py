@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from steersman.host.facts import _WANTED, read_facts, watch_addresses
+from steersman.host.facts import read_facts, watch_addresses
 from steersman.host.netlink import (
     NETLINK_ROUTE,
     AnswersLostError,
@@ -16,6 +16,7 @@ from steersman.host.netlink import (
     Subscription,
 )
 from steersman.host.nlmsg import Message
+from steersman.host.rtnetlink import NOT_LINK_LOCAL
 from steersman.model.snapshot import HostFacts
 from tests.support.lab.namespace import in_namespace, sh
 
@@ -99,7 +100,7 @@ def test_a_pod_interface_that_comes_and_goes_is_no_change(
 
 
 async def notified() -> list[Message]:
-    with Subscription(NETLINK_ROUTE, _ADDRESS_GROUPS, wanted=_WANTED) as news:
+    with Subscription(NETLINK_ROUTE, _ADDRESS_GROUPS, wanted=NOT_LINK_LOCAL) as news:
         return await news.receive()
 
 

@@ -6,15 +6,12 @@ Each function undoes the repair of one defect in this process, by replacing what
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from steersman.compile.plan import Planner
-from steersman.host import facts
-from steersman.host.nlmsg import Message, attributes
-from steersman.model.addresses import canonical_ip
+from steersman.host import facts, rtnetlink
 from steersman.model.conntrack import Stale
 from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
@@ -61,15 +58,7 @@ def believe_a_missing_node() -> None:
 def count_link_local_addresses() -> None:
     """The address that each veth gets is a fact, and a fact that changed plans everything."""
 
-    def address(reply: Message) -> tuple[int, str]:
-        family, length, _, _, index = facts._IFADDRMSG.unpack_from(reply.payload)
-        values = attributes(reply.payload, 8)
-        packed = values.get(facts._IFA_LOCAL) or values.get(facts._IFA_ADDRESS, b"")
-        if family not in (socket.AF_INET, socket.AF_INET6) or not packed:
-            return index, ""
-        return index, f"{canonical_ip(socket.inet_ntop(family, packed))}/{length}"
-
-    _replace(facts, "_address", address)
+    _replace(rtnetlink.Address, "is_link_local", property(lambda _: False))
     node_part = Planner._node_part
 
     def everything(self: Planner, snapshot: Any, facts: Any) -> tuple[NodeSettings, bool]:

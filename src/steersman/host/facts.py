@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,40 +17,30 @@ from steersman.host.hostname import hostname
 from steersman.host.netlink import (
     NETLINK_ROUTE,
     AnswersLostError,
-    BpfInstruction,
     DumpInterruptedError,
     Netlink,
     Request,
     Subscription,
 )
-from steersman.host.nlmsg import Message, attributes, string
+from steersman.host.nlmsg import Message
+from steersman.host.rtnetlink import (
+    LIST_ADDRESSES,
+    LIST_LINKS,
+    NOT_LINK_LOCAL,
+    RTM_DELADDR,
+    RTM_NEWADDR,
+    RTNLGRP_IPV4_IFADDR,
+    RTNLGRP_IPV6_IFADDR,
+    parse_address,
+    parse_link,
+)
 from steersman.model.addresses import canonical_ip
 from steersman.model.snapshot import HostFacts
 
-_RTM_GETLINK = 18
-_RTM_NEWADDR = 20
-_RTM_DELADDR = 21
-_RTM_GETADDR = 22
-_RTNLGRP_IPV4_IFADDR = 5
-_RTNLGRP_IPV6_IFADDR = 9
-_IFLA_IFNAME = 3
-_IFA_ADDRESS = 1
-_IFA_LOCAL = 2
-_IFINFOMSG = struct.Struct("=BxHiII")
-_IFADDRMSG = struct.Struct("=BBBBI")
 _ATTEMPTS = 8
 _NOT_OURS = frozenset({"kube-ipvs0", "kube-portals"})
 """Interfaces that hold addresses of Services (behaviour 10; direct portals of the userspace mode),
 whatever mode is in use now."""
-_WANTED = (
-    BpfInstruction(0x30, 0, 0, 16),  # load the byte at 16: ifa_family, after the nlmsghdr
-    BpfInstruction(0x15, 0, 3, socket.AF_INET6),  # IPv4: keep
-    BpfInstruction(0x30, 0, 0, 19),  # load the byte at 19: ifa_scope
-    BpfInstruction(0x15, 0, 1, 253),  # RT_SCOPE_LINK?
-    BpfInstruction(0x06, 0, 0, 0),  # drop
-    BpfInstruction(0x06, 0, 0, 0xFFFFFFFF),  # keep
-)
-"""Notifications of link-local IPv6 addresses wake nobody up."""
 _SETTLE = 0.02  # seconds; adding one address makes several notifications
 
 
@@ -72,8 +61,8 @@ async def watch_addresses() -> AsyncIterator[HostFacts]:
     Raises:
         OSError: rtnetlink does not answer, or no socket can be opened.
     """
-    groups = (_RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR)
-    with Subscription(NETLINK_ROUTE, groups, wanted=_WANTED) as news:
+    groups = (RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR)
+    with Subscription(NETLINK_ROUTE, groups, wanted=NOT_LINK_LOCAL) as news:
         facts = await read_facts()  # after joining: no change can fall between
         yield facts
         while True:
@@ -94,7 +83,7 @@ async def _change(news: Subscription) -> None:
 
 def _is_fact(message: Message) -> bool:
     """Whether a notification is about an address that counts."""
-    if message.kind not in (_RTM_NEWADDR, _RTM_DELADDR):
+    if message.kind not in (RTM_NEWADDR, RTM_DELADDR):
         return False
     index, address = _address(message)
     if not address:
@@ -124,9 +113,10 @@ def _read_interfaces(netlink: Netlink) -> dict[str, tuple[str, ...]]:
 
 
 def _interfaces(netlink: Netlink, consistent: bool = True) -> dict[str, tuple[str, ...]]:
-    names = dict(map(_link, _list(netlink, Request(_RTM_GETLINK, bytes(16)), consistent)))
+    links = map(parse_link, _list(netlink, LIST_LINKS, consistent))
+    names = {link.number: link.name for link in links}
     found: dict[str, list[str]] = {}
-    for reply in _list(netlink, Request(_RTM_GETADDR, bytes(8)), consistent):
+    for reply in _list(netlink, LIST_ADDRESSES, consistent):
         index, address = _address(reply)
         if address and index in names and names[index] not in _NOT_OURS:
             found.setdefault(names[index], []).append(address)
@@ -143,21 +133,12 @@ def _list(netlink: Netlink, request: Request, consistent: bool) -> list[Message]
     return replies
 
 
-def _link(reply: Message) -> tuple[int, str]:
-    """Index and name of a link."""
-    index: int = _IFINFOMSG.unpack_from(reply.payload)[2]
-    return index, string(attributes(reply.payload, 16).get(_IFLA_IFNAME, b""))
-
-
 def _address(reply: Message) -> tuple[int, str]:
     """Index of the link, and `address/length` ("" if it is link-local, or not an IP address)."""
-    family, length, _, _, index = _IFADDRMSG.unpack_from(reply.payload)
-    values = attributes(reply.payload, 8)
-    # On point-to-point links IFA_ADDRESS is the peer; IFA_LOCAL is absent in IPv6 otherwise.
-    packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS, b"")
-    if family not in (socket.AF_INET, socket.AF_INET6) or not packed:
-        return index, ""
-    if family == socket.AF_INET6 and packed[0] == 0xFE and packed[1] & 0xC0 == 0x80:  # fe80::/10
-        return index, ""
-    address = canonical_ip(socket.inet_ntop(family, packed))
-    return index, f"{address}/{length}"
+    found = parse_address(reply)
+    if found.family not in (socket.AF_INET, socket.AF_INET6) or not found.packed:
+        return found.link, ""
+    if found.is_link_local:
+        return found.link, ""
+    address = canonical_ip(socket.inet_ntop(found.family, found.packed))
+    return found.link, f"{address}/{found.length}"

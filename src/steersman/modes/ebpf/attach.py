@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from steersman.host.locks import held_by
+from steersman.host.rtnetlink import Interface
 from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, TCX_EGRESS, TCX_INGRESS, XDP, Link
-from steersman.modes.ebpf.devices import Device
 
 log = logging.getLogger("steersman.ebpf")
 _XDP = "xdp_"
@@ -165,7 +165,7 @@ class Accelerated:
         self._names = names
         self._refused: set[str] = set()
 
-    def follow(self, program: int, devices: Iterable[Device]) -> set[int]:
+    def follow(self, program: int, devices: Iterable[Interface]) -> set[int]:
         """Have the program on the named devices that are there, and on no other; their indices.
 
         A device that takes none (it has somebody else's) is left to tc, and that is logged once.

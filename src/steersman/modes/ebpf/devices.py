@@ -3,44 +3,41 @@
 from __future__ import annotations
 
 import socket
-import struct
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from steersman.host.netlink import NETLINK_ROUTE, Netlink, Request
-from steersman.host.nlmsg import Message, attributes, string
+from steersman.host.netlink import NETLINK_ROUTE, Netlink
+from steersman.host.nlmsg import Message
+from steersman.host.rtnetlink import (
+    ARPHRD_ETHER,
+    ARPHRD_LOOPBACK,
+    IFA_F_DADFAILED,
+    IFA_F_DEPRECATED,
+    IFA_F_TENTATIVE,
+    LIST_ADDRESSES,
+    LIST_LINKS,
+    RT_SCOPE_UNIVERSE,
+    RTM_DELADDR,
+    RTM_DELLINK,
+    RTM_NEWADDR,
+    RTM_NEWLINK,
+    Interface,
+    is_bridge_port,
+    parse_address,
+    parse_link,
+)
 from steersman.model.names import Family
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.layout import DEVICE_NO_ETHERNET, DEVICE_POD, DEVICE_XDP
 
-_RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
-_RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
-_IFLA_IFNAME, _IFLA_MASTER = 3, 10
-_IFA_ADDRESS, _IFA_LOCAL = 1, 2
-_IFINFOMSG = struct.Struct("=BxHiII")
-_IFADDRMSG = struct.Struct("=BBBBI")
-_ETHER, _LOOPBACK = 1, 772  # ARPHRD_*
-_SCOPE_GLOBAL = 0
-_UNUSABLE, _DEPRECATED = 0x08 | 0x40, 0x20  # IFA_F_DADFAILED, _TENTATIVE, _DEPRECATED
+_UNUSABLE = IFA_F_DADFAILED | IFA_F_TENTATIVE
 _MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
-
-
-class Device(NamedTuple):
-    """A network device."""
-
-    number: int
-    name: str
-    kind: int
-    """ARPHRD_*."""
-    master: int
-    """Index of the bridge or bond that it belongs to; 0 for none."""
 
 
 class Found(NamedTuple):
     """What there is."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[Interface, ...]
     addresses: Mapping[int, tuple[bytes, ...]]
     """Packed global addresses by index of the device, in the kernel's order."""
     deprecated: Mapping[int, tuple[bytes, ...]] = {}
@@ -54,15 +51,22 @@ def list_devices(connect: Callable[[], Netlink]) -> Found:
         OSError: rtnetlink does not answer.
     """
     with connect() as netlink:
-        links = [_device(reply) for reply in netlink.dump(Request(_RTM_GETLINK, bytes(16)))]
+        links = list(map(parse_link, netlink.dump(LIST_LINKS)))
         addresses: dict[int, tuple[bytes, ...]] = {}
         deprecated: dict[int, tuple[bytes, ...]] = {}
-        for reply in netlink.dump(Request(_RTM_GETADDR, bytes(8))):
-            index, packed, flags = _address(reply)
-            if packed and not flags & _UNUSABLE:
-                which = deprecated if flags & _DEPRECATED else addresses
-                which[index] = (*which.get(index, ()), packed)
-    return Found(tuple(link for link in links if link.kind != _LOOPBACK), addresses, deprecated)
+        for reply in netlink.dump(LIST_ADDRESSES):
+            address = parse_address(reply)
+            if address.scope != RT_SCOPE_UNIVERSE or address.flags & _UNUSABLE:
+                continue
+            packed = address.packed
+            if address.family == socket.AF_INET:
+                packed = _MAPPED + packed
+            if len(packed) == 16:
+                which = deprecated if address.flags & IFA_F_DEPRECATED else addresses
+                which[address.link] = (*which.get(address.link, ()), packed)
+    return Found(
+        tuple(link for link in links if link.kind != ARPHRD_LOOPBACK), addresses, deprecated
+    )
 
 
 def after(found: Found, news: Iterable[Message]) -> Found | None:
@@ -73,18 +77,18 @@ def after(found: Found, news: Iterable[Message]) -> Found | None:
     """
     devices = {device.number: device for device in found.devices}
     for each in news:
-        if each.kind in (_RTM_NEWADDR, _RTM_DELADDR):
-            if each.payload[3] == _SCOPE_GLOBAL:
+        if each.kind in (RTM_NEWADDR, RTM_DELADDR):
+            if parse_address(each).scope == RT_SCOPE_UNIVERSE:
                 return None
-        elif each.payload[0] != socket.AF_UNSPEC:
-            continue  # of a port of a bridge
-        elif each.kind == _RTM_DELLINK:
-            gone = devices.pop(_device(each).number, None)
+        elif is_bridge_port(each):
+            continue
+        elif each.kind == RTM_DELLINK:
+            gone = devices.pop(parse_link(each).number, None)
             if gone and (gone.number in found.addresses or gone.number in found.deprecated):
                 return None
-        elif each.kind == _RTM_NEWLINK:
-            device = _device(each)
-            if device.kind != _LOOPBACK:
+        elif each.kind == RTM_NEWLINK:
+            device = parse_link(each)
+            if device.kind != ARPHRD_LOOPBACK:
                 devices[device.number] = device
     return found._replace(devices=tuple(devices.values()))
 
@@ -92,25 +96,6 @@ def after(found: Found, news: Iterable[Message]) -> Found | None:
 def open_route() -> Netlink:
     """Open rtnetlink in the network namespace of the calling thread."""
     return Netlink(NETLINK_ROUTE, buffer=1 << 20)
-
-
-def _device(reply: Message) -> Device:
-    _, kind, index, _, _ = _IFINFOMSG.unpack_from(reply.payload)
-    values = attributes(reply.payload, 16)
-    master = int.from_bytes(values.get(_IFLA_MASTER, b"\0\0\0\0"), sys.byteorder)
-    return Device(index, string(values.get(_IFLA_IFNAME, b"")), kind, master)
-
-
-def _address(reply: Message) -> tuple[int, bytes, int]:
-    """Index of the device, address (b"" for one that is not global), and IFA_F_*."""
-    family, _, flags, scope, index = _IFADDRMSG.unpack_from(reply.payload)
-    values = attributes(reply.payload, 8)
-    packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS, b"")
-    if scope != _SCOPE_GLOBAL:
-        return index, b"", flags
-    if family == socket.AF_INET:
-        packed = _MAPPED + packed
-    return index, packed if len(packed) == 16 else b"", flags
 
 
 def describe(
@@ -153,7 +138,7 @@ def describe(
         ]
         belongs = (device.name, names.get(device.master, ""))
         flags = DEVICE_POD if _is_pod(belongs, interface, prefix) else 0
-        flags |= 0 if device.kind == _ETHER else DEVICE_NO_ETHERNET
+        flags |= 0 if device.kind == ARPHRD_ETHER else DEVICE_NO_ETHERNET
         flags |= DEVICE_XDP if device.number in accelerated else 0
         out[device.number] = layout.DEVICE.pack(_first(mine, True), _first(mine, False), flags, 0)
     return out
@@ -161,7 +146,7 @@ def describe(
 
 def without_ethernet(found: Found) -> list[int]:
     """Indices of the devices whose packets begin with the IP header."""
-    return [device.number for device in found.devices if device.kind != _ETHER]
+    return [device.number for device in found.devices if device.kind != ARPHRD_ETHER]
 
 
 def _first(addresses: Iterable[bytes], ipv4: bool) -> bytes:

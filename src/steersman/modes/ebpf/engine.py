@@ -12,6 +12,7 @@ import msgspec
 
 from steersman.host.netlink import NETLINK_NETFILTER, NETLINK_ROUTE, Netlink, Subscription
 from steersman.host.nlmsg import Message
+from steersman.host.rtnetlink import RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, RTNLGRP_LINK
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import layout, loader
 from steersman.modes.ebpf.attach import (
@@ -33,7 +34,6 @@ T = TypeVar("T")
 _SO_NETNS_COOKIE = 71
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """Of the network namespace that asks; both families."""
-_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR = 1, 5, 9
 
 
 class EbpfOptions(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class Inside:
 
     def news(self) -> Subscription:
         """Hear of changes of devices and addresses."""
-        groups = (_RTNLGRP_LINK, _RTNLGRP_IPV4_IFADDR, _RTNLGRP_IPV6_IFADDR)
+        groups = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR)
         opened = self._enter(lambda: Subscription(NETLINK_ROUTE, groups))
         assert isinstance(opened, Subscription)
         return opened

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import errno
 import socket
-import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from steersman.host.netlink import Netlink, NetlinkError, Request
-from steersman.host.nlmsg import (
-    NLM_F_ACK,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    attr,
-    attributes,
-    nested,
-    text,
-    u32,
+from steersman.host.rtnetlink import (
+    LIST_ADDRESSES,
+    delete_address,
+    delete_link,
+    get_link,
+    new_address,
+    new_dummy_link,
+    parse_address,
+    parse_link,
 )
 from steersman.model.addresses import canonical_ip
 from steersman.modes.ipvs.apply import Step, send
 
-_RTM_NEWLINK, _RTM_DELLINK, _RTM_GETLINK = 16, 17, 18
-_RTM_NEWADDR, _RTM_DELADDR, _RTM_GETADDR = 20, 21, 22
-_IFNAME, _LINKINFO, _INFO_KIND = 3, 18, 1
-_ADDRESS, _LOCAL, _CACHEINFO, _FLAGS, _NODAD = 1, 2, 6, 8, 2
-_DEPRECATED = attr(_CACHEINFO, struct.pack("=IIII", 0, 0xFFFFFFFF, 0, 0))
-"""Valid for ever, preferred never: RFC 6724 then takes none of them as the source of anything but
-connections to itself. Without it IPv6 masquerading may choose the address of a Service."""
 _ABSENT = (errno.ENODEV, errno.ENXIO)
 
 
@@ -36,68 +28,61 @@ class Device:
     """The interface that holds the addresses of Services; it stays down, which is enough."""
 
     def __init__(self, netlink: Netlink, name: str) -> None:
-        """Take a rtnetlink socket."""
+        """Make it of a rtnetlink socket and the name of the interface."""
         self._netlink = netlink
         self._name = name
 
     def index(self) -> int:
-        """Return the number of the interface; 0 where it is not there."""
+        """Return the index of the interface; 0 if it does not exist."""
         try:
-            replies = self._netlink.request(
-                Request(_RTM_GETLINK, bytes(16) + text(_IFNAME, self._name))
-            )
+            replies = self._netlink.request(get_link(self._name))
         except NetlinkError as error:
             if error.errno in _ABSENT:
                 return 0
             raise
-        return int(struct.unpack_from("=i", replies[0].payload, 4)[0])
+        return parse_link(replies[0]).number
 
     def make(self) -> None:
-        """Make the interface where it is not there."""
-        kind = nested(_LINKINFO, text(_INFO_KIND, "dummy"))
-        payload = bytes(16) + text(_IFNAME, self._name) + kind
-        flags = NLM_F_CREATE | NLM_F_EXCL
-        request = Request(_RTM_NEWLINK, payload, flags | NLM_F_ACK)
+        """Create the interface unless it exists."""
+        request = new_dummy_link(self._name)
         send(self._netlink, [Step(lambda: f"interface {self._name}", request, (errno.EEXIST,))])
 
     def remove(self) -> None:
-        """Remove the interface, and with it all addresses on it."""
-        request = Request(_RTM_DELLINK, bytes(16) + text(_IFNAME, self._name), NLM_F_ACK)
+        """Delete the interface, with all addresses on it."""
+        request = delete_link(self._name)
         send(self._netlink, [Step(lambda: f"interface {self._name}", request, _ABSENT)])
 
     def addresses(self) -> set[str]:
-        """List the addresses on the interface."""
+        """Return the addresses on the interface."""
         index, found = self.index(), set()
-        for reply in self._netlink.dump(Request(_RTM_GETADDR, bytes(8))) if index else ():
-            family, _, _, _, number = struct.unpack_from("=BBBBI", reply.payload)
-            if number == index:
-                values = attributes(reply.payload, 8)
-                address = socket.inet_ntop(family, values.get(_LOCAL) or values[_ADDRESS])
+        for reply in self._netlink.dump(LIST_ADDRESSES) if index else ():
+            each = parse_address(reply)
+            if each.link == index:
+                address = socket.inet_ntop(each.family, each.packed)
                 found.add(canonical_ip(address) or address)
         return found
 
     def add(self, addresses: Iterable[str]) -> None:
-        """Put addresses on the interface."""
-        self._change(_RTM_NEWADDR, addresses, errno.EEXIST)
+        """Add addresses to the interface."""
+        self._change(new_address, addresses, errno.EEXIST)
 
     def drop(self, addresses: Iterable[str]) -> None:
-        """Take addresses off the interface."""
-        self._change(_RTM_DELADDR, addresses, errno.EADDRNOTAVAIL)
+        """Delete addresses from the interface."""
+        self._change(delete_address, addresses, errno.EADDRNOTAVAIL)
 
-    def _change(self, kind: int, addresses: Iterable[str], harmless: int) -> None:
+    def _change(
+        self, make: Callable[[int, str], Request], addresses: Iterable[str], harmless: int
+    ) -> None:
         wanted = list(addresses)
         if not wanted:
             return
         index = self.index()
-        flags = NLM_F_ACK | (NLM_F_CREATE | NLM_F_EXCL if kind == _RTM_NEWADDR else 0)
-        steps = []
-        for address in wanted:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            packed = socket.inet_pton(family, address)
-            head = struct.pack("=BBBBI", family, len(packed) * 8, 0, 0, index)
-            body = head + attr(_LOCAL, packed) + attr(_ADDRESS, packed) + u32(_FLAGS, _NODAD)
-            if family == socket.AF_INET6:
-                body += _DEPRECATED
-            what = partial("address {} on {}".format, address, self._name)
-            steps.append(Step(what, Request(kind, body, flags), (harmless,)))
+        steps = [
+            Step(
+                partial("address {} on {}".format, address, self._name),
+                make(index, address),
+                (harmless,),
+            )
+            for address in wanted
+        ]
         send(self._netlink, steps)

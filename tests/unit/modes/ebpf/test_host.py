@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from steersman.host import nlmsg
 from steersman.host.nlmsg import Message
+from steersman.host.rtnetlink import Interface
 from steersman.model.errors import ApplyError, BusyError
 from steersman.modes.base import Support
 from steersman.modes.ebpf import bpf, layout, probe
-from steersman.modes.ebpf.devices import Device, Found, after, describe
+from steersman.modes.ebpf.devices import Found, after, describe
 from steersman.modes.ebpf.features import FEATURES, Feature, lacking
 from steersman.modes.ebpf.flows import Timeouts, read_timeouts
 from steersman.modes.ebpf.mode import guarded
@@ -25,10 +26,10 @@ from steersman.modes.ebpf.mode import guarded
 ETHER, TUNNEL = 1, 65534
 NEWLINK, DELLINK = 16, 17
 DEVICES = (
-    Device(2, "eth0", ETHER, 0),
-    Device(3, "cni0", ETHER, 0),
-    Device(4, "veth1", ETHER, 3),
-    Device(5, "wg0", TUNNEL, 0),
+    Interface(2, "eth0", ETHER, 0),
+    Interface(3, "cni0", ETHER, 0),
+    Interface(4, "veth1", ETHER, 3),
+    Interface(5, "wg0", TUNNEL, 0),
 )
 
 
@@ -73,7 +74,7 @@ def test_a_device_may_have_no_ethernet() -> None:
     assert bare == {5}
 
 
-def link_news(device: Device, kind: int = NEWLINK, family: int = socket.AF_UNSPEC) -> Message:
+def link_news(device: Interface, kind: int = NEWLINK, family: int = socket.AF_UNSPEC) -> Message:
     """A notification of a device."""
     head = struct.pack("=BxHiII", family, device.kind, device.number, 0, 0)
     return Message(kind, 0, 0, head + nlmsg.text(3, device.name) + nlmsg.u32(10, device.master))
@@ -85,7 +86,7 @@ def address_news(index: int, scope: int) -> Message:
 
 
 def test_devices_come_go_and_are_renamed() -> None:
-    new, renamed = Device(9, "veth9", ETHER, 3), Device(4, "pod4", ETHER, 0)
+    new, renamed = Interface(9, "veth9", ETHER, 3), Interface(4, "pod4", ETHER, 0)
     found = after(FOUND, [link_news(new), link_news(renamed), link_news(DEVICES[3], DELLINK)])
     assert found
     assert set(found.devices) == {*DEVICES[:2], renamed, new}
@@ -93,7 +94,7 @@ def test_devices_come_go_and_are_renamed() -> None:
 
 
 def test_what_changes_nothing_leaves_the_list_as_it_is() -> None:
-    loopback = Device(1, "lo", 772, 0)
+    loopback = Interface(1, "lo", 772, 0)
     port = link_news(DEVICES[2], DELLINK, socket.AF_BRIDGE)  # it has left its bridge
     news = [link_news(DEVICES[0]), link_news(loopback), port, address_news(4, scope=253)]
     assert after(FOUND, news) == FOUND
@@ -109,7 +110,7 @@ def test_notifications_lead_to_what_there_is(changes: list[tuple[int, int]]) -> 
     there = {device.number: device for device in DEVICES}
     news = []
     for serial, (kind, number) in enumerate(changes):
-        device = Device(number, f"veth{serial}", ETHER, 0)
+        device = Interface(number, f"veth{serial}", ETHER, 0)
         news.append(link_news(device, kind))
         if kind == NEWLINK:
             there[number] = device

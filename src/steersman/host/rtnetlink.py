@@ -1,0 +1,189 @@
+"""rtnetlink messages as values: links, addresses and routes (rtnetlink(7), RFC 3549).
+
+The only module that knows their layout (linux/if_link.h, if_addr.h, rtnetlink.h). Every message
+starts with a fixed struct, which attributes follow:
+
+    RTM_*LINK    struct ifinfomsg, 16 bytes   family, hardware type, index, flags, change mask
+    RTM_*ADDR    struct ifaddrmsg, 8 bytes    family, prefix length, flags, scope, index
+    RTM_*ROUTE   struct rtmsg, 12 bytes       family, destination length, ..., route type, flags
+
+Traffic control (RTM_*TFILTER) is used by the ebpf mode only and stays there.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from typing import NamedTuple
+
+from steersman.host.netlink import BpfInstruction, Request
+from steersman.host.nlmsg import (
+    NLM_F_ACK,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Message,
+    attr,
+    attributes,
+    nested,
+    string,
+    text,
+    u32,
+)
+
+RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
+RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
+RTM_GETROUTE = 26
+
+RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR = 1, 5, 9
+
+ARPHRD_ETHER, ARPHRD_LOOPBACK = 1, 772
+RT_SCOPE_UNIVERSE, RT_SCOPE_LINK = 0, 253
+IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE = 0x08, 0x20, 0x40
+
+_IFINFOMSG = struct.Struct("=BxHiII")
+_IFADDRMSG = struct.Struct("=BBBBI")
+_RTMSG = struct.Struct("=BBBBBBBBI")
+_RTN_LOCAL = 2
+
+_IFLA_IFNAME, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 10, 18, 1
+_IFA_ADDRESS, _IFA_LOCAL, _IFA_CACHEINFO, _IFA_FLAGS = 1, 2, 6, 8
+_IFA_F_NODAD = 0x02
+_RTA_DST = 1
+
+LIST_LINKS = Request(RTM_GETLINK, bytes(_IFINFOMSG.size))
+LIST_ADDRESSES = Request(RTM_GETADDR, bytes(_IFADDRMSG.size))
+
+NOT_LINK_LOCAL = (
+    BpfInstruction(0x30, 0, 0, 16),  # load the byte at 16: ifa_family, after the nlmsghdr
+    BpfInstruction(0x15, 0, 3, socket.AF_INET6),  # IPv4: keep
+    BpfInstruction(0x30, 0, 0, 19),  # load the byte at 19: ifa_scope
+    BpfInstruction(0x15, 0, 1, RT_SCOPE_LINK),
+    BpfInstruction(0x06, 0, 0, 0),  # drop
+    BpfInstruction(0x06, 0, 0, 0xFFFFFFFF),  # keep
+)
+"""Socket filter for address notifications: every pod that starts or stops brings a link-local IPv6
+address on its veth, which would wake the process for nothing."""
+
+# preferred lifetime 0, valid lifetime infinite, then two timestamps that the kernel ignores
+_DEPRECATED_FOR_EVER = attr(_IFA_CACHEINFO, struct.pack("=IIII", 0, 0xFFFFFFFF, 0, 0))
+
+
+class Interface(NamedTuple):
+    """A network interface."""
+
+    number: int
+    """Interface index."""
+    name: str
+    kind: int
+    """Hardware type, ARPHRD_*."""
+    master: int
+    """Index of the bridge or bond that it belongs to; 0 for none."""
+
+
+class Address(NamedTuple):
+    """An address of an interface."""
+
+    link: int
+    """Interface index."""
+    family: int
+    """AF_*; not only those of IP."""
+    packed: bytes
+    """In network byte order; b"" if the message has none."""
+    length: int
+    """Prefix length."""
+    scope: int
+    """RT_SCOPE_*."""
+    flags: int
+    """IFA_F_*, the first eight of them."""
+
+    @property
+    def is_link_local(self) -> bool:
+        """Whether it is in fe80::/10."""
+        return (
+            self.family == socket.AF_INET6
+            and self.packed[0] == 0xFE
+            and self.packed[1] & 0xC0 == 0x80
+        )
+
+
+def parse_link(message: Message) -> Interface:
+    """Decode RTM_NEWLINK or RTM_DELLINK."""
+    _, kind, number, _, _ = _IFINFOMSG.unpack_from(message.payload)
+    values = attributes(message.payload, _IFINFOMSG.size)
+    master = int.from_bytes(values.get(_IFLA_MASTER, b""), sys.byteorder)
+    return Interface(number, string(values.get(_IFLA_IFNAME, b"")), kind, master)
+
+
+def is_bridge_port(message: Message) -> bool:
+    """Whether a link message is about the port of a bridge (AF_BRIDGE), not about the link."""
+    return message.payload[0] != socket.AF_UNSPEC
+
+
+def parse_address(message: Message) -> Address:
+    """Decode RTM_NEWADDR or RTM_DELADDR."""
+    family, length, flags, scope, link = _IFADDRMSG.unpack_from(message.payload)
+    values = attributes(message.payload, _IFADDRMSG.size)
+    # On point-to-point links IFA_ADDRESS is the peer; otherwise IFA_LOCAL is absent in IPv6.
+    packed = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS, b"")
+    return Address(link, family, packed, length, scope, flags)
+
+
+def get_link(name: str) -> Request:
+    """Ask for one link by name; the kernel answers ENODEV if there is none."""
+    return Request(RTM_GETLINK, bytes(_IFINFOMSG.size) + text(_IFLA_IFNAME, name))
+
+
+def new_dummy_link(name: str) -> Request:
+    """Create an interface of type dummy, which stays down."""
+    info = nested(_IFLA_LINKINFO, text(_IFLA_INFO_KIND, "dummy"))
+    payload = bytes(_IFINFOMSG.size) + text(_IFLA_IFNAME, name) + info
+    return Request(RTM_NEWLINK, payload, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK)
+
+
+def delete_link(name: str) -> Request:
+    """Delete an interface, with all addresses on it."""
+    return Request(RTM_DELLINK, bytes(_IFINFOMSG.size) + text(_IFLA_IFNAME, name), NLM_F_ACK)
+
+
+def new_address(link: int, address: str) -> Request:
+    """Add an address to an interface, as the only one of its network and usable at once.
+
+    IPv6 addresses are deprecated from the start: RFC 6724 then chooses none of them as the source
+    of anything but connections to itself. Otherwise IPv6 masquerading may choose the address of a
+    Service.
+    """
+    payload = _host_address(link, address)
+    if ":" in address:
+        payload += _DEPRECATED_FOR_EVER
+    return Request(RTM_NEWADDR, payload, NLM_F_CREATE | NLM_F_EXCL | NLM_F_ACK)
+
+
+def delete_address(link: int, address: str) -> Request:
+    """Delete an address that `new_address` added."""
+    return Request(RTM_DELADDR, _host_address(link, address), NLM_F_ACK)
+
+
+def _host_address(link: int, address: str) -> bytes:
+    """Return the payload for an address with the longest prefix and without duplicate detection."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address)
+    return (
+        _IFADDRMSG.pack(family, len(packed) * 8, 0, 0, link)
+        + attr(_IFA_LOCAL, packed)
+        + attr(_IFA_ADDRESS, packed)
+        + u32(_IFA_FLAGS, _IFA_F_NODAD)
+    )
+
+
+def get_route(packed: bytes) -> Request:
+    """Ask for the route to an address; the kernel answers ENETUNREACH if there is none."""
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    head = _RTMSG.pack(family, len(packed) * 8, 0, 0, 0, 0, 0, 0, 0)
+    return Request(RTM_GETROUTE, head + attr(_RTA_DST, packed))
+
+
+def is_local_route(message: Message) -> bool:
+    """Whether a route delivers packets to this machine itself."""
+    kind: int = _RTMSG.unpack_from(message.payload)[7]
+    return kind == _RTN_LOCAL

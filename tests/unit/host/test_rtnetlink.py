@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from steersman.host.netlink import Request
+from steersman.host.nlmsg import Message, attr, attributes, message, messages, text, u32
+from steersman.host.rtnetlink import (
+    RTM_NEWLINK,
+    Address,
+    Interface,
+    delete_address,
+    delete_link,
+    get_link,
+    get_route,
+    is_bridge_port,
+    is_local_route,
+    new_address,
+    new_dummy_link,
+    parse_address,
+    parse_link,
+)
+
+
+def received(request: Request) -> Message:
+    """The request as the kernel sends the same message back."""
+    (reply,) = messages(message(request.kind, request.flags, 1, request.payload))
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("ip", "family", "length"),
+    [("192.0.2.1", socket.AF_INET, 32), ("2001:db8::1", socket.AF_INET6, 128)],
+)
+def test_an_added_address_is_the_one_read_back(ip: str, family: int, length: int) -> None:
+    expected = Address(7, family, socket.inet_pton(family, ip), length, 0, 0)
+    assert parse_address(received(new_address(7, ip))) == expected
+    assert parse_address(received(delete_address(7, ip))) == expected
+
+
+def test_only_ipv6_addresses_are_deprecated() -> None:
+    cache_info = {
+        ip: attributes(new_address(1, ip).payload, 8).get(6) for ip in ("::2", "10.1.1.1")
+    }
+    assert cache_info == {"::2": bytes(4) + b"\xff" * 4 + bytes(8), "10.1.1.1": None}
+
+
+def test_the_local_address_of_a_point_to_point_link_is_preferred() -> None:
+    head = bytes((socket.AF_INET, 32, 0, 0)) + (3).to_bytes(4, "little")
+    peer, local = attr(1, b"\x0a\0\0\x09"), attr(2, b"\x0a\0\0\x01")
+    assert parse_address(Message(20, 0, 0, head + peer)).packed == b"\x0a\0\0\x09"
+    assert parse_address(Message(20, 0, 0, head + peer + local)).packed == b"\x0a\0\0\x01"
+
+
+@pytest.mark.parametrize(
+    ("ip", "expected"),
+    [("fe80::1", True), ("febf::1", True), ("fec0::1", False), ("254.128.0.1", False)],
+)
+def test_link_local_is_ipv6_only(ip: str, expected: bool) -> None:
+    assert parse_address(received(new_address(1, ip))).is_link_local is expected
+
+
+def test_a_link_has_its_name_type_and_master() -> None:
+    head = bytes((0, 0, 1, 0)) + (9).to_bytes(4, "little") + bytes(8)
+    found = Message(RTM_NEWLINK, 0, 0, head + text(3, "veth9") + u32(10, 4))
+    assert parse_link(found) == Interface(9, "veth9", 1, 4)
+    assert not is_bridge_port(found)
+    assert is_bridge_port(found._replace(payload=bytes((socket.AF_BRIDGE,)) + head[1:]))
+    assert parse_link(found._replace(payload=head)) == Interface(9, "", 1, 0)
+
+
+@pytest.mark.parametrize("make", [get_link, new_dummy_link, delete_link])
+def test_links_are_named_in_requests(make: object) -> None:
+    assert callable(make)
+    assert parse_link(received(make("kube-ipvs0"))).name == "kube-ipvs0"
+
+
+def test_routes_to_this_machine_are_local() -> None:
+    request = get_route(bytes((192, 0, 2, 1)))
+    assert request.payload[:12] == bytes((socket.AF_INET, 32)) + bytes(10)
+    assert get_route(bytes(16)).payload[:2] == bytes((socket.AF_INET6, 128))
+    reply = received(request)
+    assert not is_local_route(reply)
+    assert is_local_route(reply._replace(payload=bytes(7) + b"\x02" + bytes(4)))
