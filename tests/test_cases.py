@@ -53,7 +53,7 @@ def test_rules_of_a_large_cluster(name: str, mode: ModeUnderTest) -> None:
     assert mode.evaluator is not None
     world = case_files.world(name, mode.traits)
     plan = world.plan(mode.traits)
-    settings = replace(plan.settings, many_services=True, many_endpoints=True)
+    settings = replace(plan.settings, split_dispatch=True, large_cluster=True)
     ask = mode.evaluator(NodePlan(settings, plan.services))
     assert not failures(world.flows, ask)
 

@@ -18,7 +18,7 @@ from steersman.model.addresses import split_host_port
 from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import Family, ServicePortName
-from steersman.model.plan import Detector, Endpoint
+from steersman.model.plan import Endpoint, LocalDetector
 from steersman.source.store import Changes, Store
 from tests.conformance.flows_trace import trace_flow_case
 from tests.conformance.world import Case, read
@@ -241,8 +241,8 @@ def local_detectors(case: Case) -> None:
         }
 
 
-def _match(detector: Detector, family: Family) -> dict[str, list[str] | None]:
-    """Spell a Detector as iptables and nft match it."""
+def _match(detector: LocalDetector, family: Family) -> dict[str, list[str] | None]:
+    """Spell a LocalDetector as iptables and nft match it."""
     saddr = "ip6" if family is Family.IPV6 else "ip"
     if detector.cidr:
         return {"ifLocal": ["-s", detector.cidr], "ifLocalNFT": [saddr, "saddr", detector.cidr]}

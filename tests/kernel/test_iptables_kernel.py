@@ -104,7 +104,7 @@ def saved(inside: Namespace, variant: str) -> str:
 
 @pytest.mark.parametrize("split", [False, True])
 async def test_what_was_applied_is_read_back(mode: IptablesMode, split: bool) -> None:
-    want = rendered(mode, replace(SETTINGS, many_services=split), *some_plans(1))
+    want = rendered(mode, replace(SETTINGS, split_dispatch=split), *some_plans(1))
     assert await start(mode, want)
     assert await mode.read() == want
 
@@ -162,7 +162,7 @@ async def test_changes_one_by_one_end_as_a_fresh_start_does(
             if rng.random() < 0.8:
                 plans[new.key] = new
         if rng.random() < 0.2:
-            settings = replace(settings, many_services=not settings.many_services)
+            settings = replace(settings, split_dispatch=not settings.split_dispatch)
         want = rendered(mode, settings, *plans.values())
         await mode.apply(diff(have, want))
         have = want
@@ -327,7 +327,7 @@ async def test_killed_between_any_two_commands_the_next_start_repairs(
     settings = replace(SETTINGS, families=(Family.IPV4,))
     plans = [one for seed in (7, 8) for one in some_plans(seed, 8) if one.key.family == 4]
     first = rendered(mode, settings, *plans[:8])
-    second = rendered(mode, replace(settings, many_services=True), *plans[8:])
+    second = rendered(mode, replace(settings, split_dispatch=True), *plans[8:])
     await mode.probe()
     before: Ruleset = {}
     for want in (first, second, {}):

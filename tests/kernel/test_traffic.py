@@ -182,7 +182,7 @@ async def test_changes_break_no_connection(lab: Lab, mode: ModeUnderTest, varian
                 break
             cluster.change()
             await sync.run()
-            split.add(sync.planner.plan.settings.many_services)
+            split.add(sync.planner.plan.settings.split_dispatch)
             await asyncio.sleep(0)
     assert traffic.failed == []
     assert split == {False, True}, "the lists were never split, or always"

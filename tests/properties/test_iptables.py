@@ -30,7 +30,7 @@ def plans(seed: int, count: int) -> list[ServicePlan]:
 
 
 def world(seed: int, count: int, split: bool = False) -> Rules:
-    node = replace(SETTINGS, many_services=split)
+    node = replace(SETTINGS, split_dispatch=split)
     want = render_node(node, FEATURES)
     for plan in plans(seed, count):
         want.update(render_service(plan, node, FEATURES))

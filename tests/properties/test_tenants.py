@@ -25,7 +25,7 @@ from tests.support.builders.objects import CONFIG, FACTS, NODE, endpoint, plan_o
 
 NEWCOMER = "newcomer"
 MORE_TRAITS = TRAITS | st.sampled_from(
-    [Traits(holds_addresses=True, one_health_check_port=True), Traits(hides_clients=True)]
+    [Traits(assigns_vips=True, one_health_check_port=True), Traits(terminates_connections=True)]
 )
 
 

@@ -103,7 +103,7 @@ def plans(draw: st.DrawFn, mode: ModeUnderTest) -> NodePlan:
         localhost_node_ports=draw(some),
     )
     plan = compile_all(snapshot(web, *slices), config, FACTS, mode.traits)
-    large = replace(plan.settings, many_services=draw(some), many_endpoints=draw(some))
+    large = replace(plan.settings, split_dispatch=draw(some), large_cluster=draw(some))
     return NodePlan(large, plan.services)
 
 

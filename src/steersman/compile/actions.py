@@ -110,7 +110,7 @@ def internal_actions(spec: PortSpec, found: Categories, settings: NodeSettings) 
         plain, masqueraded = TO_CLUSTER, TO_CLUSTER_MASQUERADED
     else:
         return _ALL_DROP
-    if settings.masquerade_all or settings.traits.hides_clients:
+    if settings.masquerade_all or settings.traits.terminates_connections:
         return (masqueraded, masqueraded, masqueraded)
     if settings.family(family_of(spec.cluster_ip)).detector:
         return (plain, masqueraded, masqueraded)
@@ -125,12 +125,12 @@ def external_actions(
         return _ALL_REJECT
     if not spec.external_policy_local:
         return _ALL_MASQUERADED
-    hides_clients = settings.traits.hides_clients
+    terminates_connections = settings.traits.terminates_connections
     if found.local:
-        others = TO_LOCAL_MASQUERADED if hides_clients else TO_LOCAL
+        others = TO_LOCAL_MASQUERADED if terminates_connections else TO_LOCAL
     else:  # elsewhere, answers come back only if they are asked for by this node
         others = TO_CLUSTER_MASQUERADED if settings.falls_back and found.cluster else DROP
-    to_cluster = TO_CLUSTER_MASQUERADED if hides_clients else TO_CLUSTER
+    to_cluster = TO_CLUSTER_MASQUERADED if terminates_connections else TO_CLUSTER
     pod = to_cluster if family.detector else others
     return (pod, TO_CLUSTER_MASQUERADED, others)
 

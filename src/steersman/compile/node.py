@@ -19,9 +19,9 @@ from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node
 from steersman.model.names import Family
 from steersman.model.plan import (
-    Detector,
     FamilySettings,
     Finding,
+    LocalDetector,
     NodeSettings,
     Severity,
     Traits,
@@ -54,8 +54,8 @@ class Totals(Value, frozen=True):
     """ServicePlans."""
     endpoints: int = 0
     """Reachable endpoints over all ServicePlans."""
-    many_services: bool = False
-    many_endpoints: bool = False
+    split_dispatch: bool = False
+    large_cluster: bool = False
 
 
 def zone_of(node: Node | None) -> str:
@@ -92,18 +92,20 @@ def _host_addresses(node: Node | None) -> list[str]:
 
 def detectors(
     config: NodeConfig, node: Node | None
-) -> tuple[dict[Family, Detector], tuple[Finding, ...]]:
-    """Return how pods are recognised in each family; a falsy Detector where not (behaviour 13)."""
+) -> tuple[dict[Family, LocalDetector], tuple[Finding, ...]]:
+    """Return how pods are recognised in each family; falsy if they are not."""
     notes = Notes("configuration")
     return _detectors(config, node, notes), notes.findings
 
 
-def _detectors(config: NodeConfig, node: Node | None, notes: Notes) -> dict[Family, Detector]:
+def _detectors(config: NodeConfig, node: Node | None, notes: Notes) -> dict[Family, LocalDetector]:
     match config.detect_local_mode:
         case DetectLocalMode.BRIDGE_INTERFACE:
-            return dict.fromkeys(Family, Detector(interface=config.bridge_interface))
+            return dict.fromkeys(Family, LocalDetector(interface=config.bridge_interface))
         case DetectLocalMode.INTERFACE_NAME_PREFIX:
-            return dict.fromkeys(Family, Detector(interface_prefix=config.interface_name_prefix))
+            return dict.fromkeys(
+                Family, LocalDetector(interface_prefix=config.interface_name_prefix)
+            )
         case DetectLocalMode.NODE_CIDR:
             return _by_cidr("podCIDRs", _pod_cidrs(node), notes)
         case _:
@@ -116,8 +118,8 @@ def _pod_cidrs(node: Node | None) -> Sequence[str]:
     return node.spec.pod_cidrs or [node.spec.pod_cidr or ""]
 
 
-def _by_cidr(field: str, texts: Iterable[str], notes: Notes) -> dict[Family, Detector]:
-    out = dict.fromkeys(Family, Detector())
+def _by_cidr(field: str, texts: Iterable[str], notes: Notes) -> dict[Family, LocalDetector]:
+    out = dict.fromkeys(Family, LocalDetector())
     for index, text in enumerate(texts):
         cidr = canonical_cidr(text.strip())
         if cidr is None:
@@ -126,7 +128,7 @@ def _by_cidr(field: str, texts: Iterable[str], notes: Notes) -> dict[Family, Det
                     f"{field}[{index}]", f"{text!r} is not a CIDR such as 10.0.0.0/8; ignored"
                 )
         elif not out[family_of(cidr)]:
-            out[family_of(cidr)] = Detector(cidr=cidr)
+            out[family_of(cidr)] = LocalDetector(cidr=cidr)
     return out
 
 
@@ -171,11 +173,11 @@ def with_totals(settings: NodeSettings, config: NodeConfig, totals: Totals) -> N
     A flag goes on above its threshold and off at half of it, so that a cluster near the threshold
     does not switch back and forth; a threshold of 0 keeps it off.
     """
-    services = _many(totals.services, config.split_threshold, totals.many_services)
-    endpoints = _many(totals.endpoints, config.large_cluster_endpoints, totals.many_endpoints)
-    if (services, endpoints) == (settings.many_services, settings.many_endpoints):
+    services = _many(totals.services, config.split_threshold, totals.split_dispatch)
+    endpoints = _many(totals.endpoints, config.large_cluster_endpoints, totals.large_cluster)
+    if (services, endpoints) == (settings.split_dispatch, settings.large_cluster):
         return settings
-    return msgspec.structs.replace(settings, many_services=services, many_endpoints=endpoints)
+    return msgspec.structs.replace(settings, split_dispatch=services, large_cluster=endpoints)
 
 
 def _many(total: int, threshold: int, before: bool) -> bool:
@@ -246,7 +248,7 @@ def _includes_loopback(cidrs: tuple[str, ...], family: Family) -> bool:
 def _check_families(
     config: NodeConfig,
     families: tuple[Family, ...],
-    found: Mapping[Family, Detector],
+    found: Mapping[Family, LocalDetector],
     notes: Notes,
 ) -> None:
     if not families:

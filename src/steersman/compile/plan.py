@@ -142,7 +142,7 @@ class Planner:
         part = self._services_part(names, snapshot, settings, policy_changed)
         change = yield from part
         totals = Totals(
-            len(self._plans), self._endpoints, settings.many_services, settings.many_endpoints
+            len(self._plans), self._endpoints, settings.split_dispatch, settings.large_cluster
         )
         self._settings = with_totals(settings, self._config, totals)
         rendered = _rendered(self._settings) if self._settings is not before else ()
@@ -163,7 +163,7 @@ class Planner:
         if before is None:
             return settings, True
         settings = msgspec.structs.replace(
-            settings, many_services=before.many_services, many_endpoints=before.many_endpoints
+            settings, split_dispatch=before.split_dispatch, large_cluster=before.large_cluster
         )
         return settings, self._zone != zone_before or _policy(settings) != _policy(before)
 
@@ -288,7 +288,7 @@ class Planner:
 def _policy(settings: NodeSettings) -> tuple[object, ...]:
     """Return what of the settings plans are made from."""
     families = (settings.ipv4, settings.ipv6)
-    own = [f.local_addresses for f in families] if settings.traits.holds_addresses else []
+    own = [f.local_addresses for f in families] if settings.traits.assigns_vips else []
     return (
         settings.node_name,
         frozenset(settings.families),

@@ -79,7 +79,7 @@ def plan_ports(
     slices, more = _within_limits(slices)
     node_name = settings.node_name
     findings = asked.findings + more + check_address_types(slices)
-    cuts = settings.traits.hides_clients and closes_connections(asked.service)
+    cuts = settings.traits.terminates_connections and closes_connections(asked.service)
     wanted = {(key.name.port, key.name.protocol) for key, _ in asked.ports}
     plans: Plans = {}
     read: dict[Family, EndpointsByPort] = {}
@@ -97,7 +97,7 @@ def plan_ports(
             if family not in ready:
                 ready[family] = local_ready_count(read[family])
             plans[key] = msgspec.structs.replace(plans[key], ready_here=ready[family])
-    if settings.traits.holds_addresses:
+    if settings.traits.assigns_vips:
         plans, more = without_own_addresses(asked.service, plans, settings)
         findings += more
     if settings.traits.one_health_check_port:

@@ -193,7 +193,7 @@ class ServicePlan(Value, frozen=True):
         return self.cluster if pool is _CLUSTER else self.local
 
 
-class Detector(Value, frozen=True):
+class LocalDetector(Value, frozen=True):
     """How traffic of local pods is recognised; at most one field is set (behaviour 13)."""
 
     cidr: str = ""
@@ -215,7 +215,7 @@ class Detector(Value, frozen=True):
 class SourceClassifier(Value, frozen=True):
     """The rules that tell the SourceClass of a client."""
 
-    detector: Detector = Detector()
+    detector: LocalDetector = LocalDetector()
     local_addresses: tuple[str, ...] = ()
     """Addresses of this node; loopback addresses always count as such."""
 
@@ -233,7 +233,7 @@ class SourceClassifier(Value, frozen=True):
 class FamilySettings(Value, frozen=True):
     """Everything about this node that modes need, in one family."""
 
-    detector: Detector = Detector()
+    detector: LocalDetector = LocalDetector()
     """Falsy where pods cannot be told from others: then the pod class has no members."""
     node_ip: str = ""
     """Only decides whether a source range includes this node (behaviour 1.5)."""
@@ -253,44 +253,56 @@ class FamilySettings(Value, frozen=True):
         return SourceClassifier(self.detector, self.local_addresses)
 
 
-class Traits(Value, frozen=True):
-    """The few points at which modes legitimately differ in what traffic sees (behaviour 6)."""
+class Traits(
+    Value,
+    frozen=True,
+    rename={"assigns_vips": "holds_addresses", "terminates_connections": "hides_clients"},
+):
+    """The few points at which the semantics of a mode legitimately differ (behaviour 6).
+
+    `rename` keeps the keys of `/state` as they were in earlier versions.
+    """
 
     refuses_node_ports_everywhere: bool = False
     """Node-port reject and drop apply on every local address, not only on the serving ones."""
     spares_own_external_traffic: bool = False
     """This node's own traffic to an external or load balancer IP without endpoints is not
-    rejected: its rules are on the ways in and through only (behaviour 8.1)."""
+    rejected: the mode filters forwarded and incoming packets only (behaviour 8.1)."""
     filters_without_endpoints: bool = False
-    """Source ranges are enforced also while a Service has no endpoints."""
+    """Source ranges are enforced even if a Service has no endpoints."""
     rejects_unknown_ports: bool = False
-    """A known clusterIP on an unknown port is rejected."""
+    """A known clusterIP rejects connections to a port that no Service has."""
     drops_unassigned_addresses: bool = False
-    """An unassigned address in the ServiceCIDRs is dropped."""
+    """Packets to an unassigned address in the ServiceCIDRs are dropped."""
     localhost_node_ports: bool = False
     """The mode can serve node ports on IPv4 loopback."""
-    holds_addresses: bool = False
-    """Addresses of Services become addresses of this node: those that it has are not served."""
-    hides_clients: bool = False
-    """Endpoints always see an address of this node: connections end in the proxy."""
+    assigns_vips: bool = False
+    """The mode assigns the addresses of Services to an interface of this node, so an address that
+    the node already has is not served."""
+    terminates_connections: bool = False
+    """Connections end in the proxy: endpoints always see an address of this node."""
     forwards_sctp: bool = True
-    """SCTP can be served."""
+    """The mode can serve SCTP."""
     tracks_connections: bool = True
-    """The kernel's conntrack carries it; otherwise conntrack's switches are left alone."""
+    """The kernel's conntrack tracks the traffic; otherwise its sysctls are left alone."""
     one_health_check_port: bool = False
-    """The health check node port of a Service is an object of its own: of its first port only."""
+    """The health check node port of a Service is one object of the mode: only the plan of the
+    first port has it."""
     spares_hairpins_elsewhere: bool = False
-    """An endpoint elsewhere that is given itself is not masqueraded here (behaviour 9): it gets
-    no answer. Its packets come here untranslated only if its node's proxy left them alone."""
+    """A remote endpoint that is sent back to itself is not masqueraded here and gets no answer
+    (behaviour 9). Its packets come here untranslated only if its node's proxy ignored them."""
     reads_addresses: bool = False
-    """Rules are made from addresses of this node other than loopback ones: when one comes or
-    goes, everything is rendered again."""
+    """Rules depend on this node's addresses (except loopback): a change renders everything."""
     relays_localhost: bool = False
-    """Node ports on loopback, of both families, are taken by sockets of this process: no packet
-    to 127.0.0.0/8 has to be routed, and `primary` does not exclude them."""
+    """Sockets of this process serve node ports on loopback, in both families: no packet to
+    127.0.0.0/8 has to be routed, and `primary` does not exclude loopback."""
 
 
-class NodeSettings(Value, frozen=True):
+class NodeSettings(
+    Value,
+    frozen=True,
+    rename={"split_dispatch": "many_services", "large_cluster": "many_endpoints"},
+):
     """The node-wide part of a NodePlan; a change of it dirties every ServicePlan."""
 
     node_name: str = ""
@@ -300,20 +312,21 @@ class NodeSettings(Value, frozen=True):
     masquerade_all: bool = False
     masquerade_bit: int = 14
     falls_back: bool = False
-    """Policy Local without an endpoint here goes to those elsewhere instead of being dropped."""
+    """Policy Local without a local endpoint uses the remote ones instead of dropping."""
     traits: Traits = Traits()
-    many_services: bool = False
-    """More ServicePorts than the configured threshold: modes with lists split them."""
-    many_endpoints: bool = False
-    """More endpoints than the large-cluster threshold (behaviour 8.3): modes leave out comments."""
+    split_dispatch: bool = False
+    """More ServicePorts than the configured threshold: iptables splits its list of Services into
+    buckets."""
+    large_cluster: bool = False
+    """More endpoints than the large-cluster threshold (behaviour 8.3): no comments on rules."""
 
     def family(self, family: Family) -> FamilySettings:
-        """The settings of one family."""
+        """Return the settings of one family."""
         return self.ipv4 if family is _IPV4 else self.ipv6
 
     @property
     def masquerade_mark(self) -> int:
-        """The packet mark that asks for masquerading."""
+        """The packet mark that requests masquerading."""
         return 1 << self.masquerade_bit
 
 

@@ -141,7 +141,7 @@ class Cleaner:
         Where connections end in this process, entries lead to it; the mode looks after them.
         """
         plan = synced.state.plan
-        if plan.settings.traits.hides_clients:
+        if plan.settings.traits.terminates_connections:
             return
         self._state = synced.state
         for change in synced.plans:

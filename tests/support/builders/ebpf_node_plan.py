@@ -15,11 +15,11 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Action,
-    Detector,
     Endpoint,
     FamilySettings,
     Frontend,
     FrontendKind,
+    LocalDetector,
     NodePlan,
     NodeSettings,
     ServicePlan,
@@ -43,8 +43,8 @@ LAYOUT = Layout(
 ENDPOINTS = tuple(Endpoint(ip, 8080, ip != REMOTE) for ip in (POD, OTHER, REMOTE))
 SETTINGS = NodeSettings(
     families=(Family.IPV4, Family.IPV6),
-    ipv4=FamilySettings(Detector("10.244.0.0/16"), NODE, (NODE,), localhost_node_ports=True),
-    ipv6=FamilySettings(Detector("fd00:10:244::/48"), NODE6, (NODE6,)),
+    ipv4=FamilySettings(LocalDetector("10.244.0.0/16"), NODE, (NODE,), localhost_node_ports=True),
+    ipv6=FamilySettings(LocalDetector("fd00:10:244::/48"), NODE6, (NODE6,)),
 )
 PLAIN, HIDDEN = Action(Verdict.FORWARD), Action(Verdict.FORWARD, masquerade=True)
 

@@ -18,11 +18,11 @@ from steersman.compile.actions import (
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Action,
-    Detector,
     Endpoint,
     FamilySettings,
     Frontend,
     FrontendKind,
+    LocalDetector,
     NodeSettings,
     ServicePlan,
     Traits,
@@ -33,18 +33,20 @@ SETTINGS = NodeSettings(
     node_name="here",
     families=BOTH,
     ipv4=FamilySettings(
-        detector=Detector(cidr="10.244.0.0/16"),
+        detector=LocalDetector(cidr="10.244.0.0/16"),
         node_port_addresses=("192.0.2.1",),
         service_cidrs=("10.96.0.0/12", "10.96.0.0/16"),
     ),
-    ipv6=FamilySettings(detector=Detector(cidr="fd00:244::/48"), service_cidrs=("fd00:96::/108",)),
+    ipv6=FamilySettings(
+        detector=LocalDetector(cidr="fd00:244::/48"), service_cidrs=("fd00:96::/108",)
+    ),
     traits=Traits(True, True, True, True),
 )
 NO_DETECTOR = NodeSettings(families=BOTH, masquerade_all=True, masquerade_bit=3)
 INTERFACES = NodeSettings(
     families=BOTH,
-    ipv4=FamilySettings(detector=Detector(interface="br0")),
-    ipv6=FamilySettings(detector=Detector(interface_prefix="veth"), node_port_addresses=()),
+    ipv4=FamilySettings(detector=LocalDetector(interface="br0")),
+    ipv6=FamilySettings(detector=LocalDetector(interface_prefix="veth"), node_port_addresses=()),
 )
 
 PLAIN = (TO_CLUSTER, TO_CLUSTER_MASQUERADED, TO_CLUSTER_MASQUERADED)

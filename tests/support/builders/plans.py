@@ -7,11 +7,11 @@ from random import Random
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Action,
-    Detector,
     Endpoint,
     FamilySettings,
     Frontend,
     FrontendKind,
+    LocalDetector,
     NodeSettings,
     Pool,
     ServicePlan,
@@ -37,11 +37,11 @@ DROPPED: Actions = (DROP,) * 3
 SETTINGS = NodeSettings(
     families=(Family.IPV4, Family.IPV6),
     ipv4=FamilySettings(
-        detector=Detector(cidr="10.244.0.0/16"),
+        detector=LocalDetector(cidr="10.244.0.0/16"),
         local_addresses=("10.250.1.2", "127.0.0.1"),
         localhost_node_ports=True,
     ),
-    ipv6=FamilySettings(detector=Detector(cidr="fd00:10:244::/56")),
+    ipv6=FamilySettings(detector=LocalDetector(cidr="fd00:10:244::/56")),
 )
 
 

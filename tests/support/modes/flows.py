@@ -67,7 +67,7 @@ def as_served(flow: FlowCase, traits: Traits) -> FlowCase:
     """A flow as modes of these traits serve it, where the question is of no particular mode."""
     if flow.protocol == "SCTP" and not traits.forwards_sctp:
         return replace(flow, kind="untouched", endpoints=frozenset(), masquerade=False)
-    hidden = flow.kind == "forward" and traits.hides_clients
+    hidden = flow.kind == "forward" and traits.terminates_connections
     return replace(flow, masquerade=flow.masquerade or hidden)
 
 

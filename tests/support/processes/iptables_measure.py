@@ -46,8 +46,8 @@ async def measure(variant: str, services: int, *, rounds: int = 5) -> dict[str, 
     settings = msgspec.structs.replace(
         SETTINGS,
         families=SETTINGS.families[:1],
-        many_services=services > 500,
-        many_endpoints=sum(len(plan.reachable) for plan in plans) > 1000,
+        split_dispatch=services > 500,
+        large_cluster=sum(len(plan.reachable) for plan in plans) > 1000,
     )
     figures: dict[str, list[float]] = {}
 

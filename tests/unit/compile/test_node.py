@@ -19,7 +19,14 @@ from steersman.compile.node import (
 from steersman.model.config import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
-from steersman.model.plan import Detector, FamilySettings, Finding, NodeSettings, Severity, Traits
+from steersman.model.plan import (
+    FamilySettings,
+    Finding,
+    LocalDetector,
+    NodeSettings,
+    Severity,
+    Traits,
+)
 from steersman.model.snapshot import HostFacts, Snapshot
 from tests.support.builders.objects import FACTS, IPTABLES, NFTABLES, node
 
@@ -102,17 +109,19 @@ def test_detectors_by_cidr(
     config: dict[str, Any], spec: dict[str, Any], ipv4: str, ipv6: str
 ) -> None:
     found, notes = detectors(NodeConfig(**config), node(**spec))
-    assert (found[V4], found[V6]) == (Detector(cidr=ipv4), Detector(cidr=ipv6))
+    assert (found[V4], found[V6]) == (LocalDetector(cidr=ipv4), LocalDetector(cidr=ipv6))
     assert notes == ()
 
 
 def test_detectors_by_interface_serve_both_families() -> None:
     bridge = NodeConfig(detect_local_mode=DetectLocalMode.BRIDGE_INTERFACE, bridge_interface="br0")
-    assert detectors(bridge, None)[0] == dict.fromkeys(Family, Detector(interface="br0"))
+    assert detectors(bridge, None)[0] == dict.fromkeys(Family, LocalDetector(interface="br0"))
     prefix = NodeConfig(
         detect_local_mode=DetectLocalMode.INTERFACE_NAME_PREFIX, interface_name_prefix="veth"
     )
-    assert detectors(prefix, None)[0] == dict.fromkeys(Family, Detector(interface_prefix="veth"))
+    assert detectors(prefix, None)[0] == dict.fromkeys(
+        Family, LocalDetector(interface_prefix="veth")
+    )
 
 
 def test_a_node_that_is_not_known_has_no_pod_cidr() -> None:
@@ -264,9 +273,9 @@ def test_settings_carry_the_rest() -> None:
     [(500, False, False), (501, False, True), (251, True, True), (250, True, False)],
 )
 def test_many_services(total: int, before: bool, after: bool) -> None:
-    totals = Totals(services=total, many_services=before)
+    totals = Totals(services=total, split_dispatch=before)
     found, _ = node_settings(Snapshot(), NodeConfig(), FACTS, IPTABLES, totals)
-    assert found.many_services is after
+    assert found.split_dispatch is after
 
 
 @pytest.mark.parametrize(
@@ -274,11 +283,11 @@ def test_many_services(total: int, before: bool, after: bool) -> None:
     [(1000, False, False), (1001, False, True), (501, True, True), (500, True, False)],
 )
 def test_many_endpoints(total: int, before: bool, after: bool) -> None:
-    totals = Totals(endpoints=total, many_endpoints=before)
-    assert with_totals(NodeSettings(), NodeConfig(), totals).many_endpoints is after
+    totals = Totals(endpoints=total, large_cluster=before)
+    assert with_totals(NodeSettings(), NodeConfig(), totals).large_cluster is after
 
 
 def test_a_threshold_of_zero_keeps_the_flag_off() -> None:
-    totals = Totals(services=9999, many_services=True)
+    totals = Totals(services=9999, split_dispatch=True)
     config = NodeConfig(split_threshold=0)
-    assert not with_totals(NodeSettings(many_services=True), config, totals).many_services
+    assert not with_totals(NodeSettings(split_dispatch=True), config, totals).split_dispatch

@@ -17,7 +17,7 @@ from tests.support.builders.objects import (
     snapshot,
 )
 
-HOLDS = Traits(holds_addresses=True)
+HOLDS = Traits(assigns_vips=True)
 MINE, FREE = "192.168.0.2", "203.0.113.7"
 GREEDY = service(
     type="LoadBalancer",

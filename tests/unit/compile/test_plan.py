@@ -474,7 +474,7 @@ def test_thresholds_have_hysteresis() -> None:
         world = snapshot(obj, slice_(*entries, ports=[port("0")]))
         change = planner.update(world, FACTS, {ObjectName("shop", "cart")})
         settings = planner.plan.settings
-        return settings.many_services, settings.many_endpoints, change.settings_changed
+        return settings.split_dispatch, settings.large_cluster, change.settings_changed
 
     assert flags(4, 2) == (False, False, True)
     assert flags(5, 3) == (True, True, True)

@@ -9,7 +9,7 @@ from steersman.model.kube import Annotations, Service
 from steersman.model.plan import ServicePlan, Traits
 from tests.support.builders.objects import KEY, endpoint, plan_of, port, service, slice_
 
-USERSPACE = Traits(hides_clients=True, forwards_sctp=False)
+USERSPACE = Traits(terminates_connections=True, forwards_sctp=False)
 
 
 def annotated(made: Service, **words: str) -> Service:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from steersman.model.addresses import (
@@ -16,12 +17,12 @@ from steersman.model.kube import ObjectMeta
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Action,
-    Detector,
     Endpoint,
     FamilySettings,
     Finding,
     Frontend,
     FrontendKind,
+    LocalDetector,
     NodeSettings,
     Pool,
     ServicePlan,
@@ -178,7 +179,13 @@ def test_settings_by_family() -> None:
 
 
 def test_a_detector_is_truthy_where_it_tells() -> None:
-    assert not Detector()
-    assert Detector(cidr="10.0.0.0/8")
-    assert Detector(interface="br0")
-    assert Detector(interface_prefix="veth")
+    assert not LocalDetector()
+    assert LocalDetector(cidr="10.0.0.0/8")
+    assert LocalDetector(interface="br0")
+    assert LocalDetector(interface_prefix="veth")
+
+
+def test_state_keeps_the_keys_of_renamed_fields() -> None:
+    shown = msgspec.to_builtins(NodeSettings())
+    assert {"many_services", "many_endpoints"} <= shown.keys()
+    assert {"holds_addresses", "hides_clients"} <= shown["traits"].keys()

@@ -12,9 +12,9 @@ import msgspec
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
     Action,
-    Detector,
     Frontend,
     FrontendKind,
+    LocalDetector,
     NodeSettings,
     Pool,
     ServicePlan,
@@ -72,7 +72,7 @@ _WORDS = {
 
 
 @lru_cache(maxsize=64)
-def local_source(detector: Detector, negate: bool = False) -> tuple[str, str]:
+def local_source(detector: LocalDetector, negate: bool = False) -> tuple[str, str]:
     """Matches of traffic of local pods, or of all other: what goes before `-d`, and after it."""
     not_ = " !" if negate else ""
     if detector.cidr:
@@ -135,7 +135,7 @@ class _Shared:
         )
 
     def _dispatch(self, frontend: Frontend, target: str) -> None:
-        split = self.settings.many_services
+        split = self.settings.split_dispatch
         chain = part_chain(last_octet(frontend.address)) if split else SERVICES
         self._rule(NAT, chain, self._to(frontend, _WORDS[frontend.kind], target))
 
@@ -283,7 +283,7 @@ class _Port(_Shared):
 
     def _endpoint_lists(self) -> None:
         """Write KUBE-SEP chains, and KUBE-SVC and KUBE-SVL as far as rules lead there."""
-        plan, comments = self.plan, not self.settings.many_endpoints
+        plan, comments = self.plan, not self.settings.large_cluster
         writer = Endpoints(self.name, self.protocol, plan, comments)
         self.chains.update(writer.chains())
         for pool in self.pools:

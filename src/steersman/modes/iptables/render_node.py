@@ -84,7 +84,7 @@ def _family(settings: NodeSettings, family: Family, features: Features) -> Itera
     yield (NAT, MARK_MASQ, WHOLE), f"-A {MARK_MASQ} -j MARK --set-xmark {mark}/{mark}"
     masquerade = postrouting_rules(mark, features)
     yield (NAT, POSTROUTING, WHOLE), "\n".join(f"-A {POSTROUTING} {r}" for r in masquerade)
-    if settings.many_services:
+    if settings.split_dispatch:
         yield from _split(family)
     if tail := "\n".join(_tail(family, settings.family(family))):
         yield (NAT, SERVICES, TAIL), tail

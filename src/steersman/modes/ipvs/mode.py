@@ -56,7 +56,7 @@ class IpvsMode:
     traits = Traits(
         filters_without_endpoints=True,
         rejects_unknown_ports=True,
-        holds_addresses=True,
+        assigns_vips=True,
         reads_addresses=True,
         one_health_check_port=True,
     )

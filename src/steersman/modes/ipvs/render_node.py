@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from steersman.model.names import Family
-from steersman.model.plan import Detector, NodeSettings, SourceClass, Verdict
+from steersman.model.plan import LocalDetector, NodeSettings, SourceClass, Verdict
 from steersman.modes.iptables.names import FILTER, JUMPS, MANGLE, NAT, WHOLE
 from steersman.modes.iptables.render import Features
 from steersman.modes.iptables.render_node import postrouting_rules
@@ -110,7 +110,9 @@ def _match(name: str, dimensions: int = 2) -> str:
     return f"-m set --match-set {name} {'dst,dst' if dimensions == 2 else 'dst,dst,src'}"
 
 
-def _by_class(family: Family, detector: Detector, verdict: Verdict, target: str) -> Iterator[str]:
+def _by_class(
+    family: Family, detector: LocalDetector, verdict: Verdict, target: str
+) -> Iterator[str]:
     """Rules by class of sources; one that is both pod and node is a pod (behaviour 6)."""
     classes = (
         (SourceClass.POD, _detected(detector)),
@@ -125,7 +127,7 @@ def _by_class(family: Family, detector: Detector, verdict: Verdict, target: str)
             yield f"{match}-j RETURN"
 
 
-def _detected(detector: Detector) -> str:
+def _detected(detector: LocalDetector) -> str:
     if detector.cidr:
         return f"-s {detector.cidr} "
     if detector.interface:

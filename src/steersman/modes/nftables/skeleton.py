@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 from steersman.model.names import Family
-from steersman.model.plan import Detector, FamilySettings, NodeSettings
+from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings
 from steersman.modes.nftables.layout import SETS, SIZES, TABLE, Form, SetSpec, lb_chain
 
 HEADER = {Family.IPV4: "ip", Family.IPV6: "ip6"}
@@ -181,7 +181,7 @@ def _fill(rule: str, words: Mapping[str, str]) -> str:
     return rule
 
 
-def _from_pod(detector: Detector, family: Family, negation: str) -> str:
+def _from_pod(detector: LocalDetector, family: Family, negation: str) -> str:
     """Match of packets from local pods; "" where they cannot be told."""
     if detector.cidr:
         return f"{HEADER[family]} saddr {negation}{detector.cidr}"

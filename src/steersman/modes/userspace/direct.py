@@ -56,7 +56,7 @@ class DirectMode:
 
     traits = Traits(
         reads_addresses=True,
-        hides_clients=True,
+        terminates_connections=True,
         forwards_sctp=False,
         localhost_node_ports=True,
         relays_localhost=True,

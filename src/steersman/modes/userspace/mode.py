@@ -61,7 +61,7 @@ class UserspaceMode:
     name = "userspace"
     traits = Traits(
         reads_addresses=True,
-        hides_clients=True,
+        terminates_connections=True,
         forwards_sctp=False,
         localhost_node_ports=True,
         relays_localhost=True,

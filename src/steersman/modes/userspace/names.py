@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from steersman.model.names import Family
 from steersman.model.plan import (
-    Detector,
+    LocalDetector,
     Value,
     Verdict,
 )
@@ -49,7 +49,7 @@ class Portal(Value, frozen=True):
     """FORWARD leads to the listener, or for a node port lets pass."""
     host: str = ""
     """Address of this node at which the listener is; "" where it has the destination itself."""
-    insiders: Detector | None = None
+    insiders: LocalDetector | None = None
     """Given: only pods that it tells and this node itself pass, others are dropped."""
     source_ranges: tuple[str, ...] = ()
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from steersman.model.names import Family
-from steersman.model.plan import Detector, Verdict
+from steersman.model.plan import LocalDetector, Verdict
 from steersman.modes.userspace.names import Portal
 from steersman.proxy.listeners import FrontendKey
 
@@ -148,7 +148,7 @@ def _guarding(key: FrontendKey, portal: Portal) -> Iterator[str]:
         yield f"{words} saddr != {{ {', '.join(_united(portal.source_ranges))} }} drop"
 
 
-def _no_pod(words: str, detector: Detector) -> str:
+def _no_pod(words: str, detector: LocalDetector) -> str:
     if detector.cidr:
         return f"{words} saddr != {detector.cidr} "
     if detector.interface:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Family
-from steersman.model.plan import Detector, Verdict
+from steersman.model.plan import LocalDetector, Verdict
 from steersman.modes.userspace.names import Portal
 from steersman.proxy.listeners import FrontendKey
 
@@ -113,7 +113,7 @@ def _guarding(key: FrontendKey, portal: Portal, address: str, port: int) -> Iter
         yield rule("DROP")
 
 
-def _no_pod(detector: Detector) -> str:
+def _no_pod(detector: LocalDetector) -> str:
     if detector.cidr:
         return f"! -s {detector.cidr}"
     if detector.interface:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.names import Family
-from steersman.model.plan import Detector, FamilySettings, NodeSettings, ServicePlan
+from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, ServicePlan
 from steersman.modes.ebpf import layout, render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.text import describe
@@ -78,7 +78,7 @@ def test_the_node() -> None:
     settings = NodeSettings(
         families=(Family.IPV4, Family.IPV6),
         ipv4=FamilySettings(
-            Detector(cidr="10.244.0.0/16"),
+            LocalDetector(cidr="10.244.0.0/16"),
             "10.250.1.2",
             ("10.250.1.2", "127.0.0.1"),
             localhost_node_ports=True,
@@ -99,13 +99,13 @@ def test_the_node() -> None:
 @pytest.mark.parametrize(
     ("detector", "flags"),
     [
-        (Detector(), 8),
-        (Detector(cidr="10.0.0.0/8"), 9),
-        (Detector(interface="cni0"), 10),
-        (Detector(interface_prefix="veth"), 10),
+        (LocalDetector(), 8),
+        (LocalDetector(cidr="10.0.0.0/8"), 9),
+        (LocalDetector(interface="cni0"), 10),
+        (LocalDetector(interface_prefix="veth"), 10),
     ],
 )
-def test_detectors(detector: Detector, flags: int) -> None:
+def test_detectors(detector: LocalDetector, flags: int) -> None:
     value = render.render_node(NodeSettings(ipv4=FamilySettings(detector)), PROGRAMS)
     config = layout.NODE_VALUE.unpack(value[Kind.CONFIG.value])
     assert config[2] == flags

@@ -3,7 +3,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import Detector, FamilySettings, NodeSettings, ServicePlan
+from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, ServicePlan
 from steersman.modes.iptables.endpoints import probability
 from steersman.modes.iptables.names import chain_hash
 from steersman.modes.iptables.render import Features, local_source, render_service
@@ -91,11 +91,15 @@ def test_chains_come_after_those_they_lead_to() -> None:
 
 def test_whether_cluster_ip_traffic_is_masqueraded() -> None:
     for actions, detector, expected in (
-        (INTERNAL, Detector(cidr="10.244.0.0/16"), "! -s 10.244.0.0/16 -d 10.96.0.1/32 -p tcp"),
-        (INTERNAL, Detector(interface="br0"), "-d 10.96.0.1/32 ! -i br0 -p tcp"),
-        (INTERNAL, Detector(interface_prefix="veth"), "-d 10.96.0.1/32 ! -i veth+ -p tcp"),
-        (EVERYBODY, Detector(cidr="10.244.0.0/16"), "-d 10.96.0.1/32 -p tcp"),
-        ((INTERNAL[0],) * 3, Detector(), '-m comment --comment "shop/cart:http -> 10.244.0.1'),
+        (
+            INTERNAL,
+            LocalDetector(cidr="10.244.0.0/16"),
+            "! -s 10.244.0.0/16 -d 10.96.0.1/32 -p tcp",
+        ),
+        (INTERNAL, LocalDetector(interface="br0"), "-d 10.96.0.1/32 ! -i br0 -p tcp"),
+        (INTERNAL, LocalDetector(interface_prefix="veth"), "-d 10.96.0.1/32 ! -i veth+ -p tcp"),
+        (EVERYBODY, LocalDetector(cidr="10.244.0.0/16"), "-d 10.96.0.1/32 -p tcp"),
+        ((INTERNAL[0],) * 3, LocalDetector(), '-m comment --comment "shop/cart:http -> 10.244.0.1'),
     ):
         settings = replace(SETTINGS, ipv4=FamilySettings(detector=detector))
         service = plan(HTTP, cluster_ip("10.96.0.1", actions), cluster=PODS)
@@ -248,7 +252,7 @@ def test_affinity() -> None:
 
 
 def test_a_large_cluster_goes_without_comments() -> None:
-    settings = replace(SETTINGS, many_endpoints=True)
+    settings = replace(SETTINGS, large_cluster=True)
     found = chains(plan(HTTP, cluster_ip("10.96.0.1"), cluster=PODS, affinity=300), settings)
     for chain, rules in found.items():
         for rule in rules:
@@ -276,7 +280,7 @@ def test_localhost_node_ports_are_counted_where_the_kernel_can() -> None:
 
 
 def test_a_split_list() -> None:
-    settings = replace(SETTINGS, many_services=True)
+    settings = replace(SETTINGS, split_dispatch=True)
     service = plan(HTTP, cluster_ip("10.96.0.7"), external_ip("192.0.2.171"), cluster=PODS)
     found = chains(service, settings)
     assert "nat KUBE-SERVICES" not in found
@@ -290,8 +294,8 @@ def test_probabilities_are_what_the_kernel_keeps() -> None:
 
 
 def test_a_cidr_of_everyone_is_no_match() -> None:
-    assert local_source(Detector(cidr="0.0.0.0/0")) == ("", "")
-    assert local_source(Detector(cidr="0.0.0.0/0"), negate=True) == (" ! -s 0.0.0.0/0", "")
+    assert local_source(LocalDetector(cidr="0.0.0.0/0")) == ("", "")
+    assert local_source(LocalDetector(cidr="0.0.0.0/0"), negate=True) == (" ! -s 0.0.0.0/0", "")
 
 
 # The node's part
@@ -354,7 +358,7 @@ def test_the_mark_is_the_configured_bit() -> None:
 
 
 def test_a_split_node_has_every_part() -> None:
-    node = render_node(replace(SETTINGS, many_services=True), FEATURES)
+    node = render_node(replace(SETTINGS, split_dispatch=True), FEATURES)
     for family in (4, 6):
         assert sum(key[0] == family and "BYADDR" in key[2] for key in node) == 272
     jumps = node[4, "nat", "KUBE-SERVICES", "split"].split("\n")

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import Detector, FamilySettings, NodeSettings
+from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings
 from steersman.model.ruleset import diff, merge
 from steersman.modes.iptables.canonical import canonical
 from steersman.modes.iptables.render import Features
@@ -148,12 +148,12 @@ def test_rules_are_spelled_as_they_are_read_back() -> None:
 @pytest.mark.parametrize(
     ("detector", "match"),
     [
-        (Detector(cidr="10.244.0.0/16"), "-s 10.244.0.0/16 "),
-        (Detector(interface="cbr0"), "-i cbr0 "),
-        (Detector(interface_prefix="veth"), "-i veth+ "),
+        (LocalDetector(cidr="10.244.0.0/16"), "-s 10.244.0.0/16 "),
+        (LocalDetector(interface="cbr0"), "-i cbr0 "),
+        (LocalDetector(interface_prefix="veth"), "-i veth+ "),
     ],
 )
-def test_pods_are_told_first(detector: Detector, match: str) -> None:
+def test_pods_are_told_first(detector: LocalDetector, match: str) -> None:
     rules = text(NodeSettings(ipv4=FamilySettings(detector=detector))).splitlines()
     chain = [rule for rule in rules if rule.startswith("-A KUBE-IPVS-SERVICES ")]
     assert chain[0].startswith(f"-A KUBE-IPVS-SERVICES {match}-m set")

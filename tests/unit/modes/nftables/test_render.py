@@ -9,10 +9,10 @@ import pytest
 from steersman.host.nlmsg import attr, message, nested, text
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
-    Detector,
     FamilySettings,
     Frontend,
     FrontendKind,
+    LocalDetector,
     NodeSettings,
     ServicePlan,
 )
@@ -149,12 +149,12 @@ def rules_of(settings: NodeSettings, chain: str, family: Family = Family.IPV4) -
 @pytest.mark.parametrize(
     ("detector", "match"),
     [
-        (Detector(cidr="10.244.0.0/16"), "ip saddr != 10.244.0.0/16 "),
-        (Detector(interface="br0"), 'iifname != "br0" '),
-        (Detector(interface_prefix="veth"), 'iifname != "veth*" '),
+        (LocalDetector(cidr="10.244.0.0/16"), "ip saddr != 10.244.0.0/16 "),
+        (LocalDetector(interface="br0"), 'iifname != "br0" '),
+        (LocalDetector(interface_prefix="veth"), 'iifname != "veth*" '),
     ],
 )
-def test_detectors(detector: Detector, match: str) -> None:
+def test_detectors(detector: LocalDetector, match: str) -> None:
     settings = NodeSettings(ipv4=FamilySettings(detector=detector))
     (rule,) = rules_of(settings, "mark-cluster")
     assert rule == f"{match}meta mark set meta mark or 0x4000"

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Action,
-    Detector,
     Endpoint,
     FamilySettings,
     Frontend,
     FrontendKind,
+    LocalDetector,
     NodeSettings,
     Pool,
     ServicePlan,
@@ -45,7 +45,7 @@ ALL = (HERE, THERE)
 CLUSTER, LOCAL = Action(Verdict.FORWARD), Action(Verdict.FORWARD, Pool.LOCAL)
 DROP, REJECT = Action(Verdict.DROP), Action(Verdict.REJECT)
 FAMILY = FamilySettings(
-    detector=Detector(cidr="10.244.0.0/16"),
+    detector=LocalDetector(cidr="10.244.0.0/16"),
     node_ip="192.168.0.2",
     local_addresses=("127.0.0.1", "192.168.0.1", "192.168.0.2"),
     localhost_node_ports=True,
@@ -167,8 +167,8 @@ def test_rootless_serves_what_this_machine_has() -> None:
 
 
 def test_sources_by_interface() -> None:
-    one = SourceClassifier(Detector(interface="cni0"))
-    many = SourceClassifier(Detector(interface_prefix="veth"), ("192.168.0.2",))
+    one = SourceClassifier(LocalDetector(interface="cni0"))
+    many = SourceClassifier(LocalDetector(interface_prefix="veth"), ("192.168.0.2",))
     assert one.classify("10.0.0.1", "cni0") is SourceClass.POD
     assert one.classify("10.0.0.1", "eth0") is SourceClass.EXTERNAL
     assert many.classify("10.0.0.1", "veth7") is SourceClass.POD
@@ -216,7 +216,7 @@ def test_ranges_come_after_everything_else_is_dropped() -> None:
         "shop/cart:http",
         Verdict.FORWARD,
         "192.168.0.2",
-        Detector(cidr="10.244.0.0/16"),
+        LocalDetector(cidr="10.244.0.0/16"),
         ("203.0.113.0/24",),
     )
     assert lines(portal)[3:] == [
@@ -229,7 +229,7 @@ def test_ranges_come_after_everything_else_is_dropped() -> None:
 def test_insiders_by_interface_and_none_at_all() -> None:
     node_port = Portal("shop/cart:http", Verdict.FORWARD)
     found = {
-        lines(replace(node_port, insiders=Detector(**how)), True)[0].split(" -m comment")[0]
+        lines(replace(node_port, insiders=LocalDetector(**how)), True)[0].split(" -m comment")[0]
         for how in ({"interface": "cni0"}, {"interface_prefix": "veth"}, {})
     }
     start = f"-A {FIREWALL} -d 192.168.0.2/32"
@@ -305,7 +305,7 @@ def test_nft_leads_and_guards() -> None:
     guard = "guards: 192.168.0.2 . 6 . 4711 : goto "
     assert nft(portal) == ([f"{guard}proxied", leads], [])
     ranges = ("203.0.113.0/24", "203.0.113.0/25", "10.0.0.1/32")
-    fenced = replace(portal, insiders=Detector(cidr="10.244.0.0/16"), source_ranges=ranges)
+    fenced = replace(portal, insiders=LocalDetector(cidr="10.244.0.0/16"), source_ranges=ranges)
     assert nft(fenced) == (
         [f"{guard}to-tcp-192.168.0.2-4711", leads],
         [
@@ -319,7 +319,7 @@ def test_nft_leads_and_guards() -> None:
 def test_nft_insiders_by_interface_and_none_at_all() -> None:
     node_port = Portal("shop/cart:http", Verdict.FORWARD)
     found = [
-        nft(replace(node_port, insiders=Detector(**how)), True)[1]
+        nft(replace(node_port, insiders=LocalDetector(**how)), True)[1]
         for how in ({"interface": "cni0"}, {"interface_prefix": "veth"}, {})
     ]
     rest = "fib saddr type != local drop"

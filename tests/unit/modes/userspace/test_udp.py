@@ -15,7 +15,7 @@ import pytest
 
 from steersman.model.errors import ApplyError
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import Detector, Endpoint, SourceClassifier, Verdict
+from steersman.model.plan import Endpoint, LocalDetector, SourceClassifier, Verdict
 from steersman.proxy import udp
 from steersman.proxy.listeners import Choice, FrontendKey, Listener
 from steersman.proxy.sockets import Ports, open_socket
@@ -156,7 +156,7 @@ async def test_pods_are_told_by_the_interface_that_they_come_in_by() -> None:
         ways = [Choice(Verdict.FORWARD, (end,)) for end in (one, two)]
         for number, name in ((1, b"1!"), (2, b"2!")):
             at = key(UDP, f"10.96.0.{number}")
-            detector = Detector(interface="lo" if number == 1 else "eth9")
+            detector = LocalDetector(interface="lo" if number == 1 else "eth9")
             sources = SourceClassifier(detector)
             plan = Listener(owner(UDP), LOCAL, 0, ways[0], ways[1], ways[1], sources)
             await made.start({at: plan})
