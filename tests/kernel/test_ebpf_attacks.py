@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steersman.modes.ebpf.bpf import run_packet
 from tests.kernel.test_ebpf_packets import (
     CLIENT,
     CLIENT6,
@@ -28,6 +27,7 @@ from tests.kernel.test_ebpf_packets import (
     VIP6,
     Programs,
 )
+from tests.support.lab.ebpf import run_packet
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.frames import (
     ACK,

@@ -23,12 +23,11 @@ from steersman.model.plan import (
 )
 from steersman.model.ruleset import diff
 from steersman.modes.ebpf import layout, render
-from steersman.modes.ebpf.bpf import run_packet
 from steersman.modes.ebpf.flows import TO_ENDPOINT
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.tables import Tables
-from tests.support.lab.ebpf import compiled
+from tests.support.lab.ebpf import compiled, run_packet
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.frames import (
     ACK,

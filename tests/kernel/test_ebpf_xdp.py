@@ -17,7 +17,6 @@ import pytest
 
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import Endpoint
-from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.bpf import XDP, Link
 from steersman.modes.ebpf.dump import dump
 from steersman.modes.ebpf.features import load
@@ -33,6 +32,7 @@ from tests.support.builders.ebpf_node_plan import (
     node_plan,
 )
 from tests.support.lab.cluster import Lab
+from tests.support.lab.ebpf import run_packet
 from tests.support.lab.ebpf_node import MARKS, WAIT, Node, replace_programs
 from tests.support.lab.frames import (
     ACK,
@@ -114,19 +114,8 @@ def run_on(node: Node, device: str, frame: bytes) -> tuple[int, bytes]:
     number = index(node.lab.node, device)
 
     def run() -> tuple[int, bytes]:
-        given = ctypes.create_string_buffer(frame, len(frame))
-        out = ctypes.create_string_buffer(4096)
-        context = ctypes.create_string_buffer(
-            struct.pack("=IIIIII", 0, len(frame), 0, number, 0, 0)
-        )
-        _, values = bpf.call(
-            bpf.PROG_TEST_RUN,
-            "IiIIQQIIIIQQIII4x",
-            *(loaded.programs["sm_xdp"], 0, len(frame), 4096),
-            *(ctypes.addressof(given), ctypes.addressof(out), 1, 0, 24, 0),
-            *(ctypes.addressof(context), 0, 0, 0, 0),
-        )
-        return values[1], out.raw[: values[3]]
+        context = struct.pack("=IIIIII", 0, len(frame), 0, number, 0, 0)
+        return run_packet(loaded.programs["sm_xdp"], frame, context)
 
     return node.lab.node.call(run)
 

@@ -7,10 +7,12 @@ lab_sockets be in one for just that long, so that clients outside are not seen b
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import itertools
 import os
 import shutil
+import struct
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 import hatch_build
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodePlan
+from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.engine import EbpfOptions, Inside
 from steersman.modes.ebpf.loader import FILE
 from steersman.modes.ebpf.maps import HashMap
@@ -35,7 +38,25 @@ def next_number() -> int:
     return next(_serial)
 
 
+_PROG_TEST_RUN = 10
 _modes: dict[str, EbpfMode] = {}
+
+
+def run_packet(program: int, packet: bytes, context: bytes = b"") -> tuple[int, bytes]:
+    """Run a program of devices on a packet (PROG_TEST_RUN); return its answer and the packet."""
+    given = ctypes.create_string_buffer(packet, len(packet))
+    meta = ctypes.create_string_buffer(context, len(context))
+    out = ctypes.create_string_buffer(4096)
+    layout = struct.Struct("=IiIIQQIIIIQQIII4x")
+    attributes = ctypes.create_string_buffer(
+        layout.pack(
+            *(program, 0, len(packet), len(out), ctypes.addressof(given), ctypes.addressof(out)),
+            *(1, 0, len(context), 0, ctypes.addressof(meta) if context else 0, 0, 0, 0, 0),
+        )
+    )
+    bpf.bpf(_PROG_TEST_RUN, attributes, layout.size)
+    values = layout.unpack(attributes.raw[: layout.size])
+    return values[1], out.raw[: values[3]]
 
 
 def mode_behind(execute: Exec) -> EbpfMode:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import struct
 import time
@@ -23,7 +24,6 @@ _LONG = 0.1  # seconds; no program takes a thousandth of it
 
 MAP_LOOKUP, MAP_UPDATE, MAP_DELETE = 1, 2, 3
 OBJ_PIN, OBJ_GET = 6, 7
-PROG_TEST_RUN = 10
 OBJ_GET_INFO = 15
 MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = 24, 26, 27
 LINK_CREATE, LINK_UPDATE, LINK_DETACH = 28, 29, 34
@@ -49,6 +49,7 @@ CGROUP_ATTACH_TYPES = {
 _MACHINE = os.uname().machine
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
+_libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_long)
 
 
 def bpf(command: int, attributes: Any, size: int) -> int:
@@ -60,24 +61,25 @@ def bpf(command: int, attributes: Any, size: int) -> int:
     number = _NUMBERS.get(_MACHINE)
     if number is None:
         raise OSError(errno.ENOSYS, f"the number of bpf(2) on {_MACHINE} is not known")
-    result: int = _libc.syscall(
-        ctypes.c_long(number),
-        ctypes.c_long(command),
-        ctypes.byref(attributes),
-        ctypes.c_long(size),
-    )
+    result: int = _libc.syscall(number, command, ctypes.addressof(attributes), size)
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
 
 
-def call(command: int, layout: str, *values: int) -> tuple[int, tuple[int, ...]]:
-    """Do one bpf(2) with attributes of a struct layout; returns its result and the attributes."""
-    size = struct.calcsize("=" + layout)
-    attributes = ctypes.create_string_buffer(struct.pack("=" + layout, *values), size)
-    result = bpf(command, attributes, size)
-    return result, struct.unpack("=" + layout, attributes.raw)
+_attributes = functools.cache(struct.Struct)
+"""Compiled layouts of attributes: a system call takes less time than compiling one."""
+
+
+def call(command: int, layout: str, *values: int) -> int:
+    """Call bpf(2) with attributes of a native struct layout without padding ("=...").
+
+    Raises:
+        OSError: as `bpf`.
+    """
+    attributes = ctypes.create_string_buffer(_attributes(layout).pack(*values))
+    return bpf(command, attributes, len(attributes) - 1)
 
 
 def settle() -> None:
@@ -87,7 +89,7 @@ def settle() -> None:
     without ticks (nohz_full), or a filter of system calls, refuses it.
     """
     number = _MEMBARRIERS.get(_MACHINE, -1)
-    if _libc.syscall(ctypes.c_long(number), ctypes.c_long(_EVERYWHERE), 0, 0):
+    if _libc.syscall(number, _EVERYWHERE, None, 0):
         time.sleep(_LONG)
 
 
@@ -101,17 +103,17 @@ class Object:
     def pinned(cls, path: Path) -> Self:
         """Open what is pinned; FileNotFoundError where nothing is."""
         name = ctypes.create_string_buffer(str(path).encode())
-        return cls(call(OBJ_GET, "QII", ctypes.addressof(name), 0, 0)[0])
+        return cls(call(OBJ_GET, "=QII", ctypes.addressof(name), 0, 0))
 
     def pin(self, path: Path) -> None:
         """Pin at a path of a bpffs."""
         name = ctypes.create_string_buffer(str(path).encode())
-        call(OBJ_PIN, "QII", ctypes.addressof(name), self.fd, 0)
+        call(OBJ_PIN, "=QII", ctypes.addressof(name), self.fd, 0)
 
     def info(self, size: int) -> bytes:
         """Return the kernel's `bpf_*_info`, up to `size` bytes."""
         buffer = ctypes.create_string_buffer(size)
-        call(OBJ_GET_INFO, "IIQ", self.fd, size, ctypes.addressof(buffer))
+        call(OBJ_GET_INFO, "=IIQ", self.fd, size, ctypes.addressof(buffer))
         return buffer.raw
 
     def close(self) -> None:
@@ -127,12 +129,11 @@ class Link(Object):
     @classmethod
     def attach(cls, program: int, target: int, place: int) -> Self:
         """Attach a program to a cgroup (by descriptor) or a device (by index)."""
-        result, _ = call(LINK_CREATE, "IIIIIIQ", program, target, place, 0, 0, 0, 0)
-        return cls(result)
+        return cls(call(LINK_CREATE, "=IIIIIIQ", program, target, place, 0, 0, 0, 0))
 
     def replace(self, program: int) -> None:
         """Put another program in the same place; packets and sockets see one or the other."""
-        call(LINK_UPDATE, "IIII", self.fd, program, 0, 0)
+        call(LINK_UPDATE, "=IIII", self.fd, program, 0, 0)
 
     def has(self, program: int) -> bool:
         """Whether this program (by descriptor) is the one in place."""
@@ -142,7 +143,7 @@ class Link(Object):
 
     def detach(self) -> None:
         """Take the program off, also where others have the link open."""
-        call(LINK_DETACH, "I", self.fd)
+        call(LINK_DETACH, "=I", self.fd)
 
     @property
     def target(self) -> int:
@@ -150,16 +151,3 @@ class Link(Object):
         kind, _, _, _, target, extra = struct.unpack_from("=IIIIII", self.info(32))
         identity: int = target | extra << 32 if kind == _LINK_CGROUP else target
         return identity
-
-
-def run_packet(program: int, packet: bytes) -> tuple[int, bytes]:
-    """Run a program of devices on a packet (PROG_TEST_RUN); returns its answer and the packet."""
-    given = ctypes.create_string_buffer(packet, len(packet))
-    out = ctypes.create_string_buffer(4096)
-    _, values = call(
-        PROG_TEST_RUN,
-        "IiIIQQIIIIQQIII4x",
-        *(program, 0, len(packet), 4096, ctypes.addressof(given), ctypes.addressof(out)),
-        *(1, 0, 0, 0, 0, 0, 0, 0, 0),
-    )
-    return values[1], out.raw[: values[3]]

@@ -11,7 +11,7 @@ from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
 from steersman.modes.base import Made, Moved, NodeTotals, frontend_label
 from steersman.modes.ebpf import layout, render
-from steersman.modes.ebpf.maps import HashMap, SumMap, possible_cpus
+from steersman.modes.ebpf.maps import HashMap, SumMap
 from steersman.modes.ebpf.services import endpoints_of, number_key
 from steersman.modes.ebpf.tables import Tables
 
@@ -29,22 +29,20 @@ class Counts:
 
     def __init__(self, maps: Mapping[str, int]) -> None:
         """Take descriptors by name; they stay with their owner."""
-        self._events = HashMap(maps["counters"])
+        self._events = SumMap(maps["counters"])
         self._reached = SumMap(maps["reached"])
         self._used = SumMap(maps["used"])
         self._capacity = HashMap(maps["flows"]).capacity
 
     def event(self, name: str) -> int:
         """How often something happened (layout.COUNTERS)."""
-        cpus = possible_cpus()
-        value = self._events.get(_event_key(name), 8 * cpus) or bytes(8 * cpus)
-        return sum(memoryview(value).cast("Q"))
+        return self._events.sum(_event_key(name))
 
     def add_expired(self, entries: int) -> None:
         """Note flows that flows.py has deleted; no program writes that counter."""
         total = self.event("flows_expired") + entries
-        rest = bytes(8 * (possible_cpus() - 1))
-        self._events.put(_event_key("flows_expired"), total.to_bytes(8, layout.BYTE_ORDER) + rest)
+        value = total.to_bytes(8, layout.BYTE_ORDER).ljust(self._events.value_size, b"\0")
+        self._events.put(_event_key("flows_expired"), value)
 
     def looked(self, entries: int, made: int, before: Flows) -> Flows:
         """What follows from how many flows there are; evicted ones are what is missing.

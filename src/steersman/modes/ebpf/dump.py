@@ -9,8 +9,8 @@ from pathlib import Path
 from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.modes.ebpf import bpf, layout
 from steersman.modes.ebpf.layout import Kind, print_address
-from steersman.modes.ebpf.maps import HashMap, SumMap, possible_cpus
-from steersman.modes.ebpf.services import endpoints_of
+from steersman.modes.ebpf.maps import HashMap, SumMap
+from steersman.modes.ebpf.services import endpoints_of, number_key
 from steersman.modes.ebpf.tables import Tables
 from steersman.modes.ebpf.text import describe, endpoint_name
 
@@ -79,8 +79,8 @@ def _affinity(maps: Path) -> Iterator[str]:
 
 
 def _counters(maps: Path) -> Iterator[str]:
-    counters = HashMap.pinned(maps / "counters")
-    return (f"{name} {_sum(counters, n)}" for n, name in enumerate(layout.COUNTERS))
+    counters = SumMap.pinned(maps / "counters")
+    return (f"{name} {counters.sum(number_key(n))}" for n, name in enumerate(layout.COUNTERS))
 
 
 DUMPS: Mapping[str, Callable[[Path], Iterator[str]]] = {
@@ -91,13 +91,6 @@ DUMPS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "counters": _counters,
 }
 """What can be printed."""
-
-
-def _sum(counters: HashMap, number: int) -> int:
-    """Sum of a counter over all CPUs."""
-    key = number.to_bytes(4, layout.BYTE_ORDER)
-    value = counters.get(key, 8 * possible_cpus()) or b""
-    return sum(memoryview(value).cast("Q"))
 
 
 def _tables(maps: Path) -> Tables:

@@ -64,11 +64,8 @@ def load(kind: int, place: int, code: bytes) -> int:
     """
     program, licence = ctypes.create_string_buffer(code), ctypes.create_string_buffer(b"GPL")
     at = (ctypes.addressof(program), ctypes.addressof(licence))
-    layout = "IIQQIIQIIQQII"
-    result, _ = bpf.call(
-        _PROG_LOAD, layout, kind, len(code) // 8, *at, 0, 0, 0, 0, 0, 0, 0, 0, place
-    )
-    return result
+    layout = "=IIQQIIQIIQQII"
+    return bpf.call(_PROG_LOAD, layout, kind, len(code) // 8, *at, 0, 0, 0, 0, 0, 0, 0, 0, place)
 
 
 def _set(register: int, value: int) -> bytes:
@@ -89,12 +86,12 @@ def _program(kind: int, place: int, *code: bytes) -> Callable[[], bool]:
 
 def _mapped_array() -> bool:
     values = (_ARRAY, 4, 8, 1, _MMAPABLE)
-    return _possible(lambda: bpf.call(_MAP_CREATE, "IIIII", *values)[0])
+    return _possible(lambda: bpf.call(_MAP_CREATE, "=IIIII", *values))
 
 
 def _batches() -> bool:
     try:
-        bpf.call(bpf.MAP_LOOKUP_BATCH, "QQQQIIQQ", *(0,) * 5, _NOWHERE, 0, 0)
+        bpf.call(bpf.MAP_LOOKUP_BATCH, "=QQQQIIQQ", *(0,) * 5, _NOWHERE, 0, 0)
     except OSError as error:
         return error.errno != errno.EINVAL
     return True

@@ -1,10 +1,15 @@
-"""BPF maps, typed by how they are used: by key, in batches, or as memory."""
+"""BPF maps by how they are used: by key and in batches, or as memory.
+
+A map object serves one thread at a time: its buffers are made once, as a system call takes less
+time than making them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import functools
 import mmap
 import re
 import struct
@@ -14,27 +19,58 @@ from pathlib import Path
 from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.slots import FullError
 
+_LPM_TRIE = 11
+_PER_CPU = (5, 6, 10)  # BPF_MAP_TYPE_PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH
 _CHUNK_BYTES = 1 << 18
-"""Room for a batch that is read."""
+"""Size of a batch that is read."""
+_FEW = 4
+"""Entries for which single calls are as fast as a batch."""
 _FULL = (errno.E2BIG, errno.ENOSPC)
-"""Of hashes, and of tries."""
+"""Errors of full hashes, and of full tries."""
 _NAME_END = 40
-"""Where the name ends in struct bpf_map_info; it has 16 bytes."""
+"""End of the name in struct bpf_map_info; it has 16 bytes."""
 _FIRST_BYTES = 1 << 20
-"""Of an array, mapped at once."""
+"""Bytes of an array that are mapped at first."""
+_ELEMENT = struct.Struct("=IIQQQ")
+"""Attributes of a call for one element: map, key, value, flags."""
+_TO_KEY = 16
+"""Bytes of them with which a key alone is given."""
+_BATCH = struct.Struct("=QQQQIIQQ")
+"""Attributes of a call for a batch: cursors, keys, values, count, map, flags."""
+_COUNT_AT = 32
 
 
 class HashMap(bpf.Object):
-    """A map that is read and written by key: hashes, tries, per-CPU arrays."""
+    """A map that is read and written by key: hashes, tries, per-CPU arrays.
+
+    The value of a per-CPU map is the values of all possible CPUs, each in whole words.
+    """
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
-        info = struct.unpack_from("=6I", self.info(88))
-        self.key_size, self.value_size, self.capacity = info[2], info[3], info[4]
+        kind, _, self.key_size, self.value_size, self.capacity, _ = struct.unpack(
+            "=6I", self.info(24)
+        )
+        self._deletes_batches = kind != _LPM_TRIE  # tries: since Linux 5.16
+        if kind in _PER_CPU:
+            self.value_size = -(-self.value_size // 8) * 8 * possible_cpus()
+        self._key = ctypes.create_string_buffer(self.key_size)
+        self._value = ctypes.create_string_buffer(self.value_size)
+        self._element = ctypes.create_string_buffer(_ELEMENT.size)
+        _ELEMENT.pack_into(
+            self._element, 0, 0, 0, ctypes.addressof(self._key), ctypes.addressof(self._value), 0
+        )
+
+    def _call(self, command: int, key: bytes) -> None:
+        """Call bpf(2) for an element, with its value in `_value`."""
+        self._key.raw = key
+        struct.pack_into("=I", self._element, 0, self.fd)
+        size = _TO_KEY if command == bpf.MAP_DELETE else _ELEMENT.size
+        bpf.bpf(command, self._element, size)
 
     @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Say which map is full, instead of what the kernel says."""
+    def _explain_full(self) -> Iterator[None]:
+        """Turn the kernel's error for a full map into FullError with the map's name."""
         try:
             yield
         except OSError as error:
@@ -43,58 +79,74 @@ class HashMap(bpf.Object):
             name = self.info(_NAME_END)[_NAME_END - 16 :].rstrip(b"\0").decode()
             raise FullError(f"{name} has room for {self.capacity} entries") from error
 
-    def get(self, key: bytes, size: int = 0) -> bytes | None:
-        """Value of a key (of `size` bytes where that is not the map's own, as for per-CPU ones)."""
-        keys = ctypes.create_string_buffer(key, len(key))
-        value = ctypes.create_string_buffer(size or self.value_size)
-        at = (ctypes.addressof(keys), ctypes.addressof(value))
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key."""
         try:
-            bpf.call(bpf.MAP_LOOKUP, "IIQQQ", self.fd, 0, *at, 0)
+            self._call(bpf.MAP_LOOKUP, key)
         except FileNotFoundError:
             return None
-        return value.raw
+        return self._value.raw
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set one value."""
-        keys = ctypes.create_string_buffer(key, len(key))
-        values = ctypes.create_string_buffer(value, len(value))
-        at = (ctypes.addressof(keys), ctypes.addressof(values))
-        with self._naming():
-            bpf.call(bpf.MAP_UPDATE, "IIQQQ", self.fd, 0, *at, 0)
+        """Set one value; FullError if there is no room."""
+        self._value.raw = value
+        with self._explain_full():
+            self._call(bpf.MAP_UPDATE, key)
 
     def delete(self, key: bytes) -> bool:
-        """Delete a key; whether it was there."""
-        keys = ctypes.create_string_buffer(key, len(key))
+        """Delete a key; return whether it was there."""
         try:
-            bpf.call(bpf.MAP_DELETE, "IIQQQ", self.fd, 0, ctypes.addressof(keys), 0, 0)
+            self._call(bpf.MAP_DELETE, key)
         except FileNotFoundError:
             return False
         return True
 
     def put_all(self, items: Iterable[tuple[bytes, bytes]]) -> None:
-        """Set many values, in one call where there are several."""
+        """Set many values, in one call if there are several; FullError if there is no room."""
         pairs = list(items)
-        if len(pairs) < 4:
+        if len(pairs) < _FEW:
             for key, value in pairs:
                 self.put(key, value)
             return
-        keys, values = b"".join([k for k, _ in pairs]), b"".join([v for _, v in pairs])
-        key_buffer = ctypes.create_string_buffer(keys, len(keys))
-        value_buffer = ctypes.create_string_buffer(values, len(values))
-        at = (ctypes.addressof(key_buffer), ctypes.addressof(value_buffer))
-        with self._naming():
-            bpf.call(bpf.MAP_UPDATE_BATCH, "QQQQIIQQ", 0, 0, *at, len(pairs), self.fd, 0, 0)
+        with self._explain_full():
+            self._write_batch(
+                bpf.MAP_UPDATE_BATCH, [key for key, _ in pairs], [value for _, value in pairs]
+            )
 
     def delete_all(self, keys: Iterable[bytes]) -> int:
-        """Delete keys; how many of them were there."""
-        return sum(map(self.delete, keys))
+        """Delete keys; return how many of them were there."""
+        left = list(keys)
+        if len(left) < _FEW or not self._deletes_batches:
+            return sum(map(self.delete, left))
+        deleted = 0
+        while left:
+            done = self._write_batch(bpf.MAP_DELETE_BATCH, left)
+            deleted += done
+            del left[: done + 1]  # the kernel stops at a key that is not there
+        return deleted
+
+    def _write_batch(self, command: int, keys: list[bytes], values: Iterable[bytes] = ()) -> int:
+        """Return how many keys were written until the first that is not there."""
+        key_buffer = ctypes.create_string_buffer(b"".join(keys))
+        value_buffer = ctypes.create_string_buffer(b"".join(values)) if values else None
+        attributes = ctypes.create_string_buffer(
+            _BATCH.pack(
+                *(0, 0, ctypes.addressof(key_buffer)),
+                ctypes.addressof(value_buffer) if value_buffer else 0,
+                *(len(keys), self.fd, 0, 0),
+            )
+        )
+        with contextlib.suppress(FileNotFoundError):
+            bpf.bpf(command, attributes, _BATCH.size)
+        (count,) = struct.unpack_from("=I", attributes, _COUNT_AT)
+        return int(count)
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every key and value of a hash, read in batches."""
+        """Yield every key and value of a hash, read in batches."""
         chunk, cursor = max(_CHUNK_BYTES // (self.key_size + self.value_size), 16), b""
         while True:
             try:
-                keys, values, cursor, last = self._batch(chunk, cursor)
+                keys, values, cursor, last = self._read_batch(chunk, cursor)
             except OSError as error:
                 if error.errno != errno.ENOSPC:  # a bucket that holds more than a chunk
                     raise
@@ -104,15 +156,15 @@ class HashMap(bpf.Object):
             if last:
                 return
 
-    def _batch(self, chunk: int, cursor: bytes) -> tuple[bytes, bytes, bytes, bool]:
+    def _read_batch(self, chunk: int, cursor: bytes) -> tuple[bytes, bytes, bytes, bool]:
+        """Return keys, values, the next cursor, and whether this was the last batch."""
         keys = ctypes.create_string_buffer(chunk * self.key_size)
         values = ctypes.create_string_buffer(chunk * self.value_size)
         size = max(self.key_size, 4)
         start = ctypes.create_string_buffer(cursor, size)
         end = ctypes.create_string_buffer(size)
         attributes = ctypes.create_string_buffer(
-            struct.pack(
-                "=QQQQIIQQ",
+            _BATCH.pack(
                 ctypes.addressof(start) if cursor else 0,
                 *(ctypes.addressof(each) for each in (end, keys, values)),
                 *(chunk, self.fd, 0, 0),
@@ -120,10 +172,10 @@ class HashMap(bpf.Object):
         )
         last = False
         try:
-            bpf.bpf(bpf.MAP_LOOKUP_BATCH, attributes, 56)
+            bpf.bpf(bpf.MAP_LOOKUP_BATCH, attributes, _BATCH.size)
         except FileNotFoundError:
             last = True
-        (count,) = struct.unpack_from("=I", attributes, 32)
+        (count,) = struct.unpack_from("=I", attributes, _COUNT_AT)
         return (
             keys.raw[: count * self.key_size],
             values.raw[: count * self.value_size],
@@ -133,18 +185,18 @@ class HashMap(bpf.Object):
 
 
 class SumMap(HashMap):
-    """A hash of counters per CPU."""
-
-    def __init__(self, fd: int) -> None:
-        super().__init__(fd)
-        self._counters = self.value_size // 8
-        self.value_size *= possible_cpus()
+    """A hash or array of 64-bit counters per CPU."""
 
     def sums(self) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-        """Keys, and their counters summed over all CPUs."""
+        """Yield keys of a hash, and their counters summed over all CPUs."""
+        count = self.value_size // 8 // possible_cpus()
         for key, value in self.items():
             numbers = memoryview(value).cast("Q")
-            yield key, tuple(sum(numbers[n :: self._counters]) for n in range(self._counters))
+            yield key, tuple(sum(numbers[n::count]) for n in range(count))
+
+    def sum(self, key: bytes) -> int:
+        """Return a single counter summed over all CPUs; 0 if the key is not there."""
+        return sum(memoryview(self.get(key) or b"").cast("Q"))
 
 
 class ArrayMap(bpf.Object):
@@ -201,7 +253,8 @@ def _cut(data: bytes, size: int) -> Iterator[bytes]:
     return (data[place : place + size] for place in range(0, len(data), size))
 
 
+@functools.cache
 def possible_cpus() -> int:
-    """How many CPUs per-CPU values have: those that could be plugged in, too."""
+    """Count the CPUs of per-CPU values: all that could be plugged in."""
     text = Path("/sys/devices/system/cpu/possible").read_text()
     return int(re.findall(r"\d+", text)[-1]) + 1

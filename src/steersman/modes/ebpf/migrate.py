@@ -21,7 +21,7 @@ from pathlib import Path
 from steersman.modes.ebpf import layout, shapes
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.loader import LoadedObject, StaleMapsError, library
-from steersman.modes.ebpf.maps import ArrayMap, HashMap, possible_cpus
+from steersman.modes.ebpf.maps import ArrayMap, HashMap
 
 _HASH, _ARRAY, _PERCPU_ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 6, 9, 11
 _HASHES = (_HASH, _LRU_HASH, _LPM_TRIE)
@@ -89,10 +89,9 @@ class _Copy:
         old, new = HashMap(self._old.fd), HashMap(self._new)
         if old.value_size != new.value_size:
             return
-        size = -(-old.value_size // 8) * 8 * possible_cpus()
         for number in range(min(old.capacity, new.capacity)):
             key = number.to_bytes(4, layout.BYTE_ORDER)
-            value = old.get(key, size)
+            value = old.get(key)
             if value and any(value):
                 new.put(key, value)
 
