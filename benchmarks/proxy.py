@@ -220,21 +220,21 @@ def proxy(port: int, endpoint: int, way: str) -> None:
     from steersman.proxy.engine import Proxy  # noqa: PLC0415
     from steersman.proxy.listeners import (  # noqa: PLC0415
         LISTENER,
-        Choice,
+        Decision,
         FrontendKey,
-        Listener,
+        ListenerPlan,
     )
-    from steersman.proxy.sockets import Ports, open_socket  # noqa: PLC0415
+    from steersman.proxy.sockets import PortAllocator, open_socket  # noqa: PLC0415
 
     if way == "copy":
         relay.SPLICE_AFTER = sys.maxsize
 
     async def serve() -> None:
-        made = Proxy(open_socket, Ports(), 1.0)
+        made = Proxy(open_socket, PortAllocator(), 1.0)
         key = FrontendKey(LISTENER, Family.IPV4, Protocol.TCP, LOCAL, port)
         owner = PlanKey(ServicePortName("bench", "proxy", "", Protocol.TCP), Family.IPV4)
-        choice = Choice(Verdict.FORWARD, (Endpoint(LOCAL, endpoint),))
-        await made.start({key: Listener(owner, LOCAL, port, choice, choice, choice)})
+        choice = Decision(Verdict.FORWARD, (Endpoint(LOCAL, endpoint),))
+        await made.start({key: ListenerPlan(owner, LOCAL, port, choice, choice, choice)})
         await asyncio.Event().wait()
 
     asyncio.run(serve())

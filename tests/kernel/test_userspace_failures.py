@@ -113,7 +113,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
         execute.fails = None
         await mode.probe()
         await become(mode, plan(one))
-        used = mode.proxy.room.used
+        used = mode.proxy.budget.used
         sh(f"ip addr add {OTHER_HOST}/24 dev eth0")
         settings = NodeSettings(
             families=SETTINGS.families,
@@ -125,7 +125,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
         for _ in range(4):
             with pytest.raises((ApplyError, BusyError)):
                 await mode.apply(diff(before, wanted))
-            assert mode.proxy.room.used == used
+            assert mode.proxy.budget.used == used
             assert mode.proxy.listeners.items() <= before.items()
             assert await ask(PORT, b"!", VIP) == b"one!"
         execute.fails = None
@@ -156,7 +156,7 @@ def test_who_is_stopped_while_it_writes_lets_go_of_every_socket() -> None:
         with pytest.raises(asyncio.CancelledError):
             await applying
         await mode.close()
-        assert mode.proxy.room.used == 0
+        assert mode.proxy.budget.used == 0
 
     on_a_node(body)
 
@@ -236,7 +236,7 @@ def test_what_lost_its_address_and_is_not_wanted_any_more_is_closed() -> None:
         await become(mode, plan(one))
         sh(f"ip addr del {VIP}/32 dev {DEFAULT_INTERFACE}")
         await become(mode)
-        assert mode.proxy.room.used == 0
+        assert mode.proxy.budget.used == 0
         assert VIP not in sh("ip addr")
         await mode.close()
 

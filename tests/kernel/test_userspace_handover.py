@@ -14,9 +14,9 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.model.ruleset import Diff
-from steersman.modes.userspace.succession import Stage, Succession
+from steersman.modes.userspace.succession import SocketHandoff, Stage
 from steersman.proxy.engine import Proxy
-from steersman.proxy.handoff import Handover
+from steersman.proxy.handoff import HandoffChannel
 from tests.support.lab.namespace import in_namespace
 from tests.support.modes.userspace_proxy import (
     answering,
@@ -37,7 +37,7 @@ TCP_KEY, UDP_KEY = key(), key(Protocol.UDP)
 class Predecessor:
     """A proxy with a TCP and a UDP listener that hands over on request."""
 
-    def __init__(self, made: Proxy, succession: Succession) -> None:
+    def __init__(self, made: Proxy, succession: SocketHandoff) -> None:
         self.proxy, self.succession = made, succession
 
     async def serves(self) -> None:
@@ -54,7 +54,7 @@ def on_a_node(body: Callable[[Predecessor, Endpoint], Awaitable[None]]) -> None:
             server(b"2") as (two, _),
             proxy() as made,
         ):
-            succession = Succession(NAME, made)
+            succession = SocketHandoff(NAME, made)
             await succession.begin()
             udp = listener(two, protocol=Protocol.UDP)
             await made.start({TCP_KEY: listener(one), UDP_KEY: udp})
@@ -109,7 +109,7 @@ def test_sockets_of_a_process_without_capabilities_are_not_taken(trusted: bool) 
         node.succession.close()
         async with successor(*[] if trusted else ["--without-capabilities"]) as (process, _count):
             await serve(process)
-            handover = Handover(NAME, node.succession)
+            handover = HandoffChannel(NAME, node.succession)
             sockets = await asyncio.to_thread(handover.take)
             assert len(sockets) == trusted
             for sock in sockets.values():

@@ -44,7 +44,7 @@ def test_what_leads_back_by_a_portal_or_node_port_is_refused(
 ) -> None:
     async def body(one: Endpoint) -> None:
         mode = UserspaceMode(SubprocessExec(), options(variant))
-        mode.proxy.room.limit = 100  # so that a loop ends some time
+        mode.proxy.budget.limit = 100  # so that a loop ends some time
         await mode.probe()
         for back in (Endpoint(VIP, PORT), Endpoint(HOST, NODE_PORT)):
             await become(mode, plan(back))

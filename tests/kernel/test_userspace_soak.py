@@ -104,12 +104,12 @@ async def test_no_byte_is_lost_while_endpoints_come_and_go(
         assert await churning > 10
         await until(lambda: made.open_connections == 0)
         moved = Counter[int]()
-        for _, _, tally in made.traffic:
-            moved.update({0: tally.moved[0], 1: tally.moved[1], 2: tally.connections})
+        for _, _, counters in made.traffic:
+            moved.update({0: counters.moved[0], 1: counters.moved[1], 2: counters.connections})
         assert moved[2] == CONNECTIONS
         assert moved[0] == sum(totals)
         assert moved[1] == sum(totals) + 32 * CONNECTIONS
-        assert made.room.used == 1
+        assert made.budget.used == 1
     gc.collect()
     await until(lambda: descriptors() <= before + 1)
 
@@ -144,7 +144,7 @@ async def test_rude_peers_leave_nothing_behind() -> None:
         for sock in held:
             sock.close()
         await until(lambda: made.open_connections == 0)
-        assert made.room.used == 1
+        assert made.budget.used == 1
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ from steersman.model.names import Family
 from steersman.model.plan import Endpoint, NodePlan, ServicePlan, Verdict
 from steersman.modes.userspace.render import render_direct, render_redirect
 from steersman.proxy.balance import Balancer
-from steersman.proxy.listeners import Listener
+from steersman.proxy.listeners import ListenerPlan
 from tests.support.builders.plans import SETTINGS, random_plan
 
 seeds = st.integers(0, 1 << 32)
@@ -34,11 +34,11 @@ def test_a_listener_decides_as_trace_does(seed: int) -> None:
     plan = some_plan(seed)
     node = NodePlan(SETTINGS, {plan.key: plan})
     for key, listener in render_direct(plan, SETTINGS).items():
-        if not isinstance(listener, Listener) or key.node_port:
+        if not isinstance(listener, ListenerPlan) or key.node_port:
             continue
         for source in SOURCES[plan.key.family]:
             decision = trace(node, Flow(source, key.address, key.port, key.protocol))
-            choice = listener.choice(source)
+            choice = listener.decide(source)
             assert choice.verdict == decision.verdict
             assert choice.endpoints == decision.endpoints
 
@@ -57,7 +57,7 @@ def test_keys_of_two_service_ports_never_meet(one: int, other: int) -> None:
 def test_every_listener_of_a_redirect_has_a_portal_that_lets_through(seed: int) -> None:
     ruleset = render_redirect(some_plan(seed), SETTINGS)
     for key, value in ruleset.items():
-        if isinstance(value, Listener):
+        if isinstance(value, ListenerPlan):
             portal = ruleset[key.of("portal")]
             assert portal.verdict is Verdict.FORWARD
             assert portal.host in ("", value.bind)
@@ -66,7 +66,7 @@ def test_every_listener_of_a_redirect_has_a_portal_that_lets_through(seed: int) 
                 barred = portal.source_ranges and not any(
                     in_cidr(source, cidr) for cidr in portal.source_ranges
                 )
-                assert not barred or value.choice(source).verdict is Verdict.DROP
+                assert not barred or value.decide(source).verdict is Verdict.DROP
 
 
 endpoints = st.lists(

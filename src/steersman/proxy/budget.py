@@ -1,17 +1,20 @@
-"""How many descriptors connections may have, and whose gives way when none are left.
+"""The file descriptors that connections may take, and which connection yields if none are left.
 
-As long as there are descriptors, everybody gets what they ask for. When they are short, the rule is
-max-min fairness, first between ServicePorts and then between the clients of one:
+While descriptors are free, every request is granted. If they run out, the rule is max-min fairness,
+first between ServicePorts and then between the clients of one ServicePort:
 
-1. If another ServicePort has more than the newcomer's would have, the one with the most gives way.
+1. If another ServicePort has more than the newcomer's would have, the one with the most is evicted
+   from.
 2. Otherwise, if another client of the newcomer's ServicePort has more than the newcomer would have,
-   the client with the most gives way.
-3. Otherwise a UDP session that has not been used both ways gives way to a new one, oldest first.
+   the client with the most is evicted from.
+3. Otherwise the oldest UDP session that is not assured yields to a new one.
 4. Otherwise the newcomer is refused.
 
-What gives way is the connection that has been silent for longest; of a ServicePort, one of the
-client that has the most. UDP sessions have a limit of their own below that of all descriptors, and
-one for each client of a ServicePort, to which the same rule applies.
+The evicted connection is the one that was idle for longest; within a ServicePort, one of the client
+that has the most. UDP sessions have a limit of their own below the limit for all descriptors, and
+a limit for each client of a ServicePort. The same rule applies to both.
+
+A UDP session is assured once it was used in both directions (conntrack has the same term).
 """
 
 from __future__ import annotations
@@ -25,41 +28,42 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.names import PlanKey, Protocol
 
 K = TypeVar("K")
-_SHARE_OF_DIALS = 8  # a quarter of the descriptors
-SESSIONS = 65_536
-"""UDP sessions at most, and at most half of the descriptors: about 2 KiB each."""
-_SHARE_OF_CLIENT = 4  # of the UDP sessions, for one client of a ServicePort
-_CLIENT_PREFIX = 64  # bits of an IPv6 address: whoever has one address has all of them
+MAX_SESSIONS = 65_536
+"""Limit of UDP sessions (about 2 KiB each); half of the descriptors if that is less."""
+_DIAL_FRACTION = 8  # a client that waits for an endpoint has two descriptors: a quarter of them all
+_CLIENT_FRACTION = 4  # of the UDP sessions, for one client of a ServicePort
+_CLIENT_PREFIX = 64  # bits of an IPv6 address: a host can usually use its whole /64
 
 
-class Holding:
-    """Descriptors of one connection or session."""
+class Reservation:
+    """Descriptors of one connection or UDP session."""
 
-    __slots__ = ("client", "count", "give_way", "owner", "released")
+    __slots__ = ("client", "count", "evict", "owner", "released")
 
     def __init__(self, owner: PlanKey, client: str, count: int) -> None:
         self.owner = owner
         self.client = client
         self.count = count
-        self.give_way: Callable[[], object] = lambda: None
-        """Closes the connection; called once the descriptors are no longer counted."""
+        self.evict: Callable[[], object] = lambda: None
+        """Closes the connection. The budget calls it after it has released the descriptors."""
         self.released = False
 
 
 class Ranking(Generic[K]):
-    """Counts, and which key has the highest; of equals, the one not used for longest."""
+    """Counts by key, with the highest count in O(1); of equal counts the least recently used."""
 
     def __init__(self) -> None:
         self._counts: dict[K, int] = {}
         self._levels: dict[int, OrderedDict[K, None]] = {}
-        self._most = 0
+        """Keys by count, least recently used first."""
+        self._highest = 0
 
     def __getitem__(self, key: K | None) -> int:
-        """Return the count of a key, 0 if it has none."""
+        """Return the count of a key, 0 for an unknown one."""
         return self._counts.get(key, 0) if key is not None else 0
 
     def add(self, key: K, count: int) -> None:
-        """Add to the count of a key; it counts as used."""
+        """Add to the count of a key and mark it as used."""
         before = self._counts.pop(key, 0)
         if before:
             level = self._levels[before]
@@ -69,178 +73,178 @@ class Ranking(Generic[K]):
         if before + count:
             self._counts[key] = before + count
             self._levels.setdefault(before + count, OrderedDict())[key] = None
-        self._most = max(self._most, before + count)
-        while self._most and self._most not in self._levels:
-            self._most -= 1
+        self._highest = max(self._highest, before + count)
+        while self._highest and self._highest not in self._levels:
+            self._highest -= 1
 
-    def use(self, key: K) -> None:
-        """Note that a key is used."""
+    def touch(self, key: K) -> None:
+        """Mark a key as used."""
         self._levels[self._counts[key]].move_to_end(key)
 
     def first(self) -> K | None:
-        """Return the key with the highest count, None if there are none."""
-        return next(iter(self._levels[self._most])) if self._most else None
+        """Return the key with the highest count, None if there are no keys."""
+        return next(iter(self._levels[self._highest])) if self._highest else None
 
 
 class _Share:
-    """What the clients of one ServicePort hold."""
+    """The reservations of one ServicePort, by client."""
 
     def __init__(self) -> None:
         self.clients: Ranking[str] = Ranking()
-        self.holdings: dict[str, OrderedDict[Holding, None]] = {}
-        self.fresh: OrderedDict[Holding, None] = OrderedDict()
-        """UDP sessions that have not been used both ways."""
+        self.reservations: dict[str, OrderedDict[Reservation, None]] = {}
+        """Least recently used first."""
+        self.unassured: OrderedDict[Reservation, None] = OrderedDict()
+        """UDP sessions that were not used in both directions."""
 
-    def victim(self, client: str, count: int) -> Holding | None:
-        """Choose for a newcomer of this ServicePort; None if nobody has to give way."""
+    def victim_for(self, client: str, count: int) -> Reservation | None:
+        """Choose for a newcomer of this ServicePort (rules 2 and 3)."""
         first = self.clients.first()
         if first is not None and self.clients[first] > self.clients[client] + count:
-            return next(iter(self.holdings[first]))
-        return next(iter(self.fresh), None)
+            return next(iter(self.reservations[first]))
+        return next(iter(self.unassured), None)
 
-    def largest(self) -> Holding:
-        """Choose for another ServicePort's newcomer."""
+    def victim_of_largest(self) -> Reservation:
+        """Choose for a newcomer of another ServicePort (rule 1)."""
         first = self.clients.first()
         assert first is not None
-        if len(self.holdings[first]) == 1 and self.fresh:
-            return next(iter(self.fresh))
-        return next(iter(self.holdings[first]))
+        if len(self.reservations[first]) == 1 and self.unassured:
+            return next(iter(self.unassured))
+        return next(iter(self.reservations[first]))
 
 
-class Room:
-    """Counts descriptors and decides who gets one."""
+class DescriptorBudget:
+    """Counts descriptors, grants reservations and evicts connections."""
 
     def __init__(self, limit: int) -> None:
-        """Take the limit; see `descriptor_limit`."""
         self.limit = limit
+        """Descriptors in all; see `sockets.descriptor_limit`."""
         self.used = 0
         self.refused = 0
-        """Connections and datagrams that there was no room for."""
-        self.gave_way = 0
-        """Connections and sessions that were closed to make room."""
+        """Connections and datagrams that were refused."""
+        self.evicted = 0
+        """Connections and sessions that were closed for a newcomer."""
         self.sessions = 0
         """UDP sessions now."""
-        self.most_sessions = max(min(limit // 2, SESSIONS), 1)
+        self.max_sessions = max(min(limit // 2, MAX_SESSIONS), 1)
         self._shares: dict[PlanKey, _Share] = {}
         self._services: dict[bool, Ranking[PlanKey]] = {True: Ranking(), False: Ranking()}
-        """By whether they are of UDP."""
+        """ServicePorts by their descriptors; True for UDP."""
 
     @property
-    def share(self) -> int:
-        """How many clients of one ServicePort may wait for endpoints to answer, at a time.
+    def dial_limit(self) -> int:
+        """Clients of one ServicePort that may wait for endpoints at a time.
 
-        So that one whose endpoints are silent leaves room for all others: each of its clients
-        takes two descriptors for seconds.
+        Each takes two descriptors for seconds. So a ServicePort with silent endpoints leaves three
+        quarters of the descriptors to the others.
         """
-        return max(self.limit // _SHARE_OF_DIALS, 1)
+        return max(self.limit // _DIAL_FRACTION, 1)
 
     @property
-    def is_short(self) -> bool:
-        """Whether more than half is taken: nobody may wait for long."""
-        return self.used * 2 > self.limit or self.sessions * 2 > self.most_sessions
+    def is_scarce(self) -> bool:
+        """Whether more than half is taken, so that idle sessions should end soon."""
+        return self.used * 2 > self.limit or self.sessions * 2 > self.max_sessions
 
-    def has(self, count: int) -> bool:
-        """Whether there is room for some more, with nobody giving way."""
+    def has_free(self, count: int) -> bool:
+        """Whether so many descriptors are free, without an eviction."""
         return self.used + count <= self.limit
 
-    def take(self, owner: PlanKey, address: str, count: int) -> Holding | None:
-        """Take descriptors for a new connection of a client; None if it is refused."""
-        holding = Holding(owner, client_of(address), count)
+    def reserve(self, owner: PlanKey, address: str, count: int) -> Reservation | None:
+        """Reserve descriptors for a client's new connection; None if it is refused."""
+        reservation = Reservation(owner, client_of(address), count)
         is_udp = owner.name.protocol is Protocol.UDP
-        while not self._fits(holding, is_udp):
-            victim = self._victim(holding, is_udp)
+        while not self.has_free(count) or (
+            is_udp and (self.sessions >= self.max_sessions or self._is_full(reservation))
+        ):
+            victim = self._victim(reservation, is_udp)
             if victim is None:
                 self.refused += 1
                 return None
-            self.gave_way += 1
+            self.evicted += 1
             self.release(victim)
-            victim.give_way()
+            victim.evict()
         share = self._shares.setdefault(owner, _Share())
-        share.holdings.setdefault(holding.client, OrderedDict())[holding] = None
+        share.reservations.setdefault(reservation.client, OrderedDict())[reservation] = None
         if is_udp:
-            share.fresh[holding] = None
+            share.unassured[reservation] = None
             self.sessions += 1
-        self._add(holding, count)
-        return holding
+        self._add(reservation, count)
+        return reservation
 
-    def _fits(self, holding: Holding, is_udp: bool) -> bool:
-        if is_udp and (self.sessions >= self.most_sessions or self._is_full(holding)):
-            return False
-        return self.has(holding.count)
+    def _is_full(self, newcomer: Reservation) -> bool:
+        """Whether the client has its limit of UDP sessions of the ServicePort."""
+        share = self._shares.get(newcomer.owner)
+        limit = max(self.max_sessions // _CLIENT_FRACTION, 1)
+        return share is not None and share.clients[newcomer.client] >= limit
 
-    def _is_full(self, holding: Holding) -> bool:
-        """Whether a client has all the UDP sessions of a ServicePort that it may have."""
-        share = self._shares.get(holding.owner)
-        most = max(self.most_sessions // _SHARE_OF_CLIENT, 1)
-        return share is not None and share.clients[holding.client] >= most
-
-    def _victim(self, newcomer: Holding, is_udp: bool) -> Holding | None:
+    def _victim(self, newcomer: Reservation, is_udp: bool) -> Reservation | None:
+        """Choose the reservation to evict (see the rules at the top); None to refuse."""
         share = self._shares.get(newcomer.owner)
         if is_udp and share is not None and self._is_full(newcomer):
-            return next(iter(share.holdings[newcomer.client]))
-        kinds = (True,) if is_udp and self.sessions >= self.most_sessions else (True, False)
+            return next(iter(share.reservations[newcomer.client]))
+        # If sessions have run out and not descriptors, evicting a TCP connection would not help.
+        kinds = (True,) if is_udp and self.sessions >= self.max_sessions else (True, False)
         rankings = [self._services[kind] for kind in kinds]
         ranking = max(rankings, key=lambda ranking: ranking[ranking.first()])
         first = ranking.first()
         mine = self._services[is_udp][newcomer.owner]
         if first not in (None, newcomer.owner) and ranking[first] > mine + newcomer.count:
             assert first is not None
-            return self._shares[first].largest()
-        return share.victim(newcomer.client, newcomer.count) if share is not None else None
+            return self._shares[first].victim_of_largest()
+        return share.victim_for(newcomer.client, newcomer.count) if share is not None else None
 
-    def more(self, holding: Holding, count: int) -> bool:
-        """Take more descriptors for a connection, if that makes nobody give way."""
-        if holding.released or not self.has(count):
+    def grow(self, reservation: Reservation, count: int) -> bool:
+        """Reserve more for a connection; False if that would take an eviction."""
+        if reservation.released or not self.has_free(count):
             return False
-        holding.count += count
-        self._add(holding, count)
+        reservation.count += count
+        self._add(reservation, count)
         return True
 
-    def less(self, holding: Holding, count: int) -> None:
-        """Return what `more` has taken."""
-        if not holding.released:
-            holding.count -= count
-            self._add(holding, -count)
+    def shrink(self, reservation: Reservation, count: int) -> None:
+        """Return descriptors that `grow` has reserved."""
+        if not reservation.released:
+            reservation.count -= count
+            self._add(reservation, -count)
 
-    def use(self, holding: Holding) -> None:
-        """Note that a connection is not silent."""
-        if not holding.released:
-            share = self._shares[holding.owner]
-            share.holdings[holding.client].move_to_end(holding)
-            share.clients.use(holding.client)
-            if holding in share.fresh:
-                share.fresh.move_to_end(holding)
+    def touch(self, reservation: Reservation) -> None:
+        """Mark a connection as used now."""
+        if not reservation.released:
+            share = self._shares[reservation.owner]
+            share.reservations[reservation.client].move_to_end(reservation)
+            share.clients.touch(reservation.client)
+            if reservation in share.unassured:
+                share.unassured.move_to_end(reservation)
 
-    def prove(self, holding: Holding) -> None:
-        """Note that a UDP session is used both ways."""
-        if not holding.released:
-            self._shares[holding.owner].fresh.pop(holding, None)
+    def mark_assured(self, reservation: Reservation) -> None:
+        """Note that a UDP session was used in both directions."""
+        if not reservation.released:
+            self._shares[reservation.owner].unassured.pop(reservation, None)
 
-    def release(self, holding: Holding) -> None:
-        """Return all descriptors of a connection."""
-        if holding.released:
+    def release(self, reservation: Reservation) -> None:
+        """Return all descriptors of a connection. Idempotent."""
+        if reservation.released:
             return
-        holding.released = True
-        share = self._shares[holding.owner]
-        held = share.holdings[holding.client]
-        del held[holding]
-        if not held:
-            del share.holdings[holding.client]
-        share.fresh.pop(holding, None)
-        self.sessions -= holding.owner.name.protocol is Protocol.UDP
-        self._add(holding, -holding.count)
-        if not share.holdings:
-            del self._shares[holding.owner]
+        reservation.released = True
+        share = self._shares[reservation.owner]
+        of_client = share.reservations[reservation.client]
+        del of_client[reservation]
+        if not of_client:
+            del share.reservations[reservation.client]
+        share.unassured.pop(reservation, None)
+        self.sessions -= reservation.owner.name.protocol is Protocol.UDP
+        self._add(reservation, -reservation.count)
+        if not share.reservations:
+            del self._shares[reservation.owner]
 
-    def _add(self, holding: Holding, count: int) -> None:
+    def _add(self, reservation: Reservation, count: int) -> None:
         self.used += count
-        self._shares[holding.owner].clients.add(holding.client, count)
-        is_udp = holding.owner.name.protocol is Protocol.UDP
-        self._services[is_udp].add(holding.owner, count)
+        self._shares[reservation.owner].clients.add(reservation.client, count)
+        is_udp = reservation.owner.name.protocol is Protocol.UDP
+        self._services[is_udp].add(reservation.owner, count)
 
 
 def client_of(address: str) -> str:
-    """Return what counts as one client: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the identity of a client: an IPv4 address, or the /64 of an IPv6 address."""
     address = canonical_ip(address.partition("%")[0]) or address
     if ":" not in address:
         return address

@@ -41,7 +41,7 @@ class Dial:
         self.local: _Local | None = None
 
 
-class Dials:
+class DialRegistry:
     """The dials of all listeners, by their local address."""
 
     def __init__(self) -> None:

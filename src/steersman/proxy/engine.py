@@ -13,16 +13,16 @@ import msgspec
 from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.proxy.balance import Balancer
-from steersman.proxy.budget import Room
-from steersman.proxy.dials import Dials
+from steersman.proxy.budget import DescriptorBudget
+from steersman.proxy.dials import DialRegistry
 from steersman.proxy.incoming import note_interfaces
-from steersman.proxy.listeners import FrontendKey, Listener
+from steersman.proxy.listeners import FrontendKey, ListenerPlan
 from steersman.proxy.route import Route
 from steersman.proxy.searching import PORT_NAME, SearchingSession
 from steersman.proxy.sockets import (
+    ListenerKey,
     OpenSocket,
-    Place,
-    Ports,
+    PortAllocator,
     Sockets,
     descriptor_limit,
     listen,
@@ -42,7 +42,7 @@ class Proxy:
     """Every listener, and what they share."""
 
     def __init__(
-        self, open_socket: OpenSocket, ports: Ports, udp_idle: float, limit: int = 0
+        self, open_socket: OpenSocket, ports: PortAllocator, udp_idle: float, limit: int = 0
     ) -> None:
         """Make a proxy without listeners.
 
@@ -53,8 +53,8 @@ class Proxy:
             limit: descriptors for listeners and connections; 0 for what the system allows.
         """
         self.traffic = Traffic()
-        self.room = Room(limit or descriptor_limit())
-        self.dials = Dials()
+        self.budget = DescriptorBudget(limit or descriptor_limit())
+        self.dials = DialRegistry()
         self._open_socket = open_socket
         self._ports = ports
         self._udp_idle = udp_idle
@@ -66,13 +66,13 @@ class Proxy:
         """The listeners of each ServicePort, stopped ones not among them."""
         self._left: list[AnyListener] = []
         """Stopped ones whose connections go on."""
-        self._inherited: dict[Place, socket.socket] = {}
+        self._inherited: dict[ListenerKey, socket.socket] = {}
         """Sockets of the process before, that no listener has taken yet."""
         self._taken: set[FrontendKey] = set()
         """Listeners that have taken one, as long as there may be more of them."""
 
     @property
-    def listeners(self) -> dict[FrontendKey, Listener]:
+    def listeners(self) -> dict[FrontendKey, ListenerPlan]:
         """What there is."""
         return {key: listener.route.plan for key, listener in self._listeners.items()}
 
@@ -87,7 +87,7 @@ class Proxy:
         every = (*self._listeners.values(), *self._left)
         return sum(listener.open_connections for listener in every)
 
-    def sockets(self) -> dict[Place, socket.socket]:
+    def sockets(self) -> dict[ListenerKey, socket.socket]:
         """The sockets of all listeners, to be given away."""
         return {
             _place(key, listener.route.plan): listener.listening
@@ -105,7 +105,7 @@ class Proxy:
         """Whether a listener has just taken the socket of the process before."""
         return key in self._taken
 
-    def step_back(self) -> None:
+    def retire(self) -> None:
         """Leave to another process what it has the same sockets for: TCP clients may go to both.
 
         UDP clients go to the other one; what they have asked here is still answered.
@@ -122,7 +122,9 @@ class Proxy:
             if isinstance(listener, UdpListener):
                 listener.resume()
 
-    async def start(self, wanted: Mapping[FrontendKey, Listener]) -> dict[FrontendKey, AnyListener]:
+    async def start(
+        self, wanted: Mapping[FrontendKey, ListenerPlan]
+    ) -> dict[FrontendKey, AnyListener]:
         """Start listeners, or give them other plans; return those that are replaced.
 
         They still accept: `stop` them when nothing leads to them any more, or `put_back`.
@@ -176,30 +178,30 @@ class Proxy:
         for listener in listeners:
             self._ports.free(listener.port)
             listener.stop()
-            self.room.used -= 1
+            self.budget.used -= 1
             self._disown(listener.route.plan.owner, listener)
             self._left.append(listener)
         self._left = [listener for listener in self._left if listener.open_connections]
 
-    def _fits(self, key: FrontendKey, plan: Listener) -> bool:
+    def _fits(self, key: FrontendKey, plan: ListenerPlan) -> bool:
         """Whether a listener is there already and just needs another plan."""
         if key not in self._listeners:
             return False
         have = self._listeners[key].route.plan
         return (have.bind, have.port) == (plan.bind, plan.port)
 
-    async def _open(self, key: FrontendKey, plan: Listener) -> AnyListener:
+    async def _open(self, key: FrontendKey, plan: ListenerPlan) -> AnyListener:
         sock = self._inherit(key, plan) or self._bind(key, plan)
         try:
             listener = await self._listen(sock, key, plan)
         except OSError:
             sock.close()
             raise
-        self.room.used += 1
+        self.budget.used += 1
         self._own(plan.owner, listener)
         return listener
 
-    def _inherit(self, key: FrontendKey, plan: Listener) -> socket.socket | None:
+    def _inherit(self, key: FrontendKey, plan: ListenerPlan) -> socket.socket | None:
         sock = self._inherited.pop(_place(key, plan), None)
         if sock is None:
             return None
@@ -220,7 +222,7 @@ class Proxy:
                     self._inherited[place] = listener.listening.dup()
         self._taken -= fresh.keys()
 
-    def _bind(self, key: FrontendKey, plan: Listener) -> socket.socket:
+    def _bind(self, key: FrontendKey, plan: ListenerPlan) -> socket.socket:
         address = plan.bind or wildcard(key.family is Family.IPV6)
         sock = self._open_socket(address, key.protocol)
         try:
@@ -234,13 +236,15 @@ class Proxy:
             raise
         return sock
 
-    async def _listen(self, sock: socket.socket, key: FrontendKey, plan: Listener) -> AnyListener:
+    async def _listen(
+        self, sock: socket.socket, key: FrontendKey, plan: ListenerPlan
+    ) -> AnyListener:
         balancer = self._balancer(plan.owner)
         route = Route(
             plan,
             balancer,
             self.traffic,
-            self.room,
+            self.budget,
             self._open_socket,
             dials=self.dials,
             destination=(key.address, key.port),
@@ -293,11 +297,11 @@ class Proxy:
         return cut
 
 
-def _place(key: FrontendKey, plan: Listener) -> Place:
-    return Place(str(key), plan.bind)
+def _place(key: FrontendKey, plan: ListenerPlan) -> ListenerKey:
+    return ListenerKey(str(key), plan.bind)
 
 
-def _trouble(key: FrontendKey, plan: Listener, error: OSError) -> str:
+def _trouble(key: FrontendKey, plan: ListenerPlan, error: OSError) -> str:
     where = f"{plan.bind or 'every address'} port {plan.port or '(a free one)'}/{key.protocol}"
     why = error.strerror or str(error)
     return f"{plan.owner}: {where} cannot be listened on: {why}; end what else uses it"

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from steersman.proxy.proof import trusts
-from steersman.proxy.sockets import Place, Sockets
+from steersman.proxy.sockets import ListenerKey, Sockets
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 200  # descriptors of one message; the kernel takes 253
@@ -41,7 +41,7 @@ class Predecessor(Protocol):
         """The sockets to give away; from now on the other one may use them, too."""
         ...
 
-    def step_back(self) -> None:
+    def retire(self) -> None:
         """The other one serves."""
         ...
 
@@ -50,7 +50,7 @@ class Predecessor(Protocol):
         ...
 
 
-class Handover:
+class HandoffChannel:
     """Takes over from the process before, then waits for the one that follows."""
 
     def __init__(self, name: str, predecessor: Predecessor) -> None:
@@ -65,10 +65,10 @@ class Handover:
 
     # As the successor
 
-    def take(self) -> dict[Place, socket.socket]:
+    def take(self) -> dict[ListenerKey, socket.socket]:
         """The sockets of the process before; {} where there is none, or it does not answer."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        found: dict[Place, socket.socket] = {}
+        found: dict[ListenerKey, socket.socket] = {}
         try:
             sock.settimeout(_PATIENCE)
             sock.connect(self._name)
@@ -183,7 +183,7 @@ class Handover:
     def _step_back(self) -> None:
         self._release()
         log.warning("another process has taken over; this one only keeps its connections")
-        self._predecessor.step_back()
+        self._predecessor.retire()
         self._tell(_PASSED_ON)
 
     def _release(self) -> None:
@@ -210,13 +210,13 @@ async def _heard(sock: socket.socket) -> AsyncIterator[bytes]:
             yield message
 
 
-def _receive(sock: socket.socket, found: dict[Place, socket.socket]) -> bool:
+def _receive(sock: socket.socket, found: dict[ListenerKey, socket.socket]) -> bool:
     """Add the sockets that are sent; False where the other end goes before the last one."""
     while (message := socket.recv_fds(sock, _MOST, _AT_ONCE))[0]:
         if message[0] == _END:
             return True
         sockets = [socket.socket(fileno=fd) for fd in message[1]]
-        places = [Place(*place) for place in json.loads(message[0])]
+        places = [ListenerKey(*place) for place in json.loads(message[0])]
         found.update(zip(places, sockets, strict=True))
     return False
 

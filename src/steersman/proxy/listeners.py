@@ -1,4 +1,4 @@
-"""What the proxy serves: the keys of listeners, and what a listener does with a client. Pure."""
+"""What the proxy serves: listeners, their keys, and the endpoints for each client. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PORTAL: Literal["portal"] = "portal"
 
 
 class FrontendKey(NamedTuple):
-    """A listener, or the portal that leads to it, by the destination that clients use."""
+    """The key of a listener, or of the portal that leads to it: the destination of the clients."""
 
     what: str
     """LISTENER or PORTAL."""
@@ -36,68 +36,73 @@ class FrontendKey(NamedTuple):
         return f"{self.what} {where} {self.port}/{self.protocol}"
 
     def of(self, what: str) -> FrontendKey:
-        """The other object of the same destination."""
+        """Return the key of the listener or portal of the same destination."""
         return self._replace(what=what)
 
 
-class Choice(Value, frozen=True):
-    """What is done with the connections of one SourceClass."""
+class Decision(Value, frozen=True):
+    """What happens to the connections of one SourceClass."""
 
     verdict: Verdict
     endpoints: tuple[Endpoint, ...] = ()
-    """For FORWARD: where they may go, in a stable order."""
+    """For FORWARD: the endpoints to choose from, in a stable order."""
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.endpoints)) or self.verdict.value
 
 
-class Listener(Value, frozen=True):
-    """A socket that clients are taken from, and what is done with them."""
+class ListenerPlan(Value, frozen=True):
+    """A listening socket, and what happens to its clients."""
 
     owner: PlanKey
     bind: str
     """Address to bind; "" for all."""
     port: int
-    """Port to bind; 0 for a proxy port, whichever is free."""
-    pod: Choice
-    node: Choice
-    external: Choice
+    """Port to bind; 0 for any free proxy port."""
+    pod: Decision
+    node: Decision
+    external: Decision
     sources: SourceClassifier = SourceClassifier()
     source_ranges: tuple[str, ...] = ()
-    """Canonical CIDRs that may use it, others are dropped; () means everyone."""
+    """Canonical CIDRs of the clients that are let in; () lets in all."""
     affinity_seconds: int = 0
     least_connections: bool = False
-    """Prefer the endpoint with the fewest connections to going round."""
+    """Prefer the endpoint with the fewest connections to round robin."""
     proxy_protocol: bool = False
-    """Tell TCP endpoints the client's address (PROXY protocol, version 2)."""
+    """Send TCP endpoints the client's address (PROXY protocol, version 2)."""
     kept: tuple[Endpoint, ...] | None = None
-    """Given: connections to endpoints that are not among these are reset."""
+    """If given, connections to any other endpoint are reset."""
 
     def __str__(self) -> str:
         bind = f"{self.bind or 'every address'} port {self.port or '(any)'}"
         classes = {"pods": self.pod, "this node": self.node, "others": self.external}
-        ways = {"all": self.external} if self.same_for_all else classes
-        to = "; ".join(f"{who} to {choice}" for who, choice in ways.items())
-        keeps = f"; affinity {self.affinity_seconds} s" if self.affinity_seconds else ""
+        decisions = {"all": self.external} if self.same_for_all else classes
+        to = "; ".join(f"{who} to {decision}" for who, decision in decisions.items())
+        affinity = f"; affinity {self.affinity_seconds} s" if self.affinity_seconds else ""
         least = "; least connections" if self.least_connections else ""
-        tells = "; PROXY protocol" if self.proxy_protocol else ""
-        cuts = "; connections to others are reset" if self.kept is not None else ""
-        return f"{bind}: {to}{only_from(self.source_ranges)}{keeps}{least}{tells}{cuts}"
+        header = "; PROXY protocol" if self.proxy_protocol else ""
+        resets = "; connections to others are reset" if self.kept is not None else ""
+        return f"{bind}: {to}{only_from(self.source_ranges)}{affinity}{least}{header}{resets}"
 
     @property
     def same_for_all(self) -> bool:
-        """Whether it does not matter who the client is."""
+        """Whether the decision does not depend on the client's SourceClass."""
         return self.pod == self.node == self.external
 
     @property
     def endpoints(self) -> frozenset[Endpoint]:
-        """Those that some client may be sent to."""
-        return frozenset().union(*(c.endpoints for c in (self.pod, self.node, self.external)))
+        """The endpoints of all decisions."""
+        return frozenset().union(*(d.endpoints for d in (self.pod, self.node, self.external)))
 
-    def choice(self, client: str, interface: str = "") -> Choice:
-        """What is done with a client, by its canonical address."""
+    def decide(self, client: str, interface: str = "") -> Decision:
+        """Return the decision for a client.
+
+        Args:
+            client: its canonical address.
+            interface: the name of the interface that it came in by, "" if unknown.
+        """
         if self.source_ranges and not any(in_cidr(client, cidr) for cidr in self.source_ranges):
-            return Choice(Verdict.DROP)
+            return Decision(Verdict.DROP)
         if self.same_for_all:
             return self.external
         source = self.sources.classify(client, interface)
@@ -105,12 +110,12 @@ class Listener(Value, frozen=True):
 
 
 def only_from(cidrs: tuple[str, ...]) -> str:
-    """Describe the only clients that are let in, for the printed form of an object."""
+    """Return the note about source ranges in the printed form of an object."""
     return f"; only from {', '.join(cidrs)}" if cidrs else ""
 
 
-def choice_of(action: Action, endpoints: tuple[Endpoint, ...]) -> Choice:
-    """The Choice that an Action of a plan means."""
+def decision_of(action: Action, endpoints: tuple[Endpoint, ...]) -> Decision:
+    """Return the Decision that carries out an Action of a plan."""
     if action.verdict is Verdict.FORWARD:
-        return Choice(Verdict.FORWARD, endpoints)
-    return Choice(action.verdict)
+        return Decision(Verdict.FORWARD, endpoints)
+    return Decision(action.verdict)

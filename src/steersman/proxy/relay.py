@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import cast
 
 from steersman.model.plan import Endpoint
-from steersman.proxy.budget import Holding, Room
+from steersman.proxy.budget import DescriptorBudget, Reservation
 from steersman.proxy.sockets import RESET_ON_CLOSE
 from steersman.proxy.splice import DESCRIPTORS, Splice, possible
-from steersman.proxy.traffic import Tally
+from steersman.proxy.traffic import EndpointCounters
 
 _WAITING = 1 << 16  # bytes that wait for a slow reader before its writer is stopped
 SPLICE_AFTER = 1 << 20
@@ -24,7 +24,7 @@ _LARGE_READ = 1 << 14
 _ENDS = 2
 
 
-class Half(asyncio.Protocol):
+class RelaySide(asyncio.Protocol):
     """One of the two ends of a relayed connection."""
 
     __slots__ = (
@@ -32,11 +32,11 @@ class Half(asyncio.Protocol):
         *("ended", "peer", "transport"),
     )
 
-    def __init__(self, pair: Pair, tally: Tally, direction: int) -> None:
+    def __init__(self, pair: RelayedConnection, counters: EndpointCounters, direction: int) -> None:
         self._pair = pair
-        self._tally = tally
+        self._tally = counters
         self._direction = direction
-        self.peer: Half
+        self.peer: RelaySide
         self.transport: asyncio.Transport
         self.ended = False
         self._bulk = 0
@@ -55,7 +55,7 @@ class Half(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass bytes on."""
         pair = self._pair
-        pair.room.use(pair.holding)
+        pair.budget.touch(pair.reservation)
         self._tally.move(self._direction, len(data))
         self.peer.transport.write(data)
         if len(data) >= _LARGE_READ and self._bulk >= 0:
@@ -93,7 +93,7 @@ class Half(asyncio.Protocol):
     def _hand_over(self) -> None:
         """Have the kernel pass on what follows, once what was copied is sent."""
         self._bulk = -1
-        if not possible() or not self._pair.room.has(DESCRIPTORS):
+        if not possible() or not self._pair.budget.has_free(DESCRIPTORS):
             return
         self._waits = True
         self.transport.pause_reading()
@@ -107,13 +107,13 @@ class Half(asyncio.Protocol):
         ends = (_descriptor(self.transport), _descriptor(self.peer.transport))
         if -1 in ends:  # closing: `connection_lost` will say so
             return
-        if not self._pair.room.more(self._pair.holding, DESCRIPTORS):
+        if not self._pair.budget.grow(self._pair.reservation, DESCRIPTORS):
             self._copy()
             return
         try:
             self._splice = Splice(*ends, self._count, self._splice_ended)
         except OSError:
-            self._pair.room.less(self._pair.holding, DESCRIPTORS)
+            self._pair.budget.shrink(self._pair.reservation, DESCRIPTORS)
             self._copy()
 
     def _copy(self) -> None:
@@ -122,7 +122,7 @@ class Half(asyncio.Protocol):
         self.transport.resume_reading()
 
     def _count(self, moved: int) -> None:
-        self._pair.room.use(self._pair.holding)
+        self._pair.budget.touch(self._pair.reservation)
         self._tally.move(self._direction, moved)
 
     def _splice_ended(self, error: OSError | None) -> None:
@@ -136,7 +136,7 @@ class Half(asyncio.Protocol):
         if self._splice is not None:
             self._splice.close()
             self._splice = None
-            self._pair.room.less(self._pair.holding, DESCRIPTORS)
+            self._pair.budget.shrink(self._pair.reservation, DESCRIPTORS)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Take the other end along: with a reset, unless both had ended in order."""
@@ -166,27 +166,27 @@ def abort(transport: asyncio.BaseTransport) -> None:
     cast(asyncio.Transport, transport).abort()
 
 
-class Pair:
+class RelayedConnection:
     """A relayed connection."""
 
     __slots__ = (
         *("_lost", "_on_end", "broken", "client"),
-        *("endpoint", "holding", "joined", "made", "room", "server"),
+        *("endpoint", "reservation", "joined", "made", "budget", "server"),
     )
 
     def __init__(
         self,
         endpoint: Endpoint,
-        tally: Tally,
-        room: Room,
-        holding: Holding,
-        on_end: Callable[[Pair], None],
+        counters: EndpointCounters,
+        budget: DescriptorBudget,
+        reservation: Reservation,
+        on_end: Callable[[RelayedConnection], None],
     ) -> None:
         self.endpoint = endpoint
-        self.room = room
-        self.holding = holding
-        self.client = Half(self, tally, 0)
-        self.server = Half(self, tally, 1)
+        self.budget = budget
+        self.reservation = reservation
+        self.client = RelaySide(self, counters, 0)
+        self.server = RelaySide(self, counters, 1)
         self.client.peer, self.server.peer = self.server, self.client
         self.made: list[asyncio.Transport] = []
         """The transports of both ends, as far as they are there."""
@@ -210,12 +210,12 @@ class Pair:
 
 async def connect(
     loop: asyncio.AbstractEventLoop,
-    pair: Pair,
+    pair: RelayedConnection,
     client: socket.socket,
     server: socket.socket,
     greeting: bytes,
 ) -> None:
-    """Join two connected sockets to a Pair; the greeting is the first that the server gets.
+    """Join two connected sockets; the server gets the greeting first.
 
     Raises:
         OSError: one of them is broken.

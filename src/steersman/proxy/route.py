@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import Endpoint, Verdict
 from steersman.proxy.balance import Balancer
-from steersman.proxy.budget import Holding, Room
-from steersman.proxy.dials import Dials
-from steersman.proxy.listeners import Listener
+from steersman.proxy.budget import DescriptorBudget, Reservation
+from steersman.proxy.dials import DialRegistry
+from steersman.proxy.listeners import ListenerPlan
 from steersman.proxy.sockets import OpenSocket
-from steersman.proxy.traffic import Tally, Traffic
+from steersman.proxy.traffic import EndpointCounters, Traffic
 
 
 class Route:
@@ -21,13 +21,13 @@ class Route:
 
     def __init__(
         self,
-        plan: Listener,
+        plan: ListenerPlan,
         balancer: Balancer,
         traffic: Traffic,
-        room: Room,
+        budget: DescriptorBudget,
         open_socket: OpenSocket,
         *,
-        dials: Dials,
+        dials: DialRegistry,
         destination: tuple[str, int],
     ) -> None:
         """Take the plan, what the ServicePort's listeners share, and what all listeners share.
@@ -36,7 +36,7 @@ class Route:
         """
         self.plan = plan
         self.balancer = balancer
-        self.room = room
+        self.budget = budget
         self.open_socket = open_socket
         self.dials = dials
         self.destination = destination
@@ -48,7 +48,7 @@ class Route:
         """The endpoints to try for a new connection of a client, in order; [] to turn it away."""
         plan = self.plan
         address = canonical_ip(client) or client
-        choice = plan.choice(address, interface)
+        choice = plan.decide(address, interface)
         if choice.verdict is not Verdict.FORWARD:
             return []
         return self.balancer.order(
@@ -63,8 +63,8 @@ class Route:
     def dialling(self) -> Iterator[bool]:
         """Count one that dials; False where the ServicePort has as many as it may."""
         balancer = self.balancer
-        may = balancer.dialling < self.room.share
-        self.room.refused += not may
+        may = balancer.dialling < self.budget.dial_limit
+        self.budget.refused += not may
         balancer.dialling += may
         try:
             yield may
@@ -76,24 +76,24 @@ class Route:
         plan = self.plan
         return any(endpoint in c.endpoints for c in (plan.external, plan.node, plan.pod))
 
-    def reached(self, client: str, endpoint: Endpoint, seconds: float) -> Tally:
+    def reached(self, client: str, endpoint: Endpoint, seconds: float) -> EndpointCounters:
         """Note a connection that was made; return where its bytes are counted."""
         now = time.monotonic()
         address = canonical_ip(client) or client
         self.balancer.reached(address, endpoint, now, self.plan.affinity_seconds)
-        tally = self._traffic.of(self.plan.owner, endpoint)
-        tally.dialled(seconds)
-        return tally
+        counters = self._traffic.of(self.plan.owner, endpoint)
+        counters.dialled(seconds)
+        return counters
 
     def failed(self, endpoint: Endpoint) -> None:
         """Note an endpoint that could not be reached."""
         self.balancer.failed(endpoint, time.monotonic())
         self._traffic.of(self.plan.owner, endpoint).failed()
 
-    def ended(self, balancer: Balancer, endpoint: Endpoint, holding: Holding) -> None:
+    def ended(self, balancer: Balancer, endpoint: Endpoint, reservation: Reservation) -> None:
         """Note the end of a connection, to the Balancer that chose its endpoint."""
         balancer.ended(endpoint)
-        self.room.release(holding)
+        self.budget.release(reservation)
 
 
 def spread(endpoints: Sequence[Endpoint], attempts: int) -> list[Endpoint]:

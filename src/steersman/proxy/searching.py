@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steersman.model.plan import Endpoint
-from steersman.proxy.budget import Holding
+from steersman.proxy.budget import Reservation
 from steersman.proxy.dns import BrokenMessageError, failed, queries, restored
 from steersman.proxy.udp import Client, Session, UdpListener
 
@@ -22,12 +22,12 @@ class SearchingSession(Session):
         listener: UdpListener,
         client: Client,
         endpoint: Endpoint,
-        holding: Holding,
+        reservation: Reservation,
         *,
         suffixes: Sequence[str],
     ) -> None:
         """Take what any session takes, and the suffixes to try."""
-        super().__init__(listener, client, endpoint, holding)
+        super().__init__(listener, client, endpoint, reservation)
         self._suffixes = suffixes
         self._asked: dict[bytes, list[bytes]] = {}
         """By the number of a question: the client's query, and those still to try."""

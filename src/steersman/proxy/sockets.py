@@ -32,7 +32,7 @@ _FREE_BIND = {socket.AF_INET: (0, 15), socket.AF_INET6: (socket.IPPROTO_IPV6, 78
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-class Place(NamedTuple):
+class ListenerKey(NamedTuple):
     """Which of all listening sockets it is."""
 
     key: str
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     """That it is bound to."""
 
 
-Sockets: TypeAlias = Mapping[Place, socket.socket]
+Sockets: TypeAlias = Mapping[ListenerKey, socket.socket]
 
 
 class PortError(OSError):
@@ -59,7 +59,7 @@ def wildcard(ipv6: bool) -> str:
     return "::" if ipv6 else "0.0.0.0"
 
 
-class Ports:
+class PortAllocator:
     """Gives out proxy ports: any free one, or those of a range in turn."""
 
     def __init__(

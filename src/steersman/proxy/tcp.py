@@ -13,12 +13,12 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import Balancer
-from steersman.proxy.budget import Holding
+from steersman.proxy.budget import Reservation
 from steersman.proxy.dials import Dial
 from steersman.proxy.incoming import interface_of
-from steersman.proxy.listeners import Listener
+from steersman.proxy.listeners import ListenerPlan
 from steersman.proxy.proxy_protocol import header
-from steersman.proxy.relay import Pair, connect
+from steersman.proxy.relay import RelayedConnection, connect
 from steersman.proxy.route import Route, spread
 from steersman.proxy.sockets import BACKLOG, reset, tune
 
@@ -41,11 +41,11 @@ class TcpListener:
         self.route = route
         self._socket = sock
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[asyncio.Task[bool], tuple[socket.socket, Holding]] = {}
+        self._tasks: dict[asyncio.Task[bool], tuple[socket.socket, Reservation]] = {}
         """What brings each client to an endpoint."""
         self._retry: asyncio.TimerHandle | None = None
         self._proactor: asyncio.Task[None] | None = None
-        self.pairs: set[Pair] = set()
+        self.pairs: set[RelayedConnection] = set()
         self._start()
 
     @property
@@ -74,7 +74,7 @@ class TcpListener:
 
     def _acceptable(self, most: int = 0) -> None:
         """Accept clients; few if others have to give way, which close a moment later."""
-        few = not self.route.room.has(_DESCRIPTORS * _ACCEPT_AT_ONCE)
+        few = not self.route.budget.has_free(_DESCRIPTORS * _ACCEPT_AT_ONCE)
         for _ in range(most or (_ACCEPT_IF_SHORT if few else _ACCEPT_AT_ONCE)):
             try:
                 client, peer = self._socket.accept()
@@ -93,7 +93,7 @@ class TcpListener:
             except ConnectionError:
                 continue
             except OSError as error:
-                self.route.room.refused += error.errno in _EXHAUSTED
+                self.route.budget.refused += error.errno in _EXHAUSTED
                 await asyncio.sleep(_ACCEPT_AGAIN)
                 continue
             self._take(client, peer)
@@ -101,26 +101,26 @@ class TcpListener:
     def _pause(self, error: OSError) -> None:
         """Accept no more for a moment: the system has no descriptors or memory for it."""
         if error.errno in _EXHAUSTED:
-            self.route.room.refused += 1
+            self.route.budget.refused += 1
         self._loop.remove_reader(self._socket)
         self._retry = self._loop.call_later(_ACCEPT_AGAIN, self._start)
 
     def _take(self, client: socket.socket, peer: tuple[Any, ...]) -> None:
-        holding = self.route.room.take(self.route.plan.owner, peer[0], _DESCRIPTORS)
-        if holding is None:
+        reservation = self.route.budget.reserve(self.route.plan.owner, peer[0], _DESCRIPTORS)
+        if reservation is None:
             reset(client)
             return
-        task = self._loop.create_task(self._serve(client, peer, holding))
-        holding.give_way = task.cancel
-        self._tasks[task] = (client, holding)
+        task = self._loop.create_task(self._serve(client, peer, reservation))
+        reservation.evict = task.cancel
+        self._tasks[task] = (client, reservation)
         task.add_done_callback(self._served)
 
-    def follow(self, plan: Listener) -> None:
+    def follow(self, plan: ListenerPlan) -> None:
         """Take another plan; connections go on, but for those that it wants closed."""
         self.route.plan = plan
         self._cut(self.pairs)
 
-    def _cut(self, pairs: Iterable[Pair]) -> None:
+    def _cut(self, pairs: Iterable[RelayedConnection]) -> None:
         kept = self.route.plan.kept
         if kept is not None:
             for pair in [pair for pair in pairs if pair.endpoint not in kept]:
@@ -147,24 +147,28 @@ class TcpListener:
 
     # Serving
 
-    async def _serve(self, client: socket.socket, peer: tuple[Any, ...], holding: Holding) -> bool:
+    async def _serve(
+        self, client: socket.socket, peer: tuple[Any, ...], reservation: Reservation
+    ) -> bool:
         try:
             tune(client)
-            return await self._join(client, peer, holding)
+            return await self._join(client, peer, reservation)
         except OSError:
             return False  # the client is gone already
 
     def _served(self, task: asyncio.Task[bool]) -> None:
         """Turn a client away that was not joined, also where its task never got to begin."""
-        (client, holding), joined = self._tasks.pop(task), False
+        (client, reservation), joined = self._tasks.pop(task), False
         try:
             joined = not task.cancelled() and task.result()
         finally:
             if not joined:
-                self.route.room.release(holding)
+                self.route.budget.release(reservation)
                 reset(client)
 
-    async def _join(self, client: socket.socket, peer: tuple[Any, ...], holding: Holding) -> bool:
+    async def _join(
+        self, client: socket.socket, peer: tuple[Any, ...], reservation: Reservation
+    ) -> bool:
         """Bring a client and an endpoint together; False where there is none for it."""
         route = self.route
         reached = (client.getsockname(), route.destination)
@@ -183,8 +187,10 @@ class TcpListener:
             return False
         endpoint = dial.endpoint
         balancer = route.balancer
-        tally = route.reached(peer[0], endpoint, self._loop.time() - started)
-        pair = Pair(endpoint, tally, route.room, holding, partial(self._ended, balancer, dial))
+        counters = route.reached(peer[0], endpoint, self._loop.time() - started)
+        pair = RelayedConnection(
+            endpoint, counters, route.budget, reservation, partial(self._ended, balancer, dial)
+        )
         try:
             greets = route.plan.proxy_protocol
             greeting = _greeting(client, peer, route.destination) if greets else b""
@@ -195,7 +201,7 @@ class TcpListener:
             self._hang_up(dial)
             raise
         self.pairs.add(pair)
-        holding.give_way = pair.abort
+        reservation.evict = pair.abort
         self._cut([pair])  # the plan may be another one by now
         return True
 
@@ -246,10 +252,10 @@ class TcpListener:
         self.route.dials.end(dial)
         dial.socket.close()
 
-    def _ended(self, balancer: Balancer, dial: Dial, pair: Pair) -> None:
+    def _ended(self, balancer: Balancer, dial: Dial, pair: RelayedConnection) -> None:
         self.pairs.discard(pair)
         self.route.dials.end(dial)
-        self.route.ended(balancer, pair.endpoint, pair.holding)
+        self.route.ended(balancer, pair.endpoint, pair.reservation)
 
 
 def _greeting(client: socket.socket, peer: tuple[Any, ...], destination: tuple[str, int]) -> bytes:

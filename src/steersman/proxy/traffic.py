@@ -19,15 +19,15 @@ GONE_KEPT = 50
 
 
 @dataclass(slots=True)
-class Tally:
+class EndpointCounters:
     """The counts of one endpoint of a ServicePort, or of all of them."""
 
-    total: Tally | None = None
+    total: EndpointCounters | None = None
     """Counts the same for all endpoints together, so that nobody has to add them up."""
     connections: int = 0
     """Connections made; clients for UDP."""
     failures: int = 0
-    """Dials that were refused or not answered in time."""
+    """DialRegistry that were refused or not answered in time."""
     moved: list[int] = field(default_factory=lambda: [0, 0])
     """Bytes from clients to the endpoint, and back."""
     dial_seconds: float = 0.0
@@ -60,17 +60,17 @@ class Traffic:
     """The counts of all endpoints."""
 
     def __init__(self) -> None:
-        self._tallies: dict[PlanKey, dict[Endpoint, Tally]] = {}
-        self.total = Tally()
+        self._tallies: dict[PlanKey, dict[Endpoint, EndpointCounters]] = {}
+        self.total = EndpointCounters()
         """The counts of all endpoints, those that are forgotten included."""
 
     def begin(self, owner: PlanKey) -> None:
         """Count for a ServicePort from now on, until `forget`."""
         self._tallies.setdefault(owner, {})
 
-    def of(self, owner: PlanKey, endpoint: Endpoint) -> Tally:
+    def of(self, owner: PlanKey, endpoint: Endpoint) -> EndpointCounters:
         """The counts of an endpoint, from zero if need be; kept while its ServicePort is there."""
-        return self._tallies.get(owner, {}).setdefault(endpoint, Tally(self.total))
+        return self._tallies.get(owner, {}).setdefault(endpoint, EndpointCounters(self.total))
 
     def keep(self, owner: PlanKey, endpoints: Collection[Endpoint]) -> None:
         """Drop the counts of other endpoints of a ServicePort; the latest may come back."""
@@ -82,7 +82,7 @@ class Traffic:
         """Drop the counts of a ServicePort that is gone."""
         self._tallies.pop(owner, None)
 
-    def __iter__(self) -> Iterator[tuple[PlanKey, Endpoint, Tally]]:
+    def __iter__(self) -> Iterator[tuple[PlanKey, Endpoint, EndpointCounters]]:
         for owner, tallies in tuple(self._tallies.items()):
-            for endpoint, tally in tuple(tallies.items()):
-                yield owner, endpoint, tally
+            for endpoint, counters in tuple(tallies.items()):
+                yield owner, endpoint, counters

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
-from steersman.proxy.budget import Holding
+from steersman.proxy.budget import Reservation
 from steersman.proxy.dials import Dial
 from steersman.proxy.incoming import (
     Arrival,
@@ -22,9 +22,9 @@ from steersman.proxy.incoming import (
     interface_name,
     note_interfaces,
 )
-from steersman.proxy.listeners import Listener
+from steersman.proxy.listeners import ListenerPlan
 from steersman.proxy.route import Route
-from steersman.proxy.traffic import Tally
+from steersman.proxy.traffic import EndpointCounters
 
 Address: TypeAlias = tuple[Any, ...]
 ANSWER_SECONDS = 5.0
@@ -47,11 +47,11 @@ class Session(asyncio.DatagramProtocol):
     """The way to an endpoint for one client."""
 
     def __init__(
-        self, listener: UdpListener, client: Client, endpoint: Endpoint, holding: Holding
+        self, listener: UdpListener, client: Client, endpoint: Endpoint, reservation: Reservation
     ) -> None:
         self.endpoint = endpoint
-        self._holding = holding
-        holding.give_way = self.close
+        self._reservation = reservation
+        reservation.evict = self.close
         self.dial: Dial | None = None
         self._listener = listener
         self._client = client
@@ -59,7 +59,7 @@ class Session(asyncio.DatagramProtocol):
         self._waiting: list[bytes] = []
         self.closed = self._unanswered = self._answered = self._full = False
         self._balancer = listener.route.balancer
-        self._tally: Tally = listener.route.reached(client.address[0], endpoint, 0.0)
+        self._tally: EndpointCounters = listener.route.reached(client.address[0], endpoint, 0.0)
         self._used = listener.loop.time()
         self._timer = listener.loop.call_later(listener.idle_seconds, self._check)
 
@@ -75,10 +75,10 @@ class Session(asyncio.DatagramProtocol):
 
     def send(self, data: bytes) -> None:
         """Pass a datagram of the client on."""
-        room = self._listener.route.room
+        budget = self._listener.route.budget
         if self._answered:
-            room.prove(self._holding)
-        room.use(self._holding)
+            budget.mark_assured(self._reservation)
+        budget.touch(self._reservation)
         self._used, self._unanswered = self._listener.loop.time(), True
         self._tally.move(0, len(data))
         if self._transport is not None:
@@ -106,7 +106,7 @@ class Session(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: Address) -> None:
         """Pass an answer back."""
         del addr
-        self._listener.route.room.use(self._holding)
+        self._listener.route.budget.touch(self._reservation)
         self._used, self._unanswered = self._listener.loop.time(), False
         self._answered = True
         self._tally.move(1, len(data))
@@ -121,7 +121,7 @@ class Session(asyncio.DatagramProtocol):
     def _check(self) -> None:
         """Close when nothing has moved for long; answers may take longer where there is room."""
         loop, patience = self._listener.loop, self._listener.idle_seconds
-        if self._unanswered and not self._listener.route.room.is_short:
+        if self._unanswered and not self._listener.route.budget.is_scarce:
             patience = max(patience, ANSWER_SECONDS)
         left = self._used + patience - loop.time()
         if left > 0:
@@ -137,12 +137,12 @@ class Session(asyncio.DatagramProtocol):
             self._timer.cancel()
             if self.dial is not None:
                 self._listener.route.dials.end(self.dial)
-            self._listener.route.ended(self._balancer, self.endpoint, self._holding)
+            self._listener.route.ended(self._balancer, self.endpoint, self._reservation)
             if self._transport is not None:
                 self._transport.close()
 
 
-MakeSession: TypeAlias = Callable[["UdpListener", Client, Endpoint, Holding], Session]
+MakeSession: TypeAlias = Callable[["UdpListener", Client, Endpoint, Reservation], Session]
 
 
 class UdpListener(asyncio.DatagramProtocol):
@@ -230,10 +230,12 @@ class UdpListener(asyncio.DatagramProtocol):
         endpoints = self.route.endpoints(client.address[0], interface)
         if not endpoints:
             return None
-        holding = self.route.room.take(self.route.plan.owner, client.address[0], _DESCRIPTORS)
-        if holding is None:
+        reservation = self.route.budget.reserve(
+            self.route.plan.owner, client.address[0], _DESCRIPTORS
+        )
+        if reservation is None:
             return None
-        session = self._sessions[client] = self._make(self, client, endpoints[0], holding)
+        session = self._sessions[client] = self._make(self, client, endpoints[0], reservation)
         task = self.loop.create_task(self._connect(session, caller))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -246,7 +248,7 @@ class UdpListener(asyncio.DatagramProtocol):
         try:
             sock = self.route.open_socket(endpoint.ip, "UDP")
         except OSError:  # no descriptors, say: not the endpoint's fault
-            self.route.room.refused += 1
+            self.route.budget.refused += 1
             session.close()
             return
         session.dial = self.route.dials.begin(sock, self.route.plan.owner, endpoint, caller)
@@ -272,7 +274,7 @@ class UdpListener(asyncio.DatagramProtocol):
             else:
                 self._socket.sendto(data, client.address)
 
-    def follow(self, plan: Listener) -> None:
+    def follow(self, plan: ListenerPlan) -> None:
         """Take another plan; a session ends where its endpoint does."""
         self.route.plan = plan
 

@@ -166,12 +166,12 @@ def _rows(made: Mapping[Name, int], moved: Mapping[Name, Moved]) -> dict[Name, V
 def _proxied(traffic: Traffic) -> dict[Name, Values]:
     return {
         (owner.name, str(endpoint)): (
-            tally.connections,
-            tally.failures,
-            tally.dial_seconds,
-            *tally.moved,
+            counters.connections,
+            counters.failures,
+            counters.dial_seconds,
+            *counters.moved,
         )
-        for owner, endpoint, tally in traffic
+        for owner, endpoint, counters in traffic
     }
 
 
@@ -193,7 +193,7 @@ def _proxy_totals(proxy: Proxy) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "steersman_refused_connections_total",
         "Number of connections and datagrams refused for want of descriptors.",
-        proxy.room.refused,
+        proxy.budget.refused,
     )
 
 

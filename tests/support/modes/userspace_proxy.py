@@ -12,8 +12,8 @@ from typing import Any
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, Verdict
 from steersman.proxy.engine import Proxy
-from steersman.proxy.listeners import LISTENER, Choice, FrontendKey, Listener
-from steersman.proxy.sockets import Ports, open_socket
+from steersman.proxy.listeners import LISTENER, Decision, FrontendKey, ListenerPlan
+from steersman.proxy.sockets import PortAllocator, open_socket
 
 LOCAL = "127.0.0.1"
 PATIENCE = 20.0
@@ -31,15 +31,15 @@ def key(
     return FrontendKey(LISTENER, Family.IPV4, protocol, address, port)
 
 
-def listener(*endpoints: Endpoint, protocol: Protocol = Protocol.TCP, **more: Any) -> Listener:
-    choice = Choice(Verdict.FORWARD, endpoints)
-    return Listener(owner(protocol), LOCAL, more.pop("port", 0), choice, choice, choice, **more)
+def listener(*endpoints: Endpoint, protocol: Protocol = Protocol.TCP, **more: Any) -> ListenerPlan:
+    choice = Decision(Verdict.FORWARD, endpoints)
+    return ListenerPlan(owner(protocol), LOCAL, more.pop("port", 0), choice, choice, choice, **more)
 
 
 @asynccontextmanager
 async def proxy(limit: int = 0, udp_idle: float = 5.0) -> AsyncIterator[Proxy]:
     """A Proxy that is gone afterwards, whatever happened."""
-    made = Proxy(open_socket, Ports(), udp_idle, limit)
+    made = Proxy(open_socket, PortAllocator(), udp_idle, limit)
     try:
         yield made
     finally:

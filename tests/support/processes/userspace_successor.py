@@ -11,8 +11,8 @@ import socket
 import struct
 import sys
 
-from steersman.proxy.handoff import Handover
-from steersman.proxy.sockets import Place, Sockets
+from steersman.proxy.handoff import HandoffChannel
+from steersman.proxy.sockets import ListenerKey, Sockets
 
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -22,9 +22,9 @@ class Giver:
 
     def offer(self) -> Sockets:
         sock = socket.create_server(("127.0.0.1", 0))
-        return {Place("127.0.0.1:80/TCP", ""): sock}
+        return {ListenerKey("127.0.0.1:80/TCP", ""): sock}
 
-    def step_back(self) -> None: ...
+    def retire(self) -> None: ...
 
     def resume(self) -> None: ...
 
@@ -38,7 +38,7 @@ def drop_capabilities() -> None:
 async def main(name: str, *options: str) -> None:
     if "--without-capabilities" in options:
         drop_capabilities()
-    handover = Handover(name, Giver())
+    handover = HandoffChannel(name, Giver())
     print(len(handover.take()), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         assert line == "serve\n"

@@ -11,8 +11,8 @@ from steersman.model.ruleset import Diff
 from steersman.modes.nftables.layout import FIRST_SLOTS, pack_address, pack_port
 from steersman.modes.nftables.render_localhost import frontend_key
 from steersman.proxy.engine import Proxy
-from steersman.proxy.listeners import FrontendKey, Listener
-from steersman.proxy.sockets import OpenSocket, Ports, open_socket
+from steersman.proxy.listeners import FrontendKey, ListenerPlan
+from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
 
 log = logging.getLogger(__name__)
 _UDP_IDLE = 30.0
@@ -37,7 +37,7 @@ class Relay:
         self._keys: dict[bytes, FrontendKey] = {}
 
     @property
-    def listening(self) -> dict[bytes, Listener]:
+    def listening(self) -> dict[bytes, ListenerPlan]:
         """What there is, by the mode's keys."""
         if not self._keys:
             return {}
@@ -71,7 +71,7 @@ class Relay:
             self._proxy().stop(self._proxy().take(gone))
             await asyncio.sleep(0)  # transports close their sockets a round later
 
-    async def _start(self, key: bytes, listener: Listener) -> None:
+    async def _start(self, key: bytes, listener: ListenerPlan) -> None:
         name = frontend_key(listener)
         try:
             replaced = await self._proxy().start({name: listener})
@@ -88,5 +88,5 @@ class Relay:
 
     def _proxy(self) -> Proxy:
         if self._made is None:
-            self._made = Proxy(self._open_socket, Ports(), _UDP_IDLE)
+            self._made = Proxy(self._open_socket, PortAllocator(), _UDP_IDLE)
         return self._made

@@ -13,7 +13,7 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan, Verdict
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables.layout import PROTOCOLS, Kind, pack_port, prefix
-from steersman.proxy.listeners import LISTENER, FrontendKey, Listener, choice_of
+from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan, decision_of
 
 _RELAY = int(Kind.RELAY)  # comparing with a member costs three times as much (Python 3.11)
 LOOPBACK: Mapping[Family, str] = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
@@ -34,10 +34,10 @@ def render_localhost(plan: ServicePlan, settings: NodeSettings) -> dict[bytes, o
     }
 
 
-def _listener(plan: ServicePlan, frontend: Frontend) -> Listener:
+def _listener(plan: ServicePlan, frontend: Frontend) -> ListenerPlan:
     """Clients on loopback are this node, always."""
-    choice = choice_of(frontend.node, plan.pool(frontend.node.pool))
-    return Listener(
+    choice = decision_of(frontend.node, plan.pool(frontend.node.pool))
+    return ListenerPlan(
         owner=plan.key,
         bind=LOOPBACK[plan.key.family],
         port=frontend.port,
@@ -49,7 +49,7 @@ def _listener(plan: ServicePlan, frontend: Frontend) -> Listener:
     )
 
 
-def frontend_key(listener: Listener) -> FrontendKey:
+def frontend_key(listener: ListenerPlan) -> FrontendKey:
     """The key of a listener in the userspace modes' words."""
     name, family = listener.owner
     return FrontendKey(LISTENER, family, name.protocol, listener.bind, listener.port, True)

@@ -18,7 +18,7 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.skeleton import HEADER
-from steersman.proxy.listeners import Listener
+from steersman.proxy.listeners import ListenerPlan
 
 _NAMES = {protocol.number: protocol.lower() for protocol in Protocol}
 
@@ -47,10 +47,10 @@ def diff_text(change: Diff) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def command(verb: str, key: bytes, value: bytes | str | Listener) -> str:
+def command(verb: str, key: bytes, value: bytes | str | ListenerPlan) -> str:
     """One object as an nft command; what nft has no words for is a comment."""
     kind = Kind(key[0])
-    if isinstance(value, Listener):
+    if isinstance(value, ListenerPlan):
         return f"# {verb} listener at {value}"
     if isinstance(value, str):
         return value if verb == "add" else f"{verb} table {table_of(key)}"

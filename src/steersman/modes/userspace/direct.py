@@ -26,10 +26,10 @@ from steersman.modes.userspace.names import (
     portals_of,
 )
 from steersman.modes.userspace.render import render_direct
-from steersman.modes.userspace.succession import Stage, Succession
+from steersman.modes.userspace.succession import SocketHandoff, Stage
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import LISTENER, FrontendKey
-from steersman.proxy.sockets import OpenSocket, Ports, open_socket
+from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
 
 _ONLY_OWN = (
     "Only node ports, and Service addresses that this machine has, are served: neither rules nor "
@@ -80,9 +80,9 @@ class DirectMode:
         """
         options = options or DirectOptions()
         self.name = name
-        self.proxy = Proxy(open_socket, Ports(), options.udp_idle, options.limit)
+        self.proxy = Proxy(open_socket, PortAllocator(), options.udp_idle, options.limit)
         self.proxy.dns_search = options.dns_search
-        self._succession = Succession(options.handover, self.proxy)
+        self._handoff = SocketHandoff(options.handover, self.proxy)
         self._addresses = addresses
         self.variant = "" if addresses is not None else "none"
         self._refusing: dict[FrontendKey, Portal] = {}
@@ -131,20 +131,20 @@ class DirectMode:
 
     async def lost(self) -> None:
         """Return when a process that had taken over has gone: listeners may be missing."""
-        await self._succession.resumed()
+        await self._handoff.resumed()
 
     async def apply(self, change: Diff) -> None:
         """Add addresses, start listeners, stop others, remove addresses that nobody needs."""
         async with self._lock:
-            if self._succession.stage is not Stage.SERVING:
-                await self._succession.follow(change)
+            if self._handoff.stage is not Stage.SERVING:
+                await self._handoff.follow(change)
                 return
             before = _needed({**self.proxy.listeners, **self._refusing})
             wanted = listeners_of(change)
             refusing = portals_of(change)
             fresh = _needed({**wanted, **refusing})
             if wanted:
-                await self._succession.begin()
+                await self._handoff.begin()
             try:
                 await self._add(fresh)
                 replaced = await self.proxy.start(wanted)
@@ -160,7 +160,7 @@ class DirectMode:
             strays = {key.text for key in change.removed if isinstance(key, StrayKey)}
             await self._remove(before | strays)
             if wanted:
-                await self._succession.serve()
+                await self._handoff.serve()
 
     async def _add(self, addresses: set[str]) -> None:
         if self._addresses is not None:
@@ -184,14 +184,14 @@ class DirectMode:
 
     async def succeeded(self) -> None:
         """Return once the next process has the listening sockets."""
-        await self._succession.succeeded()
+        await self._handoff.succeeded()
 
     async def close(self, seconds: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `seconds`.
 
         Addresses on an interface of our own stay: the next process may use them already.
         """
-        self._succession.close()
+        self._handoff.close()
         addresses = _needed({**self.proxy.listeners, **self._refusing})
         cut = await self.proxy.drain(seconds)
         self._refusing.clear()

@@ -26,10 +26,10 @@ from steersman.modes.userspace.names import (
 )
 from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.portals import IptablesPortals
-from steersman.modes.userspace.succession import Stage, Succession
+from steersman.modes.userspace.succession import SocketHandoff, Stage
 from steersman.proxy.engine import AnyListener, Proxy
-from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, Listener
-from steersman.proxy.sockets import OpenSocket, Ports, open_socket
+from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, ListenerPlan
+from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
 
 Forget: TypeAlias = Callable[[Stale], Awaitable[object]]
 log = logging.getLogger(__name__)
@@ -92,8 +92,10 @@ class UserspaceMode:
         if options.portals:
             self._choices = {options.portals: self._choices[options.portals]}
         self.portals = next(iter(self._choices.values()))
-        self.proxy = Proxy(open_socket, Ports(options.ports), options.udp_idle, options.limit)
-        self._succession = Succession(options.handover, self.proxy)
+        self.proxy = Proxy(
+            open_socket, PortAllocator(options.ports), options.udp_idle, options.limit
+        )
+        self._handoff = SocketHandoff(options.handover, self.proxy)
         self._forget = forget
         self._lock = asyncio.Lock()
 
@@ -130,22 +132,22 @@ class UserspaceMode:
 
     async def lost(self) -> None:
         """Return when a process that had taken over has gone: the rules may be different."""
-        await self._succession.resumed()
+        await self._handoff.resumed()
 
     async def apply(self, change: Diff) -> None:
         """Start listeners, switch the rules to them, stop the others."""
         async with self._lock:
-            if self._succession.stage is not Stage.SERVING:
-                await self._succession.follow(change)
+            if self._handoff.stage is not Stage.SERVING:
+                await self._handoff.follow(change)
                 return
             wanted = listeners_of(change)
             if wanted:
-                await self._succession.begin()
+                await self._handoff.begin()
             for family in Family:  # each has rules of its own, which can fail on their own
                 if part := part_of(change, family):
                     await self._follow(family, part)
             if wanted:
-                await self._succession.serve()
+                await self._handoff.serve()
 
     async def _follow(self, family: Family, change: Diff) -> None:
         before = self.proxy.listeners
@@ -172,7 +174,7 @@ class UserspaceMode:
             except OSError as error:
                 log.warning("UDP clients of new portals may be led elsewhere: %s", error)
 
-    async def _lead(self, change: Diff, listeners: dict[FrontendKey, Listener]) -> None:
+    async def _lead(self, change: Diff, listeners: dict[FrontendKey, ListenerPlan]) -> None:
         portals = portals_of(change)
         for key in listeners:  # their port may be another one now
             portal = self.portals.known(key.of(PORTAL))
@@ -185,8 +187,8 @@ class UserspaceMode:
 
     async def _take_back(
         self,
-        before: dict[FrontendKey, Listener],
-        wanted: dict[FrontendKey, Listener],
+        before: dict[FrontendKey, ListenerPlan],
+        wanted: dict[FrontendKey, ListenerPlan],
         replaced: dict[FrontendKey, AnyListener],
     ) -> None:
         """Undo `start`: the rules lead where they did; rules of the process before do, too."""
@@ -197,9 +199,9 @@ class UserspaceMode:
 
     async def succeeded(self) -> None:
         """Return once the next process has the listening sockets."""
-        await self._succession.succeeded()
+        await self._handoff.succeeded()
 
     async def close(self, seconds: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `seconds`."""
-        self._succession.close()
+        self._handoff.close()
         return await self.proxy.drain(seconds)

@@ -11,7 +11,7 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.model.ruleset import Diff
-from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, Listener, only_from
+from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, ListenerPlan, only_from
 
 BASE: Literal["base"] = "base"
 STRAY: Literal["stray"] = "stray"
@@ -59,9 +59,9 @@ class Portal(Value, frozen=True):
         return f"{self.name}: {self.verdict}{to}{inside}{only_from(self.source_ranges)}"
 
 
-def listeners_of(change: Diff) -> dict[FrontendKey, Listener]:
+def listeners_of(change: Diff) -> dict[FrontendKey, ListenerPlan]:
     """The listeners that a Diff adds or changes."""
-    return {key: value for key, value in _new(change) if isinstance(value, Listener)}
+    return {key: value for key, value in _new(change) if isinstance(value, ListenerPlan)}
 
 
 def portals_of(change: Diff) -> dict[FrontendKey, Portal]:
@@ -85,5 +85,5 @@ def left_without_endpoints(change: Diff) -> set[FrontendKey]:
     return {key for key in gone if key.of(PORTAL) in refusing}
 
 
-def _new(change: Diff) -> list[tuple[FrontendKey, Listener | Portal | str]]:
+def _new(change: Diff) -> list[tuple[FrontendKey, ListenerPlan | Portal | str]]:
     return [*change.added.items(), *((key, new) for key, (_, new) in change.changed.items())]

@@ -23,7 +23,13 @@ from steersman.model.plan import (
 from steersman.model.ruleset import Ruleset
 from steersman.modes.iptables.names import printed_name
 from steersman.modes.userspace.names import BASE, BaseKey, Key, Portal
-from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, Listener, choice_of
+from steersman.proxy.listeners import (
+    LISTENER,
+    PORTAL,
+    FrontendKey,
+    ListenerPlan,
+    decision_of,
+)
 
 _LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 
@@ -37,7 +43,7 @@ def render_redirect(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
     """Render one ServicePort where rules lead to the listeners."""
     family = settings.family(plan.key.family)
     host = host_address(family)
-    ruleset: dict[Key, Listener | Portal] = {}
+    ruleset: dict[Key, ListenerPlan | Portal] = {}
     for frontend in _served(plan):
         is_node_port = frontend.kind is FrontendKind.NODE_PORT
         forwards = _verdict(frontend) is Verdict.FORWARD
@@ -64,7 +70,7 @@ def render_direct(
         only: Service addresses that this machine has; None means any, they are added to it.
     """
     family = settings.family(plan.key.family)
-    ruleset: dict[Key, Listener | Portal] = {}
+    ruleset: dict[Key, ListenerPlan | Portal] = {}
     for frontend in _served(plan):
         address, is_node_port = frontend.address, frontend.kind is FrontendKind.NODE_PORT
         if not is_node_port and only is not None and address not in only:
@@ -134,13 +140,13 @@ def _portal(plan: ServicePlan, frontend: Frontend, family: FamilySettings, host:
 
 def _listener(
     plan: ServicePlan, frontend: Frontend, family: FamilySettings, bind: str, port: int
-) -> Listener:
+) -> ListenerPlan:
     pod, node, external = (
-        choice_of(action, plan.pool(action.pool))
+        decision_of(action, plan.pool(action.pool))
         for action in (frontend.pod, frontend.node, frontend.external)
     )
     told_apart = not pod == node == external
-    return Listener(
+    return ListenerPlan(
         plan.key,
         bind,
         port,

@@ -15,7 +15,7 @@ from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff
 from steersman.modes.userspace.names import left_without_endpoints, listeners_of
 from steersman.proxy.engine import Proxy
-from steersman.proxy.handoff import Handover
+from steersman.proxy.handoff import HandoffChannel
 from steersman.proxy.listeners import LISTENER
 from steersman.proxy.sockets import Sockets
 
@@ -32,13 +32,13 @@ class Stage(Enum):
     OVER = "another process"
 
 
-class Succession:
+class SocketHandoff:
     """Keeps one process at a time in charge of rules and new listeners."""
 
     def __init__(self, name: str, proxy: Proxy) -> None:
         """Prepare to take over what has this name; "" for nothing, ever."""
         self._proxy = proxy
-        self._handover = Handover(name, self) if name else None
+        self._handover = HandoffChannel(name, self) if name else None
         self._begun = self._served = False
         self._rest: asyncio.TimerHandle | None = None
         self._resumed = asyncio.Event()
@@ -88,18 +88,18 @@ class Succession:
         if self._served:
             await self._succeeded.wait()
 
-    # What the Handover calls
+    # What the HandoffChannel calls
 
     def offer(self) -> Sockets:
         """Give all sockets away, and go on serving until the other process does."""
         self.stage = Stage.LENDING
         return self._proxy.sockets()
 
-    def step_back(self) -> None:
+    def retire(self) -> None:
         """Leave rules and new listeners to the other process."""
         self.stage = Stage.OVER
         self._succeeded.set()
-        self._proxy.step_back()
+        self._proxy.retire()
 
     def resume(self) -> None:
         """Be in charge again."""

@@ -13,7 +13,7 @@ from steersman.proxy.listeners import FrontendKey
 T = TypeVar("T", bound=Hashable)
 
 
-class Entry(NamedTuple, Generic[T]):
+class WrittenPortal(NamedTuple, Generic[T]):
     """A portal as it was written."""
 
     portal: Portal
@@ -25,11 +25,11 @@ class Written(Generic[T]):
     """What is in force as far as this process knows, by destination."""
 
     def __init__(self) -> None:
-        self._entries: dict[FrontendKey, Entry[T]] = {}
+        self._entries: dict[FrontendKey, WrittenPortal[T]] = {}
 
     def note(self, key: FrontendKey, portal: Portal, parts: Collection[T]) -> None:
         """A portal was written."""
-        self._entries[key] = Entry(portal, parts)
+        self._entries[key] = WrittenPortal(portal, parts)
 
     def forget(self, keys: Iterable[FrontendKey]) -> None:
         """Portals are gone; those that never were are no matter."""

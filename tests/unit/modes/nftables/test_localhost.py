@@ -25,7 +25,7 @@ from steersman.model.ruleset import Diff, diff, patch
 from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.render_localhost import render_localhost, without_listeners
 from steersman.modes.nftables.text import diff_text
-from steersman.proxy.listeners import Choice, Listener
+from steersman.proxy.listeners import Decision, ListenerPlan
 from tests.support.builders import nftables_plans as make
 
 RELAYING = Traits(localhost_node_ports=True, relays_localhost=True)
@@ -41,10 +41,10 @@ def node_port(actions: make.Actions = make.PLAIN, port: int = 30080) -> Frontend
     return Frontend(FrontendKind.NODE_PORT, "", port, *actions)
 
 
-def served(plan: ServicePlan, settings: NodeSettings = ON) -> list[Listener]:
+def served(plan: ServicePlan, settings: NodeSettings = ON) -> list[ListenerPlan]:
     found = list(render_localhost(plan, settings).values())
-    assert all(isinstance(each, Listener) for each in found)
-    return [each for each in found if isinstance(each, Listener)]
+    assert all(isinstance(each, ListenerPlan) for each in found)
+    return [each for each in found if isinstance(each, ListenerPlan)]
 
 
 @pytest.mark.parametrize(("family", "address"), [(Family.IPV4, "127.0.0.1"), (Family.IPV6, "::1")])
@@ -57,7 +57,7 @@ def test_a_node_port_is_served_on_loopback(
     [listener] = served(plan)
     assert (listener.bind, listener.port, listener.affinity_seconds) == (address, 30080, 60)
     assert listener.same_for_all
-    assert listener.node == Choice(Verdict.FORWARD, plan.cluster)
+    assert listener.node == Decision(Verdict.FORWARD, plan.cluster)
 
 
 def test_this_nodes_own_pool_is_drawn_from() -> None:

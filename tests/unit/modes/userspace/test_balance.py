@@ -9,7 +9,7 @@ import pytest
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import PENALTY, Balancer
 from steersman.proxy.proxy_protocol import header
-from steersman.proxy.sockets import PortError, Ports
+from steersman.proxy.sockets import PortAllocator, PortError
 
 A, B, C = (Endpoint(f"10.0.0.{n}", 80) for n in (1, 2, 3))
 ALL = (A, B, C)
@@ -120,14 +120,14 @@ class Sock:
         return ("", self.port)
 
 
-def bind(ports: Ports, used: set[int]) -> int:
+def bind(ports: PortAllocator, used: set[int]) -> int:
     sock = Sock(used)
     return ports.bind(sock, "127.0.0.1")  # type: ignore[arg-type]
 
 
 def test_ports_of_a_range_in_turn_and_freed_ones_cool_down() -> None:
     now, used = 0.0, {20002}
-    ports = Ports((20000, 20003), lambda: now)
+    ports = PortAllocator((20000, 20003), lambda: now)
     assert {bind(ports, used) for _ in range(3)} == {20000, 20001, 20003}
     with pytest.raises(PortError, match="20000-20003"):
         bind(ports, used)
@@ -140,11 +140,11 @@ def test_ports_of_a_range_in_turn_and_freed_ones_cool_down() -> None:
 
 
 def test_without_a_range_the_kernel_chooses() -> None:
-    ports = Ports()
+    ports = PortAllocator()
     with socket.socket() as one, socket.socket() as two:
         assert ports.bind(one, "127.0.0.1") != ports.bind(two, "127.0.0.1") != 0
 
 
 def test_an_address_that_is_not_here_is_an_error() -> None:
     with socket.socket() as sock, pytest.raises(OSError, match="assign"):
-        Ports().bind(sock, "203.0.113.1")
+        PortAllocator().bind(sock, "203.0.113.1")

@@ -35,7 +35,7 @@ async def test_a_client_cut_before_it_was_looked_at_leaves_nothing() -> None:
             with pytest.raises(ConnectionResetError):
                 await asyncio.to_thread(sock.recv, 1)
         await until(lambda: made.open_connections == 0)
-        assert made.room.used == 1
+        assert made.budget.used == 1
 
 
 async def test_a_dial_that_fails_when_its_service_port_is_gone_counts_nowhere(
@@ -50,7 +50,7 @@ async def test_a_dial_that_fails_when_its_service_port_is_gone_counts_nowhere(
                 made.stop(made.take([key()]))
                 await until(lambda: made.open_connections == 0)
             assert list(made.traffic) == []
-            assert made.room.used == 0
+            assert made.budget.used == 0
 
 
 async def test_a_connection_made_to_an_endpoint_that_left_meanwhile_is_reset() -> None:
@@ -63,7 +63,7 @@ async def test_a_connection_made_to_an_endpoint_that_left_meanwhile_is_reset() -
             await asyncio.sleep(0)  # it dials the first one now
             await made.start({key(): listener(two, kept=(two,))})
             await until(lambda: made.open_connections == 0)
-        assert made.room.used == 1
+        assert made.budget.used == 1
 
 
 async def test_stopped_listeners_are_forgotten_though_nobody_asks_for_counts() -> None:
@@ -96,7 +96,7 @@ async def test_counts_of_endpoints_that_are_gone_are_dropped_with_their_last_con
         writer.close()
         await until(lambda: made.open_connections == 0)
         await made.start({key(): listener(two, affinity_seconds=60)})
-        assert [(e, tally.connections) for _, e, tally in made.traffic] == [(two, 1)]
+        assert [(e, counters.connections) for _, e, counters in made.traffic] == [(two, 1)]
 
 
 async def test_connections_count_where_they_were_made_though_the_service_port_is_renamed() -> None:
@@ -124,4 +124,4 @@ async def test_who_waits_to_be_accepted_is_cut_too_when_no_endpoint_is_left() ->
             made.stop(made.take([key()]))
             assert made.open_connections == 1
             await until(lambda: made.open_connections == 0)
-        assert made.room.used == 0
+        assert made.budget.used == 0

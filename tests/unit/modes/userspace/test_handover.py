@@ -17,11 +17,11 @@ from steersman.model.plan import Endpoint, Verdict
 from steersman.model.ruleset import Diff
 from steersman.modes.userspace import succession
 from steersman.modes.userspace.names import Portal
-from steersman.modes.userspace.succession import Stage, Succession
+from steersman.modes.userspace.succession import SocketHandoff, Stage
 from steersman.proxy import handoff
 from steersman.proxy.engine import Proxy
-from steersman.proxy.listeners import PORTAL, FrontendKey, Listener
-from steersman.proxy.sockets import Ports
+from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan
+from steersman.proxy.sockets import PortAllocator
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,
@@ -35,13 +35,13 @@ from tests.support.modes.userspace_proxy import (
 from tests.unit.modes.userspace.test_udp import client, server
 
 NAME = f"steersman-test-{os.getpid()}"
-Wanted = dict[FrontendKey, Listener]
+Wanted = dict[FrontendKey, ListenerPlan]
 
 
 @asynccontextmanager
-async def serving(made: Proxy, wanted: Wanted) -> AsyncIterator[Succession]:
+async def serving(made: Proxy, wanted: Wanted) -> AsyncIterator[SocketHandoff]:
     """What a mode does with a Proxy."""
-    succession = Succession(NAME, made)
+    succession = SocketHandoff(NAME, made)
     await succession.begin()
     await made.start(wanted)
     await succession.serve()
@@ -93,7 +93,7 @@ async def test_what_nobody_wants_any_more_is_closed(monkeypatch: pytest.MonkeyPa
 
 async def test_a_port_outside_of_the_range_is_not_taken() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as spare:
-        spare._ports = Ports((23_000, 23_999))
+        spare._ports = PortAllocator((23_000, 23_999))
         async with serving(old, many(one, 1)), serving(spare, many(one, 1)):
             (port,) = (spare.port(k) for k in many(one, 1))
             assert 23_000 <= port < 24_000
@@ -123,7 +123,7 @@ async def test_until_it_ends_the_old_one_follows_plans_but_takes_no_datagrams() 
 
 async def test_where_nobody_was_before_nothing_is_taken() -> None:
     async with proxy() as made:
-        assert handoff.Handover(NAME, Succession(NAME, made)).take() == {}
+        assert handoff.HandoffChannel(NAME, SocketHandoff(NAME, made)).take() == {}
 
 
 async def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ async def test_a_refused_service_port_costs_the_others_no_socket() -> None:
         first, second = wanted = many(one, 2)
         taken = {key(address="10.96.0.9"): listener(one, port=one.port)}
         async with serving(old, wanted):
-            after = Succession(NAME, new)
+            after = SocketHandoff(NAME, new)
             try:
                 await after.begin()
                 with pytest.raises(ApplyError):

@@ -17,10 +17,10 @@ import pytest
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
-from steersman.proxy.dials import Dials
+from steersman.proxy.dials import DialRegistry
 from steersman.proxy.engine import Proxy
-from steersman.proxy.listeners import FrontendKey, Listener
-from steersman.proxy.sockets import Ports, open_socket
+from steersman.proxy.listeners import FrontendKey, ListenerPlan
+from steersman.proxy.sockets import PortAllocator, open_socket
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,
@@ -62,7 +62,7 @@ class World:
 
     async def serve(self, protocol: Protocol, services: dict[str, tuple[int, Endpoint]]) -> None:
         """Start the listeners: by name of the Service, its port and its endpoint."""
-        wanted: dict[FrontendKey, Listener] = {}
+        wanted: dict[FrontendKey, ListenerPlan] = {}
         for name, (port, to) in services.items():
             made = listener(to, protocol=protocol, port=port)
             wanted[key(protocol, LOCAL, port)] = msgspec.structs.replace(
@@ -80,7 +80,7 @@ class World:
 @asynccontextmanager
 async def world(limit: int = 400) -> AsyncIterator[World]:
     sockets = Sockets()
-    made = Proxy(sockets, Ports(), 60.0, limit)
+    made = Proxy(sockets, PortAllocator(), 60.0, limit)
     try:
         yield World(made, sockets)
     finally:
@@ -255,7 +255,7 @@ async def test_a_session_that_gives_way_before_it_begins_leaves_no_dial() -> Non
             await made.serve(UDP, {"a": (port, Endpoint(*one.getsockname()))})
             first.send(b"1")
             second.send(b"2")  # both are read at once
-            await until(lambda: made.proxy.room.gave_way == 1 and made.dials > 0)
+            await until(lambda: made.proxy.budget.evicted == 1 and made.dials > 0)
             async with asyncio.timeout(20):
                 assert await asyncio.get_running_loop().sock_recv(one, 9) == b"2"
             assert len(made.proxy.dials) == made.proxy.open_connections == 1
@@ -266,7 +266,7 @@ def test_a_dial_is_known_before_its_task_runs_again_and_as_an_ipv4_mapped_addres
         server.bind((LOCAL, 0))
         server.listen()
         port = server.getsockname()[1]
-        dials = Dials()
+        dials = DialRegistry()
         dial = dials.begin(sock, owner(), Endpoint(LOCAL, port), None)
         sock.setblocking(False)
         sock.connect_ex((f"::ffff:{LOCAL}", port))
@@ -284,7 +284,7 @@ def test_a_dial_is_known_before_its_task_runs_again_and_as_an_ipv4_mapped_addres
 def test_what_is_logged_is_logged_again_for_a_service_that_was_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    dials = Dials()
+    dials = DialRegistry()
     ipv6 = owner()._replace(family=Family.IPV6)
     with socket.socket() as sock:
         mine = dials.begin(sock, owner(), Endpoint(LOCAL, 1), None)

@@ -38,7 +38,7 @@ from steersman.modes.userspace.rules import (
     portal_rules,
     write,
 )
-from steersman.proxy.listeners import LISTENER, PORTAL, Choice, FrontendKey, Listener
+from steersman.proxy.listeners import LISTENER, PORTAL, Decision, FrontendKey, ListenerPlan
 
 HERE, THERE = Endpoint("10.244.1.5", 8080, local=True), Endpoint("10.244.2.5", 8080)
 ALL = (HERE, THERE)
@@ -77,16 +77,16 @@ VIP, NODE_PORT = FrontendKind.LOAD_BALANCER_IP, FrontendKind.NODE_PORT
 
 def test_a_service_address_has_a_listener_and_a_portal_to_it() -> None:
     ruleset = render_redirect(plan(frontend(VIP, CLUSTER)), NODE)
-    choice = Choice(Verdict.FORWARD, ALL)
+    choice = Decision(Verdict.FORWARD, ALL)
     assert ruleset == {
-        at(LISTENER, "198.51.100.1"): Listener(key(), "192.168.0.2", 0, choice, choice, choice),
+        at(LISTENER, "198.51.100.1"): ListenerPlan(key(), "192.168.0.2", 0, choice, choice, choice),
         at(PORTAL, "198.51.100.1"): Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2"),
     }
 
 
 def test_node_ports_are_bound_at_every_address_that_serves_them() -> None:
     ruleset = render_redirect(plan(frontend(NODE_PORT, CLUSTER)), NODE)
-    bound = {(v.bind, v.port) for v in ruleset.values() if isinstance(v, Listener)}
+    bound = {(v.bind, v.port) for v in ruleset.values() if isinstance(v, ListenerPlan)}
     assert bound == {(a, 30080) for a in ("127.0.0.1", "192.168.0.1", "192.168.0.2")}
     some = replace(FAMILY, node_port_addresses=("192.168.0.1",), localhost_node_ports=False)
     ruleset = render_redirect(
@@ -109,17 +109,17 @@ def test_only_insiders_pass_where_others_are_dropped() -> None:
     portal = ruleset[at(PORTAL, "198.51.100.1")]
     assert portal.insiders == FAMILY.detector
     listener = ruleset[at(LISTENER, "198.51.100.1")]
-    assert listener.choice("10.244.9.9").endpoints == ALL
-    assert listener.choice("192.168.0.1").endpoints == ALL
-    assert listener.choice("203.0.113.9") == Choice(Verdict.DROP)
+    assert listener.decide("10.244.9.9").endpoints == ALL
+    assert listener.decide("192.168.0.1").endpoints == ALL
+    assert listener.decide("203.0.113.9") == Decision(Verdict.DROP)
 
 
 def test_a_listener_asks_the_plan_for_each_class_of_sources() -> None:
     local = frontend(VIP, CLUSTER, CLUSTER, LOCAL, ranges=("10.0.0.0/8", "203.0.113.0/24"))
     listener = render_redirect(plan(local), NODE)[at(LISTENER, "198.51.100.1")]
-    assert listener.choice("10.244.9.9").endpoints == ALL
-    assert listener.choice("203.0.113.9").endpoints == (HERE,)
-    assert listener.choice("192.168.0.1") == Choice(Verdict.DROP)
+    assert listener.decide("10.244.9.9").endpoints == ALL
+    assert listener.decide("203.0.113.9").endpoints == (HERE,)
+    assert listener.decide("192.168.0.1") == Decision(Verdict.DROP)
 
 
 def test_a_node_without_addresses_leads_nobody_anywhere() -> None:

@@ -30,15 +30,15 @@ async def test_at_the_limit_new_ones_are_refused_while_old_ones_flow() -> None:
     async with endpoint(answering(b"")) as one, proxy(limit=5) as made:
         await made.start({key(): listener(one)})
         old = [await asyncio.open_connection(LOCAL, made.port(key())) for _ in range(2)]
-        await until(lambda: made.room.used == 5)
+        await until(lambda: made.budget.used == 5)
         with pytest.raises(ConnectionResetError):
             await ask(made.port(key()))
-        assert made.room.refused == 1
+        assert made.budget.refused == 1
         for reader, writer in old:
             writer.write(b"flows")
             assert await reader.readexactly(5) == b"flows"
             writer.close()
-        await until(lambda: made.room.used == 1)
+        await until(lambda: made.budget.used == 1)
         assert await ask(made.port(key()), b"again") == b"again"
 
 
@@ -67,7 +67,7 @@ async def test_accepting_is_resumed_when_there_are_descriptors_again() -> None:
         server._socket = exhausted  # type: ignore[assignment]
         assert await ask(made.port(key())) == b"one"
         assert exhausted.failures == 0
-        assert made.room.refused == 2
+        assert made.budget.refused == 2
 
 
 async def test_the_loop_of_windows_is_asked_for_clients(monkeypatch: Any) -> None:
@@ -94,8 +94,8 @@ async def test_silent_endpoints_of_one_service_port_leave_room_for_others() -> N
                 client = stack.enter_context(socket.socket())
                 client.setblocking(False)
                 client.connect_ex((LOCAL, made.port(key())))
-            assert made.room.share == 10
-            await until(lambda: made.room.refused == 20)
+            assert made.budget.dial_limit == 10
+            await until(lambda: made.budget.refused == 20)
             assert made._balancers[owner()].dialling == 10
             assert await ask(made.port(other)) == b"one"
 
@@ -117,4 +117,4 @@ async def test_a_failed_accept_makes_nobody_deaf_on_windows(monkeypatch: Any) ->
     async with endpoint(answering(b"one")) as one, proxy() as made:
         await made.start({key(): listener(one)})
         assert await ask(made.port(key()), b"!") == b"one!"
-        assert made.room.refused == 1
+        assert made.budget.refused == 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.names import PlanKey, Protocol
-from steersman.proxy.budget import Holding, Ranking, Room, client_of
+from steersman.proxy.budget import DescriptorBudget, Ranking, Reservation, client_of
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,
@@ -29,20 +29,20 @@ TCP, UDP = Protocol.TCP, Protocol.UDP
 
 
 class Crowd:
-    """Clients of a Room, and whose connections are open."""
+    """Clients of a DescriptorBudget, and whose connections are open."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self.open: list[Holding] = []
+    def __init__(self, budget: DescriptorBudget) -> None:
+        self.budget = budget
+        self.open: list[Reservation] = []
 
     def come(
         self, service: str, address: str, protocol: Protocol = TCP, count: int = 2
-    ) -> Holding | None:
-        holding = self.room.take(owner(protocol, service), address, count)
-        if holding is not None:
-            self.open.append(holding)
-            holding.give_way = lambda: self.open.remove(holding)
-        return holding
+    ) -> Reservation | None:
+        reservation = self.budget.reserve(owner(protocol, service), address, count)
+        if reservation is not None:
+            self.open.append(reservation)
+            reservation.evict = lambda: self.open.remove(reservation)
+        return reservation
 
     def of(self, service: str, address: str) -> int:
         return sum(
@@ -51,22 +51,22 @@ class Crowd:
 
 
 def test_idle_connections_of_one_client_leave_room_for_all_others() -> None:
-    crowd = Crowd(Room(20))
+    crowd = Crowd(DescriptorBudget(20))
     for _ in range(20):
         crowd.come("web", "10.0.0.1")
-    assert (crowd.of("web", "10.0.0.1"), crowd.room.refused) == (10, 10)
+    assert (crowd.of("web", "10.0.0.1"), crowd.budget.refused) == (10, 10)
     assert crowd.come("web", "10.0.0.2")
     assert crowd.come("shop", "10.0.0.3")
     assert crowd.come("shop", "10.0.0.1")
     assert crowd.of("web", "10.0.0.1") == 7
-    assert crowd.room.gave_way == 3
+    assert crowd.budget.evicted == 3
 
 
 def test_what_has_been_silent_for_longest_gives_way() -> None:
-    crowd = Crowd(Room(6))
+    crowd = Crowd(DescriptorBudget(6))
     first, second, third = (crowd.come("web", "10.0.0.1") for _ in range(3))
     assert first
-    crowd.room.use(first)
+    crowd.budget.touch(first)
     assert crowd.come("shop", "10.0.0.2")
     assert second not in crowd.open
     assert first in crowd.open
@@ -74,22 +74,22 @@ def test_what_has_been_silent_for_longest_gives_way() -> None:
 
 
 def test_many_clients_of_one_service_take_nothing_from_another() -> None:
-    crowd = Crowd(Room(40))
+    crowd = Crowd(DescriptorBudget(40))
     kept = [crowd.come("shop", f"10.0.0.{number}") for number in range(5)]
     for number in range(200):
         crowd.come("web", f"10.1.0.{number}")
-    assert all(holding in crowd.open for holding in kept)
+    assert all(reservation in crowd.open for reservation in kept)
     assert crowd.come("bank", "10.0.0.9")
-    assert all(holding in crowd.open for holding in kept)
+    assert all(reservation in crowd.open for reservation in kept)
 
 
 def test_with_equal_shares_the_newcomer_is_refused() -> None:
-    crowd = Crowd(Room(4))
+    crowd = Crowd(DescriptorBudget(4))
     assert crowd.come("web", "10.0.0.1")
     assert crowd.come("shop", "10.0.0.1")
     assert not crowd.come("bank", "10.0.0.2")
     assert not crowd.come("web", "10.0.0.2")
-    assert crowd.room.refused == 2
+    assert crowd.budget.refused == 2
 
 
 def test_addresses_of_one_ipv6_network_are_one_client() -> None:
@@ -99,58 +99,58 @@ def test_addresses_of_one_ipv6_network_are_one_client() -> None:
 
 
 def test_a_flood_of_datagrams_leaves_sessions_that_are_in_use() -> None:
-    crowd = Crowd(Room(100))
-    assert crowd.room.most_sessions == 50
+    crowd = Crowd(DescriptorBudget(100))
+    assert crowd.budget.max_sessions == 50
     used = crowd.come("dns", "10.0.0.1", UDP, 1)
     connection = crowd.come("dns", "10.0.0.1")
     assert used
-    crowd.room.prove(used)
+    crowd.budget.mark_assured(used)
     for number in range(1000):
         crowd.come("dns", f"10.1.{number >> 8}.{number & 255}", UDP, 1)
-    assert crowd.room.sessions == 50
+    assert crowd.budget.sessions == 50
     assert used in crowd.open
     assert connection in crowd.open
     assert crowd.come("ntp", "10.0.0.1", UDP, 1)
     assert used in crowd.open
-    assert crowd.room.sessions == 50
+    assert crowd.budget.sessions == 50
 
 
 def test_sessions_of_one_client_of_a_service_have_a_limit() -> None:
-    crowd = Crowd(Room(80))
+    crowd = Crowd(DescriptorBudget(80))
     for _ in range(100):
         crowd.come("dns", "10.0.0.1", UDP, 1)
-    assert crowd.room.sessions == crowd.of("dns", "10.0.0.1") == 10
-    assert crowd.room.refused == 0
+    assert crowd.budget.sessions == crowd.of("dns", "10.0.0.1") == 10
+    assert crowd.budget.refused == 0
 
 
 def test_a_service_whose_sessions_are_all_in_use_refuses_more() -> None:
-    crowd = Crowd(Room(4))
+    crowd = Crowd(DescriptorBudget(4))
     for number in range(2):
-        holding = crowd.come("dns", f"10.0.0.{number}", UDP, 1)
-        assert holding
-        crowd.room.use(holding)
-        crowd.room.prove(holding)
+        reservation = crowd.come("dns", f"10.0.0.{number}", UDP, 1)
+        assert reservation
+        crowd.budget.touch(reservation)
+        crowd.budget.mark_assured(reservation)
     assert not crowd.come("dns", "10.0.0.9", UDP, 1)
 
 
 def test_splicing_makes_nobody_give_way() -> None:
-    crowd = Crowd(Room(8))
+    crowd = Crowd(DescriptorBudget(8))
     one, two = crowd.come("web", "10.0.0.1"), crowd.come("web", "10.0.0.2")
     assert one
     assert two
-    assert crowd.room.more(one, 4)
-    assert not crowd.room.more(two, 4)
+    assert crowd.budget.grow(one, 4)
+    assert not crowd.budget.grow(two, 4)
     assert crowd.come("web", "10.0.0.3")
     assert one not in crowd.open
-    assert not crowd.room.more(one, 1)
-    crowd.room.less(one, 4)
-    crowd.room.use(one)
-    crowd.room.prove(one)
-    crowd.room.release(one)
-    assert crowd.room.used == 4
-    assert crowd.room.more(two, 4)
-    crowd.room.less(two, 4)
-    assert crowd.room.used == 4
+    assert not crowd.budget.grow(one, 1)
+    crowd.budget.shrink(one, 4)
+    crowd.budget.touch(one)
+    crowd.budget.mark_assured(one)
+    crowd.budget.release(one)
+    assert crowd.budget.used == 4
+    assert crowd.budget.grow(two, 4)
+    crowd.budget.shrink(two, 4)
+    assert crowd.budget.used == 4
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-4, 4))))
@@ -162,7 +162,7 @@ def test_a_ranking_knows_the_highest_count(changes: list[tuple[str, int]]) -> No
         counts[name] += added
         ranking.add(name, added)
         if counts[name]:
-            ranking.use(name)
+            ranking.touch(name)
         first = ranking.first()
         assert ranking[first] == max(counts.values())
         assert all(ranking[each] == count for each, count in counts.items())
@@ -176,35 +176,35 @@ ACTIONS = st.tuples(SERVICES, st.integers(1, 5), st.sampled_from(["come", "use",
 def test_nobody_gives_way_to_who_has_as_much(
     limit: int, actions: list[tuple[tuple[str, Protocol], int, str]]
 ) -> None:
-    crowd = Crowd(room := Room(limit))
+    crowd = Crowd(budget := DescriptorBudget(limit))
     for (name, protocol), number, action in actions:
         address = f"10.0.0.{number}"
         if action == "come":
             before = services(crowd.open)
-            holding = crowd.come(name, address, protocol, 1 if protocol is UDP else 2)
+            reservation = crowd.come(name, address, protocol, 1 if protocol is UDP else 2)
             after = services(crowd.open)
             for lost in before:
                 if after[lost] < before[lost]:
-                    assert holding
-                    assert lost == holding.owner or before[lost] > before[holding.owner]
+                    assert reservation
+                    assert lost == reservation.owner or before[lost] > before[reservation.owner]
         elif crowd.open:
-            holding = crowd.open[number % len(crowd.open)]
+            reservation = crowd.open[number % len(crowd.open)]
             if action == "end":
-                crowd.open.remove(holding)
-                room.release(holding)
+                crowd.open.remove(reservation)
+                budget.release(reservation)
             elif action == "use":
-                room.use(holding)
+                budget.touch(reservation)
             else:
-                room.prove(holding)
-        assert room.used == sum(each.count for each in crowd.open) <= limit
+                budget.mark_assured(reservation)
+        assert budget.used == sum(each.count for each in crowd.open) <= limit
         sessions = [each for each in crowd.open if each.owner.name.protocol is UDP]
-        assert room.sessions == len(sessions) <= room.most_sessions
+        assert budget.sessions == len(sessions) <= budget.max_sessions
 
 
-def services(holdings: list[Holding]) -> Counter[PlanKey]:
+def services(holdings: list[Reservation]) -> Counter[PlanKey]:
     counts: Counter[PlanKey] = Counter()
-    for holding in holdings:
-        counts[holding.owner] += holding.count
+    for reservation in holdings:
+        counts[reservation.owner] += reservation.count
     return counts
 
 
@@ -216,11 +216,11 @@ async def test_idle_clients_of_one_service_keep_nobody_from_another() -> None:
         with ExitStack() as stack:
             for _ in range(60):
                 stack.enter_context(socket.create_connection((LOCAL, made.port(key()))))
-            await until(lambda: made.room.refused > 0 and made.room.used >= 39)
+            await until(lambda: made.budget.refused > 0 and made.budget.used >= 39)
             for _ in range(5):
                 assert await ask(made.port(other), b"!") == b"one!"
-            assert made.room.gave_way
-        await until(lambda: made.room.used == 2)
+            assert made.budget.evicted
+        await until(lambda: made.budget.used == 2)
 
 
 async def test_datagrams_of_one_service_keep_nobody_from_another() -> None:
@@ -235,6 +235,6 @@ async def test_datagrams_of_one_service_keep_nobody_from_another() -> None:
                 for _ in range(60):
                     sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
                     sock.sendto(b"x", (LOCAL, made.port(key(UDP))))
-                await until(lambda: made.room.gave_way > 0)
+                await until(lambda: made.budget.evicted > 0)
                 assert await somebody.ask(b"!") == b"1!"
-            assert made.room.sessions <= made.room.most_sessions
+            assert made.budget.sessions <= made.budget.max_sessions

@@ -19,12 +19,12 @@ from steersman.model.errors import ApplyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
 from steersman.proxy import relay, tcp
-from steersman.proxy.budget import Holding, Room
-from steersman.proxy.listeners import Choice
-from steersman.proxy.relay import Pair
+from steersman.proxy.budget import DescriptorBudget, Reservation
+from steersman.proxy.listeners import Decision
+from steersman.proxy.relay import RelayedConnection
 from steersman.proxy.sockets import open_socket
 from steersman.proxy.splice import Splice
-from steersman.proxy.traffic import Tally
+from steersman.proxy.traffic import EndpointCounters
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,
@@ -69,7 +69,7 @@ async def test_half_close_is_passed_on() -> None:
     async with endpoint(count) as one, proxy() as made:
         await made.start({key(): listener(one)})
         assert await ask(made.port(key()), b"x" * 300_000) == b"300000"
-        await until(lambda: made.room.used == 1)  # the listening socket
+        await until(lambda: made.budget.used == 1)  # the listening socket
 
 
 @BOTH_WAYS
@@ -161,8 +161,8 @@ async def test_long_streams_arrive_whole_both_ways_at_once_and_are_counted() -> 
         await until(lambda: made.open_connections == 0 and len(sums) == 4)
         assert got == [data] * 4
         assert sums == [hashlib.sha256(data).digest()] * 4
-        assert [tally.moved for _, _, tally in made.traffic] == [[4 * len(data)] * 2]
-        assert made.room.used == 1
+        assert [counters.moved for _, _, counters in made.traffic] == [[4 * len(data)] * 2]
+        assert made.budget.used == 1
 
 
 @BOTH_WAYS
@@ -181,7 +181,7 @@ async def test_an_endpoint_that_resets_takes_the_client_along() -> None:
         with pytest.raises(ConnectionResetError):
             await reader.read()
         writer.close()
-        await until(lambda: made.room.used == 1)
+        await until(lambda: made.budget.used == 1)
 
 
 async def test_an_endpoint_that_is_gone_before_it_is_greeted_resets_the_client() -> None:
@@ -194,8 +194,14 @@ async def test_an_endpoint_that_is_gone_before_it_is_greeted_resets_the_client()
         gone.close()
         for sock in (server, client):
             sock.setblocking(False)
-        ended: list[Pair] = []
-        pair = Pair(one, Tally(), Room(100), Holding(owner(), LOCAL, 2), ended.append)
+        ended: list[RelayedConnection] = []
+        pair = RelayedConnection(
+            one,
+            EndpointCounters(),
+            DescriptorBudget(100),
+            Reservation(owner(), LOCAL, 2),
+            ended.append,
+        )
         with pytest.raises(ConnectionError):
             await relay.connect(loop, pair, client, server, b"PROXY")
         pair.abort()
@@ -226,7 +232,7 @@ async def test_the_next_endpoint_is_dialled_and_the_failed_one_comes_last() -> N
         await made.start({key(): listener(gone, one)})
         for _ in range(6):
             assert await ask(made.port(key())) == b"one"
-        tallies = {e: tally for _, e, tally in made.traffic}
+        tallies = {e: counters for _, e, counters in made.traffic}
         assert tallies[gone].failures == 1
         assert tallies[one].connections == 6
         assert sum(tallies[one].dial_buckets) == 6
@@ -269,7 +275,7 @@ async def test_a_client_that_no_endpoint_takes_is_reset() -> None:
         await made.start({key(): listener(await refusing())})
         with pytest.raises(ConnectionResetError):
             await ask(made.port(key()))
-        await until(lambda: made.room.used == 1)
+        await until(lambda: made.budget.used == 1)
 
 
 async def test_who_is_not_wanted_is_reset() -> None:
@@ -336,7 +342,7 @@ async def test_another_plan_touches_no_connection() -> None:
         assert await reader.readexactly(5) == b"still"
         writer.close()
         await until(lambda: made.open_connections == 0)
-        assert made.room.used == 0
+        assert made.budget.used == 0
 
 
 @BOTH_WAYS
@@ -374,7 +380,7 @@ async def test_affinity_and_counts_outlive_another_plan() -> None:
         for some in ((two, one), (one, two), (two, one)):
             await made.start({key(): listener(*some, affinity_seconds=60)})
             assert await ask(made.port(key())) == name
-        assert [tally.connections for _, _, tally in made.traffic] == [4]
+        assert [counters.connections for _, _, counters in made.traffic] == [4]
 
 
 async def test_a_port_in_use_is_said_and_nothing_is_started() -> None:
@@ -384,7 +390,7 @@ async def test_a_port_in_use_is_said_and_nothing_is_started() -> None:
         with pytest.raises(ApplyError, match=f"shop/cart.*port {one.port}/TCP"):
             await made.start(wanted)
         assert made.listeners == {}
-        assert made.room.used == 0
+        assert made.budget.used == 0
 
 
 async def test_a_port_is_taken_over_while_the_old_process_drains() -> None:
@@ -429,7 +435,7 @@ async def test_what_a_service_port_had_is_forgotten_with_its_last_listener() -> 
 
 
 async def test_everybody_is_dropped_without_a_choice() -> None:
-    drop = Choice(Verdict.DROP)
+    drop = Decision(Verdict.DROP)
     plan = listener()
     async with proxy() as made:
         await made.start({key(): type(plan)(owner(), LOCAL, 0, drop, drop, drop)})

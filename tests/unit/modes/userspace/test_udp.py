@@ -17,8 +17,8 @@ from steersman.model.errors import ApplyError
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, LocalDetector, SourceClassifier, Verdict
 from steersman.proxy import udp
-from steersman.proxy.listeners import Choice, FrontendKey, Listener
-from steersman.proxy.sockets import Ports, open_socket
+from steersman.proxy.listeners import Decision, FrontendKey, ListenerPlan
+from steersman.proxy.sockets import PortAllocator, open_socket
 from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, key, listener, owner, proxy, until
 
 UDP = Protocol.UDP
@@ -102,7 +102,7 @@ async def test_each_client_has_a_session_and_gets_its_own_answers() -> None:
             ]
         assert len(answers.clients) == 2
         assert made.open_connections == 2
-        assert made.room.used == 3
+        assert made.budget.used == 3
 
 
 async def test_datagrams_up_to_64_kib_pass() -> None:
@@ -153,12 +153,12 @@ async def test_answers_come_from_the_address_that_was_asked(
 
 async def test_pods_are_told_by_the_interface_that_they_come_in_by() -> None:
     async with server(b"1") as (one, _), server(b"2") as (two, _), proxy() as made:
-        ways = [Choice(Verdict.FORWARD, (end,)) for end in (one, two)]
+        ways = [Decision(Verdict.FORWARD, (end,)) for end in (one, two)]
         for number, name in ((1, b"1!"), (2, b"2!")):
             at = key(UDP, f"10.96.0.{number}")
             detector = LocalDetector(interface="lo" if number == 1 else "eth9")
             sources = SourceClassifier(detector)
-            plan = Listener(owner(UDP), LOCAL, 0, ways[0], ways[1], ways[1], sources)
+            plan = ListenerPlan(owner(UDP), LOCAL, 0, ways[0], ways[1], ways[1], sources)
             await made.start({at: plan})
             async with client(made.port(at)) as a:
                 assert await a.ask(b"!") == name
@@ -181,7 +181,7 @@ async def test_idle_clients_are_forgotten() -> None:
         async with client(made.port(key(UDP))) as a:
             assert await a.ask(b"a") == b"1a"
             await until(lambda: made.open_connections == 0)
-            assert made.room.used == 1
+            assert made.budget.used == 1
             assert await a.ask(b"b") == b"1b"
         assert len(answers.clients) == 2
 
@@ -208,7 +208,7 @@ async def test_what_was_asked_before_another_process_took_over_is_answered() -> 
         async with client(made.port(key(UDP))) as slow, client(made.port(key(UDP))) as late:
             asked = asyncio.create_task(slow.ask(b"slow"))
             await until(lambda: len(answers.kept) == 1)
-            made.step_back()
+            made.retire()
             late.transport.sendto(b"late")
             answers.give()
             assert await asked == b"1slow"
@@ -230,7 +230,7 @@ async def test_who_gets_no_answer_makes_room(monkeypatch: pytest.MonkeyPatch) ->
                 each.transport.sendto(b"?")
             await until(lambda: len(answers.kept) == 3)  # of four sessions that there may be
             await until(lambda: made.open_connections == 2)
-        assert made.room.used == 3
+        assert made.budget.used == 3
 
 
 async def test_a_client_moves_on_when_its_endpoint_is_gone_from_the_plan() -> None:
@@ -263,14 +263,14 @@ async def test_a_flood_of_clients_is_bounded() -> None:
             for _ in range(30):
                 one_of_many = await stack.enter_async_context(client(made.port(key(UDP))))
                 one_of_many.transport.sendto(b"garbage\0\xff")
-            await until(lambda: made.room.gave_way == 29)
+            await until(lambda: made.budget.evicted == 29)
             assert made.open_connections == 1  # of five sessions: a client may have a quarter
             for number in range(2, 12):
                 each = await stack.enter_async_context(
                     client(made.port(key(UDP)), source=f"127.0.0.{number}")
                 )
                 each.transport.sendto(b"garbage")
-            await until(lambda: made.room.gave_way == 35)
+            await until(lambda: made.budget.evicted == 35)
             assert made.open_connections == 5
 
 
@@ -294,13 +294,13 @@ async def test_a_stopped_listener_forgets_its_clients() -> None:
             assert await a.ask(b"!") == b"1!"
             made.stop(made.take([key(UDP)]))
             assert made.open_connections == 0
-            assert made.room.used == 0
+            assert made.budget.used == 0
 
 
 async def test_no_two_listeners_share_a_proxy_port() -> None:
     """Of UDP too: the kernel would give one of them the datagrams of both."""
     async with proxy() as made:
-        made._ports = Ports((23_100, 23_101))
+        made._ports = PortAllocator((23_100, 23_101))
         wanted = {key(UDP, f"10.96.0.{n}"): listener(protocol=UDP) for n in (1, 2)}
         await made.start(wanted)
         assert {made.port(k) for k in wanted} == {23_100, 23_101}
@@ -317,7 +317,7 @@ async def test_no_endpoint_is_blamed_when_this_system_has_no_descriptors() -> No
         made._listeners[key(UDP)].route.open_socket = none
         async with client(made.port(key(UDP))) as a:
             a.transport.sendto(b"!")
-            await until(lambda: made.room.refused == 1)
+            await until(lambda: made.budget.refused == 1)
         assert made.open_connections == 0
-        assert made.room.used == 1
+        assert made.budget.used == 1
         assert made.traffic.of(owner(UDP), one).failures == 0

@@ -29,7 +29,7 @@ from steersman.model.ruleset import diff
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.winuserspace.mode import winuserspace
 from steersman.modes.winuserspace.netsh import NetshAddresses
-from steersman.proxy.listeners import Listener
+from steersman.proxy.listeners import ListenerPlan
 from tests.support.modes.userspace_proxy import answering, ask, endpoint, owner, until
 
 SHOWN = """
@@ -242,7 +242,7 @@ async def test_ipv6_has_its_own_words() -> None:
 
 def test_a_listener_prints_where_it_is() -> None:
     ruleset = mode_of(Netsh()).render_service(plan(Endpoint("10.0.0.1", 80), port=80), SETTINGS)
-    assert sorted(str(v) for v in ruleset.values() if isinstance(v, Listener)) == [
+    assert sorted(str(v) for v in ruleset.values() if isinstance(v, ListenerPlan)) == [
         "127.0.10.10 port 80: all to 10.0.0.1:80",
         "every address port 81: all to 10.0.0.1:80",
     ]
