@@ -16,9 +16,8 @@ def measure(path: Path, services: int) -> tuple[float, float]:
     """Run in the fresh process: (seconds, MB resident at the end)."""
     from steersman.compile.plan import Planner  # noqa: PLC0415 - imports count as memory only here
     from steersman.host.exec import SubprocessExec  # noqa: PLC0415
-    from steersman.model.config import NodeConfig  # noqa: PLC0415
-    from steersman.model.plan import Finding  # noqa: PLC0415
-    from steersman.model.snapshot import HostFacts  # noqa: PLC0415
+    from steersman.model.findings import Finding  # noqa: PLC0415
+    from steersman.model.inputs import HostFacts, NodeConfig  # noqa: PLC0415
     from steersman.modes.iptables.mode import IptablesMode  # noqa: PLC0415
     from steersman.run.collector import collect_seldom  # noqa: PLC0415
     from steersman.source.decode import decode_object  # noqa: PLC0415

@@ -17,7 +17,7 @@ from benchmarks.node import Node
 from benchmarks.packets import _SERVER, _Client
 from steersman.compile.plan import Planner
 from steersman.host.facts import read_facts
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.collector import collect_seldom, keep_what_is_there

@@ -14,9 +14,9 @@ from benchmarks.ebpf_place import Place
 from steersman.compile.plan import Planner
 from steersman.host.exec import Result, SubprocessExec
 from steersman.host.facts import read_facts
-from steersman.model.config import NodeConfig
+from steersman.model.findings import Finding
+from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family
-from steersman.model.plan import Finding
 from steersman.modes.base import Mode
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions

@@ -13,10 +13,9 @@ import pytest
 import yaml
 
 from steersman.host.exec import SubprocessExec
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, NodePlan
-from steersman.model.snapshot import HostFacts
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import BUILT_IN, SHARED_CHAINS
 from steersman.modes.iptables.render import Features

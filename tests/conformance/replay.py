@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from steersman.compile.plan import Planner
+from steersman.model.inputs import HostFacts
 from steersman.model.kube import KINDS, Node
 from steersman.model.plan import NodePlan, Traits
-from steersman.model.snapshot import HostFacts
 from steersman.source.store import Store
 from tests.conformance.world import Case, read, world
 

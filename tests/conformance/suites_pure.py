@@ -15,7 +15,7 @@ from steersman.compile.endpoints import (
 from steersman.compile.node import detectors
 from steersman.compile.service import PortSpec, PortSpecs, service_ports
 from steersman.model.addresses import split_host_port
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import Family, ServicePortName
 from steersman.model.plan import Endpoint, LocalDetector

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from steersman.model.addresses import canonical_ip, family_of
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from steersman.model.names import Family
 from steersman.model.plan import Traits
-from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.source.store import Store
 
 Case = dict[str, Any]

@@ -19,8 +19,8 @@ import pytest
 from steersman.compile.plan import Planner, compile_all
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
-from steersman.model.config import NodeConfig
 from steersman.model.errors import BusyError
+from steersman.model.inputs import NodeConfig
 from steersman.model.ruleset import diff
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.run.runner import Runner

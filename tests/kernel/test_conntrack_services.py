@@ -14,7 +14,7 @@ import pytest
 from steersman.compile.plan import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family
 from steersman.modes.base import Mode

@@ -11,10 +11,9 @@ import pytest
 
 from steersman.compile.plan import Planner
 from steersman.host.exec import SubprocessExec
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.ruleset import diff
-from steersman.model.snapshot import HostFacts
 from steersman.modes.ebpf.engine import EbpfOptions, Inside
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.run.sync import Sync

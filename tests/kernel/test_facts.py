@@ -17,7 +17,7 @@ from steersman.host.netlink import (
 )
 from steersman.host.nlmsg import Message
 from steersman.host.rtnetlink import NOT_LINK_LOCAL
-from steersman.model.snapshot import HostFacts
+from steersman.model.inputs import HostFacts
 from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel

@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from steersman.compile.plan import Planner
 from steersman.host.exec import SubprocessExec
-from steersman.model.config import NodeConfig
 from steersman.model.errors import ApplyError
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, PlanKey, ServicePortName
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
-from steersman.model.snapshot import HostFacts
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import is_kubelets
 from steersman.modes.iptables.script import LIMITS, Limits

@@ -13,9 +13,8 @@ import pytest
 
 from steersman.compile.plan import Planner
 from steersman.host.exec import SubprocessExec
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName
-from steersman.model.snapshot import HostFacts
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.objects import endpoint, port, service, slice_

@@ -13,11 +13,10 @@ from steersman.compile.claims import claim_of
 from steersman.compile.plan import Planner, compile_all
 from steersman.compile.ports import plan_ports, read_ports
 from steersman.compile.trace import Flow, trace
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, KubeObject, Node, Service
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import NodePlan, ServicePlan, SourceClass, Traits, Verdict
-from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.source.store import Store
 from tests.support.builders.objects import (
     CONFIG,

@@ -30,7 +30,7 @@ from steersman.config.flags import FLAGS
 from steersman.config.go import Duration, Quantity, split_list
 from steersman.config.help import show_value
 from steersman.config.types import GROUP_VERSION, KIND, MODES, KubeProxyConfiguration, ProxyConfig
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import NodeConfig
 
 WORDS = st.one_of(
     st.text(max_size=8),

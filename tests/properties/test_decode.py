@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, Service
-from steersman.model.plan import Finding
 from steersman.source.decode import decode_items, decode_object, decode_value, scope_of
 
 KINDS_ST = st.sampled_from(sorted(KINDS))

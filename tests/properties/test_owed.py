@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.compile.plan import PlanChange, Planner
-from steersman.model.config import NodeConfig
 from steersman.model.errors import ApplyError, BusyError
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, patch
-from steersman.model.snapshot import HostFacts
 from steersman.run.owed import Owed
 from steersman.source.store import Changes
 from tests.unit.run.test_sync import FACTS, MemoryMode, World

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, EndpointSlice
 from steersman.model.names import ObjectName
-from steersman.model.plan import Finding
 from steersman.source.decode import decode_value
 from steersman.source.spool import Spool
 from steersman.source.store import Store

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from steersman.compile.plan import compile_all
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, NodePlan
-from steersman.model.snapshot import HostFacts
 from tests.support.builders.objects import endpoint, port, service, slice_, snapshot
 from tests.support.modes.flows import FlowCase, by_trace
 from tests.support.modes.registry import MODES, ModeUnderTest

@@ -9,9 +9,9 @@ from __future__ import annotations
 from random import Random
 
 from steersman.compile.endpoints import build_endpoints
+from steersman.model.inputs import Snapshot
 from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import Frontend, FrontendKind, NodePlan, ServicePlan, Verdict
-from steersman.model.snapshot import Snapshot
 from tests.sim.netlink import Conntrack, Flow
 
 _NODE = {Family.IPV4: "192.0.2.10", Family.IPV6: "2001:db8::10"}

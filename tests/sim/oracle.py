@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from steersman.compile.plan import compile_all
 from steersman.config import parse_command_line
 from steersman.host.machine import read_facts
-from steersman.model.config import NodeConfig
+from steersman.model.findings import Finding
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family
-from steersman.model.plan import Finding, NodePlan
+from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, diff
-from steersman.model.snapshot import HostFacts
 from steersman.modes.nftables.mode import NftablesMode, slots_of
 from steersman.run.startup import node_config
 from steersman.source.apiserver import resources

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from steersman.compile.conntrack import Destinations, served_ports, stale
 from steersman.model.conntrack import Stale
+from steersman.model.inputs import Snapshot
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodePlan
-from steersman.model.snapshot import Snapshot
 
 
 def stale_entries(

@@ -17,9 +17,10 @@ from typing import NamedTuple, TypeAlias
 
 from steersman.compile.notes import Notes
 from steersman.model.addresses import canonical_ip
+from steersman.model.findings import Finding, Severity
 from steersman.model.kube import Service
 from steersman.model.names import ObjectName, PlanKey, Protocol
-from steersman.model.plan import Finding, Frontend, FrontendKind, ServicePlan, Severity
+from steersman.model.plan import Frontend, FrontendKind, ServicePlan
 
 
 class NodePortClaim(NamedTuple):

@@ -14,10 +14,10 @@ from steersman.compile.endpoints import EndpointState, build_endpoints
 from steersman.compile.notes import PROTOCOLS
 from steersman.model.addresses import family_of
 from steersman.model.conntrack import Stale, pack_socket
+from steersman.model.inputs import Snapshot
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, NodePlan, ServicePlan, Value
-from steersman.model.snapshot import Snapshot
 
 _UDP = Protocol.UDP
 

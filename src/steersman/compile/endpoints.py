@@ -15,10 +15,10 @@ from typing import TypeAlias
 from steersman.compile.notes import MAX_PORT, PROTOCOLS, Notes
 from steersman.compile.service import PortSpec
 from steersman.model.addresses import canonical_ip, special_range
+from steersman.model.findings import Finding, Severity, quoted
 from steersman.model.kube import EndpointHints, EndpointSlice, ForZone, SliceEndpoint
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import Endpoint, Finding, Severity, Value
-from steersman.model.text import quoted
+from steersman.model.plan import Endpoint, Value
 
 MAX_ENDPOINTS = 50_000
 """Endpoints of a Service that are served in one family, counted over all its ports

@@ -9,10 +9,11 @@ from steersman.compile.claims import describe
 from steersman.compile.node import zone_of
 from steersman.compile.reasons import why_endpoints
 from steersman.compile.trace import Decision, Flow, trace
+from steersman.model.findings import Finding
+from steersman.model.inputs import Snapshot
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import (
     Action,
-    Finding,
     Frontend,
     FrontendKind,
     NodePlan,
@@ -21,7 +22,6 @@ from steersman.model.plan import (
     Value,
     Verdict,
 )
-from steersman.model.snapshot import Snapshot
 
 
 class Explanation(Value, frozen=True):

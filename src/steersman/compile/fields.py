@@ -8,9 +8,9 @@ import msgspec
 
 from steersman.compile.notes import Notes, port_number
 from steersman.model.addresses import canonical_cidr, canonical_ip, special_range
+from steersman.model.findings import Severity, quoted
 from steersman.model.kube import Service, ServiceSpec
-from steersman.model.plan import Severity, Value
-from steersman.model.text import quoted
+from steersman.model.plan import Value
 
 MAX_DESTINATIONS = 50_000
 """External IPs of a Service, times its ports; the same for load balancer IPs, and for those times

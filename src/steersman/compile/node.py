@@ -15,19 +15,11 @@ from steersman.model.addresses import (
     in_cidr,
     is_loopback,
 )
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.findings import Finding, Severity
+from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import Node
 from steersman.model.names import Family
-from steersman.model.plan import (
-    FamilySettings,
-    Finding,
-    LocalDetector,
-    NodeSettings,
-    Severity,
-    Traits,
-    Value,
-)
-from steersman.model.snapshot import HostFacts, Snapshot
+from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Traits, Value
 
 UNDETERMINED = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 """What stands for a node IP that is not known (behaviour 1.5)."""

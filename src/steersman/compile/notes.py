@@ -14,10 +14,9 @@ from itertools import chain, islice
 
 import msgspec
 
+from steersman.model.findings import Finding, Severity, clipped, printable
 from steersman.model.kube import ObjectMeta
 from steersman.model.names import ObjectName, Protocol
-from steersman.model.plan import Finding, Severity
-from steersman.model.text import clipped, printable
 
 MAX_PORT = 65535
 PER_SERVICE = 16

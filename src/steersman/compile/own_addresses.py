@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from steersman.compile.actions import without_frontends
 from steersman.compile.notes import Notes
+from steersman.model.findings import Finding, Severity
 from steersman.model.kube import Service
 from steersman.model.names import PlanKey
-from steersman.model.plan import (
-    Finding,
-    Frontend,
-    FrontendKind,
-    NodeSettings,
-    ServicePlan,
-    Severity,
-)
+from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
 
 _FIELDS = {
     FrontendKind.CLUSTER_IP: "spec.clusterIP",

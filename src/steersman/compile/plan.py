@@ -17,11 +17,11 @@ from steersman.compile.node import Totals, node_settings, with_totals, zone_of
 from steersman.compile.notes import FindingIndex
 from steersman.compile.ports import Asked, Plans, plan_ports, read_ports
 from steersman.model.addresses import is_loopback
-from steersman.model.config import NodeConfig
+from steersman.model.findings import Finding, Severity
+from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import ObjectName, PlanKey
-from steersman.model.plan import Finding, NodePlan, NodeSettings, ServicePlan, Severity, Traits
-from steersman.model.snapshot import HostFacts, Snapshot
+from steersman.model.plan import NodePlan, NodeSettings, ServicePlan, Traits
 
 _NO_SLICES: Mapping[str, EndpointSlice] = {}
 _Compiled: TypeAlias = tuple[Asked | None, Plans, tuple[Finding, ...]]

@@ -22,9 +22,10 @@ from steersman.compile.own_addresses import without_own_addresses
 from steersman.compile.service import PortSpec, read_service
 from steersman.compile.weights import with_weights
 from steersman.compile.wishes import with_wishes, without_sctp
+from steersman.model.findings import Finding, Severity
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import Family, PlanKey
-from steersman.model.plan import Endpoint, Finding, NodeSettings, ServicePlan, Severity, Value
+from steersman.model.plan import Endpoint, NodeSettings, ServicePlan, Value
 
 MAX_LISTED = 2 * MAX_ENDPOINTS
 """Endpoints in the EndpointSlices of one Service that are read (docs/limits.md)."""

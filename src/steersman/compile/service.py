@@ -12,11 +12,11 @@ from typing import TypeAlias
 from steersman.compile.fields import Shared, read_shared, within_limits
 from steersman.compile.notes import MAX_PORT, PROTOCOLS, Notes, port_number
 from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.findings import Finding, Severity, quoted
 from steersman.model.kube import Service, ServiceSpec
 from steersman.model.kube import ServicePort as KubePort
 from steersman.model.names import Family, Protocol, ServicePortName
-from steersman.model.plan import Finding, Severity, Value
-from steersman.model.text import quoted
+from steersman.model.plan import Value
 
 MAX_PORTS = 10_000
 """Ports of a Service that are served (docs/limits.md)."""

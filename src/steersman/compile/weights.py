@@ -8,10 +8,10 @@ import msgspec
 
 from steersman.compile.notes import PROTOCOLS, Notes
 from steersman.model.addresses import canonical_ip
+from steersman.model.findings import Finding, listed
 from steersman.model.kube import EndpointSlice, SlicePort
 from steersman.model.names import PlanKey, Protocol
-from steersman.model.plan import Finding, ServicePlan
-from steersman.model.text import listed
+from steersman.model.plan import ServicePlan
 
 _FIELD = "metadata.annotations[steersman/weight]"
 _MOST = 65535

@@ -8,10 +8,10 @@ import msgspec
 
 from steersman.compile.notes import Notes
 from steersman.compile.service import PortSpecs
+from steersman.model.findings import Finding, Severity, listed, quoted
 from steersman.model.kube import Annotations, Service
 from steersman.model.names import SCHEDULER_FLAGS, Family, PlanKey, Protocol
-from steersman.model.plan import Finding, ServicePlan, Severity
-from steersman.model.text import listed, quoted
+from steersman.model.plan import ServicePlan
 
 _LEAST_CONNECTIONS, _MAGLEV = "least-connections", "maglev"
 _BALANCING = (None, "", "round-robin", _LEAST_CONNECTIONS, _MAGLEV)

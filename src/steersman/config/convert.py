@@ -22,7 +22,7 @@ from steersman.config.types import (
     V1NFTables,
 )
 from steersman.model.addresses import canonical_cidr, canonical_ip
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.inputs import DetectLocalMode, NodeConfig
 
 _SHARED = (
     *(name for name in BothForms.__struct_fields__ if name != "feature_gates"),

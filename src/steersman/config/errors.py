@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from steersman.config.go import Duration
-from steersman.model.plan import Finding, Severity
+from steersman.model.findings import Finding, Severity
 
 ROOT = "KubeProxyConfiguration"
 """Where every path of a FieldError begins (behaviour 1.4)."""

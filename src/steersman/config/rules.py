@@ -34,7 +34,7 @@ from steersman.config.types import (
     Steersman,
 )
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
-from steersman.model.config import DetectLocalMode
+from steersman.model.inputs import DetectLocalMode
 from steersman.model.names import SCHEDULER_FLAGS
 
 HIDDEN_METRICS_VERSION: Final = "1.35"

@@ -35,7 +35,7 @@ from steersman.host.rtnetlink import (
     parse_link,
 )
 from steersman.model.addresses import canonical_ip
-from steersman.model.snapshot import HostFacts
+from steersman.model.inputs import HostFacts
 
 _ATTEMPTS = 8
 _NOT_OURS = frozenset({"kube-ipvs0", "kube-portals"})

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.hostname import hostname
 from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.inputs import HostFacts
 from steersman.model.names import Family
-from steersman.model.snapshot import HostFacts
 
 SERVICE_INTERFACE = "vEthernet (HNS Internal NIC)"
 SERVICE_INTERFACE_VARIABLE = "INTERFACE_TO_ADD_SERVICE_IP"

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from steersman.model.addresses import in_cidr, is_loopback, join_host_port
+from steersman.model.findings import Finding, Severity
 from steersman.model.names import Family, PlanKey
 
 T = TypeVar("T")
@@ -21,29 +22,6 @@ _IPV4 = Family.IPV4  # looking a member up costs ten times as much (Python 3.11)
 
 class Value(msgspec.Struct, frozen=True, gc=False):
     """Base of the values here: immutable, compared by value."""
-
-
-class Severity(enum.StrEnum):
-    """How bad a Finding is."""
-
-    WARNING = "warning"  # something was ignored, the rest is in force
-    ERROR = "error"  # the object (or this part of it) is not served
-
-
-class Finding(Value, frozen=True, order=True):
-    """Something wrong with an object, said to people: never an exception."""
-
-    object: str
-    """Kind and name, as in `Service shop/cart`; a file for what has no name."""
-    field: str
-    """Path of the field, as in `spec.ports[0].port`; "" for the whole object."""
-    reason: str
-    """What is wrong, and what to do about it."""
-    severity: Severity = Severity.WARNING
-
-    def __str__(self) -> str:
-        where = f"{self.object} {self.field}" if self.field else self.object
-        return f"{where}: {self.reason}"
 
 
 class Endpoint(Value, frozen=True, order=True):

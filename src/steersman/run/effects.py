@@ -17,8 +17,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
+from steersman.model.findings import Severity
 from steersman.model.names import Family, ObjectName
-from steersman.model.plan import NodeSettings, Severity
+from steersman.model.plan import NodeSettings
 from steersman.modes.iptables.count import Rules, count_rules, count_written
 from steersman.run.cleaner import Cleaner, Delete
 from steersman.run.health import Moment, ProxyHealth

@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from steersman.model.findings import printable
 from steersman.model.names import ObjectName
-from steersman.model.text import printable
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
-from steersman.model.plan import Finding, Severity
+from steersman.model.findings import Finding, Severity
 from steersman.modes.base import Mode, Support
 from steersman.run.events import Recorder
 from steersman.run.metrics import Metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from steersman.model.plan import Finding, Severity
+from steersman.model.findings import Finding, Severity
 
 log = logging.getLogger(__name__)
 

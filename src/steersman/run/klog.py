@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import PurePath
 from typing import TextIO
 
-from steersman.model.text import clipped, printable
+from steersman.model.findings import clipped, printable
 from steersman.run.storms import Storms
 
 _DEBUG_VERBOSITY = 4

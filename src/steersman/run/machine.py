@@ -14,9 +14,8 @@ from pathlib import Path
 from steersman.config import ProxyConfig
 from steersman.host.exec import SubprocessExec
 from steersman.host.process import raise_descriptor_limit, set_oom_score_adjustment
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.plan import Traits
-from steersman.model.snapshot import HostFacts
 from steersman.modes.base import Mode
 from steersman.modes.registry import MODES, Factory
 from steersman.run.collector import collect_seldom, keep_what_is_there, one_heap

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from steersman.compile.node import UNDETERMINED, node_ips
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import NodeConfig
 from steersman.model.kube import Node
 from steersman.model.names import Family
 

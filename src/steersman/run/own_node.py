@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node
 from steersman.run.node import NodeTimeoutError, host_ips, react, wait_for_node
 from steersman.source.store import Store

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from steersman.compile.plan import Planner
 from steersman.config import ProxyConfig
 from steersman.host.machine import read_facts
-from steersman.model.plan import Finding
+from steersman.model.findings import Finding
 from steersman.model.ruleset import Diff
 from steersman.modes.base import Describing
 from steersman.run.startup import load_store, make_mode, node_config

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from steersman import __version__
-from steersman.model.plan import Finding, ServicePlan
-from steersman.model.text import printable
+from steersman.model.findings import Finding, printable
+from steersman.model.plan import ServicePlan
 from steersman.run.state import State
 from steersman.source.stats import SourceStats
 

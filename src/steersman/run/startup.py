@@ -25,9 +25,8 @@ from steersman.host.sysctl import (
     iptables_settings,
 )
 from steersman.model.addresses import canonical_cidr
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.plan import Traits
-from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.modes.base import Mode, Preparing, Support
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.registry import MODES, Factory, ModeOptions

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import msgspec
 
 from steersman.compile.plan import PlanChange
-from steersman.model.plan import Finding, NodePlan, NodeSettings, Severity
+from steersman.model.findings import Finding, Severity
+from steersman.model.inputs import Snapshot
+from steersman.model.plan import NodePlan, NodeSettings
 from steersman.model.ruleset import Diff
-from steersman.model.snapshot import Snapshot
 from steersman.source.store import Changes
 
 

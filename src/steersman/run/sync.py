@@ -23,10 +23,11 @@ import msgspec
 from steersman.compile.notes import FindingIndex
 from steersman.compile.plan import PlanChange, Planner
 from steersman.model.errors import ApplyError
+from steersman.model.findings import Finding, Severity
+from steersman.model.inputs import HostFacts
 from steersman.model.names import ObjectName, PlanKey
-from steersman.model.plan import Finding, NodePlan, ServicePlan, Severity
+from steersman.model.plan import NodePlan, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
-from steersman.model.snapshot import HostFacts
 from steersman.modes.base import ByOthers, Mode
 from steersman.run.holdings import ADOPTED, NODE, STALE, Holdings, Owner
 from steersman.run.owed import Owed

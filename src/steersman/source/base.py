@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Container, Iterable, Sequence
 from typing import Protocol
 
+from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, KubeObject
 from steersman.model.names import ObjectName
-from steersman.model.plan import Finding
 
 _SLICE = 3000
 """Cost of the objects taken at a time, about a microsecond each: 10 for one, 1 for an endpoint."""

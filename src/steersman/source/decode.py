@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KINDS, KubeObject
-from steersman.model.plan import Finding, Severity
 
 _DECODERS = {kind: msgspec.json.Decoder(type_) for kind, type_ in KINDS.items()}
 _LIST_DECODERS: dict[str, msgspec.json.Decoder[list[KubeObject]]] = {

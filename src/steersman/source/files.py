@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from steersman.host.read import read_file
 from steersman.host.threads import in_thread
+from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
-from steersman.model.plan import Finding, Severity
 from steersman.source.base import Sink, upsert_in_slices
 from steersman.source.documents import BrokenFileError
 from steersman.source.inotify import Event, Inotify, Polling

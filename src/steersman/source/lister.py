@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
-from steersman.model.plan import Finding
 from steersman.source.backoff import Timing
 from steersman.source.body import pieces
 from steersman.source.client import ApiClient, ApiError

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.findings import Finding, Severity
 from steersman.model.kube import (
     KINDS,
     ClientIPConfig,
@@ -23,7 +24,6 @@ from steersman.model.kube import (
     SlicePort,
 )
 from steersman.model.names import ObjectName
-from steersman.model.plan import Finding, Severity
 from steersman.model.yaml_bounds import Budget
 from steersman.source.decode import decode_value
 from steersman.source.documents import Document, read_documents

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
-from steersman.model.plan import Finding
 from steersman.source.base import Sink, upsert_in_slices
 from steersman.source.decode import decode_object, scope_of
 from steersman.source.stats import KindStats

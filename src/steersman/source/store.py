@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from steersman.model.addresses import canonical_cidr
+from steersman.model.findings import Finding
+from steersman.model.inputs import Snapshot
 from steersman.model.kube import Annotations, EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from steersman.model.names import ObjectName
-from steersman.model.plan import Finding
-from steersman.model.snapshot import Snapshot
 from steersman.source.last_node import LastNode
 from steersman.source.lean import lean_service
 from steersman.source.slices import Slices

@@ -23,10 +23,9 @@ from typing import Any
 import yaml
 
 from steersman.model.addresses import canonical_ip, in_cidr, split_host_port
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import Traits
-from steersman.model.snapshot import HostFacts
 from tests.support.builders.worlds import POD_NETWORKS, World, snapshot_of
 from tests.support.modes.flows import FlowCase, as_served
 

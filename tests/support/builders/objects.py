@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 
 from steersman.compile.plan import compile_all
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import NodePlan, NodeSettings, Traits
-from steersman.model.snapshot import HostFacts, Snapshot
 
 NODE = "node-1"
 FACTS = HostFacts(

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 from steersman.compile.plan import compile_all
 from steersman.host.exec import SubprocessExec
 from steersman.model.addresses import canonical_ip, in_cidr
-from steersman.model.config import NodeConfig
+from steersman.model.findings import Finding
+from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import KINDS, EndpointSlice, KubeObject
-from steersman.model.plan import Finding, NodePlan, Traits
+from steersman.model.plan import NodePlan, Traits
 from steersman.model.ruleset import diff
-from steersman.model.snapshot import HostFacts, Snapshot
 from steersman.modes.base import Mode
 from steersman.source.decode import decode_value
 from steersman.source.store import Store

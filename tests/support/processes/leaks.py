@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from steersman.compile.plan import Planner
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.ruleset import Diff
-from steersman.model.snapshot import HostFacts
 from steersman.run.effects import Effects
 from steersman.run.health import ProxyHealth
 from steersman.run.metrics import Metrics

@@ -12,11 +12,10 @@ from steersman.compile.conntrack import (
 )
 from steersman.compile.plan import compile_all
 from steersman.model import kube
-from steersman.model.config import NodeConfig
 from steersman.model.conntrack import Entry, Stale
+from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint, NodePlan, Traits
-from steersman.model.snapshot import HostFacts, Snapshot
 from tests.support.stale import stale_entries
 
 UDP, TCP, SCTP = 17, 6, 132

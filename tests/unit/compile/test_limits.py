@@ -15,9 +15,10 @@ from steersman.compile.fields import MAX_DESTINATIONS
 from steersman.compile.plan import Planner
 from steersman.compile.ports import MAX_LISTED, plan_ports, read_ports
 from steersman.compile.service import MAX_PORTS
+from steersman.model.findings import Finding, Severity
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, ObjectName, Protocol
-from steersman.model.plan import Finding, NodePlan, ServicePlan, Severity
+from steersman.model.plan import NodePlan, ServicePlan
 from steersman.source.slices import Slices
 from tests.support.builders import objects
 from tests.support.builders.objects import (

@@ -16,18 +16,11 @@ from steersman.compile.node import (
     with_totals,
     zone_of,
 )
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.findings import Finding, Severity
+from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
-from steersman.model.plan import (
-    FamilySettings,
-    Finding,
-    LocalDetector,
-    NodeSettings,
-    Severity,
-    Traits,
-)
-from steersman.model.snapshot import HostFacts, Snapshot
+from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Traits
 from tests.support.builders.objects import FACTS, IPTABLES, NFTABLES, node
 
 V4, V6 = Family.IPV4, Family.IPV6

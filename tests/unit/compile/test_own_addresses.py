@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from steersman.compile.plan import Planner
-from steersman.model.plan import FrontendKind, NodePlan, Severity, Traits
+from steersman.model.findings import Severity
+from steersman.model.plan import FrontendKind, NodePlan, Traits
 from tests.support.builders.objects import (
     CONFIG,
     FACTS,

@@ -15,7 +15,7 @@ from steersman.compile.actions import (
 )
 from steersman.compile.plan import PlanChange, Planner, compile_all
 from steersman.compile.ports import plan_ports, read_ports
-from steersman.model.config import NodeConfig
+from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import Action, Frontend, FrontendKind, NodePlan, ServicePlan, Traits
 from tests.support.builders.objects import (

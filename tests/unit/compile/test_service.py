@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from steersman.compile.service import PortSpec, read_service, service_ports
+from steersman.model.findings import Severity
 from steersman.model.kube import Service
 from steersman.model.names import Family, Protocol, ServicePortName
-from steersman.model.plan import Severity
 from tests.support.builders.objects import HTTP, port, service
 
 BOTH = (Family.IPV4, Family.IPV6)

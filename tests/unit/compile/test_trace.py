@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from steersman.compile.trace import Decision, Flow, classify, trace
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan, SourceClass, Traits
 from tests.support.builders.objects import (

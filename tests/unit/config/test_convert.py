@@ -27,7 +27,7 @@ from steersman.config.types import (
     V1IPTables,
     V1NFTables,
 )
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.inputs import DetectLocalMode, NodeConfig
 
 GOLDEN = Path(__file__).parents[3] / "../shared/golden"
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

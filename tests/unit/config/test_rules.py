@@ -9,7 +9,7 @@ from steersman.config.features import GATES, RETIRED, enabled, gate_warnings
 from steersman.config.go import Duration, Quantity
 from steersman.config.rules import parse_port_range, validate_dual_stack_cidrs
 from steersman.config.types import LogOptions, VModule
-from steersman.model.plan import Severity
+from steersman.model.findings import Severity
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 GOOD = apply_platform_defaults(load(HEAD).config)

@@ -13,13 +13,13 @@ from steersman.model.addresses import (
     split_host_port,
     without_password,
 )
+from steersman.model.findings import Finding
 from steersman.model.kube import ObjectMeta
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Action,
     Endpoint,
     FamilySettings,
-    Finding,
     Frontend,
     FrontendKind,
     LocalDetector,

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from steersman.compile.conntrack import served_ports
 from steersman.compile.plan import Planner
-from steersman.model.config import NodeConfig
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.errors import ApplyError, BusyError
+from steersman.model.inputs import NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family, ObjectName
 from steersman.run.cleaner import AT_ONCE, HOUR, Cleaner, Debts

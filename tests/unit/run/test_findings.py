@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.compile.notes import IN_TOTAL, PER_SERVICE, FindingIndex, Notes
+from steersman.model.findings import Finding, Severity, clipped, listed, printable, quoted
 from steersman.model.kube import ObjectMeta
 from steersman.model.names import ObjectName
-from steersman.model.plan import Finding, Severity
-from steersman.model.text import clipped, listed, printable, quoted
 from steersman.run.findings import FindingsLog
 
 WEB = ObjectName("shop", "web")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from steersman.model.plan import Finding
+from steersman.model.findings import Finding
 from steersman.run import findings as findings_log
 from steersman.run.findings import FindingsLog
 from steersman.run.klog import Logging, Verbosity, parse_vmodule, v, verbosity_of

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import ObjectName
 from steersman.run.node import (

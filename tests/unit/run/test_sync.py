@@ -11,13 +11,12 @@ import pytest
 
 from steersman.compile.plan import Planner
 from steersman.compile.ports import plan_ports
-from steersman.model.config import NodeConfig
 from steersman.model.errors import ApplyError, BusyError
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
-from steersman.model.snapshot import HostFacts
 from steersman.modes.base import ByOthers, Support
 from steersman.run.state import Synced
 from steersman.run.sync import Sync

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, KubeObject, Service
 from steersman.model.names import ObjectName
-from steersman.model.plan import Finding
 from steersman.source import files as files_module
 from steersman.source.files import FileSource
 from steersman.source.inotify import Inotify

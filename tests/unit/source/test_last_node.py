@@ -4,11 +4,10 @@ import msgspec
 import pytest
 
 from steersman.compile.plan import Planner
-from steersman.model.config import DetectLocalMode, NodeConfig
+from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig
 from steersman.model.kube import Labels, Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Traits
-from steersman.model.snapshot import HostFacts
 from steersman.source.last_node import LastNode
 from steersman.source.store import Store
 from tests.unit.source.test_store import service, slice_

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model import yaml_bounds
+from steersman.model.findings import Severity
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName
-from steersman.model.plan import Severity
 from steersman.source.documents import BrokenFileError, read_documents
 from steersman.source.manifests import Manifest, combine, read_manifest
 from steersman.source.pieces import read_again

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
 from steersman.model.names import ObjectName
-from steersman.model.plan import Finding
 from steersman.source.decode import decode_value
 from steersman.source.store import Store
 

@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from steersman.compile.plan import compile_all
-from steersman.model.config import NodeConfig
+from steersman.model.findings import Finding
+from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KINDS
-from steersman.model.plan import Finding, NodePlan
+from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
-from steersman.model.snapshot import HostFacts
 from steersman.modes.iptables.canonical import canonical
 from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.iptables.names import RuleKey
