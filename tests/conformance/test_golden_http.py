@@ -18,7 +18,7 @@ from steersman.run.health_server import now, proxy_health_app
 from steersman.run.http import application
 from steersman.run.metrics import NFACCT, Metrics, nfacct_packets
 from steersman.run.metrics_server import Pages, metrics_app
-from tests.unit.run.test_health_server import Reply, ask, serving
+from tests.support.http import Reply, ask, serving
 
 GOLDEN = Path(__file__).parents[2] / "../shared/golden"
 MODES = ("iptables", "nftables")

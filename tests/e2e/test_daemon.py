@@ -2,127 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
-import yaml
 
-from tests.support.apiserver.reading import service, slice_
+from tests.support.apiserver.reading import slice_
 from tests.support.apiserver.server import ApiServer
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.modes.iptables_rules import without_comments
-
-pytestmark = pytest.mark.kernel
-
-NODE = "node-a"
-FLAGS = (
-    f"--hostname-override={NODE}",
-    "--cluster-cidr=10.244.0.0/16",
-    "--conntrack-max-per-core=0",
-    "--iptables-min-sync-period=0s",
+from tests.support.processes.steersman import (
+    FLAGS,
+    NODE,
+    answers,
+    command,
+    get,
+    in_rules,
+    manifests,
+    not_in_rules,
+    rules,
+    steersman,
+    until,
+    world,
 )
 
-
-async def until(true: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not await true():  # noqa: ASYNC110 - the other process sets no event
-            await asyncio.sleep(0.02)
-
-
-class Process:
-    """A running steersman."""
-
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
-        self.process = process
-        self._log = log
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    async def stop(self, number: int = signal.SIGTERM) -> int:
-        if self.process.returncode is None:
-            self.process.send_signal(number)
-        async with asyncio.timeout(20):
-            return await self.process.wait()
-
-    async def said(self, text: str, seconds: float = 20.0) -> None:
-        async def has_said() -> bool:
-            assert self.process.returncode is None or text in self.log, self.log
-            return text in self.log
-
-        try:
-            await until(has_said, seconds)
-        except TimeoutError as error:
-            raise AssertionError(f"{text!r} is not in the log:\n{self.log}") from error
-
-
-async def command(*words: str) -> tuple[int, str, str]:
-    argv = [sys.executable, "-m", "steersman", *words]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe)
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
-
-
-@asynccontextmanager
-async def steersman(
-    tmp: Path, *flags: str, name: str = "log", through: Sequence[str] = ()
-) -> AsyncIterator[Process]:
-    """The process, started `through` a command that changes what it may do."""
-    log = tmp / name
-    words = [*through, sys.executable, "-m", "steersman", "run", *FLAGS, *flags]
-    with log.open("w") as file:
-        process = await asyncio.create_subprocess_exec(*words, stdout=file, stderr=file)
-    running = Process(process, log)
-    try:
-        yield running
-    finally:
-        await running.stop(signal.SIGKILL)
-
-
-async def get(path: str, port: int = 10249) -> tuple[int, str, Mapping[str, str]]:
-    url = f"http://127.0.0.1:{port}{path}"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        return answer.status, await answer.text(), answer.headers
-
-
-async def answers(path: str, port: int = 10249, status: int = 200) -> None:
-    async def does() -> bool:
-        try:
-            return (await get(path, port))[0] == status
-        except aiohttp.ClientError:
-            return False
-
-    await until(does)
-
-
-def manifests(folder: Path, *objects: dict[str, Any]) -> Path:
-    folder.mkdir(exist_ok=True)
-    new = folder / ".new"
-    versions = {"EndpointSlice": "discovery.k8s.io/v1"}
-    new.write_text(
-        yaml.safe_dump_all([{"apiVersion": versions.get(o["kind"], "v1"), **o} for o in objects])
-    )
-    new.replace(folder / "world.yaml")
-    return folder
-
-
-def rules(table: str = "nat") -> str:
-    return without_comments(sh(f"iptables-save -t {table}"))
-
-
-def world(*addresses: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    return service("web"), slice_("web-1", "web", *(addresses or ("10.244.0.5",)))
+pytestmark = pytest.mark.kernel
 
 
 def test_manifests_reach_the_kernel_and_changes_follow(tmp_path: Path) -> None:
@@ -141,10 +46,6 @@ def test_manifests_reach_the_kernel_and_changes_follow(tmp_path: Path) -> None:
         assert out.startswith("iptables: ")
 
     in_namespace(body)
-
-
-async def in_rules(text: str) -> bool:
-    return text in rules()
 
 
 def test_a_restart_that_finds_nothing_to_change_writes_nothing(tmp_path: Path) -> None:
@@ -346,10 +247,6 @@ def test_a_changed_configuration_is_applied_live_and_a_bad_one_refused(tmp_path:
             assert proxy.process.returncode is None
 
     in_namespace(body)
-
-
-async def not_in_rules(text: str) -> bool:
-    return text not in rules()
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_daemon import FLAGS, Process, manifests, rules, steersman, until, world
 from tests.support.lab.namespace import in_namespace
+from tests.support.processes.steersman import (
+    AT_ONCE,
+    FLAGS,
+    ended,
+    manifests,
+    rules,
+    steersman,
+    until,
+    world,
+)
 
 pytestmark = pytest.mark.kernel
-AT_ONCE = 10.0
-"""Seconds; a process under load may need more than the 2 s that are promised."""
 WAITS = """\
 #!/bin/sh
 # A program as it is, but at one of its runs it waits until a file is there.
@@ -45,11 +52,6 @@ def waiting(folder: Path, name: str, when: str, *, reads: bool = False) -> dict[
 
 async def there(path: Path) -> bool:
     return path.exists()  # noqa: ASYNC240
-
-
-async def ended(process: Process) -> int:
-    async with asyncio.timeout(AT_ONCE):
-        return await process.process.wait()
 
 
 def test_while_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_daemon import answers, get, manifests, rules, steersman, until, world
-from tests.e2e.test_endings import ended
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.iptables_rules import without_comments
+from tests.support.processes.steersman import (
+    answers,
+    ended,
+    get,
+    manifests,
+    rules,
+    steersman,
+    until,
+    world,
+)
 
 pytestmark = pytest.mark.kernel
 

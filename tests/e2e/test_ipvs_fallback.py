@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_daemon import (
+from tests.support.apiserver.server import ApiServer
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import (
     FLAGS,
+    HAS_IPVS,
     NODE,
     answers,
     command,
@@ -18,10 +21,7 @@ from tests.e2e.test_daemon import (
     until,
     world,
 )
-from tests.support.apiserver.server import ApiServer
-from tests.support.lab.namespace import in_namespace, sh
 
-HAS_IPVS = Path("/proc/net/ip_vs").exists() or Path("/sys/module/ip_vs").exists()
 pytestmark = [
     pytest.mark.kernel,
     pytest.mark.skipif(HAS_IPVS, reason="this kernel has ip_vs: nothing falls back"),

@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from steersman.host.process import raise_descriptor_limit
-from tests.e2e.test_daemon import answers, get, in_rules, manifests, steersman, until, world
 from tests.support.lab.namespace import in_namespace
+from tests.support.processes.steersman import (
+    answers,
+    get,
+    in_rules,
+    manifests,
+    steersman,
+    until,
+    world,
+)
 
 pytestmark = pytest.mark.kernel
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.test_daemon import answers, get, manifests, steersman, until
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import answers, get, manifests, steersman, until
 
 pytestmark = pytest.mark.kernel
 ONE, TWO = "10.244.0.5", "10.244.0.6"

@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 
 from steersman import __version__
-from tests.e2e.test_daemon import (
+from tests.support.apiserver.reading import service
+from tests.support.apiserver.server import ApiServer
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import (
     FLAGS,
     NODE,
     Process,
@@ -30,9 +33,6 @@ from tests.e2e.test_daemon import (
     until,
     world,
 )
-from tests.support.apiserver.reading import service
-from tests.support.apiserver.server import ApiServer
-from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_daemon import FLAGS, manifests, world
-from tests.e2e.test_userspace_process import NOBODY
+from tests.support.processes.steersman import FLAGS, NOBODY, manifests, world
 
 pytestmark = pytest.mark.kernel
 PROGRAMS = "iptables iptables-nft iptables-legacy nft ipset modprobe ip"

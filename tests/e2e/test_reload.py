@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_daemon import get, in_rules, manifests, rules, steersman, until, world
-from tests.e2e.test_ipvs_fallback import HAS_IPVS
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import (
+    HAS_IPVS,
+    get,
+    in_rules,
+    manifests,
+    rules,
+    steersman,
+    until,
+    world,
+)
 
 pytestmark = pytest.mark.kernel
 

@@ -31,7 +31,8 @@ from steersman.source.apiserver import ApiServerSource
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin, Material
 from steersman.source.store import Store
-from tests.e2e.test_chaos import (
+from tests.support.apiserver.certificates import Authority
+from tests.support.apiserver.chaos import (
     CONFIG,
     SERVICES,
     Chaos,
@@ -41,7 +42,6 @@ from tests.e2e.test_chaos import (
     slice_,
     until,
 )
-from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.reading import NODE
 from tests.support.apiserver.server import ApiServer, Request
 from tests.support.apiserver.world import World

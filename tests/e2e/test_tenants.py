@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_daemon import get, manifests, rules, steersman, until
 from tests.support.apiserver.reading import slice_
 from tests.support.lab.namespace import in_namespace
+from tests.support.processes.steersman import get, manifests, rules, steersman, until
 
 pytestmark = pytest.mark.kernel
 

@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 from steersman.model.plan import Endpoint
-from tests.e2e.test_daemon import command, get, manifests, rules, steersman, until
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.userspace_proxy import answering, ask, endpoint
+from tests.support.processes.steersman import (
+    NOBODY,
+    command,
+    get,
+    manifests,
+    rules,
+    steersman,
+    until,
+)
 
 pytestmark = pytest.mark.kernel
 
@@ -199,13 +207,6 @@ def test_no_connection_is_lost_when_a_process_follows_another(tmp_path: Path, po
                 await until(lambda: answered(b"2", *places[-1]))
 
     on_a_node(body)
-
-
-NOBODY = (
-    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
-    *("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"),
-)
-"""Somebody without rights but to read files: ours may be where others cannot look."""
 
 
 def test_a_user_without_rights_serves_node_ports(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.run.switch import clean_leftovers, others
-from tests.e2e.test_daemon import manifests, rules, steersman, world
-from tests.e2e.test_userspace_process import NOBODY
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import NOBODY, manifests, rules, steersman, world
 
 pytestmark = pytest.mark.kernel
 PROGRAMS = ("iptables", "iptables-nft", "iptables-legacy", "nft", "ip6tables")

@@ -27,8 +27,8 @@ from steersman.run.state import Synced
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.apiserver.reading import until
+from tests.support.builders.store import make
 from tests.support.lab.namespace import in_namespace, sh
-from tests.unit.source.test_store import make
 
 pytestmark = pytest.mark.kernel
 

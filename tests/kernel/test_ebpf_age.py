@@ -8,8 +8,8 @@ import pytest
 
 from steersman.modes.ebpf import flows, layout
 from steersman.modes.ebpf.flows import FROM_SERVICE, MASQUERADE, TO_CLIENT, TO_ENDPOINT, Timeouts
-from tests.kernel.test_ebpf_packets import CLIENT, NODE, POD, VIP, Programs
 from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.ebpf_packets import CLIENT, NODE, POD, VIP, Programs
 from tests.support.lab.frames import ACK, FIN, SYN, TCP, UDP, packet, see
 
 pytestmark = MARKS

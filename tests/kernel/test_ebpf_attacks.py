@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernel.test_ebpf_packets import (
+from tests.support.lab.ebpf import run_packet
+from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.ebpf_packets import (
     CLIENT,
     CLIENT6,
     LONELY,
@@ -27,8 +29,6 @@ from tests.kernel.test_ebpf_packets import (
     VIP6,
     Programs,
 )
-from tests.support.lab.ebpf import run_packet
-from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.frames import (
     ACK,
     ETHERNET,

@@ -13,10 +13,10 @@ from steersman.model.plan import Endpoint
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.dump import dump
 from steersman.modes.ebpf.flows import TO_ENDPOINT
-from tests.kernel.test_ebpf_packets import CLIENT, NEXT, PLAIN, POD, VIP, Programs
 from tests.support.builders.ebpf_node_plan import NODE as ADDRESS
 from tests.support.builders.ebpf_node_plan import NODE_PORT, node_plan
 from tests.support.lab.ebpf_node import MARKS, WAIT, programmed, serving
+from tests.support.lab.ebpf_packets import CLIENT, NEXT, PLAIN, POD, VIP, Programs
 from tests.support.lab.frames import ACK, RST, SYN, TCP, UDP, packet, see
 
 pytestmark = MARKS

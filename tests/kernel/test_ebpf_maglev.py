@@ -13,8 +13,8 @@ from steersman.model.ruleset import diff
 from steersman.modes.ebpf import render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.tables import Tables
-from tests.kernel.test_ebpf_packets import VIP, VIP6, Programs, plan
 from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.ebpf_packets import VIP, VIP6, Programs, plan
 from tests.support.lab.frames import SYN, TCP, packet, see
 
 pytestmark = MARKS

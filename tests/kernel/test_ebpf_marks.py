@@ -13,7 +13,8 @@ from steersman.modes.ebpf import flows, layout
 from steersman.modes.ebpf.layout import BARE_PLACES, MARK_BITS, OFFSETS, pack_address
 from steersman.modes.ebpf.maps import ArrayMap
 from steersman.modes.ebpf.marks import Marks, place_of
-from tests.kernel.test_ebpf_packets import (
+from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.ebpf_packets import (
     CLIENT,
     CLIENT6,
     LOOPBACK,
@@ -25,7 +26,6 @@ from tests.kernel.test_ebpf_packets import (
     VIP6,
     Programs,
 )
-from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.frames import ACK, SYN, packet, see
 
 pytestmark = MARKS

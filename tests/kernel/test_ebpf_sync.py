@@ -19,11 +19,11 @@ from steersman.modes.ebpf.mode import EbpfMode
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.ebpf_node_plan import LAYOUT, LOOKER, NODE, OTHER, POD, VIP
+from tests.support.builders.store import service, slice_
 from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.sockets import CGROUPS, Netns
-from tests.unit.source.test_store import service, slice_
 
 pytestmark = MARKS
 FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": (f"{NODE}/24",)}, ipv6=False)

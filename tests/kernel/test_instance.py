@@ -15,9 +15,17 @@ from steersman.host.owned_tables import NoTablesError, OwnedTables
 from steersman.run import instance as instance_module
 from steersman.run.instance import NAME, NEXT, Holder, Instance
 from steersman.run.startup import StartError
-from tests.e2e.test_daemon import answers, get, manifests, rules, steersman, until, world
-from tests.e2e.test_userspace_process import NOBODY
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import (
+    NOBODY,
+    answers,
+    get,
+    manifests,
+    rules,
+    steersman,
+    until,
+    world,
+)
 
 pytestmark = pytest.mark.kernel
 OTHER_NAMESPACES = ("unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child")

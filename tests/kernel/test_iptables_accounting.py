@@ -16,9 +16,9 @@ from steersman.model.errors import BusyError
 from steersman.modes.iptables.accounting import COUNTERS, Accounting
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
 from steersman.run.metrics import NFACCT
-from tests.e2e.test_daemon import command, get, manifests, steersman, until
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import command, get, manifests, steersman, until
 
 pytestmark = pytest.mark.kernel
 

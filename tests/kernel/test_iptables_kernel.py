@@ -32,10 +32,10 @@ from tests.support.builders.plans import (
     random_plan,
     simple,
 )
+from tests.support.builders.store import service, slice_
 from tests.support.lab.iptables import KilledError, Namespace, Recorder, namespace
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.iptables_rules import without_comments
-from tests.unit.source.test_store import service, slice_
 
 pytestmark = pytest.mark.kernel
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from steersman.modes.iptables.parse import parse
-from tests.e2e.test_daemon import command, manifests, steersman, until
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import command, manifests, steersman, until
 
 pytestmark = pytest.mark.kernel
 

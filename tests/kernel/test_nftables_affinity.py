@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 
-from steersman.host.exec import SubprocessExec
 from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
-from steersman.model.ruleset import Diff, diff
+from steersman.model.ruleset import Diff
 from steersman.modes.nftables.affinity import base_name, memory_name
 from steersman.modes.nftables.layout import Kind
-from steersman.modes.nftables.mode import NftablesMode
 from tests.support.builders import nftables_plans as make
-from tests.support.lab.cluster import Lab, Layout, Pod
-from tests.support.lab.nft import mode_behind
+from tests.support.lab.cluster import Lab
+from tests.support.lab.nft_cluster import ENDS, NODE, OUTSIDE, POD, Cluster, lab
+
+__all__ = ["lab"]  # a fixture
 
 pytestmark = pytest.mark.kernel
-NODE, OUTSIDE, POD = "192.0.2.1", "203.0.113.9", "10.244.7.7"
 MEMORY = memory_name(base_name(make.key()), local=False)
-ENDS = tuple(f"10.244.0.{n}" for n in range(3))
 
 
 def frontends(actions: make.Actions) -> list[Frontend]:
@@ -35,57 +31,6 @@ def frontends(actions: make.Actions) -> list[Frontend]:
 
 
 WAYS = (("10.96.0.10", 80), ("198.51.100.1", 80), (NODE, 30080))
-
-
-class Cluster:
-    """A lab with a mode in it."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.mode: NftablesMode = mode_behind(SubprocessExec(lab.exec_argv(())))
-        self.have: dict[Any, Any] = {}
-
-    def program(self, *plans: ServicePlan) -> None:
-        asyncio.run(self._program(plans))
-
-    async def _program(self, plans: tuple[ServicePlan, ...]) -> None:
-        want = dict(self.mode.render_node(make.SETTINGS))
-        for plan in plans:
-            want.update(self.mode.render_service(plan, make.SETTINGS))
-        await self.mode.apply(diff(await self.mode.read(), want))
-
-    def change(
-        self, added: Sequence[ServicePlan] = (), removed: Sequence[ServicePlan] = ()
-    ) -> None:
-        """Write some plans without reading before, as most syncs do."""
-
-        def rendered(plans: Sequence[ServicePlan]) -> dict[Any, Any]:
-            return {
-                key: value
-                for plan in plans
-                for key, value in self.mode.render_service(plan, make.SETTINGS).items()
-            }
-
-        asyncio.run(self.mode.apply(Diff(rendered(added), rendered(removed))))
-
-    def reached(self, source: str, address: str, port: int) -> str:
-        outcome = self.lab.probe(source, address, port)
-        assert outcome.kind == "answered", outcome
-        return outcome.endpoint
-
-    def remembered(self) -> str:
-        """What nft says about affinity maps."""
-        said = self.lab.run("nft", "list", "table", "ip", "kube-proxy")
-        return "".join(block for block in said.split("map ") if block.startswith("affinity-"))
-
-
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    pods = (*(Pod(address, local=n % 2 == 0) for n, address in enumerate(ENDS)), Pod(POD))
-    with Lab(Layout({"eth0": (f"{NODE}/24",)}, (OUTSIDE,), pods)) as lab:
-        for address in (*ENDS, NODE):
-            lab.serve(address, 8080, "TCP")
-        yield lab
 
 
 @pytest.fixture

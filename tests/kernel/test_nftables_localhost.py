@@ -17,8 +17,8 @@ from steersman.model.ruleset import diff
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.nftables.relay import Relay
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.nftables_plans import ON
 from tests.support.lab.namespace import in_namespace, sh
-from tests.unit.modes.nftables.test_localhost import ON
 
 pytestmark = pytest.mark.kernel
 PODS = {Family.IPV4: "10.244.0.1", Family.IPV6: "fd00:244::1"}

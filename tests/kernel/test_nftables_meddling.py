@@ -18,10 +18,10 @@ from steersman.modes.nftables.mode import NftablesMode, subscribe
 from steersman.modes.nftables.read import generation
 from steersman.run.sync import Sync
 from steersman.source.store import Store
-from tests.kernel.test_nftables_mode import elements, listing, nft, program, render
 from tests.support.builders import nftables_plans as make
 from tests.support.builders import objects
 from tests.support.lab.namespace import in_namespace
+from tests.support.lab.nft import elements, listing, nft, program, render
 
 pytestmark = pytest.mark.kernel
 OTHER = "add table ip other; delete table ip other"

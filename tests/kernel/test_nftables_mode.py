@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -25,6 +22,7 @@ from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make
 from tests.support.builders import objects
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.lab.nft import elements, listing, nft, program, render
 
 pytestmark = pytest.mark.kernel
 V4 = Family.IPV4
@@ -32,41 +30,6 @@ V4 = Family.IPV4
 
 def new_mode() -> NftablesMode:
     return NftablesMode(SubprocessExec())
-
-
-def render(
-    mode: NftablesMode, plans: Iterable[ServicePlan], of: NodeSettings = make.SETTINGS
-) -> dict[Any, Any]:
-    out = dict(mode.render_node(of))
-    for plan in plans:
-        out.update(mode.render_service(plan, of))
-    return out
-
-
-async def program(
-    mode: NftablesMode, plans: Iterable[ServicePlan], of: NodeSettings = make.SETTINGS
-) -> dict[Any, Any]:
-    assert (await mode.probe()).usable
-    want = render(mode, plans, of)
-    await mode.apply(diff(await mode.read(), want))
-    assert await mode.read() == want
-    return want
-
-
-def nft(script: str) -> None:
-    """What some other program does."""
-    subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
-
-
-def listing() -> str:
-    return sh("nft list ruleset")
-
-
-def elements(name: str, family: str = "ip") -> list[Any]:
-    """What nft itself says is in a set."""
-    said = json.loads(sh(f"nft -j list set {family} kube-proxy {name}"))
-    found: list[Any] = said["nftables"][1]["set"].get("elem", [])
-    return found
 
 
 def frontends(actions: make.Actions, port: int = 80) -> list[Frontend]:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from steersman.model.plan import Frontend, FrontendKind
-from tests.kernel.test_nftables_affinity import ENDS, NODE, OUTSIDE, Cluster
 from tests.support.builders import nftables_plans as make
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.nft_cluster import ENDS, NODE, OUTSIDE, Cluster
 
 pytestmark = pytest.mark.kernel
 

@@ -14,8 +14,8 @@ from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
 from steersman.source.store import Store
-from tests.kernel.test_nftables_mode import elements, nft
 from tests.support.builders import objects
+from tests.support.lab.nft import elements, nft
 
 pytestmark = pytest.mark.kernel
 SERVICES = 1000

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from steersman.model.plan import NodePlan
-from tests.properties.test_trace_rules import FACTS, flows, plans
+from tests.support.builders.flow_strategies import FACTS, flows, plans
 from tests.support.builders.worlds import program
 from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab, Layout, Pod

@@ -11,36 +11,31 @@ import pytest
 
 from steersman.host.exec import Result, SubprocessExec
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.names import Family, PlanKey
 from steersman.model.plan import (
-    Action,
     Endpoint,
     FamilySettings,
-    Frontend,
-    FrontendKind,
     NodeSettings,
-    ServicePlan,
-    Verdict,
 )
 from steersman.model.ruleset import diff
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
-from tests.kernel.test_userspace_kernel import (
+from tests.support.lab.namespace import sh
+from tests.support.lab.userspace_node import (
     NODE_PORT,
     PORT,
     SETTINGS,
     VARIANTS,
     VIP,
     become,
+    datagrams,
     on_a_node,
     options,
     plan,
     rendered,
 )
-from tests.support.lab.namespace import sh
-from tests.support.modes.userspace_proxy import ask, owner
-from tests.unit.modes.userspace.test_udp import client, server
+from tests.support.modes.userspace_proxy import ask, client, owner, server
 
 pytestmark = pytest.mark.kernel
 OTHER_HOST = "192.168.77.3"
@@ -75,12 +70,6 @@ def writes(argv: Sequence[str], stdin: bytes) -> bool:
 def writes_ipv6(argv: Sequence[str], stdin: bytes) -> bool:
     """Whether rules of IPv6 are written."""
     return ("ip6tables" in argv[0] and bool(stdin)) or b"ip6 kube-portals" in stdin
-
-
-def datagrams(*endpoints: Endpoint, verdict: Verdict = Verdict.FORWARD) -> ServicePlan:
-    action = Action(verdict)
-    frontend = Frontend(FrontendKind.CLUSTER_IP, VIP, PORT, action, action, action)
-    return ServicePlan(owner(Protocol.UDP), (frontend,), endpoints, (), endpoints)
 
 
 @VARIANTS

@@ -11,19 +11,19 @@ from steersman.host.conntrack import delete_stale
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Verdict
 from steersman.modes.userspace.mode import UserspaceMode
-from tests.kernel.test_userspace_failures import datagrams
-from tests.kernel.test_userspace_kernel import (
+from tests.support.lab.namespace import sh
+from tests.support.lab.userspace_node import (
     HOST,
     PORT,
     VARIANTS,
     VIP,
     become,
     damages,
+    datagrams,
     on_a_node,
     options,
 )
-from tests.support.lab.namespace import sh
-from tests.unit.modes.userspace.test_udp import server
+from tests.support.modes.userspace_proxy import server
 
 pytestmark = pytest.mark.kernel
 

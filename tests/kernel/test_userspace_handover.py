@@ -21,13 +21,14 @@ from tests.support.lab.namespace import in_namespace
 from tests.support.modes.userspace_proxy import (
     answering,
     ask,
+    client,
     endpoint,
     key,
     listener,
     proxy,
+    server,
     until,
 )
-from tests.unit.modes.userspace.test_udp import client, server
 
 pytestmark = pytest.mark.kernel
 NAME = "steersman-test"

@@ -4,100 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from steersman.host.exec import Result, SubprocessExec
 from steersman.model.errors import ApplyError
-from steersman.model.names import Family
 from steersman.model.plan import (
-    Action,
     Endpoint,
-    FamilySettings,
-    Frontend,
-    FrontendKind,
-    NodeSettings,
-    ServicePlan,
     Verdict,
 )
-from steersman.model.ruleset import Ruleset, diff
+from steersman.model.ruleset import diff
 from steersman.modes.registry import MODES, ModeOptions
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
-from tests.support.lab.namespace import in_namespace, sh
-from tests.support.modes.userspace_proxy import answering, ask, endpoint, owner
+from tests.support.lab.namespace import sh
+from tests.support.lab.userspace_node import (
+    HOST,
+    NODE_PORT,
+    PORT,
+    VARIANTS,
+    VIP,
+    become,
+    damages,
+    on_a_node,
+    options,
+    plan,
+    rendered,
+    rules,
+)
+from tests.support.modes.userspace_proxy import ask
 
 pytestmark = pytest.mark.kernel
-VARIANTS = pytest.mark.parametrize("variant", ["nft", "legacy", "nftables"])
-HOST, VIP, PORT, NODE_PORT = "192.168.77.2", "10.96.0.10", 80, 30080
-SETTINGS = NodeSettings(
-    families=tuple(Family),
-    ipv4=FamilySettings(
-        node_ip=HOST, local_addresses=("127.0.0.1", HOST), localhost_node_ports=True
-    ),
-)
-
-
-def plan(
-    *endpoints: Endpoint, verdict: Verdict = Verdict.FORWARD, name: str = "cart"
-) -> ServicePlan:
-    action = Action(verdict)
-    kinds = ((FrontendKind.CLUSTER_IP, VIP, PORT), (FrontendKind.NODE_PORT, "", NODE_PORT))
-    frontends = tuple(Frontend(*where, action, action, action) for where in kinds)
-    return ServicePlan(owner(name=name), frontends, endpoints, (), endpoints)
-
-
-def rendered(mode: UserspaceMode | DirectMode, *plans: ServicePlan) -> Ruleset:
-    want = dict(mode.render_node(SETTINGS))
-    for each in plans:
-        want.update(mode.render_service(each, SETTINGS))
-    return want
-
-
-async def become(mode: UserspaceMode | DirectMode, *plans: ServicePlan) -> None:
-    await mode.apply(diff(await mode.read(), rendered(mode, *plans)))
-
-
-def on_a_node(body: Callable[[Endpoint], Awaitable[None]]) -> None:
-    """Run a test where there is a node with an address, and an endpoint on it."""
-
-    async def inside() -> None:
-        sh(f"ip link add eth0 type bridge && ip link set eth0 up && ip addr add {HOST}/24 dev eth0")
-        sh("ip route add default dev eth0")
-        async with endpoint(answering(b"one")) as one:
-            await body(one)
-
-    in_namespace(inside)
-
-
-def rules(variant: str) -> str:
-    if variant == "nftables":
-        return sh("nft list ruleset")
-    return sh(f"iptables-{variant}-save; ip6tables-{variant}-save")
-
-
-def options(variant: str) -> UserspaceOptions:
-    if variant == "nftables":
-        return UserspaceOptions(portals=variant)
-    return UserspaceOptions(iptables_variant=variant)
-
-
-def damages(variant: str) -> tuple[str, ...]:
-    if variant == "nftables":
-        return (
-            "nft flush chain ip kube-portals host",
-            "nft delete table ip kube-portals",
-            "nft add rule ip kube-portals firewall tcp dport 1 drop",
-            "nft flush ruleset",
-        )
-    return (
-        f"iptables-{variant} -t nat -F KUBE-PORTALS-HOST",
-        f"iptables-{variant} -t nat -F OUTPUT; iptables-{variant} -t nat -X KUBE-PORTALS-HOST",
-        f"iptables-{variant} -t nat -F; iptables-{variant} -t nat -X",
-        f"iptables-{variant} -A KUBE-PORTALS-FIREWALL -p tcp --dport 1 -j DROP",
-    )
 
 
 @VARIANTS

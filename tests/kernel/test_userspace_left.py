@@ -14,7 +14,8 @@ from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode
 from steersman.run.cleanup import clean_up
 from steersman.run.switch import clean_leftovers, others
-from tests.kernel.test_userspace_kernel import (
+from tests.support.lab.namespace import sh
+from tests.support.lab.userspace_node import (
     PORT,
     SETTINGS,
     VARIANTS,
@@ -25,7 +26,6 @@ from tests.kernel.test_userspace_kernel import (
     plan,
     rules,
 )
-from tests.support.lab.namespace import sh
 from tests.support.modes.userspace_proxy import ask
 
 pytestmark = pytest.mark.kernel

@@ -14,7 +14,7 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.modes.userspace.mode import UserspaceMode
-from tests.kernel.test_userspace_kernel import (
+from tests.support.lab.userspace_node import (
     HOST,
     NODE_PORT,
     PORT,

@@ -14,8 +14,8 @@ from steersman.model.errors import BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.model.plan import FrontendKind, ServicePlan
-from tests.unit.run.test_cleaner import World
-from tests.unit.source.test_store import service, slice_
+from tests.support.builders.store import service, slice_
+from tests.support.modes.conntrack_world import World
 
 NODE = "192.0.2.1"
 NAMES = ("a", "b")

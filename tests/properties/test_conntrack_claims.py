@@ -15,8 +15,8 @@ from steersman.model.kube import Annotations, Service
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Frontend, ServicePlan
 from steersman.source.store import Store
-from tests.properties.test_compile import BATCHES, CONFIGS, ONE_BY_ONE, TRAITS, take
 from tests.support.builders.objects import NODE
+from tests.support.builders.strategies import BATCHES, CONFIGS, ONE_BY_ONE, TRAITS, take
 from tests.support.stale import stale_entries
 
 CLOSING = Annotations(close_connections="true")

@@ -18,8 +18,8 @@ from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.run.owed import Owed
 from steersman.source.store import Changes
-from tests.unit.run.test_sync import FACTS, MemoryMode, World
-from tests.unit.source.test_store import service, slice_
+from tests.support.builders.store import service, slice_
+from tests.support.modes.memory import FACTS, MemoryMode, World
 
 FAULTS = st.sampled_from(
     ["", "", "", "", "busy", "after", "half", "refused", "fork", "cancel", "meddle", "memory"]

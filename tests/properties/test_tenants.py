@@ -20,8 +20,8 @@ from steersman.model.kube import Annotations, EndpointSlice, KubeObject, ObjectM
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import Frontend, FrontendKind, Traits
 from steersman.source.store import Store
-from tests.properties.test_compile import CONFIGS, OBJECTS, SERVICES, SLICES, TIMES, TRAITS
 from tests.support.builders.objects import CONFIG, FACTS, NODE, endpoint, plan_of, service, slice_
+from tests.support.builders.strategies import CONFIGS, OBJECTS, SERVICES, SLICES, TIMES, TRAITS
 
 NEWCOMER = "newcomer"
 MORE_TRAITS = TRAITS | st.sampled_from(

@@ -143,3 +143,14 @@ def worlds(count: int = 8) -> st.SearchStrategy[dict[PlanKey, ServicePlan]]:
         lambda numbers: st.tuples(*(plans(number) for number in sorted(numbers)))
     )
     return some.map(lambda chosen: {each.key: each for each in chosen})
+
+
+RELAYING = Traits(localhost_node_ports=True, relays_localhost=True)
+
+
+ON = NodeSettings(
+    families=BOTH,
+    ipv4=FamilySettings(localhost_node_ports=True),
+    ipv6=FamilySettings(localhost_node_ports=True),
+    traits=RELAYING,
+)

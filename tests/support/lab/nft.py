@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import subprocess
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.netlink import Netlink
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.ruleset import diff
 from steersman.modes.nftables.mode import NftablesMode, open_netlink
+from tests.support.builders import nftables_plans as make
+from tests.support.lab.namespace import sh
 from tests.support.lab.sockets import Netns
 
 
@@ -29,3 +36,38 @@ def connect_in(path: str) -> Callable[[], Netlink]:
             netns.close()
 
     return connect
+
+
+def render(
+    mode: NftablesMode, plans: Iterable[ServicePlan], of: NodeSettings = make.SETTINGS
+) -> dict[Any, Any]:
+    out = dict(mode.render_node(of))
+    for plan in plans:
+        out.update(mode.render_service(plan, of))
+    return out
+
+
+async def program(
+    mode: NftablesMode, plans: Iterable[ServicePlan], of: NodeSettings = make.SETTINGS
+) -> dict[Any, Any]:
+    assert (await mode.probe()).usable
+    want = render(mode, plans, of)
+    await mode.apply(diff(await mode.read(), want))
+    assert await mode.read() == want
+    return want
+
+
+def nft(script: str) -> None:
+    """What some other program does."""
+    subprocess.run(["nft", "-f", "-"], input=script, text=True, check=True)
+
+
+def listing() -> str:
+    return sh("nft list ruleset")
+
+
+def elements(name: str, family: str = "ip") -> list[Any]:
+    """What nft itself says is in a set."""
+    said = json.loads(sh(f"nft -j list set {family} kube-proxy {name}"))
+    found: list[Any] = said["nftables"][1]["set"].get("elem", [])
+    return found

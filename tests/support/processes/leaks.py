@@ -34,7 +34,7 @@ from steersman.source.store import Store
 from tests.support.apiserver.reading import NODE, node, service, service_cidr, slice_, timing, until
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object
-from tests.unit.run.test_sync import MemoryMode
+from tests.support.modes.memory import MemoryMode
 
 SERVICES = 200
 KINDS = 4

@@ -11,7 +11,7 @@ import pytest
 
 from steersman.host import exec as exec_module
 from steersman.host.exec import SubprocessExec
-from tests.e2e.test_userspace_process import NOBODY
+from tests.support.processes.steersman import NOBODY
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
 

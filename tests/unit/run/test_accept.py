@@ -22,7 +22,7 @@ from steersman.run.accept import Bounds, Clients, Pool
 from steersman.run.health_server import ServiceHealthServers
 from steersman.run.http import Answer, ListenError, application, keep_serving, listen
 from tests.support.apiserver.reading import until
-from tests.unit.run.test_health_server import ask, free_port
+from tests.support.http import ask, free_port
 
 FEW = Bounds(per_server=4, total=6)
 

@@ -16,9 +16,9 @@ from steersman.run.effects import Effects
 from steersman.run.health import Moment, ProxyHealth
 from steersman.run.metrics import Metrics
 from steersman.run.state import Synced
+from tests.support.builders.store import make, service, slice_
 from tests.support.clock import FakeClock, settle
-from tests.unit.run.test_sync import World
-from tests.unit.source.test_store import make, service, slice_
+from tests.support.modes.memory import World
 
 LOCAL_LB: dict[str, Any] = {
     "type": "LoadBalancer",

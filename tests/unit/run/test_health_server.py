@@ -3,53 +3,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.run.health import Moment, ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
-from steersman.run.http import Answer, ListenError, application, keep_serving, listen
+from steersman.run.http import Answer, ListenError, application, keep_serving
+from tests.support.http import ask, free_port, serving
 
 CART = ObjectName("shop", "cart")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-class Reply(Answer, frozen=True):
-    """An Answer as it arrived, with all headers."""
-
-    received: Mapping[str, str] = {}
-
-
-async def ask(port: int, path: str = "/", method: str = "GET", data: str | None = None) -> Reply:
-    url = f"http://127.0.0.1:{port}{path}"
-    async with (
-        aiohttp.ClientSession() as session,
-        session.request(method, url, data=data) as response,
-    ):
-        text = await response.text()
-        return Reply(text, response.status, response.content_type, received=dict(response.headers))
-
-
-@asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[int]:
-    port = free_port()
-    server = await listen(app, "127.0.0.1", port)
-    try:
-        yield port
-    finally:
-        await server.close()
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", "one two"), ("HEAD", "")])

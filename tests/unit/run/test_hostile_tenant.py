@@ -11,8 +11,8 @@ import pytest
 from steersman.run import findings as findings_log
 from steersman.run.findings import FindingsLog
 from steersman.run.klog import Logging
-from tests.unit.run.test_sync import World
-from tests.unit.source.test_store import make, slice_
+from tests.support.builders.store import make, slice_
+from tests.support.modes.memory import World
 
 
 @pytest.fixture

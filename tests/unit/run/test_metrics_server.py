@@ -14,7 +14,7 @@ from steersman.run import pages as pages_module
 from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.service_metrics import Filter
-from tests.unit.run.test_health_server import Reply, ask, serving
+from tests.support.http import Reply, ask, serving
 
 
 def pages(**changes: object) -> Pages:

@@ -14,7 +14,7 @@ from steersman.run.accept import Bounds, Pool
 from steersman.run.http import NOT_FOUND, Answer, listen, short_pages
 from steersman.run.quick import simple_path
 from tests.support.apiserver.reading import until
-from tests.unit.run.test_health_server import free_port
+from tests.support.http import free_port
 
 PROBE = (
     b"GET /healthz HTTP/1.1\r\nHost: 10.0.0.1:10256\r\nUser-Agent: kube-probe/1.36\r\n"

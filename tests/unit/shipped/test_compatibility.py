@@ -19,7 +19,7 @@ from steersman.run.metrics import NFACCT, Metrics
 from steersman.run.metrics import UPSTREAM as METRICS
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
-from tests.unit.run.test_health_server import ask, serving
+from tests.support.http import ask, serving
 
 PAGE = (Path(__file__).parents[3] / "docs" / "compatibility.md").read_text()
 STATES = {"same", "more", "differs", "no effect", "absent"}

@@ -18,7 +18,7 @@ from steersman.run.health import ProxyHealth
 from steersman.run.health_server import proxy_health_app
 from steersman.source.apiserver import resources
 from steersman.source.kubeconfig import load_cluster_access
-from tests.unit.run.test_health_server import ask, serving
+from tests.support.http import ask, serving
 
 try:
     import helm_python as helm

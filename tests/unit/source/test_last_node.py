@@ -10,7 +10,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Traits
 from steersman.source.last_node import LastNode
 from steersman.source.store import Store
-from tests.unit.source.test_store import service, slice_
+from tests.support.builders.store import service, slice_
 
 
 def node(

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
-from steersman.model.ruleset import diff
 from steersman.modes.base import Made
 from steersman.modes.ipvs.mode import IpvsMode
 from tests.conformance.runner import Case, flow_world
@@ -19,8 +18,8 @@ from tests.conformance.world import load
 from tests.support.builders import case_files
 from tests.support.builders.worlds import LabPool, World
 from tests.support.lab.cluster import Lab
+from tests.support.lab.ipvs_node import bring
 from tests.support.modes.flows import by_packets, compare
-from tests.support.modes.registry import render
 from tests.vm.guest.ipvs import ALL, DIFFERENT, IPVS, as_ipvs_serves, mode_behind
 
 SELECTED = (
@@ -65,12 +64,6 @@ class Nodes:
         lab = self.pool.lab(world)
         asyncio.run(bring(world.plan(IPVS.traits), self.mode(lab)))
         return [found for flow in flows if (found := compare(flow, by_packets(lab, flow)))]
-
-
-async def bring(plan: NodePlan, mode: IpvsMode) -> None:
-    """Bring the kernel to a plan; nothing is left to do afterwards."""
-    await mode.apply(diff(await mode.read(), render(plan, mode)))
-    assert not diff(await mode.read(), render(plan, mode))
 
 
 @pytest.fixture(scope="module")

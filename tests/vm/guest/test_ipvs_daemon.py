@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.test_daemon import FLAGS, command, get, manifests, steersman, until, world
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import (
+    FLAGS,
+    command,
+    get,
+    manifests,
+    steersman,
+    until,
+    world,
+)
 from tests.vm.guest.ipvs import only_with_all
 
 SECONDS = 300.0

@@ -14,9 +14,9 @@ from steersman.model.plan import ServicePlan
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.wire import Timeouts, ask_info, ask_timeouts, resolve
 from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
+from tests.support.lab.ipvs_node import BOTH, ONE, OTHER, VIP, Node, node, of, table
 from tests.support.lab.sockets import Netns
 from tests.vm.guest.ipvs import only_with_all
-from tests.vm.guest.test_ipvs_kernel import BOTH, ONE, OTHER, VIP, Node, node, of, table
 
 __all__ = ["node"]
 OWN = "10.250.1.2"

@@ -8,9 +8,8 @@ import pytest
 
 from tests.conformance.suites_ipvs import DIFFERENT, expected, planned
 from tests.conformance.world import Case, load
+from tests.support.lab.ipvs_node import Node, bring, node
 from tests.vm.guest.ipvs import only_with_all
-from tests.vm.guest.test_ipvs import bring
-from tests.vm.guest.test_ipvs_kernel import Node, node
 
 __all__ = ["node"]
 CASES = [case for case in load("ipvs_state") if case["id"] not in DIFFERENT]

@@ -12,17 +12,17 @@ from steersman.host.exec import SubprocessExec
 from steersman.modes.base import Mode
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.run.switch import clean_leftovers
-from tests.kernel import test_switch as switching
+from tests.support.lab import switches
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.vm.guest.ipvs import mode_behind, only_with_all
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    pods = tuple(Pod(address) for address in (*switching.ENDS, switching.CLIENT))
-    node = {"eth0": (f"{switching.NODE}/24",)}
-    with Lab(Layout(node, (switching.OUTSIDE,), pods)) as lab:
-        echo = switching.Echo(lab)
+    pods = tuple(Pod(address) for address in (*switches.ENDS, switches.CLIENT))
+    node = {"eth0": (f"{switches.NODE}/24",)}
+    with Lab(Layout(node, (switches.OUTSIDE,), pods)) as lab:
+        echo = switches.Echo(lab)
         yield lab
         echo.close()
 
@@ -37,10 +37,10 @@ def ipvs(lab: Lab) -> Iterator[IpvsMode]:
 
 
 @contextmanager
-def connected(lab: Lab, mode: Mode) -> Iterator[switching.Clients]:
+def connected(lab: Lab, mode: Mode) -> Iterator[switches.Clients]:
     """Program a mode and open connections by way of it."""
-    asyncio.run(switching.program(mode))
-    clients = switching.Clients(lab)
+    asyncio.run(switches.program(mode))
+    clients = switches.Clients(lab)
     try:
         clients.check()
         yield clients
@@ -51,12 +51,12 @@ def connected(lab: Lab, mode: Mode) -> Iterator[switching.Clients]:
 @pytest.fixture(params=["iptables", pytest.param("nftables", marks=only_with_all)])
 def other(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Mode]:
     """Another mode, likewise."""
-    mode = switching.mode_of(lab, request.param, "nft")
+    mode = switches.mode_of(lab, request.param, "nft")
     yield mode
     asyncio.run(clean_leftovers([(request.param, mode)]))
 
 
-def goes_on(clients: switching.Clients, *, live: bool = True) -> None:
+def goes_on(clients: switches.Clients, *, live: bool = True) -> None:
     """Connections are opened, and the live ones carry data."""
     before = clients.opened
     while clients.opened < before + 10:
@@ -70,7 +70,7 @@ def virtual_servers(lab: Lab) -> str:
 
 def test_coming_to_ipvs_nothing_is_lost(lab: Lab, ipvs: IpvsMode, other: Mode) -> None:
     with connected(lab, other) as clients:
-        asyncio.run(switching.program(ipvs))
+        asyncio.run(switches.program(ipvs))
         clients.check()
         (said,) = asyncio.run(clean_leftovers([("other", other)]))
         assert "removed" in said
@@ -83,7 +83,7 @@ def test_leaving_ipvs_with_patience_nothing_is_lost(lab: Lab, ipvs: IpvsMode, ot
     with connected(lab, ipvs) as clients:
 
         async def leave() -> list[str]:
-            await switching.program(other)
+            await switches.program(other)
             leaving = asyncio.create_task(clean_leftovers([("ipvs", ipvs)], 120.0))
             async with asyncio.timeout(60):
                 while "KUBE-IPVS" in lab.run("iptables-save"):  # noqa: ASYNC110 - it is another's
@@ -105,12 +105,12 @@ def test_leaving_ipvs_with_patience_nothing_is_lost(lab: Lab, ipvs: IpvsMode, ot
 
 @only_with_all
 def test_leaving_ipvs_at_once_cuts_what_it_carries(lab: Lab, ipvs: IpvsMode) -> None:
-    iptables = switching.mode_of(lab, "iptables", "nft")
+    iptables = switches.mode_of(lab, "iptables", "nft")
     with connected(lab, ipvs) as clients:
-        asyncio.run(switching.program(iptables))
+        asyncio.run(switches.program(iptables))
         clients.check()
         (said,) = asyncio.run(clean_leftovers([("ipvs", ipvs)]))
         goes_on(clients, live=False)
-    assert f"{len(switching.WAYS)} connections were cut" in said
+    assert f"{len(switches.WAYS)} connections were cut" in said
     assert clients.failed == []
     asyncio.run(clean_leftovers([("iptables", iptables)]))

@@ -27,14 +27,7 @@ from steersman.modes.nftables.render_localhost import render_localhost, without_
 from steersman.modes.nftables.text import diff_text
 from steersman.proxy.listeners import Decision, ListenerPlan
 from tests.support.builders import nftables_plans as make
-
-RELAYING = Traits(localhost_node_ports=True, relays_localhost=True)
-ON = NodeSettings(
-    families=make.BOTH,
-    ipv4=FamilySettings(localhost_node_ports=True),
-    ipv6=FamilySettings(localhost_node_ports=True),
-    traits=RELAYING,
-)
+from tests.support.builders.nftables_plans import ON
 
 
 def node_port(actions: make.Actions = make.PLAIN, port: int = 30080) -> Frontend:

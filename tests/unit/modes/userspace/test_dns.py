@@ -17,8 +17,7 @@ from steersman.proxy.dns import (
     read_question,
     restored,
 )
-from tests.support.modes.userspace_proxy import key, listener, proxy
-from tests.unit.modes.userspace.test_udp import UDP, client, server
+from tests.support.modes.userspace_proxy import UDP, client, key, listener, proxy, server
 
 SUFFIXES = ("shop.svc.cluster.local", "svc.cluster.local")
 NXDOMAIN = 3

@@ -26,13 +26,14 @@ from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,
     ask,
+    client,
     endpoint,
     key,
     listener,
     proxy,
+    server,
     until,
 )
-from tests.unit.modes.userspace.test_udp import client, server
 
 NAME = f"steersman-test-{os.getpid()}"
 Wanted = dict[FrontendKey, ListenerPlan]

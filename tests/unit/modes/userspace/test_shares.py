@@ -16,14 +16,15 @@ from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,
     ask,
+    client,
     endpoint,
     key,
     listener,
     owner,
     proxy,
+    server,
     until,
 )
-from tests.unit.modes.userspace.test_udp import client, server
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 

@@ -6,89 +6,28 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import cast
 
 import msgspec
 import pytest
 
 from steersman.model.errors import ApplyError
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Family
 from steersman.model.plan import Endpoint, LocalDetector, SourceClassifier, Verdict
 from steersman.proxy import udp
 from steersman.proxy.listeners import Decision, FrontendKey, ListenerPlan
 from steersman.proxy.sockets import PortAllocator, open_socket
-from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, key, listener, owner, proxy, until
-
-UDP = Protocol.UDP
-
-
-class Answers(asyncio.DatagramProtocol):
-    """Sends back a name and what it got; knows its clients."""
-
-    def __init__(self, name: bytes) -> None:
-        self.name = name
-        self.clients: list[object] = []
-        self.keep: bytes | None = None
-        """A question that is answered only when `give` is called."""
-        self.kept: list[tuple[str, int]] = []
-        """Who asked it."""
-        self.transport: asyncio.DatagramTransport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.DatagramTransport, transport)
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        if addr not in self.clients:
-            self.clients.append(addr)
-        if data == self.keep:
-            self.kept.append(addr)
-        else:
-            self.transport.sendto(self.name + data, addr)
-
-    def give(self) -> None:
-        for addr in self.kept:
-            self.transport.sendto(self.name + (self.keep or b""), addr)
-
-
-class Client(asyncio.DatagramProtocol):
-    def __init__(self) -> None:
-        self.got: asyncio.Queue[bytes] = asyncio.Queue()
-        self.transport: asyncio.DatagramTransport
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.DatagramTransport, transport)
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        self.got.put_nowait(data)
-
-    async def ask(self, data: bytes) -> bytes:
-        self.transport.sendto(data)
-        async with asyncio.timeout(PATIENCE):
-            return await self.got.get()
-
-
-@asynccontextmanager
-async def server(name: bytes) -> AsyncIterator[tuple[Endpoint, Answers]]:
-    loop = asyncio.get_running_loop()
-    transport, answers = await loop.create_datagram_endpoint(
-        lambda: Answers(name), local_addr=(LOCAL, 0)
-    )
-    yield Endpoint(LOCAL, transport.get_extra_info("sockname")[1]), answers
-    transport.close()
-    await asyncio.sleep(0)
-
-
-@asynccontextmanager
-async def client(port: int, address: str = LOCAL, source: str = "") -> AsyncIterator[Client]:
-    loop = asyncio.get_running_loop()
-    transport, made = await loop.create_datagram_endpoint(
-        Client, (source, 0) if source else None, (address, port)
-    )
-    yield made
-    transport.close()
-    await asyncio.sleep(0)
+from tests.support.modes.userspace_proxy import (
+    LOCAL,
+    PATIENCE,
+    UDP,
+    client,
+    key,
+    listener,
+    owner,
+    proxy,
+    server,
+    until,
+)
 
 
 async def test_each_client_has_a_session_and_gets_its_own_answers() -> None:

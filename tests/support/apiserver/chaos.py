@@ -1,0 +1,217 @@
+"""An API server that fails at random, and worlds compared."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from steersman.compile.plan import Planner, compile_all
+from steersman.host.exec import SubprocessExec
+from steersman.host.facts import read_facts
+from steersman.model.errors import BusyError
+from steersman.model.inputs import NodeConfig
+from steersman.model.ruleset import diff
+from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
+from steersman.run.runner import Runner
+from steersman.run.sync import Sync
+from steersman.source.apiserver import ApiServerSource
+from steersman.source.kubeconfig import ClusterAccess
+from steersman.source.store import Store
+from tests.support.apiserver.reading import NODE, timing
+from tests.support.apiserver.server import ApiServer
+from tests.support.apiserver.world import Object
+from tests.support.lab.namespace import sh
+
+SERVICES = 12
+
+
+CONFIG = NodeConfig(node_name=NODE, cluster_cidrs=("10.244.0.0/16",))
+
+
+def service(number: int, dice: random.Random) -> Object:
+    kind = dice.choice(["ClusterIP", "NodePort", "LoadBalancer"])
+    ports: Object = {"name": "http", "port": 80, "protocol": dice.choice(["TCP", "UDP"])}
+    spec: Object = {"type": kind, "clusterIP": f"10.96.0.{number + 1}", "ports": [ports]}
+    status: Object = {}
+    if kind != "ClusterIP":
+        ports["nodePort"] = 30000 + number
+        spec["externalTrafficPolicy"] = dice.choice(["Cluster", "Local"])
+    if kind == "LoadBalancer":
+        status = {"loadBalancer": {"ingress": [{"ip": f"198.51.100.{number + 1}"}]}}
+        spec["loadBalancerSourceRanges"] = dice.choice([[], ["203.0.113.0/24"]])
+    if dice.random() < 0.3:
+        spec["sessionAffinity"] = "ClientIP"
+        spec["sessionAffinityConfig"] = {"clientIP": {"timeoutSeconds": 600}}
+    meta = {"namespace": "chaos", "name": f"s{number}"}
+    return {"kind": "Service", "metadata": meta, "spec": spec, "status": status}
+
+
+def slice_(number: int, dice: random.Random) -> Object:
+    protocol = dice.choice(["TCP", "UDP"])
+    return {
+        "kind": "EndpointSlice",
+        "addressType": "IPv4",
+        "metadata": {
+            "namespace": "chaos",
+            "name": f"s{number}-x",
+            "labels": {"kubernetes.io/service-name": f"s{number}"},
+        },
+        "ports": [{"name": "http", "port": 8080, "protocol": protocol}],
+        "endpoints": [
+            {
+                "addresses": [f"10.244.{number}.{last}"],
+                "conditions": {"ready": dice.random() < 0.8},
+                "nodeName": dice.choice([NODE, "elsewhere"]),
+            }
+            for last in range(1, dice.randint(1, 5))
+        ],
+    }
+
+
+class Chaos:
+    """The world, the proxy in it, and what may happen to them."""
+
+    def __init__(self, server: ApiServer, mode: IptablesMode, dice: random.Random) -> None:
+        self.server, self.mode, self.dice = server, mode, dice
+        self.tasks: list[asyncio.Task[None]] = []
+        self.happened: set[str] = set()
+
+    async def start_proxy(self) -> None:
+        """A new life of the proxy: nothing is known but what the kernel and the server have."""
+        self.runner = Runner(self._work, 0.01, 0.05, 3600.0)
+        self.store = Store(NODE, on_change=self.runner.request)
+        self.sync = Sync(
+            self.store, Planner(CONFIG, self.mode.traits), self.mode, await read_facts()
+        )
+        source = ApiServerSource(
+            ClusterAccess(servers=(self.server.url,)), NODE, timing=timing(quiet=0.5)
+        )
+        self.tasks = [
+            asyncio.create_task(source.run(self.store)),
+            asyncio.create_task(self.runner.run()),
+        ]
+
+    async def kill_proxy(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _work(self) -> None:
+        await self.sync.run()
+
+    # What may happen
+
+    async def change(self) -> None:
+        number = self.dice.randrange(SERVICES)
+        make = self.dice.choice([service, slice_])
+        self.server.add(make(number, self.dice))
+
+    async def remove(self) -> None:
+        number = self.dice.randrange(SERVICES)
+        kind, name = self.dice.choice(
+            [("Service", f"s{number}"), ("EndpointSlice", f"s{number}-x")]
+        )
+        self.server.delete(kind, name, "chaos")
+
+    async def drop_watches(self) -> None:
+        self.server.drop(self.dice.choice(["", "Service", "EndpointSlice"]))
+
+    async def forget_history(self) -> None:
+        self.server.expire()
+
+    async def restart_server(self) -> None:
+        self.server.restart(self.dice.choice([1, 100_000]))
+
+    async def server_down(self) -> None:
+        await self.server.stop_listening()
+        await asyncio.sleep(self.dice.random() * 0.3)
+        await self.server.listen_again()
+
+    async def faults(self) -> None:
+        what: dict[str, Any] = self.dice.choice(FAULTS)
+        self.server.fault(**what)
+
+    async def stall(self) -> None:
+        self.server.stall()
+        await asyncio.sleep(self.dice.random())
+        self.server.stall(False)
+        self.server.drop()
+
+    async def flush(self) -> None:
+        command = self.dice.choice(FLUSHES)
+        await asyncio.to_thread(sh, f"{command} 2>/dev/null || true")
+
+    async def check(self) -> None:
+        with suppress(BusyError):
+            await self.sync.check()
+
+    async def restart_proxy(self) -> None:
+        await self.kill_proxy()
+        await self.start_proxy()
+
+
+FAULTS: list[dict[str, Any]] = [
+    {"what": "status", "status": 500},
+    {"what": "status", "status": 503, "retry_after": 1},
+    {"what": "status", "status": 429, "retry_after": 1},
+    {"what": "status", "status": 410},
+    {"what": "status", "status": 403, "times": 3},
+    {"what": "error_event", "status": 410},
+    *({"what": what} for what in ("truncate", "html", "drop", "empty", "wrong_kind", "end")),
+]
+
+
+FLUSHES = (
+    "iptables -w 5 -F",
+    "iptables -w 5 -t nat -F",
+    "iptables -w 5 -t nat -F KUBE-SERVICES",
+    "iptables -w 5 -t nat -D PREROUTING 1",
+    "iptables -w 5 -t nat -A KUBE-SERVICES -d 203.0.113.9 -j RETURN",
+    "printf '*filter\\n:FORWARD ACCEPT [0:0]\\n-A FORWARD -s 192.0.2.7 -j DROP\\nCOMMIT\\n' "
+    "| iptables-restore -w 5",
+)
+
+
+async def until(true: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not await true():  # noqa: ASYNC110 - the kernel sets no event
+            await asyncio.sleep(0.05)
+
+
+async def same_world(chaos: Chaos) -> bool:
+    """Whether the Store has what the server has, and the proxy has synced it."""
+    snapshot = chaos.store.snapshot
+    services = {str(name) for name in snapshot.services}
+    slices = {slice_name for by_name in snapshot.slices.values() for slice_name in by_name}
+    told = {o["metadata"]["name"] for o in chaos.server.objects("EndpointSlice")}
+    wanted = {f"chaos/{o['metadata']['name']}" for o in chaos.server.objects("Service")}
+    return chaos.store.synced and services == wanted and slices == told
+
+
+async def same_rules(chaos: Chaos, variant: str) -> bool:
+    """Whether, after a look for drift, the kernel has just what a fresh start would write."""
+    with suppress(BusyError):
+        await chaos.sync.check()
+    fresh = Store(NODE)
+    async with ApiServer() as other:
+        other.load(o for kind in ("Service", "EndpointSlice") for o in chaos.server.objects(kind))
+        reading = asyncio.create_task(
+            ApiServerSource(ClusterAccess(servers=(other.url,)), NODE, timing=timing()).run(fresh)
+        )
+        await until(lambda: _is_synced(fresh))
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    mode = IptablesMode(SubprocessExec(), IptablesOptions(variant=variant))
+    await mode.probe()
+    plan = compile_all(fresh.snapshot, CONFIG, await read_facts(), mode.traits)
+    want = dict(mode.render_node(plan.settings))
+    for service_plan in plan.services.values():
+        want.update(mode.render_service(service_plan, plan.settings))
+    return not diff(await mode.read(), want)
+
+
+async def _is_synced(store: Store) -> bool:
+    return store.synced

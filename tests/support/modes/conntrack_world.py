@@ -1,0 +1,88 @@
+"""A conntrack table in memory, and a Cleaner on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from steersman.compile.plan import Planner
+from steersman.model.conntrack import Cleanup, Confirm, Stale
+from steersman.model.inputs import NodeConfig
+from steersman.model.kube import KubeObject
+from steersman.model.names import Family
+from steersman.run.cleaner import Cleaner
+from steersman.run.metrics import Metrics
+from steersman.run.state import Synced
+from steersman.run.sync import Sync
+from steersman.source.store import Store
+from tests.support.clock import FakeClock, settle
+from tests.support.modes.memory import FACTS, MemoryMode
+
+
+class Table:
+    """Stands in for conntrack: notes the destinations that were looked at."""
+
+    def __init__(self) -> None:
+        self.looked: list[list[str]] = []
+        self.asked: list[Stale] = []
+        self.answers: list[Cleanup | Exception] = []
+        """Of the next passes; then nothing is stale any more."""
+        self.during: Callable[[], Awaitable[None]] | None = None
+
+    async def delete(self, stale: Stale, confirm: Confirm) -> Cleanup:
+        self.asked.append(stale)
+        self.looked.append(sorted(map(printed, stale.by_address)))
+        if self.during is not None:
+            await self.during()
+            assert await confirm()
+        answer = self.answers.pop(0) if self.answers else Cleanup(0, 0, True)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def take(self) -> list[list[str]]:
+        looked, self.looked = self.looked, []
+        return looked
+
+
+def printed(destination: bytes) -> str:
+    return ".".join(map(str, destination[1:-2]))
+
+
+class World:
+    """A cluster whose syncs are reported to a Cleaner that runs."""
+
+    def __init__(self, mode: object = None) -> None:
+        self.store, self.clock, self.table = Store("me"), FakeClock(), Table()
+        self.kernel = MemoryMode()
+        config = NodeConfig(node_name="me", families=(Family.IPV4,))
+        planner = Planner(config, self.kernel.traits)
+        self.synced: list[Synced] = []
+        self.sync = Sync(self.store, planner, self.kernel, FACTS, on_synced=self.synced.append)
+        self.metrics = Metrics("iptables")
+        self.cleaner = Cleaner(self.metrics, mode=mode, delete=self.table.delete, clock=self.clock)
+
+    async def change(self, *objects: KubeObject) -> list[list[str]]:
+        """Sync some changes and report them; return the destinations that are looked at then."""
+        for obj in objects:
+            self.store.upsert(obj)
+        await self.report()
+        return self.table.take()
+
+    async def report(self) -> None:
+        await self.sync.run()
+        while self.synced:
+            self.cleaner.note(self.synced.pop(0))
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until the Cleaner waits: its threads included."""
+        for _ in range(5):
+            await settle()
+            await asyncio.to_thread(lambda: None)
+            await settle()
+
+    async def advance(self, seconds: float) -> list[list[str]]:
+        await self.clock.advance(seconds)
+        await self.settle()
+        return self.table.take()
