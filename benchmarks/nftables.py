@@ -93,7 +93,7 @@ class NftNode(Node):
 
     async def _heal(self) -> float:
         assert isinstance(self._mode, NftablesMode)
-        heard = asyncio.create_task(self._mode.lost())
+        heard = asyncio.create_task(self._mode.wait_for_external_change())
         await asyncio.sleep(0)  # it listens from now on
         await self._sync.check()
         await asyncio.to_thread(subprocess.run, ["nft", "flush", "ruleset"], check=True)

@@ -124,7 +124,7 @@ class Node:
         self._runner.close()
         if self.place:
             assert isinstance(self._mode, EbpfMode)
-            self._mode.release()
+            asyncio.run(self._mode.aclose())
             self.place.close()
         self.netns.close()
 

@@ -19,7 +19,7 @@ from benchmarks.node import Netns
 from benchmarks.process import api_server, get, steersman, wait_ready
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Action, Endpoint, Frontend, FrontendKind, ServicePlan, Verdict
-from steersman.modes.base import Made
+from steersman.model.stats import ConnectionStats
 from steersman.run.exposition import exposition
 from steersman.run.mode_metrics import counts_of
 from steersman.run.service_metrics import Filter, Ledger
@@ -82,7 +82,9 @@ def of_a_busy_cluster(services: int) -> Figure:
     ledger, spent = Ledger(), []
     for scrape in range(1, _ROUNDS + 1):
         ends = {(plan.key.name, str(end)): scrape for plan in plans for end in plan.reachable}
-        made = Made({(plan.key.name, "10.96.0.1:80"): 3 * scrape for plan in plans}, ends)
+        made = ConnectionStats(
+            {(plan.key.name, "10.96.0.1:80"): 3 * scrape for plan in plans}, ends
+        )
         begun = time.thread_time()
         ledger.update(counts_of(made))
         metrics = ledger.view(Filter()).metrics(plans, ledger.counts)

@@ -28,7 +28,7 @@ LAYERS: dict[str, set[str]] = {
 }
 PURE_IN_MODES = {
     *("render", "render_node", "render_localhost", "names", "parse", "canonical"),
-    *("script", "base"),
+    "script",
 }
 """Modules of modes that do not touch the kernel; the others may import host."""
 IMPURE = {"asyncio", "logging", "os", "subprocess", "time", "random"}

@@ -10,7 +10,7 @@ import pytest
 
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import NodePlan
-from steersman.modes.base import Counting, Made, NodeTotals, Totalling
+from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.ebpf import flows
 from steersman.modes.ebpf.counts import Counts, Flows
 from steersman.modes.ebpf.loader import LoadedObject
@@ -50,15 +50,13 @@ def node(lab: Lab) -> Iterator[Node]:
         yield made
 
 
-def counts(node: Node, plan: NodePlan = ONE) -> Made:
+def counts(node: Node, plan: NodePlan = ONE) -> ConnectionStats:
     mode = node.modes[-1]
-    assert isinstance(mode, Counting)
-    return asyncio.run(mode.made(tuple(plan.services.values())))
+    return asyncio.run(mode.stats(tuple(plan.services.values())))
 
 
 def totals(node: Node) -> NodeTotals:
     mode = node.modes[-1]
-    assert isinstance(mode, Totalling)
     return asyncio.run(mode.node_totals())
 
 
@@ -69,7 +67,7 @@ def look(node: Node) -> None:
 
 
 def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> None:
-    assert counts(node) == Made({}, {})
+    assert counts(node) == ConnectionStats({}, {})
     for source, address, port in ((LOOKER, VIP, 80), (NODE, VIP, 80), (CLIENT, NODE, NODE_PORT)):
         assert node.lab.probe(source, address, port).kind == "answered"
     with node.socket(VIP, "UDP") as sock:
@@ -81,7 +79,7 @@ def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> N
     assert made.frontends[TCP, f"nodePort:{NODE_PORT}"] == 1
     assert made.endpoints[TCP, END] == 3
     assert made.endpoints[UDP, END] == made.frontends[UDP, f"{VIP}:80"] == 1, "a socket is one"
-    moved = made.moved_by_endpoint[TCP, END]
+    moved = made.traffic_by_endpoint[TCP, END]
     assert min(moved) > 0, "of the connection from outside"
     assert moved.bytes_in >= 40 * moved.packets_in
     assert totals(node).events["socket_forwarded"] == 3 + 2

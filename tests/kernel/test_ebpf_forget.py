@@ -13,7 +13,6 @@ import pytest
 from steersman.model.conntrack import Confirm, Stale, pack_socket
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, NodePlan
-from steersman.modes.base import Remembering
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.sockets import destroy, namespaces
 from tests.support.builders.ebpf_node_plan import (
@@ -83,8 +82,7 @@ def remove(node: Node, name: str, plan: Callable[[NodePlan], NodePlan] = lambda 
         {UDP + pack_socket(VIP, 80): sources},
         {UDP + NODE_PORT.to_bytes(2, "big"): sources},
     )
-    assert isinstance(mode, Remembering)
-    return asyncio.run(mode.forget(stale, as_given(stale)))
+    return asyncio.run(mode.flush_stale(stale, as_given(stale)))
 
 
 def as_given(stale: Stale) -> Confirm:
@@ -209,10 +207,10 @@ def test_what_is_no_longer_stale_after_the_look_is_kept(node: Node) -> None:
         )
         mode = node.modes[0]
         nothing = Stale(Family.IPV4, {}, {})
-        assert asyncio.run(mode.forget(everything, as_given(nothing))) == 0
+        assert asyncio.run(mode.flush_stale(everything, as_given(nothing))) == 0
         assert (ask(sock), ask(inside)) == names
-        assert asyncio.run(mode.forget(nothing, as_given(everything))) == 0
-        assert asyncio.run(mode.forget(everything, as_given(everything))) == 2
+        assert asyncio.run(mode.flush_stale(nothing, as_given(everything))) == 0
+        assert asyncio.run(mode.flush_stale(everything, as_given(everything))) == 2
 
 
 def test_each_namespace_is_visited_once(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_the_first_priority_may_be_taken(lab: Lab) -> None:
         for _ in range(2):
             asyncio.run(bring(made.mode(), node_plan()))
             assert from_outside(made) == "answered"
-            made.modes[-1].release()
+            asyncio.run(made.modes[-1].aclose())
         asyncio.run(bring(made.mode(), None))
         said = tc(made, "filter", "show", "dev", "eth0", "ingress")
         assert "bytecode" in said
@@ -209,14 +209,14 @@ def test_packets_alone_refuse_and_remember(bare: Node) -> None:
 def test_the_sockets_are_taken_over_again(bare: Node) -> None:
     links = bare.pins / "links"
     assert not (links / "sm_connect4").exists()
-    bare.modes[-1].release()
+    asyncio.run(bare.modes[-1].aclose())
     bare.options = msgspec.structs.replace(bare.options, sockets=True)
     replace_programs(bare)
     assert (links / "sm_connect4").exists()
     with bare.socket(VIP) as sock:
         sock.connect((VIP, 80))
         assert sock.getpeername() == (VIP, 80)
-    bare.modes[-1].release()
+    asyncio.run(bare.modes[-1].aclose())
     bare.options = msgspec.structs.replace(bare.options, sockets=False)
     replace_programs(bare)
     assert not (links / "sm_connect4").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import shutil
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ def mode(lab: Lab) -> Iterator[EbpfMode]:
     options = EbpfOptions(ebpf.bpffs() / cgroup.name, cgroup, file=ebpf.compiled())
     made = EbpfMode(SubprocessExec(), options, Inside(Netns(lab.node.path).call))
     yield made
-    made.release()
+    asyncio.run(made.aclose())
     shutil.rmtree(options.pins, ignore_errors=True)
     del CGROUPS[lab.node.path]
 
@@ -67,7 +68,7 @@ async def test_what_the_next_process_cannot_change_stays(
     await Sync(world(POD), Planner(CONFIG, mode.traits), mode, FACTS).run()
     assert mode.engine.tables
     mode.engine.tables.node.programs = bytes(15) + b"1"  # of an older version
-    mode.release()
+    await mode.aclose()
     again = EbpfMode(SubprocessExec(), mode.engine.options, Inside(Netns(lab.node.path).call))
 
     def refuse() -> None:
@@ -79,7 +80,7 @@ async def test_what_the_next_process_cannot_change_stays(
     assert result.refused == 1
     assert pins(again).exists()
     assert lab.probe(LOOKER, VIP, 80).endpoint == f"{OTHER}:8080"
-    again.release()
+    await again.aclose()
 
 
 async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:

@@ -119,11 +119,11 @@ def test_connections_and_affinity_live_on(node: Node) -> None:
     before = shapes(node)
     with connection(node) as ends:
         talk(ends)
-        node.modes[-1].release()
+        asyncio.run(node.modes[-1].aclose())
         asyncio.run(bring(node.mode(), PLAN))
         talk(ends)
         assert shapes(node) != before
-        node.modes[-1].release()
+        asyncio.run(node.modes[-1].aclose())
         asyncio.run(bring(node.mode(), node_plan()))
         talk(ends)
     assert {path.name for path in node.pins.iterdir()} == {"maps", "links"}
@@ -131,7 +131,7 @@ def test_connections_and_affinity_live_on(node: Node) -> None:
 
 
 def test_what_begins_while_it_is_under_way_lives_on(node: Node) -> None:
-    node.modes[-1].release()
+    asyncio.run(node.modes[-1].aclose())
     asyncio.run(node.mode().read())
     assert (node.pins / "maps-next").exists()
     with connection(node) as ends:
@@ -170,7 +170,7 @@ def test_no_program_trusts_what_others_do_not_mark(
 
     monkeypatch.setattr(migrate.Migration, "finish", lambda _: None)
     monkeypatch.setattr(engine, "settle", settle)
-    node.modes[-1].release()
+    asyncio.run(node.modes[-1].aclose())
     asyncio.run(bring(node.mode(), PLAN))
     assert seen == [[0, 0]]
     assert trusted(node, "maps") == 1
@@ -185,13 +185,13 @@ def test_it_may_be_killed_at_any_step(
 
     with connection(node) as ends:
         talk(ends)
-        node.modes[-1].release()
+        asyncio.run(node.modes[-1].aclose())
         with monkeypatch.context() as patched:
             patched.setattr(migrate.Migration, step, die)
             with pytest.raises(ApplyError):
                 asyncio.run(bring(node.mode(), PLAN))
         talk(ends)
-        node.modes[-1].release()
+        asyncio.run(node.modes[-1].aclose())
         asyncio.run(bring(node.mode(), PLAN))
         talk(ends)
     assert {path.name for path in node.pins.iterdir()} == {"maps", "links"}

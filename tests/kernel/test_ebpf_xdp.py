@@ -220,8 +220,8 @@ def test_a_packet_is_counted_once_whoever_sends_it_on(node: Node, end: Endpoint)
         for _ in range(5):
             client.send(b"?")
             assert client.recv(100)
-    made = asyncio.run(node.modes[-1].made(tuple(plan.services.values())))
-    moved = made.moved_by_endpoint[ServicePortName("shop", "web", "", Protocol.UDP), str(end)]
+    made = asyncio.run(node.modes[-1].stats(tuple(plan.services.values())))
+    moved = made.traffic_by_endpoint[ServicePortName("shop", "web", "", Protocol.UDP), str(end)]
     assert (moved.packets_in, moved.packets_out) == (5, 5)
     if end.local:
         node.lab.servers.silence(end.ip)
@@ -230,7 +230,7 @@ def test_a_packet_is_counted_once_whoever_sends_it_on(node: Node, end: Endpoint)
 def test_devices_that_are_named_no_more(node: Node) -> None:
     pin = node.pins / f"links/xdp_{index(node.lab.node, 'eth0')}"
     assert pin.exists()
-    node.modes[-1].release()
+    asyncio.run(node.modes[-1].aclose())
     node.options = msgspec.structs.replace(node.options, xdp_devices=("eth1",))
     replace_programs(node)
     assert not pin.exists()

@@ -154,7 +154,7 @@ def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
         cluster.reached(OUTSIDE, *WAYS[0])
 
     def counts(plan: ServicePlan) -> tuple[int, dict[str, int]]:
-        made = asyncio.run(cluster.mode.made([plan]))
+        made = asyncio.run(cluster.mode.stats([plan]))
         (front,) = made.frontends.values()
         return front, {end: count for (_, end), count in made.endpoints.items()}
 
@@ -192,7 +192,7 @@ def test_what_others_made_begin_anew_is_not_counted_again(cluster: Cluster, dama
             cluster.reached(OUTSIDE, *WAYS[0])
 
     def counts() -> tuple[list[int], list[int]]:
-        made = asyncio.run(cluster.mode.made([plan]))
+        made = asyncio.run(cluster.mode.stats([plan]))
         return list(made.frontends.values()), list(made.endpoints.values())
 
     cluster.program()
@@ -212,12 +212,12 @@ def test_what_others_made_begin_anew_is_not_counted_again(cluster: Cluster, dama
 
 def test_every_sticky_connection_is_counted(cluster: Cluster) -> None:
     cluster.program()
-    assert asyncio.run(cluster.mode.made([])).frontends == {}
+    assert asyncio.run(cluster.mode.stats([])).frontends == {}
     plan = make.plan(frontends=frontends(make.EXTERNAL_LOCAL), affinity=600)
     cluster.program(plan)
     for way in WAYS * 4:
         cluster.reached(OUTSIDE, *way)
         cluster.reached(POD, *way)
-    made = asyncio.run(cluster.mode.made([plan]))
+    made = asyncio.run(cluster.mode.stats([plan]))
     assert sum(made.frontends.values()) == 24
     assert sum(made.endpoints.values()) == 24

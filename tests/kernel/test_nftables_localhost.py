@@ -104,7 +104,7 @@ def in_node(body: Callable[[NftablesMode], Awaitable[None]]) -> None:
         try:
             await body(mode)
         finally:
-            await mode.close()
+            await mode.aclose()
 
     in_namespace(run)
 
@@ -123,7 +123,7 @@ def test_a_node_port_answers_on_loopback_while_it_is_there(
             first = plan(family, protocol, one)
             await follow(mode, first)
             assert await ask(protocol, address) == b"one"
-            made = await mode.made([first])
+            made = await mode.stats([first])
             assert made.frontends[first.key.name, f"nodePort:{PORT}"] == 1
             assert list(made.endpoints.values()) == [1]
             await follow(mode, plan(family, protocol, two))

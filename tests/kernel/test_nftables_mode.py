@@ -431,7 +431,7 @@ def test_a_flush_by_others_is_heard(script: str) -> None:
     async def body() -> None:
         mode = new_mode()
         want = await program(mode, [make.plan()])
-        waiting = asyncio.create_task(mode.lost())
+        waiting = asyncio.create_task(mode.wait_for_external_change())
         await asyncio.sleep(0)  # it listens
         more = render(mode, [make.plan(range(5), affinity=60)])
         await mode.apply(diff(want, more))  # not by others
@@ -452,10 +452,10 @@ def test_what_others_did_between_two_waits_is_heard() -> None:
         mode = new_mode()
         await program(mode, [make.plan()])
         nft("delete element ip kube-proxy cluster-ips { 10.96.0.10 }")  # before the first
-        await asyncio.wait_for(mode.lost(), 10)
+        await asyncio.wait_for(mode.wait_for_external_change(), 10)
         nft("flush ruleset")
-        await asyncio.wait_for(mode.lost(), 10)
-        waiting = asyncio.create_task(mode.lost())
+        await asyncio.wait_for(mode.wait_for_external_change(), 10)
+        waiting = asyncio.create_task(mode.wait_for_external_change())
         nft(FOREIGN)
         nft("add table ip kube-proxy")
         await asyncio.wait_for(waiting, 10)

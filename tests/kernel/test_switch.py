@@ -13,7 +13,6 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import Netlink
-from steersman.modes.base import Inheriting
 from steersman.modes.ebpf import attach, clsact
 from steersman.modes.ebpf.engine import Inside
 from steersman.modes.ebpf.hold import TABLE, Hold
@@ -221,8 +220,6 @@ def test_the_ebpf_mode_is_left_when_its_connections_have_ended(
 
 def test_what_is_held_is_let_go_when_nothing_is_translated(lab: Lab) -> None:
     async def scenario() -> None:
-        mode = mode_of(lab, "ebpf", "tcx")
-        assert isinstance(mode, Inheriting)
         hold = Hold(SubprocessExec(lab.exec_argv(())), Inside(lab.node.call).netfilter)
         await hold.take()
         assert TABLE not in lab.run("nft", "list", "tables"), "nothing to hold"

@@ -86,7 +86,7 @@ def test_where_ipv6_cannot_be_written_ipv4_is_served(variant: str) -> None:
         await become(mode, plan(one))
         assert await mode.read() == rendered(mode, plan(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -121,7 +121,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
         await mode.apply(diff(await mode.read(), wanted))
         assert await mode.read() == wanted
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -144,7 +144,7 @@ def test_who_is_stopped_while_it_writes_lets_go_of_every_socket() -> None:
         applying.cancel()
         with pytest.raises(asyncio.CancelledError):
             await applying
-        await mode.close()
+        await mode.aclose()
         assert mode.proxy.budget.used == 0
 
     on_a_node(body)
@@ -172,7 +172,7 @@ def test_a_node_port_is_served_at_an_address_that_is_not_usable_yet() -> None:
             while "tentative" in sh("ip addr show dev v0"):  # noqa: ASYNC110  # it tells nobody
                 await asyncio.sleep(0.1)
         assert await ask(NODE_PORT, b"!", address) == b"one!"
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -192,14 +192,14 @@ def test_who_cannot_write_at_first_still_serves_what_it_took_over() -> None:
                 await become(new, *plans)
             async with client(PORT, VIP) as somebody:
                 assert await somebody.ask(b"!") == b"1!"
-                await old.close()
+                await old.aclose()
                 assert await somebody.ask(b"!") == b"1!"
             assert await ask(PORT, b"!", VIP) == b"one!"
             execute.fails = None
             await become(new, *plans)
             assert await new.read() == rendered(new, *plans)
             assert await ask(PORT, b"!", VIP) == b"one!"
-            await new.close()
+            await new.aclose()
 
     on_a_node(body)
 
@@ -213,7 +213,7 @@ def test_an_interface_of_ours_that_others_removed_is_made_again() -> None:
         await become(mode, plan(one))
         assert await mode.read() == rendered(mode, plan(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -227,7 +227,7 @@ def test_what_lost_its_address_and_is_not_wanted_any_more_is_closed() -> None:
         await become(mode)
         assert mode.proxy.budget.used == 0
         assert VIP not in sh("ip addr")
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -246,7 +246,7 @@ def test_addresses_of_the_process_before_stay_where_one_more_is_refused() -> Non
         with pytest.raises(ApplyError, match=refused):
             await become(new, plan(one), more)
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await old.close()
-        await new.close()
+        await old.aclose()
+        await new.aclose()
 
     on_a_node(body)

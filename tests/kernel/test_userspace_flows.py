@@ -58,7 +58,7 @@ def test_a_udp_client_that_never_pauses_is_served_again(variant: str, restarted:
                 await become(mode, datagrams(one))
                 assert await asks(client) == b"1!"
                 if restarted:
-                    await mode.close()
+                    await mode.aclose()
                     mode = modes[1]
                 else:
                     await become(mode, datagrams(verdict=Verdict.REJECT))
@@ -73,7 +73,7 @@ def test_a_udp_client_that_never_pauses_is_served_again(variant: str, restarted:
                     await become(mode, datagrams(one))
                     assert await asks(another) == b"1!"
                     assert await asks(client) == b"1!"
-        await modes[0].close()
-        await modes[1].close()
+        await modes[0].aclose()
+        await modes[1].aclose()
 
     on_a_node(body)

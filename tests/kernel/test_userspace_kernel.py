@@ -56,7 +56,7 @@ def test_rules_that_others_flushed_are_repaired(variant: str) -> None:
         await mode.apply(diff(await mode.read(), {}))
         assert "KUBE" not in rules(variant).upper()
         assert not await mode.read()
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -75,7 +75,7 @@ def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> 
         await new.probe()
         await become(new, plan(one))
         assert await new.read() == rendered(new, plan(one))
-        draining = asyncio.create_task(old.close(10))
+        draining = asyncio.create_task(old.aclose(10))
         await asyncio.sleep(0)
         assert await ask(PORT, b"new", VIP) == b"onenew"
         assert await ask(NODE_PORT, b"new", HOST) == b"onenew"
@@ -85,7 +85,7 @@ def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> 
             writer.close()
         assert await draining == 0
         await new.apply(diff(await new.read(), {}))
-        await new.close()
+        await new.aclose()
 
     on_a_node(body)
 
@@ -102,7 +102,7 @@ def test_the_proxy_port_itself_is_closed_to_everybody() -> None:
             sock.settimeout(0.3)
             with pytest.raises((TimeoutError, PermissionError)):
                 sock.connect((HOST, hidden))
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -122,7 +122,7 @@ def test_nft_is_used_where_there_is_no_iptables() -> None:
         await become(mode, plan(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         assert "table ip kube-portals" in sh("nft list tables")
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -140,7 +140,7 @@ def test_a_refused_service_port_leaves_others_alone() -> None:
             assert await mode.read() == rendered(mode)
         await become(mode, plan(one))
         assert await ask(NODE_PORT, b"!", HOST) == b"one!"
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -157,7 +157,7 @@ def test_without_endpoints_the_kernel_answers(verdict: Verdict, error: str) -> N
                 expected = ConnectionRefusedError if error else (TimeoutError, PermissionError)
                 with pytest.raises(expected):
                     sock.connect((address, port))
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -180,7 +180,7 @@ def test_direct_portals_on_an_interface_of_our_own() -> None:
             await ask(PORT, b"!", VIP)
         await mode.apply(diff(await mode.read(), {}))
         assert VIP not in sh(f"ip addr show dev {DEFAULT_INTERFACE}")
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -194,6 +194,6 @@ def test_rootless_needs_no_rules_and_no_addresses() -> None:
         assert await ask(NODE_PORT, b"!", HOST) == b"one!"
         assert len(await mode.read()) == 1
         assert rules("nft") + sh("ip addr") == before
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)

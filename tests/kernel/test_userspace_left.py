@@ -46,7 +46,7 @@ def test_another_mode_serves_when_this_one_was_left(variant: str, other: str) ->
         old = UserspaceMode(SubprocessExec(), options(variant))
         await old.probe()
         await become(old, plan(one))
-        await old.close()
+        await old.aclose()
         kinds = ModeOptions(iptables_variant="" if variant == "nftables" else variant)
         await serve(MODES[other](SubprocessExec(), kinds), one)
         assert "KUBE-PORTALS" not in rules(variant).upper()
@@ -66,7 +66,7 @@ def test_nothing_is_left_of_another_mode_when_this_one_serves(variant: str) -> N
         assert "KUBE-SVC" not in rules(variant)
         assert "kube-proxy" not in rules(variant)
         assert await ask(PORT, b"!", VIP) == b"one!"
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)
 
@@ -85,7 +85,7 @@ def test_cleanup_removes_whatever_led_here(kind: str) -> None:
             old = DirectMode("userspace", LinuxAddresses(SubprocessExec()))
         await old.probe()
         await become(old, plan(one))
-        await old.close()
+        await old.aclose()
         assert (await clean_up(SubprocessExec(), ModeOptions())).removed["userspace"] > 0
         assert "KUBE-PORTALS" not in (rules("nft") + rules("nftables") + rules("legacy")).upper()
         assert VIP not in sh("ip addr")

@@ -60,6 +60,6 @@ def test_what_leads_back_by_a_portal_or_node_port_is_refused(
             await ask(PORT, b"!", OTHER_VIP)
         await until(lambda: mode.proxy.open_connections == 0)
         assert mode.proxy.traffic.total.connections == 2 + 2 + 2
-        await mode.close()
+        await mode.aclose()
 
     on_a_node(body)

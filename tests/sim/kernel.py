@@ -21,7 +21,8 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.base import Made, Mode, NodeTotals, Support, frontend_label
+from steersman.model.stats import ConnectionStats, NodeTotals, frontend_label
+from steersman.modes.base import Mode, Support
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode, slots_of
 from steersman.modes.registry import Factory, ModeOptions
@@ -222,15 +223,22 @@ def _parts(change: Diff) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]
     return change.added, change.removed, change.changed
 
 
-class SimMode:
+class SimMode(Mode):
     """A mode on the simulated kernel that renders as a real one does."""
 
-    def __init__(self, kernel: Kernel, name: str, table: str, like: Mode) -> None:
+    def __init__(
+        self, kernel: Kernel, name: str, table: str, like: Mode, variant: str = ""
+    ) -> None:
         self.name = name
         self.traits: Traits = like.traits
         self.table = table
         self._kernel = kernel
         self.like = like
+        self._variant = variant
+
+    @property
+    def variant(self) -> str:
+        return self._variant
 
     async def probe(self) -> Support:
         await self._kernel.enter("probe")
@@ -257,11 +265,11 @@ class SimMode:
     async def apply(self, change: Diff) -> None:
         await self._kernel.apply(self.table, change)
 
-    async def made(self, plans: Collection[ServicePlan]) -> Made:
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         await self._kernel.enter("counts")
         ends = {(plan.key.name, str(end)): 1 for plan in plans for end in plan.reachable}
         fronts = {(p.key.name, frontend_label(f)): 1 for p in plans for f in p.frontends}
-        return Made(frontends=fronts, endpoints=ends)
+        return ConnectionStats(frontends=fronts, endpoints=ends)
 
     async def node_totals(self) -> NodeTotals:
         await self._kernel.enter("counts")
@@ -271,7 +279,9 @@ class SimMode:
 class RememberingMode(SimMode):
     """A mode with one table of connections for both families."""
 
-    async def forget(self, stale: Stale, confirm: Confirm) -> int:
+    has_connection_table = True
+
+    async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
         await self._kernel.enter("forget")
         flows = self._kernel.flows
         found = [number for number, flow in flows.items() if stale.contains(*flow.packed)]
@@ -290,7 +300,7 @@ class WatchfulMode(SimMode):
         applied = self._kernel.applied
         return self._kernel.strangers + applied.total() - applied[asyncio.get_running_loop()]
 
-    async def lost(self) -> None:
+    async def wait_for_external_change(self) -> None:
         await self._kernel.enter("lost")
         await self._kernel.told_of_strangers()
 
@@ -309,10 +319,7 @@ def modes(kernel: Kernel) -> dict[str, Factory]:
             variant = options.iptables_variant or ("nft" if name == "iptables" else "")
             table = f"{name} {variant}" if name == "iptables" else name
             made = RememberingMode if name == "ebpf" else SimMode
-            mode = made(kernel, name, table, iptables_like())
-            if name == "iptables":
-                mode.variant = variant  # type: ignore[attr-defined]
-            return mode
+            return made(kernel, name, table, iptables_like(), variant)
 
         return make
 

@@ -16,6 +16,7 @@ from steersman.model.conntrack import Stale
 from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
 from steersman.model.ruleset import Diff
+from steersman.modes.base import Mode
 from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.owed import Owed
 from steersman.run.sync import Sync
@@ -88,7 +89,7 @@ def show_every_service() -> None:
     """The default page of metrics has series for each Service and endpoint."""
     begin = ModeMetrics.__init__
 
-    def always(self: ModeMetrics, mode: object, plans: Any, _per_service: object) -> None:
+    def always(self: ModeMetrics, mode: Mode, plans: Any, _per_service: object) -> None:
         begin(self, mode, plans, lambda: True)
 
     _replace(ModeMetrics, "__init__", always)

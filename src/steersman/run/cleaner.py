@@ -28,7 +28,7 @@ from steersman.compile.conntrack import (
 from steersman.compile.plan import PlanChange
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family, ObjectName
-from steersman.modes.base import Remembering
+from steersman.modes.base import Mode
 from steersman.run.metrics import Metrics
 from steersman.run.runner import Clock, MonotonicClock
 from steersman.run.state import State, Synced
@@ -92,7 +92,7 @@ class Cleaner:
         self,
         metrics: Metrics,
         *,
-        mode: object = None,
+        mode: Mode | None = None,
         delete: Delete | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -100,15 +100,15 @@ class Cleaner:
 
         Args:
             metrics: told of duration and deletions.
-            mode: asked to forget stale connections, if it remembers any (modes/base.py).
+            mode: its own connection table is cleaned, too, if it has one.
             delete: deletes conntrack entries; None for the kernel's.
             clock: for tests.
         """
         self._metrics = metrics
         self._clock = clock or MonotonicClock()
         tables: dict[str, Delete] = {"conntrack": delete or _delete_entries}
-        if isinstance(mode, Remembering):
-            tables = {f"{getattr(mode, 'name', 'mode')} mode": _forgetting(mode), **tables}
+        if mode is not None and mode.has_connection_table:
+            tables = {f"{mode.name} mode": _forgetting(mode), **tables}
         self._tables = tables
         self._owed = {(table, family): Debts() for table in tables for family in Family}
         self._destinations = Destinations()
@@ -319,8 +319,8 @@ async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
     return await delete_stale(what, confirm)
 
 
-def _forgetting(mode: Remembering) -> Delete:
+def _forgetting(mode: Mode) -> Delete:
     async def forget(what: Stale, confirm: Confirm) -> Cleanup:
-        return Cleanup(await mode.forget(what, confirm), 0, complete=True)
+        return Cleanup(await mode.flush_stale(what, confirm), 0, complete=True)
 
     return forget

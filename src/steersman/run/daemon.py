@@ -15,7 +15,6 @@ from steersman.compile.plan import Planner
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.machine import read_facts, watch_addresses
 from steersman.model.errors import BusyError
-from steersman.modes.base import Draining, Succeeded, Watchful
 from steersman.run import fallback
 from steersman.run.effects import Effects
 from steersman.run.findings import FindingsLog
@@ -94,10 +93,9 @@ class Daemon:
     async def _close(self) -> None:
         await self._servers.close()
         mode = self._sync.mode
-        if isinstance(mode, Draining):
-            cut = await mode.close(self._live.current.steersman.drain_period.seconds)
-            if cut:
-                log.warning("%d connections were cut; --drain-period gives them more time", cut)
+        cut = await mode.aclose(self._live.current.steersman.drain_period.seconds)
+        if cut:
+            log.warning("%d connections were cut; --drain-period gives them more time", cut)
 
     def stop(self, failed: str = "") -> None:
         """End in order; with a reason, as a failure that a supervisor should answer."""
@@ -114,12 +112,12 @@ class Daemon:
         while True:
             newcomer = await asyncio.shield(self._newcomer)
             log.warning("another instance takes over from this one: %s", newcomer)
-            if not isinstance(mode, Succeeded) or newcomer.mode != mode.name:
+            if newcomer.mode != mode.name:
                 break
             self._let_go()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SUCCESSION):
-                    await mode.succeeded()
+                    await mode.wait_for_handoff()
                     break
             try:
                 await self._claim()
@@ -278,12 +276,10 @@ class Daemon:
     async def _heal_losses(self) -> None:
         """Compare as soon as the mode notices changes by others, not only every sync period."""
         mode = self._sync.mode
-        if not isinstance(mode, Watchful):
-            return
         await self._serving.wait()
         while True:
             try:
-                await mode.lost()
+                await mode.wait_for_external_change()
             except (OSError, BusyError) as error:
                 log.warning(
                     "changes by others cannot be watched: %s; retrying in %gs", error, _RETRY

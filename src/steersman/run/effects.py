@@ -20,6 +20,7 @@ from typing import Any, Literal
 from steersman.model.findings import Severity
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings
+from steersman.modes.base import Mode
 from steersman.modes.iptables.count import Rules, count_rules, count_written
 from steersman.run.cleaner import Cleaner, Delete
 from steersman.run.health import Moment, ProxyHealth
@@ -50,7 +51,7 @@ class Effects:
         servers: Mapping[Family, ServiceHealthServers],
         *,
         observers: Mapping[str, Callable[[Synced], None]] | None = None,
-        mode: object = None,
+        mode: Mode | None = None,
         delete: Delete | None = None,
         wall: Callable[[], float] = time.time,
         moment: Callable[[], Moment] = now,
@@ -64,7 +65,7 @@ class Effects:
             health: told of each change and each sync.
             servers: of the health check node ports, by family.
             observers: others that are told of each sync, by name.
-            mode: asked to forget stale connections, if it remembers any (modes/base.py).
+            mode: its own connection table is cleaned, too, if it has one.
             delete: deletes conntrack entries; None for the kernel's.
             wall: seconds since 1970.
             moment: both clocks.

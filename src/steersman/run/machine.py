@@ -83,6 +83,5 @@ class Machine:
 
     def leftovers(self, mode: Mode, config: ProxyConfig) -> Iterable[tuple[str, Mode]]:
         """Return the other modes whose leftovers go once this one serves, by name."""
-        variant = str(getattr(mode, "variant", ""))
         excluded = mode_options(config).ipvs.exclude_cidrs
-        return others(mode.name, SubprocessExec(), variant, excluded, self.modes)
+        return others(mode.name, SubprocessExec(), mode.variant, excluded, self.modes)

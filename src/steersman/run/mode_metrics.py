@@ -15,7 +15,8 @@ from prometheus_client.metrics_core import (
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import Counting, Made, Moved, NodeTotals, Totalling
+from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters
+from steersman.modes.base import Mode
 from steersman.proxy.engine import Proxy
 from steersman.proxy.traffic import LATENCY_BUCKETS, Traffic
 from steersman.run.service_metrics import Column, Counts, Filter, Ledger, Name, Table, Values, View
@@ -62,14 +63,14 @@ class ModeMetrics:
 
     def __init__(
         self,
-        mode: object,
+        mode: Mode,
         plans: Callable[[], Collection[ServicePlan]],
         per_service: Callable[[], bool],
     ) -> None:
         """Take the mode; nothing is read before a page is asked for.
 
         Args:
-            mode: asked for counts if it has them (modes/base.py).
+            mode: its counters are read.
             plans: returns what is in force.
             per_service: returns whether `/metrics` shows all Services (`--metrics-per-service`).
         """
@@ -137,28 +138,24 @@ class ModeMetrics:
         if self._proxy is not None:
             traffic = self._proxy.traffic
             return lambda: {_PROXIED: _proxied(traffic)}
-        if isinstance(self._mode, Counting):
-            made = await self._mode.made(plans)
-            return lambda: counts_of(made)
-        return dict
+        stats = await self._mode.stats(plans)
+        return dict if stats is None else lambda: counts_of(stats)
 
     async def _totals(self) -> Iterable[Metric]:
         if self._proxy is not None:
             return _proxy_totals(self._proxy)
-        if isinstance(self._mode, Totalling):
-            return _node_totals(await self._mode.node_totals())
-        return ()
+        return _node_totals(await self._mode.node_totals())
 
 
-def counts_of(made: Made) -> Counts:
+def counts_of(made: ConnectionStats) -> Counts:
     """Return what a mode has counted as rows."""
     return {
-        _BY_ENDPOINT: _rows(made.endpoints, made.moved_by_endpoint),
-        _BY_FRONTEND: _rows(made.frontends, made.moved_by_frontend),
+        _BY_ENDPOINT: _rows(made.endpoints, made.traffic_by_endpoint),
+        _BY_FRONTEND: _rows(made.frontends, made.traffic_by_frontend),
     }
 
 
-def _rows(made: Mapping[Name, int], moved: Mapping[Name, Moved]) -> dict[Name, Values]:
+def _rows(made: Mapping[Name, int], moved: Mapping[Name, TrafficCounters]) -> dict[Name, Values]:
     """Return rows of connections, and of packets and bytes if the mode counts these."""
     return {name: (count, *moved.get(name, ())) for name, count in made.items()}
 
@@ -199,7 +196,7 @@ def _proxy_totals(proxy: Proxy) -> Iterator[Metric]:
 
 def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
     if totals.connections is not None:
-        moved = totals.moved or ()
+        moved = totals.traffic or ()
         yield from _forwarded(totals.connections, moved[:2], moved[2:])
     if totals.events:
         events = CounterMetricFamily(

@@ -20,7 +20,6 @@ from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
-from steersman.modes.base import PacketCounting
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
@@ -86,8 +85,7 @@ class Servers:
         self._mode_metrics = ModeMetrics(
             sync.mode, self._plans, lambda: self.config.steersman.metrics_per_service
         )
-        if isinstance(sync.mode, PacketCounting):
-            self.metrics.ask(nfacct_packets(sync.mode.packets))
+        self.metrics.ask(nfacct_packets(sync.mode.packets))
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
             self.metrics.ask(loop.holds.collect)

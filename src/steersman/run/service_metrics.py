@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import frontend_label
+from steersman.model.stats import frontend_label
 from steersman.run.exposition import Series
 
 MOST_SERIES = 5_000

@@ -27,7 +27,7 @@ from steersman.host.sysctl import (
 from steersman.model.addresses import canonical_cidr
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.plan import Traits
-from steersman.modes.base import Mode, Preparing, Support
+from steersman.modes.base import Mode, Support
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.registry import MODES, Factory, ModeOptions
 from steersman.run.fallback import Chosen, choose
@@ -155,9 +155,8 @@ async def prepared_mode(config: ProxyConfig) -> Mode:
         BusyError: a switch cannot be set.
     """
     mode = new_mode(config)
-    if isinstance(mode, Preparing):
+    if mode.needs_sysctls:
         mode = await make_mode(config)
-    if isinstance(mode, Preparing):
         mode.prepare()
     return mode
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from steersman.host.exec import Exec
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.ruleset import Ruleset, diff
-from steersman.modes.base import Inheriting, Lingering, Mode
+from steersman.modes.base import Mode
 from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.registry import MODES, Factory, ModeOptions
 
@@ -71,7 +71,7 @@ def _options(variant: str, excluded: tuple[str, ...]) -> ModeOptions:
 async def leave(
     modes: Iterable[tuple[str, Mode]],
     patience: float = 0.0,
-    current: object = None,
+    current: Mode | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Do what `clean_leftovers` does, until all are left: a lock may be held, a rule in use."""
@@ -93,7 +93,7 @@ async def leave(
 async def clean_leftovers(
     modes: Iterable[tuple[str, Mode]],
     patience: float = 0.0,
-    current: object = None,
+    current: Mode | None = None,
     stays: Callable[[tuple[str, Mode]], None] = lambda _: None,
     unseen: Callable[[tuple[str, Mode]], None] = lambda _: None,
 ) -> list[str]:
@@ -127,12 +127,12 @@ async def clean_leftovers(
     return said
 
 
-async def _clean(mode: Mode, patience: float, current: object) -> str:
+async def _clean(mode: Mode, patience: float, current: Mode | None) -> str:
     before = await mode.read()
-    cut = await _drain(mode, before, patience) if before and isinstance(mode, Lingering) else 0
-    if before and isinstance(current, Inheriting):
-        await current.inherit()
+    cut = await _drain(mode, before, patience) if before else 0
     if before:
+        if current is not None:
+            await current.hold_nat_hooks()
         await mode.apply(diff(await mode.read(), {}))
     gone = len(before) - len(await mode.read()) if before else 0
     if not gone:
@@ -141,10 +141,10 @@ async def _clean(mode: Mode, patience: float, current: object) -> str:
     return f"removed {gone} kernel objects that it left behind{lost}"
 
 
-async def _drain(mode: Lingering, before: Ruleset, patience: float) -> int:
+async def _drain(mode: Mode, before: Ruleset, patience: float) -> int:
     """Wait until nothing is connected by way of a mode that was left; how much still is."""
     if patience > 0 and await mode.connections():
-        await mode.apply(diff(before, mode.kept(before)))
+        await mode.apply(diff(before, mode.without_new_connections(before)))
         end = time.monotonic() + patience
         while await mode.connections() and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(min(_POLL, patience))  # the kernel tells of no end

@@ -6,6 +6,7 @@ lab_sockets be in one for just that long, so that clients outside are not seen b
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import ctypes
 import functools
@@ -69,7 +70,7 @@ def mode_behind(execute: Exec) -> EbpfMode:
 
 def _mode_in(path: str, execute: Exec) -> EbpfMode:
     for other in [other for other in _modes if not os.path.exists(other)]:
-        _modes.pop(other).release()
+        asyncio.run(_modes.pop(other).aclose())
     if path not in _modes:
         number = next(_serial)
         cgroup = new_cgroup(number)
@@ -108,7 +109,7 @@ def bpffs() -> Path:
 
 def _unmount(place: Path) -> None:
     for mode in _modes.values():
-        mode.release()
+        asyncio.run(mode.aclose())
     subprocess.run(["umount", "-l", place], check=False)
     place.rmdir()
 

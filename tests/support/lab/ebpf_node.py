@@ -57,7 +57,7 @@ class Node:
 
     def close(self) -> None:
         for mode in self.modes:
-            mode.release()
+            asyncio.run(mode.aclose())
         shutil.rmtree(self.pins, ignore_errors=True)
         del lab_sockets.CGROUPS[self.lab.node.path]
 
@@ -85,7 +85,7 @@ def programmed(lab: Lab, plan: NodePlan) -> Iterator[Node]:
 
 def replace_programs(node: Node) -> None:
     """As an upgrade does: a new process brings other programs."""
-    node.modes[-1].release()
+    asyncio.run(node.modes[-1].aclose())
     mode = node.mode()
     have = asyncio.run(mode.read())
     want = {**have, b"A": len(node.modes).to_bytes(16, "big")}

@@ -39,7 +39,7 @@ class Node:
 
     def again(self, options: IpvsOptions | None = None) -> IpvsMode:
         """A fresh process, as far as the mode knows."""
-        self.mode.disconnect()
+        asyncio.run(self.mode.aclose())
         self.mode = mode_in(self.name, options)
         return self.mode
 
@@ -86,7 +86,7 @@ def node() -> Iterator[Node]:
     subprocess.run(["ip", "-n", name, "link", "set", "lo", "up"], check=True)  # or: no local table
     node = Node(name, mode_in(name))
     yield node
-    node.mode.disconnect()
+    asyncio.run(node.mode.aclose())
     subprocess.run(["ip", "netns", "del", name], check=True)
 
 

@@ -41,7 +41,7 @@ class LoopThread:
         self._loop.close()
 
 
-class ThreadedMode:
+class ThreadedMode(Mode):
     """A mode whose impure half runs in a loop of its own."""
 
     def __init__(self, mode: UserspaceMode) -> None:
@@ -68,7 +68,7 @@ class ThreadedMode:
         await self._thread.call(self.inner.apply(change))
 
     def close(self) -> None:
-        self._thread.close(self.inner.close())
+        self._thread.close(self.inner.aclose())
 
 
 _running: dict[str, ThreadedMode] = {}

@@ -10,6 +10,7 @@ from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.inputs import NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family
+from steersman.modes.base import Mode
 from steersman.run.cleaner import Cleaner
 from steersman.run.metrics import Metrics
 from steersman.run.state import Synced
@@ -52,7 +53,7 @@ def printed(destination: bytes) -> str:
 class World:
     """A cluster whose syncs are reported to a Cleaner that runs."""
 
-    def __init__(self, mode: object = None) -> None:
+    def __init__(self, mode: Mode | None = None) -> None:
         self.store, self.clock, self.table = Store("me"), FakeClock(), Table()
         self.kernel = MemoryMode()
         config = NodeConfig(node_name="me", families=(Family.IPV4,))

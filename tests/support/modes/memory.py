@@ -11,7 +11,7 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
-from steersman.modes.base import Support
+from steersman.modes.base import Mode, Support
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
@@ -19,7 +19,7 @@ from tests.support.builders.store import service, slice_
 FACTS = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": ("192.0.2.1/24",)}, ipv6=False)
 
 
-class MemoryMode:
+class MemoryMode(Mode):
     """A mode whose kernel is a dict; a batch with a `poison` value is refused whole."""
 
     name = "memory"

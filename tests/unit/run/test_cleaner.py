@@ -19,8 +19,10 @@ from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
+from steersman.modes.base import Mode
 from steersman.run.cleaner import AT_ONCE, HOUR, Debts
 from tests.support.builders.store import make, service, slice_
+from tests.support.modes.bare import BareMode
 from tests.support.modes.conntrack_world import Table, World
 
 # What is owed
@@ -61,15 +63,16 @@ def test_only_a_pass_that_began_after_the_change_pays_for_it(steps: list[Any]) -
 # The task
 
 
-class Forgetful:
+class Forgetful(BareMode):
     """A mode that remembers connections itself."""
 
     name = "own"
+    has_connection_table = True
 
     def __init__(self) -> None:
         self.table = Table()
 
-    async def forget(self, stale: Stale, confirm: Confirm) -> int:
+    async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
         return (await self.table.delete(stale, confirm)).deleted
 
 
@@ -85,7 +88,7 @@ def ends(name: str, *ips: str, protocol: str = "UDP") -> KubeObject:
 
 
 @asynccontextmanager
-async def running(*objects: KubeObject, mode: object = None) -> AsyncIterator[World]:
+async def running(*objects: KubeObject, mode: Mode | None = None) -> AsyncIterator[World]:
     """A world after its first sync and clean-up."""
     world = World(mode)
     task = asyncio.create_task(world.cleaner.run())

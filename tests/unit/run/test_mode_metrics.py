@@ -13,7 +13,8 @@ from steersman.config.types import MODES
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
-from steersman.modes.base import Made, Moved, NodeTotals
+from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters
+from steersman.modes.base import Mode
 from steersman.modes.ebpf import layout
 from steersman.run import mode_metrics
 from steersman.run.exposition import exposition
@@ -21,6 +22,7 @@ from steersman.run.metrics import Metrics
 from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.service_metrics import MOST_SERIES, REST, Filter
 from tests.support.builders import nftables_plans as make
+from tests.support.modes.bare import BareMode
 from tests.support.modes.userspace_proxy import (
     answering,
     ask,
@@ -40,22 +42,25 @@ def plan(name: str, *, metrics: bool = False) -> ServicePlan:
     return ServicePlan(of, (front,), reachable=ends, metrics=metrics)
 
 
-class Busy:
+class Busy(BareMode):
     """A mode in which everything has counted."""
 
     def __init__(self) -> None:
         self.asked = 0
 
-    async def made(self, plans: Collection[ServicePlan]) -> Made:
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         self.asked += 1
         ends = {(p.key.name, str(end)): 3 for p in plans for end in p.reachable}
         fronts = {(p.key.name, "10.96.0.1:80"): 9 for p in plans}
-        moved = dict.fromkeys(ends, Moved(10, 20, 1000, 2000))
-        return Made(fronts, ends, {}, moved)
+        moved = dict.fromkeys(ends, TrafficCounters(10, 20, 1000, 2000))
+        return ConnectionStats(fronts, ends, {}, moved)
 
     async def node_totals(self) -> NodeTotals:
         return NodeTotals(
-            9, Moved(1, 2, 3, 4), dict.fromkeys(layout.COUNTERS, 7), {"flows": (5, 262144)}
+            9,
+            TrafficCounters(1, 2, 3, 4),
+            dict.fromkeys(layout.COUNTERS, 7),
+            {"flows": (5, 262144)},
         )
 
 
@@ -69,7 +74,7 @@ def samples(metrics: Iterable[Metric]) -> dict[tuple[str, ...], float]:
     }
 
 
-async def default(mode: object, plans: list[ServicePlan], *, all_of_them: bool = False) -> str:
+async def default(mode: Mode, plans: list[ServicePlan], *, all_of_them: bool = False) -> str:
     """Return the page, as a client gets it."""
     metrics = Metrics("ebpf")
     more = await ModeMetrics(mode, lambda: plans, lambda: all_of_them).default()
@@ -137,7 +142,7 @@ async def test_series_of_services_can_be_had_by_filter() -> None:
     assert not any("b" in key for key in found)
 
 
-class Reading:
+class Reading(BareMode):
     """Goes through the plans in a thread, and is at the first one when they change."""
 
     def __init__(self) -> None:
@@ -145,17 +150,17 @@ class Reading:
         self.changed = threading.Event()
         self.asked = 0
 
-    async def made(self, plans: Collection[ServicePlan]) -> Made:
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         self.asked += 1
         loop = asyncio.get_running_loop()
 
-        def read() -> Made:
+        def read() -> ConnectionStats:
             found = {}
             for each in plans:
                 found[each.key.name, "10.96.0.1:80"] = 1
                 loop.call_soon_threadsafe(self.begun.set)
                 self.changed.wait(10)
-            return Made(found, {})
+            return ConnectionStats(found, {})
 
         return await asyncio.to_thread(read)
 
@@ -173,8 +178,8 @@ async def test_plans_may_change_while_connections_are_counted() -> None:
 
 @pytest.mark.parametrize("error", [OSError(24, "x"), TimeoutError(), ApplyError(), BusyError()])
 async def test_the_other_metrics_do_not_go_with_these(error: Exception) -> None:
-    class Failing:
-        async def made(self, _: Collection[ServicePlan]) -> Made:
+    class Failing(BareMode):
+        async def stats(self, _: Collection[ServicePlan]) -> ConnectionStats:
             raise error
 
         async def node_totals(self) -> NodeTotals:
@@ -204,7 +209,7 @@ async def test_a_collection_that_takes_too_long_ends_before_the_next_begins(
 
 
 async def test_a_mode_that_counts_nothing_has_no_series() -> None:
-    assert await ModeMetrics(object(), lambda: [plan("a")], lambda: True).services(Filter()) == []
+    assert await ModeMetrics(BareMode(), lambda: [plan("a")], lambda: True).services(Filter()) == []
 
 
 async def test_what_went_through_the_proxy_is_counted() -> None:
@@ -215,7 +220,7 @@ async def test_what_went_through_the_proxy_is_counted() -> None:
             assert await ask(made.port(key()), b"12345") == b"one12345"
         await until(lambda: made.open_connections == 0)
 
-        class Userspace:
+        class Userspace(BareMode):
             proxy = made
 
         of = ServicePlan(listener(gone, one).owner, (), reachable=(gone, one))

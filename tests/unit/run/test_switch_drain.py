@@ -10,12 +10,12 @@ import pytest
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
-from steersman.modes.base import Support
+from steersman.modes.base import Mode, Support
 from steersman.run import switch
 from steersman.run.switch import clean_leftovers, leave
 
 
-class Carrying:
+class Carrying(Mode):
     """A mode with one server and one rule, and connections that end one by one."""
 
     name = "carrying"
@@ -45,7 +45,7 @@ class Carrying:
         self.have = patch(self.have, change)
         self.history.append(self.have)
 
-    def kept(self, have: Ruleset) -> Ruleset:
+    def without_new_connections(self, have: Ruleset) -> Ruleset:
         return {"server": "closing"} if "server" in have else {}
 
     async def connections(self) -> int:

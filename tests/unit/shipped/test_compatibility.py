@@ -20,6 +20,7 @@ from steersman.run.metrics import UPSTREAM as METRICS
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
 from tests.support.http import ask, serving
+from tests.support.modes.bare import BareMode
 
 PAGE = (Path(__file__).parents[3] / "docs" / "compatibility.md").read_text()
 STATES = {"same", "more", "differs", "no effect", "absent"}
@@ -113,7 +114,7 @@ async def test_every_endpoint() -> None:
             configz=lambda: b"{}",
             flags=lambda: "",
             state=lambda: iter([b"{}"]),
-            services=ModeMetrics(None, tuple, lambda: False).services,
+            services=ModeMetrics(BareMode(), tuple, lambda: False).services,
             profiling=True,
         )
     )

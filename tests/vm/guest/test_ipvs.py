@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
-from steersman.modes.base import Made
+from steersman.model.stats import ConnectionStats
 from steersman.modes.ipvs.mode import IpvsMode
 from tests.conformance.runner import Case, flow_world
 from tests.conformance.world import load
@@ -47,7 +47,7 @@ class Nodes:
 
     def close(self) -> None:
         for mode in self._modes.values():
-            mode.disconnect()
+            asyncio.run(mode.aclose())
         self.pool.close()
 
     def mode(self, lab: Lab) -> IpvsMode:
@@ -97,11 +97,11 @@ def test_policy_local_falls_back(nodes: Nodes) -> None:
     assert nodes.wrong(replace_fields(world, config=config, flows=flows)) == []
 
 
-async def counted(mode: IpvsMode, plan: NodePlan) -> Made:
+async def counted(mode: IpvsMode, plan: NodePlan) -> ConnectionStats:
     """What was counted, when the kernel has brought all counters up to date (every two seconds)."""
     async with asyncio.timeout(60):
         while True:
-            made = await mode.made(plan.services.values())
+            made = await mode.stats(plan.services.values())
             ends = made.endpoints.values()
             if sum(made.frontends.values()) == sum(ends) and all(ends):
                 return made
@@ -132,4 +132,4 @@ def test_connections_are_counted(nodes: Nodes) -> None:
         if flow.kind == "forward":
             assert compare(flow, by_packets(lab, replace_fields(flow, port=OWN_PORT))) == ""
     made = asyncio.run(counted(mode, plan))
-    assert all(moved.packets_in and moved.bytes_out for moved in made.moved_by_endpoint.values())
+    assert all(moved.packets_in and moved.bytes_out for moved in made.traffic_by_endpoint.values())

@@ -54,7 +54,7 @@ def mode(lab: Lab, request: pytest.FixtureRequest) -> Iterator[IpvsMode]:
     made = mode_behind(SubprocessExec(lab.exec_argv(())), options)
     asyncio.run(bring(made, node_plan()))
     yield made
-    made.disconnect()
+    asyncio.run(made.aclose())
 
 
 async def bring(mode: IpvsMode, plan: NodePlan) -> None:

@@ -33,7 +33,7 @@ def ipvs(lab: Lab) -> Iterator[IpvsMode]:
     mode = mode_behind(SubprocessExec(lab.exec_argv(())))
     yield mode
     asyncio.run(clean_leftovers([("ipvs", mode)]))
-    mode.disconnect()
+    asyncio.run(mode.aclose())
 
 
 @contextmanager

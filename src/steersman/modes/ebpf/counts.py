@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import Made, Moved, NodeTotals, frontend_label
+from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters, frontend_label
 from steersman.modes.ebpf import layout, render
 from steersman.modes.ebpf.maps import HashMap, SumMap
 from steersman.modes.ebpf.services import endpoints_of, number_key
@@ -96,7 +96,7 @@ class Reading:
         self._reached.close()
         self._used.close()
 
-    def made(self, plans: Collection[ServicePlan]) -> Made:
+    def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         """Return the counts by ServicePort, without what has counted nothing."""
         used: dict[int, dict[bytes, tuple[int, ...]]] = {}
         for key, tally in self._used.sums():
@@ -116,10 +116,12 @@ class Reading:
             for endpoint in plan.reachable if tallies else ():
                 if tallies and (own := tallies.get(layout.pack_endpoint(endpoint))):
                     endpoints[name, str(endpoint)] = own
-        return Made(
+        return ConnectionStats(
             frontends,
             {name: tally[0] for name, tally in endpoints.items()},
-            moved_by_endpoint={name: Moved(*tally[1:]) for name, tally in endpoints.items()},
+            traffic_by_endpoint={
+                name: TrafficCounters(*tally[1:]) for name, tally in endpoints.items()
+            },
         )
 
 

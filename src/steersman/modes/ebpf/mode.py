@@ -12,7 +12,8 @@ from steersman.model.conntrack import Confirm, Stale
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.base import ByOthers, Made, NodeTotals, Support
+from steersman.model.stats import ConnectionStats, NodeTotals
+from steersman.modes.base import ByOthers, Mode, Support
 from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import HeldError
 from steersman.modes.ebpf.bpffs import mount
@@ -37,10 +38,11 @@ maps can be written."""
 _INLINE = 64  # objects up to which the system calls are not worth a thread
 
 
-class EbpfMode:
+class EbpfMode(Mode):
     """Programs BPF maps; the programs that read them stay when we go."""
 
     name = "ebpf"
+    has_connection_table = True
     traits = Traits(
         reads_addresses=True,
         filters_without_endpoints=True,
@@ -107,17 +109,17 @@ class EbpfMode:
             await self._hold.let_go(even_if_used=True)
         self._keeper.keep_going()
 
-    async def made(self, plans: Collection[ServicePlan]) -> Made:
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         """Return connections by frontend and endpoint; syncs go on meanwhile."""
         async with self._lock:
             tracking = self.engine.tracking
             if tracking is None:
-                return Made({}, {})
+                return ConnectionStats({}, {})
             reading = guarded(tracking.reading)
 
-        def read() -> Made:
+        def read() -> ConnectionStats:
             try:
-                return guarded(lambda: reading.made(plans))
+                return guarded(lambda: reading.stats(plans))
             finally:
                 reading.close()
 
@@ -129,7 +131,7 @@ class EbpfMode:
             tracking = self.engine.tracking
             return guarded(tracking.totals) if tracking else NodeTotals()
 
-    async def forget(self, stale: Stale, confirm: Confirm) -> int:
+    async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
         """Cut connections to endpoints that are gone; sockets that only send choose again."""
         async with self._lock:
             tracking = self.engine.tracking
@@ -145,7 +147,7 @@ class EbpfMode:
             cut, sockets = await asyncio.to_thread(guarded, lambda: tracking.forget(found, fresh))
         return cut + await asyncio.to_thread(guarded, lambda: destroy(sockets))
 
-    def kept(self, have: Ruleset) -> Ruleset:
+    def without_new_connections(self, have: Ruleset) -> Ruleset:
         """What carries the connections that there are: programs, without destinations."""
         kinds = (Kind.CONFIG, Kind.PROGRAMS)
         return {key: value for key, value in have.items() if key[:1] in kinds}
@@ -156,14 +158,15 @@ class EbpfMode:
             tracking = self.engine.tracking
             return await asyncio.to_thread(guarded, tracking.connections) if tracking else 0
 
-    async def inherit(self) -> None:
+    async def hold_nat_hooks(self) -> None:
         """Keep the connections going that netfilter translates for a mode which is left."""
         await self._hold.take()
 
-    def release(self) -> None:
-        """Let go of everything, and leave it working."""
+    async def aclose(self, drain: float = 0.0) -> int:
+        """Close all descriptors; the attached programs go on working."""
         self._keeper.stop()
         self.engine.close()
+        return await super().aclose(drain)
 
 
 def _is_plain(change: Diff) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from steersman.model.conntrack import Stale
-from steersman.modes.base import NodeTotals
+from steersman.model.stats import NodeTotals
 from steersman.modes.ebpf import flows
 from steersman.modes.ebpf.counts import Counts, Flows, Reading
 from steersman.modes.ebpf.loader import LoadedObject

@@ -14,7 +14,7 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.base import ByOthers, Support
+from steersman.modes.base import ByOthers, Mode, Support
 from steersman.modes.iptables.accounting import COUNTERS, Accounting, counts, ends
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.names import RuleKey, is_kubelets
@@ -43,7 +43,7 @@ class IptablesOptions(msgspec.Struct, frozen=True):
     """Seconds to wait for the lock of iptables-legacy."""
 
 
-class IptablesMode:
+class IptablesMode(Mode):
     """Programs Services as iptables rules (behaviour 8), with the iptables of this machine."""
 
     name = "iptables"

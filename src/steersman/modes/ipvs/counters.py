@@ -10,7 +10,7 @@ from typing import Any
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import Made, NodeTotals
+from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.ipvs.totals import Counted, Owners, Totals, parse_totals
 from steersman.modes.ipvs.wire import Stats, list_destinations, list_services, resolve
 
@@ -27,7 +27,7 @@ class Counters:
         self._totals = Totals()
         self._lock = asyncio.Lock()
 
-    async def made(self, plans: Collection[ServicePlan]) -> Made:
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         """Return the counts by frontend and endpoint of these plans.
 
         What is counted after the last call and before a server goes is not in it.
@@ -37,7 +37,7 @@ class Counters:
         """
         async with self._lock:
             try:
-                return await asyncio.to_thread(self._made, plans)
+                return await asyncio.to_thread(self._stats, plans)
             except OSError as error:
                 raise BusyError(f"the counters of IPVS cannot be read: {error}") from error
 
@@ -48,7 +48,7 @@ class Counters:
         except (OSError, IndexError, ValueError) as error:
             raise BusyError(f"{_STATS} cannot be read: {error}") from error
 
-    def _made(self, plans: Collection[ServicePlan]) -> Made:
+    def _stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         owners = Owners(plans)
         return self._totals.update(self._read(owners), owners)
 

@@ -18,7 +18,8 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.base import Made, NodeTotals, Support
+from steersman.model.stats import ConnectionStats, NodeTotals
+from steersman.modes.base import Mode, Support
 from steersman.modes.iptables.apply import Iptables
 from steersman.modes.iptables.render import Features
 from steersman.modes.iptables.variant import Tool, choose
@@ -49,10 +50,11 @@ _RANDOM_FULLY = (1, 6, 2)
 _MARKED = frozenset(map(SetKey, ADDRESS_SETS))
 
 
-class IpvsMode:
+class IpvsMode(Mode):
     """Programs virtual servers over netlink, sets with ipset, and a few rules with iptables."""
 
     name = "ipvs"
+    needs_sysctls = True
     traits = Traits(
         filters_without_endpoints=True,
         rejects_unknown_ports=True,
@@ -86,14 +88,14 @@ class IpvsMode:
 
     async def probe(self) -> Support:
         """Find out whether ip_vs, its scheduler, ipset, iptables and its matches are there."""
-        self.disconnect()
+        self._disconnect()
         netlink = self._sockets.get(NETLINK_GENERIC)
         loads = self._options.load_modules
         family, lacking = await find_family(self._execute, netlink, loads=loads)
         lacking = lacking or await check_ipset(self._execute)
         scheduler = self._options.scheduler
         if lacking := lacking or check_scheduler(netlink, family, scheduler, self._sockets.inside):
-            self.disconnect()
+            self._disconnect()
             return Support(usable=False, missing=(lacking,))
         variant = self._options.iptables_variant
         choice = await choose(self._execute, variant, leftovers=not loads)
@@ -102,7 +104,7 @@ class IpvsMode:
         if loads and (
             lacking := await check_matches(self._execute, choice.tool.of(choice.families[0]))
         ):
-            self.disconnect()
+            self._disconnect()
             return Support(usable=False, missing=(lacking,))
         self._open(choice.tool, choice.families, family)
         self._set_timeouts()
@@ -121,8 +123,12 @@ class IpvsMode:
         self._kernel = Kernel(doors, families, self._options.exclude_cidrs)
         log.info("ip_vs %s, %d buckets for connections", *ask_info(netlink, generic))
 
-    def disconnect(self) -> None:
-        """Close the sockets; the kernel keeps what it has."""
+    async def aclose(self, drain: float = 0.0) -> int:
+        """Close the sockets; the kernel keeps its virtual servers."""
+        self._disconnect()
+        return await super().aclose(drain)
+
+    def _disconnect(self) -> None:
         self._kernel = None
         self._sockets.close()
 
@@ -208,15 +214,15 @@ class IpvsMode:
 
     # Connections
 
-    async def made(self, plans: Collection[ServicePlan]) -> Made:
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         """Connections, packets and bytes so far."""
-        return await self._counters.made(plans)
+        return await self._counters.stats(plans)
 
     async def node_totals(self) -> NodeTotals:
         """Return connections, packets and bytes of all virtual servers."""
         return await self._counters.totals()
 
-    def kept(self, have: Ruleset) -> Ruleset:
+    def without_new_connections(self, have: Ruleset) -> Ruleset:
         """Return what carries connections: virtual servers without endpoints for new ones."""
         return {
             key: msgspec.structs.replace(value, targets=(), weights=())

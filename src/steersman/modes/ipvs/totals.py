@@ -13,7 +13,7 @@ from typing import TypeAlias
 from steersman.model.addresses import family_of, join_host_port
 from steersman.model.names import ServicePortName
 from steersman.model.plan import FrontendKind, ServicePlan
-from steersman.modes.base import Made, Moved, NodeTotals, frontend_label
+from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters, frontend_label
 from steersman.modes.ipvs.names import ServerKey, Target
 from steersman.modes.ipvs.wire import Stats
 
@@ -63,7 +63,7 @@ class Totals:
         self._frontends: dict[Name, Stats] = {}
         self._endpoints: dict[Name, Stats] = {}
 
-    def update(self, counts: Mapping[Counted, Stats], owners: Owners) -> Made:
+    def update(self, counts: Mapping[Counted, Stats], owners: Owners) -> ConnectionStats:
         """Add what is new; who is gone is forgotten."""
         frontends = {name: self._frontends.get(name, _NOTHING) for name in owners.frontends}
         endpoints = {name: self._endpoints.get(name, _NOTHING) for name in owners.endpoints}
@@ -78,11 +78,11 @@ class Totals:
                 more = _more(self._last.get(counted, _NOTHING), stats)
                 totals[name] = Stats(*map(sum, zip(totals[name], more, strict=True)))
         self._last, self._frontends, self._endpoints = counts, frontends, endpoints
-        return Made(
+        return ConnectionStats(
             {name: stats.connections for name, stats in frontends.items()},
             {name: stats.connections for name, stats in endpoints.items()},
-            {name: Moved(*stats[1:]) for name, stats in frontends.items()},
-            {name: Moved(*stats[1:]) for name, stats in endpoints.items()},
+            {name: TrafficCounters(*stats[1:]) for name, stats in frontends.items()},
+            {name: TrafficCounters(*stats[1:]) for name, stats in endpoints.items()},
         )
 
 
@@ -90,7 +90,7 @@ def parse_totals(text: str) -> NodeTotals:
     """Read `/proc/net/ip_vs_stats`: two lines of headings, then the sums in hexadecimal."""
     lines = text.splitlines()
     connections, *moved = (int(word, 16) for word in lines[2].split())
-    return NodeTotals(connections, Moved(*moved))
+    return NodeTotals(connections, TrafficCounters(*moved))
 
 
 def _more(before: Stats, now: Stats) -> Stats:

@@ -21,7 +21,8 @@ from steersman.host.netlink import (
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.base import ByOthers, Made, Support
+from steersman.model.stats import ConnectionStats
+from steersman.modes.base import ByOthers, Mode, Support
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import Tables, has_texts, resolve_texts
 from steersman.modes.nftables.forget import forgets
@@ -86,7 +87,7 @@ _TRAITS = Traits(
 _RELAYING = msgspec.structs.replace(_TRAITS, localhost_node_ports=True, relays_localhost=True)
 
 
-class NftablesMode:
+class NftablesMode(Mode):
     """Programs nftables: text for the skeleton, raw elements for all that changes."""
 
     name = "nftables"
@@ -118,7 +119,7 @@ class NftablesMode:
         self._early: tuple[int, dict[bytes, Any]] | None = None
         """What the kernel had when the mode was probed: the first `read` need not look again."""
         self._told = 0
-        """How many changes by others (Sender.strangers) there were when `lost` looked last."""
+        """How many changes by others (Sender.strangers) `wait_for_external_change` has reported."""
         self.slots: dict[bytes, tuple[bytes, ...]] = {}
         """Which endpoint has which slot: the one value that rendering keeps (render.py)."""
 
@@ -167,11 +168,11 @@ class NftablesMode:
         """Print a Diff as nft commands (`--dry-run`)."""
         return diff_text(change)
 
-    async def made(self, plans: Collection[ServicePlan]) -> Made:
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         """Connections so far by ServicePort."""
-        return await self._scrape.made(self._opened().counters, self._relay, plans)
+        return await self._scrape.stats(self._opened().counters, self._relay, plans)
 
-    async def lost(self) -> None:
+    async def wait_for_external_change(self) -> None:
         """Wait until somebody else changed our tables (or all of the ruleset).
 
         Where anything at all was changed since the last time (or since the mode was probed), it
@@ -206,9 +207,9 @@ class NftablesMode:
             if key[0] in _ENDPOINTS and key[-4:] in FIRST_SLOTS:
                 self.slots.pop(key, None)
 
-    async def close(self, seconds: float = 0.0) -> int:
-        """Stop serving loopback; return how many connections were cut after `seconds`."""
-        return await self._relay.close(seconds)
+    async def aclose(self, drain: float = 0.0) -> int:
+        """Stop serving loopback; return how many connections were cut after `drain` seconds."""
+        return await self._relay.close(drain)
 
     def _opened(self) -> Tables:
         if self._tables is None:

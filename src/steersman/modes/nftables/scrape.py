@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from steersman.host.netlink import Netlink
 from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
-from steersman.modes.base import Made
+from steersman.model.stats import ConnectionStats
 from steersman.modes.nftables.counters import Counted, Counters
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.totals import Totals
@@ -26,7 +26,9 @@ class Scrape:
         self._one = asyncio.Lock()
         self._totals = Totals()
 
-    async def made(self, counters: Counters, relay: Relay, plans: Iterable[ServicePlan]) -> Made:
+    async def stats(
+        self, counters: Counters, relay: Relay, plans: Iterable[ServicePlan]
+    ) -> ConnectionStats:
         """Add up what elements and loopback's listeners count, for these plans.
 
         Raises:

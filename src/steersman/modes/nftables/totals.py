@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Family, ServicePortName
 from steersman.model.plan import Frontend, ServicePlan
-from steersman.modes.base import Made, frontend_label
+from steersman.model.stats import ConnectionStats, frontend_label
 from steersman.modes.nftables.affinity import base_name, members_name
 from steersman.modes.nftables.layout import (
     PROTOCOLS,
@@ -48,7 +48,7 @@ class Totals:
         counts: Mapping[bytes, int],
         plans: Iterable[ServicePlan],
         before: Mapping[bytes, int] = NOTHING,
-    ) -> Made:
+    ) -> ConnectionStats:
         """Add what is new in the counts (counters.py says by which keys); forget who is gone.
 
         What has counted nothing may be left out of the counts. `before` is how much of them was
@@ -71,7 +71,7 @@ class Totals:
         self._last = counts
         self._frontends = {name: count for name, count in known.frontends.items() if count}
         self._endpoints = {name: count for name, count in known.endpoints.items() if count}
-        return Made(self._frontends, self._endpoints)
+        return ConnectionStats(self._frontends, self._endpoints)
 
     def _news(
         self, counts: Mapping[bytes, int], before: Mapping[bytes, int]

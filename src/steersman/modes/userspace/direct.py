@@ -15,7 +15,7 @@ from steersman.model.addresses import family_of
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.base import Support
+from steersman.modes.base import Mode, Support
 from steersman.modes.userspace.addresses import Addresses
 from steersman.modes.userspace.names import (
     ADDRESS,
@@ -51,7 +51,7 @@ class DirectOptions(msgspec.Struct, frozen=True):
     next; "" for not at all."""
 
 
-class DirectMode:
+class DirectMode(Mode):
     """Proxies TCP and UDP on the very addresses of Services."""
 
     traits = Traits(
@@ -84,10 +84,14 @@ class DirectMode:
         self.proxy.dns_search = options.dns_search
         self._handoff = SocketHandoff(options.handover, self.proxy)
         self._addresses = addresses
-        self.variant = "" if addresses is not None else "none"
         self._refusing: dict[FrontendKey, Portal] = {}
         """Destinations that are held without a socket, so that this machine refuses them."""
         self._lock = asyncio.Lock()
+
+    @property
+    def variant(self) -> str:
+        """`none` if this machine gets no addresses; "" otherwise."""
+        return "" if self._addresses is not None else "none"
 
     async def probe(self) -> Support:
         """Say whether addresses can be added; without that, what is not served."""
@@ -129,7 +133,7 @@ class DirectMode:
         """None: reading is cheap."""
         return None
 
-    async def lost(self) -> None:
+    async def wait_for_external_change(self) -> None:
         """Return when a process that had taken over has gone: listeners may be missing."""
         await self._handoff.resumed()
 
@@ -182,18 +186,18 @@ class DirectMode:
         if self._addresses is not None and not self._addresses.dedicated:
             await self._remove(addresses)
 
-    async def succeeded(self) -> None:
+    async def wait_for_handoff(self) -> None:
         """Return once the next process has the listening sockets."""
         await self._handoff.succeeded()
 
-    async def close(self, seconds: float = 0.0) -> int:
-        """Stop listening, let connections end; return how many were cut after `seconds`.
+    async def aclose(self, drain: float = 0.0) -> int:
+        """Stop listening, let connections end; return how many were cut after `drain` seconds.
 
         Addresses on an interface of our own stay: the next process may use them already.
         """
         self._handoff.close()
         addresses = _needed({**self.proxy.listeners, **self._refusing})
-        cut = await self.proxy.drain(seconds)
+        cut = await self.proxy.drain(drain)
         self._refusing.clear()
         if self._addresses is not None and not self._addresses.dedicated:
             await self._remove(addresses)

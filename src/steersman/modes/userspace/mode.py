@@ -14,7 +14,7 @@ from steersman.model.conntrack import Stale
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.base import Support
+from steersman.modes.base import Mode, Support
 from steersman.modes.userspace import render
 from steersman.modes.userspace.flows import past_portals
 from steersman.modes.userspace.names import (
@@ -55,7 +55,7 @@ class UserspaceOptions(msgspec.Struct, frozen=True):
     next; "" for not at all."""
 
 
-class UserspaceMode:
+class UserspaceMode(Mode):
     """Proxies TCP and UDP itself; rules of iptables or nft lead Service addresses to it."""
 
     name = "userspace"
@@ -130,7 +130,7 @@ class UserspaceMode:
         """None: reading the rules is all that there is."""
         return None
 
-    async def lost(self) -> None:
+    async def wait_for_external_change(self) -> None:
         """Return when a process that had taken over has gone: the rules may be different."""
         await self._handoff.resumed()
 
@@ -197,11 +197,11 @@ class UserspaceMode:
         self.proxy.stop(self.proxy.take(fresh))
         await self.proxy.start({key: before[key] for key in wanted if key in before})
 
-    async def succeeded(self) -> None:
+    async def wait_for_handoff(self) -> None:
         """Return once the next process has the listening sockets."""
         await self._handoff.succeeded()
 
-    async def close(self, seconds: float = 0.0) -> int:
-        """Stop listening, let connections end; return how many were cut after `seconds`."""
+    async def aclose(self, drain: float = 0.0) -> int:
+        """Stop listening, let connections end; return how many were cut after `drain` seconds."""
         self._handoff.close()
-        return await self.proxy.drain(seconds)
+        return await self.proxy.drain(drain)

@@ -307,7 +307,7 @@ def test_what_carries_connections_is_kept_without_taking_new_ones() -> None:
         MemberKey("KUBE-IPVS-PORTS", "10.96.0.1,6:80"): "",
         (4, "nat", "KUBE-IPVS-SERVICES", ""): "-A KUBE-IPVS-SERVICES -j RETURN",
     }
-    kept = IpvsMode(Ipset()).kept(have)
+    kept = IpvsMode(Ipset()).without_new_connections(have)
     assert kept == {
         TCP: Server("wrr"),
         DeviceKey(DEVICE): "dummy",

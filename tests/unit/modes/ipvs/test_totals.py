@@ -10,7 +10,7 @@ import pytest
 
 from steersman.model.errors import BusyError
 from steersman.model.names import Protocol
-from steersman.modes.base import Made, Moved, NodeTotals
+from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters
 from steersman.modes.ipvs import counters
 from steersman.modes.ipvs.counters import Counters
 from steersman.modes.ipvs.names import ServerKey
@@ -54,8 +54,10 @@ def test_a_frontend_is_all_its_virtual_servers_and_an_endpoint_all_its_real_ones
     made = Totals().update(counts, Owners([PLAN]))
     assert made.frontends == {(NAME, "10.96.0.1:80"): 3, (NAME, "nodePort:30080"): 9}
     assert made.endpoints == {(NAME, "10.244.0.1:8080"): 6, (NAME, "10.244.0.2:8080"): 1}
-    assert made.moved_by_endpoint[NAME, "10.244.0.1:8080"] == Moved(60, 120, 6000, 12000)
-    assert made.moved_by_frontend[NAME, "nodePort:30080"] == Moved(90, 180, 9000, 18000)
+    assert made.traffic_by_endpoint[NAME, "10.244.0.1:8080"] == TrafficCounters(
+        60, 120, 6000, 12000
+    )
+    assert made.traffic_by_frontend[NAME, "nodePort:30080"] == TrafficCounters(90, 180, 9000, 18000)
 
 
 def test_what_was_away_goes_on_where_it_was() -> None:
@@ -71,7 +73,7 @@ def test_what_was_away_goes_on_where_it_was() -> None:
 def test_who_is_gone_is_forgotten() -> None:
     totals = Totals()
     totals.update({(VIP, None): stats(5)}, Owners([PLAN]))
-    assert totals.update({}, Owners([])) == Made({}, {})
+    assert totals.update({}, Owners([])) == ConnectionStats({}, {})
     assert set(totals.update({}, Owners([PLAN])).frontends.values()) == {0}
 
 
@@ -85,7 +87,7 @@ STATS = """   Total Incoming Outgoing         Incoming         Outgoing
 
 
 def test_the_kernel_sums_up_for_the_node() -> None:
-    assert parse_totals(STATS) == NodeTotals(31, Moved(32, 48, 16384, 8589934591))
+    assert parse_totals(STATS) == NodeTotals(31, TrafficCounters(32, 48, 16384, 8589934591))
 
 
 async def test_real_servers_are_listed_only_of_virtual_ones_that_have_counted(
@@ -102,7 +104,7 @@ async def test_real_servers_are_listed_only_of_virtual_ones_that_have_counted(
     monkeypatch.setattr(counters, "list_services", lambda *_: listed)
     monkeypatch.setattr(counters, "list_destinations", destinations)
     monkeypatch.setattr(counters, "resolve", lambda _: 7)
-    made = await Counters(lambda _: nullcontext()).made([PLAN])
+    made = await Counters(lambda _: nullcontext()).stats([PLAN])
     assert asked == [VIP]
     assert made.endpoints[NAME, "10.244.0.1:8080"] == 4
 

@@ -47,7 +47,7 @@ async def scrape(*answers: dict[bytes, int] | None) -> list[bool]:
     lock = asyncio.Lock()
     counters = Answers(answers, lock)
     connect = cast("Callable[[], Netlink]", Socket)
-    await Scrape(connect, lock).made(cast(Any, counters), Relay(), [make.plan()])
+    await Scrape(connect, lock).stats(cast(Any, counters), Relay(), [make.plan()])
     return counters.held
 
 

@@ -126,7 +126,7 @@ async def test_a_service_address_is_added_served_and_removed() -> None:
         "mask=255.255.255.255",
     ]
     assert added in netsh.calls
-    await mode.close()
+    await mode.aclose()
 
 
 async def test_an_address_that_others_removed_is_added_again() -> None:
@@ -139,7 +139,7 @@ async def test_an_address_that_others_removed_is_added_again() -> None:
     assert [key.address for key in change.changed] == [VIP]
     await mode.apply(change)
     assert VIP in netsh.addresses
-    await mode.close()
+    await mode.aclose()
     assert VIP not in netsh.addresses
 
 
@@ -178,7 +178,7 @@ async def test_connections_are_reset_with_the_last_endpoint_where_that_is_wanted
                     with pytest.raises(ConnectionResetError):
                         await reader.readexactly(1)
                 writer.close()
-    await mode.close()
+    await mode.aclose()
 
 
 async def test_an_address_of_two_ports_stays_for_the_second() -> None:
@@ -189,7 +189,7 @@ async def test_an_address_of_two_ports_stays_for_the_second() -> None:
     await mode.apply(diff({}, {**one, **two}))
     await mode.apply(diff(one, {}))
     assert VIP in netsh.addresses
-    await mode.close()
+    await mode.aclose()
     assert VIP not in netsh.addresses
 
 

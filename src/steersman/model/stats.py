@@ -1,0 +1,59 @@
+"""Counts that a mode reports: connections, packets and bytes, by Service and for the node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from steersman.model.addresses import join_host_port
+from steersman.model.names import ServicePortName
+from steersman.model.plan import Frontend
+
+NODE_PORT = "nodePort:"
+"""Prefix of the label of a node port, which is the same in both families."""
+StatsKey: TypeAlias = tuple[ServicePortName, str]
+"""A ServicePort, and one of its endpoints (as printed) or frontends (see `frontend_label`)."""
+
+
+class TrafficCounters(NamedTuple):
+    """Packets and bytes forwarded to endpoints (in) and back to clients (out)."""
+
+    packets_in: int
+    packets_out: int
+    bytes_in: int
+    bytes_out: int
+
+
+class ConnectionStats(msgspec.Struct, frozen=True):
+    """Connections per frontend and endpoint, monotonic for as long as these are planned.
+
+    Entries that counted nothing may be missing: a node meets few of a cluster's endpoints.
+    """
+
+    frontends: Mapping[StatsKey, int]
+    endpoints: Mapping[StatsKey, int]
+    traffic_by_frontend: Mapping[StatsKey, TrafficCounters] = {}
+    """Empty if the mode counts no packets."""
+    traffic_by_endpoint: Mapping[StatsKey, TrafficCounters] = {}
+
+
+class NodeTotals(msgspec.Struct, frozen=True):
+    """Counts of the whole node. None or empty: the mode does not count this."""
+
+    connections: int | None = None
+    """Connections to endpoints of all Services."""
+    traffic: TrafficCounters | None = None
+    """Packets and bytes of these connections."""
+    events: Mapping[str, int] = {}
+    """Events of packets and sockets, such as drops by reason."""
+    tables: Mapping[str, tuple[int, int]] = {}
+    """Entries and capacity of connection tables when they were last walked."""
+
+
+def frontend_label(frontend: Frontend) -> str:
+    """Return the label of a frontend in metrics: `10.96.0.1:80` or `nodePort:30080`."""
+    if not frontend.address:
+        return f"{NODE_PORT}{frontend.port}"
+    return join_host_port(frontend.address, frontend.port)
