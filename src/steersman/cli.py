@@ -35,8 +35,7 @@ from steersman.config import (
     to_yaml,
 )
 from steersman.host.exec import SubprocessExec
-from steersman.host.hostname import hostname
-from steersman.host.machine import read_facts
+from steersman.host.facts import hostname, read_facts
 from steersman.host.sysctl import SysctlError
 from steersman.model.addresses import canonical_ip, split_host_port
 from steersman.model.errors import ApplyError, BusyError

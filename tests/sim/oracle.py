@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from steersman.compile.plan import compile_all
 from steersman.config import parse_command_line
-from steersman.host.machine import read_facts
+from steersman.host.facts import read_facts
 from steersman.model.findings import Finding
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject

@@ -1,15 +1,13 @@
-"""The only door to other programs: run one, feed it, take what it said.
+"""Run other programs as child processes: the only module that starts any.
 
-Nothing here knows what the programs are for; a mode says what their exit status means.
-
-A program gets a process group of its own, and is killed with all that it has started. It is not
+A program gets a process group of its own and is killed with everything that it started. It is not
 tied to the life of this process (PR_SET_PDEATHSIG): that takes code between fork and exec, which is
-unsafe beside threads and gives up vfork, on which the cost of a start depends. What is left behind
-after kill -9 ends by itself: its pipes are closed, so it reads the end of an unfinished script.
+unsafe beside threads and gives up vfork, on which the cost of a start depends. A program that
+outlives us after kill -9 ends by itself: its pipes are closed, so its script ends early.
 
-A program that is fed is a writer. When its caller is cancelled (SIGTERM), it gets a moment to
-finish what it writes, so that a script is carried out whole or, where it does not end, killed;
-the next start repairs that as it does after kill -9.
+A program with input is a writer. If its caller is cancelled (SIGTERM), it gets a moment to finish,
+so that a script is carried out as a whole. A writer that does not finish in time is killed; the
+next start repairs the rest, as it does after kill -9.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from typing import Any, NamedTuple, Protocol
 
 log = logging.getLogger(__name__)
 
-_GRACE = 1.0  # seconds that a writer has to finish after its caller was cancelled
-_REAPED = 0.5  # seconds within which a killed program ends, unless the kernel does not let it go
+_GRACE = 1.0  # seconds for a writer to finish after its caller was cancelled
+_REAPED = 0.5  # seconds within which a killed program ends, unless it is stuck in the kernel
 _PATH = (
     ""
     if sys.platform == "win32"
@@ -39,13 +37,13 @@ class Result(NamedTuple):
     """How a program ended."""
 
     returncode: int
-    """Exit status; negative for the signal that ended it."""
+    """Exit status; minus the signal number if a signal ended it."""
     stdout: bytes
     stderr: bytes
 
     @property
     def message(self) -> str:
-        """What it said on standard error, in one line."""
+        """Standard error in one line."""
         return " ".join(self.stderr.decode(errors="replace").split())
 
 
@@ -59,14 +57,15 @@ class Exec(Protocol):
 
         Args:
             argv: the program, looked up in PATH, and its arguments.
-            stdin: what it reads.
+            stdin: its standard input.
             timeout: seconds after which it is killed.
 
         Raises:
             FileNotFoundError: there is no such program.
             PermissionError: it cannot be executed; `strerror` is a sentence.
             TimeoutError: it did not end in time.
-            OSError: it cannot be started now (no descriptors, no processes); `strerror` likewise.
+            OSError: it cannot be started now (no descriptors, no processes); `strerror` is a
+                sentence.
         """
         ...
 
@@ -77,17 +76,17 @@ class SubprocessExec:
     def __init__(
         self, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
     ) -> None:
-        """Take what every command gets.
+        """Set what all commands have in common.
 
         Args:
-            prefix: words to put before it, such as `ip netns exec NAME`.
+            prefix: words before each command, such as `ip netns exec NAME`.
             environment: variables to add to our own.
         """
         self.prefix = tuple(prefix)
         path = os.environ.get("PATH", "")
         self._environment = {
             **os.environ,
-            "LC_ALL": "C",  # messages are shown and looked at
+            "LC_ALL": "C",  # messages are parsed
             "PATH": os.pathsep.join(filter(None, (path, _PATH))),  # daemons often lack sbin
             **(environment or {}),
         }
@@ -109,7 +108,15 @@ class SubprocessExec:
             raise
         finally:
             if not talk.done():
-                await _kill(process, talk, argv[0])
+                with contextlib.suppress(ProcessLookupError):
+                    if sys.platform == "win32":
+                        process.kill()
+                    else:
+                        os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.wait((talk,), timeout=_REAPED)
+            if not talk.done():  # stuck in the kernel: the event loop reaps it when it ends
+                talk.cancel()
+                log.warning("%s (pid %d) was killed and does not end", argv[0], process.pid)
         assert process.returncode is not None
         return Result(process.returncode, stdout, stderr)
 
@@ -135,18 +142,3 @@ class SubprocessExec:
             raise OSError(error.errno, text) from error
         except RuntimeError as error:  # asyncio cannot start the thread that waits for it
             raise OSError(errno.EAGAIN, f"{argv[0]} cannot be waited for: {error}") from error
-
-
-async def _kill(
-    process: asyncio.subprocess.Process, talk: asyncio.Future[tuple[bytes, bytes]], name: str
-) -> None:
-    """Kill a program and what it has started; go on without it if the kernel holds it."""
-    with contextlib.suppress(ProcessLookupError):
-        if sys.platform == "win32":
-            process.kill()
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
-    await asyncio.wait((talk,), timeout=_REAPED)
-    if not talk.done():  # it is reaped when it ends
-        talk.cancel()
-        log.warning("%s (pid %d) was killed and does not end", name, process.pid)

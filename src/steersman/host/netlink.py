@@ -1,8 +1,13 @@
-"""The only door to netlink sockets: requests, dumps, batches and notifications.
+"""Netlink sockets: requests, dumps, batches and notifications. No other module opens any.
+
+    Netlink        request   one message, its replies, an acknowledgement
+                   dump      one message, a stream of objects, NLMSG_DONE
+                   batch     many messages in one datagram, refusals by index
+    Subscription   receive   notifications of multicast groups
 
 `Netlink` blocks, as the kernel does its work inside the system call; callers on the event loop run
-it in a thread (`asyncio.to_thread`), one exchange at a time. `Subscription` is for notifications
-and waits on the loop. What is in the messages is the business of the modules on top.
+it in a thread (`asyncio.to_thread`), one exchange at a time. `Subscription` waits on the loop.
+Messages are built and parsed by nlmsg.py and by the modules of each family.
 """
 
 from __future__ import annotations
@@ -45,19 +50,19 @@ _SO_SNDBUFFORCE = 32
 _SO_RCVBUFFORCE = 33
 
 _LAST_SEQUENCE = 1 << 31
-_BUFFERS = 1024  # IOV_MAX: the most that one system call takes
+_BUFFERS = 1024  # IOV_MAX: the most buffers that one system call accepts
 _RECEIVE = 1 << 17  # a kernel's datagram is at most 32 kB (64 kB with a large page)
 
 
 class NetlinkError(OSError):
-    """The kernel refused a request; `errno` says why, the text also what the kernel explained."""
+    """The kernel refused a request, for the reason in `errno`; the text has its explanation."""
 
     offset = 0
-    """Where in the request the attribute is that the kernel blames; 0 where it blames none."""
+    """Position in the request of the attribute that the kernel blames; 0 if it blames none."""
 
 
 class DumpInterruptedError(NetlinkError):
-    """What was listed changed meanwhile (NLM_F_DUMP_INTR): the list may lack or repeat entries."""
+    """The objects changed during a dump (NLM_F_DUMP_INTR): the list may lack or repeat entries."""
 
 
 class AnswersLostError(NetlinkError):
@@ -70,7 +75,7 @@ class Request(NamedTuple):
     kind: int
     payload: bytes
     flags: int = 0
-    """Beside NLM_F_REQUEST, which is always set."""
+    """In addition to NLM_F_REQUEST."""
 
 
 def open_socket(protocol: int, buffer: int) -> socket.socket:
@@ -82,10 +87,10 @@ def open_socket(protocol: int, buffer: int) -> socket.socket:
     ):
         try:
             sock.setsockopt(socket.SOL_SOCKET, force, buffer)
-        except PermissionError:  # without CAP_NET_ADMIN: as much as rmem_max lets
+        except PermissionError:  # without CAP_NET_ADMIN: at most rmem_max
             sock.setsockopt(socket.SOL_SOCKET, plain, buffer)
     for option in (_NETLINK_EXT_ACK, _NETLINK_CAP_ACK):
-        with suppress(OSError):  # before 4.12 and 4.3: plain errors, whole messages repeated
+        with suppress(OSError):  # before 4.12 and 4.3: no explanations, whole messages repeated
             sock.setsockopt(_SOL_NETLINK, option, 1)
     sock.bind((0, 0))
     return sock
@@ -97,7 +102,7 @@ def _error(code: int, explanation: str, what: str) -> NetlinkError:
 
 
 class Netlink:
-    """A socket of one netlink protocol, in the network namespace of the thread that makes it."""
+    """A socket of one netlink protocol, in the network namespace of the thread that opens it."""
 
     def __init__(self, protocol: int, *, buffer: int = 8 << 20, timeout: float = 30.0) -> None:
         """Open the socket.
@@ -105,7 +110,7 @@ class Netlink:
         Args:
             protocol: NETLINK_ROUTE and so on.
             buffer: bytes of receive and send buffer; a batch must fit.
-            timeout: seconds without any answer after which TimeoutError is raised.
+            timeout: seconds without an answer after which TimeoutError is raised.
         """
         self._socket = open_socket(protocol, buffer)
         self._socket.settimeout(timeout)
@@ -119,7 +124,7 @@ class Netlink:
 
     @property
     def port(self) -> int:
-        """The kernel's number of this socket, as in `Message.port`."""
+        """Number of this socket (nl_pid), as in `Message.port`."""
         port: int = self._socket.getsockname()[0]
         return port
 
@@ -128,16 +133,16 @@ class Netlink:
         self._socket.close()
 
     def dump(self, request: Request, *, strict: bool = False) -> Iterator[Message]:
-        """List objects, as a stream: at most a datagram of them is held.
+        """Yield the objects of a listing; only one datagram of them is in memory.
 
         The iteration must be finished before the socket is used again.
 
         Args:
             request: the listing request; NLM_F_DUMP is added.
-            strict: make the kernel check and honour filters in it (since 4.20).
+            strict: make the kernel check and apply filters in the request (since 4.20).
 
         Raises:
-            DumpInterruptedError: after the last object, where the list is not consistent.
+            DumpInterruptedError: after the last object, if the list is inconsistent.
             NetlinkError: the request was refused.
         """
         with suppress(OSError):
@@ -149,21 +154,18 @@ class Netlink:
                 if reply.sequence != sequence:
                     continue
                 interrupted |= bool(reply.flags & NLM_F_DUMP_INTR)
-                if reply.kind in (NLMSG_DONE, NLMSG_ERROR):
-                    self._finish(reply, interrupted)
-                    return
-                yield reply
-
-    @staticmethod
-    def _finish(reply: Message, interrupted: bool) -> None:
-        code, explanation = answer(reply)
-        if code:
-            raise _error(code, explanation, "the kernel refused a listing")
-        if interrupted:
-            raise DumpInterruptedError(errno.EINTR, "the list changed while it was read")
+                if reply.kind not in (NLMSG_DONE, NLMSG_ERROR):
+                    yield reply
+                    continue
+                code, explanation = answer(reply)
+                if code:
+                    raise _error(code, explanation, "the kernel refused a listing")
+                if interrupted:
+                    raise DumpInterruptedError(errno.EINTR, "the list changed while it was read")
+                return
 
     def request(self, request: Request) -> list[Message]:
-        """Send one request and return what it is answered with (the acknowledgement left out).
+        """Send one request and return the replies, without the acknowledgement.
 
         Raises:
             NetlinkError: the kernel refused it.
@@ -182,12 +184,12 @@ class Netlink:
                 replies.append(reply)
 
     def batch(self, requests: Sequence[Request]) -> dict[int, NetlinkError]:
-        """Send requests in one datagram and return the refused ones by their index.
+        """Send requests in one datagram; return the errors of the refused ones by index.
 
-        Give NLM_F_ACK to those whose outcome matters, and always to the last that the kernel
-        answers: the call waits for all acknowledgements asked for. A refused first message that
-        did not ask for one (NFNL_MSG_BATCH_BEGIN, for want of memory or permission) ends the wait
-        too.
+        Set NLM_F_ACK in those whose outcome matters, and always in the last one that the kernel
+        answers: the call waits for all acknowledgements. If the first message did not ask for one
+        and is refused (NFNL_MSG_BATCH_BEGIN, for lack of memory or permission), the call does not
+        wait for the others, which the kernel skips.
         """
         first = self._send(requests)
         waiting = {first + i for i, r in enumerate(requests) if r.flags & NLM_F_ACK}
@@ -208,7 +210,7 @@ class Netlink:
         return refused
 
     def _send(self, requests: Sequence[Request]) -> int:
-        """Send one datagram; the sequence number of its first message."""
+        """Send one datagram; return the sequence number of its first message."""
         if self._sequence >= _LAST_SEQUENCE:
             self._sequence = 0
         first = self._sequence + 1
@@ -251,20 +253,20 @@ class Subscription:
         buffer: int = 4 << 20,
         wanted: Sequence[BpfInstruction] = (),
     ) -> None:
-        """Join the groups (their numbers: RTNLGRP_*, NFNLGRP_*).
+        """Open a socket and join multicast groups (RTNLGRP_*, NFNLGRP_*).
 
         Args:
             protocol: NETLINK_*.
-            groups: what to be notified of.
+            groups: the groups to join.
             buffer: bytes of notifications that may wait.
-            wanted: a classic BPF program; a message for which it returns 0 wakes nobody up.
+            wanted: a classic BPF program; the kernel drops messages for which it returns 0.
         """
         self._socket = open_socket(protocol, buffer)
         self._socket.setblocking(False)
         if wanted:
             program = array("B", b"".join(struct.pack("=HBBI", *each) for each in wanted))
-            where = struct.pack("@HP", len(wanted), program.buffer_info()[0])
-            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, where)
+            filter_ = struct.pack("@HP", len(wanted), program.buffer_info()[0])  # sock_fprog
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
         for group in groups:
             self._socket.setsockopt(_SOL_NETLINK, _NETLINK_ADD_MEMBERSHIP, group)
 
@@ -278,8 +280,8 @@ class Subscription:
         """Wait for notifications.
 
         Raises:
-            AnswersLostError: some were lost: read afresh what they are about. The next call
-                goes on.
+            AnswersLostError: some were lost, so the state that they describe must be read. The
+                next call continues.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -291,7 +293,7 @@ class Subscription:
             raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
 
     def waiting(self) -> list[Message]:
-        """Return the notifications that have come, without waiting.
+        """Return the notifications received so far, without waiting.
 
         Raises:
             AnswersLostError: as for `receive`.
@@ -309,9 +311,9 @@ class Subscription:
             raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
 
     def _drain(self) -> None:
-        """Empty the queue: until then the kernel goes on dropping, and says so only once.
+        """Empty the queue: until then the kernel keeps dropping, and reports that only once.
 
-        It can overflow again meanwhile.
+        The queue can overflow again at the same time.
         """
         while True:
             try:

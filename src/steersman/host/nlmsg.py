@@ -1,8 +1,12 @@
-"""Netlink messages as bytes: built and taken apart. No sockets here (host/netlink.py has them).
+"""Netlink messages as bytes: build and parse them. Sockets are in netlink.py.
 
-Layouts are those of linux/netlink.h (RFC 3549): a 16-byte header, then a family's own header, then
-attributes (length, kind, value), everything padded to four bytes and in the machine's byte order
-unless a family says otherwise.
+Layouts are those of linux/netlink.h (RFC 3549), padded to four bytes:
+
+    nlmsghdr: length 4, type 2, flags 2, sequence 4, port 4
+    the family's own header (ifinfomsg, nfgenmsg, genlmsghdr)
+    attributes: length 2, type 2, value
+
+Integers are in the machine's byte order unless the family says otherwise (nf_tables: big endian).
 """
 
 from __future__ import annotations
@@ -42,14 +46,14 @@ class Message(NamedTuple):
     """One netlink message as received."""
 
     kind: int
-    """nlmsg_type; below 16 it is one of netlink's own."""
+    """nlmsg_type; below 16 it is one of the NLMSG_* common to all families."""
     flags: int
     sequence: int
-    """The sequence of the request it answers; 0 in notifications."""
+    """That of the request; 0 in notifications."""
     payload: bytes
-    """Everything behind the netlink header."""
+    """Everything after the netlink header."""
     port: int = 0
-    """In notifications: the socket whose request made the change; 0 for the kernel itself."""
+    """In notifications: nl_pid of the socket that made the change; 0 for the kernel itself."""
 
 
 def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
@@ -59,7 +63,7 @@ def message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
 
 
 def messages(data: bytes) -> Iterator[Message]:
-    """Take a datagram apart; what is cut off at its end is left out."""
+    """Yield the messages of a datagram, without a truncated last one."""
     offset, end = 0, len(data)
     while offset + 16 <= end:
         size, kind, flags, sequence, port = HEADER.unpack_from(data, offset)
@@ -106,9 +110,9 @@ def be32(kind: int, value: int) -> bytes:
 
 
 def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Take attributes apart, in order; the flags in the kind are removed.
+    """Yield attributes in order, without the flags in their kind.
 
-    Malformed data ends the iteration: a kernel does not send it, and a guess helps nobody.
+    Malformed data, which no kernel sends, ends the iteration.
     """
     end = len(data)
     while offset + 4 <= end:
@@ -120,7 +124,7 @@ def iter_attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]
 
 
 def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
-    """Return attributes by kind; of repeated ones the last."""
+    """Return attributes by kind; the last one of each kind wins."""
     return dict(iter_attributes(data, offset))
 
 
@@ -130,7 +134,7 @@ def string(value: bytes) -> str:
 
 
 def answer(reply: Message) -> tuple[int, str]:
-    """Read an NLMSG_ERROR or NLMSG_DONE: (errno, 0 for success; the kernel's explanation or "")."""
+    """Parse NLMSG_ERROR or NLMSG_DONE: errno (0 for success) and the kernel's explanation or ""."""
     if len(reply.payload) < 4:
         return 0, ""
     return -_ERROR.unpack_from(reply.payload)[0], string(
@@ -139,12 +143,12 @@ def answer(reply: Message) -> tuple[int, str]:
 
 
 def refused_at(reply: Message) -> int:
-    """Where in the refused message the attribute is that the kernel blames; 0 where none is."""
+    """Return the position in the refused message of the attribute to blame; 0 if there is none."""
     return int.from_bytes(_explained(reply).get(NLMSGERR_ATTR_OFFS, b""), sys.byteorder)
 
 
 def _explained(reply: Message) -> dict[int, bytes]:
-    """The attributes of an extended acknowledgement (NETLINK_EXT_ACK, 4.12)."""
+    """Return the attributes of an extended acknowledgement (NETLINK_EXT_ACK, since 4.12)."""
     if not reply.flags & NLM_F_ACK_TLVS:
         return {}
     offset = 4

@@ -1,25 +1,31 @@
-"""What this process asks of the kernel for itself."""
+"""This process: its capabilities, its limits, and threads that do not delay its end."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NEEDS_NET_ADMIN = "needs root or CAP_NET_ADMIN"
-"""What is missing where the kernel says EPERM."""
+"""Hint for messages about EPERM."""
 CAP_SYS_ADMIN = 21
+MOST_DESCRIPTORS = 1 << 20
+"""The limit is raised to this: more was never needed, and some programs try each number."""
 
 
 def has_capability(number: int, proc: Path = Path("/proc")) -> bool:
-    """Whether this process has a capability (linux/capability.h) in effect."""
+    """Whether a capability (linux/capability.h) of this process is effective."""
     for line in (proc / "self/status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)
     return False
-
-
-MOST_DESCRIPTORS = 1 << 20
-"""What the limit is raised to: more was never needed, and some programs look at each number."""
 
 
 def descriptor_limit() -> int:
@@ -33,9 +39,9 @@ def descriptor_limit() -> int:
 
 
 def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> int:
-    """Raise the limit of open files as far as this process may, as Go's runtime does.
+    """Raise the limit of open files as far as allowed, as Go's runtime does; return the limit.
 
-    With CAP_SYS_RESOURCE the hard limit is raised as well. Returns the limit that now holds.
+    With CAP_SYS_RESOURCE the hard limit is raised as well.
     """
     try:
         import resource  # noqa: PLC0415 - POSIX only
@@ -45,7 +51,7 @@ def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> int:
     unlimited = resource.RLIM_INFINITY
     if soft != unlimited and soft < most:
         if hard != unlimited and hard < most:
-            with contextlib.suppress(OSError, ValueError):  # not privileged, or above fs.nr_open
+            with contextlib.suppress(OSError, ValueError):  # unprivileged, or above fs.nr_open
                 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
                 return most
         with contextlib.suppress(OSError, ValueError):
@@ -56,13 +62,45 @@ def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> int:
 
 
 def set_oom_score_adjustment(value: int, proc: Path = Path("/proc")) -> str:
-    """Ask the kernel to kill this process later (below 0) or sooner when memory runs out.
+    """Make the kernel kill this process later (below 0) or sooner when memory runs out.
 
     Returns:
-        What went wrong, for the log ("" if nothing): the proxy runs as well without it.
+        A sentence for the log if that fails, else "": the proxy runs without it, too.
     """
     try:
         (proc / "self/oom_score_adj").write_text(str(value))
     except OSError as error:
         return f"the OOM score adjustment could not be set to {value}: {error.strerror}"
     return ""
+
+
+class DaemonThreads(Executor):
+    """Runs each call in a thread of its own.
+
+    asyncio's own executor is joined at the end of the process, so that a call that never returns
+    (a name server, a file system of the network) would keep the process from ending.
+    """
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Start a call."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=work, daemon=True, name=fn.__name__).start()
+        return future
+
+
+_THREADS = DaemonThreads()
+
+
+async def in_thread(call: Callable[..., T], *args: Any) -> T:
+    """Call a blocking function in a thread; when cancelled, stop waiting for it."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call, *args)

@@ -1,6 +1,6 @@
-"""Kernel settings under /proc/sys: what is wanted as tables, and the writing of what differs.
+"""Kernel settings under /proc/sys and /sys: tables of wanted values, and writing those that differ.
 
-Why each is set is in docs/behaviour.md, 1.6; nothing here is written unless it has another value.
+docs/behaviour.md, 1.6, explains each setting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 _CONNTRACK = "proc/sys/net/netfilter/nf_conntrack_"
 _HASHSIZE = "sys/module/nf_conntrack/parameters/hashsize"
-_MOST_ENTRIES = 1 << 20
+_MAX_ENTRIES = 1 << 20
 _ENTRIES_PER_BUCKET = 4
 
 
@@ -22,12 +22,12 @@ class Setting(NamedTuple):
     """One value wanted in one file."""
 
     path: str
-    """Below the root of the file system."""
+    """Relative to the root of the file system."""
     value: int
     at_least: bool = False
-    """A larger value is left alone."""
+    """Whether a larger value is left alone."""
     read_only_is_fatal: bool = True
-    """Otherwise a read-only file system (some container runtimes' /sys) is only a warning."""
+    """If not, a read-only file system (/sys in some container runtimes) is only a warning."""
 
 
 class SysctlError(OSError):
@@ -43,7 +43,7 @@ class ConntrackConfig(msgspec.Struct, frozen=True):
     max_per_core: int | None = None
     min: int | None = None
     tcp_established_timeout: float | None = None
-    """Timeouts are in seconds; parts of a second are cut off."""
+    """Timeouts are in seconds; fractions are cut off."""
     tcp_close_wait_timeout: float | None = None
     tcp_be_liberal: bool = False
     udp_timeout: float | None = None
@@ -51,18 +51,18 @@ class ConntrackConfig(msgspec.Struct, frozen=True):
 
 
 def conntrack_max(max_per_core: int | None, minimum: int | None, cpus: int) -> int:
-    """Return the size wanted for the conntrack table; 0 to leave it alone (behaviour 1.6).
+    """Return the wanted size of the conntrack table; 0 to leave it alone (behaviour 1.6).
 
-    2**20 is the most that is asked for by way of cores, and then `minimum` no longer counts.
+    The size by cores is capped at 2**20; above the cap, `minimum` is ignored, as upstream.
     """
     scaled = (max_per_core or 0) * cpus
     if scaled <= 0:
         return 0
-    return _MOST_ENTRIES if scaled > _MOST_ENTRIES else max(scaled, minimum or 0)
+    return _MAX_ENTRIES if scaled > _MAX_ENTRIES else max(scaled, minimum or 0)
 
 
 def conntrack_settings(config: ConntrackConfig, cpus: int) -> tuple[Setting, ...]:
-    """Return what the conntrack block asks for, in upstream's order."""
+    """Return the settings of the conntrack block, in upstream's order."""
     size = conntrack_max(config.max_per_core, config.min, cpus)
     buckets = size // _ENTRIES_PER_BUCKET
     return (
@@ -81,17 +81,17 @@ def _seconds(name: str, seconds: float | None) -> tuple[Setting, ...]:
 
 
 def iptables_settings(localhost_node_ports: bool) -> tuple[Setting, ...]:
-    """Return what the iptables mode needs: node ports on 127.0.0.0/8 are routed at all."""
+    """Return the setting without which the kernel drops node port traffic on 127.0.0.0/8."""
     path = "proc/sys/net/ipv4/conf/all/route_localnet"
     return (Setting(path, 1),) if localhost_node_ports else ()
 
 
 def ipvs_settings(kernel: tuple[int, int], strict_arp: bool) -> tuple[Setting, ...]:
-    """Return what the ipvs mode needs on a kernel of this version (major, minor).
+    """Return the settings of the ipvs mode for a kernel version (major, minor).
 
-    `conn_reuse_mode` does harm from 4.1 on, until 5.9 mended it; before 4.1 it is not there.
+    `conn_reuse_mode` exists since 4.1 and is harmful until 5.9, which fixed it.
     """
-    vs, everywhere = "proc/sys/net/ipv4/vs/", "proc/sys/net/ipv4/conf/all/"
+    vs, all_ = "proc/sys/net/ipv4/vs/", "proc/sys/net/ipv4/conf/all/"
     reuse = (4, 1) <= kernel < (5, 9)
     return (
         Setting(f"{vs}conntrack", 1),
@@ -99,8 +99,8 @@ def ipvs_settings(kernel: tuple[int, int], strict_arp: bool) -> tuple[Setting, .
         Setting(f"{vs}expire_nodest_conn", 1),
         Setting(f"{vs}expire_quiescent_template", 1),
         Setting("proc/sys/net/ipv4/ip_forward", 1),
-        *((Setting(f"{everywhere}arp_ignore", 1),) if strict_arp else ()),
-        *((Setting(f"{everywhere}arp_announce", 2),) if strict_arp else ()),
+        *((Setting(f"{all_}arp_ignore", 1),) if strict_arp else ()),
+        *((Setting(f"{all_}arp_announce", 2),) if strict_arp else ()),
     )
 
 
@@ -108,7 +108,7 @@ def read(path: str, root: Path = Path("/")) -> int:
     """Read a setting.
 
     Raises:
-        SysctlError: it is not there (a module may be missing), or not a number.
+        SysctlError: it does not exist (a module may be missing), or is not a number.
     """
     try:
         return int((root / path).read_text().split()[0])
@@ -119,24 +119,16 @@ def read(path: str, root: Path = Path("/")) -> int:
         raise SysctlError(code, f"/{path} cannot be read: {why}{hint}") from error
 
 
-def differing(settings: Iterable[Setting], root: Path = Path("/")) -> tuple[Setting, ...]:
-    """Return those settings whose value is another one now."""
-    return tuple(s for s in settings if not _satisfied(s, read(s.path, root)))
-
-
-def _satisfied(setting: Setting, value: int) -> bool:
-    return value == setting.value or (setting.at_least and value > setting.value)
-
-
 def apply(settings: Iterable[Setting], root: Path = Path("/")) -> tuple[str, ...]:
-    """Write what differs, in order, and return warnings.
+    """Write the settings that differ, in order; return warnings.
 
     Raises:
-        SysctlError: a setting cannot be read or written; the ones after it are not touched.
+        SysctlError: a setting cannot be read or written; the later ones are not tried.
     """
     warnings = []
     for setting in settings:
-        if _satisfied(setting, read(setting.path, root)):
+        value = read(setting.path, root)
+        if value == setting.value or (setting.at_least and value > setting.value):
             continue
         try:
             (root / setting.path).write_text(str(setting.value))

@@ -13,7 +13,7 @@ import msgspec
 
 from steersman.compile.plan import Planner
 from steersman.config import Parsed, ProxyConfig
-from steersman.host.machine import read_facts, watch_addresses
+from steersman.host.facts import read_facts, watch_addresses
 from steersman.model.errors import BusyError
 from steersman.run import fallback
 from steersman.run.effects import Effects

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from steersman.compile.plan import Planner
 from steersman.config import ProxyConfig
-from steersman.host.machine import read_facts
+from steersman.host.facts import read_facts
 from steersman.model.findings import Finding
 from steersman.run.startup import load_store, make_mode, node_config
 from steersman.run.sync import Sync

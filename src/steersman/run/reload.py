@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from steersman.source.inotify import Inotify, Polling
+from steersman.host.files import Inotify, Polling
 
 _POLL_SECONDS = 1.0  # without inotify
 _WRITER_SECONDS = 2.0

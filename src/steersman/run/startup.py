@@ -16,7 +16,7 @@ from steersman.config import ProxyConfig, to_node_config
 from steersman.config.go import Duration
 from steersman.config.rules import parse_port_range
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.host.hostname import hostname
+from steersman.host.facts import hostname
 from steersman.host.sysctl import (
     ConntrackConfig,
     SysctlError,

@@ -21,7 +21,7 @@ import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from steersman import __version__
-from steersman.host.threads import in_thread
+from steersman.host.process import in_thread
 from steersman.model.addresses import (
     canonical_cidr,
     canonical_ip,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from steersman.host.exec import Exec, SubprocessExec
-from steersman.host.read import read_file
+from steersman.host.files import read_file
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin
 
 PLUGIN_TIMEOUT = 60.0

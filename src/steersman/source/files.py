@@ -15,14 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from steersman.host.read import read_file
-from steersman.host.threads import in_thread
+from steersman.host.files import FileEvent, Inotify, Polling, read_file
+from steersman.host.process import in_thread
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.base import Sink, upsert_in_slices
 from steersman.source.documents import BrokenFileError
-from steersman.source.inotify import Event, Inotify, Polling
 from steersman.source.manifests import Manifest, World, combine
 from steersman.source.pieces import Known, read_again
 
@@ -138,7 +137,7 @@ class FileSource:
                 break
         self._writing = {path: end for path, end in self._writing.items() if end > now()}
 
-    def _note(self, events: Sequence[Event]) -> bool:
+    def _note(self, events: Sequence[FileEvent]) -> bool:
         """Remember who is writing; return whether there were events."""
         end = asyncio.get_running_loop().time() + _WRITER_SECONDS
         for event in events:

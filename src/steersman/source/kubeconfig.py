@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import yaml
 
-from steersman.host.read import read_file
+from steersman.host.files import read_file
 from steersman.model.addresses import without_password
 from steersman.model.yaml_bounds import Budget, refuse_deep
 

@@ -8,8 +8,8 @@ from typing import Self
 
 import pytest
 
-from steersman.host import facts
-from steersman.host.hostname import hostname
+from steersman.host import linux
+from steersman.host.facts import hostname, read_facts
 from steersman.host.netlink import DumpInterruptedError, Request
 from steersman.host.nlmsg import Message, attr, text
 from steersman.host.process import set_oom_score_adjustment
@@ -28,7 +28,7 @@ def test_ipv6_is_there_unless_absent_or_disabled(
         (tmp_path / "net/if_inet6").touch()
     if disabled is not None:
         (tmp_path / "sys/net/ipv6/conf/all/disable_ipv6").write_text(f"{disabled}\n")
-    assert facts.has_ipv6(tmp_path) is expected
+    assert linux.has_ipv6(tmp_path) is expected
 
 
 def test_the_hostname_is_made_a_node_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,5 +80,5 @@ class Kernel:
 async def test_interrupted_lists_are_read_again_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch, interruptions: int
 ) -> None:
-    monkeypatch.setattr(facts, "Netlink", Kernel(interruptions))
-    assert (await facts.read_facts()).interfaces == {"eth0": ("192.0.2.1/24",)}
+    monkeypatch.setattr(linux, "Netlink", Kernel(interruptions))
+    assert (await read_facts()).interfaces == {"eth0": ("192.0.2.1/24",)}

@@ -17,8 +17,9 @@ import aiohttp
 import pytest
 import yaml
 
+from steersman.host import facts, windows
 from steersman.host.exec import Result
-from steersman.host.windows import parse, read_facts, watch_addresses
+from steersman.host.windows import parse, read_network
 from steersman.model.names import Family
 from steersman.model.plan import Endpoint
 from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, answering, ask, endpoint
@@ -108,7 +109,7 @@ def write(folder: Path, to: Endpoint, *addresses: str, port: int) -> None:
 
 
 @asynccontextmanager
-async def windows(tmp: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def on_windows(tmp: Path, *flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """The process, with a netsh that keeps its addresses in files."""
     netsh = tmp / "netsh"
     netsh.write_text(NETSH.format(state=tmp))
@@ -160,7 +161,7 @@ async def test_the_whole_process_serves_where_linux_is_not(tmp_path: Path) -> No
     )
     async with endpoint(answering(b"1")) as one, endpoint(answering(b"2")) as two:
         write(folder, one, VIP, port=port)
-        async with windows(tmp_path, *flags) as process:
+        async with on_windows(tmp_path, *flags) as process:
             await until_it_answers(process, log, b"1!", VIP, port)
             write(folder, two, VIP, OTHER, port=port)
             await until_it_answers(process, log, b"2!", OTHER, port)
@@ -177,7 +178,7 @@ async def test_the_whole_process_serves_where_linux_is_not(tmp_path: Path) -> No
     words = f"interface ipv4 add address name={INTERFACE} address={VIP} mask=255.255.255.255"
     assert words in (tmp_path / "calls").read_text().splitlines()
     modules = (tmp_path / "modules").read_text().split()
-    linux = ("netlink", "nlmsg", "conntrack", "facts")
+    linux = ("netlink", "nlmsg", "rtnetlink", "linux")
     others = ("iptables.mode", "ipvs.mode", "nftables", "ebpf")
     bad = {f"steersman.host.{name}" for name in linux}
     bad |= {f"steersman.modes.{name}" for name in others}
@@ -201,7 +202,7 @@ async def test_the_addresses_of_interfaces_are_found_in_any_language(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("INTERFACE_TO_ADD_SERVICE_IP", raising=False)
-    facts = await read_facts(Netsh())
+    facts = await read_network(Netsh())
     assert facts.ipv6
     assert facts.interfaces == {
         "Ethernet 2": ("192.0.2.5/24", "2001:db8::5/64", "fe80::1/64"),
@@ -221,8 +222,10 @@ async def test_changed_addresses_are_noticed(
     netsh.write_text(NETSH.format(state=tmp_path).replace("/32", "/24"))
     netsh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(facts, "read_network", windows.read_network)
+    monkeypatch.setattr(facts, "address_changes", lambda: windows.address_changes(0.01))
     async with asyncio.timeout(PATIENCE):
-        seen = aiter(watch_addresses(look_again=0.01))
+        seen = facts.watch_addresses()
         assert (await anext(seen)).interfaces == {INTERFACE: ("127.0.9.9/24",)}
         (tmp_path / "held" / "127.0.9.10").touch()
         latest = await anext(seen)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from steersman.host.files import Inotify
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, KubeObject, Service
 from steersman.model.names import ObjectName
 from steersman.source import files as files_module
 from steersman.source.files import FileSource
-from steersman.source.inotify import Inotify
 from steersman.source.manifests import Manifest
 from steersman.source.pieces import Known, read_again
 

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from steersman.host.locks import held_by
+from steersman.host.files import lock_holder
 from steersman.host.rtnetlink import Interface
 from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, TCX_EGRESS, TCX_INGRESS, XDP, Link
 
@@ -61,7 +61,7 @@ class Pins:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(lock)
-            raise HeldError(f"{self.root} is held{held_by(self.root)}") from error
+            raise HeldError(f"{self.root} is held{lock_holder(self.root)}") from error
         self._lock = lock
 
     def release(self) -> None:

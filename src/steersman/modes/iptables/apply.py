@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from steersman.host.exec import Exec, Result
-from steersman.host.locks import held_by
+from steersman.host.files import lock_holder
 from steersman.model.errors import ApplyError, BusyError
 from steersman.modes import programs
 from steersman.modes.iptables.names import CANARY, MANGLE
@@ -79,7 +79,7 @@ def _failure(command: str, result: Result, text: str) -> Exception:
     message = _said(result)
     if "xtables lock" in message:
         path = os.environ.get("XTABLES_LOCKFILE", _LOCK)
-        return BusyError(f"{command}: the xtables lock {path} is held{held_by(Path(path))}")
+        return BusyError(f"{command}: the xtables lock {path} is held{lock_holder(Path(path))}")
     if result.returncode == _RESOURCE_PROBLEM and not _OBJECT_REFUSED.search(message):
         return BusyError(f"{command}: {message}")
     where = _LINE.search(message)
