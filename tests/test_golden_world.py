@@ -17,8 +17,9 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, NodePlan
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
-from steersman.modes.iptables.names import BUILT_IN, SHARED_CHAINS
+from steersman.modes.iptables.names import SHARED_CHAINS
 from steersman.modes.iptables.render import Features
+from steersman.netfilter.names import BUILT_IN
 from tests.support.builders.worlds import World, snapshot_of
 from tests.support.modes.flows import FlowCase, by_rules, by_trace
 from tests.support.modes.iptables_rules import Rules, parse

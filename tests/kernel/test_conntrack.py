@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from steersman.compile.conntrack import ServedPort, stale
-from steersman.host import conntrack
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.model.conntrack import Entry
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
-from tests.support.lab.conntrack_flows import FlowEntry, add_entries
+from steersman.netfilter import conntrack
+from tests.support.lab.conntrack_flows import FlowEntry, add_entries, entries
 from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
@@ -41,7 +41,7 @@ def _entry(flow: FlowEntry) -> Entry:
 
 
 async def _left(family: Family = Family.IPV4) -> set[Entry]:
-    return {e for protocol in (UDP, TCP, SCTP) for e in await conntrack.entries(family, protocol)}
+    return {e for protocol in (UDP, TCP, SCTP) for e in await entries(family, protocol)}
 
 
 @pytest.mark.parametrize("others", [0, 20], ids=["asked one by one", "asked by protocol"])
@@ -97,7 +97,7 @@ def test_entries_that_have_ended_meanwhile_are_not_counted_as_deleted() -> None:
         add_entries((GONE, UNTRANSLATED, NODE_PORT))
         with Netlink(NETLINK_NETFILTER) as netlink:
             listing = conntrack._listing(Family.IPV4, bytes((UDP,)))
-            found = list(conntrack._dump(netlink, listing))
+            found = [reply.payload for reply in netlink.dump(listing)]
             assert conntrack._delete(netlink, found[:2]) == (2, 0)
             assert conntrack._delete(netlink, found) == (1, 0)
         assert await _left() == set()
@@ -120,7 +120,7 @@ def test_entries_of_other_protocols_are_no_obstacle() -> None:
         sh("ping -c 1 127.0.0.1 && iptables -I INPUT -m conntrack --ctstate NEW -j ACCEPT")
         add_entries((GONE,))
         assert await conntrack.delete_stale(stale(Family.IPV4, [DNS])) == (1, 0, True)
-        assert await conntrack.entries(Family.IPV4, 1) == []
+        assert await entries(Family.IPV4, 1) == []
 
     in_namespace(body)
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from steersman.compile.conntrack import ServedPort, stale
-from steersman.host.conntrack import delete_stale
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
+from steersman.netfilter.conntrack import delete_stale
 from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel

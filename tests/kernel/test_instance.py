@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.host.owned_tables import NoTablesError, OwnedTables
+from steersman.netfilter.nf_tables import NoTablesError, OwnedTables
 from steersman.run import instance as instance_module
 from steersman.run.instance import NAME, NEXT, Holder, Instance
 from steersman.run.startup import StartError
@@ -203,7 +203,7 @@ async def _in_rules(text: str) -> bool:
 
 SQUAT = """
 import socket, sys, time
-from steersman.host.owned_tables import NoTablesError, OwnedTables
+from steersman.netfilter.nf_tables import NoTablesError, OwnedTables
 from steersman.run.instance import NAME
 sock = socket.socket(socket.AF_UNIX)
 sock.bind("\\0" + NAME)

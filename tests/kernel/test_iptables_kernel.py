@@ -20,7 +20,7 @@ from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import is_kubelets
-from steersman.modes.iptables.script import LIMITS, Limits
+from steersman.netfilter.rule_text import LIMITS, Limits
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.plans import (
@@ -273,13 +273,6 @@ async def test_a_firewall_loaded_over_ours_is_repaired_around(
     for line in FOREIGN.split("\n"):
         if line.startswith("-A"):
             assert line in saved(inside, variant)
-
-
-async def test_canary(mode: IptablesMode, inside: Namespace, variant: str) -> None:
-    await start(mode, rendered(mode))
-    assert await mode.canary_present()
-    inside.sh(f"ip6tables-{variant}", "-t", "mangle", "-X", "KUBE-PROXY-CANARY")
-    assert not await mode.canary_present()
 
 
 def poison() -> ServicePlan:

@@ -15,7 +15,7 @@ from steersman.host.nlmsg import Message
 from steersman.model.ruleset import diff
 from steersman.modes.nftables.affinity import base_name, memory_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
-from steersman.modes.nftables.read import generation
+from steersman.netfilter.generation import generation
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make

@@ -7,10 +7,10 @@ import socket
 
 import pytest
 
-from steersman.host.conntrack import delete_stale
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Verdict
 from steersman.modes.userspace.mode import UserspaceMode
+from steersman.netfilter.conntrack import delete_stale
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace_node import (
     HOST,

@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import diff
-from steersman.modes.iptables.canonical import canonical
-from steersman.modes.iptables.names import RuleKey, printed_name
 from steersman.modes.iptables.parse import parse
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
-from steersman.modes.iptables.script import LIMITS, Limits, write_runs
+from steersman.modes.iptables.script import write_runs
+from steersman.netfilter.names import RuleKey, printed_name
+from steersman.netfilter.rule_text import LIMITS, Limits, canonical
 from tests.support.builders.plans import SETTINGS, key, random_plan
 from tests.support.modes.iptables_tables import Tables
 

@@ -3,7 +3,7 @@
 Established flows of UDP keep their endpoint in conntrack for as long as packets come, also when
 the endpoint is gone; somebody has to cut them (behaviour 12). A Service has a say only about the
 destinations that it holds in the plan: one that lost a claim cannot cut the winner's clients.
-Pure: host/conntrack.py lists and deletes.
+Pure: netfilter/conntrack.py lists and deletes.
 """
 
 from __future__ import annotations

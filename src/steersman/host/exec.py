@@ -22,6 +22,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from steersman.model.errors import BusyError
+
 log = logging.getLogger(__name__)
 
 _GRACE = 1.0  # seconds for a writer to finish after its caller was cancelled
@@ -142,3 +144,38 @@ class SubprocessExec:
             raise OSError(error.errno, text) from error
         except RuntimeError as error:  # asyncio cannot start the thread that waits for it
             raise OSError(errno.EAGAIN, f"{argv[0]} cannot be waited for: {error}") from error
+
+
+_KILLED = {9: "SIGKILL", 15: "SIGTERM"}
+"""Signals that others send, such as the OOM killer; a crash may be due to the input instead."""
+
+
+async def run_program(
+    execute: Exec, argv: Sequence[str], stdin: bytes = b"", *, package: str, timeout: float = 60.0
+) -> Result:
+    """Run a program to its end.
+
+    Args:
+        execute: runs programs.
+        argv: the program and its arguments.
+        stdin: what it reads.
+        package: the package that contains it, for the error message.
+        timeout: seconds after which it is killed.
+
+    Raises:
+        BusyError: it did not run to its end. It may have done part of its work; a retry may help.
+    """
+    try:
+        result = await execute.run(argv, stdin, timeout=timeout)
+    except OSError as error:  # TimeoutError, too
+        raise BusyError(failure_reason(argv[0], package, error)) from error
+    if -result.returncode in _KILLED:
+        raise BusyError(f"{argv[0]} was killed by {_KILLED[-result.returncode]}")
+    return result
+
+
+def failure_reason(program: str, package: str, error: OSError) -> str:
+    """Return why a program did not run to its end, and the remedy if it is known."""
+    if isinstance(error, FileNotFoundError):
+        return f"{program} is not installed; install the package {package}"
+    return error.strerror or str(error)

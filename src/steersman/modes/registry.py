@@ -85,10 +85,10 @@ def _ebpf(execute: Exec, options: ModeOptions) -> Mode:
 
 
 def _userspace(execute: Exec, options: ModeOptions) -> Mode:
-    from steersman.host.conntrack import delete_stale
     from steersman.modes.userspace.addresses import LinuxAddresses
     from steersman.modes.userspace.direct import DirectMode, DirectOptions
     from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
+    from steersman.netfilter.conntrack import delete_stale
 
     portals = options.portals or ("" if _is_root() else "none")
     if portals in ("direct", "none"):

@@ -314,7 +314,7 @@ def _changed(synced: Synced) -> Iterator[ObjectName]:
 
 
 async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
-    from steersman.host.conntrack import delete_stale  # noqa: PLC0415 - it calls what Windows lacks
+    from steersman.netfilter.conntrack import delete_stale  # noqa: PLC0415 - it calls what Windows lacks
 
     return await delete_stale(what, confirm)
 

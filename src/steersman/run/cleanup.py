@@ -119,21 +119,25 @@ def _places(options: ModeOptions) -> Iterator[_Place]:
         return
 
     from steersman.modes.ebpf.engine import EbpfOptions  # noqa: PLC0415 - Windows lacks these
-    from steersman.modes.iptables import left  # noqa: PLC0415
     from steersman.modes.nftables.layout import TABLE  # noqa: PLC0415
+    from steersman.netfilter.nf_tables import (  # noqa: PLC0415
+        chains_left,
+        legacy_left,
+        table_left,
+    )
 
     variants = (options.iptables_variant,) if options.iptables_variant else ("nft", "legacy")
     for variant in variants:
         wanted = msgspec.structs.replace(options, iptables_variant=variant, portals="iptables")
         for mode, ours in (("iptables", is_ours), ("userspace", _is_portal)):
-            chains = partial(left.chains_left, ours)
-            look = left.legacy_left if variant == "legacy" else chains
+            chains = partial(chains_left, ours)
+            look = legacy_left if variant == "legacy" else chains
             yield _Place(mode, wanted, look, variant)
         yield _Place("ipvs", wanted, _ipvs_left, variant)
-    yield _Place("nftables", options, partial(left.table_left, TABLE), probes=False)
+    yield _Place("nftables", options, partial(table_left, TABLE), probes=False)
     yield _Place("ebpf", options, partial(_path_left, EbpfOptions().pins))
     wanted = msgspec.structs.replace(options, portals="nftables")
-    yield _Place("userspace", wanted, partial(left.table_left, PORTALS), "nftables")
+    yield _Place("userspace", wanted, partial(table_left, PORTALS), "nftables")
     if _interface_left(DEFAULT_INTERFACE):  # to look at it the mode would make it
         wanted = msgspec.structs.replace(options, portals="direct")
         yield _Place("userspace", wanted, partial(_interface_left, DEFAULT_INTERFACE), "direct")
@@ -159,7 +163,7 @@ def _path_left(path: Path, _families: object = ()) -> str:
 
 
 def _ipvs_left(families: tuple[Family, ...]) -> str:
-    from steersman.modes.iptables.left import chains_left  # noqa: PLC0415 - Windows lacks it
+    from steersman.netfilter.nf_tables import chains_left  # noqa: PLC0415 - Windows lacks it
 
     return _interface_left(IPVS_DEVICE) or chains_left(
         lambda table, chain: (table, chain) in OF_IPVS, families

@@ -21,7 +21,7 @@ from steersman.model.findings import Severity
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings
 from steersman.modes.base import Mode
-from steersman.modes.iptables.count import Rules, count_rules, count_written
+from steersman.netfilter.rule_text import Rules, count_rules, count_written
 from steersman.run.cleaner import Cleaner, Delete
 from steersman.run.health import Moment, ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now

@@ -48,7 +48,7 @@ import msgspec
 from steersman.run.startup import StartError
 
 if TYPE_CHECKING:
-    from steersman.host.owned_tables import OwnedTables
+    from steersman.netfilter.nf_tables import OwnedTables
 
 log = logging.getLogger("steersman")
 
@@ -108,7 +108,7 @@ def running() -> Holder | None:
     """Return the instance that runs on this node, as far as this process may know."""
     if sys.platform == "win32":
         return None
-    from steersman.host.owned_tables import (  # noqa: PLC0415 - it calls what Windows lacks
+    from steersman.netfilter.nf_tables import (  # noqa: PLC0415 - it calls what Windows lacks
         NoTablesError,
         OwnedTables,
     )
@@ -154,7 +154,7 @@ class Instance:
         Raises:
             StartError: another instance runs, or does not let go.
         """
-        from steersman.host.owned_tables import (  # noqa: PLC0415 - it calls what Windows lacks
+        from steersman.netfilter.nf_tables import (  # noqa: PLC0415 - it calls what Windows lacks
             NoTablesError,
             OwnedTables,
         )

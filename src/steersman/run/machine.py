@@ -40,7 +40,7 @@ def conntrack_usage() -> tuple[int, int]:
     Raises:
         OSError: conntrack is not in use.
     """
-    from steersman.host.conntrack import usage  # noqa: PLC0415 - it calls what Windows lacks
+    from steersman.netfilter.conntrack import usage  # noqa: PLC0415 - it calls what Windows lacks
 
     return usage()
 

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
 from steersman.host.nlmsg import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, attr, be16, be32, nested, u8
+from steersman.model.conntrack import Entry
+from steersman.model.names import Family
+from steersman.netfilter import conntrack
 
 _CT_NEW = 0x100
 _BATCH = 500
@@ -42,6 +45,29 @@ def _send(netlink: Netlink, batch: list[Request]) -> None:
     if batch:
         refused = netlink.batch(batch)
         assert not refused, next(iter(refused.values()))
+
+
+async def entries(family: Family, protocol: int) -> list[Entry]:
+    """List the entries of a protocol in the caller's namespace."""
+    found = []
+    with Netlink(NETLINK_NETFILTER) as netlink:
+        for reply in netlink.dump(conntrack._listing(family, bytes((protocol,)))):
+            destination, source = conntrack._keys(reply.payload, conntrack._LAYOUTS[family])
+            if destination and destination[0] == protocol:
+                found.append(unpack_entry(family, destination, source))
+    return found
+
+
+def unpack_entry(family: Family, destination: bytes, source: bytes) -> Entry:
+    """Unpack the keys of an entry."""
+    number = socket.AF_INET if family is Family.IPV4 else socket.AF_INET6
+    return Entry(
+        destination[0],
+        socket.inet_ntop(number, destination[1:-2]),
+        int.from_bytes(destination[-2:], "big"),
+        socket.inet_ntop(number, source[:-2]),
+        int.from_bytes(source[-2:], "big"),
+    )
 
 
 def creation(flow: FlowEntry) -> Request:

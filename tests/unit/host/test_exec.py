@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from steersman.host import exec as exec_module
-from steersman.host.exec import SubprocessExec
+from steersman.host.exec import Result, SubprocessExec, run_program
+from steersman.model.errors import BusyError
 from tests.support.processes.steersman import NOBODY
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -171,3 +174,44 @@ async def test_a_program_that_the_kernel_does_not_let_go_is_left_behind(
     finally:
         (cgroup / "freezer.state").write_text("THAWED")
         cgroup.rmdir()
+
+
+class Ends:
+    """Runs programs that end in one way."""
+
+    def __init__(self, how: Result | OSError) -> None:
+        self._how = how
+
+    async def run(
+        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
+    ) -> Result:
+        del argv, stdin, timeout
+        if isinstance(self._how, OSError):
+            raise self._how
+        return self._how
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (
+            FileNotFoundError(2, "No such file"),
+            "nft is not installed; install the package nftables",
+        ),
+        (PermissionError(13, "nft cannot be executed: no"), "nft cannot be executed: no"),
+        (OSError(errno.EMFILE, "nft cannot be started: x"), "nft cannot be started: x"),
+        (TimeoutError("nft did not end within 5 s"), "nft did not end within 5 s"),
+        (Result(-9, b"", b""), "nft was killed by SIGKILL"),
+        (Result(-15, b"", b""), "nft was killed by SIGTERM"),
+    ],
+)
+async def test_a_program_that_does_not_run_to_its_end(how: Result | OSError, said: str) -> None:
+    with pytest.raises(BusyError) as busy:
+        await run_program(Ends(how), ["nft", "-f", "-"], package="nftables")
+    assert str(busy.value) == said
+
+
+@pytest.mark.parametrize("status", [0, 1, -11])
+async def test_how_a_program_ends_by_itself_is_not_judged(status: int) -> None:
+    result = Result(status, b"out", b"err")
+    assert await run_program(Ends(result), ["nft"], package="nftables") == result

@@ -11,7 +11,7 @@ import pytest
 
 from steersman.config.types import MODES
 from steersman.model.names import Family, ObjectName
-from steersman.modes.iptables.count import count_rules
+from steersman.netfilter.rule_text import count_rules
 from steersman.run.effects import Effects
 from steersman.run.health import Moment, ProxyHealth
 from steersman.run.metrics import Metrics

@@ -14,7 +14,8 @@ from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError, Req
 from steersman.host.nlmsg import NLM_F_CREATE, attributes, text
 from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff
-from steersman.modes.iptables.names import FILTER, FORWARD, INVALID_DROPPED, LOCALHOST_ACCEPTED
+from steersman.modes.iptables.names import FORWARD, INVALID_DROPPED, LOCALHOST_ACCEPTED
+from steersman.netfilter.names import FILTER
 
 COUNTERS = (INVALID_DROPPED, LOCALHOST_ACCEPTED)
 

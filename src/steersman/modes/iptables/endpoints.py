@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from steersman.model.names import Family
 from steersman.model.plan import Endpoint, ServicePlan
-from steersman.modes.iptables.names import MARK_MASQ, SEP, chain_hash
+from steersman.modes.iptables.names import MARK_MASQ, SEP
+from steersman.netfilter.names import chain_hash
+from steersman.netfilter.rule_text import probability
 
 _MASK = {Family.IPV4: "255.255.255.255", Family.IPV6: ":".join(["ffff"] * 8)}
-
-
-@lru_cache(maxsize=4096)
-def probability(choices: int) -> str:
-    """Return `1/choices` as iptables-save prints it: given with ten decimals, kept in 31 bits."""
-    kept = int(float(f"{1 / choices:.10f}") * (1 << 31) + 0.5)
-    return f"{kept / (1 << 31):.11f}"
 
 
 class Endpoints:

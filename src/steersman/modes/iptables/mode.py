@@ -16,17 +16,17 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import ByOthers, Mode, Support
 from steersman.modes.iptables.accounting import COUNTERS, Accounting, counts, ends
-from steersman.modes.iptables.apply import Iptables
-from steersman.modes.iptables.names import RuleKey, is_kubelets
+from steersman.modes.iptables.names import is_kubelets
 from steersman.modes.iptables.parse import parse
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
-from steersman.modes.iptables.script import LIMITS, Run, write_runs
-from steersman.modes.iptables.strangers import Strangers, digest
-from steersman.modes.iptables.variant import Choice, choose
+from steersman.modes.iptables.script import write_runs
+from steersman.netfilter.generation import ForeignChanges, digest_rules
+from steersman.netfilter.iptables import Iptables, choose_tool
+from steersman.netfilter.names import RuleKey
+from steersman.netfilter.rule_text import LIMITS, Run
 
 _TCP_LIBERAL = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
-_RANDOM_FULLY = (1, 6, 2)
 
 
 class IptablesOptions(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class IptablesMode(Mode):
         self.families: tuple[Family, ...] = tuple(Family)
         """The families that can be served, as far as known."""
         self._iptables: Iptables | None = None
-        self._strangers: Strangers | None = None
+        self._foreign: ForeignChanges | None = None
         self._spelled: dict[int, dict[str, str]] = {}
         self._held: frozenset[tuple[int, str, str]] = frozenset()
         self._left: set[RuleKey] = set()
@@ -89,21 +89,21 @@ class IptablesMode(Mode):
     async def probe(self) -> Support:
         """Find the iptables to use and what it can do."""
         options = self._options
-        choice: Choice = await choose(self._execute, options.variant, leftovers=options.leftovers)
+        choice = await choose_tool(self._execute, options.variant, leftovers=options.leftovers)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families = choice.families
         iptables = Iptables(self._execute, choice.tool, self._options.lock_wait)
         if self._options.features is None:
             self.features = Features(
-                random_fully=choice.tool.version >= _RANDOM_FULLY,
+                random_fully=choice.tool.random_fully,
                 nfacct=await self._can_account(iptables),
                 tcp_liberal=_tcp_liberal(),
             )
         self._iptables = iptables
         if self._here and choice.tool.variant == "nft":
             with suppress(OSError):
-                self._strangers = Strangers()
+                self._foreign = ForeignChanges()
         return Support(usable=True, missing=choice.missing)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
@@ -136,12 +136,12 @@ class IptablesMode(Mode):
         return ruleset
 
     async def fingerprint(self) -> Hashable:
-        """Return a token that differs if others may have changed the rules (strangers.py)."""
+        """Return a token that differs if other programs may have changed the rules."""
         iptables = await self._probed()
-        if self._strangers is not None:
-            return ByOthers(self._strangers.token())
+        if self._foreign is not None:
+            return ByOthers(self._foreign.token())
         texts = [await iptables.save(family) for family in self.families]
-        return await asyncio.to_thread(digest, texts)
+        return await asyncio.to_thread(digest_rules, texts)
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff; see `Mode.apply`. One run per family, unless it is a very large one."""
@@ -180,16 +180,11 @@ class IptablesMode(Mode):
         return dict.fromkeys(COUNTERS, 0) | self._accounting.packets()
 
     async def _restore(self, iptables: Iptables, run: Run) -> None:
-        if self._strangers is not None:
-            self._strangers.look()
+        if self._foreign is not None:
+            self._foreign.check()
         await iptables.restore(run)
-        if self._strangers is not None:
-            self._strangers.look(run.text.count("\nCOMMIT\n"))
-
-    async def canary_present(self) -> bool:
-        """Whether nobody flushed our tables (`iptables -F -X`); cheap, see behaviour 8.5."""
-        iptables = await self._probed()
-        return all([await iptables.has_canary(family) for family in self.families])
+        if self._foreign is not None:
+            self._foreign.check(run.text.count("\nCOMMIT\n"))
 
     async def _probed(self) -> Iptables:
         if self._iptables is None:

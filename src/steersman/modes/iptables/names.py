@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from hashlib import sha256
-from typing import TypeAlias
-
-from steersman.model.names import ServicePortName
-
-RuleKey: TypeAlias = tuple[int, str, str, str]
-"""Family, table, chain and part of the chain: see README.md. Plain tuples, as there are many."""
-
-FILTER, NAT, MANGLE = "filter", "nat", "mangle"
+from steersman.netfilter.names import FILTER, MANGLE, NAT, RuleKey
 
 SERVICES = "KUBE-SERVICES"
 EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
@@ -34,16 +25,12 @@ BY_ADDRESS = "KUBE-SVC-BYADDR-"
 """Prefix of the parts of a split KUBE-SERVICES. It begins with KUBE-SVC- on purpose: upstream
 collects unknown chains of that prefix as stale, so these vanish when an operator goes back."""
 
-# Parts of a chain: "" is the chain itself (with its rules, unless owners share it), a printed name
-# with a protocol is the group of rules of one ServicePort, and the rest belong to the node:
-WHOLE = ""
-JUMPS = "jumps"
+# Parts of a chain beside WHOLE and JUMPS. A printed name with a protocol is the group of rules of
+# one ServicePort; these belong to the node:
 TAIL = "node ports"
 SPLIT = "split"
 UNKNOWN = "unknown"
 KUBELET = "kubelet"
-
-BUILT_IN = frozenset({"PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"})
 
 SHARED_CHAINS = frozenset(
     {
@@ -76,47 +63,6 @@ LOCALNET_RULE = (
     " -j DROP"
 )
 """Closes what route_localnet opens (behaviour 15); kubelet may have written it already."""
-
-_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-_PAIRS = tuple(a + b for a in _ALPHABET for b in _ALPHABET)
-_LONGEST = 3 * 63 + 2  # namespace, name and port
-_SAFE = re.compile(r"[\w./:-]+", re.ASCII).fullmatch
-
-
-def chain_hash(text: str, _pairs: tuple[str, ...] = _PAIRS) -> str:
-    """Return 16 characters of base32 of the SHA-256, as in upstream's chain names (behaviour 8).
-
-    They come from the first ten bytes; taking ten bits at a time is three times as fast as base32.
-    """
-    n = int.from_bytes(sha256(text.encode()).digest()[:10], "big")
-    return (
-        _pairs[n >> 70]
-        + _pairs[n >> 60 & 1023]
-        + _pairs[n >> 50 & 1023]
-        + _pairs[n >> 40 & 1023]
-        + _pairs[n >> 30 & 1023]
-        + _pairs[n >> 20 & 1023]
-        + _pairs[n >> 10 & 1023]
-        + _pairs[n & 1023]
-    )
-
-
-def printed_name(name: ServicePortName) -> str:
-    """Return the printed name (behaviour 3), as it appears in comments and in hashes.
-
-    Kubernetes lets nothing else than letters, digits, `-` and `.` into names. A manifest may hold
-    anything, and nothing of it may end a quotation or a line: other bytes become %XX. iptables
-    cuts comments at 255: what is longer than Kubernetes lets be ends in a hash instead.
-    """
-    text = str(name)
-    if not _SAFE(text):
-        text = "".join(
-            c if _SAFE(c) else "".join(f"%{byte:02X}" for byte in c.encode("utf-8", "replace"))
-            for c in text
-        )
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST - 17]}/{chain_hash(text)}"
-    return text
 
 
 def last_octet(address: str) -> int:

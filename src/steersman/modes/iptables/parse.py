@@ -7,16 +7,11 @@ nobody wants, so that the diff removes it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import msgspec
 
-from steersman.modes.iptables.canonical import canonical
 from steersman.modes.iptables.names import (
-    BUILT_IN,
     BY_ADDRESS,
-    FILTER,
-    JUMPS,
     KUBELET,
     KUBELET_FIREWALL,
     LOCALNET_RULE,
@@ -24,14 +19,13 @@ from steersman.modes.iptables.names import (
     SPLIT,
     TAIL,
     UNKNOWN,
-    WHOLE,
-    RuleKey,
     is_ours,
     is_shared,
 )
+from steersman.netfilter.names import BUILT_IN, FILTER, JUMPS, WHOLE, RuleKey
+from steersman.netfilter.rule_text import canonical, chains
 
 _JUMP_COMMENT = '--comment "kubernetes '
-_COUNTERS = re.compile(r"^\[\d+:\d+\] ", re.MULTILINE)
 _NOT_LAST = "# other rules follow"
 """Added to the value of the node-port tail where it has to be moved; not a rule."""
 
@@ -148,32 +142,3 @@ class _Parser:
         if text != line:
             self._spelled[text] = line
         return text
-
-
-def chains(text: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Take the output of iptables-save apart into chains, foreign ones too.
-
-    Yields (table, chain, rules): each declared chain without rules first, then those with.
-    """
-    table = chain = prefix = ""
-    lines: list[str] = []
-    if "\n[" in text:  # printed with counters (iptables-save -c)
-        text = _COUNTERS.sub("", text)
-    for line in text.splitlines():
-        if prefix and line.startswith(prefix):
-            lines.append(line)
-            continue
-        if lines:
-            yield table, chain, lines
-            lines, prefix = [], ""
-        first = line[:1]
-        if first == "*":
-            table = line[1:].strip()
-        elif first == ":":
-            yield table, line[1:].partition(" ")[0], []
-        elif line.startswith("-A "):
-            chain = line[3:].partition(" ")[0]
-            prefix = f"-A {chain} "
-            lines.append(line)
-    if lines:
-        yield table, chain, lines

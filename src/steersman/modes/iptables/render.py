@@ -20,28 +20,23 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.modes.iptables.endpoints import Endpoints, probability
+from steersman.modes.iptables.endpoints import Endpoints
 from steersman.modes.iptables.names import (
     EXT,
     EXTERNAL_SERVICES,
-    FILTER,
     FW,
     LOCALHOST_ACCEPTED,
     MARK_MASQ,
-    NAT,
     NODE_PORTS,
     PROXY_FIREWALL,
     SERVICE_PREFIXES,
     SERVICES,
     SVC,
     SVL,
-    WHOLE,
-    RuleKey,
-    chain_hash,
     last_octet,
     part_chain,
-    printed_name,
 )
+from steersman.netfilter.names import FILTER, NAT, WHOLE, RuleKey, chain_hash, printed_name
 
 
 class Features(msgspec.Struct, frozen=True):
@@ -301,6 +296,3 @@ def _forwards(frontend: Frontend) -> bool:
         action.verdict is Verdict.FORWARD
         for action in (frontend.pod, frontend.node, frontend.external)
     )
-
-
-__all__ = ["Features", "local_source", "probability", "render_service"]

@@ -11,16 +11,12 @@ from steersman.modes.iptables.names import (
     BY_ADDRESS,
     CANARY,
     EXTERNAL_SERVICES,
-    FILTER,
     FORWARD,
     INVALID_DROPPED,
-    JUMPS,
     KUBELET,
     KUBELET_FIREWALL,
     LOCALNET_RULE,
-    MANGLE,
     MARK_MASQ,
-    NAT,
     NODE_PORTS,
     POSTROUTING,
     PROXY_FIREWALL,
@@ -29,11 +25,11 @@ from steersman.modes.iptables.names import (
     SPLIT,
     TAIL,
     TAIL_COMMENT,
-    WHOLE,
-    RuleKey,
     part_chain,
 )
 from steersman.modes.iptables.render import Features
+from steersman.netfilter.names import FILTER, JUMPS, MANGLE, NAT, WHOLE, RuleKey
+from steersman.netfilter.rule_text import masquerade_rules
 
 _NEW = "-m conntrack --ctstate NEW "
 
@@ -82,7 +78,7 @@ def _family(settings: NodeSettings, family: Family, features: Features) -> Itera
     yield (FILTER, FORWARD, WHOLE), "\n".join(_forward(settings, features))
     mark = f"{settings.masquerade_mark:#x}"
     yield (NAT, MARK_MASQ, WHOLE), f"-A {MARK_MASQ} -j MARK --set-xmark {mark}/{mark}"
-    masquerade = postrouting_rules(mark, features)
+    masquerade = masquerade_rules(mark, random_fully=features.random_fully)
     yield (NAT, POSTROUTING, WHOLE), "\n".join(f"-A {POSTROUTING} {r}" for r in masquerade)
     if settings.split_dispatch:
         yield from _split(family)
@@ -115,17 +111,6 @@ def _forward(settings: NodeSettings, features: Features) -> Iterator[str]:
     yield f"-A {FORWARD} {comment} -m mark --mark {mark}/{mark} -j ACCEPT"
     comment = _comment("kubernetes forwarding conntrack rule")
     yield f"-A {FORWARD} {comment} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"
-
-
-def postrouting_rules(mark: str, features: Features) -> tuple[str, ...]:
-    """Return the rules, without their chain, that masquerade what is marked (behaviour 8.2)."""
-    random = " --random-fully" if features.random_fully else ""
-    comment = _comment("kubernetes service traffic requiring SNAT")
-    return (
-        f"-m mark ! --mark {mark}/{mark} -j RETURN",
-        f"-j MARK --set-xmark {mark}/0x0",
-        f"{comment} -j MASQUERADE{random}",
-    )
 
 
 def _split(family: Family) -> Iterator[_Object]:

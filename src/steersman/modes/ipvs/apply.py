@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from steersman.host.exec import Exec
+from steersman.host.exec import Exec, run_program
 from steersman.host.netlink import Netlink, NetlinkError, Request
 from steersman.host.nlmsg import NLMSG_NOOP
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
-from steersman.modes import programs
 from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey, Target
 from steersman.modes.ipvs.parse import Real, is_drained, parse_servers, parse_sets
 from steersman.modes.ipvs.wire import Command, destination, list_services, service
@@ -206,7 +205,7 @@ class Sets:
         Raises:
             BusyError: ipset does not say.
         """
-        result = await programs.run(self._execute, ["ipset", "save"], package="ipset")
+        result = await run_program(self._execute, ["ipset", "save"], package="ipset")
         if result.returncode:
             raise BusyError(f"ipset save: {result.message}")
         return result.stdout.decode(errors="replace")
@@ -222,6 +221,6 @@ class Sets:
             return
         text = "\n".join([*lines, ""])
         argv = ["ipset", "-exist", "restore"]
-        result = await programs.run(self._execute, argv, text.encode(), package="ipset")
+        result = await run_program(self._execute, argv, text.encode(), package="ipset")
         if result.returncode:
             raise ApplyError(f"ipset restore: {result.message}")

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-import struct
 from collections.abc import Callable, Hashable
 from hashlib import blake2b
 
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, Netlink, Request
-from steersman.host.nlmsg import attributes, u8
+from steersman.host.nlmsg import u8
 from steersman.modes.ipvs.kernel import Kernel
 from steersman.modes.ipvs.names import ServerKey
 from steersman.modes.ipvs.parse import is_drained, parse_servers
 from steersman.modes.ipvs.sockets import Sockets
 from steersman.modes.ipvs.wire import digest_services
+from steersman.netfilter.generation import digest_rules, generation
 
 _IPSET_LIST = (6 << 8) | 7  # NFNL_SUBSYS_IPSET, IPSET_CMD_LIST: linux/netfilter/ipset/ip_set.h
 _IPSET_PROTOCOL = 6
-_NFT_GETGEN = (10 << 8) | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
-_GEN_ID = 1
 _COUNTS = re.compile(r" +\d+ +\d+ *$", re.MULTILINE)
 _DRAINED = re.compile(r" 0 +0 +0 *$", re.MULTILINE)
-_CHAIN_COUNTERS = re.compile(r" \[\d+:\d+\]$|^#.*$", re.MULTILINE)
 
 
 async def of_kernel(kernel: Kernel, sockets: Sockets, generic: int) -> Hashable | None:
@@ -54,7 +51,7 @@ async def of_kernel(kernel: Kernel, sockets: Sockets, generic: int) -> Hashable 
         return None
     if kernel.iptables.tool.variant == "nft":
         return (*token, generation(netfilter))
-    return (*token, *[of_rules(await kernel.iptables.save(f)) for f in kernel.families])
+    return (*token, digest_rules([await kernel.iptables.save(f) for f in kernel.families]))
 
 
 def has_drained(text: str, is_ours: Callable[[ServerKey], bool]) -> bool:
@@ -72,23 +69,12 @@ def of_table(text: str) -> bytes:
     return _digest(_COUNTS.sub("", text).encode())
 
 
-def of_rules(text: str) -> bytes:
-    """Return a hash of what iptables-save prints, without counters and dates."""
-    return _digest(_CHAIN_COUNTERS.sub("", text).encode())
-
-
 def of_sets(netlink: Netlink) -> bytes:
     """Return a hash of all ipsets, by a socket of NETLINK_NETFILTER."""
     digest = blake2b(digest_size=16)
     for reply in netlink.dump(Request(_IPSET_LIST, bytes(4) + u8(1, _IPSET_PROTOCOL))):
         digest.update(reply.payload)
     return digest.digest()
-
-
-def generation(netlink: Netlink) -> Hashable:
-    """Return the generation of the kernel's nf_tables rules, likewise."""
-    (reply,) = netlink.request(Request(_NFT_GETGEN, bytes(4)))
-    return int(struct.unpack(">I", attributes(reply.payload, 4)[_GEN_ID])[0])
 
 
 def _digest(data: bytes) -> bytes:

@@ -11,8 +11,6 @@ import msgspec
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.iptables.apply import Iptables
-from steersman.modes.iptables.script import LIMITS, write_runs
 from steersman.modes.ipvs.apply import Servers, Sets
 from steersman.modes.ipvs.changes import (
     INLINE,
@@ -34,6 +32,9 @@ from steersman.modes.ipvs.names import (
     role_set,
 )
 from steersman.modes.ipvs.parse import parse_rules
+from steersman.netfilter.iptables import Iptables
+from steersman.netfilter.names import WHOLE
+from steersman.netfilter.rule_text import LIMITS, Step, old_and_new, rule_lines, write_steps
 
 
 class Doors(NamedTuple):
@@ -137,7 +138,7 @@ class Kernel:
         unbind = sorted(a for a in fewer if held[a] + growth[a] <= 0)
         await self.sets.restore([*work.sets, *address_entries("add", bind)])
         if work.rules:
-            for run in write_runs(work.rules, LIMITS[self.iptables.tool.variant], {}):
+            for run in write_steps(_rule_steps(work.rules), LIMITS[self.iptables.tool.variant], {}):
                 await self.iptables.restore(run)
         if work.makes_device:
             self.device.make()
@@ -163,3 +164,21 @@ class Kernel:
         held.update(growth)
         for address in unbind:
             del held[address]
+
+
+_CHAINS, _DROP_JUMPS, _ADD_JUMPS, _REMOVE = ((phase, 0) for phase in range(4))
+
+
+def _rule_steps(change: Diff) -> dict[int, list[Step]]:
+    """Return the steps of iptables-restore: chains before the jumps to them, and back."""
+    steps: dict[int, list[Step]] = {}
+    for (family, table, chain, part), old, new in old_and_new(change):
+        own = steps.setdefault(family, [])
+        if part != WHOLE:
+            phase = _DROP_JUMPS if new is None else _ADD_JUMPS
+            own.append(Step(phase, table, delete=rule_lines(old), insert=rule_lines(new)))
+        elif new is not None:
+            own.append(Step(_CHAINS, table, declare=chain, append=new))
+        else:
+            own.append(Step(_REMOVE, table, declare=chain, remove=chain))
+    return steps

@@ -20,9 +20,6 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Support
-from steersman.modes.iptables.apply import Iptables
-from steersman.modes.iptables.render import Features
-from steersman.modes.iptables.variant import Tool, choose
 from steersman.modes.ipvs import render, render_node
 from steersman.modes.ipvs.apply import Servers, Sets
 from steersman.modes.ipvs.counters import Counters
@@ -42,11 +39,11 @@ from steersman.modes.ipvs.parse import parse_servers
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
 from steersman.modes.ipvs.sockets import Sockets, here
 from steersman.modes.ipvs.wire import ask_info, timeouts
+from steersman.netfilter.iptables import Iptables, Tool, choose_tool
 
 log = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+")
 _LOCK_WAIT = 5
-_RANDOM_FULLY = (1, 6, 2)
 _MARKED = frozenset(map(SetKey, ADDRESS_SETS))
 
 
@@ -76,7 +73,7 @@ class IpvsMode(Mode):
         self._execute = execute
         self._options = options or IpvsOptions()
         self._families: tuple[Family, ...] = tuple(Family)
-        self._features = Features()
+        self._random_fully = True
         self._kernel: Kernel | None = None
         self._generic = 0
         self._sockets = Sockets(inside)
@@ -98,7 +95,7 @@ class IpvsMode(Mode):
             self._disconnect()
             return Support(usable=False, missing=(lacking,))
         variant = self._options.iptables_variant
-        choice = await choose(self._execute, variant, leftovers=not loads)
+        choice = await choose_tool(self._execute, variant, leftovers=not loads)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         if loads and (
@@ -112,7 +109,7 @@ class IpvsMode(Mode):
 
     def _open(self, tool: Tool, families: tuple[Family, ...], generic: int) -> None:
         self._families, self._generic = families, generic
-        self._features = Features(random_fully=tool.version >= _RANDOM_FULLY)
+        self._random_fully = tool.random_fully
         netlink = self._sockets.get(NETLINK_GENERIC)
         doors = Doors(
             Servers(netlink, generic, self._sockets.inside),
@@ -160,7 +157,7 @@ class IpvsMode(Mode):
         """Render sets, chains and jumps."""
         families = tuple(family for family in settings.families if family in self._families)
         settings = msgspec.structs.replace(settings, families=families)
-        return render_node.render_node(settings, self._features)
+        return render_node.render_node(settings, random_fully=self._random_fully)
 
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         """Render one ServicePort's virtual servers and set entries."""

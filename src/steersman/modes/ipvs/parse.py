@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from steersman.model.names import Protocol
-from steersman.modes.iptables.canonical import canonical
-from steersman.modes.iptables.names import BUILT_IN, JUMPS, WHOLE, RuleKey
-from steersman.modes.iptables.parse import chains
 from steersman.modes.ipvs.names import (
     CHAINS,
     MemberKey,
@@ -18,6 +15,8 @@ from steersman.modes.ipvs.names import (
     Target,
     is_our_set,
 )
+from steersman.netfilter.names import BUILT_IN, JUMPS, WHOLE, RuleKey
+from steersman.netfilter.rule_text import canonical, chains
 
 _NUMBERS = {each.lower(): str(each.number) for each in Protocol}
 _CREATE = 4  # words: create, name, type, family, ...

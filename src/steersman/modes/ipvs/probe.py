@@ -6,14 +6,13 @@ import errno
 import re
 from collections.abc import Callable
 
-from steersman.host.exec import Exec
+from steersman.host.exec import Exec, failure_reason, run_program
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.apply import Servers
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.wire import list_services, resolve
-from steersman.modes.programs import reason, run
 
 _TRIAL = ServerKey(Protocol.TCP, "198.51.100.0", 20000)
 """A virtual server that nobody uses (RFC 5737): making it loads the scheduler (behaviour 10)."""
@@ -36,7 +35,7 @@ async def load_module(execute: Exec, name: str) -> str:
     try:
         result = await execute.run(["modprobe", name])
     except OSError as error:
-        return reason("modprobe", "kmod", error)
+        return failure_reason("modprobe", "kmod", error)
     return "" if result.returncode == 0 else result.message or f"modprobe {name} failed"
 
 
@@ -71,7 +70,7 @@ async def check_ipset(execute: Exec) -> str:
         if (await execute.run(["ipset", "save"])).returncode:
             return "The kernel has no ipset; run `modprobe ip_set` on the host."
     except OSError as error:
-        return f"{reason('ipset', 'ipset', error)}."
+        return f"{failure_reason('ipset', 'ipset', error)}."
     return ""
 
 
@@ -83,10 +82,10 @@ async def check_matches(execute: Exec, iptables: str) -> str:
     """
     try:
         create = ["ipset", "-exist", "create", _TRIAL_SET, "hash:ip"]
-        made = await run(execute, create, package="ipset")
+        made = await run_program(execute, create, package="ipset")
         restore = [f"{iptables}-restore", "--noflush"]
-        result = await run(execute, restore, _TRIAL_RULES, package="iptables")
-        await run(execute, ["ipset", "destroy", _TRIAL_SET], package="ipset")
+        result = await run_program(execute, restore, _TRIAL_RULES, package="iptables")
+        await run_program(execute, ["ipset", "destroy", _TRIAL_SET], package="ipset")
     except BusyError as error:
         return f"{error}."
     if not (made.returncode or result.returncode):

@@ -7,9 +7,6 @@ from typing import Any
 
 from steersman.model.names import Family
 from steersman.model.plan import LocalDetector, NodeSettings, SourceClass, Verdict
-from steersman.modes.iptables.names import FILTER, JUMPS, MANGLE, NAT, WHOLE
-from steersman.modes.iptables.render import Features
-from steersman.modes.iptables.render_node import postrouting_rules
 from steersman.modes.ipvs.names import (
     ACCESS,
     ADDRESSES,
@@ -32,6 +29,8 @@ from steersman.modes.ipvs.names import (
     all_sets,
     role_set,
 )
+from steersman.netfilter.names import FILTER, JUMPS, MANGLE, NAT, WHOLE
+from steersman.netfilter.rule_text import masquerade_rules
 
 _NEW = "-m conntrack --ctstate NEW "
 _REJECT = {
@@ -73,12 +72,12 @@ _JUMPS = (
 """Table, built-in chain, and our jumps from the top down."""
 
 
-def render_node(settings: NodeSettings, features: Features) -> dict[tuple[Any, ...], str]:
+def render_node(settings: NodeSettings, *, random_fully: bool) -> dict[tuple[Any, ...], str]:
     """Render everything that belongs to the node, in every family that is served."""
     out: dict[tuple[Any, ...], str] = {DeviceKey(DEVICE): "dummy"}
     for family in settings.families:
         out.update((SetKey(name), kind) for name, kind in all_sets(family))
-        for (table, chain), rules in _chains(settings, family, features):
+        for (table, chain), rules in _chains(settings, family, random_fully):
             out[int(family), table, chain, WHOLE] = "\n".join(f"-A {chain} {r}" for r in rules)
         for table, chain, jumps in _JUMPS:
             out[int(family), table, chain, JUMPS] = "\n".join(f"-A {chain} {j}" for j in jumps)
@@ -88,13 +87,13 @@ def render_node(settings: NodeSettings, features: Features) -> dict[tuple[Any, .
 _Chain = tuple[tuple[str, str], list[str]]
 
 
-def _chains(settings: NodeSettings, family: Family, features: Features) -> Iterator[_Chain]:
+def _chains(settings: NodeSettings, family: Family, random_fully: bool) -> Iterator[_Chain]:
     detector = settings.family(family).detector
     mark = f"{settings.masquerade_mark:#x}"
     masquerade = list(_by_class(family, detector, Verdict.FORWARD, MARK_MASQ))
     yield (NAT, MARK_MASQ), [f"-j MARK --set-xmark {mark}/{mark}"]
     yield (NAT, SERVICES), masquerade
-    yield (NAT, POSTROUTING), list(_postrouting(mark, family, features))
+    yield (NAT, POSTROUTING), list(_postrouting(mark, family, random_fully))
     yield (FILTER, FORWARD), list(_forward(mark))
     yield (MANGLE, SOURCES), [f"{_match(role_set(ALLOWED, family), 3)} -j RETURN", "-j DROP"]
     guarded = f"{_match(role_set(GUARDED, family))} -j {SOURCES}"
@@ -135,10 +134,10 @@ def _detected(detector: LocalDetector) -> str:
     return f"-i {detector.interface_prefix}+ " if detector.interface_prefix else ""
 
 
-def _postrouting(mark: str, family: Family, features: Features) -> Iterator[str]:
-    random = " --random-fully" if features.random_fully else ""
+def _postrouting(mark: str, family: Family, random_fully: bool) -> Iterator[str]:
+    random = " --random-fully" if random_fully else ""
     yield f'! -o lo -m bpf --bytecode "{_ITSELF[family]}" -j MASQUERADE{random}'
-    yield from postrouting_rules(mark, features)
+    yield from masquerade_rules(mark, random_fully=random_fully)
 
 
 def _forward(mark: str) -> Iterator[str]:

@@ -12,12 +12,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from steersman.host.exec import Exec
+from steersman.host.exec import Exec, run_program
 from steersman.host.netlink import Netlink
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff
-from steersman.modes import programs
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.counters import Counters
 from steersman.modes.nftables.derived import Counts, Derived
@@ -134,7 +133,7 @@ class Tables:
 
     async def _nft(self, script: str) -> None:
         argv = ["nft", "-f", "-"]
-        result = await programs.run(self._exec, argv, script.encode(), package="nftables")
+        result = await run_program(self._exec, argv, script.encode(), package="nftables")
         if result.returncode:
             message = result.message[:500]
             if "resource busy" in message or "Cannot allocate" in message:

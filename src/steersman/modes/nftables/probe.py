@@ -8,12 +8,11 @@ import platform
 import re
 from collections.abc import Callable
 
-from steersman.host.exec import Exec
+from steersman.host.exec import Exec, failure_reason
 from steersman.host.netlink import Netlink
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.modes.base import Support
-from steersman.modes.nftables.read import generation
-from steersman.modes.programs import reason
+from steersman.netfilter.generation import generation
 
 _KERNEL = (5, 13)
 _NFT = (1, 0, 1)
@@ -45,7 +44,7 @@ async def _nft(execute: Exec) -> tuple[str, ...]:
     try:
         result = await execute.run(["nft", "--version"])
     except OSError as error:
-        return (f"{reason('nft', 'nftables', error)}.",)
+        return (f"{failure_reason('nft', 'nftables', error)}.",)
     said = result.stdout.decode(errors="replace").strip()
     if version(said) < _NFT:
         return (f"{said or 'nft'} is too old; nftables mode needs nft 1.0.1 or later.",)

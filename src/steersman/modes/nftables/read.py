@@ -72,13 +72,6 @@ def text_hash(text_: str) -> str:
     return hashlib.sha256(text_.encode()).hexdigest()[:8]
 
 
-def generation(netlink: Netlink) -> int:
-    """The number of the ruleset's generation: every transaction of anyone makes a new one."""
-    for reply in netlink.request(wire.request(wire.GETGEN, None)):
-        return int.from_bytes(attributes(reply.payload, 4).get(1, b""), "big")
-    return 0
-
-
 def read_table(netlink: Netlink, family: Family, foundation: str) -> Table | None:
     """Read one family's table; None where there is none.
 

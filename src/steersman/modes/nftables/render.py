@@ -23,7 +23,6 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.modes.iptables.names import printed_name
 from steersman.modes.nftables import skeleton
 from steersman.modes.nftables.affinity import AffinityNames
 from steersman.modes.nftables.layout import (
@@ -44,6 +43,7 @@ from steersman.modes.nftables.layout import (
     slot_keys,
 )
 from steersman.modes.nftables.slots import assign
+from steersman.netfilter.names import printed_name
 
 Slots = MutableMapping[bytes, tuple[bytes, ...]]
 """Endpoints by slot, by the key of the first slot: the value that keeps slots stable."""

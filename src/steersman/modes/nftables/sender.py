@@ -12,9 +12,9 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.layout import Kind
-from steersman.modes.nftables.read import generation
 from steersman.modes.nftables.text import describe
 from steersman.modes.nftables.transaction import Step
+from steersman.netfilter.generation import generation
 
 _BUSY = (errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 OBJECTS = (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from typing import Protocol
 
-from steersman.host.exec import Exec, Result
+from steersman.host.exec import Exec, Result, run_program
 from steersman.model.addresses import canonical_ip, family_of
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.modes.base import Support
-from steersman.modes.programs import run
 
 DEFAULT_INTERFACE = "kube-portals"
 _KINDS = ("dummy", "bridge")
@@ -116,7 +115,7 @@ class LinuxAddresses:
         return not (await self._ip("link", "show", "dev", self.interface)).returncode
 
     async def _ip(self, *words: str) -> Result:
-        return await run(self._execute, ["ip", *words], package="iproute2", timeout=10.0)
+        return await run_program(self._execute, ["ip", *words], package="iproute2", timeout=10.0)
 
 
 def _check(result: Result, what: str) -> None:

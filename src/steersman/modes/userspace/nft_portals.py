@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from itertools import chain
 
-from steersman.host.exec import Exec, Result
+from steersman.host.exec import Exec, Result, run_program
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.modes.base import Support
-from steersman.modes.programs import run
 from steersman.modes.userspace.names import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.nft_rules import (
     TABLE,
@@ -134,7 +133,7 @@ class NftPortals:
     async def _nft(self, *words: str, stdin: str = "") -> Result:
         argv = ["nft", *words]
         data = stdin.encode()
-        return await run(self._execute, argv, data, package="nftables", timeout=_TIMEOUT)
+        return await run_program(self._execute, argv, data, package="nftables", timeout=_TIMEOUT)
 
 
 def _stray(key: StrayKey) -> Object:

@@ -10,12 +10,11 @@ from steersman.host.exec import Exec
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.modes.base import Support
-from steersman.modes.iptables.apply import Iptables
-from steersman.modes.iptables.script import Run
-from steersman.modes.iptables.variant import choose
 from steersman.modes.userspace.names import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rules import CHAINS, Kernel, Rule, parse, portal_rules, write
 from steersman.modes.userspace.written import Written
+from steersman.netfilter.iptables import Iptables, choose_tool
+from steersman.netfilter.rule_text import Run
 from steersman.proxy.listeners import FrontendKey
 
 _LOCK_WAIT = 5  # seconds, for the lock of iptables-legacy
@@ -43,7 +42,7 @@ class IptablesPortals:
 
     async def probe(self) -> Support:
         """Find the iptables to use."""
-        choice = await choose(self._execute, self._variant, leftovers=self._leftovers)
+        choice = await choose_tool(self._execute, self._variant, leftovers=self._leftovers)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families = choice.families

@@ -21,8 +21,8 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.model.ruleset import Ruleset
-from steersman.modes.iptables.names import printed_name
 from steersman.modes.userspace.names import BASE, BaseKey, Key, Portal
+from steersman.netfilter.names import printed_name
 from steersman.proxy.listeners import (
     LISTENER,
     PORTAL,

@@ -14,12 +14,12 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KINDS
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
-from steersman.modes.iptables.canonical import canonical
 from steersman.modes.iptables.mode import IptablesMode
-from steersman.modes.iptables.names import RuleKey
 from steersman.modes.iptables.parse import parse
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
+from steersman.netfilter.names import RuleKey
+from steersman.netfilter.rule_text import canonical
 from steersman.source.decode import decode_value
 from steersman.source.store import Store
 

@@ -19,7 +19,7 @@ from steersman.modes.iptables import mode as mode_module
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
 from steersman.modes.iptables.render import Features
-from steersman.modes.iptables.strangers import Strangers
+from steersman.netfilter.generation import ForeignChanges
 from tests.support.builders.plans import SETTINGS, simple
 
 NFT = "iptables v1.8.9 (nf_tables)"
@@ -286,14 +286,6 @@ async def test_without_iptables_nothing_can_be_read() -> None:
         await IptablesMode(Scripted()).read()
 
 
-@pytest.mark.parametrize(("status", "present"), [(0, True), (1, False), (4, True)])
-async def test_a_busy_lock_does_not_mean_that_the_canary_is_gone(
-    status: int, present: bool
-) -> None:
-    execute = Scripted(*BOTH, ("* -S KUBE-PROXY-CANARY *", status), WORKS)
-    assert await IptablesMode(execute).canary_present() is present
-
-
 async def test_restores_keep_foreign_rules_and_wait_for_the_lock() -> None:
     execute = Scripted(*BOTH, WORKS)
     await IptablesMode(execute, IptablesOptions(lock_wait=7)).apply(CHANGE)
@@ -324,22 +316,22 @@ async def test_a_digest_tells_rules_apart_but_not_the_time_or_counters(variant: 
 
 def test_strangers_are_transactions_beyond_our_own() -> None:
     generation = 2**32 - 1
-    strangers = Strangers(lambda: generation)
-    first = strangers.token()
+    foreign = ForeignChanges(lambda: generation)
+    first = foreign.token()
     generation = 1
-    strangers.look(ours=2)
-    assert strangers.token() == first
+    foreign.check(ours=2)
+    assert foreign.token() == first
     generation += 1  # two tables, one without a change
-    strangers.look(ours=2)
-    assert strangers.token() == first
+    foreign.check(ours=2)
+    assert foreign.token() == first
     generation += 3
-    strangers.look(ours=2)
-    assert strangers.token() != first
+    foreign.check(ours=2)
+    assert foreign.token() != first
 
 
 def test_a_comparison_is_asked_for_from_time_to_time() -> None:
-    strangers = Strangers(lambda: 7)
-    tokens = [strangers.token() for _ in range(60)]
+    foreign = ForeignChanges(lambda: 7)
+    tokens = [foreign.token() for _ in range(60)]
     assert len(set(tokens)) == 4
 
 

@@ -5,18 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from steersman.modes.iptables.endpoints import probability
-from steersman.modes.iptables.names import (
-    FILTER,
-    NAT,
-    chain_hash,
-    is_kubelets,
-    is_ours,
-    is_shared,
-    last_octet,
-    part_chain,
-    printed_name,
-)
+from steersman.modes.iptables.names import is_kubelets, is_ours, is_shared, last_octet, part_chain
+from steersman.netfilter.names import FILTER, NAT, chain_hash, printed_name
+from steersman.netfilter.rule_text import probability
 from tests.support.builders.plans import key
 
 CONFORMANCE = Path(__file__).parents[4] / "../shared/conformance/chain_names.json"

@@ -3,9 +3,10 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.modes.iptables.canonical import canonical
-from steersman.modes.iptables.names import TAIL_COMMENT, RuleKey
+from steersman.modes.iptables.names import TAIL_COMMENT
 from steersman.modes.iptables.parse import Parsed, parse
+from steersman.netfilter.names import RuleKey
+from steersman.netfilter.rule_text import canonical
 
 SVC = "KUBE-SVC-XPGD46QRK7WJZT7O"
 TAIL = f'-A KUBE-SERVICES -m comment --comment "{TAIL_COMMENT}" -m addrtype --dst-type LOCAL -j KUBE-NODEPORTS'

@@ -4,10 +4,10 @@ from msgspec.structs import replace
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, ServicePlan
-from steersman.modes.iptables.endpoints import probability
-from steersman.modes.iptables.names import chain_hash
 from steersman.modes.iptables.render import Features, local_source, render_service
 from steersman.modes.iptables.render_node import render_node
+from steersman.netfilter.names import chain_hash
+from steersman.netfilter.rule_text import probability
 from tests.support.builders.plans import (
     DROPPED,
     EVERYBODY,

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.iptables.names import RuleKey
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
-from steersman.modes.iptables.script import LIMITS, Limits, Run, write_runs
+from steersman.modes.iptables.script import write_runs
+from steersman.netfilter.names import RuleKey
+from steersman.netfilter.rule_text import LIMITS, Limits, Run
 from tests.support.builders.plans import SETTINGS, simple
 
 NODE = render_node(SETTINGS, Features())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.modes.ipvs.fingerprint import has_drained, of_rules, of_table
+from steersman.modes.ipvs.fingerprint import has_drained, of_table
+from steersman.netfilter.generation import digest_rules
 
 TABLE = """IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags
@@ -42,5 +43,5 @@ def test_what_is_drained_has_to_be_read_where_it_is_ours() -> None:
 
 def test_traffic_and_time_change_no_rules() -> None:
     later = RULES.replace("[10:840]", "[9999:1]").replace("00:00:00", "00:00:30")
-    assert of_rules(later) == of_rules(RULES)
-    assert of_rules(RULES.replace("-j KUBE", "-j OTHER")) != of_rules(RULES)
+    assert digest_rules([later]) == digest_rules([RULES])
+    assert digest_rules([RULES.replace("-j KUBE", "-j OTHER")]) != digest_rules([RULES])

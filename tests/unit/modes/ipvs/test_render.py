@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings
 from steersman.model.ruleset import diff, merge
-from steersman.modes.iptables.canonical import canonical
-from steersman.modes.iptables.render import Features
 from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 from steersman.modes.ipvs.render import Options, node_port_addresses, render_service
 from steersman.modes.ipvs.render_node import render_node
+from steersman.netfilter.rule_text import canonical
 from tests.support.builders.plans import (
     DROPPED,
     INTERNAL,
@@ -124,7 +123,7 @@ def test_no_two_plans_claim_one_object() -> None:
     rng = Random(6)
     plans = [random_plan(rng, number, family) for number in range(200) for family in Family]
     rendered = [render_service(of, SETTINGS, RR) for of in plans]
-    node = render_node(SETTINGS, Features())
+    node = render_node(SETTINGS, random_fully=True)
     assert merge(diff({}, ruleset) for ruleset in [*rendered, node])
     names = {k.set for k in node if type(k) is SetKey}
     assert {k.set for ruleset in rendered for k in ruleset if type(k) is MemberKey} <= names
@@ -135,11 +134,13 @@ def test_no_two_plans_claim_one_object() -> None:
 
 
 def text(settings: NodeSettings) -> str:
-    return "\n".join(v for k, v in render_node(settings, Features()).items() if type(k) is tuple)
+    return "\n".join(
+        v for k, v in render_node(settings, random_fully=True).items() if type(k) is tuple
+    )
 
 
 def test_rules_are_spelled_as_they_are_read_back() -> None:
-    for k, value in render_node(SETTINGS, Features(random_fully=False)).items():
+    for k, value in render_node(SETTINGS, random_fully=False).items():
         if type(k) is tuple:
             for line in value.splitlines():
                 assert canonical(line, int(k[0])) == line
@@ -166,7 +167,7 @@ def test_without_a_detector_nobody_is_a_pod() -> None:
 
 
 def test_the_interface_belongs_to_the_node() -> None:
-    assert render_node(NodeSettings(families=()), Features()) == {DeviceKey(DEVICE): "dummy"}
+    assert render_node(NodeSettings(families=()), random_fully=True) == {DeviceKey(DEVICE): "dummy"}
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,6 @@ def test_weights_stand_beside_their_endpoints() -> None:
 def test_health_checks_are_let_in() -> None:
     of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO, health=32000)
     assert ("HEALTH", "32000") in members(render_service(of, SETTINGS, RR))
-    node = render_node(SETTINGS, Features())
+    node = render_node(SETTINGS, random_fully=True)
     assert node[SetKey("KUBE-IPVS-HEALTH")] == "bitmap:port range 0-65535"
     assert node[4, "filter", "INPUT", "jumps"].splitlines()[0].endswith("-j KUBE-IPVS-HEALTH")

@@ -1,0 +1,1 @@
+"""What the modes that use netfilter share: iptables, nf_tables over netlink, conntrack."""

@@ -1,0 +1,215 @@
+"""The iptables programs of this machine: which variant to use, save, restore, failures.
+
+A machine may have both iptables-nft and iptables-legacy. The kernel obeys rules of either, but
+operators look into one only. So the choice follows kubelet, or our own earlier choice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from steersman.host.exec import Exec, Result, failure_reason, run_program
+from steersman.host.files import lock_holder
+from steersman.host.process import NEEDS_NET_ADMIN
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.names import Family
+from steersman.netfilter.rule_text import Run
+
+_VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((\w+)\))?")
+_COMMANDS = {"": "iptables", "nft": "iptables-nft", "legacy": "iptables-legacy"}
+_KUBELET_CHAINS = ("KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY")
+"""Chains that kubelet creates in the mangle table of the variant that it uses."""
+_PROXY_CHAINS = ("KUBE-PROXY-CANARY", "KUBE-SERVICES")
+_LIST_NAT = ("-w", "5", "-t", "nat", "-S", "POSTROUTING")
+_NOT_PERMITTED = re.compile(r"you must be root|Permission denied|Operation not permitted")
+
+_RESOURCE_PROBLEM = 4
+"""Exit status of iptables if the lock is held or memory is short."""
+_OBJECT_REFUSED = re.compile(r"[A-Z]+_[A-Z_]+ failed \((?!Resource temp|Cannot alloc|No buffer)")
+"""iptables-nft also exits with 4 if the kernel rejected an object; then it names the operation."""
+_BAD_LINE = re.compile(r"line:? (\d+)")
+_LOCK = "/run/xtables.lock"
+
+
+class Tool(NamedTuple):
+    """An installed iptables of one variant."""
+
+    command: str
+    """Name of the IPv4 command, without `-save` and `-restore`."""
+    variant: str
+    """`nft` or `legacy`."""
+    version: tuple[int, int, int]
+
+    def of(self, family: int) -> str:
+        """Return the name of the command for a family."""
+        return self.command if family == Family.IPV4 else self.command.replace("ip", "ip6", 1)
+
+    @property
+    def random_fully(self) -> bool:
+        """Whether MASQUERADE has --random-fully."""
+        return self.version >= (1, 6, 2)
+
+
+class ToolChoice(NamedTuple):
+    """The iptables to use, if any works."""
+
+    tool: Tool | None
+    families: tuple[Family, ...]
+    """Families in which it works."""
+    missing: tuple[str, ...]
+    """What does not work and what to do about it, a sentence each."""
+
+
+async def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) -> ToolChoice:
+    """Find the iptables to use.
+
+    Args:
+        execute: runs programs.
+        wanted: `nft`, `legacy`, or "" for the one that this machine uses.
+        leftovers: only to remove leftovers: do not create a table by listing it.
+    """
+    tools, problems = await _installed(execute, wanted)
+    if not tools:
+        what = f"iptables-{wanted}" if wanted else "iptables"
+        missing = f"{what} is not installed; install the package iptables."
+        return ToolChoice(None, (), tuple(problems) or (missing,))
+    if len(tools) > 1:
+        in_use = {tool: await _in_use(execute, tool) for tool in tools}
+        tools.sort(key=lambda tool: -in_use[tool])
+    problems = []
+    for tool in tools:
+        trouble = await _trouble(execute, tool, Family.IPV4, leftovers)
+        if trouble:
+            problems.append(f"{tool.command} does not work: {trouble}.")
+            continue
+        lacking = await _trouble(execute, tool, Family.IPV6, leftovers)
+        if not lacking:
+            return ToolChoice(tool, (Family.IPV4, Family.IPV6), ())
+        sentence = f"IPv6 Services are not served: {tool.of(Family.IPV6)}: {lacking}."
+        return ToolChoice(tool, (Family.IPV4,), (sentence,))
+    return ToolChoice(None, (), tuple(problems))
+
+
+async def _installed(execute: Exec, wanted: str) -> tuple[list[Tool], list[str]]:
+    """List the installed variants, the default one first, and problems."""
+    found: dict[str, Tool] = {}
+    problems: list[str] = []
+    for command in dict.fromkeys((_COMMANDS[wanted], *_COMMANDS.values())):
+        try:
+            result = await execute.run([command, "--version"])
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{failure_reason(command, 'iptables', error)}.")
+            continue
+        version = _VERSION.search(result.stdout.decode(errors="replace"))
+        if result.returncode or not version:
+            continue
+        major, minor, patch, kind = version.groups()
+        variant = "nft" if kind == "nf_tables" else "legacy"  # before 1.8 there is only legacy
+        if wanted in ("", variant):
+            tool = Tool(command, variant, (int(major), int(minor), int(patch or 0)))
+            found.setdefault(variant, tool)
+    return list(found.values()), problems
+
+
+async def _in_use(execute: Exec, tool: Tool) -> int:
+    """Rate the signs that a variant is in use: 2 for kubelet's chains, 1 for ours, 0 for none."""
+    argv = [f"{tool.command}-save"]
+    if tool.variant == "nft":
+        argv += ["-t", "mangle"]  # legacy would create a table by listing it
+    try:
+        text = (await execute.run(argv)).stdout.decode(errors="replace")
+    except OSError:
+        return 0
+    if any(f":{chain} " in text for chain in _KUBELET_CHAINS):
+        return 2
+    return int(any(f":{chain} " in text for chain in _PROXY_CHAINS))
+
+
+async def _trouble(execute: Exec, tool: Tool, family: Family, leftovers: bool) -> str:
+    """Return why a variant does not work in a family, or ""."""
+    command = tool.of(family)
+    try:
+        for argv in ([f"{command}-restore", "--version"], [f"{command}-save", "--version"]):
+            if (await execute.run(argv)).returncode:
+                return f"{argv[0]} is not installed, install the package iptables"
+        look = [f"{command}-save"] if leftovers else [command, *_LIST_NAT]
+        result = await execute.run(look)
+    except OSError as error:
+        reason = failure_reason(str(error.filename or command), "iptables", error)
+        return reason.replace(";", ",")
+    if _NOT_PERMITTED.search(result.message):
+        return NEEDS_NET_ADMIN
+    if result.returncode in (0, _RESOURCE_PROBLEM):  # another process holds the lock: it works
+        return ""
+    return result.message or f"exit status {result.returncode}"
+
+
+class Iptables:
+    """Runs iptables-save and iptables-restore of one variant."""
+
+    def __init__(self, execute: Exec, tool: Tool, lock_wait: int = 5) -> None:
+        """Create a runner; lock_wait: seconds to wait for the lock of iptables-legacy."""
+        self.tool = tool
+        self._execute = execute
+        self._wait = ("-w", str(lock_wait))
+        self._timeout = lock_wait + 120.0
+
+    async def save(self, family: int) -> str:
+        """Return all tables as iptables-save prints them.
+
+        Raises:
+            BusyError: they cannot be read.
+        """
+        command = f"{self.tool.of(family)}-save"
+        result = await self._run([command])
+        if result.returncode:
+            raise BusyError(f"{command}: {_message(result)}")
+        return result.stdout.decode(errors="replace")
+
+    async def restore(self, run: Run) -> None:
+        """Write rules; chains that the text does not name stay as they are.
+
+        Raises:
+            ApplyError: a line was rejected.
+            BusyError: the lock is held, or memory is short.
+        """
+        command = f"{self.tool.of(run.family)}-restore"
+        argv = [command, *self._wait, "--noflush", "--counters"]
+        result = await self._run(argv, run.text.encode())
+        if result.returncode:
+            raise _failure(command, result, run.text)
+
+    async def knows_nfacct(self, family: int) -> bool:
+        """Return whether iptables has `-m nfacct`; its help text touches no table."""
+        return not (await self._run([self.tool.of(family), "-m", "nfacct", "-h"])).returncode
+
+    async def _run(self, argv: Sequence[str], stdin: bytes = b"") -> Result:
+        return await run_program(
+            self._execute, argv, stdin, package="iptables", timeout=self._timeout
+        )
+
+
+def _message(result: Result) -> str:
+    return result.message or f"exit status {result.returncode}"
+
+
+def _failure(command: str, result: Result, text: str) -> Exception:
+    """Return the error for a failed iptables-restore, quoting the rejected line if it is known."""
+    message = _message(result)
+    if "xtables lock" in message:
+        path = os.environ.get("XTABLES_LOCKFILE", _LOCK)
+        return BusyError(f"{command}: the xtables lock {path} is held{lock_holder(Path(path))}")
+    if result.returncode == _RESOURCE_PROBLEM and not _OBJECT_REFUSED.search(message):
+        return BusyError(f"{command}: {message}")
+    if bad := _BAD_LINE.search(message):
+        lines, number = text.split("\n"), int(bad[1])
+        # iptables-legacy names the COMMIT, whichever line the kernel rejected
+        if 0 < number <= len(lines) and lines[number - 1] != "COMMIT":
+            message += f": {lines[number - 1]}"
+    return ApplyError(f"{command}: {message}")

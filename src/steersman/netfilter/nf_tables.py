@@ -1,0 +1,180 @@
+"""Tables and chains of nf_tables over netlink: what is left of a mode, tables with an owner.
+
+This needs neither iptables nor nft, so it can tell what they cannot when they are not installed.
+
+A table with an owner (NFT_TABLE_F_OWNER, Linux 5.12) belongs to a netlink socket. Only that socket
+can change or delete it, and it disappears when the socket closes. A network namespace has at most
+one table of a name, and creating one takes CAP_NET_ADMIN: so it also serves as a lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError, Request
+from steersman.host.nlmsg import (
+    NLM_F_ACK,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    attr,
+    attributes,
+    be32,
+    string,
+    text,
+)
+from steersman.host.process import NEEDS_NET_ADMIN
+from steersman.model.names import Family
+
+_SUBSYSTEM = 10 << 8  # NFNL_SUBSYS_NFTABLES
+_NEWTABLE, _GETTABLE, _DELTABLE, _GETCHAIN = 0, 1, 2, 4
+_BATCH_BEGIN, _BATCH_END = 16, 17
+_TABLE_NAME, _TABLE_FLAGS, _TABLE_USERDATA = 1, 2, 6  # NFTA_TABLE_*
+_CHAIN_TABLE, _CHAIN_NAME = 1, 3  # NFTA_CHAIN_*
+_OWNER = 2  # NFT_TABLE_F_OWNER
+_HEAD = struct.Struct("=BB2s")  # struct nfgenmsg
+_INET = 1  # NFPROTO_INET
+_NUMBER = {Family.IPV4: 2, Family.IPV6: 10}
+_UNSUPPORTED = (errno.EPROTONOSUPPORT, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT)
+"""Errors of a kernel without nf_tables."""
+
+
+# Leftovers
+
+
+def chains_left(ours: Callable[[str, str], bool], families: Iterable[Family]) -> str:
+    """Return a sentence about chains of iptables-nft that are left, or "".
+
+    Args:
+        ours: whether a chain, given by its table and name, is meant.
+        families: where to look.
+    """
+
+    def name(found: dict[int, bytes]) -> str:
+        table, chain = string(found.get(_CHAIN_TABLE, b"")), string(found.get(_CHAIN_NAME, b""))
+        return chain if ours(table, chain) else ""
+
+    return _left("chains", _GETCHAIN, name, families)
+
+
+def table_left(wanted: str, families: Iterable[Family]) -> str:
+    """Return a sentence about a table of nftables that is left, or ""."""
+
+    def name(found: dict[int, bytes]) -> str:
+        return wanted if string(found.get(_TABLE_NAME, b"")) == wanted else ""
+
+    return _left("tables", _GETTABLE, name, families)
+
+
+def _left(
+    objects: str, kind: int, name: Callable[[dict[int, bytes]], str], families: Iterable[Family]
+) -> str:
+    names: list[str] = []
+    try:
+        with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
+            for family in families:
+                request = Request(_SUBSYSTEM | kind, _HEAD.pack(_NUMBER[family], 0, b"\0\0"))
+                for reply in netlink.dump(request):
+                    names.append(name(attributes(reply.payload, _HEAD.size)))
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return ""
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return f"looking for {objects} {NEEDS_NET_ADMIN}"
+        return f"{objects} cannot be listed: {error.strerror}"
+    found = sorted(filter(None, names))
+    return f"{objects} are left: {len(found)}, such as {found[0]}" if found else ""
+
+
+def legacy_left(families: Iterable[Family], proc: Path = Path("/proc")) -> str:
+    """Return a sentence about tables of iptables-legacy, whose rules only it can list, or ""."""
+    tables: dict[str, None] = {}
+    for family in families:
+        name = "ip_tables_names" if family is Family.IPV4 else "ip6_tables_names"
+        try:
+            tables |= dict.fromkeys((proc / "net" / name).read_text().split())
+        except FileNotFoundError:  # the module is not loaded
+            continue
+        except PermissionError:
+            return f"looking for tables {NEEDS_NET_ADMIN}"
+        except OSError as error:
+            return f"tables cannot be listed: {error.strerror}"
+    return f"rules may be left in the tables {', '.join(sorted(tables))}" if tables else ""
+
+
+# Tables with an owner
+
+
+class NoTablesError(Exception):
+    """Tables with an owner are not available; the message says why."""
+
+
+class OwnedTables:
+    """Tables of nf_tables that belong to a netlink socket of this process."""
+
+    def __init__(self) -> None:
+        """Open the socket.
+
+        Raises:
+            NoTablesError: it cannot be opened.
+        """
+        try:
+            self._netlink = Netlink(NETLINK_NETFILTER, buffer=1 << 16, timeout=5.0)
+        except OSError as error:
+            raise NoTablesError(str(error)) from error
+
+    def make(self, name: str, comment: str) -> bool:
+        """Create a table unless it exists; return whether it was created.
+
+        Raises:
+            NoTablesError: not permitted, or the kernel has no such tables.
+        """
+        data = comment.encode() + b"\0"
+        userdata = attr(_TABLE_USERDATA, bytes((0, len(data))) + data)
+        flags = be32(_TABLE_FLAGS, _OWNER)
+        code = self._change(_NEWTABLE, name, flags, userdata, flags=NLM_F_CREATE | NLM_F_EXCL)
+        if code in (errno.EPERM, errno.EEXIST):  # EPERM: it has another owner
+            return False
+        if code:
+            raise NoTablesError(os.strerror(code))
+        return True
+
+    def comment(self, name: str) -> str | None:
+        """Return the comment of a table; None if it does not exist or has no owner."""
+        try:
+            (reply,) = self._netlink.request(_request(_GETTABLE, text(_TABLE_NAME, name)))
+        except (NetlinkError, ValueError):
+            return None
+        found = attributes(reply.payload, _HEAD.size)
+        if not int.from_bytes(found.get(_TABLE_FLAGS, b""), "big") & _OWNER:
+            return None
+        return string(found.get(_TABLE_USERDATA, b"")[2:])
+
+    def remove(self, name: str) -> None:
+        """Remove a table that we own, or that has no owner."""
+        self._change(_DELTABLE, name)
+
+    def close(self) -> None:
+        """Close the socket; the kernel then removes our tables."""
+        self._netlink.close()
+
+    def _change(self, kind: int, name: str, *more: bytes, flags: int = 0) -> int:
+        """Make a transaction of one request; return its error, 0 for none."""
+        request = _request(kind, text(_TABLE_NAME, name), *more, flags=flags | NLM_F_ACK)
+        edge = _HEAD.pack(0, 0, b"\0\x0a")
+        batch = [Request(_BATCH_BEGIN, edge), request, Request(_BATCH_END, edge)]
+        try:
+            refused = self._netlink.batch(batch)
+        except OSError as error:
+            raise NoTablesError(str(error)) from error
+        if 0 in refused:
+            raise NoTablesError(os.strerror(refused[0].errno or errno.EIO))
+        return next((error.errno or errno.EIO for error in refused.values()), 0)
+
+
+def _request(kind: int, *parts: bytes, flags: int = 0) -> Request:
+    head = _HEAD.pack(_INET, 0, b"\0\0")
+    return Request(_SUBSYSTEM | kind, head + b"".join(parts), flags)
