@@ -268,9 +268,8 @@ async def test_facts_that_come_while_a_run_plans_are_for_the_next_run() -> None:
 def test_what_failing_runs_took_is_reported_once_they_succeed() -> None:
     owed, name = Owed(), ObjectName("shop", "s1")
     owed.take(Changes(frozenset({name}), trigger_times={name: ("1",) * 9}))
-    owed.take(Changes(endpoints=frozenset({name}), udp=True, trigger_times={name: ("2",) * 9}))
+    owed.take(Changes(endpoints=frozenset({name}), trigger_times={name: ("2",) * 9}))
     changes, _ = owed.settle()
     assert changes.services == changes.endpoints == {name}
-    assert changes.udp
     assert changes.trigger_times[name] == ("1",) * 9 + ("2",) * 7
     assert owed.settle() == (Changes(), PlanChange())

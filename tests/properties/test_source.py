@@ -95,23 +95,3 @@ def test_slices_are_held_by_service_and_name(steps: list[EndpointSlice | str]) -
     assert held == snapshot(*wanted.values()).slices
     assert len(held) == len(set(held))
     assert all(name in held for name in held)
-
-
-@given(st.lists(SLICES, min_size=1, max_size=9), SLICES)
-def test_udp_ports_are_noticed(before: list[EndpointSlice], last: EndpointSlice) -> None:
-    store = Store()
-    store.replace("EndpointSlice", before)
-    had = _udp(store)
-    store.take()
-    if store.upsert(last):
-        changes = store.take()
-        assert changes.udp == bool(changes.endpoints & (had | _udp(store)))
-
-
-def _udp(store: Store) -> set[ObjectName]:
-    """The Services that have a UDP port."""
-    return {
-        name
-        for name, slices in store.snapshot.slices.items()
-        if any(port.protocol == "UDP" for each in slices.values() for port in each.ports or ())
-    }

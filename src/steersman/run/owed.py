@@ -143,6 +143,5 @@ def _united(one: Changes, other: Changes) -> Changes:
         service_objects=one.service_objects | other.service_objects,
         endpoints=one.endpoints | other.endpoints,
         node=one.node or other.node,
-        udp=one.udp or other.udp,
         trigger_times=times,
     )

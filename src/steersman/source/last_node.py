@@ -1,9 +1,9 @@
-"""This node's object, kept in force while the API server has none or only a part of it. Pure.
+"""This node's object, with lost fields filled in from its last good version. Pure.
 
 A Node can be deleted by mistake, and a kubelet that registers it again does so without addresses,
 pod CIDRs and zone: those come seconds later, from the cloud controller. Programming the node by
-such an object would open node ports on every address and treat pods as strangers. So what a Node
-has lost is taken from its last good version, until it has a value again.
+such an object would open node ports on every address and masquerade the traffic of its pods. So a
+field that a Node has lost keeps its last value until it has a new one.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ _HOST_TYPES = ("InternalIP", "ExternalIP")
 
 
 class LastNode:
-    """This node's object as it is to be used."""
+    """This node's object as plans see it."""
 
     def __init__(self) -> None:
-        """Start without one."""
+        """Start without an object."""
         self.node: Node | None = None
         self.deleted = False
-        """The API server has no such object any more."""
+        """Whether the API server has deleted the object."""
         self.kept: tuple[str, ...] = ()
-        """What the object has lost and keeps, in words."""
+        """Names of the fields that the object has lost and keeps, for messages."""
         self._replaced = False
-        """The object is another one than the last good one, and has no zone yet."""
+        """Whether the object was created again and has no zone yet."""
 
     def update(self, node: Node | None) -> None:
-        """Take the object as the API server has it; None if it was deleted."""
+        """Process the object as the API server has it; None if it was deleted."""
         known = self.node
         if known is None or node is None:
             self.deleted = node is None and known is not None

@@ -19,7 +19,7 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import NodePlan, ServicePlan
-from steersman.source.slices import Slices
+from steersman.source.packed import PackedSlices
 from tests.support.builders import objects
 from tests.support.builders.objects import (
     CONFIG,
@@ -80,7 +80,7 @@ def test_one_endpoint_beyond_the_limit_is_said() -> None:
 
 def test_no_more_slices_are_looked_at_than_are_served() -> None:
     big = slice_(*ends(1000), name="big", ports=[])
-    held, owner = Slices(), ObjectName("shop", "cart")
+    held, owner = PackedSlices(), ObjectName("shop", "cart")
     for number in range(MAX_LISTED // 1000 + 50):
         meta = msgspec.structs.replace(big.metadata, name=f"s{number:04}")
         held.put(meta.object_name, owner, msgspec.structs.replace(big, metadata=meta))
@@ -102,7 +102,7 @@ def test_no_more_slices_are_looked_at_than_are_served() -> None:
 
 
 def test_slices_of_a_service_are_a_mapping() -> None:
-    held, owner = Slices(), ObjectName("shop", "cart")
+    held, owner = PackedSlices(), ObjectName("shop", "cart")
     for name in ("b", "a"):
         held.put(ObjectName("shop", name), owner, slice_(*ends(1), name=name))
     slices: Mapping[str, EndpointSlice] = held[owner]
@@ -241,25 +241,9 @@ def test_many_slices_of_one_service_cost_no_more_than_those_of_many() -> None:
 
         __hash__ = ObjectName.__hash__
 
-    held, owner = Slices(), ObjectName("shop", "cart")
+    held, owner = PackedSlices(), ObjectName("shop", "cart")
     for number in range(500):
         name = Name("shop", f"s{number}")
         assert not held.belongs(name, owner)
-        assert not held.has_udp(owner)
         held.put(name, owner, slice_(name=name.name))
     assert compared < 5 * 500
-
-
-def test_which_services_have_udp_slices() -> None:
-    held, owner = Slices(), ObjectName("shop", "cart")
-    names = [ObjectName("shop", name) for name in "ab"]
-    dns = [port("dns", 53, protocol="UDP")]
-    for name in names:
-        held.put(name, owner, slice_(name=name.name, ports=dns))
-    held.put(names[0], owner, slice_(endpoint("10.0.0.1"), name="a", ports=dns))
-    held.remove(names[1], owner)
-    assert held.has_udp(owner)
-    held.put(names[0], owner, slice_(name="a"))
-    assert not held.has_udp(owner)
-    held.remove(names[0], owner)
-    assert (held.has_udp(owner), len(held)) == (False, 0)

@@ -9,7 +9,7 @@ import pytest
 
 from steersman.model.kube import Annotations, EndpointSlice
 from steersman.model.names import ObjectName
-from steersman.source.slices import Slices
+from steersman.source.packed import PackedSlices
 from tests.support.builders.objects import KEY, endpoint, plan_of, service, slice_
 
 
@@ -17,7 +17,7 @@ def weighed(text: str | None, *addresses: str, name: str = "cart-1", **more: Any
     made = slice_(*map(endpoint, addresses), name=name, **more)
     annotations = Annotations(weight=text, trigger_time="2024-01-01T00:00:00Z")
     meta = msgspec.structs.replace(made.metadata, annotations=annotations)
-    held, owner = Slices(), ObjectName("shop", "cart")
+    held, owner = PackedSlices(), ObjectName("shop", "cart")
     held.put(meta.object_name, owner, msgspec.structs.replace(made, metadata=meta))
     return held[owner][name]
 

@@ -130,18 +130,6 @@ def test_listeners_hear_only_of_changes() -> None:
     assert len(heard) == 1
 
 
-def test_udp_is_noticed_in_the_old_and_in_the_new_slices() -> None:
-    store = Store()
-    store.upsert(slice_())
-    assert not store.take().udp
-    store.upsert(slice_(protocol="UDP"))
-    assert store.take().udp
-    store.upsert(slice_())
-    assert store.take().udp
-    store.upsert(slice_(ips=("10.1.0.9",)))
-    assert not store.take().udp
-
-
 def test_trigger_times_are_told_once_and_dropped_with_the_slice() -> None:
     store = Store()
     store.upsert(slice_(trigger="2026-01-01T00:00:00Z"))

@@ -1,0 +1,204 @@
+"""Services and EndpointSlices in little memory: a node holds those of the whole cluster.
+
+Both are stripped of fields that no plan depends on (uid, resourceVersion and so on). Equal parts of
+Services are shared. EndpointSlices are kept as msgpack bytes, a third of the size of the objects:
+few of them are looked at between two syncs, and unpacking one takes a microsecond and half a
+microsecond for each endpoint.
+
+Objects are stripped with `structs.replace`, so that a new field of a struct is kept by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from sys import intern
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from steersman.model.kube import (
+    Annotations,
+    EndpointSlice,
+    Labels,
+    Lean,
+    Service,
+    ServicePort,
+)
+from steersman.model.names import ObjectName
+
+T = TypeVar("T")
+
+_MAX_SHARED = 4096  # different values of each sort; later ones are not shared
+
+_ports: dict[tuple[ServicePort, ...], list[ServicePort]] = {}
+_families: dict[tuple[str, ...], list[str]] = {}
+
+
+def trimmed_service(service: Service) -> Service:
+    """Return the Service as it is kept: the same to `sync_fields`, but smaller."""
+    meta, spec, status = service.metadata, service.spec, service.status
+    cluster_ips = spec.cluster_ips
+    if cluster_ips and cluster_ips[0] == spec.cluster_ip:
+        cluster_ips = [spec.cluster_ip, *cluster_ips[1:]]  # the first one is the same string
+    if status is not None and (lb := status.load_balancer) is not None and not lb.ingress:
+        status = None
+    return replace(
+        service,
+        metadata=replace(
+            meta,
+            namespace=intern(meta.namespace),
+            uid="",
+            resource_version="",
+            creation_timestamp=_interned(meta.creation_timestamp),
+            deletion_timestamp=None,
+        ),
+        spec=replace(
+            spec,
+            type=_interned(spec.type),
+            cluster_ips=cluster_ips,
+            ip_families=_shared(_families, spec.ip_families),
+            ports=_shared(_ports, spec.ports),
+            session_affinity=_interned(spec.session_affinity),
+            internal_traffic_policy=_interned(spec.internal_traffic_policy),
+            external_traffic_policy=_interned(spec.external_traffic_policy),
+        ),
+        status=status,
+    )
+
+
+def _interned(text: str | None) -> str | None:
+    return text if text is None else intern(text)
+
+
+def _shared(known: dict[tuple[T, ...], list[T]], values: list[T] | None) -> list[T] | None:
+    """Return an equal list that was seen before, if there is one."""
+    if values is None:
+        return None
+    key = tuple(values)
+    if len(known) >= _MAX_SHARED:
+        return known.get(key, values)
+    return known.setdefault(key, values)
+
+
+def trimmed_slice(slice_: EndpointSlice) -> EndpointSlice:
+    """Return an EndpointSlice without the fields that no plan depends on.
+
+    Conditions that mean the same as none (behaviour 4) are left out, too, and so are annotations
+    except for the weight.
+    """
+    meta, notes, endpoints = slice_.metadata, slice_.metadata.annotations, slice_.endpoints
+    if notes is not None:
+        notes = Annotations(weight=notes.weight) if notes.weight is not None else None
+    if endpoints is not None:
+        endpoints = [
+            replace(each, conditions=None)
+            if (state := each.conditions) is not None
+            and state.ready is not False
+            and state.serving is not False
+            and state.terminating is not True
+            else each
+            for each in endpoints
+        ]
+    meta = replace(
+        meta,
+        uid="",
+        resource_version="",
+        annotations=notes,
+        creation_timestamp=None,
+        deletion_timestamp=None,
+    )
+    return replace(slice_, metadata=meta, endpoints=endpoints)
+
+
+class _LabelledMeta(Lean, frozen=True):
+    labels: Labels = Labels()
+
+
+class _Labelled(Lean, frozen=True):
+    """The part of a packed EndpointSlice that names its Service."""
+
+    metadata: _LabelledMeta
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(EndpointSlice)
+_LABELS_DECODER = msgspec.msgpack.Decoder(_Labelled)
+
+
+class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
+    """EndpointSlices by the Service they belong to, then by their own name."""
+
+    def __init__(self) -> None:
+        self._packed: dict[ObjectName, bytes] = {}
+        self._by_service: dict[ObjectName, tuple[ObjectName, ...]] = {}
+
+    def __getitem__(self, service: ObjectName) -> Mapping[str, EndpointSlice]:
+        return _ServiceSlices(self._packed, self._by_service[service])
+
+    def __contains__(self, service: object) -> bool:
+        return service in self._by_service
+
+    def __iter__(self) -> Iterator[ObjectName]:
+        return iter(self._by_service)
+
+    def __len__(self) -> int:
+        return len(self._by_service)
+
+    @property
+    def names(self) -> Mapping[ObjectName, object]:
+        """The names of all slices, as keys."""
+        return self._packed
+
+    def owner(self, name: ObjectName) -> ObjectName | None:
+        """Return the Service that a slice belongs to; None if there is no such slice."""
+        packed = self._packed.get(name)
+        if packed is None:
+            return None
+        labels = _LABELS_DECODER.decode(packed).metadata.labels
+        return ObjectName(name.namespace, labels.service_name or "")
+
+    def belongs(self, name: ObjectName, service: ObjectName | None) -> bool:
+        """Whether there is such a slice of this Service. Cheaper than `owner`."""
+        if service is None or name not in self._packed:
+            return False
+        return name in self._by_service.get(service, ())
+
+    def put(self, name: ObjectName, owner: ObjectName, slice_: EndpointSlice) -> bool:
+        """Add or replace a slice of a Service; return whether it is new or different.
+
+        A slice that belonged to another Service must have been removed before.
+        """
+        packed = _ENCODER.encode(trimmed_slice(slice_))
+        old = self._packed.get(name)
+        if old == packed:
+            return False
+        if old is None:
+            name = ObjectName(owner.namespace, name.name)  # with the interned namespace
+            self._by_service[owner] = (*self._by_service.get(owner, ()), name)
+        self._packed[name] = packed
+        return True
+
+    def remove(self, name: ObjectName, owner: ObjectName) -> None:
+        """Remove a slice of a Service; it must exist."""
+        del self._packed[name]
+        left = tuple(other for other in self._by_service.pop(owner) if other != name)
+        if left:
+            self._by_service[owner] = left
+
+
+class _ServiceSlices(Mapping[str, EndpointSlice]):
+    """The slices of one Service in order of name, each unpacked when it is read."""
+
+    def __init__(self, packed: Mapping[ObjectName, bytes], names: tuple[ObjectName, ...]) -> None:
+        self._packed = packed
+        self._names = {name.name: name for name in sorted(names)}
+
+    def __getitem__(self, name: str) -> EndpointSlice:
+        return _DECODER.decode(self._packed[self._names[name]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
