@@ -57,7 +57,9 @@ class EbpfNode(Node):
         begun = time.perf_counter()
         for kind, raw in events:
             self.event(kind, raw)
-        assert await self._sync.run()
+        report = await self._sync.run()
+        assert report
+        assert report.result
         return time.perf_counter() - begun
 
     def map_memory(self) -> float:

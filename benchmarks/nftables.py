@@ -59,7 +59,9 @@ class NftNode(Node):
         if gone:
             self.store.delete("Service", ObjectName("bench", gone))
             self.store.delete("EndpointSlice", ObjectName("bench", f"{gone}-abcde"))
-        assert await self._sync.run()
+        report = await self._sync.run()
+        assert report
+        assert report.result
         return (time.perf_counter() - begun) * 1e3
 
     def restart(self) -> tuple[float, int]:
@@ -80,11 +82,11 @@ class NftNode(Node):
         collect_seldom()  # as at the start of a process
         begun = time.perf_counter()
         assert (await mode.probe()).usable
-        result = await Sync(store, Planner(config, mode.traits), mode, facts).run()
+        report = await Sync(store, Planner(config, mode.traits), mode, facts).run()
         took = time.perf_counter() - begun
         keep_what_is_there()
-        assert result is not None
-        return took, result.added + result.changed + result.removed
+        assert report is not None
+        return took, len(report.written)
 
     def heal(self) -> float:
         """Milliseconds from the end of `nft flush ruleset` until everything is in force again."""
@@ -101,7 +103,7 @@ class NftNode(Node):
         await heard
         healed = await self._sync.check()
         assert healed
-        assert healed.added
+        assert healed.written.added
         return (time.perf_counter() - begun) * 1e3
 
 

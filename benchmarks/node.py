@@ -111,9 +111,10 @@ class Node:
 
     def sync(self) -> None:
         self.netns.enter()
-        result = self._runner.run(self._sync.run())
-        assert result is not None
-        assert not result.refused, self._sync.state.findings
+        report = self._runner.run(self._sync.run())
+        assert report is not None
+        assert report.result is not None
+        assert not report.result.refused, self._sync.state.findings
 
     def look(self) -> None:
         """Read the node's addresses again: it has got more devices."""

@@ -41,13 +41,12 @@ from steersman.model.addresses import canonical_ip, split_host_port
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
+from steersman.run.assemble import preview, run_daemon
 from steersman.run.cleanup import clean_up
-from steersman.run.daemon import Daemon
 from steersman.run.instance import Instance, running
 from steersman.run.klog import Logging
 from steersman.run.loop import MeasuredLoop
 from steersman.run.machine import Machine
-from steersman.run.preview import preview
 from steersman.run.report import status_text
 from steersman.run.startup import (
     StartError,
@@ -133,10 +132,10 @@ def _start(parsed: Parsed, program: str) -> int:
         return 0
     if parsed.dry_run:
         return _preview(parsed.config)
-    daemon = Daemon(parsed, logs, Machine(instance=_instance(parsed.config)))
+    daemon = run_daemon(parsed, logs, Machine(instance=_instance(parsed.config)))
     # Windows waits for its subprocesses and sockets with another loop, which is not measured.
     runner = asyncio.Runner(loop_factory=None if sys.platform == "win32" else MeasuredLoop)
-    return run_to_end(runner, daemon.run(), lambda error: _report(error, program))
+    return run_to_end(runner, daemon, lambda error: _report(error, program))
 
 
 def _instance(config: ProxyConfig) -> Instance | None:

@@ -241,7 +241,7 @@ def test_a_changed_configuration_is_applied_live_and_a_bad_one_refused(tmp_path:
             await proxy.said("applied: iptables.masqueradeAll")
             await until(lambda: not_in_rules("! -s 10.244.0.0/16"))
             write("iptables: {masqueradeBit: 99}\n")
-            await proxy.said("the configuration of before stays in force")
+            await proxy.said("keeping the previous configuration")
             write("mode: nftables\n")
             await proxy.said("takes effect after a restart: mode")
             assert proxy.process.returncode is None

@@ -90,7 +90,7 @@ def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
             await until(lambda: not_in_rules("! -s 10.244.0.0/16"))
             file.write_text(CONFIG + "iptables: {masqueradeBit: 99}\n")
             proxy.process.send_signal(signal.SIGHUP)
-            await proxy.said("the configuration of before stays in force")
+            await proxy.said("keeping the previous configuration")
             assert await proxy.stop() == 0
 
     in_namespace(body)
@@ -102,7 +102,7 @@ def test_sighup_without_a_file_is_only_said(tmp_path: Path) -> None:
         async with steersman(tmp_path, f"--manifests={folder}") as proxy:
             await proxy.said("sync 1 (start)")
             proxy.process.send_signal(signal.SIGHUP)
-            await proxy.said("there is no configuration file to read again")
+            await proxy.said("there is no configuration file to reload")
             assert await proxy.stop() == 0
 
     in_namespace(body)

@@ -20,10 +20,9 @@ from steersman.model.names import Family
 from steersman.modes.base import Mode
 from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.run.effects import Effects
 from steersman.run.health import ProxyHealth
 from steersman.run.metrics import Metrics
-from steersman.run.state import Synced
+from steersman.run.observers import SyncObservers
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.apiserver.reading import until
@@ -44,20 +43,19 @@ both_modes = pytest.mark.parametrize("mode", MODES)
 class Proxy:
     """The parts between the sources and the kernel, in the namespace of the calling thread."""
 
-    def __init__(self, mode: Mode, sync: Sync, effects: Effects, synced: list[Synced]) -> None:
-        self.mode, self._sync, self._effects, self._synced = mode, sync, effects, synced
+    def __init__(self, mode: Mode, sync: Sync, observers: SyncObservers) -> None:
+        self.mode, self._sync, self._observers = mode, sync, observers
         self.store = sync.store
 
     async def sync(self, *objects: KubeObject, drift: bool = False) -> None:
         for obj in objects:
             self.store.upsert(obj)
-        await (self._sync.check() if drift else self._sync.run())
-        while self._synced:
-            await self._effects.after(self._synced.pop(0), ())
+        if report := await (self._sync.check() if drift else self._sync.run()):
+            await self._observers.observe(report)
 
     async def cleaned(self) -> None:
         """Wait until nothing is owed to conntrack."""
-        await until(lambda: not self._effects.cleaner.owed, 10.0)
+        await until(lambda: not self._observers.cleaner.owed, 10.0)
 
 
 @asynccontextmanager
@@ -68,17 +66,17 @@ async def proxy(name: str) -> AsyncIterator[Proxy]:
     for address in (NODE6, *ENDS6):
         sh(f"ip address add {address}/64 dev dm0 nodad")
     sh("ip route add 10.96.0.0/16 dev dm0")
-    mode, synced = MODES[name](), list[Synced]()
+    mode = MODES[name]()
     assert (await mode.probe()).usable
     config = NodeConfig(node_name="me", families=(Family.IPV4, Family.IPV6))
     store, planner = Store("me"), Planner(config, mode.traits)
-    sync = Sync(store, planner, mode, await read_facts(), on_synced=synced.append)
-    effects = Effects(store, Metrics(name), ProxyHealth(60.0), {}, mode=mode)
+    sync = Sync(store, planner, mode, await read_facts())
+    observers = SyncObservers(store, Metrics(name), ProxyHealth(60.0), {}, mode=mode)
     for kind in ("Service", "EndpointSlice"):
         store.replace(kind, [])
-    task = asyncio.create_task(effects.clean_conntrack())
+    task = asyncio.create_task(observers.cleaner.run())
     try:
-        made = Proxy(mode, sync, effects, synced)
+        made = Proxy(mode, sync, observers)
         await made.sync()
         yield made
     finally:

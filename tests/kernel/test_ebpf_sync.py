@@ -75,7 +75,9 @@ async def test_what_the_next_process_cannot_change_stays(
         raise PermissionError(errno.EPERM, "no")
 
     monkeypatch.setattr(again.engine, "follow_devices", refuse)
-    result = await Sync(world(OTHER), Planner(CONFIG, again.traits), again, FACTS).run()
+    report = await Sync(world(OTHER), Planner(CONFIG, again.traits), again, FACTS).run()
+    assert report
+    result = report.result
     assert result
     assert result.refused == 1
     assert pins(again).exists()
@@ -91,24 +93,34 @@ async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
     assert len(await sync.preview()) > 4
     assert not pins(mode).exists(), "a preview changes nothing"
 
-    first = await sync.run()
+    report = await sync.run()
+    assert report
+    first = report.result
     assert first
     assert (first.refused, first.removed) == (0, 0)
     assert lab.probe(LOOKER, VIP, 80).endpoint == f"{POD}:8080"
 
     store.upsert(slice_(ips=(OTHER,)))
-    second = await sync.run()
+    report = await sync.run()
+    assert report
+    second = report.result
     assert second
     assert (second.added, second.changed, second.removed) == (0, 1, 0)
     assert lab.probe(LOOKER, VIP, 80).endpoint == f"{OTHER}:8080"
 
-    looked = await sync.check()
+    report = await sync.check()
+    assert report
+    looked = report.result
     assert looked
     assert looked.added + looked.changed + looked.removed == 0
-    assert await sync.check() is None
+    report = await sync.check()
+    assert report
+    assert report.result is None
     for name in ("sm_connect4", "sm_connect6"):
         (pins(mode) / "links" / name).unlink()
-    repaired = await sync.check()
+    report = await sync.check()
+    assert report
+    repaired = report.result
     assert repaired
     assert repaired.reason == "drift"
     assert lab.probe(LOOKER, VIP, 80).endpoint == f"{OTHER}:8080"

@@ -364,8 +364,10 @@ async def test_the_culprits_stand_alone_and_the_others_go_in(
     store.replace("EndpointSlice", [slice_(f"{n}-x", n, (f"10.1.0.{n[1:]}",)) for n in names])
     facts = HostFacts("me", {"eth0": ("192.0.2.1/24",)}, ipv6=False)
     sync = Sync(store, Planner(NodeConfig(node_name="me"), mode.traits), mode, facts)
-    result = await sync.run()
-    assert result is not None
+    report = await sync.run()
+    assert report
+    result = report.result
+    assert result
     assert result.refused == 2
     refused = [f for f in sync.state.findings if "the kernel refuses its rules" in f.reason]
     assert sorted(f.object for f in refused) == ["Service shop/s11", "Service shop/s5"]
@@ -374,7 +376,9 @@ async def test_the_culprits_stand_alone_and_the_others_go_in(
     mode.poisoned = frozenset()
     for name in ("s5", "s11"):
         store.upsert(service(name, clusterIP=f"10.96.1.{name[1:]}"))
-    assert (await sync.run()) is not None
+    report = await sync.run()
+    assert report
+    assert report.result is not None
     assert not sync.state.findings
     assert saved(inside, variant).count("-d 10.96.1.") >= 2
 

@@ -105,7 +105,9 @@ def test_a_flush_at_any_moment_fails_no_sync_and_is_healed(amidst: bool) -> None
             mode = meddled(meddler)
             assert (await mode.probe()).usable
             sync = sync_with(mode)
-            assert await sync.run()
+            report = await sync.run()
+            assert report
+            assert report.result
             await sync.check()
             assert meddler.done
             assert len(elements("cluster-ips")) == 3, moment

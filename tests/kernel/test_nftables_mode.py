@@ -242,7 +242,9 @@ def test_a_finding_names_the_service_whose_rules_are_refused() -> None:
         end = objects.endpoint("10.0.0.1")
         store.replace("EndpointSlice", [objects.slice_(end, name=n, owner=n) for n in names])
         sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode, objects.FACTS)
-        result = await sync.run()
+        report = await sync.run()
+        assert report
+        result = report.result
         assert result
         assert result.refused == 1
         (finding,) = sync.state.findings

@@ -43,7 +43,9 @@ async def program() -> None:
         mode = NftablesMode(SubprocessExec(), small)
         assert (await mode.probe()).usable
         sync = Sync(store, Planner(objects.CONFIG, mode.traits), mode, objects.FACTS)
-        assert await sync.run()
+        report = await sync.run()
+        assert report
+        assert report.result
         assert not sync.state.findings, sync.state.findings[:3]
         assert len(elements("cluster-ips")) == SERVICES
 

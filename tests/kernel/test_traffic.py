@@ -173,7 +173,9 @@ async def test_changes_break_no_connection(lab: Lab, mode: ModeUnderTest, varian
     cluster = Cluster(store, random.Random(20260))
     sync = Sync(store, Planner(CONFIG, made.traits), made, FACTS)
     cluster.start()
-    assert await sync.run()
+    report = await sync.run()
+    assert report
+    assert report.result
     split = set()
     with Traffic(lab, (1, 2)) as traffic:
         for number in range(50 * CHANGES):  # on until every way in was tried at least once

@@ -130,11 +130,11 @@ class Node:
                 self.world.sync.suspect()
         self.world.kernel.busy = step == ("busy",)
         try:
-            await self.world.sync.run()
+            report = await self.world.sync.run()
         except BusyError:
             return
-        while self.world.synced:
-            self.world.cleaner.note(self.world.synced.pop(0))
+        if report is not None:
+            self.world.cleaner.note(report)
 
     async def live(self, turns: list[Any]) -> None:
         self.world.store.replace("Service", [self.service(name, SHARED[0], True) for name in NAMES])

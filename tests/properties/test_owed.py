@@ -125,7 +125,7 @@ def happen(world: World, events: list[tuple[str, int, int]], facts: list[HostFac
 async def settle(world: World) -> None:
     """Run as the Runner would, without faults, until nothing is to be done."""
     for _ in range(6):
-        if await world.sync.run() is None:
+        if await world.run() is None:
             return
     raise AssertionError("there is always something to do")
 
@@ -269,7 +269,7 @@ def test_what_failing_runs_took_is_reported_once_they_succeed() -> None:
     owed, name = Owed(), ObjectName("shop", "s1")
     owed.take(Changes(frozenset({name}), trigger_times={name: ("1",) * 9}))
     owed.take(Changes(endpoints=frozenset({name}), trigger_times={name: ("2",) * 9}))
-    changes, _ = owed.settle()
+    changes, _ = owed.take_report()
     assert changes.services == changes.endpoints == {name}
     assert changes.trigger_times[name] == ("1",) * 9 + ("2",) * 7
-    assert owed.settle() == (Changes(), PlanChange())
+    assert owed.take_report() == (Changes(), PlanChange())

@@ -39,7 +39,7 @@ def lose_failed_writes() -> None:
             raise
         except Exception:
             if self.state.result is not None:
-                self._held.written()
+                self._ledger.mark_written()
                 self._owed.unread = False
             raise
 

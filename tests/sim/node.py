@@ -20,7 +20,7 @@ from steersman.compile import plan
 from steersman.config import ConfigError, parse_command_line
 from steersman.host import facts, netlink
 from steersman.model.errors import BusyError
-from steersman.run import http
+from steersman.run import assemble, http
 from steersman.run.accept import POOL
 from steersman.run.daemon import Daemon
 from steersman.run.klog import Logging
@@ -37,6 +37,7 @@ HEALTH, METRICS = ("0.0.0.0", 10256), ("127.0.0.1", 10249)
 _AT_START = (StartError, ConfigError, BusyError, OSError)
 """With what a process may end that cannot start now."""
 _PLAN_PORTS: Callable[..., Any] = vars(plan)["plan_ports"]
+_ASSEMBLE: Callable[..., Any] = vars(assemble)["assemble"]
 PLAN_SECONDS = 60e-6
 """What planning a Service costs, about what was measured."""
 _RESTART = (1.0, 10.0)
@@ -101,6 +102,7 @@ class Node:
             (facts, "has_ipv6", lambda *_: True),
             (http, "listening_socket", self.universe.network.listen),
             (plan, "plan_ports", partial(_counted, self.kernel, _PLAN_PORTS)),
+            (assemble, "assemble", self._assemble),
         )
         for module, name, door in doors:
             assert hasattr(module, name), name
@@ -166,9 +168,16 @@ class Node:
 
     @property
     def daemon(self) -> Daemon | None:
-        """The daemon of that process, or the last one that there was."""
-        daemon = self._daemons.get(self.process) if self.process else None
-        return daemon or self._last
+        """The daemon of that process, or the last one; None before it is assembled."""
+        return self._daemons.get(self.process) if self.process else self._last
+
+    async def _assemble(self, *args: Any) -> Daemon:
+        """Assemble a daemon, and take note of it."""
+        daemon: Daemon = await _ASSEMBLE(*args)
+        loop = asyncio.get_running_loop()
+        (process,) = (each for each in self.processes if each.loop is loop)
+        self._last = self._daemons[process] = daemon
+        return daemon
 
     def start(self) -> Process:
         """Start a process as a supervisor would."""
@@ -176,13 +185,12 @@ class Node:
         self.kernel.unknown |= self.kernel.poison
         self.on_start()
         POOL._servers.clear()
+        self._last = None
 
         async def main() -> None:
             parsed = parse_command_line([f"--config={self.file}"])
             logs = Logging(root=logging.Logger("unused"))
-            daemon = Daemon(parsed, logs, self.machine)
-            self._last = self._daemons[process] = daemon
-            await daemon.run()
+            await assemble.run_daemon(parsed, logs, self.machine)
 
         process = Process(self.universe, main)
         self.processes.append(process)
@@ -192,7 +200,7 @@ class Node:
     def _ended(self, process: Process, daemon: Daemon | None) -> None:
         self.processes.remove(process)
         self.netlink.forget(process.loop)
-        serving = daemon is not None and daemon._serving.is_set()
+        serving = daemon is not None and daemon.serving.is_set()
         at_start = isinstance(process.ended, _AT_START) and not serving
         if not self._expected and process.ended != "killed" and not at_start:
             self.unexpected_ends.append(repr(process.ended))

@@ -146,9 +146,9 @@ class Oracle:
 
     @property
     def _mode(self) -> SimMode:
-        sync = getattr(self._node.daemon, "_sync", None)
-        if sync is not None:
-            self._last_mode = sync.mode
+        daemon = self._node.daemon
+        if daemon is not None:
+            self._last_mode = daemon.sync.mode
         assert isinstance(self._last_mode, SimMode)
         return self._last_mode
 
@@ -174,8 +174,9 @@ class Oracle:
 
     def client_comes(self) -> None:
         """Have a UDP client ask, by the rules that are in force."""
-        sync = getattr(self._node.daemon, "_sync", None)
-        if sync is not None:
+        daemon = self._node.daemon
+        if daemon is not None:
+            sync = daemon.sync
             self.clients.come(sync.state.plan, self.canaries)
             if self._universe.dice.random() < 0.2:
                 self.clients.come_too_early(sync.state.plan, self._universe.dice.randrange(14))
@@ -298,25 +299,25 @@ class Oracle:
                 raise Violation(f"{len(table)} objects of {name} are left over")
 
     def _pages(self, plan: NodePlan) -> None:
-        from steersman.run.outcome import Tally  # noqa: PLC0415
+        from steersman.run.observers import EndpointCounts  # noqa: PLC0415
 
         good = self.last_node is not None and _stays(self.last_node)
         self.page(HEALTH, "/livez", 200)
         self.page(HEALTH, "/healthz", 200 if good else 503)
         self.page(HEALTH, "/readyz", 200)
-        tally = Tally()
-        tally.update(plan.services, ())
+        counts = EndpointCounts()
+        counts.update(plan.services, ())
         for family in plan.settings.families:
             addresses = plan.settings.family(family).node_port_addresses
             any_address = "0.0.0.0" if family is Family.IPV4 else "::"
-            ports = tally.health_ports(family)
-            counts = tally.ready_here(family)
+            ports = counts.health_ports(family)
+            ready = counts.ready_here(family)
             for name, port in ports.items():
                 for at in (any_address,) if addresses is None else addresses:
-                    body = self.page((at, port), "/", 200 if counts[name] else 503)
+                    body = self.page((at, port), "/", 200 if ready[name] else 503)
                     told = json.loads(body)["localEndpoints"]
-                    if told != counts[name]:
-                        raise Violation(f"health check of {name}: {told}, not {counts[name]}")
+                    if told != ready[name]:
+                        raise Violation(f"health check of {name}: {told}, not {ready[name]}")
         self._metrics(self.page(METRICS, "/metrics", 200))
 
     def page(self, at: tuple[str, int], path: str, status: int) -> bytes:
@@ -348,7 +349,7 @@ class Oracle:
                 raise Violation(f"metric {name} is {values[name]} at rest")
         daemon = self._node.daemon
         assert daemon is not None
-        told_of = {finding.object for finding in daemon._sync.state.findings}
+        told_of = {finding.object for finding in daemon.sync.state.findings}
         for name in self._refused:
             if f"Service {name}" not in told_of:
                 raise Violation(f"the kernel refuses {name}, and no Finding tells")

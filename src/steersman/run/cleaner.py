@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from steersman.compile.conntrack import (
@@ -31,7 +31,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.modes.base import Mode
 from steersman.run.metrics import Metrics
 from steersman.run.runner import Clock, MonotonicClock
-from steersman.run.state import State, Synced
+from steersman.run.state import State, SyncReport
 
 log = logging.getLogger(__name__)
 
@@ -135,28 +135,30 @@ class Cleaner:
 
     # What is owed
 
-    def note(self, synced: Synced) -> None:
+    def note(self, report: SyncReport) -> None:
         """Note what a sync may have left behind.
 
         Where connections end in this process, entries lead to it; the mode looks after them.
         """
-        plan = synced.state.plan
+        plan = report.state.plan
         if plan.settings.traits.terminates_connections:
             return
-        self._state = synced.state
-        for change in synced.plans:
-            if self._unindexed or len(change.changed) > _SLICE:
-                self._unindexed.append(change)
-                self._wake.set()
-            else:
-                self._destinations.update(change.changed, change.removed)
-        result, written = synced.result, synced.written
+        self._state = report.state
+        change, result, written = report.plans, report.result, report.written
+        if self._unindexed or len(change.changed) > _SLICE:
+            self._unindexed.append(change)
+            self._wake.set()
+        else:
+            self._destinations.update(change.changed, change.removed)
         starting = result is not None and result.reason == "start"
-        if starting or (synced.whole and (written.added or written.changed)):
+        if starting or (report.compared and (written.added or written.changed)):
             self._all_owed += 1  # what came while rules were missing is untranslated
             self._wake.set()
         else:
-            self._owe(set(_changed(synced)))
+            # Changed Services, and others that won or lost a destination to them.
+            names = {*report.changes.services, *(key.name.object_name for key in change.changed)}
+            services = report.state.snapshot.services
+            self._owe(n for n in names if n in services and is_concerned(services[n]))
 
     def _owe(self, names: Iterable[ObjectName]) -> None:
         names = tuple(names)
@@ -261,9 +263,8 @@ class Cleaner:
         self._rest = self._clock.time() + min(_SHARE * seconds, _LONGEST)
         if result.deleted:
             log.info("%s %s: %d stale entries deleted", label, table, result.deleted)
-        name = "conntrack_reconciler_deleted_entries_total"
-        self._metrics.add(name, label, amount=result.deleted)
-        self._metrics.observe("conntrack_reconciler_sync_duration_seconds", seconds, label)
+        self._metrics.conntrack_deleted(label).inc(result.deleted)
+        self._metrics.conntrack_seconds(label).observe(seconds)
         return result
 
     def _failed(
@@ -299,22 +300,8 @@ class Cleaner:
         return await asyncio.to_thread(stale, family, ports, own)
 
 
-def _changed(synced: Synced) -> Iterator[ObjectName]:
-    """The Services that a sync was about and that can have stale entries."""
-    services = synced.state.snapshot.services
-    for changes in synced.changes:
-        for name in changes.services:
-            if (service := services.get(name)) is not None and is_concerned(service):
-                yield name
-    for change in synced.plans:  # others that won or lost a destination to them
-        for key in change.changed:
-            name = key.name.object_name
-            if (service := services.get(name)) is not None and is_concerned(service):
-                yield name
-
-
 async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
-    from steersman.netfilter.conntrack import delete_stale  # noqa: PLC0415 - it calls what Windows lacks
+    from steersman.netfilter.conntrack import delete_stale  # noqa: PLC0415 - not on Windows
 
     return await delete_stale(what, confirm)
 

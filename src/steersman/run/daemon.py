@@ -1,4 +1,12 @@
-"""The running process: one TaskGroup that holds the source, the sync loop and the watchers."""
+"""The running process: one TaskGroup that holds the source, the sync loop and the watchers.
+
+    source --> Store --changed--> Runner --> Sync --SyncReport--> SyncObservers
+                                    ^
+              addresses, drift, external changes, configuration request a run, too
+
+Every part comes from run/assemble.py. The process ends in order when `Stop` is requested: by a
+signal, by a task that crashed, by another instance that takes over.
+"""
 
 from __future__ import annotations
 
@@ -12,316 +20,283 @@ from typing import Any
 import msgspec
 
 from steersman.compile.plan import Planner
-from steersman.config import Parsed, ProxyConfig
-from steersman.host.facts import read_facts, watch_addresses
+from steersman.config import ProxyConfig
+from steersman.host.facts import watch_addresses
 from steersman.model.errors import BusyError
-from steersman.run import fallback
-from steersman.run.effects import Effects
-from steersman.run.findings import FindingsLog
-from steersman.run.instance import Holder
+from steersman.model.inputs import NodeConfig
+from steersman.run.config_reloader import ConfigReloader
+from steersman.run.instance import Holder, Instance
 from steersman.run.klog import Logging, v
-from steersman.run.live import LiveConfiguration
 from steersman.run.machine import Machine
+from steersman.run.observers import FindingsLog, SyncObservers
 from steersman.run.own_node import OwnNode
 from steersman.run.runner import Runner
 from steersman.run.servers import Servers
-from steersman.run.startup import StartError, make_source, node_config
-from steersman.run.state import Synced
+from steersman.run.startup import StartError, node_config
 from steersman.run.switch import leave
 from steersman.run.sync import Sync
-from steersman.run.tasks import Wake, guarded, on_signal, until
+from steersman.run.tasks import Wake, guarded, on_signal
 from steersman.source.apiserver import ApiServerSource
-from steersman.source.store import Store
+from steersman.source.base import Source
 
 log = logging.getLogger("steersman")
 
 _MAX_INTERVAL = 3600.0  # seconds; behaviour 7
 _FIRST_RETRY = 0.25  # seconds, after a sync failed; doubles up to the sync period
 _RETRY = 5.0  # seconds, after netlink failed
-_SUCCESSION = 60.0  # seconds that a newcomer has to take what we hand over
+_HANDOFF = 60.0  # seconds that the next instance has to take our sockets
+
+
+class Stop:
+    """The request to end the process."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.failure = ""
+        """The first reason given; with one, the process fails and a supervisor restarts it."""
+
+    def request(self, failure: str = "") -> None:
+        """End the process in order; as a failure if a reason is given."""
+        self.failure = self.failure or failure
+        self.requested.set()
+
+
+class NodeLock:
+    """Makes this process the only instance on its node, until another one takes over."""
+
+    def __init__(self, instance: Instance | None) -> None:
+        """Create it unlocked; without an instance nothing is ever locked."""
+        self._instance = instance
+        self.newcomer: asyncio.Future[Holder] = asyncio.get_running_loop().create_future()
+        """The instance that asks to take over."""
+
+    async def claim(self) -> None:
+        """Take the lock; raise StartError if another instance keeps it."""
+        self.newcomer = asyncio.get_running_loop().create_future()
+        if self._instance is not None:
+            await self._instance.claim(self.newcomer.set_result)
+
+    def release(self) -> None:
+        """Release the lock. Idempotent."""
+        if self._instance is not None:
+            self._instance.release()
 
 
 class Daemon:
-    """Everything that runs in `steersman run`."""
+    """Runs the assembled parts."""
 
-    def __init__(self, parsed: Parsed, logs: Logging, machine: Machine | None = None) -> None:
-        """Take what the command line asked for; nothing happens before `run`."""
-        self._machine = machine or Machine()
-        self._parsed = parsed
+    def __init__(
+        self,
+        *,
+        machine: Machine,
+        logs: Logging,
+        stop: Stop,
+        lock: NodeLock,
+        node: NodeConfig,
+        source: Source,
+        sync: Sync,
+        servers: Servers,
+        observers: SyncObservers,
+        findings: FindingsLog,
+        own_node: OwnNode,
+        reloader: ConfigReloader,
+    ) -> None:
+        """Create the daemon of assembled parts; nothing runs before `run`."""
+        self._machine = machine
         self._logs = logs
-        self._stop = asyncio.Event()
-        self._serving = asyncio.Event()
-        self._news = Wake()
-        self._period = Wake()
-        self._failed = ""
-        self._newcomer: asyncio.Future[Holder]
-        self._synced: list[Synced] = []
-        self._findings = FindingsLog()
-
-    async def run(self) -> None:
-        """Run until SIGTERM or SIGINT; the rules stay in force.
-
-        Raises:
-            StartError: it cannot run here, or has to be started afresh.
-            SysctlError: a start-up setting cannot be written (behaviour 1.1).
-        """
-        self._machine.raise_descriptor_limit()
-        self._machine.memory_at_start()
-        self._follow_signals()
-        try:
-            if await until(self._stop, self._start()):
-                await self._serve()
-            else:
-                log.info("stopping before anything was written; the rules stay in force")
-        finally:
-            self._let_go()
-        if self._failed:
-            raise StartError(self._failed)
-
-    async def _serve(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            running = self._tasks(tasks)
-            await self._stop.wait()
-            if self._failed:
-                await self._servers.tell_the_rest()
-            log.info("stopping; the rules stay in force")
-            for task in running:
-                task.cancel()
-        self._let_go()  # nothing is written any more; connections may drain beside the next one
-        await self._close()
-
-    async def _close(self) -> None:
-        await self._servers.close()
-        mode = self._sync.mode
-        cut = await mode.aclose(self._live.current.steersman.drain_period.seconds)
-        if cut:
-            log.warning("%d connections were cut; --drain-period gives them more time", cut)
-
-    def stop(self, failed: str = "") -> None:
-        """End in order; with a reason, as a failure that a supervisor should answer."""
-        self._failed = self._failed or failed
-        self._stop.set()
-
-    def _let_go(self) -> None:
-        if self._machine.instance is not None:
-            self._machine.instance.release()
-
-    async def _make_room(self) -> None:
-        """End when another instance takes over, once it has what only we can give it."""
-        mode = self._sync.mode
-        while True:
-            newcomer = await asyncio.shield(self._newcomer)
-            log.warning("another instance takes over from this one: %s", newcomer)
-            if newcomer.mode != mode.name:
-                break
-            self._let_go()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_SUCCESSION):
-                    await mode.wait_for_handoff()
-                    break
-            try:
-                await self._claim()
-            except StartError:  # it runs, and needs nothing of ours
-                break
-            log.warning("the newcomer is gone; this instance goes on")
-        self.stop()
-
-    # Starting
-
-    async def _start(self) -> None:
-        await self._claim()
-        await self._set_up()
-
-    async def _claim(self) -> None:
-        """Become the one instance of this node, until another one asks for our place."""
-        self._newcomer = asyncio.get_running_loop().create_future()
-        if self._machine.instance is not None:
-            await self._machine.instance.claim(self._newcomer.set_result)
-
-    def _follow_signals(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGBREAK", None)):
-            if number is not None:
-                on_signal(number, self.stop)
-
-    async def _set_up(self) -> None:
-        chosen = await self._machine.choose_mode(self._parsed.config)
-        mode = chosen.mode
-        config = msgspec.structs.replace(self._parsed.config, mode=mode.name)
-        facts = await read_facts()
-        self._source = make_source(config, node_config(config).node_name)
-        # From here on the machine is changed: what is only misconfigured has failed before.
-        machine = self._machine
-        node = machine.allow_localhost_node_ports(node_config(config), mode, facts)
-        machine.set_conntrack(config, mode.traits)
+        self._stop = stop
+        self._lock = lock
         self._node_config = node
-        self._store = Store(node.node_name, on_change=self._changed, on_report=self._reported)
-        self._own_node = OwnNode(node, self._store, self.stop)
-        self._live = LiveConfiguration(self._parsed, self._store, mode.traits, self._apply, machine)
-        if hasattr(signal, "SIGHUP"):
-            on_signal(signal.SIGHUP, self._live.reload)
+        self._source = source
+        self.sync = sync
+        self._servers = servers
+        self._observers = observers
+        self._findings = findings
+        self._own_node = own_node
+        self._reloader = reloader
+        config = reloader.current
         least = config.min_sync_interval.seconds
         self._runner = Runner(
-            self._work,
+            self._sync_once,
             least,
             config.sync_period.seconds,
             max(least, _MAX_INTERVAL),
             first_retry=_FIRST_RETRY,
         )
-        self._servers = Servers(
-            config, self._parsed.values, node.node_name, self._store, self._logs, machine=machine
-        )
-        fallback.tell(chosen, self._servers.recorder, self._store, self._servers.metrics)
-        self._effects = Effects(
-            self._store,
-            self._servers.metrics,
-            self._servers.health,
-            self._servers.health_checks(lambda: self._sync.state.plan.settings),
-            observers={"findings": self._log_findings},
-            mode=mode,
-        )
-        self._sync = Sync(
-            self._store,
-            Planner(node, mode.traits),
-            mode,
-            facts,
-            on_synced=self._synced.append,
-            on_refused=self._refused,
-        )
-        self._servers.watch(self._sync, getattr(self._source, "stats", None))
+        self.serving = asyncio.Event()
+        """The first sync reached the kernel."""
+        self._changes = Wake()
+        self._new_period = Wake()
 
-    def _tasks(self, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    async def run(self) -> None:
+        """Run until a stop is requested; the rules stay in force."""
+        if hasattr(signal, "SIGHUP"):
+            on_signal(signal.SIGHUP, self._reload)
         work: dict[str, Coroutine[Any, Any, None]] = {
-            "sync": self._main(),
-            "source": self._source.run(self._store),
+            "sync": self._sync_forever(),
+            "source": self._source.run(self.sync.store),
             "addresses": self._follow_addresses(),
             "drift": self._check_for_drift(),
-            "configuration": self._live.follow(),
-            "conntrack": self._effects.clean_conntrack(),
-            "health checks": self._effects.serve_health_checks(),
-            "losses": self._heal_losses(),
-            "leftovers": self._leave_others(),
-            "successor": self._make_room(),
+            "configuration": self._follow_configuration(),
+            "conntrack": self._observers.cleaner.run(),
+            "health checks": self._observers.health_checks.run(),
+            "losses": self._watch_for_external_changes(),
+            "leftovers": self._remove_leftovers(),
+            "successor": self._hand_over(),
             **self._servers.tasks(),
         }
-        return [
-            tasks.create_task(guarded(name, call, self.stop), name=name)
-            for name, call in work.items()
-        ]
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(guarded(name, call, self._stop.request), name=name)
+                for name, call in work.items()
+            ]
+            await self._stop.requested.wait()
+            if self._stop.failure:
+                await self._servers.flush_events()
+            log.info("stopping; the rules stay in force")
+            for task in tasks:
+                task.cancel()
+        # From here on nothing is written; connections may drain beside the next instance.
+        self._lock.release()
+        await self._servers.close()
+        cut = await self.sync.mode.aclose(self._reloader.current.steersman.drain_period.seconds)
+        if cut:
+            log.warning("%d connections were cut; --drain-period gives them more time", cut)
 
-    async def _main(self) -> None:
+    async def _hand_over(self) -> None:
+        """Stop when another instance takes over, once it has the sockets that only we can give."""
+        mode = self.sync.mode
+        while True:
+            newcomer = await asyncio.shield(self._lock.newcomer)
+            log.warning("another instance takes over from this one: %s", newcomer)
+            if newcomer.mode != mode.name:
+                break
+            self._lock.release()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HANDOFF):
+                    await mode.wait_for_handoff()
+                    break
+            try:
+                await self._lock.claim()
+            except StartError:  # it runs, and needs nothing of ours
+                break
+            log.warning("the newcomer is gone; this instance goes on")
+        self._stop.request()
+
+    # Sync
+
+    async def _sync_forever(self) -> None:
         """Wait for this node's object, then sync until cancelled."""
-        if warning := self._oom_score():
+        score = self._reloader.current.linux.oom_score_adj
+        if score is not None and (warning := self._machine.set_oom_score(score)):
             log.info("%s", warning)
         if isinstance(self._source, ApiServerSource):
-            await self._own_node.wait(self._news.sleep)
-        log.info("Using %s Proxier", self._sync.mode.name)
+            await self._own_node.wait(self._changes.sleep)
+        log.info("Using %s Proxier", self.sync.mode.name)
         self._servers.recorder.starting()
-        self._effects.started(self._node_config.families)
+        self._observers.started(self._node_config.families)
         await self._runner.run()
 
-    def _oom_score(self) -> str:
-        value = self._live.current.linux.oom_score_adj
-        return self._machine.set_oom_score(value) if value is not None else ""
-
-    # Running
-
-    def _changed(self) -> None:
-        self._news.up()
-        if self._store.synced:  # before, a run would do nothing but put off the first real one
-            self._runner.request()
-            self._effects.queued(self._node_config.families)
-        self._own_node.follow()
-
-    def _reported(self) -> None:
-        """Tell of other Findings by the next sync; before there can be one, at once."""
-        if self._store.synced:
-            self._runner.request()
-        else:
-            self._findings.tell(self._store.findings)
-
-    async def _work(self) -> bool:
-        """Sync; return whether there was anything to do."""
-        first = self._sync.state.result is None
+    async def _sync_once(self) -> bool:
+        """Sync, and give the report to the observers; return whether there was work."""
+        sync = self.sync
+        first = sync.state.result is None
         try:
-            result = await self._sync.run()
+            report = await sync.run()
         except Exception:  # rules that others removed may be missing: health must tell in time
-            self._effects.queued(self._node_config.families)
+            self._observers.queued(self._node_config.families)
             raise
-        finally:
-            await self._tell()
-        if self._store.synced and self._sync.owes:  # else the list that is waited for asks
+        if report is not None:
+            await self._observers.observe(report)
+        if sync.store.synced and sync.owes:  # before, the awaited list requests a run
             self._runner.request()
-        if result is None:
+        if report is None or (result := report.result) is None:
             return False
+        del report  # no one holds the plans of this sync any more
         if first or result.wrote:
             log.log(v(2) if result.reason == "changes" else logging.INFO, "%s", result)
         if first:
-            self._serving.set()
+            self.serving.set()
             self._machine.memory_when_loaded()
         return True
 
-    async def _tell(self) -> None:
-        """Tell of each sync once; nothing holds it any more when this returns."""
-        while self._synced:
-            await self._effects.after(self._synced.pop(0), self._sync.objects())
+    # Reasons to sync
 
-    def _log_findings(self, synced: Synced) -> None:
-        self._findings.tell(synced.state.findings, synced.state.unlisted)
+    def changed(self) -> None:
+        """Sync soon: the Store changed."""
+        self._changes.up()
+        if self.sync.store.synced:  # before, a run would only delay the first real one
+            self._runner.request()
+            self._observers.queued(self._node_config.families)
+        self._own_node.follow()
+
+    def reported(self) -> None:
+        """Log other Findings of sources with the next sync; at once if none is possible yet."""
+        if self.sync.store.synced:
+            self._runner.request()
+        else:
+            self._findings.update(self.sync.store.findings)
+
+    def _suspect(self) -> None:
+        self.sync.suspect()
+        self._runner.request()
 
     async def _check_for_drift(self) -> None:
         while True:
-            await self._period.sleep(self._live.current.sync_period.seconds)
+            await self._new_period.sleep(self._reloader.current.sync_period.seconds)
             self._suspect()
 
-    async def _heal_losses(self) -> None:
+    async def _watch_for_external_changes(self) -> None:
         """Compare as soon as the mode notices changes by others, not only every sync period."""
-        mode = self._sync.mode
-        await self._serving.wait()
+        mode = self.sync.mode
+        await self.serving.wait()
         while True:
             try:
                 await mode.wait_for_external_change()
             except (OSError, BusyError) as error:
-                log.warning(
-                    "changes by others cannot be watched: %s; retrying in %gs", error, _RETRY
-                )
+                text = "changes by others cannot be watched: %s; retrying in %gs"
+                log.warning(text, error, _RETRY)
                 await asyncio.sleep(_RETRY)
             self._suspect()
-
-    def _suspect(self) -> None:
-        self._sync.suspect()
-        self._runner.request()
-
-    async def _leave_others(self) -> None:
-        """Remove what other modes left, once ours serve (make before break)."""
-        await self._serving.wait()
-        mode, config = self._sync.mode, self._live.current
-        left = self._machine.leftovers(mode, config)
-        await leave(left, config.steersman.drain_period.seconds, mode)
 
     async def _follow_addresses(self) -> None:
         while True:
             try:
                 async for facts in watch_addresses():
-                    if self._sync.use_facts(facts):
+                    if self.sync.use_facts(facts):
                         self._runner.request()
             except OSError as error:
                 log.warning("addresses cannot be watched: %s; retrying in %gs", error, _RETRY)
             await asyncio.sleep(_RETRY)
 
-    def _refused(self, partial: bool) -> None:
-        self._effects.refused(self._node_config.families, partial)
+    async def _follow_configuration(self) -> None:
+        async for config in self._reloader.changes():
+            self._use(config)
 
-    def _apply(self, config: ProxyConfig) -> None:
-        """Take a changed configuration while running."""
-        mode = self._sync.mode
-        config = msgspec.structs.replace(config, mode=mode.name)  # another one may stand in
+    def _reload(self) -> None:
+        if (config := self._reloader.reload()) is not None:
+            self._use(config)
+
+    def _use(self, config: ProxyConfig) -> None:
+        """Apply a changed configuration while running."""
+        mode = self.sync.mode
+        config = msgspec.structs.replace(config, mode=mode.name)  # it may be a fallback
         self._node_config = self._machine.allow_localhost_node_ports(
-            node_config(config), mode, self._sync.facts
+            node_config(config), mode, self.sync.facts
         )
-        self._logs.verbosity = config.logging.verbosity
+        self._logs.set_verbosity(config.logging.verbosity)
         self._servers.use(config)
         self._own_node.use(self._node_config)
-        self._period.up()
+        self._new_period.up()
         self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
-        self._sync.use_planner(Planner(self._node_config, mode.traits))
+        self.sync.use_planner(Planner(self._node_config, mode.traits))
         self._runner.request()
+
+    # Other modes
+
+    async def _remove_leftovers(self) -> None:
+        """Remove the leftovers of other modes, once ours serves (make before break)."""
+        await self.serving.wait()
+        mode, config = self.sync.mode, self._reloader.current
+        left = self._machine.leftovers(mode, config)
+        await leave(left, config.steersman.drain_period.seconds, mode)

@@ -65,4 +65,4 @@ def tell(chosen: Chosen, recorder: Recorder, store: Store, metrics: Metrics) -> 
         return
     recorder.node("Warning", "ModeFallback", "StartKubeProxy", chosen.sentence)
     store.report("mode", (Finding("the node", "mode", chosen.sentence, Severity.ERROR),))
-    metrics.set("mode_fallback", 1, chosen.wanted, chosen.mode.name)
+    metrics.mode_fallback(chosen.wanted, chosen.mode.name).set(1)

@@ -223,7 +223,7 @@ class Logging:
         """`-v` as it is now."""
         return self._filter.verbosity
 
-    @verbosity.setter
-    def verbosity(self, value: int) -> None:
+    def set_verbosity(self, value: int) -> None:
+        """Change `-v` while running."""
         self._filter.verbosity = value
         self._root.setLevel(self._filter.level)

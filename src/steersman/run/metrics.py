@@ -1,13 +1,15 @@
-"""Every metric, as tables: upstream's by name, type, labels and buckets (behaviour 14), and ours.
+"""Every metric that is pushed: upstream's with their types, labels and buckets, and our own.
 
-Nothing else counts anything. Each `Metrics` has a registry of its own, so that several can live in
-one process; what is known elsewhere (conntrack, kernel counters) is asked for when scraped.
+Each metric is an attribute of `Metrics`, declared once (behaviour 14); the mode declares which of
+the optional ones it has. Each `Metrics` has a registry of its own, so several can live in one
+process. Values that are known elsewhere (conntrack, kernel counters) are collected when scraped:
+register a function with `Metrics.on_scrape`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,189 +35,267 @@ PROGRAMMING_BUCKETS = (
     *(float(n) for n in range(120, 301, 30)),
 )
 _PHASE_BUCKETS = tuple(0.0001 * 4**k for k in range(10))
+_FAMILY = ("ip_family",)
+_PROXY, _SYNC = "kubeproxy_", "kubeproxy_sync_proxy_rules_"
 
-Kind = Literal["counter", "gauge", "histogram"]
-AnyMetric = Counter | Gauge | Histogram
-MetricT = TypeVar("MetricT", Counter, Gauge, Histogram)
-
-
-class Row(NamedTuple):
-    """One metric."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = SYNC_BUCKETS
-    modes: tuple[str, ...] = ()
-    """The modes that have it; () for all."""
-    refusals: Literal["", "all", "partial"] = ""
-    """Counts the batches that the kernel refused: all of them, or those of only what changed."""
+MetricT = TypeVar("MetricT", bound=Counter | Gauge | Histogram)
 
 
-_F = ("ip_family",)
-_SYNCED = ("iptables", "nftables")
-_TABLES = ("iptables", "ipvs")
+class Labelled(Generic[MetricT]):
+    """A metric whose children are cached: the client's own lookup takes a lock."""
 
-UPSTREAM: tuple[Row, ...] = (
-    Row("sync_proxy_rules_duration_seconds", "histogram", "Seconds that a sync took.", _F),
-    Row(
-        "sync_full_proxy_rules_duration_seconds",
-        "histogram",
-        "Seconds that a full sync took.",
-        _F,
-        modes=_SYNCED,
-    ),
-    Row(
-        "sync_partial_proxy_rules_duration_seconds",
-        "histogram",
-        "Seconds that a sync of only the changes took.",
-        _F,
-        modes=_SYNCED,
-    ),
-    Row(
-        "network_programming_duration_seconds",
-        "histogram",
-        "Seconds from the change of an endpoint (its trigger time) until it is in force.",
-        _F,
-        PROGRAMMING_BUCKETS,
-    ),
-    Row(
-        "sync_proxy_rules_last_timestamp_seconds",
-        "gauge",
-        "Unix time of the last successful sync.",
-        _F,
-    ),
-    Row(
-        "sync_proxy_rules_last_queued_timestamp_seconds",
-        "gauge",
-        "Unix time at which a sync was last queued.",
-        _F,
-    ),
-    Row(
-        "sync_proxy_rules_endpoint_changes_pending",
-        "gauge",
-        "Number of endpoint changes not yet synced.",
-    ),
-    Row("sync_proxy_rules_endpoint_changes_total", "counter", "Number of endpoint changes seen."),
-    Row(
-        "sync_proxy_rules_service_changes_pending",
-        "gauge",
-        "Number of Service changes not yet synced.",
-    ),
-    Row("sync_proxy_rules_service_changes_total", "counter", "Number of Service changes seen."),
-    Row(
-        "sync_proxy_rules_iptables_total",
-        "gauge",
-        "Number of rules in the kernel that belong to the proxy.",
-        ("table", *_F),
-        modes=_TABLES,
-    ),
-    Row(
-        "sync_proxy_rules_iptables_last",
-        "gauge",
-        "Number of rules that the last sync wrote.",
-        ("table", *_F),
-        modes=_TABLES,
-    ),
-    Row(
-        "sync_proxy_rules_iptables_restore_failures_total",
-        "counter",
-        "Number of iptables-restore runs that failed.",
-        _F,
-        modes=_TABLES,
-        refusals="all",
-    ),
-    Row(
-        "sync_proxy_rules_iptables_partial_restore_failures_total",
-        "counter",
-        "Number of iptables-restore runs that failed while only changes were written.",
-        _F,
-        modes=("iptables",),
-        refusals="partial",
-    ),
-    Row(
-        "sync_proxy_rules_nftables_sync_failures_total",
-        "counter",
-        "Number of nftables transactions that the kernel refused.",
-        _F,
-        modes=("nftables",),
-        refusals="all",
-    ),
-    Row(
-        "sync_proxy_rules_nftables_cleanup_failures_total",
-        "counter",
-        "Number of removals of leftovers that the kernel refused.",
-        _F,
-        modes=("nftables",),
-    ),
-    Row(
-        "sync_proxy_rules_no_local_endpoints_total",
-        "gauge",
-        "Number of ServicePorts with a Local policy that have endpoints, but none on this node.",
-        ("traffic_policy", *_F),
-    ),
-    Row("proxy_healthz_total", "counter", "Number of answers of /healthz.", ("code",)),
-    Row("proxy_livez_total", "counter", "Number of answers of /livez.", ("code",)),
-    Row(
-        "conntrack_reconciler_sync_duration_seconds",
-        "histogram",
-        "Seconds that a conntrack clean-up took.",
-        _F,
-    ),
-    Row(
-        "conntrack_reconciler_deleted_entries_total",
-        "counter",
-        "Number of stale conntrack entries deleted.",
-        _F,
-    ),
-)
-"""Upstream's metrics; the prefix `kubeproxy_` is left out here."""
+    __slots__ = ("_children", "metric")
 
-OURS: tuple[Row, ...] = (
-    Row(
-        "findings",
-        "gauge",
-        "Number of current problems with objects or configuration.",
-        ("severity",),
-    ),
-    Row(
-        "sync_phase_seconds",
-        "histogram",
-        "Seconds that a phase of a sync took.",
-        ("phase",),
-        _PHASE_BUCKETS,
-    ),
-    Row("syncs_total", "counter", "Number of syncs by reason and outcome.", ("reason", "outcome")),
-    Row("kernel_objects", "gauge", "Number of kernel objects of the proxy in force."),
-    Row("kernel_writes_total", "counter", "Number of kernel objects written.", ("change",)),
-    Row("refused_service_ports", "gauge", "Number of ServicePorts that the kernel refuses."),
-    Row(
-        "mode_fallback", "gauge", "1 if another mode than the wanted one runs.", ("wanted", "used")
-    ),
-)
-"""Beyond upstream, with the prefix `steersman_`."""
+    def __init__(self, metric: MetricT) -> None:
+        self.metric = metric
+        self._children: dict[tuple[str, ...], MetricT] = {(): metric}
+
+    def __call__(self, *labels: str) -> MetricT:
+        """Return the child for values of the labels; the metric itself if it has none."""
+        child = self._children.get(labels)
+        if child is None:
+            child = cast("MetricT", self.metric.labels(*labels))
+            self._children[labels] = child
+        return child
+
+
+class Declared(Generic[MetricT]):
+    """The declaration of a metric: `metrics.NAME(labels)` is its child in one `Metrics`."""
+
+    def __init__(
+        self,
+        kind: type[MetricT],
+        name: str,
+        text: str,
+        labels: tuple[str, ...] = (),
+        *,
+        buckets: tuple[float, ...] = SYNC_BUCKETS,
+        optional: bool = False,
+    ) -> None:
+        """Declare a metric.
+
+        Args:
+            kind: Counter, Gauge or Histogram.
+            name: the full name.
+            text: the HELP text, a sentence.
+            labels: names of the labels.
+            buckets: upper bounds of a histogram.
+            optional: only some modes have it.
+        """
+        self.kind = kind
+        self.name = name
+        self.text = text
+        self.labels = labels
+        self.buckets = buckets
+        self.optional = optional
+
+    @overload
+    def __get__(self, metrics: None, owner: type[Metrics]) -> Declared[MetricT]: ...
+    @overload
+    def __get__(self, metrics: Metrics, owner: type[Metrics]) -> Labelled[MetricT]: ...
+    def __get__(
+        self, metrics: Metrics | None, owner: type[Metrics]
+    ) -> Declared[MetricT] | Labelled[MetricT]:
+        """Return the metric; raise KeyError if the mode does not have it."""
+        if metrics is None:
+            return self
+        labelled: Labelled[MetricT] = metrics.by_name[self.name]
+        return labelled
+
+    def create(self, registry: CollectorRegistry, families: Sequence[Family]) -> Labelled[MetricT]:
+        """Create the metric at zero."""
+        options: dict[str, Any] = {"buckets": self.buckets} if self.kind is Histogram else {}
+        metric = self.kind(self.name, self.text, self.labels, registry=registry, **options)
+        if self.labels == _FAMILY and self.kind is not Gauge:  # a gauge would show a false 0
+            for family in families:
+                metric.labels(family.kubernetes)
+        return Labelled(metric)
+
+
+class ModeMetricNames(NamedTuple):
+    """The optional metrics of a mode, by full name."""
+
+    names: frozenset[str] = frozenset()
+    refused: tuple[str, ...] = ()
+    """Counters of all batches that the kernel refused."""
+    refused_partial: tuple[str, ...] = ()
+    """Counters of refused batches that held only changes."""
 
 
 class Metrics:
     """The metrics of one process in one mode."""
 
+    # Upstream's
+
+    sync_seconds = Declared(
+        Histogram, f"{_SYNC}duration_seconds", "Seconds that a sync took.", _FAMILY
+    )
+    full_sync_seconds = Declared(
+        Histogram,
+        f"{_PROXY}sync_full_proxy_rules_duration_seconds",
+        "Seconds that a full sync took.",
+        _FAMILY,
+        optional=True,
+    )
+    partial_sync_seconds = Declared(
+        Histogram,
+        f"{_PROXY}sync_partial_proxy_rules_duration_seconds",
+        "Seconds that a sync of only the changes took.",
+        _FAMILY,
+        optional=True,
+    )
+    programming_seconds = Declared(
+        Histogram,
+        f"{_PROXY}network_programming_duration_seconds",
+        "Seconds from the change of an endpoint (its trigger time) until it is in force.",
+        _FAMILY,
+        buckets=PROGRAMMING_BUCKETS,
+    )
+    last_sync_time = Declared(
+        Gauge, f"{_SYNC}last_timestamp_seconds", "Unix time of the last successful sync.", _FAMILY
+    )
+    last_queued_time = Declared(
+        Gauge,
+        f"{_SYNC}last_queued_timestamp_seconds",
+        "Unix time at which a sync was last queued.",
+        _FAMILY,
+    )
+    endpoint_changes_pending = Declared(
+        Gauge, f"{_SYNC}endpoint_changes_pending", "Number of endpoint changes not yet synced."
+    )
+    endpoint_changes = Declared(
+        Counter, f"{_SYNC}endpoint_changes_total", "Number of endpoint changes seen."
+    )
+    service_changes_pending = Declared(
+        Gauge, f"{_SYNC}service_changes_pending", "Number of Service changes not yet synced."
+    )
+    service_changes = Declared(
+        Counter, f"{_SYNC}service_changes_total", "Number of Service changes seen."
+    )
+    iptables_rules = Declared(
+        Gauge,
+        f"{_SYNC}iptables_total",
+        "Number of rules in the kernel that belong to the proxy.",
+        ("table", *_FAMILY),
+        optional=True,
+    )
+    iptables_rules_written = Declared(
+        Gauge,
+        f"{_SYNC}iptables_last",
+        "Number of rules that the last sync wrote.",
+        ("table", *_FAMILY),
+        optional=True,
+    )
+    iptables_restore_failures = Declared(
+        Counter,
+        f"{_SYNC}iptables_restore_failures_total",
+        "Number of iptables-restore runs that failed.",
+        _FAMILY,
+        optional=True,
+    )
+    iptables_partial_restore_failures = Declared(
+        Counter,
+        f"{_SYNC}iptables_partial_restore_failures_total",
+        "Number of iptables-restore runs that failed while only changes were written.",
+        _FAMILY,
+        optional=True,
+    )
+    nftables_sync_failures = Declared(
+        Counter,
+        f"{_SYNC}nftables_sync_failures_total",
+        "Number of nftables transactions that the kernel refused.",
+        _FAMILY,
+        optional=True,
+    )
+    nftables_cleanup_failures = Declared(
+        Counter,
+        f"{_SYNC}nftables_cleanup_failures_total",
+        "Number of removals of leftovers that the kernel refused.",
+        _FAMILY,
+        optional=True,
+    )
+    no_local_endpoints = Declared(
+        Gauge,
+        f"{_SYNC}no_local_endpoints_total",
+        "Number of ServicePorts with a Local policy that have endpoints, but none on this node.",
+        ("traffic_policy", *_FAMILY),
+    )
+    healthz = Declared(
+        Counter, f"{_PROXY}proxy_healthz_total", "Number of answers of /healthz.", ("code",)
+    )
+    livez = Declared(
+        Counter, f"{_PROXY}proxy_livez_total", "Number of answers of /livez.", ("code",)
+    )
+    conntrack_seconds = Declared(
+        Histogram,
+        f"{_PROXY}conntrack_reconciler_sync_duration_seconds",
+        "Seconds that a conntrack clean-up took.",
+        _FAMILY,
+    )
+    conntrack_deleted = Declared(
+        Counter,
+        f"{_PROXY}conntrack_reconciler_deleted_entries_total",
+        "Number of stale conntrack entries deleted.",
+        _FAMILY,
+    )
+
+    # Beyond upstream
+
+    findings = Declared(
+        Gauge,
+        "steersman_findings",
+        "Number of current problems with objects or configuration.",
+        ("severity",),
+    )
+    phase_seconds = Declared(
+        Histogram,
+        "steersman_sync_phase_seconds",
+        "Seconds that a phase of a sync took.",
+        ("phase",),
+        buckets=_PHASE_BUCKETS,
+    )
+    syncs = Declared(
+        Counter,
+        "steersman_syncs_total",
+        "Number of syncs by reason and outcome.",
+        ("reason", "outcome"),
+    )
+    kernel_objects = Declared(
+        Gauge, "steersman_kernel_objects", "Number of kernel objects of the proxy in force."
+    )
+    kernel_writes = Declared(
+        Counter,
+        "steersman_kernel_writes_total",
+        "Number of kernel objects written.",
+        ("change",),
+    )
+    refused_service_ports = Declared(
+        Gauge,
+        "steersman_refused_service_ports",
+        "Number of ServicePorts that the kernel refuses.",
+    )
+    mode_fallback = Declared(
+        Gauge,
+        "steersman_mode_fallback",
+        "1 if another mode than the wanted one runs.",
+        ("wanted", "used"),
+    )
+
     def __init__(self, mode: str, families: Sequence[Family] = tuple(Family)) -> None:
-        """Make all that the mode has, at zero.
+        """Create all metrics of a mode, at zero.
 
         Args:
             mode: name of the mode.
-            families: those served; their series exist from the start.
+            families: the families served; their series exist from the start.
         """
         disable_created_metrics()  # type: ignore[no-untyped-call]  # upstream has no *_created series
         self.registry = CollectorRegistry()
-        self._by_name: dict[str, AnyMetric] = {}
-        self._series: dict[tuple[str, tuple[str, ...]], AnyMetric] = {}
-        for prefix, rows in (("kubeproxy_", UPSTREAM), ("steersman_", OURS)):
-            for row in rows:
-                if not row.modes or mode in row.modes:
-                    self._by_name[row.name] = metric = self._make(prefix, row)
-                    self._start(row, metric, families)
+        self._mode = MODE_METRICS.get(mode, ModeMetricNames())
+        self.by_name: dict[str, Labelled[Any]] = {
+            metric.name: metric.create(self.registry, families)
+            for metric in DECLARED
+            if not metric.optional or metric.name in self._mode.names
+        }
         build = Gauge(
             "kubernetes_build_info",
             "The version that runs, with the constant value 1.",
@@ -225,70 +305,28 @@ class Metrics:
         build.labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
 
-    def _make(self, prefix: str, row: Row) -> AnyMetric:
-        name = prefix + row.name
-        match row.kind:
-            case "counter":
-                return Counter(name, row.help, row.labels, registry=self.registry)
-            case "gauge":
-                return Gauge(name, row.help, row.labels, registry=self.registry)
-            case "histogram":
-                return Histogram(
-                    name, row.help, row.labels, registry=self.registry, buckets=row.buckets
-                )
+    def find(self, metric: Declared[MetricT]) -> Labelled[MetricT] | None:
+        """Return an optional metric, given as `Metrics.NAME`; None if the mode does not have it."""
+        return self.by_name.get(metric.name)
 
-    @staticmethod
-    def _start(row: Row, metric: AnyMetric, families: Sequence[Family]) -> None:
-        """Make the series that are there before anything happens; a gauge would say something."""
-        if row.labels == _F and row.kind != "gauge":
-            for family in families:
-                metric.labels(family.kubernetes)
-
-    def has(self, name: str) -> bool:
-        """Return whether this mode has a metric (its name without prefix)."""
-        return name in self._by_name
-
-    def add(self, name: str, *labels: str, amount: float = 1) -> None:
-        """Increase a counter.
-
-        Raises:
-            KeyError: this mode has no such metric.
-        """
-        self._find(name, labels, Counter).inc(amount)
-
-    def set(self, name: str, value: float, *labels: str) -> None:
-        """Set a gauge; raises KeyError if this mode has no such metric."""
-        self._find(name, labels, Gauge).set(value)
-
-    def observe(self, name: str, value: float, *labels: str) -> None:
-        """Add a value to a histogram; raises KeyError if this mode has no such metric."""
-        self._find(name, labels, Histogram).observe(value)
-
-    def count_refusal(self, family: Family, *, partial: bool) -> None:
-        """Count a batch that the kernel refused in the mode's own failure metrics.
+    def count_refused(self, family: Family, *, full: int, partial: int) -> None:
+        """Count batches that the kernel refused in the failure metrics that the mode declares.
 
         Args:
             family: the family that was synced.
-            partial: whether the batch held only what had changed.
+            full: number of batches of the difference to the whole kernel.
+            partial: number of batches that held only changes.
         """
-        for row in UPSTREAM:
-            if row.name in self._by_name and (
-                row.refusals == "all" or (partial and row.refusals == "partial")
-            ):
-                self.add(row.name, family.kubernetes)
+        for names, amount in (
+            (self._mode.refused, full + partial),
+            (self._mode.refused_partial, partial),
+        ):
+            for name in names:
+                self.by_name[name](family.kubernetes).inc(amount)
 
-    def _find(self, name: str, labels: tuple[str, ...], kind: type[MetricT]) -> MetricT:
-        series = self._series.get((name, labels))
-        if series is None:  # to look one up by its labels takes a lock and several calls
-            metric = self._by_name[name]
-            series = self._series[name, labels] = metric.labels(*labels) if labels else metric
-        if not isinstance(series, kind):
-            raise TypeError(f"{name} is not a {kind.__name__}")
-        return series
-
-    def ask(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Have something collected at each scrape."""
-        self.registry.register(_Asked(collect))
+    def on_scrape(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Collect further metrics at each scrape."""
+        self.registry.register(_OnScrape(collect))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return everything as text, and the content type. Call it off the event loop."""
@@ -296,7 +334,27 @@ class Metrics:
         return b"".join(pieces), content_type
 
 
-class _Asked(Collector):
+DECLARED = tuple(each for each in vars(Metrics).values() if isinstance(each, Declared))
+"""Every metric of `Metrics`, in order."""
+
+_SYNCS = frozenset({Metrics.full_sync_seconds.name, Metrics.partial_sync_seconds.name})
+_RULES = frozenset({Metrics.iptables_rules.name, Metrics.iptables_rules_written.name})
+_RESTORE = Metrics.iptables_restore_failures.name
+_PARTIAL_RESTORE = Metrics.iptables_partial_restore_failures.name
+_TRANSACTION = Metrics.nftables_sync_failures.name
+MODE_METRICS: Mapping[str, ModeMetricNames] = {
+    "iptables": ModeMetricNames(
+        _SYNCS | _RULES | {_RESTORE, _PARTIAL_RESTORE}, (_RESTORE,), (_PARTIAL_RESTORE,)
+    ),
+    "ipvs": ModeMetricNames(_RULES | {_RESTORE}, (_RESTORE,)),
+    "nftables": ModeMetricNames(
+        _SYNCS | {_TRANSACTION, Metrics.nftables_cleanup_failures.name}, (_TRANSACTION,)
+    ),
+}
+"""The optional metrics of each mode."""
+
+
+class _OnScrape(Collector):
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect = collect
 
@@ -304,7 +362,7 @@ class _Asked(Collector):
         return self._collect()
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # so that registering asks nobody yet
+        return ()  # so that registering collects nothing yet
 
 
 def conntrack_usage(usage: Callable[[], tuple[int, int]]) -> Callable[[], Iterator[Metric]]:

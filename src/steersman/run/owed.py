@@ -2,17 +2,17 @@
 
 Theory. A change passes four places, and is a debt until the kernel has it:
 
-    Store --take--> changed --plan--> unrendered --render--> Holdings (dirty) --write--> kernel
+    Store --take--> changed --plan--> unrendered --render--> ledger (dirty) --write--> kernel
 
-Nothing leaves a place before it is in the next one, so that an exception or a cancelled task at any
-await leaves the debt where it was, and the next run goes on from there. Beside the changes there is
-what we believe about the kernel, as two facts that only a run clears:
+Nothing leaves a place before it is in the next one, so an exception or a cancelled task at any
+await leaves the debt where it was, and the next run goes on from there. Two more facts describe our
+knowledge of the kernel; only a run clears them:
 
-    unread      a write is under way or did not end well, or nothing was read yet: read everything
-    suspected   somebody else may have touched our objects: compare the fingerprint, then decide
+    unread      a write is under way or failed, or nothing was read yet: read everything
+    suspected   others may have touched our objects: compare the fingerprint, then decide
 
-`unread` is set before a write begins and cleared after it succeeded, so that no kind of failure has
-to be thought of. Retry, drift, reload and restart are all the same: run until nothing is owed.
+`unread` is set before a write begins and cleared after it succeeded, so no kind of failure needs
+code of its own. Retry, drift, reload and restart are all the same: run until nothing is owed.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from steersman.source.store import MOST_TRIGGERS, Changes
 
 
 class Owed:
-    """The account of one Sync; `nothing` says whether it is settled."""
+    """The account of one Sync; `nothing` says whether everything is paid."""
 
     def __init__(self) -> None:
         """Start with everything owed: nothing was planned, rendered or read yet."""
         self.changed: set[ObjectName] = set()
         """Services that changed and are not planned."""
         self.unplanned: set[ObjectName] = set()
-        """Services that a defect kept from being planned: tried again with the next comparison."""
+        """Services that a defect kept from being planned: the next comparison retries them."""
         self.replan = True
         """The settings of the node, or a new Planner, are not planned."""
         self.node = False
         """The node's own part is planned and not rendered."""
         self.unrendered: dict[PlanKey, ServicePlan | None] = {}
-        """Plans that are not rendered; None for one that is gone."""
+        """Plans that are not rendered; None for a removed one."""
         self.unread = True
-        """It is not known whether the kernel has what Holdings say."""
+        """The kernel may differ from the ledger."""
         self.suspected = False
-        """Somebody else may have changed objects of ours."""
+        """Others may have changed our objects."""
         self.failed = False
         """The last run failed."""
         self._changes = Changes()
@@ -52,7 +52,7 @@ class Owed:
 
     @property
     def nothing(self) -> bool:
-        """Whether the kernel has everything, as far as rendered objects are concerned."""
+        """Whether the kernel has everything, apart from objects it rejects."""
         return not (
             self.changed
             or self.replan
@@ -65,13 +65,13 @@ class Owed:
     # Changes, from the Store to the ledger
 
     def take(self, changes: Changes) -> None:
-        """Add what the Store has gathered since the last call."""
+        """Add the changes that the Store has gathered since the last call."""
         self.changed |= changes.services
         self.replan |= changes.node
         self._changes = _united(self._changes, changes)
 
     def planned(self, change: PlanChange) -> None:
-        """Move what changed to what is not rendered: this is what a Planner made of it."""
+        """Move changed Services to unrendered plans, by the result of a Planner."""
         self.changed.clear()
         self.unplanned |= change.failed
         self.node |= change.settings_changed
@@ -80,7 +80,7 @@ class Owed:
         self._plans = _followed(self._plans, change)
 
     def retry_unplanned(self) -> None:
-        """Plan again what a defect kept from being planned."""
+        """Plan Services again that a defect kept from being planned."""
         self.changed |= self.unplanned
         self.unplanned.clear()
 
@@ -88,14 +88,14 @@ class Owed:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Write to the kernel: unless the block ends well, everything is to be read again."""
+        """Write to the kernel; unless the block succeeds, everything has to be read again."""
         before, self.unread = self.unread, True
         yield
         self.unread = before
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Look whether somebody touched the kernel: what is suspected meanwhile stays so."""
+    def comparing(self) -> Iterator[None]:
+        """Compare with the kernel; a suspicion that is raised during the block remains."""
         before, self.suspected = self.suspected, False
         try:
             yield
@@ -107,19 +107,19 @@ class Owed:
 
     @property
     def unreported(self) -> Iterable[PlanKey]:
-        """Plans that the next report adds or changes."""
+        """Keys of plans that the next report adds or changes."""
         return self._plans.changed.keys()
 
-    def settle(self) -> tuple[Changes, PlanChange]:
-        """Return everything taken and planned since the last call: it is in force now."""
-        settled = self._changes, self._plans
+    def take_report(self) -> tuple[Changes, PlanChange]:
+        """Return all changes and plans since the last call: they are in force now."""
+        report = self._changes, self._plans
         self._changes, self._plans = Changes(), PlanChange()
         self.failed = False
-        return settled
+        return report
 
 
 def _followed(one: PlanChange, other: PlanChange) -> PlanChange:
-    """Return two changes of a plan, one after the other, as one."""
+    """Return two successive changes of a plan as one."""
     if not (one.changed or one.removed or one.settings_changed):
         return other
     changed = {key: plan for key, plan in one.changed.items() if key not in other.removed}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from aiohttp import web
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
@@ -19,7 +20,7 @@ from steersman.host.facts import hostname
 from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
-from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.plan import ServicePlan
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth
 from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
@@ -35,77 +36,75 @@ from steersman.run.startup import cluster_access
 from steersman.run.sync import Sync
 from steersman.source.poster import ApiEventPoster, NoEvents
 from steersman.source.stats import SourceStats
-from steersman.source.store import Store
 
-_LAST_EVENTS = 5.0  # seconds that a process which fails waits for them to be posted
+_LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
 
 class Servers:
-    """Builds the servers, and serves what the State says."""
+    """Builds the servers, and serves the State."""
 
     def __init__(
         self,
         config: ProxyConfig,
         flags: Mapping[str, Value],
         node_name: str,
-        store: Store,
-        logs: Logging,
+        sync: Sync,
         *,
+        stats: SourceStats | None,
+        logs: Logging,
         machine: Machine,
     ) -> None:
-        """Take the configuration; nothing is bound before `tasks`."""
+        """Create the servers; nothing is bound before `tasks`.
+
+        Args:
+            config: the configuration in force.
+            flags: the flags of the command line, for `/flagz`.
+            node_name: this node.
+            sync: has the State that is served.
+            stats: connection to the API server; None with manifests.
+            logs: its verbosity can be set by a request.
+            machine: tells how full the conntrack table is.
+        """
         self.config = config
         self._flags = flags
-        self._node_name = node_name
-        self._store = store
-        self._logs = logs
-        self._started = time.time()
-        self._checks: dict[Family, ServiceHealthServers] = {}
-        self.metrics = Metrics(config.mode)
-        if sys.platform != "win32":
-            self.metrics.ask(conntrack_usage(machine.conntrack_usage))
-        self.health = ProxyHealth(2 * config.sync_period.seconds)
-        standalone = bool(config.steersman.manifests)
-        poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
-        self.recorder = Recorder(poster, node_name, hostname=hostname())
-        self._without_node = Node(ObjectMeta(name=node_name)) if standalone else None
-
-    def use(self, config: ProxyConfig) -> None:
-        """Take a changed configuration: shown, and what of it decides about health."""
-        self.config = config
-        self.health.timeout = 2 * config.sync_period.seconds
-
-    def watch(self, sync: Sync, stats: SourceStats | None) -> None:
-        """Take whose State is served."""
         self._sync = sync
         self._stats = stats
-        if stats is not None:
-            self.metrics.ask(partial(_watch_errors, stats))
-        self._mode_metrics = ModeMetrics(
-            sync.mode, self._plans, lambda: self.config.steersman.metrics_per_service
-        )
-        self.metrics.ask(nfacct_packets(sync.mode.packets))
-        loop = asyncio.get_running_loop()
-        if isinstance(loop, MeasuredLoop):
-            self.metrics.ask(loop.holds.collect)
-
-    def health_checks(
-        self, settings: Callable[[], NodeSettings]
-    ) -> Mapping[Family, ServiceHealthServers]:
-        """Build the servers of the health check node ports, by family."""
-        self._checks = {
+        self._logs = logs
+        self._started = time.time()
+        standalone = bool(config.steersman.manifests)
+        poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
+        self._without_node = Node(ObjectMeta(name=node_name)) if standalone else None
+        self.recorder = Recorder(poster, node_name, hostname=hostname())
+        self.health = ProxyHealth(2 * config.sync_period.seconds)
+        self.health_checks = {
             family: ServiceHealthServers(
-                partial(_listening_addresses, family, settings),
+                partial(self._listening_addresses, family),
                 lambda: self.health.healthy(now()),
                 self.recorder.health_check_failed,
             )
             for family in Family
         }
-        return self._checks
+        self._mode_metrics = ModeMetrics(
+            sync.mode, self._plans, lambda: self.config.steersman.metrics_per_service
+        )
+        self.metrics = Metrics(config.mode)
+        if sys.platform != "win32":
+            self.metrics.on_scrape(conntrack_usage(machine.conntrack_usage))
+        if stats is not None:
+            self.metrics.on_scrape(partial(_watch_errors, stats))
+        self.metrics.on_scrape(nfacct_packets(sync.mode.packets))
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, MeasuredLoop):
+            self.metrics.on_scrape(loop.holds.collect)
+
+    def use(self, config: ProxyConfig) -> None:
+        """Use a changed configuration: it is shown, and sets the timeout of health."""
+        self.config = config
+        self.health.timeout = 2 * config.sync_period.seconds
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Return what is to run for as long as the process does, by name."""
+        """Return coroutines that run as long as the process, by name."""
         config = self.config
         servers = {
             "healthz": (config.healthz_bind_address, self._health_app, "ProxierHealthcheck"),
@@ -115,59 +114,53 @@ class Servers:
         for name, (address, app, word) in servers.items():
             if address:
                 host, port = split_host_port(address)
+                reason, action = f"FailedToStart{word}", f"Start{word}"
                 work[name] = keep_serving(
                     app,
                     host,
                     port,
                     what=f"{name} server",
-                    on_failure=partial(self._bind_failed, f"FailedToStart{word}", f"Start{word}"),
+                    on_failure=partial(self.recorder.node, "Warning", reason, action),
                     hard_fail=config.bind_address_hard_fail,
                 )
         return work
 
-    async def tell_the_rest(self) -> None:
-        """Wait a little until every Event is posted: why the process fails is one of them."""
+    async def flush_events(self) -> None:
+        """Wait a little until every Event is posted: one may tell why the process fails."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_EVENTS):
                 await self.recorder.flush()
 
     async def close(self) -> None:
         """Stop listening on health check node ports."""
-        for checks in self._checks.values():
+        for checks in self.health_checks.values():
             await checks.close()
 
-    def _bind_failed(self, reason: str, action: str, message: str) -> None:
-        self.recorder.node("Warning", reason, action, message)
-
-    def _node(self) -> Node | None:
-        return self._store.snapshot.node or self._without_node
-
-    def _health_app(self) -> Any:
+    def _health_app(self) -> web.Application:
+        counters = {"healthz": self.metrics.healthz, "livez": self.metrics.livez}
         return proxy_health_app(
             self.health,
-            self._node,
+            lambda: self._sync.store.snapshot.node or self._without_node,
             ready=lambda: self._sync.state.result is not None,
-            count=lambda name, code: self.metrics.add(f"proxy_{name}_total", str(code)),
+            count=lambda name, code: counters[name](str(code)).inc(),
         )
 
-    def _metrics_app(self) -> Any:
+    def _metrics_app(self) -> web.Application:
         config = self.config
-        flags = self._flags
+        flagz_on = enabled(config.feature_gates, "ComponentFlagz")
         return metrics_app(
             Pages(
                 self.metrics,
                 config.mode,
                 configz=lambda: configz(self.config),
-                flags=(lambda: flagz(flags))
-                if enabled(config.feature_gates, "ComponentFlagz")
-                else None,
+                flags=(lambda: flagz(self._flags)) if flagz_on else None,
                 state=self._state,
                 more=self._mode_metrics.default,
                 services=self._mode_metrics.services,
                 healthy=lambda: self.health.healthy(now()),
                 statusz=enabled(config.feature_gates, "ComponentStatusz"),
                 profiling=config.enable_profiling,
-                set_verbosity=self._set_verbosity,
+                set_verbosity=self._logs.set_verbosity,
                 started=self._started,
             )
         )
@@ -178,16 +171,13 @@ class Servers:
     def _state(self) -> Iterator[bytes]:
         return state_json(self._sync.state, self._stats, time.time(), self._started)
 
-    def _set_verbosity(self, verbosity: int) -> None:
-        self._logs.verbosity = verbosity
-
-
-def _listening_addresses(family: Family, settings: Callable[[], NodeSettings]) -> list[str]:
-    """Where health check node ports of a family are served (behaviour 13)."""
-    if family not in settings().families:
-        return []
-    addresses = settings().family(family).node_port_addresses
-    return [_ANY[family]] if addresses is None else list(addresses)
+    def _listening_addresses(self, family: Family) -> list[str]:
+        """Return the addresses for health check node ports of a family (behaviour 13)."""
+        settings = self._sync.state.plan.settings
+        if family not in settings.families:
+            return []
+        addresses = settings.family(family).node_port_addresses
+        return [_ANY[family]] if addresses is None else list(addresses)
 
 
 def _watch_errors(stats: SourceStats) -> Iterable[Metric]:

@@ -1,8 +1,9 @@
-"""The one State of the daemon: swapped by reference after each sync, only read by everyone else."""
+"""The State of the daemon, replaced as a whole after each sync; all others only read it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,20 +16,20 @@ from steersman.source.store import Changes
 
 
 class SyncResult(msgspec.Struct, frozen=True):
-    """What one sync did."""
+    """The work of one sync."""
 
     revision: int = 0
     reason: str = ""
-    """Why it ran: `changes`, `start`, `drift`, `retry`."""
+    """Why the sync ran: `changes`, `start`, `drift`, `retry`."""
     dirty: int = 0
-    """ServicePorts that were planned and rendered again."""
+    """Number of ServicePorts that were planned and rendered again."""
     added: int = 0
     removed: int = 0
     changed: int = 0
     phases: Mapping[str, float] = {}
     """Seconds spent, by phase: plan, render, read, diff, apply."""
     refused: int = 0
-    """Owners whose objects the kernel refuses; each has a Finding."""
+    """Number of owners whose objects the kernel refuses; each has a Finding."""
 
     @property
     def wrote(self) -> bool:
@@ -37,11 +38,11 @@ class SyncResult(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> float:
-        """How long it took altogether."""
+        """Duration of all phases."""
         return sum(self.phases.values())
 
     def __str__(self) -> str:
-        """The sentence that is logged."""
+        """Return the sentence for the log."""
         wrote = f"{self.added} added, {self.changed} changed, {self.removed} removed"
         phases = ", ".join(f"{name} {secs * 1e3:.1f}" for name, secs in self.phases.items())
         refused = f"; {self.refused} refused by the kernel" if self.refused else ""
@@ -52,37 +53,52 @@ class SyncResult(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """Everything that is reported: health, metrics, explain and dashboards read only this."""
+    """Everything that is reported: health, metrics and `/state` read only this."""
 
     revision: int = 0
     mode: str = ""
     snapshot: Snapshot = Snapshot()
     plan: NodePlan = NodePlan(NodeSettings(), {})
     result: SyncResult | None = None
-    """Of the last sync that reached the kernel; None before the first."""
+    """Result of the last sync that reached the kernel; None before the first."""
     findings: tuple[Finding, ...] = ()
-    """From sources, compile and kernel."""
+    """Findings of sources, compile and kernel."""
     unlisted: Mapping[Severity, int] = {}
-    """How many Findings there are beyond those, by severity."""
+    """Number of further Findings, by severity."""
     objects: int = 0
-    """Kernel objects in force."""
+    """Number of kernel objects in force."""
     slices: int = 0
-    """EndpointSlices that are known."""
+    """Number of EndpointSlices."""
     at: float = 0.0
-    """When the last sync reached the kernel, in seconds since 1970."""
+    """Time when the last sync reached the kernel, in seconds since 1970."""
 
 
-class Synced(msgspec.Struct, frozen=True):
-    """What a successful sync brought into force, for those who tell the world (run/effects.py)."""
+class RefusedBatches(NamedTuple):
+    """Number of batches that the kernel refused before they were bisected."""
+
+    full: int = 0
+    """Batches of the difference to the whole kernel."""
+    partial: int = 0
+    """Batches of changes only."""
+
+    def plus(self, partial: bool) -> RefusedBatches:
+        """Return the numbers after one more batch."""
+        return RefusedBatches(self.full + (not partial), self.partial + partial)
+
+
+class SyncReport(msgspec.Struct, frozen=True):
+    """A successful sync, for the observers (run/observers.py)."""
 
     state: State
     result: SyncResult | None
-    """None if nothing was to be done for these changes: the kernel has what they ask for."""
-    changes: tuple[Changes, ...]
-    """What the sources said since the last success; several where a sync failed in between."""
-    plans: tuple[PlanChange, ...]
-    """What was planned anew, likewise."""
+    """None if the kernel already had everything these changes ask for."""
+    changes: Changes
+    """Changes that the sources delivered since the last report."""
+    plans: PlanChange
+    """Plans that changed since the last report."""
     written: Diff
-    """What was written into the kernel."""
-    whole: bool
-    """The kernel was read and everything compared, not only what changed."""
+    """Objects written into the kernel by this sync."""
+    compared: bool
+    """The kernel was read and compared as a whole, not only updated by the changes."""
+    refused_batches: RefusedBatches = RefusedBatches()
+    """Whole batches that the kernel refused since the last report."""

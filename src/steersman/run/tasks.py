@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from steersman.run.http import ListenError
+
+T = TypeVar("T")
 
 log = logging.getLogger("steersman")
 
@@ -45,10 +47,11 @@ async def guarded(
         on_crash(text)
 
 
-async def until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do some work unless an event is set first; return whether it is done.
+async def until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Await some work, unless an event is set first; return its result.
 
-    Work that is given up is cancelled, and waited for a little: a program that it runs ends.
+    Abandoned work is cancelled and gets a moment to end, so that programs it runs end; then the
+    result is None.
     """
     doing = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
@@ -56,13 +59,12 @@ async def until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stopping.cancel()
-        doing.cancel()  # without effect where it is done
+        doing.cancel()  # without effect if it is done
     if not doing.done():
         await asyncio.wait((doing,), timeout=_GIVEN_UP)
     if not doing.done() or doing.cancelled():
-        return False
-    doing.result()
-    return True
+        return None
+    return doing.result()
 
 
 def run_to_end(

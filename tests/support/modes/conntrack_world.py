@@ -13,7 +13,6 @@ from steersman.model.names import Family
 from steersman.modes.base import Mode
 from steersman.run.cleaner import Cleaner
 from steersman.run.metrics import Metrics
-from steersman.run.state import Synced
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.clock import FakeClock, settle
@@ -58,8 +57,7 @@ class World:
         self.kernel = MemoryMode()
         config = NodeConfig(node_name="me", families=(Family.IPV4,))
         planner = Planner(config, self.kernel.traits)
-        self.synced: list[Synced] = []
-        self.sync = Sync(self.store, planner, self.kernel, FACTS, on_synced=self.synced.append)
+        self.sync = Sync(self.store, planner, self.kernel, FACTS)
         self.metrics = Metrics("iptables")
         self.cleaner = Cleaner(self.metrics, mode=mode, delete=self.table.delete, clock=self.clock)
 
@@ -71,9 +69,8 @@ class World:
         return self.table.take()
 
     async def report(self) -> None:
-        await self.sync.run()
-        while self.synced:
-            self.cleaner.note(self.synced.pop(0))
+        if report := await self.sync.run():
+            self.cleaner.note(report)
         await self.settle()
 
     async def settle(self) -> None:

@@ -12,6 +12,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.modes.base import Mode, Support
+from steersman.run.state import SyncResult
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.store import service, slice_
@@ -78,6 +79,14 @@ class World:
     def start(self) -> None:
         config = NodeConfig(node_name="me", families=(Family.IPV4,))
         self.sync = Sync(self.store, Planner(config, self.mode.traits), self.mode, FACTS)
+
+    async def run(self) -> SyncResult | None:
+        report = await self.sync.run()
+        return report.result if report else None
+
+    async def check(self) -> SyncResult | None:
+        self.sync.suspect()
+        return await self.run()
 
     def fresh(self) -> Ruleset:
         """What a fresh start would write for the same world."""

@@ -22,11 +22,10 @@ from pathlib import Path
 from steersman.compile.plan import Planner
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.ruleset import Diff
-from steersman.run.effects import Effects
 from steersman.run.health import ProxyHealth
 from steersman.run.metrics import Metrics
+from steersman.run.observers import SyncObservers
 from steersman.run.runner import Runner
-from steersman.run.state import Synced
 from steersman.run.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.kubeconfig import ClusterAccess
@@ -83,15 +82,10 @@ class Proxy:
         self.runner = Runner(self._work, 0.01, 1.0, 3600.0)
         self.store = Store(NODE, on_change=self.runner.request)
         config = NodeConfig(node_name=NODE)
-        self._synced: list[Synced] = []
-        self.sync = Sync(
-            self.store,
-            Planner(config, mode.traits),
-            mode,
-            HostFacts(),
-            on_synced=self._synced.append,
+        self.sync = Sync(self.store, Planner(config, mode.traits), mode, HostFacts())
+        self.observers = SyncObservers(
+            self.store, Metrics(mode.name), ProxyHealth(60.0), {}, objects=self.sync.objects
         )
-        self.effects = Effects(self.store, Metrics(mode.name), ProxyHealth(60.0), {})
         access = ClusterAccess(servers=(server.url,))
         self.source = ApiServerSource(access, NODE, timing=timing(quiet=5.0, answer=10.0))
         self.tasks = [
@@ -100,10 +94,8 @@ class Proxy:
         ]
 
     async def _work(self) -> None:
-        await self.sync.run()
-        for synced in self._synced:
-            await self.effects.after(synced, self.sync.objects())
-        self._synced.clear()
+        if report := await self.sync.run():
+            await self.observers.observe(report)
 
     @property
     def planned(self) -> set[str]:

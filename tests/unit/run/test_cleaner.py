@@ -21,6 +21,7 @@ from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.modes.base import Mode
 from steersman.run.cleaner import AT_ONCE, HOUR, Debts
+from steersman.run.metrics import Labelled
 from tests.support.builders.store import make, service, slice_
 from tests.support.modes.bare import BareMode
 from tests.support.modes.conntrack_world import Table, World
@@ -211,8 +212,8 @@ async def test_a_change_of_one_service_looks_at_no_other() -> None:
     async with running(*A, *B) as world:
         world.table.take()
         world.store.upsert(dns("a", 1, type="NodePort", ports=node_port))
-        await world.sync.run()
-        synced = world.synced.pop()
+        synced = await world.sync.run()
+        assert synced is not None
         state = msgspec.structs.replace(
             synced.state,
             plan=msgspec.structs.replace(
@@ -234,7 +235,7 @@ async def test_metrics_that_fail_end_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
     async with running(*A) as world:
         world.table.take()
-        monkeypatch.setattr(world.metrics, "add", refuse)
+        monkeypatch.setattr(Labelled, "__call__", refuse)
         assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
         monkeypatch.undo()
         assert await world.advance(1.0) == [["10.96.0.1"]]
@@ -282,8 +283,9 @@ async def test_a_change_during_a_pass_is_looked_at_again() -> None:
         async def change() -> None:
             world.table.during = None
             world.store.upsert(ends("a", "10.1.0.8"))
-            await world.sync.run()
-            world.cleaner.note(world.synced.pop())
+            report = await world.sync.run()
+            assert report is not None
+            world.cleaner.note(report)
 
         world.table.during = change
         assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]] * 2
@@ -306,10 +308,10 @@ async def test_rules_that_were_missing_make_everything_owed() -> None:
     async with running(*A, *B) as world:
         world.table.take()
         world.kernel.kernel.clear()
-        await world.sync.check()
+        world.sync.suspect()
         await world.report()
         assert world.table.take() == [["10.96.0.1", "10.96.0.2"]]
-        await world.sync.check()
+        world.sync.suspect()
         await world.report()
         assert world.table.take() == [], "nothing was missing"
 
@@ -358,9 +360,10 @@ async def test_the_loop_goes_on_while_many_endpoints_are_looked_at(
     world = World()
     world.store.replace("Service", objects[::2])
     world.store.replace("EndpointSlice", objects[1::2])
-    await world.sync.run()
+    report = await world.sync.run()
+    assert report is not None
     task = asyncio.create_task(world.cleaner.run())
-    world.cleaner.note(world.synced.pop())
+    world.cleaner.note(report)
     while world.cleaner.owed:
         await asyncio.sleep(0)
         counted.append(slices[-1])

@@ -12,7 +12,7 @@ from steersman.compile.notes import IN_TOTAL, PER_SERVICE, FindingIndex, Notes
 from steersman.model.findings import Finding, Severity, clipped, listed, printable, quoted
 from steersman.model.kube import ObjectMeta
 from steersman.model.names import ObjectName
-from steersman.run.findings import FindingsLog
+from steersman.run.observers import FindingsLog
 
 WEB = ObjectName("shop", "web")
 WARNING, ERROR = Severity.WARNING, Severity.ERROR
@@ -167,14 +167,14 @@ def test_each_finding_is_logged_when_it_comes_and_when_it_goes(
 ) -> None:
     caplog.set_level(logging.INFO)
     log = FindingsLog()
-    log.tell((finding("a"), finding("b", severity=ERROR)))
+    log.update((finding("a"), finding("b", severity=ERROR)))
     assert logged(caplog) == [
         ("WARNING", "Service shop/web a: is odd"),
         ("ERROR", "Service shop/web b: is odd"),
     ]
-    log.tell((finding("a"), finding("b", severity=ERROR)))
+    log.update((finding("a"), finding("b", severity=ERROR)))
     assert logged(caplog) == []
-    log.tell((finding("a"),))
+    log.update((finding("a"),))
     assert logged(caplog) == [("INFO", "resolved: Service shop/web b: is odd")]
 
 
@@ -182,11 +182,11 @@ def test_a_flood_of_findings_is_a_few_lines(caplog: pytest.LogCaptureFixture) ->
     caplog.set_level(logging.INFO)
     log = FindingsLog()
     many = tuple(finding(f"f{n}") for n in range(500))
-    log.tell(many)
+    log.update(many)
     lines = logged(caplog)
     assert len(lines) == 21
     assert lines[-1] == ("WARNING", "480 more new Findings, 0 more resolved: see /state")
-    log.tell(many[:-1], {WARNING: 7})
+    log.update(many[:-1], {WARNING: 7})
     assert logged(caplog) == [("INFO", "no longer listed: Service shop/web f499: is odd")]
-    log.tell(())  # some were not listed before: nobody knows whether these are resolved
+    log.update(())  # some were not listed before: nobody knows whether these are resolved
     assert logged(caplog)[-1][1] == "0 more new Findings, 479 more no longer listed: see /state"

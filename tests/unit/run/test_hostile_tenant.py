@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from steersman.run import findings as findings_log
-from steersman.run.findings import FindingsLog
+from steersman.run import observers
 from steersman.run.klog import Logging
+from steersman.run.observers import FindingsLog
 from tests.support.builders.store import make, slice_
 from tests.support.modes.memory import World
 
@@ -21,7 +21,7 @@ def out(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     logger, stream = logging.getLogger("steersman.test_hostile_tenant"), io.StringIO()
     logger.propagate = False
     Logging(stream=stream, root=logger)
-    monkeypatch.setattr(findings_log, "log", logger)
+    monkeypatch.setattr(observers, "log", logger)
     yield stream
     logger.handlers.clear()
 
@@ -48,8 +48,8 @@ async def test_annotations_full_of_nonsense(out: io.StringIO) -> None:
     world, log = World(), FindingsLog()
     for number in range(12):
         evil(world, number, EVIL)
-    await world.sync.run()
-    log.tell(world.sync.state.findings, world.sync.state.unlisted)
+    await world.run()
+    log.update(world.sync.state.findings, world.sync.state.unlisted)
     assert len(world.sync.state.findings) == 12 * 3
     lines = out.getvalue().splitlines()
     assert len(lines) == 21  # 20 and how many more there are
@@ -57,8 +57,8 @@ async def test_annotations_full_of_nonsense(out: io.StringIO) -> None:
 
     before = out.tell()
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.99",)))
-    result = await world.sync.run()
-    log.tell(world.sync.state.findings, world.sync.state.unlisted)
+    result = await world.run()
+    log.update(world.sync.state.findings, world.sync.state.unlisted)
     assert result is not None
     assert (result.dirty, result.added, result.removed) == (1, 1, 1)
     assert out.tell() == before
@@ -66,8 +66,8 @@ async def test_annotations_full_of_nonsense(out: io.StringIO) -> None:
     said = len(lines)
     for edit in range(500):  # an edit in a loop
         evil(world, 0, f"{edit},{EVIL}")
-        await world.sync.run()
-        log.tell(world.sync.state.findings, world.sync.state.unlisted)
+        await world.run()
+        log.update(world.sync.state.findings, world.sync.state.unlisted)
     lines = out.getvalue().splitlines()
     assert len(lines) - said < 2 * 60 + 300
     assert len(out.getvalue()) < 200_000

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from steersman.model.findings import Finding
-from steersman.run import findings as findings_log
-from steersman.run.findings import FindingsLog
+from steersman.run import observers
 from steersman.run.klog import Logging, Verbosity, parse_vmodule, v, verbosity_of
+from steersman.run.observers import FindingsLog
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_verbosity_can_be_changed_while_running(root: logging.Logger) -> None:
     out = io.StringIO()
     logs = Logging(stream=out, root=root)
     root.log(v(3), "hidden")
-    logs.verbosity = 3
+    logs.set_verbosity(3)
     root.log(v(3), "shown")
     assert logs.verbosity == 3
     assert out.getvalue().endswith("] shown\n")
@@ -146,11 +146,12 @@ def test_hostile_objects_are_one_line_each(root: logging.Logger, form: str) -> N
     out = io.StringIO()
     Logging(form, stream=out, root=root)
     log = FindingsLog()
-    findings_log.log, before = root, findings_log.log
+    observers.log, before = root, observers.log
     try:
-        log.tell((Finding(f"Service {HOSTILE}", HOSTILE, HOSTILE), Finding("x", "", "y" * 100_000)))
+        hostile = Finding(f"Service {HOSTILE}", HOSTILE, HOSTILE)
+        log.update((hostile, Finding("x", "", "y" * 100_000)))
     finally:
-        findings_log.log = before
+        observers.log = before
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
     assert max(map(len, lines)) < 17_000

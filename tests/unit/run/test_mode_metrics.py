@@ -88,11 +88,11 @@ async def test_the_page_of_a_large_cluster_is_small(mode: str) -> None:
     metrics, busy = Metrics(mode), Busy()
     plans = [plan(f"s{n}") for n in range(10_000)]
     for family in Family:
-        metrics.count_refusal(family, partial=True)
-        metrics.set("sync_proxy_rules_last_timestamp_seconds", 1.7e9, family.kubernetes)
-        metrics.observe("network_programming_duration_seconds", 1, family.kubernetes)
+        metrics.count_refused(family, full=0, partial=1)
+        metrics.last_sync_time(family.kubernetes).set(1.7e9)
+        metrics.programming_seconds(family.kubernetes).observe(1)
     for phase in ("plan", "render", "read", "diff", "apply"):
-        metrics.observe("sync_phase_seconds", 0.1, phase)
+        metrics.phase_seconds(phase).observe(0.1)
     more = await ModeMetrics(busy, lambda: plans, lambda: False).default()
     body = b"".join(exposition([*metrics.registry.collect(), *more])[0])
     lines = [line for line in body.decode().splitlines() if not line.startswith("#")]

@@ -18,7 +18,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import ByOthers
-from steersman.run.state import Synced
+from steersman.run.state import SyncResult
 from steersman.source.store import Store
 from tests.support.builders.store import make, service, slice_
 from tests.support.modes.memory import MemoryMode, World
@@ -28,36 +28,36 @@ async def test_nothing_is_written_before_the_initial_lists_are_in() -> None:
     world = World()
     world.store = Store()
     world.start()
-    assert await world.sync.run() is None
+    assert await world.run() is None
     assert world.mode.kernel == {}
-    assert await world.sync.check() is None
+    assert await world.check() is None
 
 
 async def test_the_first_sync_writes_everything_and_the_second_nothing() -> None:
     world = World()
-    first = await world.sync.run()
+    first = await world.run()
     assert first is not None
     assert (first.reason, first.dirty) == ("start", 4)
     assert world.mode.kernel == world.fresh()
-    assert await world.sync.run() is None
+    assert await world.run() is None
     assert len(world.mode.applied) == 1
 
 
 async def test_a_restart_with_nothing_changed_writes_nothing() -> None:
     world = World()
-    await world.sync.run()
+    await world.run()
     world.start()
     world.store.take()
-    await world.sync.run()
+    await world.run()
     assert len(world.mode.applied) == 1
 
 
 async def test_one_endpoint_costs_one_object_and_no_read() -> None:
     world = World()
-    await world.sync.run()
+    await world.run()
     reads = world.mode.reads
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.99")))
-    result = await world.sync.run()
+    result = await world.run()
     assert result is not None
     assert (result.dirty, result.added, result.removed, result.changed) == (1, 1, 0, 0)
     assert world.mode.reads == reads
@@ -67,7 +67,7 @@ async def test_one_endpoint_costs_one_object_and_no_read() -> None:
 async def test_leftovers_of_an_earlier_run_are_removed() -> None:
     world = World()
     world.mode.kernel = {"old chain": "x"}
-    await world.sync.run()
+    await world.run()
     assert world.mode.kernel == world.fresh()
 
 
@@ -75,7 +75,7 @@ async def test_the_culprit_stands_alone_and_the_others_go_in() -> None:
     world = World(9)
     poison = next(iter(world.store.snapshot.services))
     world.mode.poison = {f"{poison} (TCP, IPv4)"}
-    result = await world.sync.run()
+    result = await world.run()
     assert result is not None
     assert result.refused == 1
     fresh = world.fresh()
@@ -84,27 +84,27 @@ async def test_the_culprit_stands_alone_and_the_others_go_in() -> None:
     assert finding.object == f"Service {poison}"
     assert "refused: " in finding.reason
     world.mode.poison = set()
-    await world.sync.check()
+    await world.check()
     assert world.mode.kernel == fresh
     assert world.sync.state.findings == ()
 
 
 async def test_a_refused_change_leaves_what_was_there_before() -> None:
     world = World()
-    await world.sync.run()
+    await world.run()
     before = dict(world.mode.kernel)
     world.mode.poison = {"shop/s1 (TCP, IPv4)"}
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
     world.store.upsert(slice_("s2-x", "s2", ("10.1.0.88",)))
-    await world.sync.run()
+    await world.run()
     kept = {k for k in before if k.startswith("shop/s1 ")}
     assert {k for k in world.mode.kernel if k.startswith("shop/s1 ")} == kept
     assert "shop/s2 (TCP, IPv4) 10.1.0.88:8080" in world.mode.kernel
-    await world.sync.check()  # a check for drift does not take the old version away either
+    await world.check()  # a check for drift does not take the old version away either
     assert {k for k in world.mode.kernel if k.startswith("shop/s1 ")} == kept
     world.mode.poison = set()
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.78",)))
-    await world.sync.run()
+    await world.run()
     assert world.mode.kernel == world.fresh()
 
 
@@ -120,14 +120,14 @@ async def test_only_what_was_written_is_said_to_be() -> None:
     world.mode.kernel = {"in use": "x"}
     world.mode.poison = {"shop/s3 (TCP, IPv4)"}
     world.start()
-    result = await world.sync.run()
+    result = await world.run()
     assert result is not None
     assert (result.added, result.removed, result.refused) == (2 + 8 * 2, 0, 1)
     world.mode.poison = set()
-    result = await world.sync.check()
+    result = await world.check()
     assert result is not None
     assert (result.added, result.removed, result.refused) == (2, 0, 0)
-    result = await world.sync.run()  # nobody can need the leftovers any more
+    result = await world.run()  # nobody can need the leftovers any more
     assert result is not None
     assert (result.added, result.removed, result.refused) == (0, 0, 1)
     assert {f.object for f in world.sync.state.findings} == {"leftovers"}
@@ -136,7 +136,7 @@ async def test_only_what_was_written_is_said_to_be() -> None:
 async def test_a_new_process_keeps_what_it_cannot_replace() -> None:
     """It has not written what the kernel has, but that stays in force all the same."""
     world = World()
-    await world.sync.run()
+    await world.run()
     before = dict(world.mode.kernel)
     service = next(key for key in before if " " in key and ":" in key)
     world.start()
@@ -150,16 +150,16 @@ async def test_a_new_process_keeps_what_it_cannot_replace() -> None:
     world.mode.render_node = lambda settings: {**render_node(settings), "node": "new", "more": 1}  # type: ignore[method-assign]
     world.mode.render_service = of_service  # type: ignore[method-assign]
     for _ in range(2):
-        await world.sync.run()
+        await world.run()
         assert world.sync.state.result
         assert world.sync.state.result.refused == 2
         assert world.mode.kernel == before
         assert len(dict(world.sync.objects())) == world.sync.state.objects == len(before)
         world.mode.kernel["stray"] = "x"
-        await world.sync.check()
+        await world.check()
         assert world.mode.kernel == before
     world.mode.poison = set()
-    await world.sync.check()
+    await world.check()
     assert world.mode.kernel["node"] == "new"
     assert world.sync.state.objects == len(world.mode.kernel) == len(before) + 1
 
@@ -167,7 +167,7 @@ async def test_a_new_process_keeps_what_it_cannot_replace() -> None:
 async def test_a_refused_node_part_does_not_hide_the_reason() -> None:
     world = World()
     world.mode.poison = {"me"}
-    await world.sync.run()
+    await world.run()
     assert [finding.object for finding in world.sync.state.findings] == ["the node"]
 
 
@@ -175,16 +175,16 @@ async def test_a_busy_kernel_loses_nothing() -> None:
     world = World()
     world.mode.busy = True
     with pytest.raises(BusyError):
-        await world.sync.run()
+        await world.run()
     world.mode.busy = False
-    await world.sync.run()
+    await world.run()
     assert world.mode.kernel == world.fresh()
     world.mode.busy = True
     world.store.delete("Service", ObjectName("shop", "s1"))
     with pytest.raises(BusyError):
-        await world.sync.run()
+        await world.run()
     world.mode.busy = False
-    await world.sync.run()
+    await world.run()
     assert world.mode.kernel == world.fresh()
 
 
@@ -209,13 +209,13 @@ async def test_what_was_interrupted_half_way_is_not_done_twice(error: Exception)
     world = World()
     mode = world.mode = HalfWay()
     world.start()
-    await world.sync.run()
+    await world.run()
     mode.error = error
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.7", "10.1.0.8", "10.1.0.9")))
     with pytest.raises(type(error)):
-        await world.sync.run()
+        await world.run()
     mode.error = None
-    await world.sync.run()
+    await world.run()
     assert mode.twice == set()
     assert mode.kernel == world.fresh()
 
@@ -235,28 +235,28 @@ async def test_own_writes_cause_no_comparison_where_changes_by_others_are_counte
     world = World()
     mode = world.mode = Counting()
     world.start()
-    await world.sync.run()  # everything is new, so the first comparison writes
+    await world.run()  # everything is new, so the first comparison writes
     for last in range(2, 6):  # there is always a change when it is time to look for drift
         world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", f"10.1.0.{last}")))
-        await world.sync.check()
+        await world.check()
     assert mode.reads == 1
     assert mode.kernel == world.fresh()
     mode.strangers += 1
     mode.kernel.popitem()
-    await world.sync.check()
+    await world.check()
     assert mode.reads == 2
     assert mode.kernel == world.fresh()
 
 
 async def test_drift_is_noticed_and_repaired_and_no_drift_costs_no_read() -> None:
     world = World()
-    await world.sync.run()
-    await world.sync.check()
+    await world.run()
+    await world.check()
     reads = world.mode.reads
-    assert await world.sync.check() is None
+    assert await world.check() is None
     assert world.mode.reads == reads
     world.mode.kernel.popitem()
-    result = await world.sync.check()
+    result = await world.check()
     assert result is not None
     assert (result.reason, result.added) == ("drift", 1)
     assert world.mode.kernel == world.fresh()
@@ -264,11 +264,11 @@ async def test_drift_is_noticed_and_repaired_and_no_drift_costs_no_read() -> Non
 
 async def test_new_facts_of_the_machine_are_used_at_the_next_sync() -> None:
     world = World()
-    await world.sync.run()
+    await world.run()
     other = HostFacts("me", {"eth0": ("192.0.2.2/24",)}, ipv6=False)
     assert world.sync.use_facts(other)
     assert not world.sync.use_facts(other)
-    result = await world.sync.run()
+    result = await world.run()
     assert result is not None
     assert world.sync.state.plan.settings.ipv4.local_addresses == ("192.0.2.2",)
 
@@ -290,13 +290,11 @@ async def test_findings_of_sources_and_of_compile_are_in_the_state() -> None:
         },
     )
     world.store.upsert(bad)
-    await world.sync.run()
+    await world.run()
     assert any(finding.object == "Service shop/bad" for finding in world.sync.state.findings)
 
 
 def test_a_result_says_what_happened_in_one_sentence() -> None:
-    from steersman.run.state import SyncResult  # noqa: PLC0415 - only used here
-
     text = str(SyncResult(3, "changes", 2, 4, 1, 0, {"plan": 0.001, "apply": 0.002}, 1))
     assert text == (
         "sync 3 (changes): 2 ServicePorts planned, kernel objects 4 added, 0 changed, 1 removed "
@@ -309,7 +307,7 @@ async def test_where_everything_is_refused_halving_ends_early() -> None:
     world = World(200)
     mode = world.mode
     mode.poison = {f"shop/s{i} (TCP, IPv4)" for i in range(1, 201)}
-    result = await world.sync.run()
+    result = await world.run()
     assert result is not None
     assert (result.refused, mode.kernel) == (200, {"node": "me", "masq": False})
     assert mode.reads < 60
@@ -318,7 +316,7 @@ async def test_where_everything_is_refused_halving_ends_early() -> None:
     assert any("others, not tried alone" in reason for reason in findings)
     mode.poison = set()
     mode.reads = 0
-    await world.sync.check()
+    await world.check()
     assert mode.kernel == world.fresh()
     assert (mode.reads, world.sync.state.result and world.sync.state.result.refused) == (2, 0)
 
@@ -327,18 +325,18 @@ async def test_the_innocent_go_in_though_most_are_refused() -> None:
     """In time: whom the culprits kept out once comes earlier another time."""
     world = World(200)
     world.mode.poison = {f"shop/s{i} (TCP, IPv4)" for i in range(2, 200)}
-    await world.sync.run()
+    await world.run()
     innocent = {"shop/s1 (TCP, IPv4)", "shop/s200 (TCP, IPv4)"}
     for _ in range(1000):
         if innocent <= set(map(str, world.mode.kernel.values())):
             break
-        await world.sync.check()
+        await world.check()
     assert innocent <= set(map(str, world.mode.kernel.values()))
 
 
 async def test_an_object_that_changes_hands_is_not_lost() -> None:
     world = World()
-    await world.sync.run()
+    await world.run()
 
     def give_node_ports(**ports: int) -> None:
         for name, port in ports.items():
@@ -346,9 +344,9 @@ async def test_an_object_that_changes_hands_is_not_lost() -> None:
             world.store.upsert(service(name, None, clusterIP=f"10.96.0.{name[1]}", **spec))
 
     give_node_ports(s1=30080, s2=30081)
-    await world.sync.run()
+    await world.run()
     give_node_ports(s1=30081, s2=30080)  # the same keys, each with another owner
-    await world.sync.run()
+    await world.run()
     assert world.mode.kernel == world.fresh()
     assert world.mode.kernel["nodePort :30080"] == "shop/s2 (TCP, IPv4)"
 
@@ -363,11 +361,11 @@ async def test_objects_change_hands_though_the_kernel_refuses_another_one() -> N
             world.store.upsert(service(f"s{i}", None, clusterIP=f"10.96.0.{i}", **spec))
 
     give_node_ports(0)
-    await world.sync.run()
+    await world.run()
     give_node_ports(1)
     world.mode.poison = {"shop/s9 (TCP, IPv4)"}
     world.store.upsert(slice_("s9-x", "s9", ("10.1.0.77",)))
-    await world.sync.run()
+    await world.run()
     refused = {key for key in world.fresh() if key.startswith("shop/s9 ")}
     kernel = {k: v for k, v in world.mode.kernel.items() if not k.startswith("shop/s9 ")}
     assert kernel == {k: v for k, v in world.fresh().items() if k not in refused}
@@ -382,35 +380,33 @@ async def test_an_object_of_a_refused_owner_goes_to_who_claims_it(at_once: bool)
         world.store.upsert(service(name, None, clusterIP=f"10.96.0.{name[1]}", **spec))
 
     node_port("s1", 30080)
-    await world.sync.run()
+    await world.run()
     world.mode.poison = {"shop/s1 (TCP, IPv4)"}
     node_port("s1", 30081)
     if not at_once:
-        await world.sync.run()
+        await world.run()
     node_port("s2", 30080)
-    await world.sync.run()
+    await world.run()
     assert world.mode.kernel["nodePort :30080"] == "shop/s2 (TCP, IPv4)"
-    await world.sync.check()
+    await world.check()
     assert world.mode.kernel["nodePort :30080"] == "shop/s2 (TCP, IPv4)"
     world.mode.poison = set()
     node_port("s1", 30082)
-    await world.sync.run()
+    await world.run()
     assert world.mode.kernel == world.fresh()
     assert world.sync.state.objects == len(world.mode.kernel)
 
 
 async def test_what_is_gone_while_the_configuration_changes_is_told_to_be_gone() -> None:
     world = World()
-    synced: list[Synced] = []
-    world.sync._on_synced = synced.append
-    await world.sync.run()
+    await world.run()
     for bit in (7, 8):
         config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_bit=bit)
         world.sync.use_planner(Planner(config, world.mode.traits))
     world.store.delete("Service", ObjectName("shop", "s1"))
-    await world.sync.run()
-    (change,) = synced[-1].plans
-    assert [str(key) for key in change.removed] == ["shop/s1 (TCP, IPv4)"]
+    report = await world.sync.run()
+    assert report is not None
+    assert [str(key) for key in report.plans.removed] == ["shop/s1 (TCP, IPv4)"]
     assert world.mode.kernel == world.fresh()
 
 
@@ -422,12 +418,12 @@ async def test_a_reload_leaves_a_node_port_with_who_has_it() -> None:
         world.store.upsert(service(name, None, clusterIP=f"10.96.1.{len(name)}", **spec))
 
     ask("web")
-    await world.sync.run()
+    await world.run()
     ask("aa")
     for bit in (7, 8):
         config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_bit=bit)
         world.sync.use_planner(Planner(config, world.mode.traits))
-    await world.sync.run()
+    await world.run()
     assert world.mode.kernel["nodePort :30080"] == "shop/web (TCP, IPv4)"
     (finding,) = world.sync.state.findings
     assert finding.object == "Service shop/aa"
@@ -453,12 +449,12 @@ async def test_planning_and_rendering_let_others_run(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("steersman.compile.plan.plan_ports", counted("plan", plan_ports))
     world.mode.render_service = counted("render", world.mode.render_service)  # type: ignore[method-assign]
     task = asyncio.create_task(others())
-    await world.sync.run()
+    await world.run()
     assert 10 < most["plan"] < 60
     assert 10 < most["render"] < 60
     config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
     world.sync.use_planner(Planner(config, world.mode.traits))
-    await world.sync.run()
+    await world.run()
     assert max(most.values()) < 60
     task.cancel()
     assert world.mode.kernel["masq"] is True
@@ -476,10 +472,10 @@ async def test_a_reload_while_a_sync_writes_leaves_what_is_published() -> None:
     world = World()
     mode = world.mode = Slow()
     world.start()
-    await world.sync.run()
+    await world.run()
     mode.gate = asyncio.Event()
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.99",)))
-    run = asyncio.create_task(world.sync.run())
+    run = asyncio.create_task(world.run())
     await asyncio.sleep(0)
     config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
     world.sync.use_planner(Planner(config, world.mode.traits))
@@ -489,7 +485,7 @@ async def test_a_reload_while_a_sync_writes_leaves_what_is_published() -> None:
     assert world.sync.state.plan.settings.families == (Family.IPV4,)
     assert not world.sync.state.plan.settings.masquerade_all
     assert world.sync.owes
-    await world.sync.run()
+    await world.run()
     assert world.sync.state.plan.settings.masquerade_all
 
 
@@ -508,12 +504,12 @@ def cannot_render(mode: MemoryMode, names: set[str]) -> set[str]:
 
 async def test_what_cannot_be_rendered_costs_no_other_service() -> None:
     world = World()
-    await world.sync.run()
+    await world.run()
     broken = cannot_render(world.mode, {"s1"})
     before = {k for k in world.mode.kernel if k.startswith("shop/s1 ")}
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
     world.store.upsert(slice_("s2-x", "s2", ("10.1.0.88",)))
-    result = await world.sync.run()
+    result = await world.run()
     assert result is not None
     assert result.refused == 1
     assert {k for k in world.mode.kernel if k.startswith("shop/s1 ")} == before
@@ -522,7 +518,7 @@ async def test_what_cannot_be_rendered_costs_no_other_service() -> None:
     assert finding.object == "Service shop/s1"
     assert "MemoryError: no room" in finding.reason
     broken.clear()
-    await world.sync.check()
+    await world.check()
     assert world.mode.kernel == world.fresh()
     assert world.sync.state.findings == ()
 
@@ -531,14 +527,14 @@ async def test_a_restart_keeps_the_last_versions_of_several_that_are_refused() -
     world = World()
     for name in ("s1", "s2"):
         world.store.upsert(slice_(f"{name}-x", name, ("10.1.0.1", "10.1.0.2", "10.1.0.3")))
-    await world.sync.run()
+    await world.run()
     before = dict(world.mode.kernel)
     world.start()
     for name in ("s1", "s2"):
         world.store.upsert(slice_(f"{name}-x", name, ("10.1.0.1", "10.1.0.9")))
     world.mode.poison = {"shop/s1 (TCP, IPv4)", "shop/s2 (TCP, IPv4)"}
     for _ in range(3):
-        await world.sync.check()
+        await world.check()
         assert world.mode.kernel == before
 
 
@@ -546,7 +542,7 @@ async def test_a_restart_keeps_the_last_version_of_what_the_kernel_refuses() -> 
     """Also what the new version does not want: the old one may need it."""
     world = World()
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.2", "10.1.0.3")))
-    await world.sync.run()
+    await world.run()
     before = dict(world.mode.kernel)
     world.start()
     world.store.upsert(slice_("s1-x", "s1", ("10.1.0.1", "10.1.0.9")))
@@ -554,15 +550,15 @@ async def test_a_restart_keeps_the_last_version_of_what_the_kernel_refuses() -> 
     world.mode.poison = {"shop/s1 (TCP, IPv4)"}
     world.mode.kernel["node"] = "other"  # something has to be written
     for _ in range(3):
-        await world.sync.check()
+        await world.check()
         assert world.mode.kernel == before
     objects = {finding.object for finding in world.sync.state.findings}
     assert objects == {"Service shop/s1", "objects of an earlier process"}
     assert world.sync.state.objects == len(before)
     world.mode.poison = set()
-    await world.sync.check()
+    await world.check()
     assert world.sync.owes
-    await world.sync.run()
+    await world.run()
     assert not world.sync.owes
     assert world.mode.kernel == world.fresh()
     assert world.sync.state.findings == ()
@@ -586,11 +582,11 @@ async def test_a_tenant_whose_objects_are_refused_takes_nobody_along() -> None:
         name = f"s{number}"
         world.store.upsert(spread("evil", name, f"10.97.{number // 250}.{number % 250}"))
         world.mode.poison.add(f"evil/{name} (TCP, IPv4)")
-    await world.sync.run()
+    await world.run()
     assert sum(in_force(world, f"good{number}") for number in range(3)) == 20
     assert world.mode.reads < 150
     world.store.upsert(spread("good0", "more", "10.96.3.1"))
-    await world.sync.run()
+    await world.run()
     assert world.mode.kernel["clusterIP 10.96.3.1:80"] == "good0/more (TCP, IPv4)"
 
 
@@ -600,14 +596,14 @@ async def test_a_kernel_that_refuses_everything_is_not_asked_for_ever() -> None:
         ip = f"10.97.{number // 250}.{number % 250}"
         world.store.upsert(spread(f"ns{number % 50}", f"s{number}", ip))
         world.mode.poison.add(f"ns{number % 50}/s{number} (TCP, IPv4)")
-    await world.sync.run()
+    await world.run()
     assert world.sync.state.result is not None
     assert world.sync.state.result.refused == 1000
     state = world.sync.state
     assert len(state.findings) + sum(state.unlisted.values()) == 1000
     assert world.mode.reads < 500
     before, world.mode.poison = world.mode.reads, set()
-    await world.sync.check()
+    await world.check()
     assert len(world.mode.kernel) == 1002
     assert world.mode.reads < before + 10
 
@@ -617,12 +613,12 @@ async def test_a_service_that_was_never_written_is_gone_after_a_reload_without_i
     broken = cannot_render(world.mode, {"s1"})
     world.mode.busy = True
     with pytest.raises(BusyError):
-        await world.sync.run()
+        await world.run()
     world.mode.busy = False
     world.store.delete("Service", ObjectName("shop", "s1"))
     config = NodeConfig(node_name="me", families=(Family.IPV4,), masquerade_all=True)
     world.sync.use_planner(Planner(config, world.mode.traits))
-    await world.sync.run()
+    await world.run()
     assert {key.name.service for key in world.sync.state.plan.services} == {"s2", "s3", "s4"}
     assert world.sync.state.findings == ()
     assert broken  # it would fail still
@@ -630,15 +626,15 @@ async def test_a_service_that_was_never_written_is_gone_after_a_reload_without_i
 
 async def test_what_cannot_be_rendered_gives_way_to_who_claims_its_objects() -> None:
     world = World()
-    await world.sync.run()
+    await world.run()
     broken = cannot_render(world.mode, {"s1"})
     world.store.upsert(service("s1", clusterIP="10.96.0.77"))
     world.store.upsert(service("s9", clusterIP="10.96.0.1"))
     for _ in range(2):
-        await world.sync.run()
+        await world.run()
         assert world.mode.kernel["clusterIP 10.96.0.1:80"] == "shop/s9 (TCP, IPv4)"
         assert "shop/s1 (TCP, IPv4) 10.1.0.1:8080" in world.mode.kernel
         world.sync.suspect()
     broken.clear()
-    await world.sync.check()
+    await world.check()
     assert world.mode.kernel == world.fresh()

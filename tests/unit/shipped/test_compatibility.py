@@ -15,8 +15,7 @@ from steersman.config.types import KubeProxyConfiguration, Section
 from steersman.modes.registry import MODES
 from steersman.run.health import ProxyHealth
 from steersman.run.health_server import proxy_health_app
-from steersman.run.metrics import NFACCT, Metrics
-from steersman.run.metrics import UPSTREAM as METRICS
+from steersman.run.metrics import DECLARED, NFACCT, Metrics
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
 from tests.support.http import ask, serving
@@ -85,7 +84,8 @@ def test_every_field_of_upstream() -> None:
 
 
 def test_every_metric_of_upstream() -> None:
-    ours = {f"kubeproxy_{row.name}" for row in METRICS} | {name for name, _ in NFACCT.values()}
+    ours = {metric.name for metric in DECLARED if metric.name.startswith("kubeproxy_")}
+    ours |= {name for name, _ in NFACCT.values()}
     listed = {name for name in named("Metrics") if name.startswith("kubeproxy_")}
     assert listed == ours
 

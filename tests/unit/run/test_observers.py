@@ -1,4 +1,4 @@
-"""What the world is told after syncs: metrics, health, health checks, conntrack."""
+"""The observers of syncs: metrics, health, health checks, and what they do if one fails."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ import msgspec
 import pytest
 
 from steersman.config.types import MODES
-from steersman.model.names import Family, ObjectName
+from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
+from steersman.model.plan import Action, Frontend, FrontendKind, ServicePlan, Verdict
 from steersman.netfilter.rule_text import count_rules
-from steersman.run.effects import Effects
 from steersman.run.health import Moment, ProxyHealth
-from steersman.run.metrics import Metrics
-from steersman.run.state import Synced
+from steersman.run.metrics import Labelled, Metrics
+from steersman.run.observers import (
+    EndpointCounts,
+    SyncObservers,
+    programming_seconds,
+    without_local,
+)
+from steersman.run.state import RefusedBatches, SyncReport
 from tests.support.builders.store import make, service, slice_
 from tests.support.clock import FakeClock, settle
 from tests.support.modes.memory import World
@@ -52,29 +58,32 @@ class Told:
         self.health = ProxyHealth(60.0)
         self.servers = NotedServers()
         self.clock = FakeClock()
-        self.effects = Effects(
+        self.objects: list[Any] = []
+        self.observers = SyncObservers(
             self.world.store,
             self.metrics,
             self.health,
             {Family.IPV4: self.servers},  # type: ignore[dict-item]
+            objects=lambda: self.objects,
             wall=lambda: self.seconds,
             moment=self.now,
             clock=self.clock,
         )
-        self.synced: list[Any] = []
-        self.world.sync._on_synced = self.synced.append
 
     def now(self) -> Moment:
         return Moment(int(self.seconds * 1e9), self.seconds)
 
-    async def sync(self) -> None:
-        await self.world.sync.run()
-        while self.synced:
-            await self.tell(self.synced.pop(0))
+    async def report(self) -> SyncReport:
+        report = await self.world.sync.run()
+        assert report is not None
+        return report
 
-    async def tell(self, synced: Synced) -> None:
-        task = asyncio.create_task(self.effects.serve_health_checks())
-        await self.effects.after(synced, ())
+    async def sync(self) -> None:
+        await self.observe(await self.report())
+
+    async def observe(self, report: SyncReport) -> None:
+        task = asyncio.create_task(self.observers.health_checks.run())
+        await self.observers.observe(report)
         await settle()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -87,7 +96,7 @@ async def test_a_sync_is_seen_in_the_metrics() -> None:
     told = Told()
     await told.sync()
     told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
-    told.effects.queued([Family.IPV4])
+    told.observers.queued([Family.IPV4])
     v4 = {"ip_family": "IPv4"}
     assert told.metric("kubeproxy_sync_proxy_rules_endpoint_changes_pending") == 1
     assert told.metric("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", **v4) == 1000
@@ -107,17 +116,16 @@ async def test_a_small_sync_is_told_in_one_turn_of_the_loop() -> None:
     told = Told()
     await told.sync()
     told.world.store.upsert(slice_("s1-x", "s1", ("10.1.0.9",)))
-    await told.world.sync.run()
-    (synced,) = told.synced
+    report = await told.report()
     with pytest.raises(StopIteration):  # it did not wait
-        told.effects.after(synced, ()).send(None)
+        told.observers.observe(report).send(None)
 
 
 async def test_a_change_that_waits_too_long_is_unhealthy_until_it_is_synced() -> None:
     told = Told()
-    told.effects.started([Family.IPV4])
+    told.observers.started([Family.IPV4])
     await told.sync()
-    told.effects.queued([Family.IPV4])
+    told.observers.queued([Family.IPV4])
     told.seconds += 61
     assert not told.health.healthy(told.now())
     await told.sync()
@@ -151,8 +159,10 @@ async def test_health_checks_follow_services_and_their_local_endpoints() -> None
 
 async def test_refusals_are_counted_by_extent() -> None:
     told = Told()
-    told.effects.refused([Family.IPV4], partial=True)
-    told.effects.refused([Family.IPV4], partial=False)
+    report = msgspec.structs.replace(
+        await told.report(), refused_batches=RefusedBatches(full=1, partial=1)
+    )
+    await told.observe(report)
     v4 = {"ip_family": "IPv4"}
     prefix = "kubeproxy_sync_proxy_rules_iptables"
     assert told.metric(f"{prefix}_restore_failures_total", **v4) == 2
@@ -163,8 +173,9 @@ async def test_refusals_are_counted_by_extent() -> None:
 async def test_every_mode_can_be_told_of_syncs_and_refusals(mode: str) -> None:
     told = Told(mode=mode)
     await told.sync()
-    told.effects.queued([Family.IPV4])
-    told.effects.refused([Family.IPV4], partial=True)
+    told.observers.queued([Family.IPV4])
+    report = await told.report()
+    await told.observe(msgspec.structs.replace(report, refused_batches=RefusedBatches(partial=1)))
     failures = {
         "iptables": "iptables_restore",
         "ipvs": "iptables_restore",
@@ -192,16 +203,14 @@ async def test_an_observer_that_raises_fails_nothing_and_nobody_else(
     def refuse(*_: Any) -> None:
         raise KeyError("no such metric")
 
-    def complain(synced: Synced) -> None:
-        seen.append(synced.state.revision)
+    def complain(report: SyncReport) -> None:
+        seen.append(report.state.revision)
         raise ValueError("cannot be told")
 
-    told.effects._observers = {"first": complain, "second": complain}
-    for name in ("set", "add", "observe", "count_refusal"):
-        monkeypatch.setattr(told.metrics, name, refuse)
+    told.observers.observers |= {"first": complain, "second": complain}
+    monkeypatch.setattr(Labelled, "__call__", refuse)
     told.world.store.upsert(service("lb", None, **LOCAL_LB))
-    told.effects.queued([Family.IPV4])
-    told.effects.refused([Family.IPV4], partial=True)
+    told.observers.queued([Family.IPV4])
     told.seconds += 61
     await told.sync()
     assert seen == [1, 1], "each observer is told of each sync once"
@@ -216,10 +225,10 @@ async def test_an_observer_that_raises_is_logged_once_a_minute(
 ) -> None:
     told = Told()
 
-    def complain(_: Synced) -> None:
+    def complain(_: SyncReport) -> None:
         raise ValueError("cannot be told")
 
-    told.effects._observers = {"other": complain}
+    told.observers.observers["other"] = complain
     for seconds in (0, 30, 31, 30):
         await told.clock.advance(seconds)
         await told.sync()
@@ -238,9 +247,9 @@ async def test_health_checks_count_what_is_in_force_not_what_waits() -> None:
         "endpoints": endpoints,
     }
     told.world.store.upsert(make("EndpointSlice", slice_here))
-    await told.world.sync.run()
+    report = await told.report()
     told.world.store.delete("EndpointSlice", ObjectName("shop", "lb-x"))
-    await told.tell(told.synced.pop())
+    await told.observe(report)
     assert told.servers.counts == {ObjectName("shop", "lb"): 1}
     await told.sync()
     assert told.servers.counts == {ObjectName("shop", "lb"): 0}
@@ -275,10 +284,10 @@ async def test_a_health_check_client_that_hangs_holds_no_sync(
 
     monkeypatch.setattr(told.servers, "sync", sync)
     told.world.store.upsert(service("lb", None, **LOCAL_LB))
-    task = asyncio.create_task(told.effects.serve_health_checks())
-    await told.world.sync.run()
+    task = asyncio.create_task(told.observers.health_checks.run())
+    report = await told.report()
     async with asyncio.timeout(5):
-        await told.effects.after(told.synced.pop(), ())
+        await told.observers.observe(report)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -292,30 +301,107 @@ async def test_the_loop_goes_on_while_many_plans_and_rules_are_counted(
         sizes.append(len(objects))
         return count_rules(objects)
 
-    monkeypatch.setattr("steersman.run.effects.count_rules", counting)
+    monkeypatch.setattr("steersman.run.observers.count_rules", counting)
     told = Told(0)
     for number in range(1500):
         told.world.store.upsert(
             service(f"s{number}", clusterIP=f"10.97.{number >> 8}.{number & 255}")
         )
     told.world.mode.name = "iptables"
-    await told.world.sync.run()
+    report = await told.report()
     updates = list[int]()
-    update = told.effects._tally.update
+    counts = told.observers.counts
+    update = counts.update
 
     def updating(changed: Any, removed: Any) -> None:
         updates.append(len(changed))
         update(changed, removed)
 
-    monkeypatch.setattr(told.effects._tally, "update", updating)
-    monkeypatch.setattr("steersman.run.effects.count_written", lambda _: (Counter(), Counter()))
-    objects = [((4, "nat", "KUBE-SVC"), "-A one")] * 2500
-    await told.effects.after(told.synced.pop(), objects)
+    monkeypatch.setattr(counts, "update", updating)
+    monkeypatch.setattr("steersman.run.observers.count_written", lambda _: (Counter(), Counter()))
+    told.objects = [((4, "nat", "KUBE-SVC"), "-A one")] * 2500
+    await told.observers.observe(report)
     assert sizes == [1000, 1000, 500]
     assert updates == [0, 1000, 500]
-    await told.world.sync.check()
-    for synced in told.synced:
-        await told.effects.after(msgspec.structs.replace(synced, whole=True), objects)
+    told.world.sync.suspect()
+    report = msgspec.structs.replace(await told.report(), compared=True)
+    await told.observers.observe(report)
     assert len(sizes) == 3, "nothing was written since they were counted"
     name, labels = "kubeproxy_sync_proxy_rules_iptables_total", {"table": "nat"}
     assert told.metric(name, **labels, ip_family="IPv4") == 2500
+
+
+CART = ObjectName("shop", "cart")
+FORWARD, DROP, REJECT = (Action(Verdict(word)) for word in ("forward", "drop", "reject"))
+
+
+def key(name: str, family: Family = Family.IPV4) -> PlanKey:
+    return PlanKey(ServicePortName("shop", name, "", Protocol.TCP), family)
+
+
+def plan(owner: PlanKey, health_port: int = 0, **external: Action) -> ServicePlan:
+    frontends = tuple(
+        Frontend(FrontendKind[kind], "", 80, FORWARD, FORWARD, action)
+        for kind, action in external.items()
+    )
+    return ServicePlan(owner, frontends, health_check_node_port=health_port)
+
+
+@pytest.mark.parametrize(
+    ("external", "expected"),
+    [
+        ({"CLUSTER_IP": FORWARD, "NODE_PORT": FORWARD}, ()),
+        ({"CLUSTER_IP": REJECT, "NODE_PORT": REJECT}, ()),
+        ({"CLUSTER_IP": DROP, "NODE_PORT": FORWARD}, ("internal",)),
+        ({"CLUSTER_IP": FORWARD, "EXTERNAL_IP": DROP}, ("external",)),
+        ({"CLUSTER_IP": DROP, "NODE_PORT": DROP}, ("internal", "external")),
+    ],
+)
+def test_dropping_means_that_no_endpoint_is_local(
+    external: dict[str, Action], expected: tuple[str, ...]
+) -> None:
+    assert without_local(plan(key("cart"), 0, **external)) == expected
+
+
+def test_counts_follow_the_changes() -> None:
+    counts = EndpointCounts()
+    one, two, six = key("one"), key("two"), key("one", Family.IPV6)
+    counts.update({k: plan(k, NODE_PORT=DROP) for k in (one, two, six)}, ())
+    assert counts.no_local_endpoints("external", Family.IPV4) == 2
+    assert counts.no_local_endpoints("external", Family.IPV6) == 1
+    assert counts.no_local_endpoints("internal", Family.IPV4) == 0
+    counts.update({one: plan(one, NODE_PORT=FORWARD), two: plan(two, NODE_PORT=DROP)}, [six])
+    assert counts.no_local_endpoints("external", Family.IPV4) == 1
+    assert counts.no_local_endpoints("external", Family.IPV6) == 0
+
+
+def test_health_ports_follow_the_changes() -> None:
+    counts = EndpointCounts()
+    four, six = key("cart"), key("cart", Family.IPV6)
+    counts.update({four: plan(four, 30001), six: plan(six, 30001), key("b"): plan(key("b"))}, ())
+    assert counts.health_ports(Family.IPV4) == {CART: 30001}
+    counts.update({four: plan(four, 30002)}, [six, key("unknown")])
+    assert counts.health_ports(Family.IPV4) == {CART: 30002}
+    assert counts.health_ports(Family.IPV6) == {}
+
+
+def test_ready_endpoints_are_told_with_the_plan() -> None:
+    counts = EndpointCounts()
+    four, six = key("cart"), key("cart", Family.IPV6)
+    counts.update({four: plan(four, 30001), six: plan(six, 30001)}, ())
+    assert counts.ready_here(Family.IPV4) == {CART: 0}
+    counts.update({four: msgspec.structs.replace(plan(four, 30001), ready_here=2)}, ())
+    assert counts.ready_here(Family.IPV4) == {CART: 2}
+    assert counts.ready_here(Family.IPV6) == {CART: 0}
+    counts.update({}, [four])
+    assert counts.ready_here(Family.IPV4) == {}
+
+
+def test_latency_is_counted_from_valid_causes_since_the_start() -> None:
+    times = ["1970-01-01T00:01:40.250000001Z", "1970-01-01T00:00:09Z", "junk", "1970-01-01"]
+    assert programming_seconds({CART: times}, now=101.0, started=10.0) == [pytest.approx(0.75)]
+
+
+def test_a_cause_in_the_future_took_no_time() -> None:
+    times = ["2999-01-01T00:00:00Z"]
+    assert programming_seconds({CART: times}, now=101.0, started=10.0) == [0.0]

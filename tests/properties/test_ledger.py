@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.ruleset import patch
-from steersman.run.holdings import STALE, Holdings, Owner
+from steersman.run.ledger import STALE, ObjectLedger, Owner
 
 OWNERS: tuple[Owner, ...] = ("a", "b", "c")
 worlds = st.dictionaries(st.integers(0, 5), st.tuples(st.sampled_from(OWNERS), st.integers(0, 2)))
@@ -21,9 +21,9 @@ def of(world: dict[int, tuple[Owner, int]], owner: Owner) -> dict[int, int]:
     return {key: value for key, (whose, value) in world.items() if whose == owner}
 
 
-def put(holdings: Holdings, world: dict[int, tuple[Owner, int]]) -> None:
+def put(ledger: ObjectLedger, world: dict[int, tuple[Owner, int]]) -> None:
     for owner in OWNERS:
-        holdings.put(owner, of(world, owner))
+        ledger.put(owner, of(world, owner))
 
 
 @given(st.lists(steps, max_size=4), st.dictionaries(st.integers(0, 8), st.integers(0, 2)))
@@ -31,20 +31,20 @@ def test_the_kernel_has_what_is_in_force(
     history: list[tuple[dict[int, tuple[Owner, int]], list[list[Owner]], set[Owner]]],
     found: dict[int, int],
 ) -> None:
-    holdings, kernel = Holdings(), dict(found)
+    ledger, kernel = ObjectLedger(), dict(found)
     for world, order, refused in history:
-        put(holdings, world)
+        put(ledger, world)
         for part in order:
             if refused.intersection(part):
-                holdings.refuse(part, "no", kernel)
+                ledger.reject(part, "no", kernel)
             else:
-                kernel = patch(kernel, holdings.part(kernel, part))
-                holdings.accept(part)
-        kernel = patch(kernel, holdings.part(kernel, [STALE]))
-        assert kernel == holdings.effective() == dict(holdings.in_force())
-        assert holdings.objects == len(list(holdings.in_force()))
+                kernel = patch(kernel, ledger.part(kernel, part))
+                ledger.accept(part)
+        kernel = patch(kernel, ledger.part(kernel, [STALE]))
+        assert kernel == ledger.effective() == dict(ledger.in_force())
+        assert ledger.objects == len(list(ledger.in_force()))
         for owner in OWNERS:
-            if owner not in holdings.refused:
+            if owner not in ledger.rejected:
                 assert of(world, owner).items() <= kernel.items()
 
 
@@ -53,33 +53,33 @@ def test_changes_lead_from_one_world_to_the_next(
     first: dict[int, tuple[Owner, int]], second: dict[int, tuple[Owner, int]]
 ) -> None:
     """Also where an object changes hands."""
-    holdings = Holdings()
-    put(holdings, first)
-    holdings.written()
-    have: dict[Any, Any] = holdings.effective()
-    put(holdings, second)
-    change = holdings.changes()
+    ledger = ObjectLedger()
+    put(ledger, first)
+    ledger.mark_written()
+    have: dict[Any, Any] = ledger.effective()
+    put(ledger, second)
+    change = ledger.changes()
     assert change is not None
-    assert patch(have, change) == holdings.wanted() == holdings.effective()
-    holdings.compared()
-    assert not holdings.changes()
+    assert patch(have, change) == ledger.wanted() == ledger.effective()
+    ledger.mark_compared()
+    assert not ledger.changes()
 
 
 def test_two_who_want_the_same_object_have_no_changes_that_lead_there() -> None:
-    holdings = Holdings()
-    holdings.put("a", {1: 1})
-    holdings.put("b", {1: 2})
-    assert holdings.changes() is None
+    ledger = ObjectLedger()
+    ledger.put("a", {1: 1})
+    ledger.put("b", {1: 2})
+    assert ledger.changes() is None
 
 
 def test_an_owner_without_objects_is_forgotten_once_they_are_removed() -> None:
-    holdings = Holdings()
-    holdings.put("a", {1: 1})
-    holdings.written()
-    holdings.put("a", {})
-    change = holdings.changes()
+    ledger = ObjectLedger()
+    ledger.put("a", {1: 1})
+    ledger.mark_written()
+    ledger.put("a", {})
+    change = ledger.changes()
     assert change is not None
     assert change.removed == {1: 1}
-    assert holdings.owners == {"a"}
-    holdings.written()
-    assert holdings.owners == set()
+    assert ledger.owners == {"a"}
+    ledger.mark_written()
+    assert ledger.owners == set()

@@ -1,0 +1,141 @@
+"""Assemble the parts of the process: the daemon of `steersman run`, and a preview of one sync.
+
+Every part is made by its constructor, of parts that exist. Only the Store is older than its
+listener, the Daemon: `LateCall` stands in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from steersman.compile.plan import Planner
+from steersman.config import Parsed, ProxyConfig
+from steersman.host.facts import read_facts
+from steersman.model.findings import Finding
+from steersman.run import fallback
+from steersman.run.config_reloader import ConfigReloader
+from steersman.run.daemon import Daemon, NodeLock, Stop
+from steersman.run.klog import Logging
+from steersman.run.machine import Machine
+from steersman.run.observers import FindingsLog, SyncObservers
+from steersman.run.own_node import OwnNode
+from steersman.run.servers import Servers
+from steersman.run.startup import StartError, load_store, make_mode, make_source, node_config
+from steersman.run.sync import Sync
+from steersman.run.tasks import on_signal, until
+from steersman.source.store import Store
+
+log = logging.getLogger("steersman")
+
+
+async def run_daemon(parsed: Parsed, logs: Logging, machine: Machine) -> None:
+    """Run the process until SIGTERM or SIGINT; the rules stay in force.
+
+    Args:
+        parsed: the command line.
+        logs: the process's log.
+        machine: the machine it runs on.
+
+    Raises:
+        StartError: it cannot run here, or a supervisor has to restart it.
+        SysctlError: a start-up setting cannot be written (behaviour 1.1).
+    """
+    machine.raise_descriptor_limit()
+    machine.memory_at_start()
+    stop, lock = Stop(), NodeLock(machine.instance)
+    for number in (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGBREAK", None)):
+        if number is not None:
+            on_signal(number, stop.request)
+
+    async def start() -> Daemon:
+        await lock.claim()
+        return await assemble(parsed, logs, machine, stop, lock)
+
+    try:
+        daemon = await until(stop.requested, start())
+        if daemon is None:
+            log.info("stopping before anything was written; the rules stay in force")
+        else:
+            await daemon.run()
+    finally:
+        lock.release()
+    if stop.failure:
+        raise StartError(stop.failure)
+
+
+async def assemble(
+    parsed: Parsed, logs: Logging, machine: Machine, stop: Stop, lock: NodeLock
+) -> Daemon:
+    """Make the daemon, set the sysctls it needs, and choose the mode.
+
+    Raises:
+        StartError: it cannot run here.
+        SysctlError: a start-up setting cannot be written (behaviour 1.1).
+    """
+    chosen = await machine.choose_mode(parsed.config)
+    mode = chosen.mode
+    config = msgspec.structs.replace(parsed.config, mode=mode.name)
+    facts = await read_facts()
+    source = make_source(config, node_config(config).node_name)
+    # From here on the machine is changed: a wrong configuration has failed before.
+    node = machine.allow_localhost_node_ports(node_config(config), mode, facts)
+    machine.set_conntrack(config, mode.traits)
+    changed, reported = LateCall(), LateCall()
+    store = Store(node.node_name, on_change=changed, on_report=reported)
+    sync = Sync(store, Planner(node, mode.traits), mode, facts)
+    stats = getattr(source, "stats", None)
+    servers = Servers(
+        config, parsed.values, node.node_name, sync, stats=stats, logs=logs, machine=machine
+    )
+    findings = FindingsLog()
+    observers = SyncObservers(
+        store,
+        servers.metrics,
+        servers.health,
+        servers.health_checks,
+        objects=sync.objects,
+        others={"findings": findings.observe},
+        mode=mode,
+    )
+    daemon = Daemon(
+        machine=machine,
+        logs=logs,
+        stop=stop,
+        lock=lock,
+        node=node,
+        source=source,
+        sync=sync,
+        servers=servers,
+        observers=observers,
+        findings=findings,
+        own_node=OwnNode(node, store, stop.request),
+        reloader=ConfigReloader(parsed, store, mode.traits, machine),
+    )
+    changed.target, reported.target = daemon.changed, daemon.reported
+    fallback.tell(chosen, servers.recorder, store, servers.metrics)
+    return daemon
+
+
+class LateCall:
+    """A callback that does nothing until it gets its target."""
+
+    def __init__(self) -> None:
+        self.target: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        """Call the target."""
+        if self.target is not None:
+            self.target()
+
+
+async def preview(config: ProxyConfig) -> tuple[str, Sequence[Finding]]:
+    """Return the changes that a sync would make now as text, and the Findings (`--dry-run`)."""
+    mode = await make_mode(config)
+    store = await load_store(config)
+    planner = Planner(node_config(config), mode.traits)
+    change = await Sync(store, planner, mode, await read_facts()).preview()
+    return mode.describe(change).rstrip(), store.findings + planner.plan.findings

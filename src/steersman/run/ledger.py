@@ -1,0 +1,199 @@
+"""The ledger of kernel objects: what each owner wants, has, and was rejected with. Pure.
+
+An object belongs to one owner at a time and may change hands:
+
+    put      want changes, the owner is dirty            accept    have = want
+    reject   have stays, until another owner wants it    effective = have if rejected, else want
+
+After a restart the ledger knows nothing of the objects in the kernel. If an owner is rejected that
+has nothing in the ledger yet, it gets the objects that it wants and that the kernel has; all other
+unclaimed objects are adopted (ADOPTED), because its last version may need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from steersman.model.names import PlanKey
+from steersman.model.ruleset import Diff, Ruleset, diff, merge
+
+Owner: TypeAlias = PlanKey | str
+"""The owner of a kernel object: a ServicePort, NODE, or STALE (objects without an owner)."""
+
+NODE = "the node"
+STALE = "leftovers"
+ADOPTED = "objects of an earlier process"
+"""Objects that an earlier process wrote and that no owner wants, kept while a rejected owner may
+need them: the kernel does not tell which of them its last version was made of."""
+
+
+class ObjectLedger:
+    """The Ruleset by owner, so that a sync costs what changed."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.rejected: dict[Owner, str] = {}
+        """The kernel's error, by owner whose wanted objects are not in force."""
+        self.objects = 0
+        """Number of objects in force, as far as known."""
+        self._want: dict[Owner, Ruleset] = {}
+        self._have: dict[Owner, Ruleset] = {}
+        self._dirty: set[Owner] = set()
+        self._adopters: set[Owner] = set()
+        """Owners that were rejected before any of their objects was known to be in force."""
+
+    @property
+    def owners(self) -> set[Owner]:
+        """Every owner that has objects, or wants some."""
+        return self._want.keys() | self._have.keys()
+
+    def put(self, owner: Owner, ruleset: Ruleset) -> None:
+        """Set the objects that an owner wants from now on."""
+        self._dirty.add(owner)
+        self.rejected.pop(owner, None)
+        if ruleset:
+            self._want[owner] = ruleset
+        else:
+            self._want.pop(owner, None)
+
+    def drop_claimed(self, owners: Iterable[Owner]) -> None:
+        """Drop from outdated owners the objects that dirty owners want."""
+        claims = [(other, self._want.get(other, {})) for other in self._dirty]
+        for owner in owners:
+            want = self._want.get(owner, {})
+            lost = {key for other, claim in claims if other != owner for key in claim.keys() & want}
+            if lost:
+                self._dirty.add(owner)
+                self._want[owner] = {k: v for k, v in want.items() if k not in lost}
+
+    @property
+    def outstanding(self) -> int:
+        """Number of owners that changed since the last write or comparison."""
+        return len(self._dirty)
+
+    def changes(self) -> Diff | None:
+        """Return the Diff of the dirty owners; None if two of them want, or drop, one object."""
+        parts = (diff(self._have.get(o, {}), self._want.get(o, {})) for o in self._dirty)
+        try:
+            return merge(parts)
+        except ValueError:
+            return None
+
+    def mark_written(self) -> None:
+        """Record that the Diff of `changes` is in force."""
+        # Of all other owners only a rejected one may still have an object that is wanted now.
+        self._accept(self._dirty, self.rejected.keys() - self._dirty)
+        self._dirty.clear()
+
+    def mark_compared(self) -> None:
+        """Record that everything was compared with the kernel: no owner is dirty."""
+        self._dirty.clear()
+
+    def wanted(self) -> dict[Any, Any]:
+        """Return the objects that all owners want, rejected ones included."""
+        return _flat(self._want.values())
+
+    def effective(self) -> dict[Any, Any]:
+        """Return the objects that the kernel should have now.
+
+        Rejected owners come first, so a later claim overrides them.
+        """
+        ordered = sorted(self.owners, key=lambda owner: owner not in self.rejected)
+        return _flat(map(self._effective, ordered))
+
+    def part(self, kernel: Ruleset, owners: Collection[Owner]) -> Diff:
+        """Return the Diff for some owners, or for unowned objects (STALE alone)."""
+        if STALE in owners:
+            claimed = _keys(map(self._effective, self.owners))
+            return Diff(removed={k: v for k, v in kernel.items() if k not in claimed})
+        want = _flat(self._want.get(owner, {}) for owner in owners)
+        taken = _keys(map(self._effective, self.owners.difference(owners)))
+        keys = set(want) | (_keys(self._have.get(owner, {}) for owner in owners) - taken)
+        return diff({key: kernel[key] for key in keys if key in kernel}, want)
+
+    def accept(self, owners: Collection[Owner]) -> None:
+        """Record that owners have the objects they want; previous owners lose these objects."""
+        self._accept(owners, self.owners.difference(owners))
+
+    def _accept(self, owners: Iterable[Owner], losers: set[Owner]) -> None:
+        taken: set[Any] = set()
+        for owner in owners:
+            self.rejected.pop(owner, None)
+            self.objects -= len(self._have.get(owner, ()))
+            if owner in self._want:
+                self._have[owner] = self._want[owner]
+                self.objects += len(self._want[owner])
+            else:
+                self._have.pop(owner, None)
+            if losers:
+                taken.update(self._want.get(owner, ()))
+        for loser in losers:
+            had = self._have.get(loser, {})
+            if lost := taken & had.keys():
+                self._have[loser] = {k: v for k, v in had.items() if k not in lost}
+                self.objects -= len(lost)
+
+    def reject(self, owners: Collection[Owner], why: str, kernel: Ruleset) -> None:
+        """Record that owners keep the objects they have.
+
+        Args:
+            owners: the owners whose part the kernel refused.
+            why: the kernel's error.
+            kernel: the objects in the kernel: owners that the ledger knows no objects of get
+                those that an earlier process wrote for them.
+        """
+        self.rejected.update(dict.fromkeys(owners, why))
+        fresh = [owner for owner in owners if owner in self._want and owner not in self._have]
+        self._adopters.update(fresh)
+        others = self.owners.difference(fresh, {ADOPTED})  # adopted objects stay adopted
+        taken = _keys(map(self._effective, others)) | _keys(self._have.get(o, {}) for o in others)
+        for owner in fresh:
+            wanted = self._want[owner].keys() - taken
+            if found := {key: kernel[key] for key in wanted if key in kernel}:
+                self._have[owner] = found
+                self.objects += len(found)
+                taken |= found.keys()
+        if not fresh:
+            return
+        # Adopt the rest of the kernel's objects: any of them may belong to the old versions.
+        taken |= _keys(map(self._effective, fresh))
+        leftovers = {key: value for key, value in kernel.items() if key not in taken}
+        self.objects += len(leftovers) - len(self._have.pop(ADOPTED, ()))
+        if leftovers:
+            self._have[ADOPTED] = leftovers
+            names = ", ".join(sorted(map(str, self._adopters))[:3])
+            self.rejected[ADOPTED] = f"kept, as they may belong to what is refused: {names}"
+
+    def release_adopted(self) -> bool:
+        """Drop the adopted objects if every owner that may need them is in force or gone.
+
+        Returns:
+            Whether there are some to remove from the kernel now, as leftovers.
+        """
+        self._adopters.intersection_update(self.rejected)
+        if self._adopters or ADOPTED not in self.rejected:
+            return False
+        del self.rejected[ADOPTED]
+        self.objects -= len(self._have.pop(ADOPTED))
+        return True
+
+    def in_force(self) -> Iterator[tuple[Any, Any]]:
+        """Yield every kernel object that is in force, as far as known."""
+        for part in tuple(self._have.values()):
+            yield from part.items()
+
+    def _effective(self, owner: Owner) -> Ruleset:
+        """Return the objects an owner should have now: the last good version if rejected."""
+        return (self._have if owner in self.rejected else self._want).get(owner, {})
+
+
+def _flat(parts: Iterable[Ruleset]) -> dict[Any, Any]:
+    out: dict[Any, Any] = {}
+    for part in parts:
+        out.update(part)
+    return out
+
+
+def _keys(parts: Iterable[Mapping[Any, Any]]) -> set[Any]:
+    return {key for part in parts for key in part}
