@@ -25,7 +25,10 @@ from steersman.model.names import Family
 from steersman.model.ruleset import Diff
 from steersman.netfilter.names import BUILT_IN, FILTER, MANGLE, NAT, RuleKey
 
-# Rules that several modes render
+# What several modes render
+
+HOST_MASK = {4: "255.255.255.255", 6: ":".join(["ffff"] * 8)}
+"""The mask of a single address, by family, as `-m recent --mask` prints it."""
 
 
 @lru_cache(maxsize=4096)
@@ -130,7 +133,6 @@ _RANK = {"comment": 1, "tcp": 3, "udp": 3, "sctp": 3, "nfacct": 4}
 """Order of matches; others come between a comment and a protocol."""
 _RECENT = ("--set", "--rcheck", "--seconds", "--reap", "--name", "--mask", "--rsource")
 _REJECT = {4: "icmp-port-unreachable", 6: "icmp6-port-unreachable"}
-_HOST_MASK = {4: "255.255.255.255", 6: ":".join(["ffff"] * 8)}
 
 
 def canonical(line: str, family: int) -> str:
@@ -224,7 +226,7 @@ def _recent(options: list[str], family: int) -> list[str]:
     """Spell the options of `-m recent` in order, with the defaults that older versions omit."""
     full = list(options)
     if "--mask" not in full:
-        full += ["--mask", _HOST_MASK[family]]
+        full += ["--mask", HOST_MASK[family]]
     if "--rsource" not in full and "--rdest" not in full:
         full.append("--rsource")
     groups: list[list[str]] = []  # an option with its value

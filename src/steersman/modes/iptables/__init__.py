@@ -1,1 +1,1 @@
-"""iptables mode: upstream's chains by their public names, written by what changed."""
+"""iptables mode: upstream's chains by their public names; a sync writes only the difference."""

@@ -1,22 +1,27 @@
-"""The iptables mode: pure rendering and the kernel put together behind the seam of modes/base."""
+"""The iptables mode: rendering, reading and writing put together behind modes/base.py."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
 from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.sysctl import SysctlError, read
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import ByOthers, Mode, Support
-from steersman.modes.iptables.accounting import COUNTERS, Accounting, counts, ends
 from steersman.modes.iptables.names import is_kubelets
+from steersman.modes.iptables.nfacct import (
+    COUNTERS,
+    PacketCounters,
+    needs_counters,
+    removes_everything,
+)
 from steersman.modes.iptables.parse import parse
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
@@ -26,25 +31,24 @@ from steersman.netfilter.iptables import Iptables, choose_tool
 from steersman.netfilter.names import RuleKey
 from steersman.netfilter.rule_text import LIMITS, Run
 
-_TCP_LIBERAL = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+_TCP_LIBERAL = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 
 
 class IptablesOptions(msgspec.Struct, frozen=True):
-    """What may be set about this mode."""
+    """Options of this mode."""
 
     variant: str = ""
     """`nft`, `legacy`, or "" for the one that this machine uses."""
     features: Features | None = None
-    """What rules may use; None: `probe` finds out."""
+    """What rules may use; None: `probe` detects it."""
     leftovers: bool = False
-    """Only to remove what is left: no table is created by asking, kubelet's objects are passed
-    over."""
+    """Only remove leftovers: create no table by listing it, and skip kubelet's objects."""
     lock_wait: int = 5
     """Seconds to wait for the lock of iptables-legacy."""
 
 
 class IptablesMode(Mode):
-    """Programs Services as iptables rules (behaviour 8), with the iptables of this machine."""
+    """Programs Services as rules (behaviour 8) with the iptables of this machine."""
 
     name = "iptables"
     traits = Traits(
@@ -57,29 +61,29 @@ class IptablesMode(Mode):
         self,
         execute: Exec,
         options: IptablesOptions | None = None,
-        accounting: Accounting | None = None,
+        counters: PacketCounters | None = None,
     ) -> None:
-        """Make the mode; nothing is run before `probe`, `read` or `apply`.
+        """Create the mode; no program runs before `probe`, `read` or `apply`.
 
         Args:
-            execute: how to run programs.
-            options: what may be set.
-            accounting: the packet counters where these programs run; without it, and if programs
-                run elsewhere than we do, rules do not count.
+            execute: runs programs.
+            options: options of this mode.
+            counters: the packet counters where these programs run. By default those of this
+                process, or none if the programs run in another network namespace.
         """
         self._execute = execute
-        here = isinstance(execute, SubprocessExec) and not execute.prefix
-        self._here = here
-        self._accounting = accounting or (Accounting() if here else None)
+        self._same_namespace = isinstance(execute, SubprocessExec) and not execute.prefix
+        self._counters = counters or (PacketCounters() if self._same_namespace else None)
         self._options = options or IptablesOptions()
         self.features = self._options.features or Features()
         self.families: tuple[Family, ...] = tuple(Family)
-        """The families that can be served, as far as known."""
+        """Families that can be served; all, until `probe` has run."""
         self._iptables: Iptables | None = None
         self._foreign: ForeignChanges | None = None
-        self._spelled: dict[int, dict[str, str]] = {}
-        self._held: frozenset[tuple[int, str, str]] = frozenset()
-        self._left: set[RuleKey] = set()
+        # From the last `read`:
+        self._spellings: dict[int, dict[str, str]] = {}
+        self._referenced: frozenset[tuple[int, str, str]] = frozenset()
+        self._hidden: set[RuleKey] = set()  # see `_hide_shared`
 
     @property
     def variant(self) -> str:
@@ -87,21 +91,27 @@ class IptablesMode(Mode):
         return self._iptables.tool.variant if self._iptables else ""
 
     async def probe(self) -> Support:
-        """Find the iptables to use and what it can do."""
+        """Find the iptables to use and its capabilities."""
         options = self._options
         choice = await choose_tool(self._execute, options.variant, leftovers=options.leftovers)
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families = choice.families
-        iptables = Iptables(self._execute, choice.tool, self._options.lock_wait)
-        if self._options.features is None:
+        iptables = Iptables(self._execute, choice.tool, options.lock_wait)
+        if options.features is None:
+            nfacct = self._counters is not None and self._counters.supported()
+            if nfacct:
+                nfacct = all([await iptables.knows_nfacct(family) for family in self.families])
+            tcp_liberal = False
+            with suppress(SysctlError):
+                tcp_liberal = read(_TCP_LIBERAL) != 0
             self.features = Features(
                 random_fully=choice.tool.random_fully,
-                nfacct=await self._can_account(iptables),
-                tcp_liberal=_tcp_liberal(),
+                nfacct=nfacct,
+                tcp_liberal=tcp_liberal,
             )
         self._iptables = iptables
-        if self._here and choice.tool.variant == "nft":
+        if self._same_namespace and choice.tool.variant == "nft":
             with suppress(OSError):
                 self._foreign = ForeignChanges()
         return Support(usable=True, missing=choice.missing)
@@ -118,21 +128,21 @@ class IptablesMode(Mode):
         return render_service(plan, settings, self.features)
 
     async def read(self) -> Ruleset:
-        """Return what the kernel has of ours; see `Mode.read`."""
+        """Return our objects in the kernel; see `Mode.read`."""
         iptables = await self._probed()
         ruleset: dict[RuleKey, str] = {}
-        held: set[tuple[int, str, str]] = set()
+        referenced: set[tuple[int, str, str]] = set()
         for family in self.families:
             text = await iptables.save(family)
             found = await asyncio.to_thread(parse, text, int(family))
             ruleset.update(found.ruleset)
-            self._spelled[int(family)] = found.spelled
-            held.update((int(family), table, chain) for table, chain in found.held)
-        self._held = frozenset(held)
-        for key in self._left & ruleset.keys():
+            self._spellings[int(family)] = found.spellings
+            referenced.update((int(family), table, chain) for table, chain in found.referenced)
+        self._referenced = frozenset(referenced)
+        for key in self._hidden & ruleset.keys():
             del ruleset[key]
         if self._options.leftovers:
-            return {key: body for key, body in ruleset.items() if not is_kubelets(key)}
+            return {key: rules for key, rules in ruleset.items() if not is_kubelets(key)}
         return ruleset
 
     async def fingerprint(self) -> Hashable:
@@ -144,16 +154,17 @@ class IptablesMode(Mode):
         return await asyncio.to_thread(digest_rules, texts)
 
     async def apply(self, change: Diff) -> None:
-        """Carry out a Diff; see `Mode.apply`. One run per family, unless it is a very large one."""
+        """Carry out a Diff; see `Mode.apply`. One run per family, unless the Diff is very large."""
         iptables = await self._probed()
-        if self._accounting and counts(change):
-            self._accounting.create()
-        change = self._without_left(change)
-        spelled = {k: v for words in self._spelled.values() for k, v in words.items()}
+        if self._counters and needs_counters(change):
+            self._counters.create()
+        change = self._hide_shared(change)
+        spellings = {k: v for of_family in self._spellings.values() for k, v in of_family.items()}
         limits = LIMITS[iptables.tool.variant]
         running: asyncio.Task[None] | None = None
         try:
-            for run in write_runs(change, limits, spelled, self._held):  # written while one runs
+            # The next run is written while iptables-restore works on this one.
+            for run in write_runs(change, limits, spellings, self._referenced):
                 if running is not None:
                     await running
                 running = asyncio.create_task(self._restore(iptables, run))
@@ -161,30 +172,19 @@ class IptablesMode(Mode):
             if running is not None:
                 await running
         finally:
-            if running is not None and not running.done():  # cancelled: nothing is left running
+            if running is not None and not running.done():  # cancelled: leave nothing running
                 running.cancel()
                 await asyncio.wait((running,))
-        if self._accounting and ends(change):
-            await self._accounting.delete()
-
-    async def _can_account(self, iptables: Iptables) -> bool:
-        """Return whether rules may count packets with `-m nfacct`."""
-        if self._accounting is None or not self._accounting.supported():
-            return False
-        return all([await iptables.knows_nfacct(family) for family in self.families])
-
-    def packets(self) -> Mapping[str, int]:
-        """Return packets by counter, 0 if no rule needed it yet; {} if rules do not count."""
-        if not (self._accounting and self.features.nfacct):
-            return {}
-        return dict.fromkeys(COUNTERS, 0) | self._accounting.packets()
+        if self._counters and removes_everything(change):
+            await self._counters.delete()
 
     async def _restore(self, iptables: Iptables, run: Run) -> None:
+        """Write one run, and tell its transactions from foreign ones."""
         if self._foreign is not None:
             self._foreign.check()
         await iptables.restore(run)
         if self._foreign is not None:
-            self._foreign.check(run.text.count("\nCOMMIT\n"))
+            self._foreign.check(ours=run.text.count("\nCOMMIT\n"))
 
     async def _probed(self) -> Iptables:
         if self._iptables is None:
@@ -193,23 +193,22 @@ class IptablesMode(Mode):
                 raise BusyError(" ".join(support.missing))
         return self._iptables
 
-    def _without_left(self, change: Diff) -> Diff:
-        """Leave what is shared with kubelet where it is, and from then on out of sight.
+    def _hide_shared(self, change: Diff) -> Diff:
+        """Keep objects shared with kubelet in the kernel, but hide removed ones from `read`.
 
-        Kubelet or this process may have written it, so it is never removed (behaviour 8.1);
-        were it read back, every diff would try again.
+        Either kubelet or this process may have written them, so they are never removed (behaviour
+        8.1). If `read` returned them, every diff would try to remove them again.
         """
-        back = self._left & change.added.keys()
-        self._left -= back
-        self._left.update(filter(is_kubelets, change.removed))
+        back = self._hidden & change.added.keys()
+        self._hidden -= back
+        self._hidden.update(filter(is_kubelets, change.removed))
         if not back:
             return change
         added = {key: value for key, value in change.added.items() if key not in back}
         return Diff(added, change.removed, change.changed)
 
-
-def _tcp_liberal() -> bool:
-    try:
-        return _TCP_LIBERAL.read_text().strip() not in ("", "0")
-    except OSError:
-        return False
+    def packets(self) -> Mapping[str, int]:
+        """Return packets by counter, 0 if no rule has needed it yet; {} if rules do not count."""
+        if not (self._counters and self.features.nfacct):
+            return {}
+        return dict.fromkeys(COUNTERS, 0) | self._counters.packets()

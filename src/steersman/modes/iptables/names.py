@@ -1,4 +1,4 @@
-"""Names of tables and chains, and the keys under which their contents are kept. Text only."""
+"""Names of the mode's tables and chains, and the keys under which rules are kept. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ CANARY = "KUBE-PROXY-CANARY"
 KUBELET_FIREWALL = "KUBE-FIREWALL"
 
 INVALID_DROPPED, LOCALHOST_ACCEPTED = "ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"
-"""Packet counters of rules with `-m nfacct` (accounting.py)."""
+"""Packet counters of rules with `-m nfacct` (nfacct.py)."""
 
 SVC, SVL, EXT, FW, SEP = "KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"
 SERVICE_PREFIXES = (SEP, SVC, SVL, EXT, FW)
-"""Prefixes of chains that belong to one ServicePort; a chain only leads to ones further left."""
+"""Prefixes of chains that belong to one ServicePort; a chain leads only to ones further left."""
 
-BY_ADDRESS = "KUBE-SVC-BYADDR-"
-"""Prefix of the parts of a split KUBE-SERVICES. It begins with KUBE-SVC- on purpose: upstream
-collects unknown chains of that prefix as stale, so these vanish when an operator goes back."""
+BUCKET = "KUBE-SVC-BYADDR-"
+"""Prefix of the buckets of a split KUBE-SERVICES. It begins with KUBE-SVC- on purpose: upstream
+removes unknown chains of that prefix as stale, so these vanish if an operator returns to it."""
 
 # Parts of a chain beside WHOLE and JUMPS. A printed name with a protocol is the group of rules of
 # one ServicePort; these belong to the node:
@@ -42,7 +42,7 @@ SHARED_CHAINS = frozenset(
         (NAT, NODE_PORTS),
     }
 )
-"""Chains in which every ServicePort has rules of its own."""
+"""Chains that contain rules of every ServicePort."""
 
 NODE_CHAINS = frozenset(
     {
@@ -54,7 +54,7 @@ NODE_CHAINS = frozenset(
         (MANGLE, CANARY),
     }
 )
-"""Chains that belong to the node, rules and all."""
+"""Chains that belong to the node, with all their rules."""
 
 TAIL_COMMENT = "kubernetes service nodeports; NOTE: this must be the last rule in this chain"
 LOCALNET_RULE = (
@@ -62,30 +62,30 @@ LOCALNET_RULE = (
     ' "block incoming localnet connections" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT'
     " -j DROP"
 )
-"""Closes what route_localnet opens (behaviour 15); kubelet may have written it already."""
+"""Closes the hole that route_localnet opens (behaviour 15); kubelet may have written it already."""
 
 
 def last_octet(address: str) -> int:
-    """Low eight bits of a canonical address: the part of a split list that it belongs to."""
+    """Return the low eight bits of a canonical address: the bucket that it belongs to."""
     if ":" in address:
         return int(address.rpartition(":")[2] or "0", 16) & 255
     return int(address.rpartition(".")[2])
 
 
-def part_chain(octet: int) -> str:
+def bucket_chain(octet: int) -> str:
     """Return the chain that holds the rules of addresses with these low eight bits."""
-    return f"{BY_ADDRESS}{octet:02x}"
+    return f"{BUCKET}{octet:02x}"
 
 
 def is_shared(table: str, chain: str) -> bool:
-    """Whether ServicePorts share this chain, so that its rules are kept in groups."""
+    """Return whether ServicePorts share a chain, so that its rules are kept in groups."""
     if (table, chain) in SHARED_CHAINS:
         return True
-    return chain.startswith(BY_ADDRESS) and len(chain) == len(BY_ADDRESS) + 2
+    return chain.startswith(BUCKET) and len(chain) == len(BUCKET) + 2
 
 
 def is_ours(table: str, chain: str) -> bool:
-    """Whether a chain is made and removed by this mode (behaviour 8.5); KUBE-FIREWALL is not."""
+    """Return whether this mode makes and removes a chain (behaviour 8.5); not KUBE-FIREWALL."""
     place = (table, chain)
     if place in SHARED_CHAINS or place in NODE_CHAINS:
         return True
@@ -93,5 +93,5 @@ def is_ours(table: str, chain: str) -> bool:
 
 
 def is_kubelets(key: RuleKey) -> bool:
-    """Whether an object is shared with kubelet: added if missing, never removed (behaviour 8.1)."""
+    """Return whether kubelet has an object too: added if missing, never removed (behaviour 8.1)."""
     return key[3] == KUBELET or key[2] == KUBELET_FIREWALL

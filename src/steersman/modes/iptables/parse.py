@@ -1,17 +1,18 @@
-"""From the output of iptables-save to the Ruleset that rendering would have made of it. Pure.
+"""Parse iptables-save into the Ruleset that rendering would have made of it. Pure.
 
-Everything foreign is passed over. What is in our chains is kept whatever it is, under a key that
-nobody wants, so that the diff removes it.
+Foreign chains are skipped. Everything in our chains is kept: unexpected rules get a key that no
+rendering has, so that the diff removes them.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import msgspec
 
 from steersman.modes.iptables.names import (
-    BY_ADDRESS,
+    BUCKET,
     KUBELET,
     KUBELET_FIREWALL,
     LOCALNET_RULE,
@@ -27,9 +28,9 @@ from steersman.netfilter.rule_text import canonical, chains
 
 _JUMP_COMMENT = '--comment "kubernetes '
 _NOT_LAST = "# other rules follow"
-"""Added to the value of the node-port tail where it has to be moved; not a rule."""
+"""Added to the value of the node-port tail if it must move to the end; not a rule."""
 
-# A rule exactly as rendering spells it; anything else takes the slow way through canonical().
+# A rule exactly as rendering spells it; any other rule takes the slow path through canonical().
 # Addresses that glibc prints in the mixed notation (::1.2.3.4) are excluded on purpose.
 _ADDRESS = r"(?:[\d.]+|[\da-f:]+)/(?:[\d.]+|[\da-f:]+) "
 _PORT = r"(?:-m (?:tcp|udp|sctp) (?:--dport \d+ )?)?"
@@ -49,96 +50,82 @@ _RENDERED = re.compile(
 ).fullmatch
 
 
-class Parsed(msgspec.Struct, frozen=True):
-    """What iptables-save said of ours."""
+class SavedRules(msgspec.Struct, frozen=True):
+    """Our part of the output of iptables-save."""
 
     ruleset: dict[RuleKey, str]
-    spelled: dict[str, str]
-    """How this machine spells a rule, by its canonical spelling, where the two differ."""
-    held: frozenset[tuple[str, str]]
-    """Our chains (table, name) that foreign rules lead to: these can be emptied, not removed."""
+    spellings: dict[str, str]
+    """How this machine spells a rule, by its canonical spelling, if the two differ."""
+    referenced: frozenset[tuple[str, str]]
+    """Our chains (table, name) that foreign rules lead to: they can be emptied, not removed."""
 
 
-def parse(text: str, family: int) -> Parsed:
-    """Parse the output of one iptables-save, of any tables."""
-    return _Parser(family).parse(text)
+def parse(text: str, family: int) -> SavedRules:  # noqa: PLR0912 - one for each kind of chain
+    """Parse the output of one iptables-save, of any tables, in one pass."""
+    rules: dict[RuleKey, list[str]] = {}
+    spellings: dict[str, str] = {}
+    referenced: set[tuple[str, str]] = set()
 
+    def spell(raw: str) -> str:
+        line = canonical(raw, family)
+        if line != raw:
+            spellings[line] = raw
+        return line
 
-class _Parser:
-    """Sorts rules into objects while it goes over the lines once."""
-
-    def __init__(self, family: int) -> None:
-        self._family = family
-        self._bodies: dict[RuleKey, list[str]] = {}
-        self._spelled: dict[str, str] = {}
-        self._held: set[tuple[str, str]] = set()
-
-    def parse(self, text: str) -> Parsed:
-        for table, chain, lines in chains(text):
-            if not lines:
-                self._declared(table, chain)
-            elif is_ours(table, chain):
-                self._own(table, chain, lines)
-            else:
-                self._foreign(table, chain, lines)
-        ruleset = {key: "\n".join(lines) for key, lines in self._bodies.items()}
-        return Parsed(ruleset, self._spelled, frozenset(self._held))
-
-    def _declared(self, table: str, chain: str) -> None:
-        if is_ours(table, chain) or (table, chain) == (FILTER, KUBELET_FIREWALL):
-            self._bodies[self._family, table, chain, WHOLE] = []
-
-    def _own(self, table: str, chain: str, lines: list[str]) -> None:
-        if not is_shared(table, chain):
-            self._bodies.setdefault((self._family, table, chain, WHOLE), []).extend(
-                line if _RENDERED(line) else canonical(line, self._family) for line in lines
+    for table, chain, lines in chains(text):
+        ours = is_ours(table, chain)
+        firewall = (table, chain) == (FILTER, KUBELET_FIREWALL)
+        if not lines:  # a declaration
+            if ours or firewall:
+                rules[family, table, chain, WHOLE] = []
+        elif ours and not is_shared(table, chain):
+            rules.setdefault((family, table, chain, WHOLE), []).extend(
+                line if _RENDERED(line) else canonical(line, family) for line in lines
             )
-            return
-        part = ""
-        for raw in lines:
-            line, part = self._part_of(raw)
-            self._bodies.setdefault((self._family, table, chain, part), []).append(line)
-        tail = self._bodies.get((self._family, table, chain, TAIL))
-        if tail and part != TAIL:
-            tail.append(_NOT_LAST)
+        elif ours:
+            for part, group in _groups(lines, spell).items():
+                rules.setdefault((family, table, chain, part), []).extend(group)
+        elif firewall:
+            if LOCALNET_RULE in map(spell, lines):
+                rules[family, table, chain, KUBELET] = [LOCALNET_RULE]
+        else:
+            # A built-in or foreign chain: our jumps, and rules that lead to our chains.
+            for raw in lines:
+                target = raw.rpartition(" -j ")[2].partition(" ")[0]
+                if target == KUBELET_FIREWALL and chain in BUILT_IN and table == FILTER:
+                    line = f"-A {chain} -j {KUBELET_FIREWALL}"
+                    rules[family, table, chain, KUBELET] = [line]
+                elif is_ours(table, target):
+                    if chain in BUILT_IN and _JUMP_COMMENT in raw:
+                        rules.setdefault((family, table, chain, JUMPS), []).append(spell(raw))
+                    else:
+                        referenced.add((table, target))
+    ruleset = {key: "\n".join(lines) for key, lines in rules.items()}
+    return SavedRules(ruleset, spellings, frozenset(referenced))
 
-    def _part_of(self, line: str) -> tuple[str, str]:
-        """Find whose a rule of a shared chain is: by its comment and protocol."""
-        found = _RENDERED(line)
+
+def _groups(lines: list[str], spell: Callable[[str], str]) -> dict[str, list[str]]:
+    """Group the rules of a shared chain by their parts, each told by its comment and protocol."""
+    groups: dict[str, list[str]] = {}
+    part = ""
+    for raw in lines:
+        line, found = raw, _RENDERED(raw)
         if not found:
-            line = self._slow(line)
+            line = spell(raw)
             found = _RENDERED(line)
-        if not found:
-            return line, UNKNOWN
-        protocol, comment, target = found["protocol"], found["comment"], found["target"]
-        if comment is None:
-            split = target is not None and target.startswith(BY_ADDRESS)
-            return line, SPLIT if split and found["chain"] == SERVICES else UNKNOWN
-        if comment.startswith("kubernetes service nodeports;"):
-            return line, TAIL
-        name = comment.partition(" ")[0]
-        return line, f"{name} {protocol}" if protocol and "/" in name else UNKNOWN
-
-    def _foreign(self, table: str, chain: str, lines: list[str]) -> None:
-        """Find our jumps in built-in chains, and foreign rules that lead to our chains."""
-        if (table, chain) == (FILTER, KUBELET_FIREWALL):
-            if LOCALNET_RULE in map(self._slow, lines):
-                self._bodies[self._family, table, chain, KUBELET] = [LOCALNET_RULE]
-            return
-        for raw in lines:
-            target = raw.rpartition(" -j ")[2].partition(" ")[0]
-            if target == KUBELET_FIREWALL and chain in BUILT_IN and table == FILTER:
-                line = f"-A {chain} -j {KUBELET_FIREWALL}"
-                self._bodies[self._family, table, chain, KUBELET] = [line]
-            elif is_ours(table, target):
-                if chain in BUILT_IN and _JUMP_COMMENT in raw:
-                    key = (self._family, table, chain, JUMPS)
-                    self._bodies.setdefault(key, []).append(self._slow(raw))
-                else:
-                    self._held.add((table, target))
-
-    def _slow(self, line: str) -> str:
-        text = canonical(line, self._family)
-        if text != line:
-            self._spelled[text] = line
-        return text
+        part = UNKNOWN
+        if found:
+            protocol, comment, target = found["protocol"], found["comment"], found["target"]
+            if comment is None:
+                if target and target.startswith(BUCKET) and found["chain"] == SERVICES:
+                    part = SPLIT
+            elif comment.startswith("kubernetes service nodeports;"):
+                part = TAIL
+            else:
+                name = comment.partition(" ")[0]
+                if protocol and "/" in name:
+                    part = f"{name} {protocol}"
+        groups.setdefault(part, []).append(line)
+    if TAIL in groups and part != TAIL:
+        groups[TAIL].append(_NOT_LAST)
+    return groups

@@ -1,6 +1,13 @@
-"""From one ServicePlan to its chains and rules, in the spelling of iptables-save (behaviour 8.2).
+"""Render one ServicePlan as chains and rules, in the spelling of iptables-save (behaviour 8.2).
 
-Nothing is decided here: which chains exist and what they hold follows from the plan's Actions.
+    KUBE-SERVICES -- cluster IP ---------------------------------.
+         |                                                        v
+         '--- external or -----> [KUBE-FW] --> KUBE-EXT --> KUBE-SVC (cluster) --> KUBE-SEP
+              load balancer IP                   ^          KUBE-SVL (local)       (DNAT)
+    KUBE-NODEPORTS ------------------------------'
+
+KUBE-FW exists if there are source ranges. The chains to the right of the first column belong to one
+ServicePort. No policy here: the plan's Actions determine which chains exist and what they contain.
 """
 
 from __future__ import annotations
@@ -11,7 +18,6 @@ import msgspec
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
-    Action,
     Frontend,
     FrontendKind,
     LocalDetector,
@@ -20,7 +26,6 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.modes.iptables.endpoints import Endpoints
 from steersman.modes.iptables.names import (
     EXT,
     EXTERNAL_SERVICES,
@@ -29,37 +34,40 @@ from steersman.modes.iptables.names import (
     MARK_MASQ,
     NODE_PORTS,
     PROXY_FIREWALL,
+    SEP,
     SERVICE_PREFIXES,
     SERVICES,
     SVC,
     SVL,
+    bucket_chain,
     last_octet,
-    part_chain,
 )
 from steersman.netfilter.names import FILTER, NAT, WHOLE, RuleKey, chain_hash, printed_name
+from steersman.netfilter.rule_text import HOST_MASK, probability
 
 
 class Features(msgspec.Struct, frozen=True):
-    """What this machine's iptables and kernel can do, as far as it shows in rules."""
+    """Capabilities of this machine's iptables and kernel that change the rules."""
 
     random_fully: bool = True
     """MASQUERADE --random-fully (iptables >= 1.6.2)."""
     nfacct: bool = False
-    """The counters of `-m nfacct` exist in the kernel."""
+    """The kernel and iptables have the counters of `-m nfacct`."""
     tcp_liberal: bool = False
     """nf_conntrack_tcp_be_liberal was on at start: then INVALID packets are not dropped."""
 
 
 _LOWER = {protocol: protocol.lower() for protocol in Protocol}
 _BITS = {Family.IPV4: "/32", Family.IPV6: "/128"}
-_REFUSE = {
+_BLOCK = {
     (Family.IPV4, Verdict.REJECT): ("no endpoints", "REJECT --reject-with icmp-port-unreachable"),
     (Family.IPV6, Verdict.REJECT): ("no endpoints", "REJECT --reject-with icmp6-port-unreachable"),
     (Family.IPV4, Verdict.DROP): ("no local endpoints", "DROP"),
     (Family.IPV6, Verdict.DROP): ("no local endpoints", "DROP"),
 }
-_PLACES = {prefix[5:8]: place for place, prefix in enumerate(SERVICE_PREFIXES)}
-_WORDS = {
+"""Reason and target of the rules for destinations without usable endpoints."""
+_ORDER = {prefix[5:8]: order for order, prefix in enumerate(SERVICE_PREFIXES)}
+_ADDRESS_COMMENT = {
     FrontendKind.CLUSTER_IP: "cluster IP",
     FrontendKind.EXTERNAL_IP: "external IP",
     FrontendKind.LOAD_BALANCER_IP: "loadbalancer IP",
@@ -68,7 +76,7 @@ _WORDS = {
 
 @lru_cache(maxsize=64)
 def local_source(detector: LocalDetector, negate: bool = False) -> tuple[str, str]:
-    """Matches of traffic of local pods, or of all other: what goes before `-d`, and after it."""
+    """Return the match of traffic from local pods, or of all other: before `-d`, and after it."""
     not_ = " !" if negate else ""
     if detector.cidr:
         everyone = detector.cidr.endswith("/0") and not negate  # printed as no match at all
@@ -83,14 +91,14 @@ def render_service(
     """Render one ServicePort's part of the Ruleset.
 
     The values are complete `-A CHAIN ...` lines, joined by newlines. A chain comes after those
-    that it leads to, so that a large Diff can be cut anywhere (script.py). All keys hold the
+    that it leads to, so that a large Diff can be cut anywhere (script.py). Every key contains the
     ServicePort's name: hashed in the chain, or as the part.
     """
-    return _Port(plan, settings, features).render()
+    return _ServicePort(plan, settings, features).render()
 
 
-class _Shared:
-    """What is written of one ServicePort, and its rules in chains that it shares with others."""
+class _ServicePort:
+    """The rules of one ServicePort while they are collected."""
 
     __slots__ = (
         "bits",
@@ -114,35 +122,9 @@ class _Shared:
         self.protocol = _LOWER[key.name.protocol]
         self.hash = chain_hash(self.name + self.protocol)
         self.bits = _BITS[key.family]
-        self.pools: set[Pool] = set()  # those that some rule leads to
-        self.chains: dict[str, str] = {}
-        self.groups: dict[tuple[str, str], list[str]] = {}
-
-    def _rule(self, table: str, chain: str, text: str) -> None:
-        self.groups.setdefault((table, chain), []).append(f"-A {chain}{text}")
-
-    def _to(self, frontend: Frontend, comment: str, target: str) -> str:
-        """Match everything to an address and port."""
-        return (
-            f" -d {frontend.address}{self.bits} -p {self.protocol}"
-            f' -m comment --comment "{self.name} {comment}"'
-            f" -m {self.protocol} --dport {frontend.port} -j {target}"
-        )
-
-    def _dispatch(self, frontend: Frontend, target: str) -> None:
-        split = self.settings.split_dispatch
-        chain = part_chain(last_octet(frontend.address)) if split else SERVICES
-        self._rule(NAT, chain, self._to(frontend, _WORDS[frontend.kind], target))
-
-    def _refuse(self, frontend: Frontend, chain: str, verdict: Verdict) -> None:
-        why, target = _REFUSE[self.plan.key.family, verdict]
-        self._rule(FILTER, chain, self._to(frontend, f"has {why}", target))
-
-
-class _Port(_Shared):
-    """The rules of one ServicePort while they are written."""
-
-    __slots__ = ()
+        self.pools: set[Pool] = set()  # pools that some rule leads to
+        self.chains: dict[str, str] = {}  # chains of the nat table that are ours alone
+        self.groups: dict[tuple[str, str], list[str]] = {}  # our rules in shared chains
 
     def render(self) -> dict[RuleKey, str]:
         plan = self.plan
@@ -157,13 +139,10 @@ class _Port(_Shared):
             comment = f'-m comment --comment "{self.name} health check node port"'
             port = f"-m tcp --dport {plan.health_check_node_port}"
             self._rule(FILTER, NODE_PORTS, f" -p tcp {comment} {port} -j ACCEPT")
-        self._endpoint_lists()
-        return self._ruleset()
-
-    def _ruleset(self) -> dict[RuleKey, str]:
-        family = int(self.plan.key.family)
+        self._endpoints()
+        family = int(plan.key.family)
         out: dict[RuleKey, str] = {}
-        for chain in sorted(self.chains, key=_place):
+        for chain in sorted(self.chains, key=lambda chain: _ORDER[chain[5:8]]):
             out[family, NAT, chain, WHOLE] = self.chains[chain]
         for (table, chain), lines in self.groups.items():
             # a health check is TCP whatever the ServicePort is, and parse.py sees only the rule
@@ -171,12 +150,12 @@ class _Port(_Shared):
             out[family, table, chain, f"{self.name} {protocol}"] = "\n".join(lines)
         return out
 
-    # Frontends
+    # Frontends: rules in shared chains, and the chains that these rules lead to
 
     def _cluster_ip(self, frontend: Frontend) -> None:
         action = frontend.external
         if action.verdict is not Verdict.FORWARD:
-            self._refuse(frontend, SERVICES, action.verdict)
+            self._block(frontend, SERVICES, action.verdict)
             return
         chain = self._pool_chain(action.pool)
         self._dispatch(frontend, chain)
@@ -196,10 +175,23 @@ class _Port(_Shared):
         if _forwards(frontend):
             target = self._external_chain(frontend)
             if frontend.source_ranges:
-                target = self._firewall_chain(frontend, target)
+                # KUBE-FW accepts the ranges; the filter table drops what it does not translate.
+                chain = FW + self.hash
+                if chain not in self.chains:
+                    comment = f'-m comment --comment "{self.name} loadbalancer IP"'
+                    lines = [
+                        f"-A {chain} -s {cidr} {comment} -j {target}"
+                        for cidr in frontend.source_ranges
+                    ]
+                    rest = f"other traffic to {self.name} will be dropped by {PROXY_FIREWALL}"
+                    lines.append(f'-A {chain} -m comment --comment "{rest}"')
+                    self.chains[chain] = "\n".join(lines)
+                rule = self._to(frontend, f"traffic not accepted by {chain}", "DROP")
+                self._rule(FILTER, PROXY_FIREWALL, rule)
+                target = chain
             self._dispatch(frontend, target)
         if frontend.external.verdict is not Verdict.FORWARD:
-            self._refuse(frontend, EXTERNAL_SERVICES, frontend.external.verdict)
+            self._block(frontend, EXTERNAL_SERVICES, frontend.external.verdict)
 
     def _node_port(self, frontend: Frontend) -> None:
         family, protocol = self.plan.key.family, self.protocol
@@ -214,13 +206,37 @@ class _Port(_Shared):
             self._rule(NAT, NODE_PORTS, f"{rest} -j {target}")
         verdict = frontend.external.verdict
         if verdict is not Verdict.FORWARD:
-            why, target = _REFUSE[family, verdict]
+            why, target = _BLOCK[family, verdict]
             comment = f'-m comment --comment "{self.name} has {why}" -m addrtype --dst-type LOCAL'
             self._rule(FILTER, EXTERNAL_SERVICES, f" -p {protocol} {comment} {port} -j {target}")
 
-    # Chains
+    def _dispatch(self, frontend: Frontend, target: str) -> None:
+        """Lead an address from KUBE-SERVICES, or from its bucket if that is split, to a chain."""
+        split = self.settings.split_dispatch
+        chain = bucket_chain(last_octet(frontend.address)) if split else SERVICES
+        self._rule(NAT, chain, self._to(frontend, _ADDRESS_COMMENT[frontend.kind], target))
+
+    def _block(self, frontend: Frontend, chain: str, verdict: Verdict) -> None:
+        """Drop or reject traffic to an address in a chain of the filter table."""
+        why, target = _BLOCK[self.plan.key.family, verdict]
+        self._rule(FILTER, chain, self._to(frontend, f"has {why}", target))
+
+    def _rule(self, table: str, chain: str, text: str) -> None:
+        """Add a rule to a chain that ServicePorts share."""
+        self.groups.setdefault((table, chain), []).append(f"-A {chain}{text}")
+
+    def _to(self, frontend: Frontend, comment: str, target: str) -> str:
+        """Match everything to an address and port."""
+        return (
+            f" -d {frontend.address}{self.bits} -p {self.protocol}"
+            f' -m comment --comment "{self.name} {comment}"'
+            f" -m {self.protocol} --dport {frontend.port} -j {target}"
+        )
+
+    # Chains of this ServicePort
 
     def _pool_chain(self, pool: Pool) -> str:
+        """Return the chain that chooses among the endpoints of a pool."""
         self.pools.add(pool)
         return (SVC if pool is Pool.CLUSTER else SVL) + self.hash
 
@@ -230,65 +246,75 @@ class _Port(_Shared):
         if chain in self.chains:
             return chain
         pod, node, external = frontend.pod, frontend.node, frontend.external
+        destinations = f"{self.name} external destinations"
         lines: list[str] = []
+
+        def add(source: str, comment: str, match: str, target: str) -> None:
+            comment = f'-m comment --comment "{comment} {destinations}"'
+            lines.append(f"-A {chain}{source} {comment}{match} -j {target}")
+
         if pod == node == external:
             if external.masquerade:
-                comment = f"masquerade traffic for {self.name} external destinations"
-                lines.append(f'-A {chain} -m comment --comment "{comment}" -j {MARK_MASQ}')
+                add("", "masquerade traffic for", "", MARK_MASQ)
         else:
-            lines += self._short_circuits(chain, pod, node)
+            # Pods and this node are sent to their pools before all others.
+            detector = self.settings.family(self.plan.key.family).detector
+            if detector and pod.verdict is Verdict.FORWARD:
+                target = self._pool_chain(pod.pool)
+                add("".join(local_source(detector)), "pod traffic for", "", target)
+            if node.verdict is Verdict.FORWARD:
+                local = " -m addrtype --src-type LOCAL"
+                if node.masquerade:
+                    add("", "masquerade LOCAL traffic for", local, MARK_MASQ)
+                add("", "route LOCAL traffic for", local, self._pool_chain(node.pool))
         if external.verdict is Verdict.FORWARD:
             lines.append(f"-A {chain} -j {self._pool_chain(external.pool)}")
         self.chains[chain] = "\n".join(lines)
         return chain
 
-    def _short_circuits(self, chain: str, pod: Action, node: Action) -> list[str]:
-        """Send pods and this node where they go, before all others."""
-        lines: list[str] = []
-        detector = self.settings.family(self.plan.key.family).detector
-        what = f"for {self.name} external destinations"
-        if detector and pod.verdict is Verdict.FORWARD:
-            source = "".join(local_source(detector))
-            comment = f'-m comment --comment "pod traffic {what}"'
-            lines.append(f"-A {chain}{source} {comment} -j {self._pool_chain(pod.pool)}")
-        if node.verdict is Verdict.FORWARD:
-            for verb, target in (
-                ("masquerade", MARK_MASQ if node.masquerade else ""),
-                ("route", self._pool_chain(node.pool)),
-            ):
-                if target:
-                    comment = f'-m comment --comment "{verb} LOCAL traffic {what}"'
-                    rest = f"-m addrtype --src-type LOCAL -j {target}"
-                    lines.append(f"-A {chain} {comment} {rest}")
-        return lines
+    def _endpoints(self) -> None:
+        """Write KUBE-SEP chains, and KUBE-SVC and KUBE-SVL if rules lead there."""
+        plan, protocol, name = self.plan, self.protocol, self.name
+        comments = not self.settings.large_cluster
+        affinity, mask = plan.affinity_seconds, HOST_MASK[plan.key.family]
 
-    def _firewall_chain(self, frontend: Frontend, target: str) -> str:
-        """Write KUBE-FW once, and have what it does not accept dropped in the filter table."""
-        chain = FW + self.hash
-        if chain not in self.chains:
-            comment = f'-m comment --comment "{self.name} loadbalancer IP"'
-            lines = [f"-A {chain} -s {c} {comment} -j {target}" for c in frontend.source_ranges]
-            rest = f"other traffic to {self.name} will be dropped by {PROXY_FIREWALL}"
-            lines.append(f'-A {chain} -m comment --comment "{rest}"')
+        # One chain for each endpoint: mark hairpins, remember the client, translate.
+        seed = name + protocol
+        reachable = [(SEP + chain_hash(seed + text), text) for text in map(str, plan.reachable)]
+        comment = f' -m comment --comment "{name}"' if comments else ""
+        for endpoint, (chain, printed) in zip(plan.reachable, reachable, strict=True):
+            recent = f" -m recent --set --name {chain} --mask {mask} --rsource" if affinity else ""
+            self.chains[chain] = (
+                f"-A {chain} -s {endpoint.ip}{self.bits}{comment} -j {MARK_MASQ}\n"
+                f"-A {chain} -p {protocol}{comment}{recent} -m {protocol}"
+                f" -j DNAT --to-destination {printed}"
+            )
+
+        # One chain for each pool: the endpoint that the client had, or any, all equally likely.
+        for pool in tuple(self.pools):
+            chain = self._pool_chain(pool)
+            among = plan.pool(pool)
+            targets = reachable
+            if among != plan.reachable:
+                known = dict(zip(plan.reachable, reachable, strict=True))
+                targets = [known[endpoint] for endpoint in among]
+            heads = [f"-A {chain}"] * len(targets)
+            if comments:
+                start = f'-A {chain} -m comment --comment "{name} -> '
+                heads = [f'{start}{printed}"' for _, printed in targets]
+            lines = [self.chains[chain]] if chain in self.chains else []  # of the cluster IP
+            if affinity:
+                lines += [
+                    f"{head} -m recent --rcheck --seconds {affinity} --reap --name {target}"
+                    f" --mask {mask} --rsource -j {target}"
+                    for head, (target, _) in zip(heads, targets, strict=True)
+                ]
+            left = len(targets)
+            for head, (target, _) in zip(heads, targets, strict=True):
+                chance = f" -m statistic --mode random --probability {probability(left)}"
+                lines.append(f"{head}{chance if left > 1 else ''} -j {target}")
+                left -= 1
             self.chains[chain] = "\n".join(lines)
-        self._rule(
-            FILTER, PROXY_FIREWALL, self._to(frontend, f"traffic not accepted by {chain}", "DROP")
-        )
-        return chain
-
-    def _endpoint_lists(self) -> None:
-        """Write KUBE-SEP chains, and KUBE-SVC and KUBE-SVL as far as rules lead there."""
-        plan, comments = self.plan, not self.settings.large_cluster
-        writer = Endpoints(self.name, self.protocol, plan, comments)
-        self.chains.update(writer.chains())
-        for pool in self.pools:
-            chain = (SVC if pool is Pool.CLUSTER else SVL) + self.hash
-            lines = [self.chains[chain]] if chain in self.chains else []
-            self.chains[chain] = "\n".join(lines + writer.choices(chain, plan.pool(pool)))
-
-
-def _place(chain: str) -> int:
-    return _PLACES[chain[5:8]]
 
 
 def _forwards(frontend: Frontend) -> bool:

@@ -1,7 +1,7 @@
-"""The order in which a Diff is written: its objects as Steps of iptables-restore. Pure.
+"""Turn a Diff into runs of iptables-restore: which lines, in which order. Pure.
 
-A Diff too large for one run is cut into phases, such that every rule leads to something complete
-and a stop between any two runs leaves rules that a diff repairs.
+A Diff that is too large for one run is cut into phases. Every rule leads to something complete, and
+a stop between any two runs leaves rules that the next diff completes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from steersman.model.ruleset import Diff
 from steersman.modes.iptables.names import (
-    BY_ADDRESS,
+    BUCKET,
     KUBELET,
     KUBELET_FIREWALL,
     SERVICE_PREFIXES,
@@ -22,15 +22,15 @@ from steersman.modes.iptables.names import (
 from steersman.netfilter.names import JUMPS, WHOLE, RuleKey
 from steersman.netfilter.rule_text import Limits, Run, Step, old_and_new, rule_lines, write_steps
 
-# The phases of a Diff that is cut into several runs.
 _NODE_CHAINS, _SERVICE_CHAINS, _RULES, _TAIL, _JUMPS, _REMOVE_SERVICE, _REMOVE_NODE = range(7)
+"""The phases of a Diff that is cut into several runs."""
 
 
 def write_runs(
     change: Diff,
     limits: Limits,
     spellings: Mapping[str, str],
-    held: frozenset[tuple[int, str, str]] = frozenset(),
+    referenced: frozenset[tuple[int, str, str]] = frozenset(),
 ) -> Iterator[Run]:
     """Write a Diff as runs of iptables-restore.
 
@@ -39,55 +39,53 @@ def write_runs(
             the chains of an owner must be in the order in which rendering gives them.
         limits: when to cut.
         spellings: how this machine spells rules that are to be deleted, if it differs.
-        held: chains (family, table, name) that foreign rules lead to: emptied, not removed.
+        referenced: chains (family, table, name) that foreign rules lead to: emptied, not removed.
     """
     steps: dict[int, list[Step]] = {}
     gone = {key[:3] for key in change.removed if key[3] == WHOLE}
-    for key, old, new in old_and_new(change):
+    for key, old_text, new_text in old_and_new(change):
         family, table, chain, part = key
-        if new is None and is_kubelets(key):
+        if new_text is None and is_kubelets(key):
             continue
+        own = steps.setdefault(family, [])
         if part == WHOLE and not is_kubelets(key):
-            found = _chain_steps(key, new, (family, table, chain) in held)
+            own += _chain_steps(key, new_text, (family, table, chain) in referenced)
+            continue
+        # A part of a chain that has other parts; a chain that goes is emptied anyway.
+        old = rule_lines(None if (family, table, chain) in gone else old_text)
+        new = rule_lines(new_text)
+        if chain == KUBELET_FIREWALL and part == WHOLE:
+            own.append(Step((_NODE_CHAINS, 0), table, create=chain))
+        elif part == TAIL:
+            own.append(Step((_TAIL, 0), table, delete=old, last=new))
+        elif part in (JUMPS, KUBELET):
+            # kubelet's come last, so that they end up above ours (behaviour 8.1)
+            phase = (_JUMPS, int(part == KUBELET)) if new else (_RULES, 0)
+            own.append(Step(phase, table, delete=old, insert=new))
         else:
-            emptied = (family, table, chain) in gone
-            found = [_rule_step(key, rule_lines(None if emptied else old), rule_lines(new))]
-        steps.setdefault(family, []).extend(found)
+            phase = (_TAIL if part == SPLIT else _RULES, 0)
+            own.append(Step(phase, table, delete=old, insert=new))
     return write_steps(steps, limits, spellings)
 
 
-def _chain_steps(key: RuleKey, new: str | None, held: bool) -> list[Step]:
-    """Return the steps for a chain and, unless it is shared, its rules; no `new` removes it."""
+def _chain_steps(key: RuleKey, new: str | None, referenced: bool) -> list[Step]:
+    """Return the steps for a chain and, unless it is shared, its rules; `new` None removes it."""
     _, table, chain, _ = key
-    # Place among the chains of a ServicePort, which lead only to those before; -1: the node's.
-    order = -1
+    order = -1  # among the chains of a ServicePort, which lead only to those before; -1: the node's
     for place, prefix in enumerate(SERVICE_PREFIXES):
         if chain.startswith(prefix) and len(chain) == len(prefix) + 16:
             order = place
             break
-    of_node = order < 0
     if new is not None:
-        # Not by `order`: rendering puts chains after those that they lead to, and a run that holds
-        # all chains of its owners takes iptables-nft two thirds of the time.
-        phase = (_NODE_CHAINS if of_node else _SERVICE_CHAINS, 0)
-        return [Step(phase, table, chain, "", new)]
-    remove = "" if held else chain
-    if not of_node:
+        # Not sorted by `order`: rendering puts chains after those that they lead to, and a run that
+        # holds all chains of its owners takes iptables-nft two thirds of the time.
+        phase = _NODE_CHAINS if order < 0 else _SERVICE_CHAINS
+        return [Step((phase, 0), table, declare=chain, append=new)]
+    remove = "" if referenced else chain
+    if order >= 0:
         return [Step((_REMOVE_SERVICE, -order), table, declare=chain, remove=remove)]
-    leads_on = is_shared(table, chain) or chain.startswith(BY_ADDRESS)
-    empty = [Step((_RULES, 0), table, declare=chain)] if leads_on else []
-    return [*empty, Step((_REMOVE_NODE, 0), table, declare=chain, remove=remove)]
-
-
-def _rule_step(key: RuleKey, old: list[str], new: list[str]) -> Step:
-    """Return the step for a part of a chain that has other parts."""
-    _, table, chain, part = key
-    if chain == KUBELET_FIREWALL and part == WHOLE:
-        return Step((_NODE_CHAINS, 0), table, create=chain)
-    if part == TAIL:
-        return Step((_TAIL, 0), table, delete=old, last=new)
-    if part in (JUMPS, KUBELET):
-        # kubelet's come last, so that they end up above ours (behaviour 8.1)
-        phase = (_RULES, 0) if not new else (_JUMPS, int(part == KUBELET))
-        return Step(phase, table, delete=old, insert=new)
-    return Step((_TAIL if part == SPLIT else _RULES, 0), table, delete=old, insert=new)
+    steps = [Step((_REMOVE_NODE, 0), table, declare=chain, remove=remove)]
+    if is_shared(table, chain) or chain.startswith(BUCKET):
+        # Empty it before the chains that it leads to are removed.
+        steps.insert(0, Step((_RULES, 0), table, declare=chain))
+    return steps

@@ -36,7 +36,7 @@ def test_upstreams_rules_are_spelled_as_ours(family: int) -> None:
     rules = [line for line in SAVED[family].read_text().split("\n") if line.startswith("-A ")]
     assert rules
     assert [canonical(rule, family) for rule in rules] == rules
-    assert not parse(SAVED[family].read_text(), family).spelled
+    assert not parse(SAVED[family].read_text(), family).spellings
 
 
 def test_every_chain_equals_upstreams() -> None:

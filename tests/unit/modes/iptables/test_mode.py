@@ -167,7 +167,7 @@ async def test_liberal_tcp_is_read_at_start(
     file = tmp_path / "be_liberal"
     if text is not None:
         file.write_text(text)
-    monkeypatch.setattr(mode_module, "_TCP_LIBERAL", file)
+    monkeypatch.setattr(mode_module, "_TCP_LIBERAL", str(file))
     mode = IptablesMode(Scripted(*BOTH, WORKS))
     await mode.probe()
     assert mode.features.tcp_liberal is liberal
@@ -214,7 +214,7 @@ async def test_packets_are_counted_if_kernel_and_iptables_can(
     supported: bool, status: int, counts: bool
 ) -> None:
     execute = Scripted(*BOTH, (MATCH, status), WORKS)
-    mode = IptablesMode(execute, accounting=cast(Any, Kernel(supported)))
+    mode = IptablesMode(execute, counters=cast(Any, Kernel(supported)))
     await mode.probe()
     assert mode.features.nfacct is counts
     found = {INVALID_DROPPED: 0, LOCALHOST_ACCEPTED: 7}
@@ -230,7 +230,7 @@ async def test_programs_that_run_elsewhere_do_not_count() -> None:
 async def test_counters_are_there_before_the_rules_and_go_after_them() -> None:
     kernel = Kernel()
     execute = Scripted(*BOTH, (MATCH, 0), WORKS)
-    mode = IptablesMode(execute, accounting=cast(Any, kernel))
+    mode = IptablesMode(execute, counters=cast(Any, kernel))
     await mode.probe()
     assert kernel.did == [], "a probe changes nothing"
     rules = dict(mode.render_node(SETTINGS))

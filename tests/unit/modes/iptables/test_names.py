@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.modes.iptables.names import is_kubelets, is_ours, is_shared, last_octet, part_chain
+from steersman.modes.iptables.names import bucket_chain, is_kubelets, is_ours, is_shared, last_octet
 from steersman.netfilter.names import FILTER, NAT, chain_hash, printed_name
 from steersman.netfilter.rule_text import probability
 from tests.support.builders.plans import key
@@ -51,9 +51,9 @@ def test_last_octet(address: str, octet: int) -> None:
     assert last_octet(address) == octet
 
 
-def test_parts_of_a_split_list_are_upstreams_to_collect() -> None:
-    assert part_chain(7) == "KUBE-SVC-BYADDR-07"
-    assert part_chain(7).startswith("KUBE-SVC-")
+def test_upstream_collects_the_buckets_of_a_split_list() -> None:
+    assert bucket_chain(7) == "KUBE-SVC-BYADDR-07"
+    assert bucket_chain(7).startswith("KUBE-SVC-")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from steersman.modes.iptables.names import TAIL_COMMENT
-from steersman.modes.iptables.parse import Parsed, parse
+from steersman.modes.iptables.parse import SavedRules, parse
 from steersman.netfilter.names import RuleKey
 from steersman.netfilter.rule_text import canonical
 
@@ -19,13 +19,13 @@ def rule(name: str, chain: str = "KUBE-SERVICES", protocol: str = "tcp") -> str:
     )
 
 
-def saved(table: str, *lines: str) -> Parsed:
+def saved(table: str, *lines: str) -> SavedRules:
     chains = dict.fromkeys(line.split()[1] for line in lines if line.startswith("-A"))
     head = [f":{chain} - [0:0]" for chain in chains]
     return parse("\n".join(["# comment", f"*{table}", *head, *lines, "COMMIT", ""]), 4)
 
 
-def parts(parsed: Parsed) -> dict[str, str]:
+def parts(parsed: SavedRules) -> dict[str, str]:
     return {key[3]: value for key, value in parsed.ruleset.items()}
 
 
@@ -110,7 +110,7 @@ def test_jumps_are_found_among_foreign_rules() -> None:
 
 def test_foreign_rules_that_lead_to_our_chains_are_remembered() -> None:
     parsed = saved("nat", "-A CNI-MARK -j KUBE-MARK-MASQ", "-A PREROUTING -j KUBE-NODEPORTS")
-    assert parsed.held == {("nat", "KUBE-MARK-MASQ"), ("nat", "KUBE-NODEPORTS")}
+    assert parsed.referenced == {("nat", "KUBE-MARK-MASQ"), ("nat", "KUBE-NODEPORTS")}
     assert not parsed.ruleset
 
 
@@ -190,8 +190,8 @@ def test_how_this_machine_spells_a_rule_is_remembered_for_deleting_it() -> None:
     parsed = saved("nat", other)
     ours = parts(parsed)["ns/a:http tcp"]
     assert ours == rule("ns/a:http")
-    assert parsed.spelled == {ours: other}
+    assert parsed.spellings == {ours: other}
     mark = "-A KUBE-MARK-MASQ -j MARK --or-mark 0x4000"
     parsed = saved("nat", mark)
     assert parsed.ruleset[4, "nat", "KUBE-MARK-MASQ", ""].endswith("--set-xmark 0x4000/0x4000")
-    assert not parsed.spelled  # chains are rewritten whole, never rule by rule
+    assert not parsed.spellings  # chains are rewritten whole, never rule by rule

@@ -1,7 +1,7 @@
-"""The packet counters that rules with `-m nfacct` count in, as upstream names them.
+"""The packet counters of rules with `-m nfacct`, by the names that upstream gives them.
 
-They are objects of the kernel's nfnetlink_acct, in one network namespace each. A rule can only name
-one that is there: so they are created before the rules, and deleted after them.
+They are objects of the kernel's nfnetlink_acct, separate in each network namespace. A rule can only
+name a counter that exists: so they are created before the rules, and deleted after them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COUNTERS = (INVALID_DROPPED, LOCALHOST_ACCEPTED)
 _NEW, _GET, _DELETE = ((7 << 8) | kind for kind in (0, 1, 3))  # NFNL_SUBSYS_ACCT
 _NAME, _PACKETS = 1, 2  # NFACCT_*, linux/netfilter/nfnetlink_acct.h
 _HEADER = bytes(4)  # struct nfgenmsg
-_ATTEMPTS, _PAUSE = 40, 0.05  # nf_tables lets go of what a deleted rule used a moment later
+_ATTEMPTS, _PAUSE = 40, 0.05  # nf_tables frees the objects of a deleted rule a moment later
 
 
 def open_netlink() -> Netlink:
@@ -30,17 +30,17 @@ def open_netlink() -> Netlink:
     return Netlink(NETLINK_NETFILTER, buffer=1 << 16)
 
 
-class Accounting:
+class PacketCounters:
     """The counters in one network namespace."""
 
     def __init__(self, connect: Callable[[], Netlink] = open_netlink) -> None:
-        """Take what opens a socket there."""
+        """Create an accessor; connect: opens a socket in that namespace."""
         self._connect = connect
 
     def supported(self) -> bool:
         """Return whether the kernel has such counters; none is created."""
         try:
-            self._ask(_GET, INVALID_DROPPED)
+            self._request(_GET, INVALID_DROPPED)
         except NetlinkError as error:
             return error.errno == errno.ENOENT
         except OSError:
@@ -48,62 +48,60 @@ class Accounting:
         return True
 
     def packets(self) -> dict[str, int]:
-        """Return packets by counter, as far as they are there."""
+        """Return packets by counter, for those that exist."""
         found = {}
         for name in COUNTERS:
             try:
-                (reply,) = self._ask(_GET, name)
+                (reply,) = self._request(_GET, name)
             except (OSError, ValueError):
                 continue
             found[name] = int.from_bytes(attributes(reply, 4).get(_PACKETS, b""), "big")
         return found
 
     def create(self) -> None:
-        """Create those that are not there.
+        """Create the counters that do not exist.
 
         Raises:
             BusyError: the kernel refuses.
         """
         for name in COUNTERS:
             try:
-                self._ask(_NEW, name, NLM_F_CREATE)
+                self._request(_NEW, name, NLM_F_CREATE)
             except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.EBUSY):  # EBUSY: it is there
+                if error.errno not in (errno.EEXIST, errno.EBUSY):  # EBUSY: it exists, too
                     raise BusyError(
                         f"the packet counter {name} cannot be created: {error}"
                     ) from error
 
     async def delete(self) -> None:
-        """Delete them, unless somebody's rules still use them."""
+        """Delete the counters; one that foreign rules use stays."""
         left = list(COUNTERS)
         for _ in range(_ATTEMPTS):
-            left = [name for name in left if self._in_use(name)]
+            for name in tuple(left):
+                try:
+                    self._request(_DELETE, name)
+                except OSError as error:
+                    if error.errno == errno.EBUSY:
+                        continue
+                left.remove(name)
             if not left:
                 return
             await asyncio.sleep(_PAUSE)
 
-    def _in_use(self, name: str) -> bool:
-        """Delete a counter; return whether rules keep it."""
-        try:
-            self._ask(_DELETE, name)
-        except OSError as error:
-            return error.errno == errno.EBUSY
-        return False
-
-    def _ask(self, kind: int, name: str, flags: int = 0) -> list[bytes]:
+    def _request(self, kind: int, name: str, flags: int = 0) -> list[bytes]:
         with self._connect() as netlink:
             request = Request(kind, _HEADER + text(_NAME, name), flags)
             return [reply.payload for reply in netlink.request(request)]
 
 
-def counts(change: Diff) -> bool:
-    """Return whether rules that a Diff writes count in these counters."""
+def needs_counters(change: Diff) -> bool:
+    """Return whether a Diff writes rules that name these counters."""
     written = (*change.added.values(), *(new for _, new in change.changed.values()))
     return any("--nfacct-name" in rules for rules in written)
 
 
-def ends(change: Diff) -> bool:
-    """Return whether a Diff only removes, and the node's rules, too: nothing of the mode stays."""
+def removes_everything(change: Diff) -> bool:
+    """Return whether a Diff only removes, the node's rules included: the mode is being left."""
     if change.added or change.changed:
         return False
     return any(key[1:3] == (FILTER, FORWARD) for key in change.removed)

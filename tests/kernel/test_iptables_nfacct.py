@@ -13,8 +13,8 @@ import pytest
 
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.errors import BusyError
-from steersman.modes.iptables.accounting import COUNTERS, Accounting
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
+from steersman.modes.iptables.nfacct import COUNTERS, PacketCounters
 from steersman.run.metrics import NFACCT
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
@@ -66,10 +66,10 @@ def test_packets_to_node_ports_on_loopback_are_a_metric(tmp_path: Path, variant:
         async with steersman(tmp_path, *flags, name="again") as proxy:
             await proxy.said("0 added, 0 changed, 0 removed")
             assert await counted(LOCALHOST_ACCEPTED) == 1, "a restart keeps what was counted"
-        assert Accounting().packets().keys() == set(COUNTERS)
+        assert PacketCounters().packets().keys() == set(COUNTERS)
         status, out, _ = await command("cleanup")
         assert status == 0, out
-        assert Accounting().packets() == {}
+        assert PacketCounters().packets() == {}
         assert "nfacct" not in sh(f"iptables-{variant}-save")
 
     in_namespace(body)
@@ -77,19 +77,19 @@ def test_packets_to_node_ports_on_loopback_are_a_metric(tmp_path: Path, variant:
 
 def test_counters_are_created_once_and_stay_while_rules_use_them() -> None:
     async def body() -> None:
-        accounting = Accounting()
-        assert accounting.supported()
-        assert accounting.packets() == {}, "asking creates nothing"
-        accounting.create()
-        accounting.create()
-        assert accounting.packets() == dict.fromkeys(COUNTERS, 0)
+        counters = PacketCounters()
+        assert counters.supported()
+        assert counters.packets() == {}, "asking creates nothing"
+        counters.create()
+        counters.create()
+        assert counters.packets() == dict.fromkeys(COUNTERS, 0)
         sh(f"iptables-nft -A INPUT -m nfacct --nfacct-name {INVALID_DROPPED}")
-        deleting = asyncio.create_task(accounting.delete())
+        deleting = asyncio.create_task(counters.delete())
         await asyncio.sleep(0)
-        assert accounting.packets() == {INVALID_DROPPED: 0}
+        assert counters.packets() == {INVALID_DROPPED: 0}
         sh("iptables-nft -F INPUT")
         await deleting
-        assert accounting.packets() == {}
+        assert counters.packets() == {}
 
     in_namespace(body)
 
@@ -99,9 +99,9 @@ def test_a_kernel_without_counters_is_not_supported(code: int) -> None:
     def refuse() -> Netlink:
         raise NetlinkError(code, "refused")
 
-    accounting = Accounting(refuse)
-    assert not accounting.supported()
-    assert accounting.packets() == {}
+    counters = PacketCounters(refuse)
+    assert not counters.supported()
+    assert counters.packets() == {}
     with pytest.raises(BusyError, match="cannot be created"):
-        accounting.create()
-    asyncio.run(accounting.delete())
+        counters.create()
+    asyncio.run(counters.delete())
