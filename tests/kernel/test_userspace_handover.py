@@ -13,10 +13,8 @@ import pytest
 from steersman.model.errors import BusyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
-from steersman.model.ruleset import Diff
-from steersman.modes.userspace.succession import SocketHandoff, Stage
 from steersman.proxy.engine import Proxy
-from steersman.proxy.handoff import HandoffChannel
+from steersman.proxy.handoff import HandoffChannel, SocketHandoff, Stage
 from tests.support.lab.namespace import in_namespace
 from tests.support.modes.userspace_proxy import (
     answering,
@@ -56,10 +54,10 @@ def on_a_node(body: Callable[[Predecessor, Endpoint], Awaitable[None]]) -> None:
             proxy() as made,
         ):
             succession = SocketHandoff(NAME, made)
-            await succession.begin()
+            await succession.take_over()
             udp = listener(two, protocol=Protocol.UDP)
             await made.start({TCP_KEY: listener(one), UDP_KEY: udp})
-            await succession.serve()
+            await succession.started()
             try:
                 await body(Predecessor(made, succession), one)
             finally:
@@ -111,7 +109,7 @@ def test_sockets_of_a_process_without_capabilities_are_not_taken(trusted: bool) 
         async with successor(*[] if trusted else ["--without-capabilities"]) as (process, _count):
             await serve(process)
             handover = HandoffChannel(NAME, node.succession)
-            sockets = await asyncio.to_thread(handover.take)
+            sockets = await asyncio.to_thread(handover.receive)
             assert len(sockets) == trusted
             for sock in sockets.values():
                 sock.close()
@@ -124,13 +122,13 @@ def test_a_successor_that_dies_before_it_serves_changes_nothing() -> None:
     async def body(node: Predecessor, one: Endpoint) -> None:
         async with successor() as (process, count):
             assert count == 2
-            assert node.succession.stage is Stage.LENDING
+            assert node.succession.stage is Stage.OFFERED
             await node.serves()
             with pytest.raises(BusyError):
-                await node.succession.follow(Diff({TCP_KEY: listener(one)}, {}, {}))
+                await node.succession.follow({TCP_KEY: listener(one)}, (), ())
             process.kill()
             await until(lambda: node.succession.stage is Stage.SERVING)
-        await node.succession.resumed()
+        await node.succession.wait_until_resumed()
         await node.serves()
         async with successor() as (_process, count):
             assert count == 2
@@ -144,11 +142,11 @@ def test_a_successor_that_dies_while_it_serves_is_stood_in_for() -> None:
             async with successor() as (process, count):
                 assert count == 2
                 await serve(process)
-                await until(lambda: node.succession.stage is Stage.OVER)
+                await until(lambda: node.succession.stage is Stage.RETIRED)
                 process.kill()
                 await until(lambda: node.succession.stage is Stage.SERVING)
             await node.serves()
-            await until(lambda: node.succession._handover._waiting is not None)  # type: ignore[union-attr]
+            await until(lambda: node.succession._channel._listening is not None)  # type: ignore[union-attr]
 
     on_a_node(body)
 
@@ -157,14 +155,14 @@ def test_the_successor_of_a_successor_leaves_the_first_one_at_rest() -> None:
     async def body(node: Predecessor, _: Endpoint) -> None:
         async with successor() as (second, _count):
             await serve(second)
-            await until(lambda: node.succession.stage is Stage.OVER)
+            await until(lambda: node.succession.stage is Stage.RETIRED)
             async with successor() as (third, count):
                 await serve(third)
                 assert count == 1
                 second.kill()
                 await second.wait()
                 assert third.returncode is None
-                await until(lambda: not node.succession._handover._tasks)  # type: ignore[union-attr]
-                assert node.succession.stage is Stage.OVER
+                await until(lambda: not node.succession._channel._tasks)  # type: ignore[union-attr]
+                assert node.succession.stage is Stage.RETIRED
 
     on_a_node(body)

@@ -1,33 +1,42 @@
-"""Which endpoint is next: round robin, fewest connections, affinity, failed ones last.
+"""Which endpoint a client gets: round robin, fewest connections, affinity, failed ones last.
 
-One Balancer per ServicePort and family, for all its listeners. Takes the time as an argument.
+A Balancer is shared by all listeners of a ServicePort in one family; it is given the time as an
+argument. A Route connects one listener with its Balancer, the counters and the descriptor budget.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from steersman.model.plan import Endpoint
+from steersman.model.addresses import canonical_ip
+from steersman.model.plan import Endpoint, Verdict
+from steersman.proxy.budget import DescriptorBudget, Reservation
+from steersman.proxy.dials import DialRegistry
+from steersman.proxy.listeners import ListenerPlan
+from steersman.proxy.sockets import OpenSocket
+from steersman.proxy.traffic import EndpointCounters, Traffic
 
 PENALTY = 10.0
 """Seconds for which an endpoint that could not be reached is tried last."""
 
-MOST_STICKY = 65_536
-"""Clients of a ServicePort whose endpoint is remembered; beyond that the oldest are forgotten."""
+MAX_AFFINITIES = 65_536
+"""Clients of a ServicePort whose endpoint is remembered; above that the oldest are forgotten."""
 
 
 class Balancer:
-    """Remembers what was chosen for whom, and what became of it."""
+    """Orders the endpoints for each new connection, and remembers the outcome."""
 
-    __slots__ = ("_failed", "_next", "_sticky", "active", "dialling")
+    __slots__ = ("_affinity", "_failed", "_next", "active", "dialling")
 
     def __init__(self) -> None:
         self._next = 0
-        self._sticky: OrderedDict[str, tuple[Endpoint, float]] = (
-            OrderedDict()
-        )  # least recently used first
+        self._affinity: OrderedDict[str, tuple[Endpoint, float]] = OrderedDict()
+        """By client: its endpoint and the time of its last connection, oldest first."""
         self._failed: dict[Endpoint, float] = {}
+        """Endpoints that could not be reached, and until when they are tried last."""
         self.active: Counter[Endpoint] = Counter()
         """Connections to each endpoint now."""
         self.dialling = 0
@@ -43,14 +52,14 @@ class Balancer:
         least_connections: bool = False,
         most: int = 4,
     ) -> list[Endpoint]:
-        """Return the endpoints to try for a new connection, in this order; each once.
+        """Return the endpoints to try for a new connection, in this order, each once.
 
         Args:
             client: address of the client.
-            endpoints: those to choose from, in a stable order.
+            endpoints: the endpoints to choose from, in a stable order.
             now: seconds, on a clock that never goes back.
             affinity_seconds: how long a client keeps its endpoint; 0 for no affinity.
-            least_connections: prefer those with the fewest connections.
+            least_connections: prefer the endpoints with the fewest connections.
             most: how many to return.
         """
         if not endpoints:
@@ -65,36 +74,32 @@ class Balancer:
             ranked.sort(key=lambda endpoint: self._failed.get(endpoint, now) > now)
         else:
             ranked = [endpoints[(start + i) % count] for i in range(min(most, count))]
-        kept = self._kept(client, endpoints, now, affinity_seconds) if affinity_seconds else None
-        if kept is not None:
-            ranked = [kept, *(endpoint for endpoint in ranked if endpoint != kept)]
+        if affinity_seconds:
+            sticky, used = self._affinity.get(client, (None, 0.0))
+            if (
+                sticky is not None
+                and now - used < affinity_seconds
+                and self._failed.get(sticky, now) <= now
+                and sticky in endpoints
+            ):
+                ranked = [sticky, *(endpoint for endpoint in ranked if endpoint != sticky)]
         return ranked[:most]
-
-    def _kept(
-        self, client: str, endpoints: Sequence[Endpoint], now: float, seconds: float
-    ) -> Endpoint | None:
-        endpoint, used = self._sticky.get(client, (None, 0.0))
-        if endpoint is None or now - used >= seconds or self._failed.get(endpoint, now) > now:
-            return None
-        return endpoint if endpoint in endpoints else None
 
     def reached(
         self, client: str, endpoint: Endpoint, now: float, affinity_seconds: float = 0
     ) -> None:
-        """Note a connection that was made: it counts until `ended`, and renews the affinity."""
+        """Note a connection that was made. It counts until `ended` and renews the affinity."""
         self.active[endpoint] += 1
         self._failed.pop(endpoint, None)
-        if affinity_seconds:
-            self._sticky.pop(client, None)
-            self._sticky[client] = (endpoint, now)
-            self._forget(now - affinity_seconds)
-
-    def _forget(self, before: float) -> None:
-        while self._sticky:
-            oldest, (_, used) = next(iter(self._sticky.items()))
-            if used > before and len(self._sticky) <= MOST_STICKY:
+        if not affinity_seconds:
+            return
+        self._affinity.pop(client, None)
+        self._affinity[client] = (endpoint, now)
+        while self._affinity:
+            oldest, (_, used) = next(iter(self._affinity.items()))
+            if used > now - affinity_seconds and len(self._affinity) <= MAX_AFFINITIES:
                 break
-            del self._sticky[oldest]
+            del self._affinity[oldest]
 
     def failed(self, endpoint: Endpoint, now: float) -> None:
         """Note an endpoint that could not be reached."""
@@ -106,3 +111,90 @@ class Balancer:
         self.active[endpoint] -= 1
         if self.active[endpoint] <= 0:
             del self.active[endpoint]
+
+
+class Route:
+    """The way from one listener to its endpoints."""
+
+    def __init__(
+        self,
+        plan: ListenerPlan,
+        balancer: Balancer,
+        traffic: Traffic,
+        budget: DescriptorBudget,
+        open_socket: OpenSocket,
+        *,
+        dials: DialRegistry,
+        destination: tuple[str, int],
+    ) -> None:
+        """Make the way of a listener.
+
+        Args:
+            plan: the listener's plan; it may be replaced at any time.
+            balancer: shared by the ServicePort's listeners.
+            traffic: the counters of all endpoints.
+            budget: the descriptors of all connections.
+            open_socket: makes sockets.
+            dials: the dials of all listeners.
+            destination: address ("" for any) and port that clients use.
+        """
+        self.plan = plan
+        self.balancer = balancer
+        self.budget = budget
+        self.open_socket = open_socket
+        self.dials = dials
+        self.destination = destination
+        self._traffic = traffic
+        self.shared = False
+        """Another process accepts from the same socket: clients that wait there are not lost."""
+
+    def endpoints(self, client: str, interface: str = "") -> list[Endpoint]:
+        """Return the endpoints to try for a client, in order; [] to refuse it."""
+        plan = self.plan
+        address = canonical_ip(client) or client
+        decision = plan.decide(address, interface)
+        if decision.verdict is not Verdict.FORWARD:
+            return []
+        return self.balancer.order(
+            address,
+            decision.endpoints,
+            time.monotonic(),
+            affinity_seconds=plan.affinity_seconds,
+            least_connections=plan.least_connections,
+        )
+
+    @contextmanager
+    def dialling(self) -> Iterator[bool]:
+        """Count a client that waits for endpoints; False if the ServicePort has too many."""
+        balancer = self.balancer
+        allowed = balancer.dialling < self.budget.dial_limit
+        self.budget.refused += not allowed
+        balancer.dialling += allowed
+        try:
+            yield allowed
+        finally:
+            balancer.dialling -= allowed
+
+    def serves(self, endpoint: Endpoint) -> bool:
+        """Whether the plan has an endpoint, for any client."""
+        plan = self.plan
+        return any(endpoint in d.endpoints for d in (plan.external, plan.node, plan.pod))
+
+    def reached(self, client: str, endpoint: Endpoint, seconds: float) -> EndpointCounters:
+        """Note a connection that was made in so many seconds; return the counters for its bytes."""
+        now = time.monotonic()
+        address = canonical_ip(client) or client
+        self.balancer.reached(address, endpoint, now, self.plan.affinity_seconds)
+        counters = self._traffic.of(self.plan.owner, endpoint)
+        counters.dialled(seconds)
+        return counters
+
+    def failed(self, endpoint: Endpoint) -> None:
+        """Note an endpoint that could not be reached."""
+        self.balancer.failed(endpoint, time.monotonic())
+        self._traffic.of(self.plan.owner, endpoint).failed()
+
+    def ended(self, balancer: Balancer, endpoint: Endpoint, reservation: Reservation) -> None:
+        """Note the end of a connection, at the Balancer that chose its endpoint."""
+        balancer.ended(endpoint)
+        self.budget.release(reservation)

@@ -1,8 +1,8 @@
-"""The sockets that this process has dialled, so that it never relays to itself without end.
+"""The connections that this process dials, so that it never relays to itself without end.
 
 An endpoint may be an address of the proxy itself: a node port, another Service's address or a
 proxy port. The process then accepts its own dial and, unless it recognises it, dials again.
-A dial to another ServicePort is relayed once; a dial that is itself relayed, or one that comes
+A dial to another ServicePort is relayed once. A dial that is itself relayed, or one that comes
 back to the ServicePort that made it, is refused.
 """
 
@@ -18,8 +18,8 @@ from steersman.model.names import PlanKey, Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.sockets import wildcard
 
-Address: TypeAlias = tuple[Any, ...]
-"""As the socket module has it: host, port and, for IPv6, more."""
+SocketAddress: TypeAlias = tuple[Any, ...]
+"""An address of the socket module: host, port and, for IPv6, more."""
 _Local: TypeAlias = tuple[Protocol, str, int]
 _WILDCARDS = frozenset(map(wildcard, (False, True)))
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Dial:
         self.owner = owner
         self.endpoint = endpoint
         self.relayed = relayed
-        """The client that it was made for is a dial of this process, too."""
+        """It was made for a client that is a dial of this process, too."""
         self.local: _Local | None = None
 
 
@@ -46,7 +46,7 @@ class DialRegistry:
 
     def __init__(self) -> None:
         self._pending: dict[Dial, None] = {}
-        """Dials whose local address has not been read yet; most have none before connect()."""
+        """Dials whose local address is not known yet; most have none before connect()."""
         self._known: dict[_Local, list[Dial]] = {}
         self._reported: set[PlanKey] = set()
 
@@ -54,16 +54,16 @@ class DialRegistry:
         """Return the number of dials."""
         return len(self._pending) + sum(map(len, self._known.values()))
 
-    def begin(
+    def add(
         self, sock: socket.socket, owner: PlanKey, endpoint: Endpoint, caller: Dial | None
     ) -> Dial:
-        """Add a socket before it is connected; the caller is the client if that is a Dial."""
+        """Add a socket before it is connected; `caller` is its client if that is a dial, too."""
         dial = Dial(sock, owner, endpoint, relayed=caller is not None)
         self._pending[dial] = None
         return dial
 
-    def end(self, dial: Dial) -> None:
-        """Remove a dial whose socket is closed, or is closed next."""
+    def remove(self, dial: Dial) -> None:
+        """Remove a dial whose socket is closed, or is closed next. Idempotent."""
         self._pending.pop(dial, None)
         if dial.local is not None:
             dials = self._known[dial.local]
@@ -72,10 +72,13 @@ class DialRegistry:
                 del self._known[dial.local]
             dial.local = None
 
-    def caller(
-        self, protocol: Protocol, peer: Address, reached: Collection[Address] | None = None
+    def find(
+        self,
+        protocol: Protocol,
+        peer: SocketAddress,
+        reached: Collection[SocketAddress] | None = None,
     ) -> Dial | None:
-        """Return the dial that a client is, None if the client is not of this process.
+        """Return the dial that a client is; None if the client is another process.
 
         Args:
             protocol: of both.
@@ -84,7 +87,18 @@ class DialRegistry:
                 program's TCP socket may have the same local address if it is connected to
                 another destination. None for UDP, where a local address has one socket.
         """
-        self._read_addresses()
+        # Local addresses are read here, and not after connect(): a dial can be accepted before
+        # the task that dials runs again.
+        for dial in tuple(self._pending):
+            try:
+                name: SocketAddress = dial.socket.getsockname()
+            except OSError:  # closed; `remove` comes next
+                del self._pending[dial]
+                continue
+            if name[1] and name[0] not in _WILDCARDS:  # Windows has the address once connected
+                del self._pending[dial]
+                dial.local = (dial.owner.name.protocol, *_plain(name))
+                self._known.setdefault(dial.local, []).append(dial)
         dials = self._known.get((protocol, *_plain(peer)), ())
         if reached is None:
             return next(iter(dials), None)
@@ -92,7 +106,7 @@ class DialRegistry:
         return next((d for d in dials if (d.endpoint.ip, d.endpoint.port) in found), None)
 
     def refuses(self, caller: Dial, owner: PlanKey) -> bool:
-        """Whether a ServicePort must not serve a dial of this process, which is then logged."""
+        """Whether a ServicePort must not serve a dial of this process; logs the first refusal."""
         if not caller.relayed and caller.owner != owner:
             return False
         if caller.owner not in self._reported:
@@ -107,28 +121,11 @@ class DialRegistry:
         return True
 
     def forget(self, owner: PlanKey) -> None:
-        """Forget what was logged about a ServicePort that is gone."""
+        """Log the next refusal of a ServicePort again."""
         self._reported.discard(owner)
 
-    def _read_addresses(self) -> None:
-        """Read the local addresses that sockets got since the last time.
 
-        This is done when a client is looked up, and not after connect(): a dial can be accepted
-        before the task that dials runs again.
-        """
-        for dial in tuple(self._pending):
-            try:
-                name: Address = dial.socket.getsockname()
-            except OSError:  # closed, and its end is about to be noted
-                del self._pending[dial]
-                continue
-            if name[1] and name[0] not in _WILDCARDS:  # Windows has the address once connected
-                del self._pending[dial]
-                dial.local = (dial.owner.name.protocol, *_plain(name))
-                self._known.setdefault(dial.local, []).append(dial)
-
-
-def _plain(address: Address) -> tuple[str, int]:
-    """Return host and port; IPv4-mapped addresses as IPv4, without a scope (`%eth0`)."""
+def _plain(address: SocketAddress) -> tuple[str, int]:
+    """Return host and port; an IPv4-mapped address as IPv4, without a scope (`%eth0`)."""
     host = str(address[0]).partition("%")[0]
     return canonical_ip(host) or host, int(address[1])

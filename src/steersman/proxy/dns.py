@@ -1,29 +1,36 @@
-"""Questions of DNS that are asked again with search suffixes, as upstream's winuserspace did. Pure.
+"""DNS queries that are repeated with search suffixes, as upstream's winuserspace mode did.
 
-Pods on Windows could not be given a search list; so the proxy in front of DNS tried it for them.
-Source: RFC 1035, sections 3.1, 4.1 and 4.1.4.
+Pods on Windows could not have a search list, so the proxy in front of DNS tried it for them. Only
+SearchingSession touches sockets. Source: RFC 1035, sections 3.1, 4.1 and 4.1.4.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from steersman.model.plan import Endpoint
+from steersman.proxy.budget import Reservation
+from steersman.proxy.udp import Client, Session, UdpListener
+
+PORT_NAME = "dns"
+"""Name of the Service ports whose queries are repeated, as upstream had it."""
+_MAX_PENDING = 64  # queries of one client that wait for answers
 _HEADER = struct.Struct(">HHHHHH")
 _RECORD = struct.Struct(">HHIH")
 _A, _CNAME, _AAAA = 1, 5, 28
 _POINTER = 0xC0
-_MOST_JUMPS = 32
+_MAX_LABELS = 256  # and pointers of a name, so that pointers in a circle end
 _QUESTION_AT = 12
 
 
 class BrokenMessageError(ValueError):
-    """Not a message of DNS, or none that can be taken apart."""
+    """Not a DNS message, or not one that this module can read."""
 
 
 class Question(NamedTuple):
-    """The one question of a query."""
+    """The only question of a query."""
 
     name: tuple[bytes, ...]
     """Labels."""
@@ -32,14 +39,14 @@ class Question(NamedTuple):
 
     @property
     def wire(self) -> bytes:
-        """As in a message."""
+        """The bytes of the question in a message."""
         return _wire(self.name) + self.rest
 
 
 def queries(query: bytes, suffixes: Iterable[str]) -> list[bytes]:
-    """The queries to send one after another until one is answered: the client's own first.
+    """Return the queries to send one after the other until one is answered.
 
-    Only that one where it is not a plain question for addresses.
+    The client's own query is the first. It is the only one unless it asks for addresses.
     """
     try:
         question = read_question(query)
@@ -48,21 +55,27 @@ def queries(query: bytes, suffixes: Iterable[str]) -> list[bytes]:
     if int.from_bytes(question.rest[:2], "big") not in (_A, _AAAA):
         return [query]
     end = _QUESTION_AT + len(question.wire)
-    return [query, *(_asked(query, question, suffix, end) for suffix in suffixes)]
+    found = [query]
+    for suffix in suffixes:
+        labels = tuple(label.encode() for label in suffix.split(".") if label)
+        longer = Question((*question.name, *labels), question.rest)
+        found.append(query[:_QUESTION_AT] + longer.wire + query[end:])
+    return found
 
 
 def failed(reply: bytes) -> bool:
-    """Whether a reply says that there is no answer."""
+    """Whether a reply has a response code other than success."""
     return len(reply) >= _QUESTION_AT and bool(reply[3] & 0xF)
 
 
 def restored(reply: bytes, query: bytes) -> bytes:
-    """A reply to a query with a suffix, as if it were to the client's; one to that as it is.
+    """Return the reply to a query with a suffix as a reply to the client's query.
 
-    Addresses and aliases stay, records of other kinds and sections go.
+    Addresses and aliases stay; records of other kinds and the other sections are dropped. A reply
+    to the client's own query is returned unchanged.
 
     Raises:
-        BrokenMessageError: it cannot be taken apart.
+        BrokenMessageError: the reply cannot be read.
     """
     asked, searched = read_question(query), read_question(reply)
     if asked == searched:
@@ -71,17 +84,28 @@ def restored(reply: bytes, query: bytes) -> bytes:
     at = _QUESTION_AT + len(searched.wire)
     records = []
     for _ in range(count):
-        record, at = _record(reply, at, searched.name)
-        records += [record] if record else []
+        owner, at = _name(reply, at)
+        if len(reply) < at + _RECORD.size:
+            raise BrokenMessageError("a record is cut off")
+        kind, group, seconds, size = _RECORD.unpack_from(reply, at)
+        start = at + _RECORD.size
+        data, at = reply[start : start + size], start + size
+        if len(data) != size or kind not in (_A, _AAAA, _CNAME):
+            continue
+        # Pointers would lead elsewhere in the new message: only those to the question are kept.
+        if kind == _CNAME:
+            data = _wire(_name(reply, start)[0])
+        name = bytes((_POINTER, _QUESTION_AT)) if owner == searched.name else _wire(owner)
+        records.append(name + _RECORD.pack(kind, group, seconds, len(data)) + data)
     header = _HEADER.pack(number, flags, 1, len(records), 0, 0)
     return header + asked.wire + b"".join(records)
 
 
 def read_question(message: bytes) -> Question:
-    """The question of a message that has one.
+    """Return the question of a message.
 
     Raises:
-        BrokenMessageError: there is none, or more than one.
+        BrokenMessageError: it has none, or more than one.
     """
     if len(message) < _QUESTION_AT or _HEADER.unpack_from(message)[2] != 1:
         raise BrokenMessageError("not one question")
@@ -91,36 +115,14 @@ def read_question(message: bytes) -> Question:
     return Question(name, message[at : at + 4])
 
 
-def _asked(query: bytes, question: Question, suffix: str, end: int) -> bytes:
-    labels = tuple(label.encode() for label in suffix.split(".") if label)
-    longer = Question((*question.name, *labels), question.rest)
-    return query[:_QUESTION_AT] + longer.wire + query[end:]
-
-
-def _record(message: bytes, at: int, searched: tuple[bytes, ...]) -> tuple[bytes, int]:
-    """A record without pointers but to the question, b"" for one that is left out; its end."""
-    owner, at = _name(message, at)
-    if len(message) < at + _RECORD.size:
-        raise BrokenMessageError("a record is cut off")
-    kind, group, seconds, size = _RECORD.unpack_from(message, at)
-    at += _RECORD.size
-    data = message[at : at + size]
-    if len(data) != size or kind not in (_A, _AAAA, _CNAME):
-        return b"", at + size
-    if kind == _CNAME:
-        data = _wire(_name(message, at)[0])
-    name = bytes((_POINTER, _QUESTION_AT)) if owner == searched else _wire(owner)
-    return name + _RECORD.pack(kind, group, seconds, len(data)) + data, at + size
-
-
 def _wire(name: Iterable[bytes]) -> bytes:
     return b"".join(bytes((len(label),)) + label for label in name) + b"\0"
 
 
 def _name(message: bytes, at: int) -> tuple[tuple[bytes, ...], int]:
-    """The labels of a name, and where what follows it begins."""
+    """Return the labels of a name, and the position after it."""
     labels, end = [], 0
-    for _ in range(_MOST_JUMPS * 8):
+    for _ in range(_MAX_LABELS):
         size = _byte(message, at)
         if size & _POINTER == _POINTER:
             end = end or at + 2
@@ -137,3 +139,47 @@ def _byte(message: bytes, at: int) -> int:
     if at >= len(message):
         raise BrokenMessageError("a name is cut off")
     return message[at]
+
+
+class SearchingSession(Session):
+    """Repeats a client's queries with suffixes until there is an answer or no suffix is left."""
+
+    def __init__(
+        self,
+        listener: UdpListener,
+        client: Client,
+        endpoint: Endpoint,
+        reservation: Reservation,
+        *,
+        suffixes: Sequence[str],
+    ) -> None:
+        """Make a session (see Session) that tries these suffixes."""
+        super().__init__(listener, client, endpoint, reservation)
+        self._suffixes = suffixes
+        self._pending: dict[bytes, list[bytes]] = {}
+        """By query ID: the client's query, and those still to try."""
+
+    def send(self, data: bytes) -> None:
+        """Pass on the client's query, and remember the ones to try after it."""
+        if len(self._pending) >= _MAX_PENDING:
+            del self._pending[next(iter(self._pending))]
+        self._pending[data[:2]] = queries(data, self._suffixes)
+        super().send(data)
+
+    def datagram_received(self, data: bytes, addr: tuple[object, ...]) -> None:
+        """Try the next query, or pass on a reply to the client's query."""
+        pending = self._pending.get(data[:2])
+        if pending is None:
+            super().datagram_received(data, addr)
+            return
+        query, *left = pending
+        if failed(data) and left:
+            self._pending[data[:2]] = [query, *left[1:]]
+            super().send(left[0])
+            return
+        del self._pending[data[:2]]
+        try:
+            answer = restored(data, query)
+        except BrokenMessageError:
+            answer = data
+        super().datagram_received(answer, addr)

@@ -1,4 +1,4 @@
-"""Sockets of the proxy: how they are made and bound, proxy ports, how many there may be."""
+"""The proxy's sockets: make and bind them, allocate proxy ports, ask how clients came in."""
 
 from __future__ import annotations
 
@@ -9,36 +9,50 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from steersman.host.process import raise_descriptor_limit
 from steersman.model.names import Protocol
 
 OpenSocket: TypeAlias = Callable[[str, str], socket.socket]
-"""From an address (for its family) and a protocol to a new socket."""
+"""Makes a socket from an address (for its family) and a protocol."""
 
+_LINUX = sys.platform == "linux"
 _KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
 _COOL_DOWN = 0.5  # seconds until a freed proxy port is given out again
 BACKLOG = 4096
 """Clients that may wait to be accepted."""
 _FOR_OTHERS = 256
-"""Descriptors that are not for connections: the health servers must not run out of them, who leave
-the last 128 to the rest of the process."""
+"""Descriptors that connections may not take. The health servers need some; they in turn leave the
+last 128 to the rest of the process."""
 _DEFAULT_LIMIT = 8192
 _KEEPALIVE = {"TCP_KEEPIDLE": 120, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 5}
 _FREE_BIND = {socket.AF_INET: (0, 15), socket.AF_INET6: (socket.IPPROTO_IPV6, 78)}
 """IP_FREEBIND and IPV6_FREEBIND of linux/in.h and linux/in6.h."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""Value of SO_LINGER."""
+
+# What Linux tells about arrivals (linux/in.h, linux/in6.h, linux/sockios.h)
+_IP_PKTINFO = 8
+_IP_PKTOPTIONS = 9
+_IPV6_2292PKTOPTIONS = 6
+_IPV6_RECVPKTINFO = 49
+_IPV6_PKTINFO = 50
+_SIOCGIFNAME = 0x8910
+_CMSG = struct.Struct("@NiI")  # length, level, type: struct cmsghdr
+_IN_PKTINFO = struct.Struct("@i4s4s")  # interface, our address, the packet's
+_IN6_PKTINFO = struct.Struct("@16si")
+Ancillary: TypeAlias = tuple[int, int, bytes]
 
 
 class ListenerKey(NamedTuple):
-    """Which of all listening sockets it is."""
+    """Identifies a listening socket when it is handed to the next process."""
 
     key: str
-    """What clients use, as it is printed."""
+    """The FrontendKey, as it is printed."""
     address: str
-    """That it is bound to."""
+    """The address that it is bound to."""
 
 
 Sockets: TypeAlias = Mapping[ListenerKey, socket.socket]
@@ -55,7 +69,7 @@ def open_socket(address: str, protocol: str) -> socket.socket:
 
 
 def wildcard(ipv6: bool) -> str:
-    """The address that means all."""
+    """Return the address that binds every address."""
     return "::" if ipv6 else "0.0.0.0"
 
 
@@ -67,7 +81,7 @@ class PortAllocator:
         chosen: tuple[int, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the first and last port of the range; None leaves the choice to the kernel."""
+        """Make an allocator for a range (first and last port); None lets the kernel choose."""
         self._range = range(chosen[0], chosen[1] + 1) if chosen else range(1)
         self._next = -1  # the first is chosen when it is needed
         self._freed: dict[int, float] = {}
@@ -99,17 +113,17 @@ class PortAllocator:
         raise PortError(errno.EADDRINUSE, f"no proxy port of {words} is free; widen the range")
 
     def allows(self, port: int) -> bool:
-        """Whether a port is one that it could have given out."""
+        """Whether the allocator could have given out a port."""
         return self._range == range(1) or port in self._range
 
-    def free(self, port: int) -> None:
-        """Take a port back: it cools down before it is given out again."""
+    def release(self, port: int) -> None:
+        """Return a port. It cools down before it is given out again."""
         if port in self._range:
             self._freed[port] = self._clock() + _COOL_DOWN
 
 
 def prepare(sock: socket.socket, *, shared: bool) -> None:
-    """Set what a listening socket needs before it is bound.
+    """Set the options of a listening socket before it is bound.
 
     Args:
         sock: the socket.
@@ -117,25 +131,20 @@ def prepare(sock: socket.socket, *, shared: bool) -> None:
     """
     sock.setblocking(False)
     if hasattr(socket, "SO_REUSEPORT"):
-        # Two sockets of UDP (on Windows of TCP too) could have one port with SO_REUSEADDR.
+        # With SO_REUSEADDR two UDP sockets (on Windows two TCP sockets, too) could get one port.
         if sock.type is socket.SOCK_STREAM:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    if sys.platform == "linux":  # a new address of IPv6 cannot be bound before it was probed
+    if _LINUX:  # a new IPv6 address cannot be bound while duplicate address detection runs
         with contextlib.suppress(OSError):
             sock.setsockopt(*_FREE_BIND[sock.family], 1)
 
 
-def listen(sock: socket.socket) -> None:
-    """Let a bound TCP socket accept."""
-    sock.listen(BACKLOG)
-
-
 def tune(sock: socket.socket) -> None:
-    """Send at once, and notice a peer that vanished."""
+    """Set the options of a TCP connection: send at once, and notice a peer that vanished."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -157,3 +166,77 @@ def descriptor_limit() -> int:
         return _DEFAULT_LIMIT
     limit = raise_descriptor_limit()
     return limit - min(limit // 4, _FOR_OTHERS)
+
+
+class Arrival(NamedTuple):
+    """How a datagram came in."""
+
+    interface: int = 0
+    """Index of the interface; 0 if unknown."""
+    address: bytes = b""
+    """The address of ours that it was sent to, packed; b"" if unknown."""
+
+
+def request_arrivals(sock: socket.socket) -> bool:
+    """Have the kernel note how connections and datagrams come in; False if it cannot."""
+    if not _LINUX:
+        return False
+    if sock.family == socket.AF_INET6:
+        sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
+    else:
+        sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+    return True
+
+
+def arrival_of(ancillary: Iterable[Ancillary]) -> Arrival:
+    """Read the ancillary data of a datagram from recvmsg(2)."""
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
+            index, address, _ = _IN_PKTINFO.unpack(data[: _IN_PKTINFO.size])
+            return Arrival(index, address)
+        if (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO):
+            address, index = _IN6_PKTINFO.unpack(data[: _IN6_PKTINFO.size])
+            return Arrival(index, address)
+    return Arrival()
+
+
+def reply_options(arrival: Arrival) -> list[Ancillary]:
+    """Return ancillary data for sendmsg(2), so that a reply comes from the address asked."""
+    if len(arrival.address) == 4:
+        data = _IN_PKTINFO.pack(0, arrival.address, bytes(4))
+        return [(socket.IPPROTO_IP, _IP_PKTINFO, data)]
+    if len(arrival.address) == 16:
+        data = _IN6_PKTINFO.pack(arrival.address, 0)
+        return [(socket.IPPROTO_IPV6, _IPV6_PKTINFO, data)]
+    return []
+
+
+def interface_of(sock: socket.socket) -> str:
+    """Return the name of the interface that an accepted connection came in by; "" if unknown.
+
+    Linux keeps the index with the socket. The option IP_PKTOPTIONS returns it, which ip(7) does
+    not mention (net/ipv4/ip_sockglue.c, net/ipv6/ipv6_sockglue.c).
+    """
+    if not _LINUX:
+        return ""
+    ipv6 = sock.family == socket.AF_INET6
+    level = socket.IPPROTO_IPV6 if ipv6 else socket.IPPROTO_IP
+    option = _IPV6_2292PKTOPTIONS if ipv6 else _IP_PKTOPTIONS
+    with contextlib.suppress(OSError, struct.error):
+        data = sock.getsockopt(level, option, 256)
+        offset = _CMSG.size + (16 if ipv6 else 0)  # in6_pktinfo starts with the address
+        (index,) = struct.unpack_from("@i", data, offset)
+        return interface_name(sock, index)
+    return ""
+
+
+def interface_name(sock: socket.socket, index: int) -> str:
+    """Return the name of an interface in the network namespace of a socket; "" if it is gone."""
+    if index <= 0:
+        return ""
+    from fcntl import ioctl  # noqa: PLC0415  # Linux only
+
+    with contextlib.suppress(OSError):
+        answer = ioctl(sock, _SIOCGIFNAME, struct.pack("16si20x", b"", index))  # netdevice(7)
+        return bytes(answer[:16]).split(b"\0", 1)[0].decode()
+    return ""

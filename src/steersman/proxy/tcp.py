@@ -1,51 +1,58 @@
-"""TCP: accept, dial an endpoint (the next one where it fails), and leave the rest to relay.py."""
+"""TCP listeners: accept a client, dial an endpoint (the next one if that fails), relay.
+
+accept  ->  reserve descriptors  ->  choose endpoints  ->  dial  ->  RelayedConnection
+            refused: reset           none: reset           none answers: reset
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
+import struct
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from itertools import cycle
 
 from steersman.model.addresses import canonical_ip
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
-from steersman.proxy.balance import Balancer
+from steersman.proxy.balance import Balancer, Route
 from steersman.proxy.budget import Reservation
-from steersman.proxy.dials import Dial
-from steersman.proxy.incoming import interface_of
+from steersman.proxy.dials import Dial, SocketAddress
 from steersman.proxy.listeners import ListenerPlan
-from steersman.proxy.proxy_protocol import header
-from steersman.proxy.relay import RelayedConnection, connect
-from steersman.proxy.route import Route, spread
-from steersman.proxy.sockets import BACKLOG, reset, tune
+from steersman.proxy.relay import RelayedConnection
+from steersman.proxy.sockets import BACKLOG, interface_of, reset, tune
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
 """Seconds for each attempt to reach an endpoint (behaviour 11.2)."""
-_STALL = 0.05  # seconds
-_STALLS = 4  # of one attempt
+_STALL = 0.05  # seconds by which a timer is late if the process stood still
+_MAX_STALLS = 4  # of one attempt
 _DESCRIPTORS = 2  # of one connection
 _ACCEPT_AT_ONCE = 64
-_ACCEPT_IF_SHORT = 4
+_ACCEPT_IF_SCARCE = 4
 _ACCEPT_AGAIN = 0.1  # seconds
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
+# PROXY protocol, version 2
+_SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+_VERSION_AND_PROXY = 0x21
+_TCP4, _TCP6 = 0x11, 0x21
+
 
 class TcpListener:
-    """Accepts the clients of a Route; a stopped one leaves its connections running."""
+    """Accepts the clients of a Route; its connections outlive the listener."""
 
     def __init__(self, sock: socket.socket, route: Route) -> None:
-        """Take a listening socket and start accepting, on the running loop."""
+        """Start to accept from a listening socket, on the running loop."""
         self.route = route
         self._socket = sock
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[asyncio.Task[bool], tuple[socket.socket, Reservation]] = {}
-        """What brings each client to an endpoint."""
+        self._dialling: dict[asyncio.Task[bool], tuple[socket.socket, Reservation]] = {}
+        """The tasks that bring clients to endpoints."""
         self._retry: asyncio.TimerHandle | None = None
         self._proactor: asyncio.Task[None] | None = None
-        self.pairs: set[RelayedConnection] = set()
+        self.connections: set[RelayedConnection] = set()
         self._start()
 
     @property
@@ -60,8 +67,8 @@ class TcpListener:
 
     @property
     def open_connections(self) -> int:
-        """Connections now, those that are being dialled included."""
-        return len(self.pairs) + len(self._tasks)
+        """The number of connections, with those that are being dialled."""
+        return len(self.connections) + len(self._dialling)
 
     # Accepting
 
@@ -69,24 +76,25 @@ class TcpListener:
         self._retry = None
         try:
             self._loop.add_reader(self._socket, self._acceptable)
-        except NotImplementedError:
+        except NotImplementedError:  # Windows' Proactor loop has no readers
             self._proactor = self._loop.create_task(self._accept_forever())
 
     def _acceptable(self, most: int = 0) -> None:
-        """Accept clients; few if others have to give way, which close a moment later."""
-        few = not self.route.budget.has_free(_DESCRIPTORS * _ACCEPT_AT_ONCE)
-        for _ in range(most or (_ACCEPT_IF_SHORT if few else _ACCEPT_AT_ONCE)):
+        """Accept clients; only some if others must be evicted, which close a moment later."""
+        scarce = not self.route.budget.has_free(_DESCRIPTORS * _ACCEPT_AT_ONCE)
+        for _ in range(most or (_ACCEPT_IF_SCARCE if scarce else _ACCEPT_AT_ONCE)):
             try:
                 client, peer = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:
-                self._pause(error)
+            except OSError as error:  # no descriptors or no memory: stop for a moment
+                self.route.budget.refused += error.errno in _EXHAUSTED
+                self._loop.remove_reader(self._socket)
+                self._retry = self._loop.call_later(_ACCEPT_AGAIN, self._start)
                 return
-            self._take(client, peer)
+            self._admit(client, peer)
 
     async def _accept_forever(self) -> None:
-        """Accept where the loop has no readers (Windows' Proactor)."""
         while True:
             try:
                 client, peer = await self._loop.sock_accept(self._socket)
@@ -96,38 +104,32 @@ class TcpListener:
                 self.route.budget.refused += error.errno in _EXHAUSTED
                 await asyncio.sleep(_ACCEPT_AGAIN)
                 continue
-            self._take(client, peer)
+            self._admit(client, peer)
 
-    def _pause(self, error: OSError) -> None:
-        """Accept no more for a moment: the system has no descriptors or memory for it."""
-        if error.errno in _EXHAUSTED:
-            self.route.budget.refused += 1
-        self._loop.remove_reader(self._socket)
-        self._retry = self._loop.call_later(_ACCEPT_AGAIN, self._start)
-
-    def _take(self, client: socket.socket, peer: tuple[Any, ...]) -> None:
+    def _admit(self, client: socket.socket, peer: SocketAddress) -> None:
+        """Reserve descriptors for a client and serve it, or reset it."""
         reservation = self.route.budget.reserve(self.route.plan.owner, peer[0], _DESCRIPTORS)
         if reservation is None:
             reset(client)
             return
         task = self._loop.create_task(self._serve(client, peer, reservation))
         reservation.evict = task.cancel
-        self._tasks[task] = (client, reservation)
+        self._dialling[task] = (client, reservation)
         task.add_done_callback(self._served)
 
     def follow(self, plan: ListenerPlan) -> None:
-        """Take another plan; connections go on, but for those that it wants closed."""
+        """Use another plan. Connections continue, unless it wants them closed."""
         self.route.plan = plan
-        self._cut(self.pairs)
+        self._reset_unwanted(self.connections)
 
-    def _cut(self, pairs: Iterable[RelayedConnection]) -> None:
+    def _reset_unwanted(self, connections: Iterable[RelayedConnection]) -> None:
         kept = self.route.plan.kept
         if kept is not None:
-            for pair in [pair for pair in pairs if pair.endpoint not in kept]:
-                pair.abort()
+            for connection in [each for each in connections if each.endpoint not in kept]:
+                connection.abort()
 
     def stop(self) -> None:
-        """Close the listening socket; those who have connected already are served."""
+        """Close the listening socket; serve the clients that have connected already."""
         if self._proactor is not None:
             self._proactor.cancel()
         else:
@@ -140,81 +142,80 @@ class TcpListener:
 
     def abort(self) -> None:
         """Reset every connection."""
-        for task in tuple(self._tasks):
+        for task in tuple(self._dialling):
             task.cancel()
-        for pair in tuple(self.pairs):
-            pair.abort()
+        for connection in tuple(self.connections):
+            connection.abort()
 
     # Serving
 
     async def _serve(
-        self, client: socket.socket, peer: tuple[Any, ...], reservation: Reservation
+        self, client: socket.socket, peer: SocketAddress, reservation: Reservation
     ) -> bool:
+        """Connect a client with an endpoint; False to reset it."""
+        route = self.route
         try:
             tune(client)
-            return await self._join(client, peer, reservation)
-        except OSError:
-            return False  # the client is gone already
+            # Refuse a client that is this process, if it would come back without end.
+            reached = (client.getsockname(), route.destination)
+            caller = route.dials.find(Protocol.TCP, peer, reached)
+            if caller is not None and route.dials.refuses(caller, route.plan.owner):
+                return False
+            # Choose endpoints and dial them.
+            interface = "" if route.plan.same_for_all else interface_of(client)
+            endpoints = route.endpoints(peer[0], interface)
+            if not endpoints:
+                return False
+            started = self._loop.time()
+            with route.dialling() as allowed:
+                dial = await self._dial(endpoints, caller) if allowed else None
+            if dial is None:
+                return False
+            # Relay. The plan and the balancer may be replaced while the connection lasts.
+            balancer = route.balancer
+            counters = route.reached(peer[0], dial.endpoint, self._loop.time() - started)
+            on_end = partial(self._ended, balancer, dial)
+            connection = RelayedConnection(
+                dial.endpoint, counters, route.budget, reservation, on_end
+            )
+            try:
+                greeting = b""
+                if route.plan.proxy_protocol:
+                    here, (address, port) = client.getsockname()[0], route.destination
+                    destination = (address or canonical_ip(here) or here, port)
+                    source = (canonical_ip(peer[0]) or peer[0], peer[1])
+                    greeting = proxy_protocol_header(source, destination)
+                await connection.join(client, dial.socket, greeting)
+            except (OSError, asyncio.CancelledError):  # `abort` and evictions cancel the task
+                balancer.ended(dial.endpoint)
+                connection.abort()
+                self._hang_up(dial)
+                raise
+            self.connections.add(connection)
+            reservation.evict = connection.abort
+            self._reset_unwanted([connection])
+        except OSError:  # the client is gone already
+            return False
+        return True
 
     def _served(self, task: asyncio.Task[bool]) -> None:
-        """Turn a client away that was not joined, also where its task never got to begin."""
-        (client, reservation), joined = self._tasks.pop(task), False
+        """Reset a client that was not connected, even if its task was cancelled before it began."""
+        (client, reservation), connected = self._dialling.pop(task), False
         try:
-            joined = not task.cancelled() and task.result()
+            connected = not task.cancelled() and task.result()
         finally:
-            if not joined:
+            if not connected:
                 self.route.budget.release(reservation)
                 reset(client)
 
-    async def _join(
-        self, client: socket.socket, peer: tuple[Any, ...], reservation: Reservation
-    ) -> bool:
-        """Bring a client and an endpoint together; False where there is none for it."""
-        route = self.route
-        reached = (client.getsockname(), route.destination)
-        caller = route.dials.caller(Protocol.TCP, peer, reached)
-        if caller is not None and route.dials.refuses(caller, route.plan.owner):
-            return False
-        needs_interface = not route.plan.same_for_all
-        interface = interface_of(client) if needs_interface else ""
-        endpoints = route.endpoints(peer[0], interface)
-        if not endpoints:
-            return False
-        started = self._loop.time()
-        with route.dialling() as may:
-            dial = await self._dial(endpoints, caller) if may else None
-        if dial is None:
-            return False
-        endpoint = dial.endpoint
-        balancer = route.balancer
-        counters = route.reached(peer[0], endpoint, self._loop.time() - started)
-        pair = RelayedConnection(
-            endpoint, counters, route.budget, reservation, partial(self._ended, balancer, dial)
-        )
-        try:
-            greets = route.plan.proxy_protocol
-            greeting = _greeting(client, peer, route.destination) if greets else b""
-            await connect(self._loop, pair, client, dial.socket, greeting)
-        except (OSError, asyncio.CancelledError):  # the task is cancelled where all are reset
-            balancer.ended(endpoint)
-            pair.abort()
-            self._hang_up(dial)
-            raise
-        self.pairs.add(pair)
-        reservation.evict = pair.abort
-        self._cut([pair])  # the plan may be another one by now
-        return True
-
     async def _dial(self, endpoints: list[Endpoint], caller: Dial | None) -> Dial | None:
-        """Try endpoint after endpoint; one that refused is not asked again."""
+        """Try one endpoint after the other; one that refused is not tried again."""
         refused: set[Endpoint] = set()
-        for timeout, endpoint in zip(
-            DIAL_TIMEOUTS, spread(endpoints, len(DIAL_TIMEOUTS)), strict=True
-        ):
+        for timeout, endpoint in zip(DIAL_TIMEOUTS, cycle(endpoints), strict=False):
             if endpoint in refused:
                 continue
             sock = self.route.open_socket(endpoint.ip, "TCP")
-            dial = self.route.dials.begin(sock, self.route.plan.owner, endpoint, caller)
+            dial = self.route.dials.add(sock, self.route.plan.owner, endpoint, caller)
             try:
                 tune(sock)
                 await self._connect(sock, (endpoint.ip, endpoint.port), timeout)
@@ -232,15 +233,20 @@ class TcpListener:
         return None
 
     async def _connect(self, sock: socket.socket, address: tuple[str, int], seconds: float) -> None:
-        """Connect in some time; a timer that was late says that this process stood still.
+        """Connect within a time limit.
 
-        That is nobody's fault but its own (a CPU limit, say), so it waits for as long again.
+        A timer that fires late shows that this process stood still (because of a CPU limit, say).
+        The endpoint is not to blame then, so the attempt gets the same time again.
+
+        Raises:
+            TimeoutError: the endpoint did not answer.
+            OSError: it refused.
         """
-        for _ in range(_STALLS):
+        for _ in range(_MAX_STALLS):
             due = self._loop.time() + seconds
             try:
                 async with asyncio.timeout_at(due):
-                    await self._loop.sock_connect(sock, address)  # or go on with it
+                    await self._loop.sock_connect(sock, address)  # continues a started one
             except TimeoutError:
                 if self._loop.time() - due < _STALL:
                     break
@@ -249,16 +255,27 @@ class TcpListener:
         raise TimeoutError
 
     def _hang_up(self, dial: Dial) -> None:
-        self.route.dials.end(dial)
+        self.route.dials.remove(dial)
         dial.socket.close()
 
-    def _ended(self, balancer: Balancer, dial: Dial, pair: RelayedConnection) -> None:
-        self.pairs.discard(pair)
-        self.route.dials.end(dial)
-        self.route.ended(balancer, pair.endpoint, pair.reservation)
+    def _ended(self, balancer: Balancer, dial: Dial, connection: RelayedConnection) -> None:
+        self.connections.discard(connection)
+        self.route.dials.remove(dial)
+        self.route.ended(balancer, connection.endpoint, connection.reservation)
 
 
-def _greeting(client: socket.socket, peer: tuple[Any, ...], destination: tuple[str, int]) -> bytes:
-    name = client.getsockname()
-    address = destination[0] or canonical_ip(name[0]) or name[0]
-    return header((canonical_ip(peer[0]) or peer[0], peer[1]), (address, destination[1]))
+def proxy_protocol_header(client: tuple[str, int], destination: tuple[str, int]) -> bytes:
+    """Return the header that goes before the first byte of a TCP connection.
+
+    Source: the PROXY protocol, versions 1 & 2 (HAProxy Technologies, 2020), section 2.2.
+
+    Args:
+        client: canonical address and port of the client.
+        destination: the address and port that it connected to, of the same family.
+    """
+    ipv6 = ":" in client[0]
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    addresses = b"".join(socket.inet_pton(family, end[0]) for end in (client, destination))
+    body = addresses + struct.pack(">HH", client[1], destination[1])
+    kind = _TCP6 if ipv6 else _TCP4
+    return _SIGNATURE + struct.pack(">BBH", _VERSION_AND_PROXY, kind, len(body)) + body

@@ -1,7 +1,4 @@
-"""What went through the proxy, per endpoint and altogether, for metrics.
-
-Counts of an endpoint grow as long as they are kept; the sum over all of them never falls.
-"""
+"""Counters of connections, bytes and dials, per endpoint and in total, for metrics."""
 
 from __future__ import annotations
 
@@ -12,30 +9,30 @@ from steersman.model.names import PlanKey
 from steersman.model.plan import Endpoint
 
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
-"""Upper ends of the buckets of dial latencies, in seconds; one more bucket is above them."""
+"""Upper bounds of the buckets of dial latencies, in seconds; one more bucket is above them."""
 
-GONE_KEPT = 50
-"""Endpoints of a ServicePort that are gone and counted still: pods come back, or come anew."""
+MAX_FORMER = 50
+"""Former endpoints of a ServicePort whose counters stay: a pod may come back at its address."""
 
 
 @dataclass(slots=True)
 class EndpointCounters:
-    """The counts of one endpoint of a ServicePort, or of all of them."""
+    """The counters of one endpoint of a ServicePort, or the sum of them all."""
 
     total: EndpointCounters | None = None
-    """Counts the same for all endpoints together, so that nobody has to add them up."""
+    """Counts the same for all endpoints, so that a sum needs no loop; None for the sum itself."""
     connections: int = 0
-    """Connections made; clients for UDP."""
+    """Connections that were made; clients for UDP."""
     failures: int = 0
-    """DialRegistry that were refused or not answered in time."""
+    """Dials that were refused or timed out."""
     moved: list[int] = field(default_factory=lambda: [0, 0])
-    """Bytes from clients to the endpoint, and back."""
+    """Bytes to the endpoint, and back."""
     dial_seconds: float = 0.0
-    """Time that successful dials took, together."""
+    """Sum of the durations of successful dials."""
     dial_buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS) + 1))
 
     def dialled(self, seconds: float) -> None:
-        """Note a connection that was made."""
+        """Count a connection that was made."""
         self.connections += 1
         self.dial_seconds += seconds
         bucket = sum(seconds > end for end in LATENCY_BUCKETS)
@@ -44,45 +41,49 @@ class EndpointCounters:
             self.total.dialled(seconds)
 
     def failed(self) -> None:
-        """Count a dial that was refused or not answered."""
+        """Count a dial that was refused or timed out."""
         self.failures += 1
         if self.total is not None:
             self.total.failed()
 
     def move(self, direction: int, size: int) -> None:
-        """Count bytes that were passed on: direction 0 is to the endpoint, 1 is to the client."""
+        """Count bytes that were passed on: direction 0 is to the endpoint, 1 to the client."""
         self.moved[direction] += size
         if self.total is not None:
             self.total.moved[direction] += size
 
 
 class Traffic:
-    """The counts of all endpoints."""
+    """The counters of all endpoints.
+
+    The counters of an endpoint only grow while they exist. The total never falls.
+    """
 
     def __init__(self) -> None:
-        self._tallies: dict[PlanKey, dict[Endpoint, EndpointCounters]] = {}
+        self._counters: dict[PlanKey, dict[Endpoint, EndpointCounters]] = {}
         self.total = EndpointCounters()
-        """The counts of all endpoints, those that are forgotten included."""
+        """The sum over all endpoints, former ones included."""
 
     def begin(self, owner: PlanKey) -> None:
-        """Count for a ServicePort from now on, until `forget`."""
-        self._tallies.setdefault(owner, {})
+        """Keep the counters of a ServicePort from now on, until `forget`."""
+        self._counters.setdefault(owner, {})
 
     def of(self, owner: PlanKey, endpoint: Endpoint) -> EndpointCounters:
-        """The counts of an endpoint, from zero if need be; kept while its ServicePort is there."""
-        return self._tallies.get(owner, {}).setdefault(endpoint, EndpointCounters(self.total))
+        """Return the counters of an endpoint; new ones are kept only while the owner is known."""
+        counters = self._counters.get(owner, {})
+        return counters.setdefault(endpoint, EndpointCounters(self.total))
 
     def keep(self, owner: PlanKey, endpoints: Collection[Endpoint]) -> None:
-        """Drop the counts of other endpoints of a ServicePort; the latest may come back."""
-        gone = [endpoint for endpoint in self._tallies.get(owner, {}) if endpoint not in endpoints]
-        for endpoint in gone[: max(len(gone) - GONE_KEPT, 0)]:
-            del self._tallies[owner][endpoint]
+        """Drop the counters of a ServicePort's other endpoints, but for the latest former ones."""
+        gone = [endpoint for endpoint in self._counters.get(owner, {}) if endpoint not in endpoints]
+        for endpoint in gone[: max(len(gone) - MAX_FORMER, 0)]:
+            del self._counters[owner][endpoint]
 
     def forget(self, owner: PlanKey) -> None:
-        """Drop the counts of a ServicePort that is gone."""
-        self._tallies.pop(owner, None)
+        """Drop the counters of a ServicePort."""
+        self._counters.pop(owner, None)
 
     def __iter__(self) -> Iterator[tuple[PlanKey, Endpoint, EndpointCounters]]:
-        for owner, tallies in tuple(self._tallies.items()):
-            for endpoint, counters in tuple(tallies.items()):
+        for owner, by_endpoint in tuple(self._counters.items()):
+            for endpoint, counters in tuple(by_endpoint.items()):
                 yield owner, endpoint, counters

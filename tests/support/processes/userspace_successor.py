@@ -39,10 +39,10 @@ async def main(name: str, *options: str) -> None:
     if "--without-capabilities" in options:
         drop_capabilities()
     handover = HandoffChannel(name, Giver())
-    print(len(handover.take()), flush=True)
+    print(len(handover.receive()), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         assert line == "serve\n"
-        await handover.wait()
+        await handover.listen()
         print("serving", flush=True)
 
 

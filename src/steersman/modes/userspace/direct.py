@@ -24,10 +24,11 @@ from steersman.modes.userspace.names import (
     left_without_endpoints,
     listeners_of,
     portals_of,
+    removed_listeners,
 )
 from steersman.modes.userspace.render import render_direct
-from steersman.modes.userspace.succession import SocketHandoff, Stage
 from steersman.proxy.engine import Proxy
+from steersman.proxy.handoff import SocketHandoff, Stage
 from steersman.proxy.listeners import LISTENER, FrontendKey
 from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
 
@@ -135,20 +136,22 @@ class DirectMode(Mode):
 
     async def wait_for_external_change(self) -> None:
         """Return when a process that had taken over has gone: listeners may be missing."""
-        await self._handoff.resumed()
+        await self._handoff.wait_until_resumed()
 
     async def apply(self, change: Diff) -> None:
         """Add addresses, start listeners, stop others, remove addresses that nobody needs."""
         async with self._lock:
             if self._handoff.stage is not Stage.SERVING:
-                await self._handoff.follow(change)
+                await self._handoff.follow(
+                    listeners_of(change), left_without_endpoints(change), removed_listeners(change)
+                )
                 return
             before = _needed({**self.proxy.listeners, **self._refusing})
             wanted = listeners_of(change)
             refusing = portals_of(change)
             fresh = _needed({**wanted, **refusing})
             if wanted:
-                await self._handoff.begin()
+                await self._handoff.take_over()
             try:
                 await self._add(fresh)
                 replaced = await self.proxy.start(wanted)
@@ -156,7 +159,7 @@ class DirectMode(Mode):
                 await self._take_back(fresh)
                 raise
             gone = {key for key in change.removed if key[0] == LISTENER} - wanted.keys()
-            self.proxy.cut(left_without_endpoints(change))
+            self.proxy.reset_connections(left_without_endpoints(change))
             self.proxy.stop([*replaced.values(), *self.proxy.take(gone)])
             for key in change.removed:
                 self._refusing.pop(key, None)
@@ -164,7 +167,7 @@ class DirectMode(Mode):
             strays = {key.text for key in change.removed if isinstance(key, StrayKey)}
             await self._remove(before | strays)
             if wanted:
-                await self._handoff.serve()
+                await self._handoff.started()
 
     async def _add(self, addresses: set[str]) -> None:
         if self._addresses is not None:
@@ -188,7 +191,7 @@ class DirectMode(Mode):
 
     async def wait_for_handoff(self) -> None:
         """Return once the next process has the listening sockets."""
-        await self._handoff.succeeded()
+        await self._handoff.wait_until_retired()
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `drain` seconds.

@@ -23,11 +23,12 @@ from steersman.modes.userspace.names import (
     listeners_of,
     part_of,
     portals_of,
+    removed_listeners,
 )
 from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.portals import IptablesPortals
-from steersman.modes.userspace.succession import SocketHandoff, Stage
-from steersman.proxy.engine import AnyListener, Proxy
+from steersman.proxy.engine import Proxy, RunningListener
+from steersman.proxy.handoff import SocketHandoff, Stage
 from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, ListenerPlan
 from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
 
@@ -132,22 +133,24 @@ class UserspaceMode(Mode):
 
     async def wait_for_external_change(self) -> None:
         """Return when a process that had taken over has gone: the rules may be different."""
-        await self._handoff.resumed()
+        await self._handoff.wait_until_resumed()
 
     async def apply(self, change: Diff) -> None:
         """Start listeners, switch the rules to them, stop the others."""
         async with self._lock:
             if self._handoff.stage is not Stage.SERVING:
-                await self._handoff.follow(change)
+                await self._handoff.follow(
+                    listeners_of(change), left_without_endpoints(change), removed_listeners(change)
+                )
                 return
             wanted = listeners_of(change)
             if wanted:
-                await self._handoff.begin()
+                await self._handoff.take_over()
             for family in Family:  # each has rules of its own, which can fail on their own
                 if part := part_of(change, family):
                     await self._follow(family, part)
             if wanted:
-                await self._handoff.serve()
+                await self._handoff.started()
 
     async def _follow(self, family: Family, change: Diff) -> None:
         before = self.proxy.listeners
@@ -159,7 +162,7 @@ class UserspaceMode(Mode):
         except BaseException:  # cancelled, too: what is stopped next is what there is
             await self._take_back(before, wanted, replaced)
             raise
-        self.proxy.cut(left_without_endpoints(change))
+        self.proxy.reset_connections(left_without_endpoints(change))
         self.proxy.stop([*replaced.values(), *self.proxy.take(gone)])
         opened = {key.of(PORTAL) for key in wanted if key not in before or key in replaced}
         await self._clear_ways(family, opened | portals_of(change).keys())
@@ -189,17 +192,17 @@ class UserspaceMode(Mode):
         self,
         before: dict[FrontendKey, ListenerPlan],
         wanted: dict[FrontendKey, ListenerPlan],
-        replaced: dict[FrontendKey, AnyListener],
+        replaced: dict[FrontendKey, RunningListener],
     ) -> None:
         """Undo `start`: the rules lead where they did; rules of the process before do, too."""
         self.proxy.put_back(replaced)
-        fresh = [k for k in wanted if k not in before and not self.proxy.inherited(k)]
+        fresh = [k for k in wanted if k not in before and not self.proxy.inherited.is_claimed(k)]
         self.proxy.stop(self.proxy.take(fresh))
         await self.proxy.start({key: before[key] for key in wanted if key in before})
 
     async def wait_for_handoff(self) -> None:
         """Return once the next process has the listening sockets."""
-        await self._handoff.succeeded()
+        await self._handoff.wait_until_retired()
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop listening, let connections end; return how many were cut after `drain` seconds."""

@@ -85,5 +85,10 @@ def left_without_endpoints(change: Diff) -> set[FrontendKey]:
     return {key for key in gone if key.of(PORTAL) in refusing}
 
 
+def removed_listeners(change: Diff) -> set[FrontendKey]:
+    """Return the listeners that a Diff removes."""
+    return {key for key in change.removed if key[0] == LISTENER}
+
+
 def _new(change: Diff) -> list[tuple[FrontendKey, ListenerPlan | Portal | str]]:
     return [*change.added.items(), *((key, new) for key, (_, new) in change.changed.items())]

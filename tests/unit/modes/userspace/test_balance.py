@@ -8,8 +8,8 @@ import pytest
 
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import PENALTY, Balancer
-from steersman.proxy.proxy_protocol import header
 from steersman.proxy.sockets import PortAllocator, PortError
+from steersman.proxy.tcp import proxy_protocol_header
 
 A, B, C = (Endpoint(f"10.0.0.{n}", 80) for n in (1, 2, 3))
 ALL = (A, B, C)
@@ -73,7 +73,7 @@ def test_idle_clients_are_forgotten() -> None:
     balancer = Balancer()
     for number in range(1000):
         balancer.reached(f"client {number}", A, float(number), 10)
-    assert len(balancer._sticky) == 10
+    assert len(balancer._affinity) == 10
 
 
 def test_fewest_connections_first() -> None:
@@ -101,7 +101,8 @@ def test_fewest_connections_first() -> None:
 def test_the_header_of_the_proxy_protocol(
     client: tuple[str, int], destination: tuple[str, int], body: str
 ) -> None:
-    assert header(client, destination) == b"\r\n\r\n\0\r\nQUIT\n" + bytes.fromhex(body)
+    header = proxy_protocol_header(client, destination)
+    assert header == b"\r\n\r\n\0\r\nQUIT\n" + bytes.fromhex(body)
 
 
 class Sock:
@@ -132,7 +133,7 @@ def test_ports_of_a_range_in_turn_and_freed_ones_cool_down() -> None:
     with pytest.raises(PortError, match="20000-20003"):
         bind(ports, used)
     used.remove(20001)
-    ports.free(20001)
+    ports.release(20001)
     with pytest.raises(PortError):
         bind(ports, used)
     now = 0.6

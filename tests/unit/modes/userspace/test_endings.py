@@ -30,7 +30,7 @@ async def test_a_client_cut_before_it_was_looked_at_leaves_nothing() -> None:
         assert isinstance(server, tcp.TcpListener)
         with socket.create_connection((LOCAL, made.port(key()))) as sock:  # no turn of the loop
             server._acceptable()
-            made.cut([key()])
+            made.reset_connections([key()])
             sock.settimeout(10)
             with pytest.raises(ConnectionResetError):
                 await asyncio.to_thread(sock.recv, 1)
@@ -76,13 +76,13 @@ async def test_stopped_listeners_are_forgotten_though_nobody_asks_for_counts() -
             made.stop(made.take([key()]))
             writer.close()
             await until(lambda server=server: server.open_connections == 0)  # type: ignore[misc]
-        assert len(made._left) <= 1
+        assert len(made._stopped) <= 1
 
 
 async def test_counts_of_endpoints_that_are_gone_are_dropped_with_their_last_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(traffic, "GONE_KEPT", 0)
+    monkeypatch.setattr(traffic, "MAX_FORMER", 0)
     async with endpoint(answering(b"1")) as one, endpoint(answering(b"2")) as two, proxy() as made:
         other = key(address="10.96.0.2")
         await made.start({key(): listener(one), other: listener(one)})
@@ -110,17 +110,17 @@ async def test_connections_count_where_they_were_made_though_the_service_port_is
         assert await ends[1][0].readexactly(1) == b"1"
         ends[0][1].close()
         await until(lambda: made.open_connections == 1)
-        assert made._balancers[renamed].active == {one: 1}
+        assert made.shared.balancers[renamed].active == {one: 1}
         ends[1][1].close()
         await until(lambda: made.open_connections == 0)
-        assert made._balancers[renamed].active == {}
+        assert made.shared.balancers[renamed].active == {}
 
 
 async def test_who_waits_to_be_accepted_is_cut_too_when_no_endpoint_is_left() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         await made.start({key(): listener(one, kept=(one,))})
         with socket.create_connection((LOCAL, made.port(key()))):  # no turn of the loop
-            made.cut([key()])
+            made.reset_connections([key()])
             made.stop(made.take([key()]))
             assert made.open_connections == 1
             await until(lambda: made.open_connections == 0)

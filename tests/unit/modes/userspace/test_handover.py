@@ -15,11 +15,10 @@ from steersman.model.errors import ApplyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
 from steersman.model.ruleset import Diff
-from steersman.modes.userspace import succession
-from steersman.modes.userspace.names import Portal
-from steersman.modes.userspace.succession import SocketHandoff, Stage
+from steersman.modes.userspace.names import Portal, left_without_endpoints, removed_listeners
 from steersman.proxy import handoff
 from steersman.proxy.engine import Proxy
+from steersman.proxy.handoff import SocketHandoff, Stage
 from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan
 from steersman.proxy.sockets import PortAllocator
 from tests.support.modes.userspace_proxy import (
@@ -43,9 +42,9 @@ Wanted = dict[FrontendKey, ListenerPlan]
 async def serving(made: Proxy, wanted: Wanted) -> AsyncIterator[SocketHandoff]:
     """What a mode does with a Proxy."""
     succession = SocketHandoff(NAME, made)
-    await succession.begin()
+    await succession.take_over()
     await made.start(wanted)
-    await succession.serve()
+    await succession.started()
     try:
         yield succession
     finally:
@@ -67,7 +66,7 @@ async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> No
             ports = {k: old.port(k) for k in wanted}
             waiting = [await asyncio.open_connection(LOCAL, port) for port in ports.values()]
             async with serving(new, wanted) as after:
-                await until(lambda: before.stage is Stage.OVER)
+                await until(lambda: before.stage is Stage.RETIRED)
                 assert after.stage is Stage.SERVING
                 assert {k: new.port(k) for k in wanted} == ports
                 await old.drain(1)
@@ -79,7 +78,7 @@ async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> No
 
 
 async def test_what_nobody_wants_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "_REST", 0.01)
+    monkeypatch.setattr(handoff, "_UNCLAIMED", 0.01)
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
         wanted = many(one, 2)
         async with serving(old, wanted):
@@ -87,7 +86,7 @@ async def test_what_nobody_wants_any_more_is_closed(monkeypatch: pytest.MonkeyPa
             async with serving(new, many(one, 1)):
                 await old.drain(0)
                 assert await ask(first) == b"1"
-                await until(lambda: not new._inherited)
+                await until(lambda: not len(new.inherited))
                 with pytest.raises(ConnectionRefusedError):
                     await ask(second)
 
@@ -112,19 +111,18 @@ async def test_until_it_ends_the_old_one_follows_plans_but_takes_no_datagrams() 
         serving(new, {**many(one, 1), **datagrams(three)}),
     ):
         assert new.port(key(Protocol.UDP))
-        await until(lambda: before.stage is Stage.OVER)
+        await until(lambda: before.stage is Stage.RETIRED)
         for _ in range(20):  # datagrams are read by the new one only
             async with client(old.port(key(Protocol.UDP))) as somebody:
                 assert await somebody.ask(b"?") == b"3?"
         assert not old.open_connections
-        changed = {k: (listener(one), plan) for k, plan in many(two, 1).items()}
-        await before.follow(Diff(many(two, 5), datagrams(three), changed))
+        await before.follow(many(two, 5), (), datagrams(three))
         assert list(old.listeners.values()) == list(many(two, 1).values())
 
 
 async def test_where_nobody_was_before_nothing_is_taken() -> None:
     async with proxy() as made:
-        assert handoff.HandoffChannel(NAME, SocketHandoff(NAME, made)).take() == {}
+        assert handoff.HandoffChannel(NAME, SocketHandoff(NAME, made)).receive() == {}
 
 
 async def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,11 +159,11 @@ async def test_a_refused_service_port_costs_the_others_no_socket() -> None:
         async with serving(old, wanted):
             after = SocketHandoff(NAME, new)
             try:
-                await after.begin()
+                await after.take_over()
                 with pytest.raises(ApplyError):
                     await new.start({**wanted, **taken})
                 await new.start({first: wanted[first]})
-                await after.serve()
+                await after.started()
                 await new.start({second: wanted[second]})
                 assert [new.port(k) for k in wanted] == [old.port(k) for k in wanted]
                 await old.drain(0)
@@ -178,7 +176,7 @@ async def test_a_refused_service_port_costs_the_others_no_socket() -> None:
 async def test_who_stood_still_when_it_was_asked_steps_back_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(handoff, "_PATIENCE", 0.2)
+    monkeypatch.setattr(handoff, "_TIMEOUT", 0.2)
     async with (
         endpoint(answering(b"1")) as one,
         proxy() as old,
@@ -188,12 +186,12 @@ async def test_who_stood_still_when_it_was_asked_steps_back_later(
     ):
         asyncio.get_running_loop().call_soon(time.sleep, 0.5)
         async with serving(new, many(one, 1)) as after:
-            await until(lambda: before.stage is Stage.OVER)
+            await until(lambda: before.stage is Stage.RETIRED)
             assert after.stage is Stage.SERVING
             (port,) = (new.port(k) for k in many(one, 1))
             assert await ask(port) == b"1"
             async with serving(third, many(one, 1)):
-                await until(lambda: after.stage is Stage.OVER)
+                await until(lambda: after.stage is Stage.RETIRED)
 
 
 async def test_connections_of_the_old_one_are_cut_too_when_no_endpoint_is_left() -> None:
@@ -204,7 +202,8 @@ async def test_connections_of_the_old_one_are_cut_too_when_no_endpoint_is_left()
             assert await reader.readexactly(1) == b"1"
             async with serving(new, wanted):
                 refuses = {key().of(PORTAL): Portal("shop/cart:http", Verdict.REJECT)}
-                await before.follow(Diff(refuses, wanted, {}))
+                change = Diff(refuses, wanted, {})
+                await before.follow({}, left_without_endpoints(change), removed_listeners(change))
                 with pytest.raises(ConnectionResetError):
                     async with asyncio.timeout(10):
                         await reader.read()

@@ -86,7 +86,7 @@ async def world(limit: int = 400) -> AsyncIterator[World]:
     finally:
         await made.drain(0)
         await until(lambda: made.open_connections == 0)
-        assert len(made.dials) == 0
+        assert len(made.shared.dials) == 0
 
 
 def free_ports(count: int, protocol: Protocol) -> list[int]:
@@ -243,7 +243,7 @@ async def test_a_dial_that_is_refused_is_forgotten(protocol: Protocol) -> None:
             client.connect((LOCAL, port))
             client.send(b"?")
             await until(lambda: made.dials > 0 and made.proxy.open_connections == 0)
-        assert len(made.proxy.dials) == 0
+        assert len(made.proxy.shared.dials) == 0
 
 
 async def test_a_session_that_gives_way_before_it_begins_leaves_no_dial() -> None:
@@ -258,7 +258,7 @@ async def test_a_session_that_gives_way_before_it_begins_leaves_no_dial() -> Non
             await until(lambda: made.proxy.budget.evicted == 1 and made.dials > 0)
             async with asyncio.timeout(20):
                 assert await asyncio.get_running_loop().sock_recv(one, 9) == b"2"
-            assert len(made.proxy.dials) == made.proxy.open_connections == 1
+            assert len(made.proxy.shared.dials) == made.proxy.open_connections == 1
 
 
 def test_a_dial_is_known_before_its_task_runs_again_and_as_an_ipv4_mapped_address() -> None:
@@ -267,17 +267,17 @@ def test_a_dial_is_known_before_its_task_runs_again_and_as_an_ipv4_mapped_addres
         server.listen()
         port = server.getsockname()[1]
         dials = DialRegistry()
-        dial = dials.begin(sock, owner(), Endpoint(LOCAL, port), None)
+        dial = dials.add(sock, owner(), Endpoint(LOCAL, port), None)
         sock.setblocking(False)
         sock.connect_ex((f"::ffff:{LOCAL}", port))
         with server.accept()[0] as client:
             peer = client.getpeername()
-            assert dials.caller(TCP, peer, [client.getsockname()]) is dial
-            assert dials.caller(TCP, (f"::ffff:{LOCAL}", peer[1], 0, 0), [(LOCAL, port)]) is dial
-            assert dials.caller(TCP, peer, [("10.96.0.1", 80)]) is None
-            assert dials.caller(UDP, peer) is None
-        dials.end(dial)
-        assert dials.caller(TCP, peer, [(LOCAL, port)]) is None
+            assert dials.find(TCP, peer, [client.getsockname()]) is dial
+            assert dials.find(TCP, (f"::ffff:{LOCAL}", peer[1], 0, 0), [(LOCAL, port)]) is dial
+            assert dials.find(TCP, peer, [("10.96.0.1", 80)]) is None
+            assert dials.find(UDP, peer) is None
+        dials.remove(dial)
+        assert dials.find(TCP, peer, [(LOCAL, port)]) is None
         assert len(dials) == 0
 
 
@@ -287,7 +287,7 @@ def test_what_is_logged_is_logged_again_for_a_service_that_was_gone(
     dials = DialRegistry()
     ipv6 = owner()._replace(family=Family.IPV6)
     with socket.socket() as sock:
-        mine = dials.begin(sock, owner(), Endpoint(LOCAL, 1), None)
+        mine = dials.add(sock, owner(), Endpoint(LOCAL, 1), None)
         assert not dials.refuses(mine, ipv6)
         assert dials.refuses(mine, owner())
         assert dials.refuses(mine, owner())

@@ -96,7 +96,7 @@ async def test_silent_endpoints_of_one_service_port_leave_room_for_others() -> N
                 client.connect_ex((LOCAL, made.port(key())))
             assert made.budget.dial_limit == 10
             await until(lambda: made.budget.refused == 20)
-            assert made._balancers[owner()].dialling == 10
+            assert made.shared.balancers[owner()].dialling == 10
             assert await ask(made.port(other)) == b"one"
 
 

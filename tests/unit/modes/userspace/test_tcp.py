@@ -21,9 +21,8 @@ from steersman.model.plan import Endpoint, Verdict
 from steersman.proxy import relay, tcp
 from steersman.proxy.budget import DescriptorBudget, Reservation
 from steersman.proxy.listeners import Decision
-from steersman.proxy.relay import RelayedConnection
+from steersman.proxy.relay import RelayedConnection, Splice
 from steersman.proxy.sockets import open_socket
-from steersman.proxy.splice import Splice
 from steersman.proxy.traffic import EndpointCounters
 from tests.support.modes.userspace_proxy import (
     LOCAL,
@@ -109,7 +108,7 @@ async def test_a_slow_reader_slows_the_writer_down() -> None:
             before = sent
             await asyncio.sleep(0.2)
         assert sent < 64 << 20
-        (pair,) = [p for li in made._listeners.values() for p in getattr(li, "pairs", ())]
+        (pair,) = [p for li in made._listeners.values() for p in getattr(li, "connections", ())]
         assert pair.client.transport.get_write_buffer_size() < 1 << 20
         total = 0
         while data := await reader.read(1 << 20):
@@ -185,7 +184,6 @@ async def test_an_endpoint_that_resets_takes_the_client_along() -> None:
 
 
 async def test_an_endpoint_that_is_gone_before_it_is_greeted_resets_the_client() -> None:
-    loop = asyncio.get_running_loop()
     with socket.create_server((LOCAL, 0)) as listening:
         one = Endpoint(*listening.getsockname())
         server, client = (socket.create_connection(listening.getsockname()) for _ in "12")
@@ -203,7 +201,7 @@ async def test_an_endpoint_that_is_gone_before_it_is_greeted_resets_the_client()
             ended.append,
         )
         with pytest.raises(ConnectionError):
-            await relay.connect(loop, pair, client, server, b"PROXY")
+            await pair.join(client, server, b"PROXY")
         pair.abort()
         with us, pytest.raises(ConnectionResetError):
             await asyncio.to_thread(us.recv, 1)
@@ -219,7 +217,7 @@ async def test_where_splicing_is_not_possible_streams_are_copied(
     monkeypatch.setattr(relay, "SPLICE_AFTER", 0)
     monkeypatch.setattr(relay, "_LARGE_READ", 0)
     data = random.Random(2).randbytes(1 << 20)
-    for name, value in (("Splice", fails), ("possible", bool)):
+    for name, value in (("Splice", fails), ("splice_supported", bool)):
         monkeypatch.setattr(relay, name, value)
         async with endpoint(answering(b"")) as one, proxy() as made:
             await made.start({key(): listener(one)})
@@ -431,7 +429,7 @@ async def test_what_a_service_port_had_is_forgotten_with_its_last_listener() -> 
         made.stop(made.take([key()]))
         await until(lambda: made.open_connections == 0)
         assert not list(made.traffic)
-        assert not made._balancers
+        assert not made.shared.balancers
 
 
 async def test_everybody_is_dropped_without_a_choice() -> None:

@@ -106,7 +106,7 @@ async def test_pods_are_told_by_the_interface_that_they_come_in_by() -> None:
 async def test_where_the_kernel_does_not_tell_datagrams_pass_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(udp, "note_interfaces", lambda _: False)
+    monkeypatch.setattr(udp, "request_arrivals", lambda _: False)
     async with server(b"1") as (one, _), proxy() as made:
         await made.start({key(UDP): listener(one, protocol=UDP)})
         async with client(made.port(key(UDP))) as a:
