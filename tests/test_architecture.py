@@ -22,14 +22,14 @@ LAYERS: dict[str, set[str]] = {
     "proxy": {"model", "host"},
     "netfilter": {"model", "host"},
     "modes": {"model", "host", "proxy", "netfilter"},
-    "config": {"model"},
+    "config": {"model", "modes"},  # of modes only the rows: specs.py
     "run": {"model", "host", "source", "compile", "proxy", "netfilter", "modes", "config"},
     "cli": {"model", "host", "source", "compile", "proxy", "netfilter", "modes", "config", "run"},
     "__main__": {"cli"},
 }
 PURE_IN_MODES = {
     *("render", "render_node", "render_localhost", "names", "parse"),
-    "script",
+    *("script", "specs"),
 }
 """Modules of modes that do not touch the kernel; the others may import host."""
 IMPURE = {"asyncio", "logging", "os", "subprocess", "time", "random"}
@@ -112,6 +112,12 @@ def test_imports_point_one_way(path: Path) -> None:
     part = part_of(path)
     if part != "__init__":
         assert ours(path) <= LAYERS[part] | {part}
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if part_of(p) == "config"], ids=relative)
+def test_the_configuration_knows_only_the_rows_of_modes(path: Path) -> None:
+    found = {name for name in imports(path) if name.startswith("steersman.modes")}
+    assert all(name.startswith("steersman.modes.specs") for name in found)
 
 
 @pytest.mark.parametrize("path", [p for p in MODULES if is_pure(p)], ids=relative)

@@ -32,6 +32,7 @@ from steersman.config import (
     parse_command_line,
     read_file,
     show_config,
+    to_mode_options,
     to_yaml,
 )
 from steersman.host.exec import SubprocessExec
@@ -52,7 +53,6 @@ from steersman.run.startup import (
     StartError,
     allow_localhost_node_ports,
     load_store,
-    mode_options,
     new_mode,
     node_config,
     prepared_mode,
@@ -165,7 +165,7 @@ def _preview(config: ProxyConfig) -> int:
 
 
 def _remove(config: ProxyConfig) -> int:
-    done = asyncio.run(clean_up(SubprocessExec(), mode_options(config), running))
+    done = asyncio.run(clean_up(SubprocessExec(), to_mode_options(config), running))
     for mode, removed in done.removed.items():
         print(f"{mode}: {removed} kernel objects removed")
     for problem in done.problems:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from steersman import __version__
-from steersman.modes.registry import MODES
+from steersman.modes.specs import SPECS
 from tests.support.processes.container import Object, argv, buildah, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -218,7 +218,7 @@ def test_nothing_of_this_machine_is_in_it(root: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("mode", sorted(RULES.keys() & MODES.keys()))
+@pytest.mark.parametrize("mode", sorted(RULES.keys() & SPECS.keys()))
 def test_runs_as_the_chart_says(
     mode: str, root: Path, netns: str, api_server: str, tmp_path: Path
 ) -> None:

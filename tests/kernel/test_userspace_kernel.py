@@ -15,7 +15,8 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.model.ruleset import diff
-from steersman.modes.registry import MODES, ModeOptions
+from steersman.modes.registry import create
+from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
@@ -188,7 +189,7 @@ def test_direct_portals_on_an_interface_of_our_own() -> None:
 def test_rootless_needs_no_rules_and_no_addresses() -> None:
     async def body(one: Endpoint) -> None:
         before = rules("nft") + sh("ip addr")
-        mode = MODES["userspace"](SubprocessExec(), ModeOptions(portals="none"))
+        mode = create("userspace", SubprocessExec(), ModeOptions(portals="none"))
         assert isinstance(mode, DirectMode)
         await become(mode, plan(one))
         assert await ask(NODE_PORT, b"!", HOST) == b"one!"

@@ -8,7 +8,8 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
-from steersman.modes.registry import MODES, ModeOptions
+from steersman.modes.registry import create
+from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
 from steersman.modes.userspace.direct import DirectMode
 from steersman.modes.userspace.mode import UserspaceMode
@@ -48,7 +49,7 @@ def test_another_mode_serves_when_this_one_was_left(variant: str, other: str) ->
         await become(old, plan(one))
         await old.aclose()
         kinds = ModeOptions(iptables_variant="" if variant == "nftables" else variant)
-        await serve(MODES[other](SubprocessExec(), kinds), one)
+        await serve(create(other, SubprocessExec(), kinds), one)
         assert "KUBE-PORTALS" not in rules(variant).upper()
         assert await ask(PORT, b"!", VIP) == b"one!"
 
@@ -59,7 +60,8 @@ def test_another_mode_serves_when_this_one_was_left(variant: str, other: str) ->
 def test_nothing_is_left_of_another_mode_when_this_one_serves(variant: str) -> None:
     async def body(one: Endpoint) -> None:
         kinds = ModeOptions(iptables_variant="" if variant == "nftables" else variant)
-        old = MODES["nftables" if variant == "nftables" else "iptables"](SubprocessExec(), kinds)
+        name = "nftables" if variant == "nftables" else "iptables"
+        old = create(name, SubprocessExec(), kinds)
         await serve(old, one)
         mode = UserspaceMode(SubprocessExec(), options(variant))
         await serve(mode, one)
@@ -72,7 +74,7 @@ def test_nothing_is_left_of_another_mode_when_this_one_serves(variant: str) -> N
 
 
 def test_who_changes_nothing_here_cleans_nothing_here() -> None:
-    mode = MODES["userspace"](SubprocessExec(), ModeOptions(portals="none"))
+    mode = create("userspace", SubprocessExec(), ModeOptions(portals="none"))
     variant = str(getattr(mode, "variant", ""))
     assert list(others(mode.name, SubprocessExec(), variant)) == []
 

@@ -29,8 +29,9 @@ from steersman.config.defaults import apply_defaults, apply_platform_defaults
 from steersman.config.flags import FLAGS
 from steersman.config.go import Duration, Quantity, split_list
 from steersman.config.help import show_value
-from steersman.config.types import GROUP_VERSION, KIND, MODES, KubeProxyConfiguration, ProxyConfig
+from steersman.config.types import GROUP_VERSION, KIND, KubeProxyConfiguration, ProxyConfig
 from steersman.model.inputs import NodeConfig
+from steersman.modes.specs import SPECS
 
 WORDS = st.one_of(
     st.text(max_size=8),
@@ -149,7 +150,7 @@ def lean(config: ProxyConfig) -> ProxyConfig:
     """The same without what a document cannot hold: a CIDR that is no text, or has a comma."""
     cidrs = tuple(c for c in config.detect_local.cluster_cidrs if c and "," not in c)
     detect = msgspec.structs.replace(config.detect_local, cluster_cidrs=cidrs)
-    mode = config.mode if config.mode in MODES else "iptables"
+    mode = config.mode if config.mode in SPECS else "iptables"
     return msgspec.structs.replace(config, detect_local=detect, mode=mode)
 
 

@@ -25,7 +25,8 @@ from steersman.model.stats import ConnectionStats, NodeTotals, frontend_label
 from steersman.modes.base import Mode, Support
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode, slots_of
-from steersman.modes.registry import Factory, ModeOptions
+from steersman.modes.registry import Factory
+from steersman.modes.specs import ModeOptions
 from tests.sim.netlink import Flow
 from tests.sim.universe import Universe
 
@@ -305,23 +306,18 @@ class WatchfulMode(SimMode):
         await self._kernel.told_of_strangers()
 
 
-def modes(kernel: Kernel) -> dict[str, Factory]:
-    """How to make each mode on a simulated kernel."""
+def mode_factory(kernel: Kernel) -> Factory:
+    """Build modes on a simulated kernel."""
 
     def iptables_like() -> Mode:
         return IptablesMode(SubprocessExec(), IptablesOptions(variant="nft"))
 
-    def nftables(_exec: Exec, _options: ModeOptions) -> Mode:
-        return WatchfulMode(kernel, "nftables", "nftables", NftablesMode(SubprocessExec()))
+    def create(name: str, _exec: Exec, options: ModeOptions) -> Mode:
+        if name == "nftables":
+            return WatchfulMode(kernel, name, name, NftablesMode(SubprocessExec()))
+        variant = options.iptables_variant or ("nft" if name == "iptables" else "")
+        table = f"{name} {variant}" if name == "iptables" else name
+        kind = RememberingMode if name == "ebpf" else SimMode
+        return kind(kernel, name, table, iptables_like(), variant)
 
-    def other(name: str) -> Factory:
-        def make(_exec: Exec, options: ModeOptions) -> Mode:
-            variant = options.iptables_variant or ("nft" if name == "iptables" else "")
-            table = f"{name} {variant}" if name == "iptables" else name
-            made = RememberingMode if name == "ebpf" else SimMode
-            return made(kernel, name, table, iptables_like(), variant)
-
-        return make
-
-    names = ("iptables", "ipvs", "ebpf", "userspace")
-    return {"nftables": nftables, **{name: other(name) for name in names}}
+    return create

@@ -27,7 +27,7 @@ from steersman.run.klog import Logging
 from steersman.run.machine import Machine
 from steersman.run.startup import StartError
 from tests.sim.clocks import CLOCK
-from tests.sim.kernel import Kernel, modes
+from tests.sim.kernel import Kernel, mode_factory
 from tests.sim.netlink import NetlinkTables
 from tests.sim.universe import Process, Universe
 
@@ -111,7 +111,7 @@ class Node:
         root.handlers[:] = [self.log]
         root.setLevel(logging.INFO - 2)
         self.machine = Machine(
-            modes=modes(self.kernel),
+            create_mode=mode_factory(self.kernel),
             set_conntrack=lambda *_: None,
             allow_localhost_node_ports=lambda config, *_: config,
             set_oom_score=lambda _value: "",

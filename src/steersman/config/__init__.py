@@ -13,7 +13,7 @@ from steersman.config.commandline import (
     read_file,
     reload_file,
 )
-from steersman.config.convert import to_internal, to_node_config, to_v1alpha1
+from steersman.config.convert import to_internal, to_mode_options, to_node_config, to_v1alpha1
 from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError, findings
 from steersman.config.features import enabled
 from steersman.config.flag import Flag, Group
@@ -56,6 +56,7 @@ __all__ = [
     "reload_plan",
     "show_config",
     "to_internal",
+    "to_mode_options",
     "to_node_config",
     "to_v1alpha1",
     "to_yaml",

@@ -29,6 +29,7 @@ from steersman.config.go import Duration, with_port
 from steersman.config.load import load
 from steersman.config.rules import validate
 from steersman.config.types import ZERO, KubeProxyConfiguration, ProxyConfig
+from steersman.modes.specs import spec_of
 
 Read = Callable[[str], bytes]
 _S = TypeVar("_S", bound=msgspec.Struct)
@@ -176,7 +177,7 @@ def _ignored(given: Mapping[str, Value]) -> Iterator[str]:
 def from_flags(given: Mapping[str, Value]) -> ProxyConfig:
     """The configuration of flags alone, before platform defaults."""
     config = _assign_all(default_config(), given)
-    kind = "ipvs" if config.mode == "ipvs" else "iptables"
+    kind = "ipvs" if spec_of(config.mode).periods_section == "ipvs" else "iptables"
     period = given.get(f"{kind}-sync-period", config.sync_period)
     minimum = given.get(f"{kind}-min-sync-period")
     if "cluster-cidr" in given:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from steersman.config.defaults import MASQUERADE_BIT
 from steersman.config.features import enabled
+from steersman.config.rules import parse_port_range
 from steersman.config.types import (
     IPVS,
     V1IPVS,
@@ -23,6 +24,7 @@ from steersman.config.types import (
 )
 from steersman.model.addresses import canonical_cidr, canonical_ip
 from steersman.model.inputs import DetectLocalMode, NodeConfig
+from steersman.modes.specs import IpvsOptions, ModeOptions, spec_of
 
 _SHARED = (
     *(name for name in BothForms.__struct_fields__ if name != "feature_gates"),
@@ -38,9 +40,9 @@ _SHARED = (
 
 def to_internal(document: KubeProxyConfiguration) -> ProxyConfig:
     """Pick the settings of the document's mode; nothing is defaulted or checked here."""
-    mode = document.mode
-    section = document.nftables if mode == "nftables" else document.iptables
-    periods = document.ipvs if mode == "ipvs" else section
+    spec = spec_of(document.mode)
+    section: V1IPTables | V1NFTables = getattr(document, spec.masquerade_section)
+    periods: V1IPTables | V1IPVS | V1NFTables = getattr(document, spec.periods_section)
     return replace(
         ProxyConfig(**{name: getattr(document, name) for name in _SHARED}),
         feature_gates=document.feature_gates or {},
@@ -95,7 +97,8 @@ def to_node_config(config: ProxyConfig, *, node_name: str = "") -> NodeConfig:
 
     `node_name` is the name to use where `hostnameOverride` gives none.
     """
-    bits = config.nftables if config.mode == "nftables" else config.iptables
+    spec = spec_of(config.mode)
+    bits: IPTables | NFTables = getattr(config, spec.masquerade_section)
     cidrs = (canonical_cidr(cidr) for cidr in config.detect_local.cluster_cidrs)
     return NodeConfig(
         node_name=config.hostname_override or node_name,
@@ -109,11 +112,38 @@ def to_node_config(config: ProxyConfig, *, node_name: str = "") -> NodeConfig:
         ),
         localhost_node_ports=config.iptables.localhost_node_ports is not False,
         masquerade_all=config.linux.masquerade_all,
-        local_falls_back=config.mode == "ipvs" and config.steersman.ipvs_local_fallback,
+        local_falls_back=spec.local_fallback and config.steersman.ipvs_local_fallback,
         masquerade_bit=MASQUERADE_BIT if bits.masquerade_bit is None else bits.masquerade_bit,
         allow_service_external_ips=enabled(config.feature_gates, "AllowServiceExternalIPs"),
         split_threshold=config.steersman.split_threshold,
         large_cluster_endpoints=config.steersman.large_cluster_endpoints,
+    )
+
+
+def to_mode_options(config: ProxyConfig) -> ModeOptions:
+    """Return the operator's settings of modes, of a configuration that passed validation."""
+    ports = parse_port_range(config.port_range)
+    block, ipvs = config.steersman, config.ipvs
+    excluded = (canonical_cidr(cidr) for cidr in ipvs.exclude_cidrs)
+    return ModeOptions(
+        asked_for=config.mode,
+        iptables_variant=block.iptables_variant,
+        ipvs=IpvsOptions(
+            scheduler=ipvs.scheduler or "rr",
+            scheduler_flags=block.ipvs_scheduler_flags,
+            exclude_cidrs=tuple(cidr for cidr in excluded if cidr is not None),
+            strict_arp=ipvs.strict_arp,
+            tcp_timeout=int(ipvs.tcp_timeout.seconds),
+            tcp_fin_timeout=int(ipvs.tcp_fin_timeout.seconds),
+            udp_timeout=int(ipvs.udp_timeout.seconds),
+        ),
+        proxy_ports=ports if ports and ports[1] else None,
+        udp_idle=block.udp_idle_timeout.seconds,
+        portals=block.userspace_portals,
+        dns_search=block.dns_search,
+        guard_node_ports=block.ebpf_guard_node_ports,
+        xdp_devices=block.ebpf_xdp_devices,
+        cgroup_root=block.ebpf_cgroup_root,
     )
 
 
@@ -129,10 +159,11 @@ def _ipvs(given: V1IPVS) -> IPVS:
 
 
 def _v1_iptables(config: ProxyConfig) -> V1IPTables:
-    mine = config.mode not in ("ipvs", "nftables")
+    spec = spec_of(config.mode)
+    mine = spec.periods_section == "iptables"
     return V1IPTables(
         masquerade_bit=config.iptables.masquerade_bit,
-        masquerade_all=config.linux.masquerade_all and config.mode != "nftables",
+        masquerade_all=config.linux.masquerade_all and spec.masquerade_section == "iptables",
         localhost_node_ports=config.iptables.localhost_node_ports,
         sync_period=config.sync_period if mine else ZERO,
         min_sync_period=config.min_sync_period if mine else ZERO,
@@ -140,7 +171,7 @@ def _v1_iptables(config: ProxyConfig) -> V1IPTables:
 
 
 def _v1_ipvs(config: ProxyConfig) -> V1IPVS:
-    given, mine = config.ipvs, config.mode == "ipvs"
+    given, mine = config.ipvs, spec_of(config.mode).periods_section == "ipvs"
     return V1IPVS(
         sync_period=config.sync_period if mine else ZERO,
         min_sync_period=config.min_sync_period if mine else ZERO,
@@ -154,7 +185,7 @@ def _v1_ipvs(config: ProxyConfig) -> V1IPVS:
 
 
 def _v1_nftables(config: ProxyConfig) -> V1NFTables:
-    mine = config.mode == "nftables"
+    mine = spec_of(config.mode).periods_section == "nftables"
     return V1NFTables(
         masquerade_bit=config.nftables.masquerade_bit,
         masquerade_all=config.linux.masquerade_all and mine,

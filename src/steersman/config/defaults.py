@@ -24,14 +24,12 @@ from steersman.config.types import (
     V1NFTables,
 )
 from steersman.model.addresses import canonical_ip
+from steersman.modes.specs import DEFAULT_MODE, spec_of
 
 HEALTHZ_PORT: Final = 10256
 METRICS_PORT: Final = 10249
 OOM_SCORE_ADJ: Final = -999
 MASQUERADE_BIT: Final = 14
-FAST_MODES: Final = ("nftables", "ebpf")
-"""Modes in which a change is so cheap that waiting a second for more makes no sense."""
-FAST_MIN_SYNC_PERIOD: Final = Duration(10_000_000)
 
 _SYNC_PERIOD = seconds(30)
 _MIN_SYNC_PERIOD = seconds(1)
@@ -65,10 +63,8 @@ def apply_defaults(config: KubeProxyConfiguration) -> KubeProxyConfiguration:
 
 def apply_platform_defaults(config: ProxyConfig) -> ProxyConfig:
     """Fill in what upstream fills in on Linux once flags and file are merged (behaviour 1.2)."""
-    mode = config.mode or "iptables"
-    addresses = config.node_port_addresses
-    if mode == "nftables" and not addresses:
-        addresses = ("primary",)
+    mode = config.mode or DEFAULT_MODE
+    addresses = config.node_port_addresses or spec_of(mode).node_port_addresses
     return replace(
         config,
         mode=mode,
@@ -79,9 +75,10 @@ def apply_platform_defaults(config: ProxyConfig) -> ProxyConfig:
 
 def fast_by_default(block: Steersman, mode: str, asked: Duration) -> Steersman:
     """Give a fast mode its short minimum period, unless one was asked for (`asked` not 0)."""
-    if block.min_sync_period is not None or asked or mode not in FAST_MODES:
+    own = spec_of(mode).min_sync_seconds
+    if block.min_sync_period is not None or asked or own is None:
         return block
-    return replace(block, min_sync_period=FAST_MIN_SYNC_PERIOD)
+    return replace(block, min_sync_period=seconds(own))
 
 
 def _given(value: int | None, default: int) -> int:
@@ -152,5 +149,5 @@ def _conntrack(given: Conntrack) -> Conntrack:
 
 
 def _steersman(config: KubeProxyConfiguration) -> Steersman:
-    section = config.nftables if config.mode == "nftables" else config.iptables
+    section = getattr(config, spec_of(config.mode).periods_section)
     return fast_by_default(config.steersman, config.mode, section.min_sync_period)

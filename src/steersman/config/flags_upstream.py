@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from steersman.config.flag import Flag, Group
+from steersman.modes.specs import DEFAULT_MODE, SPECS
 
 _G, _A, _M, _I, _V = Group.GENERAL, Group.API, Group.MODE, Group.IPTABLES, Group.IPVS
 _C, _S, _L, _P = Group.CONNTRACK, Group.SERVERS, Group.LOGGING, Group.PROCESS
+_MODES = ", ".join(spec.name for spec in SPECS.values() if spec.platform == "linux")
 _DETECT_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
-_PROXY_MODES = ("iptables", "nftables", "ipvs", "ebpf", "userspace", "winuserspace")
 
 UPSTREAM_FLAGS: Final = (
     Flag("config", "string", "", _G, "Configuration file. With it most flags are ignored."),
@@ -86,9 +87,9 @@ UPSTREAM_FLAGS: Final = (
         "ProxyMode",
         "",
         _M,
-        "How the kernel is programmed: iptables (the default), nftables, ipvs, ebpf, userspace.",
+        f"How the kernel is programmed: {_MODES}; {DEFAULT_MODE} by default.",
         "mode",
-        choices=_PROXY_MODES,
+        choices=tuple(SPECS),
     ),
     Flag(
         "bind-address",

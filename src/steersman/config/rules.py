@@ -20,8 +20,6 @@ from steersman.config.features import GATES, enabled, suggest, unknown
 from steersman.config.go import Duration, parse_int, split_address
 from steersman.config.types import (
     IPVS,
-    MODES,
-    UPSTREAM_MODES,
     ClientConnection,
     Conntrack,
     DetectLocal,
@@ -36,6 +34,7 @@ from steersman.config.types import (
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
 from steersman.model.inputs import DetectLocalMode
 from steersman.model.names import SCHEDULER_FLAGS
+from steersman.modes.specs import DEFAULT_MODE, SPECS, spec_of
 
 HIDDEN_METRICS_VERSION: Final = "1.35"
 """The release before the one whose behaviour this is."""
@@ -96,9 +95,10 @@ def validate_masquerade_bit(section: IPTables | NFTables, path: str) -> Iterator
 
 
 def _validate_mode_section(config: ProxyConfig) -> Iterator[FieldError]:
-    if config.mode == "ipvs":
+    section = spec_of(config.mode).periods_section
+    if section == "ipvs":
         yield from validate_ipvs(config.ipvs, f"{ROOT}.KubeProxyIPVSConfiguration")
-    elif config.mode == "nftables":
+    elif section == "nftables":
         path = f"{ROOT}.KubeProxyNFTablesConfiguration"
         yield from validate_masquerade_bit(config.nftables, path)
 
@@ -142,14 +142,14 @@ def validate_conntrack(section: Conntrack, path: str) -> Iterator[FieldError]:
 
 def validate_mode(mode: str, path: str, *, strict_upstream: bool = False) -> Iterator[FieldError]:
     """The mode is one there is; "" is the default."""
-    modes = UPSTREAM_MODES if strict_upstream else MODES
+    modes = [spec.name for spec in SPECS.values() if spec.upstream or not strict_upstream]
     if mode and mode not in modes:
         listed = ", ".join(sorted(modes))
         yield invalid(
             f"{path}.ProxyMode",
             mode,
             f"must be {listed} or blank "
-            "(blank means the best-available proxy [currently iptables])",
+            f"(blank means the best-available proxy [currently {DEFAULT_MODE}])",
         )
 
 
@@ -299,7 +299,7 @@ def _validate_log_options(options: LogOptions, path: str) -> Iterator[FieldError
 
 
 def _validate_port_range(config: ProxyConfig) -> Iterator[FieldError]:
-    if config.mode not in ("userspace", "winuserspace"):
+    if not spec_of(config.mode).uses_port_range:
         return  # upstream ignores the field, so must every mode that upstream has
     if parse_port_range(config.port_range) is None:
         detail = "must be a valid port range (e.g. 300-2000)"

@@ -16,11 +16,6 @@ from steersman.config.go import Duration, Quantity
 GROUP_VERSION: Final = "kubeproxy.config.k8s.io/v1alpha1"
 KIND: Final = "KubeProxyConfiguration"
 
-MODES: Final = ("iptables", "nftables", "ipvs", "ebpf", "userspace", "winuserspace")
-"""Every mode that can be asked for."""
-UPSTREAM_MODES: Final = ("iptables", "ipvs", "nftables")
-"""Those that upstream knows on Linux."""
-
 Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 UInt32: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 

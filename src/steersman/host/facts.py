@@ -25,6 +25,11 @@ def hostname() -> str:
     return socket.gethostname().strip().lower()
 
 
+def has_interface(name: str) -> bool:
+    """Return whether there is an interface of this name, in our network namespace."""
+    return any(name == each for _, each in socket.if_nameindex())
+
+
 async def read_facts() -> HostFacts:
     """Read all facts.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from steersman.model.conntrack import Confirm, Stale
+from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
@@ -122,6 +123,14 @@ class Mode(ABC):
     async def wait_for_external_change(self) -> None:
         """Return when another program may have changed our objects; by default never."""
         await asyncio.get_running_loop().create_future()
+
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Say which objects of ours the kernel has, without the mode's tools; "" if none.
+
+        Blocks; call it in a thread. It works if `probe` fails, and creates nothing.
+        """
+        del families
+        return ""
 
     # Counters
 

@@ -8,14 +8,12 @@ from typing import NamedTuple
 
 from steersman.model.findings import Finding, Severity
 from steersman.modes.base import Mode, Support
+from steersman.modes.specs import spec_of
 from steersman.run.events import Recorder
 from steersman.run.metrics import Metrics
 from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
-
-FALL_BACK = {"ipvs": "iptables"}
-"""What a mode is replaced by: kernels without ip_vs are common, and what it does can be had."""
 
 
 class Chosen(NamedTuple):
@@ -50,9 +48,10 @@ async def choose(wanted: Mode, make: Callable[[str], Mode], *, strict: bool) -> 
         for sentence in support.missing:
             log.warning("%s", sentence)
         return Chosen(wanted, wanted.name)
-    if strict or wanted.name not in FALL_BACK:
+    name = spec_of(wanted.name).fallback
+    if strict or not name:
         return support
-    other = make(FALL_BACK[wanted.name])
+    other = make(name)
     second = await other.probe()
     if not second.usable:
         return Support(usable=False, missing=(*support.missing, *second.missing))

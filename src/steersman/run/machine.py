@@ -7,17 +7,17 @@ Sockets, signals, timers and threads go through the event loop, netlink through 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from steersman.config import ProxyConfig
+from steersman.config import ProxyConfig, to_mode_options
 from steersman.host.exec import SubprocessExec
 from steersman.host.process import raise_descriptor_limit, set_oom_score_adjustment
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.plan import Traits
 from steersman.modes.base import Mode
-from steersman.modes.registry import MODES, Factory
+from steersman.modes.registry import Factory, create
 from steersman.run.collector import collect_seldom, keep_what_is_there, one_heap
 from steersman.run.fallback import Chosen
 from steersman.run.instance import Instance
@@ -25,7 +25,6 @@ from steersman.run.reload import file_changes
 from steersman.run.startup import (
     allow_localhost_node_ports,
     choose_mode,
-    mode_options,
     set_conntrack,
 )
 from steersman.run.switch import others
@@ -56,8 +55,8 @@ def memory_at_start() -> None:
 class Machine:
     """What the daemon asks of the machine it runs on. The defaults are the real machine."""
 
-    modes: Mapping[str, Factory] = field(default_factory=lambda: MODES)
-    """How the kernel is programmed, by mode."""
+    create_mode: Factory = create
+    """Builds a mode."""
     instance: Instance | None = None
     """The lock that lets one instance run on a node; None for no lock."""
     set_conntrack: Callable[[ProxyConfig, Traits], None] = set_conntrack
@@ -79,9 +78,9 @@ class Machine:
         Raises:
             StartError: something is missing.
         """
-        return await choose_mode(config, self.modes)
+        return await choose_mode(config, self.create_mode)
 
     def leftovers(self, mode: Mode, config: ProxyConfig) -> Iterable[tuple[str, Mode]]:
         """Return the other modes whose leftovers go once this one serves, by name."""
-        excluded = mode_options(config).ipvs.exclude_cidrs
-        return others(mode.name, SubprocessExec(), mode.variant, excluded, self.modes)
+        excluded = to_mode_options(config).ipvs.exclude_cidrs
+        return others(mode.name, SubprocessExec(), mode.variant, excluded, self.create_mode)

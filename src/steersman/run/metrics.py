@@ -9,7 +9,7 @@ register a function with `Metrics.on_scrape`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from steersman import __version__
 from steersman.model.names import Family
+from steersman.modes.specs import spec_of
 from steersman.run.exposition import exposition
 
 SYNC_BUCKETS = tuple(0.001 * 2**k for k in range(15))
@@ -110,16 +111,6 @@ class Declared(Generic[MetricT]):
             for family in families:
                 metric.labels(family.kubernetes)
         return Labelled(metric)
-
-
-class ModeMetricNames(NamedTuple):
-    """The optional metrics of a mode, by full name."""
-
-    names: frozenset[str] = frozenset()
-    refused: tuple[str, ...] = ()
-    """Counters of all batches that the kernel refused."""
-    refused_partial: tuple[str, ...] = ()
-    """Counters of refused batches that held only changes."""
 
 
 class Metrics:
@@ -290,11 +281,11 @@ class Metrics:
         """
         disable_created_metrics()  # type: ignore[no-untyped-call]  # upstream has no *_created series
         self.registry = CollectorRegistry()
-        self._mode = MODE_METRICS.get(mode, ModeMetricNames())
+        self._spec = spec_of(mode)
         self.by_name: dict[str, Labelled[Any]] = {
             metric.name: metric.create(self.registry, families)
             for metric in DECLARED
-            if not metric.optional or metric.name in self._mode.names
+            if not metric.optional or metric.name in self._spec.metrics
         }
         build = Gauge(
             "kubernetes_build_info",
@@ -317,11 +308,11 @@ class Metrics:
             full: number of batches of the difference to the whole kernel.
             partial: number of batches that held only changes.
         """
-        for names, amount in (
-            (self._mode.refused, full + partial),
-            (self._mode.refused_partial, partial),
+        for name, amount in (
+            (self._spec.failure_metric, full + partial),
+            (self._spec.partial_failure_metric, partial),
         ):
-            for name in names:
+            if name:
                 self.by_name[name](family.kubernetes).inc(amount)
 
     def on_scrape(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -336,22 +327,6 @@ class Metrics:
 
 DECLARED = tuple(each for each in vars(Metrics).values() if isinstance(each, Declared))
 """Every metric of `Metrics`, in order."""
-
-_SYNCS = frozenset({Metrics.full_sync_seconds.name, Metrics.partial_sync_seconds.name})
-_RULES = frozenset({Metrics.iptables_rules.name, Metrics.iptables_rules_written.name})
-_RESTORE = Metrics.iptables_restore_failures.name
-_PARTIAL_RESTORE = Metrics.iptables_partial_restore_failures.name
-_TRANSACTION = Metrics.nftables_sync_failures.name
-MODE_METRICS: Mapping[str, ModeMetricNames] = {
-    "iptables": ModeMetricNames(
-        _SYNCS | _RULES | {_RESTORE, _PARTIAL_RESTORE}, (_RESTORE,), (_PARTIAL_RESTORE,)
-    ),
-    "ipvs": ModeMetricNames(_RULES | {_RESTORE}, (_RESTORE,)),
-    "nftables": ModeMetricNames(
-        _SYNCS | {_TRANSACTION, Metrics.nftables_cleanup_failures.name}, (_TRANSACTION,)
-    ),
-}
-"""The optional metrics of each mode."""
 
 
 class _OnScrape(Collector):

@@ -6,16 +6,14 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from steersman.compile.node import node_settings
-from steersman.config import ProxyConfig, to_node_config
+from steersman.config import ProxyConfig, to_mode_options, to_node_config
 from steersman.config.go import Duration
-from steersman.config.rules import parse_port_range
-from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.exec import SubprocessExec
 from steersman.host.facts import hostname
 from steersman.host.sysctl import (
     ConntrackConfig,
@@ -24,12 +22,11 @@ from steersman.host.sysctl import (
     conntrack_settings,
     iptables_settings,
 )
-from steersman.model.addresses import canonical_cidr
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.plan import Traits
 from steersman.modes.base import Mode, Support
-from steersman.modes.ipvs.options import IpvsOptions
-from steersman.modes.registry import MODES, Factory, ModeOptions
+from steersman.modes.registry import Factory, create
+from steersman.modes.specs import SPECS
 from steersman.run.fallback import Chosen, choose
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
@@ -73,62 +70,28 @@ def make_source(config: ProxyConfig, node_name: str) -> Source:
     return ApiServerSource(cluster_access(config), node_name)
 
 
-def mode_options(config: ProxyConfig) -> ModeOptions:
-    """What the configuration says about modes."""
-    ports = parse_port_range(config.port_range)
-    return ModeOptions(
-        iptables_variant=config.steersman.iptables_variant,
-        ipvs=_ipvs_options(config),
-        proxy_ports=ports if ports and ports[1] else None,
-        udp_idle=config.steersman.udp_idle_timeout.seconds,
-        portals=config.steersman.userspace_portals,
-        dns_search=config.steersman.dns_search,
-        guard_node_ports=config.steersman.ebpf_guard_node_ports,
-        xdp_devices=config.steersman.ebpf_xdp_devices,
-        cgroup_root=config.steersman.ebpf_cgroup_root,
-    )
-
-
-def _ipvs_options(config: ProxyConfig) -> IpvsOptions:
-    block = config.ipvs
-    cidrs = tuple(c for text in block.exclude_cidrs if (c := canonical_cidr(text)) is not None)
-    return IpvsOptions(
-        scheduler=block.scheduler or "rr",
-        scheduler_flags=config.steersman.ipvs_scheduler_flags,
-        exclude_cidrs=cidrs,
-        strict_arp=block.strict_arp,
-        tcp_timeout=int(block.tcp_timeout.seconds),
-        tcp_fin_timeout=int(block.tcp_fin_timeout.seconds),
-        udp_timeout=int(block.udp_timeout.seconds),
-        load_modules=config.mode == "ipvs",
-    )
-
-
-def new_mode(
-    config: ProxyConfig, execute: Exec | None = None, modes: Mapping[str, Factory] = MODES
-) -> Mode:
-    """Build the mode; nothing is read or run.
+def new_mode(config: ProxyConfig, create: Factory = create) -> Mode:
+    """Build the configured mode; nothing is read or run.
 
     Raises:
         StartError: there is no such mode.
     """
-    factory = modes.get(config.mode)
-    if factory is None:
-        known = ", ".join(sorted(modes))
-        raise StartError(f"mode {config.mode} is not there yet; this version has {known}")
-    return factory(execute or SubprocessExec(), mode_options(config))
+    if config.mode not in SPECS:
+        known = ", ".join(sorted(SPECS))
+        raise StartError(f"there is no mode {config.mode}; this version has {known}")
+    return create(config.mode, SubprocessExec(), to_mode_options(config))
 
 
-async def choose_mode(config: ProxyConfig, modes: Mapping[str, Factory] = MODES) -> Chosen:
+async def choose_mode(config: ProxyConfig, create: Factory = create) -> Chosen:
     """Build the mode, or what stands in for it, and see that it can run here.
 
     Raises:
         StartError: something is missing.
     """
-    wanted = new_mode(config, modes=modes)
+    wanted = new_mode(config, create)
     found = await choose(
         wanted,
-        lambda name: modes[name](SubprocessExec(), mode_options(config)),
+        lambda name: create(name, SubprocessExec(), to_mode_options(config)),
         strict=config.steersman.strict,
     )
     if isinstance(found, Support):

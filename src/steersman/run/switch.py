@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from operator import attrgetter
 
 from steersman.host.exec import Exec
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.base import Mode
-from steersman.modes.ipvs.options import IpvsOptions
-from steersman.modes.registry import MODES, Factory, ModeOptions
+from steersman.modes.registry import Factory, create
+from steersman.modes.specs import SPECS, IpvsOptions, ModeOptions, spec_of
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +26,6 @@ _LOOKS = 3
 """At a mode that cannot be looked at: nearly always there is nothing of it, but it may have been a
 moment's trouble."""
 _POLL = 1.0  # seconds between two looks at what is still connected
-_VARIANTS = {"iptables": ("nft", "legacy"), "userspace": ("nft", "legacy", "nftables")}
-_ORDER = ("nftables", "iptables", "ipvs", "ebpf", "userspace")
-"""Modes that remove the leftovers of all others (behaviour 1.1 step 2), in this order.
-
-Ours of ipvs share no name with iptables'.
-"""
 
 
 def others(
@@ -38,34 +33,30 @@ def others(
     execute: Exec,
     variant: str = "",
     excluded: tuple[str, ...] = (),
-    modes: Mapping[str, Factory] = MODES,
+    create: Factory = create,
 ) -> Iterator[tuple[str, Mode]]:
-    """Modes whose leftovers are to go when this one serves, in every variant they could have.
+    """Yield the modes to remove when this one serves, in every variant that may have left objects.
+
+    A mode that takes no part in the order of clean-up removes nothing but its own other variants.
 
     Args:
         current: the mode that serves.
-        execute: how to run programs.
-        variant: of the iptables mode, the one that serves: the other one may have rules, too;
-            "none" of a mode that changes nothing on this machine.
-        excluded: CIDRs in which virtual servers of IPVS are somebody else's, and stay.
-        modes: how to make each mode.
+        execute: runs programs.
+        variant: of the mode that serves; "none" if it changes nothing on this machine.
+        excluded: CIDRs in which virtual servers of IPVS belong to other programs, and stay.
+        create: builds a mode.
     """
-    own = (current,) if current == "iptables" and variant else ()
-    removes = current in _ORDER and variant != "none"
-    left = tuple(name for name in _ORDER if name != current) if removes else ()
-    for name in own + left:
-        for each in _VARIANTS.get(name, ("",)):
-            if (name, each) != (current, variant):
-                mode = modes[name](execute, _options(each, excluded))
-                yield f"{name} ({each})" if each else name, mode
-
-
-def _options(variant: str, excluded: tuple[str, ...]) -> ModeOptions:
-    ipvs = IpvsOptions(exclude_cidrs=excluded, load_modules=False)
-    if variant == "nftables":
-        return ModeOptions(portals=variant, ipvs=ipvs, leftovers=True)
-    portals = "iptables" if variant else ""
-    return ModeOptions(iptables_variant=variant, portals=portals, ipvs=ipvs, leftovers=True)
+    ranked = sorted((s for s in SPECS.values() if s.cleanup_rank), key=attrgetter("cleanup_rank"))
+    mine = spec_of(current)
+    removes = bool(mine.cleanup_rank) and variant != "none"
+    own = [mine] if any(variant == each.name for each in mine.variants) else []
+    ipvs = IpvsOptions(exclude_cidrs=excluded)
+    for spec in own + [spec for spec in ranked if removes and spec is not mine]:
+        for each in spec.variants:
+            if (spec.name, each.name) != (current, variant):
+                options = each.of(ModeOptions(ipvs=ipvs))
+                name = f"{spec.name} ({each.name})" if each.name else spec.name
+                yield name, create(spec.name, execute, options)
 
 
 async def leave(

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from steersman.model.names import Family
+from steersman.modes.specs import SPECS
 from steersman.run.metrics import (
     DECLARED,
-    MODE_METRICS,
     NFACCT,
     PROGRAMMING_BUCKETS,
     SYNC_BUCKETS,
@@ -30,7 +30,7 @@ def types(metrics: Metrics) -> dict[str, str]:
 def test_each_mode_has_its_metrics_under_upstreams_names_and_types(mode: str) -> None:
     metrics = Metrics(mode)
     found = types(metrics)
-    optional = MODE_METRICS[mode].names if mode in MODE_METRICS else frozenset[str]()
+    optional = SPECS[mode].metrics
     for metric in DECLARED:
         there = not metric.optional or metric.name in optional
         assert found.get(metric.name) == (metric.kind.__name__.lower() if there else None)

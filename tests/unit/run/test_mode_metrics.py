@@ -9,13 +9,13 @@ from collections.abc import Collection, Iterable
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from steersman.config.types import MODES
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
 from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters
 from steersman.modes.base import Mode
 from steersman.modes.ebpf import layout
+from steersman.modes.specs import SPECS
 from steersman.run import mode_metrics
 from steersman.run.exposition import exposition
 from steersman.run.metrics import Metrics
@@ -82,7 +82,7 @@ async def default(mode: Mode, plans: list[ServicePlan], *, all_of_them: bool = F
     return b"".join(pieces).decode()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SPECS)
 async def test_the_page_of_a_large_cluster_is_small(mode: str) -> None:
     """At 10,000 Services as at none: with every label that a process can make."""
     metrics, busy = Metrics(mode), Busy()

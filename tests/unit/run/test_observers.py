@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from steersman.config.types import MODES
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Action, Frontend, FrontendKind, ServicePlan, Verdict
+from steersman.modes.specs import SPECS
 from steersman.netfilter.rule_text import count_rules
 from steersman.run.health import Moment, ProxyHealth
 from steersman.run.metrics import Labelled, Metrics
@@ -169,7 +169,7 @@ async def test_refusals_are_counted_by_extent() -> None:
     assert told.metric(f"{prefix}_partial_restore_failures_total", **v4) == 1
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SPECS)
 async def test_every_mode_can_be_told_of_syncs_and_refusals(mode: str) -> None:
     told = Told(mode=mode)
     await told.sync()

@@ -12,7 +12,7 @@ import pytest
 
 from steersman.config.flags import UPSTREAM as FLAGS
 from steersman.config.types import KubeProxyConfiguration, Section
-from steersman.modes.registry import MODES
+from steersman.modes.specs import SPECS
 from steersman.run.health import ProxyHealth
 from steersman.run.health_server import proxy_health_app
 from steersman.run.metrics import DECLARED, NFACCT, Metrics
@@ -102,7 +102,7 @@ def test_metrics_of_other_components(mode: str) -> None:
 
 def test_modes_are_as_the_registry_has_them() -> None:
     listed = {name for name, row in named("Modes").items() if row.cells[1] != "absent"}
-    assert listed == set(MODES), "say in docs/compatibility.md, Modes, which modes are there"
+    assert listed == set(SPECS), "say in docs/compatibility.md, Modes, which modes are there"
 
 
 async def test_every_endpoint() -> None:

@@ -20,8 +20,8 @@ from steersman.model.plan import (
 )
 from steersman.modes.base import Mode
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.render import node_port_addresses
+from steersman.modes.specs import IpvsOptions
 from tests.support.lab.sockets import Netns
 from tests.support.modes.flows import FlowCase
 from tests.support.modes.registry import ModeUnderTest

@@ -16,7 +16,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.modes.ipvs.options import IpvsOptions
+from steersman.modes.specs import IpvsOptions
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,

@@ -10,9 +10,9 @@ import pytest
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.names import Protocol
 from steersman.model.ruleset import diff
-from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.probe import check_scheduler
 from steersman.modes.ipvs.wire import resolve
+from steersman.modes.specs import IpvsOptions
 from tests.support.lab.ipvs_node import BOTH, ONE, OTHER, VIP, Node, of, table
 from tests.support.lab.sockets import Netns
 from tests.vm.guest.ipvs import only_with_all

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.plan import ServicePlan
-from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.wire import Timeouts, ask_info, ask_timeouts, resolve
+from steersman.modes.specs import IpvsOptions
 from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
 from tests.support.lab.ipvs_node import BOTH, ONE, OTHER, VIP, Node, node, of, table
 from tests.support.lab.sockets import Netns

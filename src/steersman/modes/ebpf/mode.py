@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Collection, Hashable
+import os
+from collections.abc import Callable, Collection, Hashable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from steersman.host.exec import Exec
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.errors import ApplyError, BusyError
+from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
@@ -24,6 +27,7 @@ from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.probe import probe
 from steersman.modes.ebpf.slots import FullError
 from steersman.modes.ebpf.sockets import destroy
+from steersman.modes.specs import ModeOptions
 
 T = TypeVar("T")
 
@@ -162,6 +166,18 @@ class EbpfMode(Mode):
         """Keep the connections going that netfilter translates for a mode which is left."""
         await self._hold.take()
 
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for the directory of our pins."""
+        del families
+        path = self._options.pins
+        try:
+            os.stat(path)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return f"{path} cannot be looked at: {error.strerror}"
+        return f"{path} is left"
+
     async def aclose(self, drain: float = 0.0) -> int:
         """Close all descriptors; the attached programs go on working."""
         self._keeper.stop()
@@ -187,3 +203,13 @@ def guarded(work: Callable[[], T]) -> T:
         if error.errno in _BUSY:
             raise BusyError(f"ebpf: {error}") from error
         raise ApplyError(f"ebpf: {error}") from error
+
+
+def create(execute: Exec, options: ModeOptions) -> EbpfMode:
+    """Build the mode for registry.py."""
+    wanted = EbpfOptions(
+        cgroup=Path(options.cgroup_root) if options.cgroup_root else None,
+        guard_node_ports=options.guard_node_ports,
+        xdp_devices=options.xdp_devices,
+    )
+    return EbpfMode(execute, wanted)

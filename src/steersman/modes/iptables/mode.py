@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -15,7 +15,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import ByOthers, Mode, Support
-from steersman.modes.iptables.names import is_kubelets
+from steersman.modes.iptables.names import is_kubelets, is_ours
 from steersman.modes.iptables.nfacct import (
     COUNTERS,
     PacketCounters,
@@ -26,9 +26,11 @@ from steersman.modes.iptables.parse import parse
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
 from steersman.modes.iptables.script import write_runs
+from steersman.modes.specs import ModeOptions
 from steersman.netfilter.generation import ForeignChanges, digest_rules
 from steersman.netfilter.iptables import Iptables, choose_tool
 from steersman.netfilter.names import RuleKey
+from steersman.netfilter.nf_tables import chains_left, legacy_left
 from steersman.netfilter.rule_text import LIMITS, Run
 
 _TCP_LIBERAL = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
@@ -178,6 +180,12 @@ class IptablesMode(Mode):
         if self._counters and removes_everything(change):
             await self._counters.delete()
 
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for our chains; those of iptables-legacy only its tool can list."""
+        if self._options.variant == "legacy":
+            return legacy_left(families)
+        return chains_left(is_ours, families)
+
     async def _restore(self, iptables: Iptables, run: Run) -> None:
         """Write one run, and tell its transactions from foreign ones."""
         if self._foreign is not None:
@@ -212,3 +220,9 @@ class IptablesMode(Mode):
         if not (self._counters and self.features.nfacct):
             return {}
         return dict.fromkeys(COUNTERS, 0) | self._counters.packets()
+
+
+def create(execute: Exec, options: ModeOptions) -> IptablesMode:
+    """Build the mode for registry.py."""
+    wanted = IptablesOptions(variant=options.iptables_variant, leftovers=options.leftovers)
+    return IptablesMode(execute, wanted)

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any
 
 import msgspec
 
 from steersman.host.exec import Exec
+from steersman.host.facts import has_interface
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_ROUTE
 from steersman.host.sysctl import SysctlError, apply, ipvs_settings
 from steersman.model.errors import ApplyError, BusyError
@@ -28,18 +29,20 @@ from steersman.modes.ipvs.fingerprint import of_kernel
 from steersman.modes.ipvs.kernel import Doors, Kernel
 from steersman.modes.ipvs.names import (
     ADDRESS_SETS,
+    CHAINS,
     DEVICE,
     DeviceKey,
     Server,
     ServerKey,
     SetKey,
 )
-from steersman.modes.ipvs.options import IpvsOptions
 from steersman.modes.ipvs.parse import parse_servers
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
 from steersman.modes.ipvs.sockets import Sockets, here
 from steersman.modes.ipvs.wire import ask_info, timeouts
+from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.netfilter.iptables import Iptables, Tool, choose_tool
+from steersman.netfilter.nf_tables import chains_left
 
 log = logging.getLogger(__name__)
 _VERSION = re.compile(r"\d+")
@@ -209,6 +212,12 @@ class IpvsMode(Mode):
                 raise BusyError(" ".join(support.missing))
         return self._kernel
 
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for our device, else for our chains."""
+        if has_interface(DEVICE):
+            return f"the interface {DEVICE} is left"
+        return chains_left(lambda table, chain: (table, chain) in CHAINS, families)
+
     # Connections
 
     async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
@@ -247,3 +256,13 @@ def kernel_version() -> tuple[int, int]:
     """Major and minor version of the running kernel."""
     major, minor = _VERSION.findall(os.uname().release)[:2]
     return int(major), int(minor)
+
+
+def create(execute: Exec, options: ModeOptions) -> IpvsMode:
+    """Build the mode for registry.py; ip_vs is loaded only if this mode is the configured one."""
+    wanted = msgspec.structs.replace(
+        options.ipvs,
+        iptables_variant=options.iptables_variant,
+        load_modules=options.asked_for == IpvsMode.name,
+    )
+    return IpvsMode(execute, wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any
 
 import msgspec
@@ -40,6 +40,8 @@ from steersman.modes.nftables.scrape import Scrape
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text
 from steersman.modes.nftables.wire import NEWGEN, table_of
+from steersman.modes.specs import ModeOptions
+from steersman.netfilter.nf_tables import table_left
 
 _BUFFER = 1 << 28  # bytes of the largest transaction, 50,000 Services take 20 MB
 _NFNLGRP_NFTABLES = 7
@@ -207,6 +209,10 @@ class NftablesMode(Mode):
             if key[0] in _ENDPOINTS and key[-4:] in FIRST_SLOTS:
                 self.slots.pop(key, None)
 
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for our tables."""
+        return table_left(TABLE, families)
+
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop serving loopback; return how many connections were cut after `drain` seconds."""
         return await self._relay.close(drain)
@@ -228,3 +234,8 @@ def slots_of(objects: Ruleset) -> dict[bytes, tuple[bytes, ...]]:
             slot = unpack_slot(key)
             found[key[:-4] + FIRST_SLOTS[slot >= LOCAL_SLOTS]].append((slot, endpoint))
     return {first: tuple([end for _, end in sorted(ends)]) for first, ends in found.items()}
+
+
+def create(execute: Exec, options: ModeOptions) -> NftablesMode:  # noqa: ARG001 - it has none
+    """Build the mode for registry.py."""
+    return NftablesMode(execute, relay=Relay())

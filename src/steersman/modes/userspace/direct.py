@@ -7,12 +7,14 @@ With an address provider every Service address is added to an interface first; w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import msgspec
 
+from steersman.host.facts import has_interface
 from steersman.model.addresses import family_of
 from steersman.model.errors import ApplyError, BusyError
+from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Mode, Support
@@ -188,6 +190,14 @@ class DirectMode(Mode):
         """
         if self._addresses is not None and not self._addresses.dedicated:
             await self._remove(addresses)
+
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for an interface of our own."""
+        del families
+        if self._addresses is None or not self._addresses.dedicated:
+            return ""
+        name = self._addresses.interface
+        return f"the interface {name} is left" if has_interface(name) else ""
 
     async def wait_for_handoff(self) -> None:
         """Return once the next process has the listening sockets."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable, Set
+import os
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Set
 from typing import TypeAlias
 
 import msgspec
@@ -15,7 +16,10 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Mode, Support
+from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace import render
+from steersman.modes.userspace.addresses import LinuxAddresses
+from steersman.modes.userspace.direct import DirectMode, DirectOptions
 from steersman.modes.userspace.flows import past_portals
 from steersman.modes.userspace.names import (
     BaseKey,
@@ -27,6 +31,7 @@ from steersman.modes.userspace.names import (
 )
 from steersman.modes.userspace.nft_portals import NftPortals
 from steersman.modes.userspace.portals import IptablesPortals
+from steersman.netfilter.conntrack import delete_stale
 from steersman.proxy.engine import Proxy, RunningListener
 from steersman.proxy.handoff import SocketHandoff, Stage
 from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, ListenerPlan
@@ -34,6 +39,8 @@ from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
 
 Forget: TypeAlias = Callable[[Stale], Awaitable[object]]
 log = logging.getLogger(__name__)
+_HANDOFF_NAME = "steersman-userspace"
+"""By which one process takes over the listening sockets of another."""
 
 
 class UserspaceOptions(msgspec.Struct, frozen=True):
@@ -200,6 +207,10 @@ class UserspaceMode(Mode):
         self.proxy.stop(self.proxy.take(fresh))
         await self.proxy.start({key: before[key] for key in wanted if key in before})
 
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for the rules of the portals in use."""
+        return self.portals.find_leftovers(families)
+
     async def wait_for_handoff(self) -> None:
         """Return once the next process has the listening sockets."""
         await self._handoff.wait_until_retired()
@@ -208,3 +219,24 @@ class UserspaceMode(Mode):
         """Stop listening, let connections end; return how many were cut after `drain` seconds."""
         self._handoff.close()
         return await self.proxy.drain(drain)
+
+
+def create(execute: Exec, options: ModeOptions) -> UserspaceMode | DirectMode:
+    """Build the mode for registry.py, with the portals that were asked for or may be changed."""
+    portals = options.portals or ("" if os.geteuid() == 0 else "none")
+    if portals in ("direct", "none"):
+        addresses = LinuxAddresses(execute) if portals == "direct" else None
+        wanted = DirectOptions(options.udp_idle, handover=_HANDOFF_NAME)
+        return DirectMode("userspace", addresses, wanted)
+    return UserspaceMode(
+        execute,
+        UserspaceOptions(
+            options.proxy_ports,
+            options.udp_idle,
+            options.iptables_variant,
+            portals,
+            leftovers=options.leftovers,
+            handover=_HANDOFF_NAME,
+        ),
+        forget=delete_stale,
+    )

@@ -24,6 +24,7 @@ from steersman.modes.userspace.nft_rules import (
     whole,
 )
 from steersman.modes.userspace.written import Written
+from steersman.netfilter.nf_tables import table_left
 from steersman.proxy.listeners import FrontendKey
 
 _TIMEOUT = 60.0
@@ -52,6 +53,10 @@ class NftPortals:
         if result.returncode:
             return Support(usable=False, missing=(f"nft does not work: {result.message}.",))
         return Support(usable=True)
+
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for our tables."""
+        return table_left(TABLE, families)
 
     async def read(self) -> dict[Key, Portal | str]:
         """Return the portals whose objects are all there, and what else is in our tables."""

@@ -11,9 +11,18 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.modes.base import Support
 from steersman.modes.userspace.names import BASE, STRAY, BaseKey, Key, Portal, StrayKey
-from steersman.modes.userspace.rules import CHAINS, Kernel, Rule, parse, portal_rules, write
+from steersman.modes.userspace.rules import (
+    ALL_CHAINS,
+    CHAINS,
+    Kernel,
+    Rule,
+    parse,
+    portal_rules,
+    write,
+)
 from steersman.modes.userspace.written import Written
 from steersman.netfilter.iptables import Iptables, choose_tool
+from steersman.netfilter.nf_tables import chains_left, legacy_left
 from steersman.netfilter.rule_text import Run
 from steersman.proxy.listeners import FrontendKey
 
@@ -48,6 +57,12 @@ class IptablesPortals:
         self.families = choice.families
         self._iptables = Iptables(self._execute, choice.tool, _LOCK_WAIT)
         return Support(usable=True, missing=choice.missing)
+
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for our chains; those of iptables-legacy only its tool can list."""
+        if self._variant == "legacy":
+            return legacy_left(families)
+        return chains_left(lambda table, chain: (table, chain) in ALL_CHAINS, families)
 
     async def read(self) -> dict[Key, Portal | str]:
         """Return the portals whose rules are all there, and what else is in our chains."""

@@ -9,6 +9,7 @@ import os
 
 from steersman.host.exec import Exec
 from steersman.host.windows import service_interface
+from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.direct import DirectMode, DirectOptions
 from steersman.modes.winuserspace.netsh import NetshAddresses
 from steersman.proxy.sockets import OpenSocket, open_socket
@@ -20,3 +21,8 @@ def winuserspace(
     """Make the mode, on the interface that the environment names."""
     addresses = NetshAddresses(execute, service_interface(os.environ))
     return DirectMode("winuserspace", addresses, options, open_socket)
+
+
+def create(execute: Exec, options: ModeOptions) -> DirectMode:
+    """Build the mode for registry.py."""
+    return winuserspace(execute, DirectOptions(options.udp_idle, dns_search=options.dns_search))

@@ -1,0 +1,201 @@
+"""The facts about each mode that the rest of the program needs, without importing the mode.
+
+Nothing outside modes/ names a mode: it looks at the row. A new mode is a folder with a `mode.py`
+that has `create(execute, options)`, and a row here.
+
+Pure, so that the configuration can use it; registry.py builds the modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+
+class IpvsOptions(msgspec.Struct, frozen=True):
+    """Operator settings of the ipvs mode."""
+
+    scheduler: str = "rr"
+    scheduler_flags: tuple[str, ...] = ()
+    """In ipvsadm's words, each for its scheduler; () for the usual ones, `none` for none."""
+    exclude_cidrs: tuple[str, ...] = ()
+    """Canonical CIDRs; virtual servers in them belong to other programs."""
+    strict_arp: bool = False
+    """Do not answer ARP for Service addresses on other interfaces."""
+    tcp_timeout: int = 0
+    """Seconds that idle connections live; 0 keeps the kernel's value, here and below."""
+    tcp_fin_timeout: int = 0
+    udp_timeout: int = 0
+    iptables_variant: str = ""
+    load_modules: bool = True
+    """Whether `probe` may load ip_vs if it is missing."""
+
+
+class ModeOptions(msgspec.Struct, frozen=True):
+    """Operator settings of all modes; each mode reads its own."""
+
+    asked_for: str = ""
+    """The configured mode; "" if modes are built only to remove what they left."""
+    leftovers: bool = False
+    """The mode is only to remove its objects: building and probing it must create nothing."""
+    iptables_variant: str = ""
+    """`nft`, `legacy`, or "" for the one that this machine uses."""
+    ipvs: IpvsOptions = IpvsOptions()
+    proxy_ports: tuple[int, int] | None = None
+    """First and last port that the userspace mode listens on; None for any."""
+    udp_idle: float = 0.25
+    """Seconds after which the userspace modes drop an idle UDP client."""
+    dns_search: tuple[str, ...] = ()
+    """Suffixes that the winuserspace mode tries for questions to DNS Services."""
+    portals: str = ""
+    """How clients reach the userspace mode: by `iptables` or `nftables` rules, `direct` (Service
+    addresses are added to this machine), `none` (only addresses that it has), or "": rules as
+    root, otherwise none."""
+    guard_node_ports: bool = True
+    """Whether the ebpf mode refuses bind() to a node port in use to processes of the node."""
+    xdp_devices: tuple[str, ...] = ()
+    """Devices on which the ebpf mode forwards packets of known connections in XDP."""
+    cgroup_root: str = ""
+    """The cgroup2 directory whose sockets the ebpf mode balances; "" finds the root."""
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """A flavour of a mode that may have left objects, and the options that select it."""
+
+    name: str = ""
+    options: Mapping[str, str] = {}
+    """Fields of ModeOptions and their values."""
+    only_if_left: bool = False
+    """Skip the clean-up unless `Mode.find_leftovers` says so: `probe` would create objects."""
+
+    def of(self, options: ModeOptions) -> ModeOptions:
+        """Return options that select this variant, to remove what it left."""
+        return msgspec.structs.replace(options, leftovers=True, **self.options)
+
+
+class ModeSpec(msgspec.Struct, frozen=True):
+    """One mode. The defaults are right for a mode that is fast and leaves nothing behind."""
+
+    name: str
+    upstream: bool = False
+    """Whether Kubernetes v1.36 has this mode on Linux."""
+    platform: Literal["linux", "win32"] = "linux"
+    """Value of sys.platform that the mode runs on."""
+    fallback: str = ""
+    """The mode that serves if this one cannot run here; "" for none."""
+
+    # Configuration
+
+    periods_section: Literal["iptables", "ipvs", "nftables"] = "iptables"
+    """Section of the v1alpha1 document with the sync periods of this mode."""
+    masquerade_section: Literal["iptables", "nftables"] = "iptables"
+    """Section of the v1alpha1 document with `masqueradeAll` and `masqueradeBit` of this mode."""
+    min_sync_seconds: float | None = None
+    """Minimum sync period, if changes are too cheap to wait upstream's second for more of them."""
+    node_port_addresses: tuple[str, ...] = ()
+    """Default of `nodePortAddresses`."""
+    uses_port_range: bool = False
+    """Whether `portRange` means something; upstream ignores it."""
+    local_fallback: bool = False
+    """Whether `--ipvs-local-fallback` means something."""
+
+    # Metrics
+
+    metrics: tuple[str, ...] = ()
+    """Upstream's metrics that only some modes have."""
+    failure_metric: str = ""
+    """The one of them that counts batches refused by the kernel."""
+    partial_failure_metric: str = ""
+    """The one of them that counts refused batches of only what had changed."""
+
+    # Leftovers
+
+    cleanup_rank: int = 0
+    """Place in the order in which modes remove each other's leftovers; 0: takes no part."""
+    variants: tuple[Variant, ...] = (Variant(),)
+    """Leftovers that another mode removes when it starts to serve."""
+    cleanup_variants: tuple[Variant, ...] = ()
+    """Leftovers that `cleanup` looks for; () for the same as `variants`."""
+    probe_before_cleanup: bool = True
+    """Whether leftovers can be read only if `probe` succeeds."""
+    dumps: tuple[str, ...] = ()
+    """Tables that `steersman NAME dump TABLE` prints."""
+
+
+DEFAULT_MODE = "iptables"
+_NFT = Variant("nft", {"iptables_variant": "nft", "portals": "iptables"})
+_LEGACY = Variant("legacy", {"iptables_variant": "legacy", "portals": "iptables"})
+_NFTABLES_PORTALS = Variant("nftables", {"portals": "nftables"})
+_DIRECT_PORTALS = Variant("direct", {"portals": "direct"}, only_if_left=True)
+_BOTH_EXTENTS = (
+    "kubeproxy_sync_full_proxy_rules_duration_seconds",
+    "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+)
+_SYNC = "kubeproxy_sync_proxy_rules_"
+_RESTORE_FAILURES = f"{_SYNC}iptables_restore_failures_total"
+_PARTIAL_FAILURES = f"{_SYNC}iptables_partial_restore_failures_total"
+_NFTABLES_FAILURES = f"{_SYNC}nftables_sync_failures_total"
+_RULES = (f"{_SYNC}iptables_total", f"{_SYNC}iptables_last", _RESTORE_FAILURES)
+
+_ROWS = (
+    ModeSpec(
+        "iptables",
+        upstream=True,
+        metrics=(*_BOTH_EXTENTS, *_RULES, _PARTIAL_FAILURES),
+        failure_metric=_RESTORE_FAILURES,
+        partial_failure_metric=_PARTIAL_FAILURES,
+        cleanup_rank=2,
+        variants=(_NFT, _LEGACY),
+    ),
+    ModeSpec(
+        "nftables",
+        upstream=True,
+        periods_section="nftables",
+        masquerade_section="nftables",
+        min_sync_seconds=0.01,
+        node_port_addresses=("primary",),
+        metrics=(
+            *_BOTH_EXTENTS,
+            _NFTABLES_FAILURES,
+            f"{_SYNC}nftables_cleanup_failures_total",
+        ),
+        failure_metric=_NFTABLES_FAILURES,
+        cleanup_rank=1,
+        probe_before_cleanup=False,
+    ),
+    ModeSpec(
+        "ipvs",
+        upstream=True,
+        fallback="iptables",  # kernels without ip_vs are common
+        periods_section="ipvs",
+        local_fallback=True,
+        metrics=_RULES,
+        failure_metric=_RESTORE_FAILURES,
+        cleanup_rank=3,
+        cleanup_variants=(_NFT, _LEGACY),
+    ),
+    ModeSpec(
+        "ebpf",
+        min_sync_seconds=0.01,
+        cleanup_rank=4,
+        dumps=("services", "endpoints", "conntrack", "affinity", "counters"),
+    ),
+    ModeSpec(
+        "userspace",
+        uses_port_range=True,
+        cleanup_rank=5,
+        variants=(_NFT, _LEGACY, _NFTABLES_PORTALS),
+        cleanup_variants=(_NFT, _LEGACY, _NFTABLES_PORTALS, _DIRECT_PORTALS),
+    ),
+    ModeSpec("winuserspace", platform="win32", uses_port_range=True),
+)
+
+SPECS: dict[str, ModeSpec] = {row.name: row for row in _ROWS}
+"""Every mode by its `--proxy-mode` name."""
+
+
+def spec_of(mode: str) -> ModeSpec:
+    """Return the row of a mode; the defaults of the default mode if the name is not known."""
+    return SPECS.get(mode) or ModeSpec(mode)
