@@ -28,7 +28,7 @@ LAYERS: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 PURE_IN_MODES = {
-    *("render", "render_node", "render_localhost", "names", "parse"),
+    *("render", "render_node", "names", "parse"),
     *("script", "specs"),
 }
 """Modules of modes that do not touch the kernel; the others may import host."""

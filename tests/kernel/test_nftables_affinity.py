@@ -10,8 +10,7 @@ import pytest
 from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
 from steersman.model.ruleset import Diff
-from steersman.modes.nftables.affinity import base_name, memory_name
-from steersman.modes.nftables.layout import Kind
+from steersman.modes.nftables.layout import Kind, affinity_map_name, base_name
 from tests.support.builders import nftables_plans as make
 from tests.support.lab.cluster import Lab
 from tests.support.lab.nft_cluster import ENDS, NODE, OUTSIDE, POD, Cluster, lab
@@ -19,7 +18,7 @@ from tests.support.lab.nft_cluster import ENDS, NODE, OUTSIDE, POD, Cluster, lab
 __all__ = ["lab"]  # a fixture
 
 pytestmark = pytest.mark.kernel
-MEMORY = memory_name(base_name(make.key()), local=False)
+MEMORY = affinity_map_name(base_name(make.key()), local=False)
 
 
 def frontends(actions: make.Actions) -> list[Frontend]:

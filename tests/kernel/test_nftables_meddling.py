@@ -13,7 +13,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
 from steersman.host.nlmsg import Message
 from steersman.model.ruleset import diff
-from steersman.modes.nftables.affinity import base_name, memory_name
+from steersman.modes.nftables.layout import affinity_map_name, base_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
 from steersman.netfilter.generation import generation
 from steersman.run.sync import Sync
@@ -25,7 +25,7 @@ from tests.support.lab.nft import elements, listing, nft, program, render
 
 pytestmark = pytest.mark.kernel
 OTHER = "add table ip other; delete table ip other"
-MEMORY = memory_name(base_name(make.key()), local=False)
+MEMORY = affinity_map_name(base_name(make.key()), local=False)
 
 
 class Meddler:

@@ -15,7 +15,7 @@ from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff, merge
-from steersman.modes.nftables.layout import Kind, bare, is_local, prefix
+from steersman.modes.nftables.layout import Kind, is_local, prefix, without_locality
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
 from steersman.source.store import Store
@@ -172,7 +172,9 @@ def test_a_table_of_the_version_before_is_corrected() -> None:
         mode = new_mode()
         want = await program(mode, [make.plan(range(6))])
         slots = {k: v for k, v in want.items() if k[0] == Kind.SERVICE_ENDPOINTS and is_local(v)}
-        await mode.apply(Diff(changed={key: (value, bare(value)) for key, value in slots.items()}))
+        await mode.apply(
+            Diff(changed={key: (value, without_locality(value)) for key, value in slots.items()})
+        )
         for number in range(6):
             end = f"10.244.0.{number}"
             nft(f"add element ip kube-proxy hairpin-connections {{ {end} . {end} . tcp . 8080 }}")

@@ -11,8 +11,7 @@ from steersman.model.names import PlanKey
 from steersman.model.plan import ServicePlan, Verdict
 from steersman.model.ruleset import diff, merge, patch
 from steersman.modes.nftables.layout import Kind, size_for, unpack_slot
-from steersman.modes.nftables.render import Slots, render_service
-from steersman.modes.nftables.slots import assign
+from steersman.modes.nftables.render import Slots, assign_slots, render_service
 from steersman.modes.nftables.text import ruleset_text
 from tests.support.builders import nftables_plans as make
 
@@ -22,27 +21,27 @@ ENDS = st.lists(st.integers(0, 40).map(lambda n: bytes((n,))), unique=True).map(
 
 @given(ENDS, ENDS)
 def test_slots_are_dense_complete_and_stable(previous: Ends, wanted: Ends) -> None:
-    got = assign(previous, wanted)
+    got = assign_slots(previous, wanted)
     assert sorted(got) == sorted(wanted)
     kept = sum(before == after for before, after in zip(previous, got, strict=False))
     stays = len(set(previous) & set(wanted))
     shorter = max(0, len(previous) - len(wanted))
     assert kept >= stays - shorter
-    assert assign(got, wanted) == got
+    assert assign_slots(got, wanted) == got
 
 
 @given(ENDS, st.data())
 def test_one_endpoint_less_moves_one(previous: Ends, data: st.DataObject) -> None:
     if previous:
         gone = data.draw(st.sampled_from(previous))
-        got = assign(previous, tuple(end for end in previous if end != gone))
+        got = assign_slots(previous, tuple(end for end in previous if end != gone))
         moved = [n for n, (a, b) in enumerate(zip(previous, got, strict=False)) if a != b]
         assert len(moved) <= 1
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=6).map(tuple))
-def test_slots_that_the_kernel_holds_twice_are_mended(previous: Ends) -> None:
-    assert sorted(assign(previous, (b"a", b"b"))) == [b"a", b"b"]
+def test_slots_that_the_kernel_holds_twice_become_unique(previous: Ends) -> None:
+    assert sorted(assign_slots(previous, (b"a", b"b"))) == [b"a", b"b"]
 
 
 def everything(world: dict[PlanKey, ServicePlan], slots: Slots) -> dict[Any, Any]:

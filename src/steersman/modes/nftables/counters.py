@@ -1,197 +1,236 @@
-"""Connections per frontend and per endpoint: the elements' own counters, kept across replacement.
+"""Connections per frontend and per endpoint, from the counters of elements.
 
-An element that is replaced starts at zero in the kernel, and slots change hands; what was counted
-is read just before and added to what comes after. Connections of ServicePorts with session affinity
-are counted where the data path learns them, too: those that affinity sends on draw no endpoint.
+Elements of `service-ips`, `service-nodeports` and the endpoint maps count new connections. With
+session affinity most connections choose no slot, so the elements of a `members-...` set count too:
+every connection passes them when it is learned.
+
+An element that is replaced starts at zero in the kernel, and slots change hands. So `Counters`
+reads elements just before a transaction replaces them, and carries the counts over. `Scrape` reads
+all counters beside transactions, which it does not hold up: one that meets a transaction is
+repeated. totals.py adds the counts up by ServicePort.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain
 from typing import NamedTuple
 
 from steersman.host.netlink import DumpInterruptedError, Netlink, NetlinkError
 from steersman.host.nlmsg import attributes, nested, text
+from steersman.model.errors import BusyError
 from steersman.model.names import Family
+from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Diff
+from steersman.model.stats import ConnectionStats
 from steersman.modes.nftables import wire
-from steersman.modes.nftables.elements import encode
 from steersman.modes.nftables.layout import (
+    ENDPOINT_KINDS,
+    FRONTEND_KINDS,
     SETS,
     TABLE,
     Form,
     Kind,
-    bare,
-    first_slot,
+    address_and_port,
+    counted_key,
+    element_key,
+    family_of,
+    fields_of,
+    is_members_set,
+    kind_of,
     named,
     prefix,
+    prefix_of,
 )
-from steersman.modes.nftables.read import is_members, set_elements, set_names
+from steersman.modes.nftables.read import set_contents, set_names
+from steersman.modes.nftables.relay import Relay
+from steersman.modes.nftables.totals import ConnectionTotals
 
-_FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
-_ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
-_COUNTED = frozenset((*_FRONTENDS, *_ENDPOINTS))
+_COUNTED_KINDS = (*FRONTEND_KINDS, *ENDPOINT_KINDS)
 _COUNTER, _PACKETS = text(1, "counter"), 2
 _HAS_COUNTED = re.compile(struct.pack("=HH", 12, _PACKETS) + rb"(?!\0{8})")
-"""Found where a counter's attribute of packets is not 0; elsewhere by chance only."""
+"""Found if a counter's attribute of packets is not 0; else only by chance."""
 _TOGETHER = 500
-"""Elements that are asked for at once."""
+"""Elements that one request reads."""
+_ATTEMPTS = 3
 
 
-class Counted(NamedTuple):
-    """What was counted."""
+class CounterReading(NamedTuple):
+    """All counts at one moment, by `layout.counted_key`; those of 0 may be left out."""
 
     totals: Mapping[bytes, int]
-    before: Mapping[bytes, int]
-    """How much of it by elements that were replaced."""
+    carried: Mapping[bytes, int]
+    """The part that was counted by elements that have been replaced."""
 
 
 class Counters:
-    """What elements had counted when they were replaced."""
+    """The counters of elements, and what they had counted when they were replaced."""
 
     def __init__(self, netlink: Netlink) -> None:
-        """Take the socket that transactions are sent by."""
+        """Initialize with the socket that sends transactions."""
         self._netlink = netlink
-        self._before: dict[bytes, int] = {}
+        self._carried: dict[bytes, int] = {}
         self._moves = 0
-        """Odd while a transaction moves what is counted."""
+        """Odd while a transaction replaces elements that count."""
 
     @contextmanager
-    def kept(self, change: Diff) -> Iterator[None]:
-        """Keep what elements have counted across the transaction that replaces them."""
+    def carried_over(self, change: Diff) -> Iterator[None]:
+        """Carry counts over a transaction, for frontends and endpoints that stay."""
         if not change.removed and not change.changed:
             yield
             return
         self._moves += 1
         try:
-            counted, gone = self._counted(change)
+            counted, gone = self._before(change)
             yield
             for name, packets in counted:
-                self._before[name] = self._before.get(name, 0) + packets
-            for name in gone:  # who comes later starts anew
-                self._before.pop(name, None)
+                self._carried[name] = self._carried.get(name, 0) + packets
+            for name in gone:  # if it comes back it starts at zero
+                self._carried.pop(name, None)
         finally:
             self._moves += 1
 
-    def _counted(self, change: Diff) -> tuple[list[tuple[bytes, int]], set[bytes]]:
-        """What elements that go have counted for what stays; for what nobody counts any more."""
-        if not self._before and not _may_stay(change):  # most often: no need for names
+    def _before(self, change: Diff) -> tuple[list[tuple[bytes, int]], set[bytes]]:
+        """Return counts to carry over, and keys to drop."""
+        if not self._carried and not _may_stay(change):  # most often
             return [], set()
-        names = {
-            key: _name(key, value) for key, value in change.removed.items() if key[0] in _COUNTED
-        }
-        stay = {_name(key, value) for key, value in change.added.items() if key[0] in _COUNTED}
+        kinds = _COUNTED_KINDS
+        names = {k: counted_key(k, v) for k, v in change.removed.items() if kind_of(k) in kinds}
+        stay = {counted_key(k, v) for k, v in change.added.items() if kind_of(k) in kinds}
         for key, (old, new) in change.changed.items():
-            if key[0] in _COUNTED:
-                names[key] = _name(key, old)
-                stay.add(_name(key, new))
+            if kind_of(key) in kinds:
+                names[key] = counted_key(key, old)
+                stay.add(counted_key(key, new))
         moved = {key: name for key, name in names.items() if name in stay}
-        counted = [(moved[key], packets) for key, packets in self._read(moved) if packets]
+        by_set: dict[bytes, list[bytes]] = {}
+        for key in moved:
+            by_set.setdefault(prefix_of(key), []).append(fields_of(key))
+        counted = [
+            (moved[key], packets)
+            for start, keys in by_set.items()
+            for first in range(0, len(keys), _TOGETHER)
+            for key, packets in self._read(start, keys[first : first + _TOGETHER])
+            if packets
+        ]
         return counted, set(names.values()) - stay
 
-    def totals(self, netlink: Netlink) -> Counted | None:
-        """Connections so far, by the key of the frontend's element, or by that of the endpoint's
-        with the first slot of its pool, then the endpoint.
-
-        What has counted nothing is left out, but for members of sets. None where a transaction
-        moved what is counted meanwhile.
-
-        Args:
-            netlink: the socket to ask by: not that of transactions, which need not wait.
-        """
-        moves = self._moves
-        try:
-            totals = self._listed(netlink)
-        except DumpInterruptedError:
-            return None
-        before = dict(self._before)
-        if moves % 2 or moves != self._moves:
-            return None
-        for name, packets in before.items():
-            totals[name] = totals.get(name, 0) + packets
-        return Counted(totals, before)
-
-    @staticmethod
-    def _listed(netlink: Netlink) -> dict[bytes, int]:
-        totals: dict[bytes, int] = {}
-        for family in Family:
-            try:
-                for name, packets in chain(_fixed(netlink, family), _members(netlink, family)):
-                    totals[name] = totals.get(name, 0) + packets
-            except DumpInterruptedError:
-                raise
-            except NetlinkError:  # no such table
-                continue
-        return totals
-
-    def _read(self, keys: dict[bytes, bytes]) -> Iterator[tuple[bytes, int]]:
-        groups: dict[bytes, list[bytes]] = {}
-        for key in keys:
-            groups.setdefault(key[:2], []).append(key[2:])
-        for start, group in groups.items():
-            for at in range(0, len(group), _TOGETHER):
-                yield from self._some(start, group[at : at + _TOGETHER])
-
-    def _some(self, start: bytes, keys: list[bytes]) -> Iterator[tuple[bytes, int]]:
-        """Ask for some elements of one set."""
-        items = encode(Form.SET, [(key, b"") for key in keys], keys_only=True)
-        table, name = text(1, TABLE), text(2, SETS[start[0]].name)
-        request = wire.request(wire.GETSETELEM, Family(start[1]), table, name, nested(3, *items))
+    def _read(self, start: bytes, keys: list[bytes]) -> Iterator[tuple[bytes, int]]:
+        """Read the counters of some elements of a set; `start` begins their keys."""
+        items = wire.encode(Form.SET, [(key, b"") for key in keys], keys_only=True)
+        table, name = text(1, TABLE), text(2, SETS[kind_of(start)].name)
+        elements = nested(3, *items)
+        request = wire.request(wire.GETSETELEM, family_of(start), table, name, elements)
         try:
             replies = self._netlink.request(request)
-        except NetlinkError:  # someone else deleted one: the transaction will say so
+        except NetlinkError:  # another program deleted one: the transaction will report it
             return
-        end = 8 + len(keys[0])
+        key_in, behind = wire.key_getter(len(keys[0])), wire.behind_key(len(keys[0]))
         for reply in replies:
-            for content in wire.element_lists(reply.payload):
-                yield start + content[8:end], _packets(content, end)
+            for content in wire.element_contents(reply.payload):
+                yield start + key_in(content), _packets(content, behind)
+
+    def totals(self, netlink: Netlink) -> CounterReading | None:
+        """Return all counts; None if a transaction moved some of them at the same time.
+
+        Args:
+            netlink: socket to read by; not that of transactions, which need not wait.
+        """
+        moves = self._moves
+        totals: dict[bytes, int] = {}
+        try:
+            for family in Family:
+                try:
+                    for name, packets in _family_counts(netlink, family):
+                        totals[name] = totals.get(name, 0) + packets
+                except DumpInterruptedError:
+                    raise
+                except NetlinkError:  # no such table
+                    continue
+        except DumpInterruptedError:
+            return None
+        carried = dict(self._carried)
+        if moves % 2 or moves != self._moves:
+            return None
+        for name, packets in carried.items():
+            totals[name] = totals.get(name, 0) + packets
+        return CounterReading(totals, carried)
 
 
 def _may_stay(change: Diff) -> bool:
-    """Whether a frontend is replaced, or an endpoint goes from one place to another."""
-    if any(key[0] in _FRONTENDS for key in change.changed):
+    """Return whether a frontend is replaced, or an endpoint moves from one slot to another."""
+    if any(kind_of(key) in FRONTEND_KINDS for key in change.changed):
         return True
-    gone = {old[:-1] for old, _ in change.changed.values()}  # without the word where they run
-    gone |= {old[:-1] for old in change.removed.values()}
-    come = {new[:-1] for _, new in change.changed.values()}
-    return not gone.isdisjoint(come | {new[:-1] for new in change.added.values()})
+    gone = {address_and_port(old) for old, _ in change.changed.values()}
+    gone |= {address_and_port(old) for old in change.removed.values()}
+    come = {address_and_port(new) for _, new in change.changed.values()}
+    come |= {address_and_port(new) for new in change.added.values()}
+    return not gone.isdisjoint(come)
 
 
-def _fixed(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
-    """What elements of the fixed maps have counted."""
-    size = family.bits // 8 + 4
-    for kind in (*_FRONTENDS, *_ENDPOINTS):
-        end = 8 + SETS[kind].key_size(family)
-        start = prefix(kind, family)
-        for content in set_elements(netlink, family, SETS[kind].name, _HAS_COUNTED):
-            if packets := _packets(content, end):
-                value = content[end + 8 : end + 8 + size]
-                yield _name(start + content[8:end], value), packets
-
-
-def _name(key: bytes, value: bytes) -> bytes:
-    """What an element counts for: slots of a pool change hands, and endpoints can move here."""
-    return key[:-4] + first_slot(key[-4:]) + bare(value) if key[0] in _ENDPOINTS else key
-
-
-def _members(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
-    """What the sets of members have counted, by the keys of their elements."""
-    end = 8 + family.bits // 8 + 4
+def _family_counts(netlink: Netlink, family: Family) -> Iterator[tuple[bytes, int]]:
+    """Yield the counts of one family's elements. Members are listed even if their count is 0."""
+    width = family.bits // 8
+    for kind in _COUNTED_KINDS:
+        start, size = prefix(kind, family), SETS[kind].key_size(family)
+        key_in, endpoint_in = wire.key_getter(size), wire.data_getter(size, width + 4)
+        behind = wire.behind_key(size)
+        for content in set_contents(netlink, family, SETS[kind].name, _HAS_COUNTED):
+            if packets := _packets(content, behind):
+                yield counted_key(start + key_in(content), endpoint_in(content)), packets
+    key_in, behind = wire.key_getter(width + 4), wire.behind_key(width + 4)
     for name in set_names(netlink, family):
-        if is_members(name):
-            start = named(Kind.MEMBER, family, name) + b"\0"
-            for content in set_elements(netlink, family, name):
-                yield start + content[8:end], _packets(content, end)
+        if is_members_set(name):
+            start = element_key(named(Kind.MEMBERS, family, name))
+            for content in set_contents(netlink, family, name):
+                yield start + key_in(content), _packets(content, behind)
 
 
-def _packets(content: bytes, end: int) -> int:
-    """Read an element's counter: found rather than parsed, and most have counted nothing."""
-    name = content.find(_COUNTER, end) if _HAS_COUNTED.search(content, end) else -1
-    if name < 0:
+def _packets(content: bytes, behind: int) -> int:
+    """Return the packets of an element's counter: searched for, as most have counted nothing."""
+    at = content.find(_COUNTER, behind) if _HAS_COUNTED.search(content, behind) else -1
+    if at < 0:
         return 0
-    values = attributes(content, name + len(_COUNTER) + 4)
+    values = attributes(content, at + len(_COUNTER) + 4)
     return int.from_bytes(values.get(_PACKETS, b""), "big")
+
+
+class Scrape:
+    """Connections so far by ServicePort; one scrape at a time."""
+
+    def __init__(self, connect: Callable[[], Netlink], transactions: asyncio.Lock) -> None:
+        """Initialize at zero.
+
+        Args:
+            connect: opens a socket for each scrape.
+            transactions: held by tasks that send transactions.
+        """
+        self._connect = connect
+        self._transactions = transactions
+        self._one = asyncio.Lock()
+        self._totals = ConnectionTotals()
+
+    async def stats(
+        self, counters: Counters, relay: Relay, plans: Iterable[ServicePlan]
+    ) -> ConnectionStats:
+        """Return the connections that elements and listeners on loopback counted for plans.
+
+        Raises:
+            BusyError: other programs change the ruleset all the time.
+        """
+        plans = tuple(plans)  # they change while this waits
+        async with self._one:
+            reading = None
+            with self._connect() as netlink:
+                for _ in range(_ATTEMPTS):
+                    if reading is None:
+                        reading = await asyncio.to_thread(counters.totals, netlink)
+                if reading is None:  # too many transactions: hold them up
+                    async with self._transactions:
+                        reading = await asyncio.to_thread(counters.totals, netlink)
+            if reading is None:
+                raise BusyError("nftables: the ruleset changes faster than it can be read")
+            counts = {**reading.totals, **relay.counts()}
+            return await asyncio.to_thread(self._totals.update, counts, plans, reading.carried)

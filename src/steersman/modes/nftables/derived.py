@@ -1,8 +1,13 @@
-"""Elements that follow from others, each once however many those are. Pure.
+"""Elements that are derived from others, with reference counts. Pure.
 
-A clusterIP is known as long as a frontend has it, whichever port; an endpoint on this node can
-reach itself as long as a ServicePort has it (behaviour 9; elsewhere no such packet passes here). So
-they belong to nobody in the Ruleset, and are counted.
+    service-ips or no-endpoint-services, of a clusterIP    ->  cluster-ips: its address
+    service-endpoints or nodeport-endpoints, of a local    ->  hairpin-connections: the endpoint
+    endpoint                                                   to itself
+
+A clusterIP stays as long as a frontend has it, whichever port; an endpoint on this node as long as
+a ServicePort has it (behaviour 9; elsewhere no such packet passes here). Several ServicePorts can
+share a derived element, so it belongs to none of them in the Ruleset: the transaction adds it with
+the first reference and removes it with the last.
 """
 
 from __future__ import annotations
@@ -12,102 +17,104 @@ from typing import TypeAlias
 
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.nftables.layout import CLUSTER_IP_SUFFIX, Kind, bare, is_local, prefix
-
-Counts: TypeAlias = dict[bytes, int]
-"""Elements that others follow from, by the key of what follows."""
-
-_FRONTENDS = (Kind.SERVICE_IPS, Kind.NO_ENDPOINT_SERVICES)
-_ENDPOINTS = frozenset((Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS))
-_SOURCES = frozenset((*_FRONTENDS, *_ENDPOINTS))
-
-
-_CLUSTER_IPS, _HAIRPINS = (
-    {int(family): prefix(kind, family) for family in Family}
-    for kind in (Kind.CLUSTER_IPS, Kind.HAIRPIN_CONNECTIONS)
+from steersman.modes.nftables.layout import (
+    CLUSTER_IP_SUFFIX,
+    ENDPOINT_KINDS,
+    Kind,
+    cluster_ip_key,
+    family_number,
+    hairpin_key,
+    is_local,
+    kind_of,
 )
 
+Counts: TypeAlias = dict[bytes, int]
+"""Reference counts of derived elements, by their keys."""
 
-def derived(key: bytes, value: bytes) -> bytes:
-    """Key of what follows from an element of a frontend or endpoint; b"" where nothing does."""
-    if key[0] in _ENDPOINTS:
-        if not is_local(value):
-            return b""
-        return _HAIRPINS[key[1]] + value[:-4] * 2 + key[-12:-8] + bare(value)[-4:]
-    if value.endswith(CLUSTER_IP_SUFFIX):
-        return _CLUSTER_IPS[key[1]] + key[2:-8]
-    return b""
+_FRONTEND_KINDS = (int(Kind.SERVICE_IPS), int(Kind.NO_ENDPOINT_SERVICES))
+_SOURCE_KINDS = (*_FRONTEND_KINDS, *ENDPOINT_KINDS)
 
 
-def count(objects: Iterable[tuple[bytes, bytes]], by: int, counts: Counts) -> None:
-    """Add to the counts."""
+def derived_key(key: bytes, value: bytes) -> bytes:
+    """Return the key of the element derived from a frontend or endpoint; b"" for none."""
+    if kind_of(key) in ENDPOINT_KINDS:
+        return hairpin_key(key, value) if is_local(value) else b""
+    return cluster_ip_key(key) if value.endswith(CLUSTER_IP_SUFFIX) else b""
+
+
+def _count(objects: Iterable[tuple[bytes, bytes]], by: int, counts: Counts) -> None:
+    """Add `by` to the counts for each reference by an object."""
     for key, value in objects:
-        if key[0] in _ENDPOINTS and not is_local(value):
+        kind = kind_of(key)
+        if kind in ENDPOINT_KINDS and not is_local(value):
             continue  # nearly all of them
-        if key[0] in _SOURCES and (follows := derived(key, value)):
-            counts[follows] = counts.get(follows, 0) + by
+        if kind in _SOURCE_KINDS and (element := derived_key(key, value)):
+            counts[element] = counts.get(element, 0) + by
 
 
-class Derived:
-    """How many elements each that follows from others follows from, in the kernel."""
+class DerivedElements:
+    """Reference counts of derived elements in the kernel."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._counts: Counts = {}
 
-    def read(self, counts: Counts) -> None:
-        """Begin with what is in the kernel (check_derived)."""
+    def reset(self, counts: Counts) -> None:
+        """Start from the counts of the elements in the kernel (check_derived)."""
         self._counts = counts
 
-    def loaded(self, objects: Ruleset) -> dict[bytes, bytes]:
-        """Count what is loaded into new tables; return what follows from it."""
+    def load(self, objects: Ruleset) -> dict[bytes, bytes]:
+        """Count references by objects loaded into new tables; return their derived elements."""
         counts: Counts = {}
-        count(objects.items(), 1, counts)
+        _count(objects.items(), 1, counts)
         self._counts.update(counts)
         return dict.fromkeys(counts, b"")
 
-    def after(self, change: Diff) -> Counts:
-        """Counts that will differ when a Diff has been carried out."""
+    def counts_after(self, change: Diff) -> Counts:
+        """Return the counts that a Diff will change, with their new values."""
         by: Counts = {}
-        count(change.added.items(), 1, by)
-        count(change.removed.items(), -1, by)
-        count(((key, new) for key, (_, new) in change.changed.items()), 1, by)
-        count(((key, old) for key, (old, _) in change.changed.items()), -1, by)
+        _count(change.added.items(), 1, by)
+        _count(change.removed.items(), -1, by)
+        _count(((key, new) for key, (_, new) in change.changed.items()), 1, by)
+        _count(((key, old) for key, (old, _) in change.changed.items()), -1, by)
         return {key: self._counts.get(key, 0) + delta for key, delta in by.items() if delta}
 
     def complete(self, change: Diff, counts: Mapping[bytes, int]) -> Diff:
-        """Add the elements that come and go with a Diff."""
+        """Return a Diff with the derived elements that it adds and removes."""
         added, removed = dict(change.added), dict(change.removed)
         for key, number in counts.items():
             had = key in self._counts
             if number > 0 and not had:
-                if removed.pop(key, None) is None:  # else it was nobody's until now
+                # An element without references is about to be removed: now it stays.
+                if removed.pop(key, None) is None:
                     added[key] = b""
             elif number <= 0 and had:
                 removed[key] = b""
         return Diff(added, removed, change.changed)
 
-    def keep(self, counts: Mapping[bytes, int], dropped: set[Family]) -> None:
-        """Take over the counts of a Diff that has been carried out, and dropped tables."""
+    def commit(self, counts: Mapping[bytes, int], dropped: set[Family]) -> None:
+        """Take over the counts of a Diff that is in force; forget those of dropped tables."""
         self._counts.update(counts)
         for key in counts:
             if self._counts[key] <= 0:
                 del self._counts[key]
         if dropped:
-            self._counts = {k: n for k, n in self._counts.items() if k[1] not in dropped}
+            self._counts = {
+                k: n for k, n in self._counts.items() if family_number(k) not in dropped
+            }
 
 
 def check_derived(objects: dict[bytes, bytes]) -> Counts:
-    """Leave out of `objects` what follows from others, and whatever lacks what follows from it.
+    """Take derived elements out of what was read; return their reference counts.
 
-    Returns how many elements each that follows from others follows from.
+    An object whose derived element is missing is taken out too: it is not in force, and is written
+    again.
     """
     counts: Counts = {}
-    count(objects.items(), 1, counts)
-    lost = {follows for follows in counts if objects.pop(follows, None) is None}
-    if lost:
-        found = [(key, value) for key, value in objects.items() if key[0] in _SOURCES]
-        for key, value in found:
-            if derived(key, value) in lost:
+    _count(objects.items(), 1, counts)
+    missing = {element for element in counts if objects.pop(element, None) is None}
+    if missing:
+        sources = [(k, value) for k, value in objects.items() if kind_of(k) in _SOURCE_KINDS]
+        for key, value in sources:
+            if derived_key(key, value) in missing:
                 del objects[key]
-    return {follows: number for follows, number in counts.items() if follows not in lost}
+    return {element: number for element, number in counts.items() if element not in missing}

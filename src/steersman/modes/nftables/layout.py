@@ -1,22 +1,36 @@
-"""The sets and maps of our tables, and how their keys and values are packed. Pure.
+"""Names, keys and values of what is in our tables, byte by byte. Pure.
 
-One literal table says all there is; skeleton.py prints it, render.py fills it, wire.py sends it.
-Keys of the mode's Ruleset are bytes: the number of the set, the family, then netfilter's own key
-(every field padded to four bytes). That is what the kernel wants to see, hashes fast, and costs a
-third of what tuples would with 100,000 elements held.
+A key of the mode's Ruleset is bytes: what the kernel wants to see, fast to hash, and a third of the
+size of tuples with 100,000 elements held.
+
+    offset 0     1        2
+           kind  family   fields of netfilter's own key, each padded to four bytes
+
+    fields of service-endpoints     address (4 or 16)  protocol (1)  port (2)  slot (4)
+    value of an endpoint's slot     address (4 or 16)  port (2)  0  local (1)
+    key of a named object           its name; of a MEMBER: name of the set, NUL, address, port
+    value in a verdict map          chain (or DROP, REJECT), NUL, comment
+
+The literal table SETS declares the fixed sets: skeleton.py prints it, render.py fills it, wire.py
+sends it. Only this module knows offsets within keys and values; the others use its accessors
+(tests/test_architecture.py).
 """
 
 from __future__ import annotations
 
+import base64
 import enum
+import hashlib
+import re
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
-from socket import AF_INET, AF_INET6, inet_pton
+from operator import itemgetter
+from socket import AF_INET, AF_INET6, inet_ntop, inet_pton
 from typing import NamedTuple
 
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.plan import Endpoint
 
 TABLE = "kube-proxy"
@@ -24,7 +38,7 @@ TABLE = "kube-proxy"
 
 
 class Kind(enum.IntEnum):
-    """What a key of the Ruleset names; below CHAIN the elements of the fixed sets."""
+    """What a key of the Ruleset names; kinds below CHAIN are elements of the fixed sets."""
 
     CLUSTER_IPS = 1
     NODEPORT_IPS = 2
@@ -45,23 +59,23 @@ class Kind(enum.IntEnum):
     HAIRPIN_CONNECTIONS = 19
     AFFINITY_IPS = 21
     AFFINITY_NODEPORTS = 22
-    CHAIN = 32  # of one ServicePort: name; value what its rules do
-    AFFINITY = 33  # a map of one ServicePort that the data path fills: name; no value
-    MEMBERS = 34  # the set of its endpoints: name; no value
-    MEMBER = 35  # an element of that set: name, NUL, key; no value
-    SKELETON = 36  # the foundation of one family; value its text
-    RULES = 37  # the rules that follow the settings of one family; value their text
-    REMEMBERED = 38  # a client that sticks to an endpoint that is gone: map, NUL, client; only read
-    RELAY = 39  # a socket on loopback: protocol, port; value the Listener (render_localhost.py)
+    CHAIN = 32  # chain of a ServicePort: name; value: its rules in words (render.py)
+    AFFINITY = 33  # map of a ServicePort that the data path fills: name; no value
+    MEMBERS = 34  # set of a ServicePort's endpoints: name; no value
+    MEMBER = 35  # element of that set: name, NUL, endpoint; no value
+    SKELETON = 36  # foundation of one family; value: its text
+    RULES = 37  # rules that depend on the settings of one family; value: their text
+    STALE_AFFINITY = 38  # entry for an endpoint that is gone: map, NUL, client; only ever read
+    RELAY = 39  # socket on loopback: protocol, port; value: its Listener (relay.py)
 
 
 class Form(enum.Enum):
-    """What a set holds beside its keys."""
+    """Form of a set: which values its keys have."""
 
-    SET = enum.auto()
+    SET = enum.auto()  # value: comment
     VERDICTS = enum.auto()  # value: chain to go to (or DROP, REJECT), NUL, comment
-    ENDPOINTS = enum.auto()  # value: address and port, and whether it is here (pack_endpoints)
-    INTERVALS = enum.auto()  # value: the end of the interval that the key begins
+    ENDPOINTS = enum.auto()  # value: address, port and locality (pack_endpoints)
+    INTERVALS = enum.auto()  # value: end of the interval; the key is its beginning
 
 
 class SetSpec(NamedTuple):
@@ -76,7 +90,7 @@ class SetSpec(NamedTuple):
     comment: str
 
     def key_size(self, family: Family) -> int:
-        """Length of its keys, in bytes."""
+        """Return the length of its keys in the kernel, in bytes."""
         return sum(family.bits // 8 if field == "a" else 4 for field in self.fields)
 
 
@@ -118,124 +132,329 @@ SETS: Mapping[int, SetSpec] = {
 }
 """The fixed sets, by kind."""
 
+FRONTEND_KINDS = (int(Kind.SERVICE_IPS), int(Kind.SERVICE_NODEPORTS))
+ENDPOINT_KINDS = (int(Kind.SERVICE_ENDPOINTS), int(Kind.NODEPORT_ENDPOINTS))
+"""As plain numbers: comparing with a member of an enum takes three times as long (Python 3.11)."""
+
 PROTOCOLS = {protocol: bytes((protocol.number, 0, 0, 0)) for protocol in Protocol}
 """Protocols as fields of a key."""
+_PROTOCOL_NAMES = {protocol.number: protocol.lower() for protocol in Protocol}
 
 SIZES = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
-"""How many slots are drawn from; the smallest that holds all endpoints is taken (README)."""
+"""Numbers of slots that a chain can choose from; it has the smallest that holds all endpoints."""
 LOCAL_SLOTS = 65536
 """First slot of the endpoints of Pool.LOCAL."""
 
 _ADDRESS_FAMILIES = {Family.IPV4: int(AF_INET), Family.IPV6: int(AF_INET6)}
 _PORT = struct.Struct(">H2x")
-_SLOT = struct.Struct("=I")
+_SLOT = struct.Struct("=I")  # the machine's byte order, as from `numgen`
 
 FIRST_SLOTS = (_SLOT.pack(0), _SLOT.pack(LOCAL_SLOTS))
-"""The first slots of Pool.CLUSTER and Pool.LOCAL, as fields of keys."""
+"""First slots of Pool.CLUSTER and Pool.LOCAL, as fields of keys."""
 
 DROP, REJECT = b"drop", b"continue"
 """Verdicts of `no-endpoint` maps: their rule goes on to reject. Unlike a goto, neither makes the
 kernel walk through all chains and maps to look for loops, which takes 7 ms at 50,000 Services."""
 
 CLUSTER_IP_SUFFIX = b" cluster IP"
-"""End of the comments of clusterIPs: `cluster-ips` follows from these elements (derived.py)."""
+"""End of the comments of clusterIPs: elements of `cluster-ips` are derived from these."""
 
 
-def prefix(kind: Kind, family: Family) -> bytes:
-    """Begin the keys of a set."""
+# -- keys -----------------------------------------------------------------------------------
+
+
+kind_of: Callable[[bytes], int] = itemgetter(0)
+"""Return the kind of a key, as a plain number."""
+prefix_of: Callable[[bytes], bytes] = itemgetter(slice(2))
+"""Return kind and family: the prefix that all keys of one set share."""
+fields_of: Callable[[bytes], bytes] = itemgetter(slice(2, None))
+"""Return netfilter's own key, or an object's name: all that is behind kind and family."""
+family_number: Callable[[bytes], int] = itemgetter(1)
+"""Return the family of a key as a plain number (equal to its Family)."""
+
+
+def key_behind(start: bytes) -> Callable[[bytes], bytes]:
+    """Return a function from a key to netfilter's own key, behind `start`."""
+    return itemgetter(slice(len(start), None))
+
+
+def family_of(key: bytes) -> Family:
+    """Return the family whose table the object of a key is in."""
+    return Family(key[1])
+
+
+@cache
+def prefix(kind: int, family: int) -> bytes:
+    """Return the first two bytes of the keys of a kind."""
     return bytes((kind, family))
 
 
 def named(kind: Kind, family: Family, name: str) -> bytes:
-    """Key of an object that has a name."""
+    """Return the key of an object that has a name."""
     return prefix(kind, family) + name.encode()
 
 
+def name_of(key: bytes) -> str:
+    """Return the name in the key of a named object; of an element, that of its set."""
+    return key[2:].partition(b"\0")[0].decode()
+
+
+_ELEMENT_KINDS = {Kind.MEMBERS: Kind.MEMBER, Kind.AFFINITY: Kind.STALE_AFFINITY}
+_SET_KINDS = {element: bytes((kind,)) for kind, element in _ELEMENT_KINDS.items()}
+
+
+def element_key(set_key: bytes, own: bytes = b"") -> bytes:
+    """Return the key of an element of a ServicePort's set: that of the set, then netfilter's."""
+    return bytes((_ELEMENT_KINDS[Kind(set_key[0])],)) + set_key[1:] + b"\0" + own
+
+
+def split_element(key: bytes) -> tuple[bytes, bytes]:
+    """Split the key of an element of a ServicePort's set, as `element_key` joins it."""
+    name, _, own = key[1:].partition(b"\0")
+    return _SET_KINDS[Kind(key[0])] + name, own
+
+
+def printed_fields(key: bytes) -> list[str]:
+    """Return the fields of the key of a fixed set's element, as nft prints them."""
+    fields, at, width = [], 2, Family(key[1]).bits // 8
+    for field in SETS[key[0]].fields:
+        size = width if field == "a" else 4
+        word = key[at : at + size]
+        at += size
+        match field:
+            case "a":
+                fields.append(unpack_address(word))
+            case "p":
+                fields.append(_PROTOCOL_NAMES[word[0]])
+            case "t":
+                fields.append(str(int.from_bytes(word[:2], "big")))
+            case _:
+                fields.append(str(unpack_slot(word)))
+    return fields
+
+
 def pack_address(address: str) -> bytes:
-    """Address as a field of a key."""
+    """Return an address as a field of a key."""
     return inet_pton(AF_INET6 if ":" in address else AF_INET, address)
+
+
+def unpack_address(data: bytes) -> str:
+    """Return a field of a key as an address."""
+    return inet_ntop(AF_INET if len(data) == 4 else AF_INET6, data)
 
 
 @lru_cache(maxsize=1024)
 def pack_port(port: int) -> bytes:
-    """Port as a field of a key."""
+    """Return a port as a field of a key."""
     return _PORT.pack(port)
 
 
-@lru_cache(maxsize=1024)
-def _pack_port_here(port: int) -> bytes:
-    return _PORT.pack(port)[:-1] + b"\1"
-
-
-def pack_endpoints(family: Family, endpoints: Iterable[Endpoint]) -> tuple[bytes, ...]:
-    """Endpoints as the values of slots.
-
-    The last byte says whether it runs on this node. That is padding behind the port, which the
-    kernel keeps and gives back, but never looks at (nft_nat.c loads 16 bits): so what is there of
-    an endpoint's locality is read back with it.
-    """
-    number = _ADDRESS_FAMILIES[family]
-    return tuple(
-        [
-            inet_pton(number, end.ip)
-            + (_pack_port_here(end.port) if end.local else pack_port(end.port))
-            for end in endpoints
-        ]
-    )
-
-
-def is_local(endpoint: bytes) -> bool:
-    """Whether the endpoint of a slot runs on this node."""
-    return endpoint[-1] != 0
-
-
-def bare(endpoint: bytes) -> bytes:
-    """Address and port of a slot's endpoint, wherever it runs: as packets have them."""
-    return endpoint[:-1] + b"\0"
+def unpack_slot(key: bytes) -> int:
+    """Return the slot at the end of an endpoint map's key."""
+    slot: int = _SLOT.unpack_from(key, len(key) - 4)[0]
+    return slot
 
 
 @cache
-def _slot_keys(local: bool, size: int) -> tuple[bytes, ...]:
+def _slots_of_size(local: bool, size: int) -> tuple[bytes, ...]:
     first = LOCAL_SLOTS if local else 0
     return tuple(map(_SLOT.pack, range(first, first + size)))
 
 
 @lru_cache(maxsize=1024)
 def slot_keys(local: bool, count: int) -> tuple[bytes, ...]:
-    """The slots that so many endpoints are drawn from, in the machine's byte order as from numgen.
+    """Return the slots that a number of endpoints is chosen from, as fields of keys.
 
     Args:
-        local: whether of Pool.LOCAL.
-        count: how many endpoints.
+        local: True for Pool.LOCAL.
+        count: number of endpoints; there may be more slots.
     """
-    return _slot_keys(local, size_for(count))
-
-
-def unpack_slot(key: bytes) -> int:
-    """Slot in a key of an endpoint map."""
-    slot: int = _SLOT.unpack_from(key, len(key) - 4)[0]
-    return slot
+    return _slots_of_size(local, size_for(count))
 
 
 @lru_cache(maxsize=1024)
-def first_slot(slot: bytes) -> bytes:
-    """The first slot of the pool that a slot is of; both as fields of keys."""
+def _first_slot(slot: bytes) -> bytes:
     return FIRST_SLOTS[unpack_slot(slot) >= LOCAL_SLOTS]
 
 
+def pool_key(key: bytes) -> bytes:
+    """Return the key of the first slot of a pool, given the key of any of its slots."""
+    return key[:-4] + _first_slot(key[-4:])
+
+
+def is_first_slot(key: bytes) -> bool:
+    """Return whether a key is that of a pool's first slot."""
+    return key[0] in ENDPOINT_KINDS and key[-4:] in FIRST_SLOTS
+
+
 def size_for(count: int) -> int:
-    """Number of slots to draw from for so many endpoints."""
+    """Return the number of slots that so many endpoints are chosen from."""
     return SIZES[bisect_left(SIZES, count)]
 
 
+# -- values ---------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1024)
+def _pack_local_port(port: int) -> bytes:
+    return _PORT.pack(port)[:-1] + b"\1"
+
+
+def pack_endpoints(family: Family, endpoints: Iterable[Endpoint]) -> tuple[bytes, ...]:
+    """Return endpoints as the values of slots.
+
+    The last byte is 1 for an endpoint on this node. That is padding behind the port, which the
+    kernel keeps and gives back but never looks at (nft_nat.c loads 16 bits), so a restart reads
+    the locality back with the endpoint.
+    """
+    number = _ADDRESS_FAMILIES[family]
+    return tuple(
+        [
+            inet_pton(number, end.ip)
+            + (_pack_local_port(end.port) if end.local else pack_port(end.port))
+            for end in endpoints
+        ]
+    )
+
+
+def unpack_endpoint(endpoint: bytes) -> tuple[str, int]:
+    """Return address and port of a slot's value or a set's member."""
+    return unpack_address(endpoint[:-4]), int.from_bytes(endpoint[-4:-2], "big")
+
+
+def is_local(endpoint: bytes) -> bool:
+    """Return whether the endpoint of a slot runs on this node."""
+    return endpoint[-1] != 0
+
+
+def without_locality(endpoint: bytes) -> bytes:
+    """Return address and port of a slot's endpoint as packets have them."""
+    return endpoint[:-1] + b"\0"
+
+
+address_and_port: Callable[[bytes], bytes] = itemgetter(slice(-1))
+"""Return a slot's value without its locality, to compare with others of its kind."""
+
+
+def hairpin_key(key: bytes, endpoint: bytes) -> bytes:
+    """Return the key in `hairpin-connections` of a slot's endpoint that calls itself."""
+    address, protocol, port = endpoint[:-4], key[-12:-8], without_locality(endpoint)[-4:]
+    return prefix(Kind.HAIRPIN_CONNECTIONS, key[1]) + address * 2 + protocol + port
+
+
+def cluster_ip_key(key: bytes) -> bytes:
+    """Return the key in `cluster-ips` of a frontend's address."""
+    return prefix(Kind.CLUSTER_IPS, key[1]) + key[2:-8]
+
+
+# -- what a counter counts for --------------------------------------------------------------
+
+
+_FRONTEND_OF = {
+    Kind.SERVICE_ENDPOINTS: Kind.SERVICE_IPS,
+    Kind.NODEPORT_ENDPOINTS: Kind.SERVICE_NODEPORTS,
+    Kind.RELAY: Kind.SERVICE_NODEPORTS,
+}
+
+
+def counted_key(key: bytes, value: bytes) -> bytes:
+    """Return the identity of an element's counter, which a replacement does not change.
+
+    For an endpoint: the pool and the endpoint, as slots change hands and endpoints can move to
+    this node. For all others: the key.
+    """
+    return pool_key(key) + without_locality(value) if key[0] in ENDPOINT_KINDS else key
+
+
+def split_counted_key(counted: bytes) -> tuple[bytes, bytes]:
+    """Split a counter's identity into the key of the frontend, or set of members, and endpoint.
+
+    The endpoint of a frontend's own counter is b"".
+    """
+    kind, family = counted[0], counted[1]
+    if kind == Kind.MEMBER:
+        return split_element(counted)
+    if kind not in _FRONTEND_OF:
+        return counted, b""
+    size = Family(family).bits // 8 + 4
+    return prefix(_FRONTEND_OF[Kind(kind)], family) + counted[2 : -size - 4], counted[-size:]
+
+
+# -- names of chains and sets ---------------------------------------------------------------
+
+
 @cache
-def lb_chain(space: str, marking: str, local: bool, size: int) -> str:
-    """Name of the fixed chain that draws an endpoint; all that it does is in its name.
+def lb_chain(group: str, marking: str, local: bool, size: int) -> str:
+    """Return the name of the fixed chain that chooses an endpoint; the name says all it does.
 
     Args:
-        space: "" for addresses, `np-` for node ports.
+        group: "" for addresses, `np-` for node ports.
         marking: "" not masqueraded, `masquerade-` always, `cluster-` unless from a pod.
-        local: whether from Pool.LOCAL.
-        size: slots to draw from, of SIZES.
+        local: True to choose from Pool.LOCAL.
+        size: slots to choose from, one of SIZES.
     """
-    return f"{space}{marking}{'local-' if local else ''}lb-{size}"
+    return f"{group}{marking}{'local-' if local else ''}lb-{size}"
+
+
+_NAME_LIMIT = 200  # the kernel takes 255 bytes, with what is put in front
+_UNUSUAL = re.compile(r"[^\w./-]", re.ASCII)
+LEARN_CHAIN = "affinity-learn"
+"""Chain that finds a connection's ServicePort; empty until one has session affinity."""
+_LEARN = f"{LEARN_CHAIN}-"
+
+
+POOLS = {False: "cluster", True: "local"}
+"""Words for the pools in the values of chains; True for Pool.LOCAL."""
+
+
+def base_name(key: PlanKey) -> str:
+    """Return upstream's name of a ServicePort in chain names (behaviour 9).
+
+    Kubernetes allows up to 63 letters, digits, `-` and `.` in names; a manifest may hold anything.
+    Only names of ServicePorts have a slash.
+    """
+    name = key.name
+    full = f"{name.namespace}/{name.service}/{name.protocol.lower()}/{name.port}"
+    digest = base64.b32encode(hashlib.sha256(full.encode(errors="replace")).digest()[:5]).decode()
+    whole = f"{digest}-{_UNUSUAL.sub('_', full)}"
+    return whole if len(whole) <= _NAME_LIMIT else whole[: _NAME_LIMIT - 4] + "/..."
+
+
+def affinity_map_name(base: str, local: bool) -> str:
+    """Return the name of the map from clients to endpoints, of a ServicePort's base name."""
+    return f"affinity-{'local-' if local else ''}{base}"
+
+
+def members_set_name(base: str, local: bool) -> str:
+    """Return the name of the set of endpoints that may be learned."""
+    return f"members-{'local-' if local else ''}{base}"
+
+
+def learn_chain_name(base: str) -> str:
+    """Return the name of the chain that learns a ServicePort's clients."""
+    return _LEARN + base
+
+
+def is_affinity_map(name: str) -> bool:
+    """Return whether a map holds the affinity entries of a ServicePort."""
+    return "/" in name and name.startswith("affinity-")
+
+
+def is_members_set(name: str) -> bool:
+    """Return whether a set holds the endpoints of a ServicePort."""
+    return "/" in name and name.startswith("members-")
+
+
+def base_name_of(chain: str) -> str:
+    """Return the ServicePort's base name in the name of one of its chains."""
+    return chain.partition(_LEARN if chain.startswith(_LEARN) else "affinity-")[2]
+
+
+def members_of(affinity_map: str) -> str:
+    """Return the name of the set whose members may be in an affinity map."""
+    return f"members-{affinity_map.removeprefix('affinity-')}"
+
+
+def affinity_map_of(members: str) -> str:
+    """Return the name of the affinity map that may hold the members of a set."""
+    return f"affinity-{members.removeprefix('members-')}"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import platform
+import re
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable
@@ -10,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.host.exec import Exec
+from steersman.host.exec import Exec, failure_reason
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
     AnswersLostError,
@@ -18,45 +22,58 @@ from steersman.host.netlink import (
     Netlink,
     Subscription,
 )
+from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats
 from steersman.modes.base import ByOthers, Mode, Support
 from steersman.modes.nftables import render
-from steersman.modes.nftables.apply import Tables, has_texts, resolve_texts
-from steersman.modes.nftables.forget import forgets
+from steersman.modes.nftables.apply import KernelTables, has_texts, resolve_texts
+from steersman.modes.nftables.counters import Scrape
 from steersman.modes.nftables.layout import (
-    FIRST_SLOTS,
-    LOCAL_SLOTS,
+    ENDPOINT_KINDS,
     TABLE,
-    Kind,
+    is_first_slot,
+    kind_of,
+    pool_key,
     unpack_slot,
 )
-from steersman.modes.nftables.probe import probe
-from steersman.modes.nftables.relay import Relay
-from steersman.modes.nftables.render_localhost import render_localhost, without_listeners
-from steersman.modes.nftables.scrape import Scrape
+from steersman.modes.nftables.relay import Relay, split_listeners
+from steersman.modes.nftables.sender import removes_members
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text
 from steersman.modes.nftables.wire import NEWGEN, table_of
 from steersman.modes.specs import ModeOptions
+from steersman.netfilter.generation import generation
 from steersman.netfilter.nf_tables import table_left
 
-_BUFFER = 1 << 28  # bytes of the largest transaction, 50,000 Services take 20 MB
+_MIN_KERNEL = (5, 13)
+_MIN_NFT = (1, 0, 1)
+_SKIP = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
+_BUFFER = 1 << 28  # bytes of the largest transaction; 50,000 Services take 20 MB
 _NFNLGRP_NFTABLES = 7
-_INLINE = 64  # objects up to which the system call is not worth a thread
+_INLINE = 64  # objects up to which a transaction takes less time than a thread
+_TRAITS = Traits(
+    filters_without_endpoints=True,
+    rejects_unknown_ports=True,
+    drops_unassigned_addresses=True,
+    spares_hairpins_elsewhere=True,
+)
+_RELAYING = msgspec.structs.replace(_TRAITS, localhost_node_ports=True, relays_localhost=True)
 
 
 def open_netlink() -> Netlink:
-    """Open the socket, in the network namespace of the calling thread."""
+    """Open the socket for transactions, in the calling thread's network namespace."""
     return Netlink(NETLINK_NETFILTER, buffer=_BUFFER)
 
 
 def subscribe(own_port: int) -> Subscription:
-    """Open the socket for notifications, in the network namespace of the calling thread.
+    """Open the socket for notifications, in the calling thread's network namespace.
 
-    Those of the socket with `own_port` wake nobody up: there is at least one for each sync.
+    Args:
+        own_port: port of the socket for transactions. A socket filter drops notifications of its
+            changes, as every sync causes at least one.
     """
     swapped = socket.htonl(own_port)  # a filter reads words in network byte order
     wanted = (
@@ -66,27 +83,6 @@ def subscribe(own_port: int) -> Subscription:
         BpfInstruction(0x06, 0, 0, 0xFFFFFFFF),  # keep
     )
     return Subscription(NETLINK_NETFILTER, (_NFNLGRP_NFTABLES,), wanted=wanted)
-
-
-async def _concerns_us(news: Subscription, own_port: int) -> bool:
-    """Wait for a notification; whether it may be of somebody else's change to our tables."""
-    try:
-        heard = await news.receive()
-    except AnswersLostError:
-        return True
-    return any(
-        each.port != own_port and each.kind & 0xFF != NEWGEN and table_of(each.payload) == TABLE
-        for each in heard
-    )
-
-
-_TRAITS = Traits(
-    filters_without_endpoints=True,
-    rejects_unknown_ports=True,
-    drops_unassigned_addresses=True,
-    spares_hairpins_elsewhere=True,
-)
-_RELAYING = msgspec.structs.replace(_TRAITS, localhost_node_ports=True, relays_localhost=True)
 
 
 class NftablesMode(Mode):
@@ -101,12 +97,12 @@ class NftablesMode(Mode):
         subscribe: Callable[[int], Subscription] = subscribe,
         relay: Relay | None = None,
     ) -> None:
-        """Make the mode; nothing is opened before it is used.
+        """Initialize; sockets are opened on first use.
 
         Args:
-            execute: the door to `nft`.
+            execute: runs `nft`.
             connect: opens the netlink socket (in another network namespace, for tests).
-            subscribe: opens the socket for notifications, likewise.
+            subscribe: opens the socket for notifications.
             relay: serves node ports on loopback; None leaves them alone.
         """
         self.traits = _TRAITS if relay is None else _RELAYING
@@ -114,28 +110,59 @@ class NftablesMode(Mode):
         self._exec = execute
         self._connect = connect
         self._subscribe = subscribe
-        self._tables: Tables | None = None
+        self._tables: KernelTables | None = None
         self._lock = asyncio.Lock()
         self._scrape = Scrape(connect, self._lock)
         self._texts = {foundation(family) for family in Family}
-        self._early: tuple[int, dict[bytes, Any]] | None = None
-        """What the kernel had when the mode was probed: the first `read` need not look again."""
-        self._told = 0
-        """How many changes by others (Sender.strangers) `wait_for_external_change` has reported."""
+        """Texts that may be in the kernel, which has only their hashes."""
+        self._probed: tuple[int, dict[bytes, Any]] | None = None
+        """Foreign generations and objects when the mode was probed, for the first `read`."""
+        self._reported = 0
+        """Foreign generations that `wait_for_external_change` has reported."""
         self.slots: dict[bytes, tuple[bytes, ...]] = {}
-        """Which endpoint has which slot: the one value that rendering keeps (render.py)."""
+        """Endpoints by slot, the only state of rendering (render.py)."""
 
     async def probe(self) -> Support:
-        """Say whether nftables can be programmed here; learn the slots in use if so."""
-        support = await probe(self._exec, self._connect)
-        if support.usable:
+        """Check kernel, nft and privileges (behaviour 1.5); read the slots in use."""
+        missing = []
+        release = platform.release()
+        if not os.environ.get(_SKIP) and _version(release) < _MIN_KERNEL:
+            missing.append(
+                f"The kernel is {release}; nftables mode needs 5.13 or later (set {_SKIP}=1 if "
+                "your kernel has the changes under an older number)."
+            )
+        try:
+            result = await self._exec.run(["nft", "--version"])
+            version = result.stdout.decode(errors="replace").strip()
+            if _version(version) < _MIN_NFT:
+                missing.append(
+                    f"{version or 'nft'} is too old; nftables mode needs nft 1.0.1 or later."
+                )
+        except OSError as error:
+            missing.append(f"{failure_reason('nft', 'nftables', error)}.")
+        try:
+            with self._connect() as netlink:
+                generation(netlink)
+        except OSError as error:
+            missing.append(
+                f"This process may not program the kernel: it {NEEDS_NET_ADMIN}."
+                if error.errno == errno.EPERM
+                else f"The kernel does not speak nf_tables with us ({error}); it needs "
+                "CONFIG_NF_TABLES and this process CAP_NET_ADMIN."
+            )
+        if not missing:
             async with self._lock:
                 tables = self._opened()
-                before = tables.sender.strangers()  # a change while it is read counts as later
+                # A foreign change during the read counts as a later one.
+                before = tables.sender.foreign_generations()
                 objects = await asyncio.to_thread(tables.read)
-                self._early = (before, objects)
+                self._probed = (before, objects)
             self.slots = slots_of(objects)
-        return support
+        return Support(not missing, tuple(missing))
+
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for our tables."""
+        return table_left(TABLE, families)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Render the texts of the skeleton."""
@@ -144,98 +171,106 @@ class NftablesMode(Mode):
         return ruleset
 
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
-        """Render one ServicePort; the slots of its endpoints are kept for the next time."""
+        """Render one ServicePort; its endpoints keep their slots until the next time."""
         ruleset = render.render_service(plan, settings, self.slots)
-        return (
-            {**ruleset, **listeners} if (listeners := render_localhost(plan, settings)) else ruleset
-        )
+        listeners = render.render_localhost(plan, settings)
+        return {**ruleset, **listeners} if listeners else ruleset
 
     async def read(self) -> Ruleset:
-        """Dump what is in our tables."""
+        """Dump our tables, unless `probe` has just done that."""
         async with self._lock:
             tables = self._opened()
-            early, self._early = self._early, None
-            if early and early[0] == tables.sender.strangers():
-                objects = early[1]
+            probed, self._probed = self._probed, None
+            if probed and probed[0] == tables.sender.foreign_generations():
+                objects = probed[1]
             else:
                 objects = await asyncio.to_thread(tables.read)
             return {**resolve_texts(objects, self._texts), **self._relay.listening}
 
     async def fingerprint(self) -> Hashable | None:
-        """How often others changed the ruleset; our own transactions do not count."""
+        """Return the number of foreign generations; our own transactions do not count."""
         async with self._lock:
-            return ByOthers(self._opened().sender.strangers())
+            return ByOthers(self._opened().sender.foreign_generations())
 
     def describe(self, change: Diff) -> str:
         """Print a Diff as nft commands (`--dry-run`)."""
         return diff_text(change)
 
     async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
-        """Connections so far by ServicePort."""
+        """Return the connections so far by ServicePort."""
         return await self._scrape.stats(self._opened().counters, self._relay, plans)
 
     async def wait_for_external_change(self) -> None:
-        """Wait until somebody else changed our tables (or all of the ruleset).
+        """Return when another program changed our tables, or flushed the ruleset.
 
-        Where anything at all was changed since the last time (or since the mode was probed), it
-        returns at once. Call it after the first sync: while somebody listens, the kernel tells of
+        Return at once if it changed anything since the last call (or since the mode was probed).
+        Call this after the first sync: as long as the socket is open, the kernel notifies it of
         every element, which doubles the cost of a cold start.
         """
         own_port = self._opened().netlink.port
         with self._subscribe(own_port) as news:
-            while not await self._told_of_strangers():
-                while not await _concerns_us(news, own_port):
-                    pass
-
-    async def _told_of_strangers(self) -> bool:
-        """Whether others changed something that nobody was told of."""
-        async with self._lock:  # our own nft is over then, and accounted for
-            before, self._told = self._told, self._opened().sender.strangers()
-            return self._told != before
+            while True:
+                async with self._lock:  # a run of our own nft has ended and is accounted for
+                    before, self._reported = (
+                        self._reported,
+                        self._opened().sender.foreign_generations(),
+                    )
+                if self._reported != before:
+                    return
+                concerned = False
+                while not concerned:
+                    try:
+                        messages = await news.receive()
+                    except AnswersLostError:
+                        break
+                    concerned = any(
+                        message.port != own_port
+                        and message.kind & 0xFF != NEWGEN
+                        and table_of(message.payload) == TABLE
+                        for message in messages
+                    )
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""
-        change, listeners = without_listeners(change)
+        change, listeners = split_listeners(change)
         async with self._lock:
             tables = self._opened()
             if has_texts(change):
                 change = await tables.load_texts(change)
-            if len(change) <= _INLINE and not forgets(change):
+            if len(change) <= _INLINE and not removes_members(change):
                 tables.write(change)
             else:
                 await asyncio.to_thread(tables.write, change)
-            await self._relay.follow(listeners)
+            await self._relay.apply(listeners)
         for key in change.removed:
-            if key[0] in _ENDPOINTS and key[-4:] in FIRST_SLOTS:
+            if is_first_slot(key):
                 self.slots.pop(key, None)
-
-    def find_leftovers(self, families: Iterable[Family]) -> str:
-        """Look for our tables."""
-        return table_left(TABLE, families)
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop serving loopback; return how many connections were cut after `drain` seconds."""
         return await self._relay.close(drain)
 
-    def _opened(self) -> Tables:
+    def _opened(self) -> KernelTables:
         if self._tables is None:
-            self._tables = Tables(self._connect(), self._exec)
+            self._tables = KernelTables(self._connect(), self._exec)
         return self._tables
-
-
-_ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
-
-
-def slots_of(objects: Ruleset) -> dict[bytes, tuple[bytes, ...]]:
-    """Slots as they are in the kernel, by the key of the first one."""
-    found: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
-    for key, endpoint in objects.items():
-        if key[0] in _ENDPOINTS:
-            slot = unpack_slot(key)
-            found[key[:-4] + FIRST_SLOTS[slot >= LOCAL_SLOTS]].append((slot, endpoint))
-    return {first: tuple([end for _, end in sorted(ends)]) for first, ends in found.items()}
 
 
 def create(execute: Exec, options: ModeOptions) -> NftablesMode:  # noqa: ARG001 - it has none
     """Build the mode for registry.py."""
     return NftablesMode(execute, relay=Relay())
+
+
+def slots_of(objects: Ruleset) -> dict[bytes, tuple[bytes, ...]]:
+    """Return the endpoints by slot that the kernel has, by the key of the first slot."""
+    found: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
+    for key, endpoint in objects.items():
+        if kind_of(key) in ENDPOINT_KINDS:
+            found[pool_key(key)].append((unpack_slot(key), endpoint))
+    return {first: tuple([end for _, end in sorted(ends)]) for first, ends in found.items()}
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Return the first version number in a text; () if there is none."""
+    found = re.search(r"\d+(?:\.\d+)*", text)
+    return tuple(int(number) for number in found.group().split(".")) if found else ()

@@ -1,4 +1,10 @@
-"""What the kernel has of ours, read by raw dumps, in the spelling that rendering produces."""
+"""What the kernel has of ours, read by raw dumps, in the form that rendering produces.
+
+A marker chain without rules, `steersman-...`, is named after hashes of the texts that were loaded
+and of the chains, sets and rules that the kernel made of them. A restart reads everything back,
+compares, and writes nothing if nothing differs. Damage (a policy is part of a chain) and foreign
+rules in the table change the digests; then the texts are loaded again.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +19,32 @@ from steersman.host.nlmsg import attributes, string, text
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.modes.nftables import wire
-from steersman.modes.nftables.affinity import base_of, members_name, memory_name
 from steersman.modes.nftables.derived import Counts, check_derived
-from steersman.modes.nftables.dormant import DORMANT_CHAINS, awake, found_by
-from steersman.modes.nftables.expressions import rule_count
 from steersman.modes.nftables.layout import (
     SETS,
     TABLE,
-    Form,
     Kind,
-    SetSpec,
+    element_key,
+    is_affinity_map,
+    is_members_set,
+    members_of,
     named,
     prefix,
 )
+from steersman.modes.nftables.rules import LAZY_CHAINS, active_lazy, in_force, rule_count
 from steersman.modes.nftables.skeleton import RULE_CHAINS
 
 _T = TypeVar("_T")
 _ATTEMPTS = 6
-_MARK = "steersman-"
-_ANONYMOUS = "__"  # sets and maps within rules, which the rules' digests are of
-Chains: TypeAlias = Mapping[str, Mapping[int, bytes]]
+_MARKER = "steersman-"
+_ANONYMOUS = "__"  # sets and maps within rules; the digests of the rules cover them
+_Chains: TypeAlias = Mapping[str, Mapping[int, bytes]]
 """Attributes of chains, by name."""
 _SPECS = {spec.name: spec for spec in SETS.values()}
 
 
-class Mark(NamedTuple):
-    """What the name of our marker chain says: hashes of the texts that were loaded, and of the
-    rules that the kernel made of them."""
+class Marker(NamedTuple):
+    """The name of a marker chain: hashes of the texts, and digests of what the kernel has."""
 
     foundation: str
     rules: str
@@ -48,34 +53,48 @@ class Mark(NamedTuple):
 
     @property
     def chain(self) -> str:
-        """Name of the marker chain."""
-        return _MARK + "-".join(self)
+        """Return the name of the marker chain."""
+        return _MARKER + "-".join(self)
 
 
-class Table(NamedTuple):
-    """One family's table."""
+class TableState(NamedTuple):
+    """One family's table as it was read."""
 
-    mark: Mark | None
-    """None where the table is not ours, or not as we made it."""
+    marker: Marker | None
+    """None if the table is not ours, or its foundation is not as we made it."""
     intact: bool
-    """Whether the rules that follow the settings are as we made them."""
-    awake: set[str]
-    """Dormant chains whose rules are in (dormant.py)."""
+    """True if the rules that depend on the settings are as we made them."""
+    active: set[str]
+    """Lazy chains whose rules are in, by first chain (rules.py)."""
     objects: dict[bytes, bytes]
-    """Everything but the skeleton."""
-    derived: Counts
-    """What follows from them (derived.py)."""
+    """Everything but the skeleton and derived elements."""
+    counts: Counts
+    """Reference counts of derived elements."""
+
+
+class _Rule(NamedTuple):
+    """The parts of a rule that are compared."""
+
+    chain: str
+    expressions: bytes
+    comment: str
+
+
+# -- tables ---------------------------------------------------------------------------------
 
 
 def text_hash(text_: str) -> str:
-    """Short hash of a text, for the marker."""
+    """Return a short hash of a text, for the marker."""
     return hashlib.sha256(text_.encode()).hexdigest()[:8]
 
 
-def read_table(netlink: Netlink, family: Family, foundation: str) -> Table | None:
-    """Read one family's table; None where there is none.
+def read_table(netlink: Netlink, family: Family, foundation: str) -> TableState | None:
+    """Read one family's table; None if there is none.
 
-    A table on another foundation than this one (its hash) is not ours.
+    Args:
+        netlink: socket of NETLINK_NETFILTER.
+        family: family of the table.
+        foundation: hash of the foundation; a table with another one is not ours.
 
     Raises:
         BusyError: it changes faster than it can be read.
@@ -83,8 +102,24 @@ def read_table(netlink: Netlink, family: Family, foundation: str) -> Table | Non
     return _undisturbed(lambda: _read_table(netlink, family, foundation))
 
 
+def read_digests(netlink: Netlink, family: Family) -> tuple[str, str]:
+    """Read the digests for the marker; empty ones if there is no table.
+
+    Raises:
+        BusyError: it changes faster than it can be read.
+    """
+
+    def read() -> tuple[str, str]:
+        chains = _chains(netlink, family)
+        if chains is None:
+            return "", ""
+        return _digests(chains, set_names(netlink, family), _rules(netlink, family))
+
+    return _undisturbed(read)
+
+
 def _undisturbed(read: Callable[[], _T]) -> _T:
-    """Read until nobody changes meanwhile what is read, or deletes it."""
+    """Read until no other program changes or deletes something at the same time."""
     for _ in range(_ATTEMPTS):
         try:
             return read()
@@ -96,27 +131,67 @@ def _undisturbed(read: Callable[[], _T]) -> _T:
     raise BusyError("nftables: the ruleset changes faster than it can be read")
 
 
-def _read_table(netlink: Netlink, family: Family, foundation: str) -> Table | None:
+def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState | None:
     chains = _chains(netlink, family)
     if chains is None:
         return None
-    mark = next((_parse_mark(name) for name in chains if name.startswith(_MARK)), None)
-    if mark is None or mark.foundation != foundation:
-        return Table(None, False, set(), {}, {})
-    rules = list(_rules(netlink, family))
-    names = set_names(netlink, family)
-    fixed, refilled = digests(chains, names, rules)
-    if fixed != mark.foundation_digest:
-        return Table(None, False, set(), {}, {})
-    objects = dict(_service_chains(family, chains, rules))
+    foreign = TableState(None, False, set(), {}, {})
+    markers = (name.removeprefix(_MARKER) for name in chains if name.startswith(_MARKER))
+    words = next(markers, "").split("-")
+    if len(words) != 4 or words[0] != foundation:
+        return foreign
+    marker, rules, names = Marker(*words), list(_rules(netlink, family)), set_names(netlink, family)
+    fixed, dependent = _digests(chains, names, rules)
+    if fixed != marker.foundation_digest:
+        return foreign
+
+    # Chains of ServicePorts. One that lacks a rule, or has one too many, has no value.
+    comments: dict[str, list[str]] = {name: [] for name in chains if "/" in name}
+    for rule in rules:
+        if rule.chain in comments:
+            comments[rule.chain].append(rule.comment)
+    objects: dict[bytes, bytes] = {}
+    for name, found in comments.items():
+        whole = bool(found and found[0]) and rule_count(found[0]) == len(found)
+        objects[named(Kind.CHAIN, family, name)] = found[0].encode() if whole else b""
+
     for name in names:
         objects.update(_elements(netlink, family, name))
-        if "/" in name and name.startswith("affinity-"):
-            objects.update(_forgotten(netlink, family, name, names))
+        if is_affinity_map(name):
+            objects.update(_stale_entries(netlink, family, name, names))
     counts = check_derived(objects)
-    chains_awake = awake(rule.chain for rule in rules if _accepts(chains.get(rule.chain, {})))
-    objects = found_by(chains_awake, objects)
-    return Table(mark, refilled == mark.rules_digest, chains_awake, objects, counts)
+    # A base chain of ours lets packets pass that it does not match.
+    policies = {name: chain.get(wire.CHAIN_POLICY, wire.ACCEPT) for name, chain in chains.items()}
+    accepting = [r.chain for r in rules if policies.get(r.chain, wire.ACCEPT) == wire.ACCEPT]
+    active = active_lazy(accepting)
+    intact = dependent == marker.rules_digest
+    return TableState(marker, intact, active, in_force(objects, active), counts)
+
+
+def _digests(chains: _Chains, sets: Iterable[str], rules: Iterable[_Rule]) -> tuple[str, str]:
+    """Hash the foundation (chains, sets and rules), and the rules that depend on the settings."""
+    foundation, dependent = hashlib.sha256(), hashlib.sha256()
+    for name in sorted(chains):
+        hook = b"".join(chains[name].get(kind, b"") for kind in wire.CHAIN_HOOK)
+        if _is_fixed(name) or (name in LAZY_CHAINS and not hook):
+            foundation.update(f"{name}\0{len(hook)}\0".encode() + hook)
+    for name in sorted(sets):
+        if "/" not in name and not name.startswith(_ANONYMOUS):
+            foundation.update(f"{name}\0".encode())
+    for rule in rules:
+        if _is_fixed(rule.chain):
+            hasher = dependent if rule.chain in RULE_CHAINS else foundation
+            hasher.update(f"{rule.chain}\0{len(rule.expressions)}\0".encode())
+            hasher.update(rule.expressions)
+    return foundation.hexdigest()[:8], dependent.hexdigest()[:8]
+
+
+def _is_fixed(chain: str) -> bool:
+    """Return whether a chain belongs to the skeleton and is never lazy."""
+    return not ("/" in chain or chain in LAZY_CHAINS or chain.startswith(_MARKER))
+
+
+# -- dumps ----------------------------------------------------------------------------------
 
 
 def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator[bytes]:
@@ -124,8 +199,8 @@ def _dump(netlink: Netlink, kind: int, family: Family, *more: bytes) -> Iterator
     return (reply.payload for reply in netlink.dump(request))
 
 
-def _chains(netlink: Netlink, family: Family) -> Chains | None:
-    """Our chains; None where there is no table of our name."""
+def _chains(netlink: Netlink, family: Family) -> _Chains | None:
+    """Return our chains; None if there is no table of our name."""
     tables = [attributes(payload, 4) for payload in _dump(netlink, wire.GETTABLE, family)]
     if all(string(table.get(1, b"")) != TABLE for table in tables):
         return None
@@ -133,185 +208,69 @@ def _chains(netlink: Netlink, family: Family) -> Chains | None:
     return {string(chain[3]): chain for chain in chains if string(chain[1]) == TABLE}
 
 
-def _accepts(chain: Mapping[int, bytes]) -> bool:
-    """Whether a chain of a hook lets what it does not match pass, as all of ours do."""
-    return chain.get(wire.CHAIN_POLICY, wire.ACCEPT) == wire.ACCEPT
-
-
-def set_names(netlink: Netlink, family: Family) -> list[str]:
-    """Names of our sets and maps."""
-    found = [attributes(payload, 4) for payload in _dump(netlink, wire.GETSET, family)]
-    return [string(each[2]) for each in found if string(each[1]) == TABLE]
-
-
-def _parse_mark(name: str) -> Mark | None:
-    words = name.removeprefix(_MARK).split("-")
-    return Mark(*words) if len(words) == 4 else None
-
-
-class RuleRead(NamedTuple):
-    """A rule as far as it is compared."""
-
-    chain: str
-    expressions: bytes
-    comment: str
-
-
-def _rules(netlink: Netlink, family: Family) -> Iterator[RuleRead]:
+def _rules(netlink: Netlink, family: Family) -> Iterator[_Rule]:
     for payload in _dump(netlink, wire.GETRULE, family):
         rule = attributes(payload, 4)
         if string(rule[1]) == TABLE:
             comment = wire.comment_of(rule.get(7, b"")).decode(errors="replace")
-            yield RuleRead(string(rule[2]), rule.get(4, b""), comment)
+            yield _Rule(string(rule[2]), rule.get(4, b""), comment)
 
 
-def read_digests(netlink: Netlink, family: Family) -> tuple[str, str]:
-    """Digests of what is in force, for the marker; of no table at all, empty ones.
+def set_names(netlink: Netlink, family: Family) -> list[str]:
+    """Return the names of our sets and maps."""
+    found = [attributes(payload, 4) for payload in _dump(netlink, wire.GETSET, family)]
+    return [string(each[2]) for each in found if string(each[1]) == TABLE]
 
-    Raises:
-        BusyError: it changes faster than it can be read.
+
+def set_contents(
+    netlink: Netlink, family: Family, name: str, holding: re.Pattern[bytes] | None = None
+) -> Iterator[bytes]:
+    """Yield the contents of a set's elements (wire.py takes them apart).
+
+    Args:
+        netlink: socket of NETLINK_NETFILTER.
+        family: family of the table.
+        name: name of the set.
+        holding: skip messages, of some 300 elements each, in which this is not found.
     """
-
-    def read() -> tuple[str, str]:
-        chains = _chains(netlink, family)
-        if chains is None:
-            return "", ""
-        return digests(chains, set_names(netlink, family), _rules(netlink, family))
-
-    return _undisturbed(read)
+    for payload in _dump(netlink, wire.GETSETELEM, family, text(2, name)):
+        if holding is None or holding.search(payload):
+            yield from wire.element_contents(payload)
 
 
-def digests(chains: Chains, sets: Iterable[str], rules: Iterable[RuleRead]) -> tuple[str, str]:
-    """Hash the foundation (chains, sets and rules) and the rules that follow the settings."""
-    foundation, refilled = hashlib.sha256(), hashlib.sha256()
-    for name in sorted(chains):
-        hook = b"".join(chains[name].get(kind, b"") for kind in wire.CHAIN_HOOK)
-        if _is_fixed(name) or (name in DORMANT_CHAINS and not hook):
-            foundation.update(f"{name}\0{len(hook)}\0".encode() + hook)
-    for name in sorted(sets):
-        if "/" not in name and not name.startswith(_ANONYMOUS):
-            foundation.update(f"{name}\0".encode())
-    for rule in rules:
-        if _is_fixed(rule.chain):
-            hasher = refilled if rule.chain in RULE_CHAINS else foundation
-            hasher.update(f"{rule.chain}\0{len(rule.expressions)}\0".encode())
-            hasher.update(rule.expressions)
-    return foundation.hexdigest()[:8], refilled.hexdigest()[:8]
+def _elements(netlink: Netlink, family: Family, name: str) -> Iterable[tuple[bytes, bytes]]:
+    """Return a set of a ServicePort with its members, or the elements of a fixed set."""
+    width = family.bits // 8
+    if spec := _SPECS.get(name):
+        start, size = prefix(spec.kind, family), spec.key_size(family)
+        key, value = wire.key_getter(size), wire.value_getter(spec.form, size, width)
+        contents = set_contents(netlink, family, name)
+        return ((start + key(content), value(content)) for content in contents)
+    if is_members_set(name):
+        set_key, key = named(Kind.MEMBERS, family, name), wire.key_getter(width + 4)
+        start, contents = element_key(set_key), set_contents(netlink, family, name)
+        return [(set_key, b""), *((start + key(content), b"") for content in contents)]
+    # Another program's set with a slash in its name is removed like an old affinity map.
+    return [(named(Kind.AFFINITY, family, name), b"")] if "/" in name else []
 
 
-def _is_fixed(chain: str) -> bool:
-    """Whether a chain is there whatever Services there are."""
-    return not ("/" in chain or chain in DORMANT_CHAINS or chain.startswith(_MARK))
-
-
-def _service_chains(
-    family: Family, chains: Iterable[str], rules: Iterable[RuleRead]
-) -> Iterator[tuple[bytes, bytes]]:
-    """ServicePorts' chains; one whose rules are not as many as they should be has no value."""
-    values: dict[str, list[str]] = {name: [] for name in chains if "/" in name}
-    for rule in rules:
-        if rule.chain in values:
-            values[rule.chain].append(rule.comment)
-    for name, comments in values.items():
-        whole = bool(comments and comments[0]) and rule_count(comments[0]) == len(comments)
-        yield named(Kind.CHAIN, family, name), comments[0].encode() if whole else b""
-
-
-def is_members(name: str) -> bool:
-    """Whether a set is that of a ServicePort's endpoints (affinity.py)."""
-    return "/" in name and name.startswith("members-")
-
-
-def _elements(netlink: Netlink, family: Family, name: str) -> Iterator[tuple[bytes, bytes]]:
-    if name in _SPECS:
-        yield from _fixed_elements(netlink, family, _SPECS[name])
-    elif is_members(name):
-        yield named(Kind.MEMBERS, family, name), b""
-        start = named(Kind.MEMBER, family, name) + b"\0"
-        size = family.bits // 8 + 4
-        for content in set_elements(netlink, family, name):
-            yield start + content[8 : 8 + size], b""
-    elif "/" in name:
-        yield named(Kind.AFFINITY, family, name), b""
-
-
-def _forgotten(
+def _stale_entries(
     netlink: Netlink, family: Family, name: str, names: Iterable[str]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Clients in a map that stick to an endpoint that is no member."""
-    remembered = list(memory(netlink, family, name))
-    if not remembered:
-        return
-    base = base_of(name)
-    local = base.startswith("local-")
-    members = members_name(base.removeprefix("local-"), local)
-    size = family.bits // 8 + 4
-    contents = set_elements(netlink, family, members) if members in names else ()
-    known = {content[8 : 8 + size] for content in contents}
-    start = named(Kind.REMEMBERED, family, name) + b"\0"
-    for client, endpoint in remembered:
+    """Yield the entries of an affinity map whose endpoint is not a member."""
+    entries = list(affinity_entries(netlink, family, name))
+    members, key = members_of(name), wire.key_getter(family.bits // 8 + 4)
+    contents = set_contents(netlink, family, members) if entries and members in names else ()
+    known = {key(content) for content in contents}
+    start = element_key(named(Kind.AFFINITY, family, name))
+    for client, endpoint in entries:
         if endpoint not in known:
             yield start + client, endpoint
 
 
-def memory(netlink: Netlink, family: Family, name: str) -> Iterator[tuple[bytes, bytes]]:
-    """Clients and endpoints in an affinity map."""
-    key, data = family.bits // 8, family.bits // 8 + 4
-    for content in set_elements(netlink, family, name):
-        yield content[8 : 8 + key], content[16 + key : 16 + key + data]
-
-
-def set_elements(
-    netlink: Netlink, family: Family, name: str, holding: re.Pattern[bytes] | None = None
-) -> Iterator[bytes]:
-    """Contents of a set's elements: key (its value at 8), then data (its value 16 behind).
-
-    With a pattern, messages of some 300 elements in which it is not found are skipped whole.
-    """
-    for payload in _dump(netlink, wire.GETSETELEM, family, text(2, name)):
-        if holding is None or holding.search(payload):
-            yield from wire.element_lists(payload)
-
-
-def _fixed_elements(
-    netlink: Netlink, family: Family, spec: SetSpec
-) -> Iterator[tuple[bytes, bytes]]:
-    start = prefix(spec.kind, family)
-    rest, width = 8 + spec.key_size(family), family.bits // 8
-    contents = set_elements(netlink, family, spec.name)
-    if spec.form is Form.ENDPOINTS:  # most elements are: a third less for them
-        first, last = rest + 8, rest + 12 + width
-        return ((start + each[8:rest], each[first:last]) for each in contents)
-    value = _VALUES[spec.form]
-    return ((start + each[8:rest], value(each, rest, width)) for each in contents)
-
-
-def _set_value(content: bytes, rest: int, _width: int) -> bytes:
-    if len(content) <= rest:
-        return b""
-    return wire.comment_of(attributes(content, rest).get(wire.ELEMENT_USERDATA, b""))
-
-
-def _verdict_value(content: bytes, rest: int, _width: int) -> bytes:
-    found = attributes(content, rest)
-    word = wire.verdict_word(found.get(wire.ELEMENT_DATA, b""))
-    return word + b"\0" + wire.comment_of(found.get(wire.ELEMENT_USERDATA, b""))
-
-
-def _interval_value(content: bytes, rest: int, width: int) -> bytes:
-    end = attributes(content, rest).get(wire.ELEMENT_KEY_END, b"")
-    return end[-width:]
-
-
-_VALUES: dict[Form, Callable[[bytes, int, int], bytes]] = {
-    Form.SET: _set_value,
-    Form.VERDICTS: _verdict_value,
-    Form.INTERVALS: _interval_value,
-}
-
-
-def service_memory(members: bytes) -> str:
-    """Name of the map that learns the endpoints of a set."""
-    name = members.decode().removeprefix("members-")
-    local = name.startswith("local-")
-    return memory_name(name.removeprefix("local-"), local)
+def affinity_entries(netlink: Netlink, family: Family, name: str) -> Iterator[tuple[bytes, bytes]]:
+    """Yield clients and their endpoints in an affinity map."""
+    width = family.bits // 8
+    client, endpoint = wire.key_getter(width), wire.data_getter(width, width + 4)
+    for content in set_contents(netlink, family, name):
+        yield client(content), endpoint(content)

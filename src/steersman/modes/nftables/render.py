@@ -1,7 +1,28 @@
 """From plans to elements of maps (and, for session affinity, a few chains). Pure.
 
-What a Frontend's three Actions mean is said in one word, the name of a chain; where the classes of
-sources need different ones, `by-source` looks the word up in a map per class.
+A Frontend has an Action per class of sources (pods, this node, everyone else). If one chain can do
+all three, the frontend's element in `service-ips` or `service-nodeports` goes to it; else it goes
+to `by-source`, which looks the chain up in a map per class:
+
+    service-ips      10.96.0.10 . tcp . 80      : goto cluster-lb-4        one chain for all
+    service-ips      192.0.2.80 . tcp . 80      : goto by-source           one chain per class
+      pod-service-ips                           : goto lb-4
+      node-service-ips                          : goto masquerade-lb-4
+      external-service-ips                      : goto local-lb-1
+    service-endpoints  ... . slot               : 10.244.1.7 . 8080        lb- chains choose here
+
+**Slots.** The data path chooses a slot at random, so slots must be dense. An endpoint keeps its
+slot, and the last one moves into a hole (`assign_slots`): one endpoint more or less costs two
+elements, in a Service of 3 or 1,000.
+
+**Session affinity.** A client sticks to its endpoint whatever service IP it uses (behaviour 6), so
+its entry belongs to the ServicePort: one affinity map per pool in use, filled by the data path
+behind DNAT, where the endpoint is known, and by members only: an endpoint that was just removed
+cannot come back. The frontend's chain looks the client up and else goes to an lb- chain.
+
+**Node ports on loopback** are sockets in place of elements: a packet from a loopback address never
+leaves the node, so no rule can redirect it (for IPv6 there is not even a sysctl). relay.py serves
+them.
 """
 
 from __future__ import annotations
@@ -11,10 +32,9 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from steersman.model.names import Family, ServicePortName
+from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
     Action,
-    Endpoint,
     FamilySettings,
     Frontend,
     FrontendKind,
@@ -24,77 +44,89 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.modes.nftables import skeleton
-from steersman.modes.nftables.affinity import AffinityNames
 from steersman.modes.nftables.layout import (
     CLUSTER_IP_SUFFIX,
     DROP,
     FIRST_SLOTS,
+    POOLS,
     PROTOCOLS,
     REJECT,
     SIZES,
     Kind,
-    bare,
+    affinity_map_name,
+    base_name,
+    element_key,
     lb_chain,
+    learn_chain_name,
+    members_set_name,
+    named,
     pack_address,
     pack_endpoints,
     pack_port,
     prefix,
     size_for,
     slot_keys,
+    without_locality,
 )
-from steersman.modes.nftables.slots import assign
 from steersman.netfilter.names import printed_name
+from steersman.proxy.listeners import ListenerPlan, decision_of
 
 Slots = MutableMapping[bytes, tuple[bytes, ...]]
-"""Endpoints by slot, by the key of the first slot: the value that keeps slots stable."""
+"""Endpoints by slot, by the key of the first slot: the state that keeps slots stable."""
 
-_BY_SOURCE = {"": b"by-source", "np-": b"np-by-source"}
+LOOPBACK: Mapping[Family, str] = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+
 _LOCAL, _NODE_PORT = Pool.LOCAL, FrontendKind.NODE_PORT
-_COMMENT_LIMIT = 100
+_COMMENT_LIMIT = 100  # bytes of a ServicePort's name; nft takes comments of up to 128 bytes
 _SUFFIXES = {
     FrontendKind.CLUSTER_IP: CLUSTER_IP_SUFFIX,
     FrontendKind.EXTERNAL_IP: b" external IP",
     FrontendKind.LOAD_BALANCER_IP: b" load balancer IP",
     FrontendKind.NODE_PORT: b" node port",
 }
+_MARKINGS: Mapping[tuple[bool, ...], str] = {
+    (False, False, False): "",
+    (True, True, True): "masquerade-",
+    (False, True, True): "cluster-",
+}
+"""Marking in the name of a chain, by who is masqueraded: pods, this node, everyone else."""
 
 
-class _Space:
-    """Where Frontends of a sort live: on addresses, or on node ports."""
+class _MapGroup:
+    """The maps of one family for Frontends on addresses, or for those on node ports."""
 
-    def __init__(self, family: Family, node_port: bool) -> None:
-        kinds = _NODEPORT_KINDS if node_port else _SERVICE_KINDS
-        self.name = "np-" if node_port else ""
-        (
-            self.dispatch,
-            self.endpoints,
-            self.pod,
-            self.node,
-            self.external,
-            self.refused,
-            self.affinity,
-        ) = (prefix(kind, family) for kind in kinds)
+    def __init__(self, family: Family, name: str, kinds: Sequence[Kind]) -> None:
+        self.name = name
+        """"" or `np-`, as in the names of chains."""
+        self.by_source = f"{name}by-source".encode()
+        starts = [prefix(kind, family) for kind in kinds]
+        self.dispatch, self.endpoints, self.refused, self.affinity = starts[:4]
+        self.classes = tuple(starts[4:])
+        """Of pods, this node, everyone else."""
 
 
 _SERVICE_KINDS = (
     Kind.SERVICE_IPS,
     Kind.SERVICE_ENDPOINTS,
+    Kind.NO_ENDPOINT_SERVICES,
+    Kind.AFFINITY_IPS,
     Kind.POD_SERVICE_IPS,
     Kind.NODE_SERVICE_IPS,
     Kind.EXTERNAL_SERVICE_IPS,
-    Kind.NO_ENDPOINT_SERVICES,
-    Kind.AFFINITY_IPS,
 )
 _NODEPORT_KINDS = (
     Kind.SERVICE_NODEPORTS,
     Kind.NODEPORT_ENDPOINTS,
+    Kind.NO_ENDPOINT_NODEPORTS,
+    Kind.AFFINITY_NODEPORTS,
     Kind.POD_NODEPORTS,
     Kind.NODE_NODEPORTS,
     Kind.EXTERNAL_NODEPORTS,
-    Kind.NO_ENDPOINT_NODEPORTS,
-    Kind.AFFINITY_NODEPORTS,
 )
-_SPACES = {family: (_Space(family, False), _Space(family, True)) for family in Family}
+_MAP_GROUPS = {
+    family: (_MapGroup(family, "", _SERVICE_KINDS), _MapGroup(family, "np-", _NODEPORT_KINDS))
+    for family in Family
+}
 
 
 def render_node(settings: NodeSettings) -> dict[bytes, object]:
@@ -113,175 +145,225 @@ def render_service(plan: ServicePlan, settings: NodeSettings, slots: Slots) -> d
 
     Args:
         plan: what to do.
-        settings: of the node.
-        slots: who has which slot; read, and brought up to date for this plan.
+        settings: settings of the node.
+        slots: the slots of all endpoints; read, and brought up to date for this plan.
     """
-    return _ServiceRender(plan, settings.family(plan.key.family), slots).run()
+    render = _ServiceRender(plan, settings.family(plan.key.family), slots)
+    for frontend in plan.frontends:
+        render.add_frontend(frontend)
+    if plan.affinity_seconds:
+        render.add_affinity()
+    return render.out
 
 
 class _ServiceRender:
-    """One ServicePort on its way into a Ruleset."""
+    """The objects of one ServicePort, as far as they are rendered."""
 
     __slots__ = (
-        "_affinity",
+        "_base",
         "_comment",
-        "_out",
+        "_family",
+        "_groups",
+        "_has_pods",
         "_plan",
-        "_pods",
         "_pools",
         "_protocol",
         "_slots",
-        "_spaces",
+        "out",
     )
 
     def __init__(self, plan: ServicePlan, own: FamilySettings, slots: Slots) -> None:
-        name, family = plan.key
+        name, self._family = plan.key
         self._plan = plan
-        # The pod class has no members where pods cannot be told.
-        self._pods = bool(own.detector)
+        self._has_pods = bool(own.detector)  # without a detector, no source is known to be a pod
         self._slots = slots
-        self._out: dict[bytes, object] = {}
         self._pools: dict[Pool, tuple[bytes, ...]] = {}
-        self._spaces = _SPACES[family]
+        """Endpoints by slot, of the pools in use."""
+        self._groups = _MAP_GROUPS[self._family]
         self._protocol = PROTOCOLS[name.protocol]
-        self._comment = _printed(name)
-        self._affinity = AffinityNames(plan.key) if plan.affinity_seconds else None
+        printed = printed_name(name)
+        if len(printed) > _COMMENT_LIMIT:
+            printed = printed[: _COMMENT_LIMIT - 3] + "..."
+        self._comment = printed.encode()
+        self._base = base_name(plan.key) if plan.affinity_seconds else ""
+        self.out: dict[bytes, object] = {}
 
-    def run(self) -> dict[bytes, object]:
-        for frontend in self._plan.frontends:
-            self._frontend(frontend)
-        if self._affinity and self._pools:
-            self._out.update(
-                self._affinity.render(
-                    self._plan.affinity_seconds,
-                    {pool is _LOCAL: map(bare, ends) for pool, ends in self._pools.items()},
-                )
-            )
-        return self._out
-
-    def _frontend(self, frontend: Frontend) -> None:
-        space = self._spaces[frontend.kind is _NODE_PORT]
+    def add_frontend(self, frontend: Frontend) -> None:
+        """Add the elements of one frontend."""
+        out = self.out
+        group = self._groups[frontend.kind is _NODE_PORT]
         address = pack_address(frontend.address) if frontend.address else b""
         key = address + self._protocol + pack_port(frontend.port)
         comment = self._comment + _SUFFIXES[frontend.kind]
         external = frontend.external
-        way = _way(frontend.pod if self._pods else external, frontend.node, external)
-        if way.refused:
-            self._out[space.refused + key] = way.refused + comment
-        for pool in way.pools:
-            self._endpoints(space.endpoints + key, pool)
-        if way.pools:
-            self._dispatch(space, key, comment, way)
-            if self._affinity:
-                self._out[space.affinity + key] = self._affinity.learn.encode() + b"\0"
+        pod = frontend.pod if self._has_pods else external
+        verdicts = _verdict_plan(pod, frontend.node, external)
+        if verdicts.refused:
+            out[group.refused + key] = verdicts.refused + comment
+        for pool in verdicts.pools:
+            local, start = pool is _LOCAL, group.endpoints + key
+            ends = self._pools.get(pool)
+            if ends is None:  # the first frontend assigns the slots, the others have the same
+                first = start + FIRST_SLOTS[local]
+                wanted = pack_endpoints(self._family, self._plan.pool(pool)[: SIZES[-1]])
+                ends = assign_slots(self._slots.get(first, ()), wanted)
+                self._pools[pool] = self._slots[first] = ends
+            for slot, end in zip(slot_keys(local, len(ends)), ends, strict=False):
+                out[start + slot] = end
+        if verdicts.choice:
+            out[group.dispatch + key] = self._chain(group, verdicts.choice) + b"\0" + comment
+        elif verdicts.pools:
+            out[group.dispatch + key] = group.by_source + b"\0" + comment
+            for start, choice in zip(group.classes, verdicts.choices, strict=True):
+                if choice and (self._has_pods or start is not group.classes[0]):
+                    out[start + key] = self._chain(group, choice) + b"\0"
+        if verdicts.pools and self._base:
+            out[group.affinity + key] = learn_chain_name(self._base).encode() + b"\0"
         if frontend.source_ranges:
-            family = self._plan.key.family
-            self._out.update(_firewall(family, key, comment, frontend.source_ranges))
+            out[prefix(Kind.FIREWALL_IPS, self._family) + key] = comment
+            allowed = prefix(Kind.FIREWALL_ALLOWED, self._family) + key
+            for cidr in skeleton.disjoint(frontend.source_ranges):
+                network = ipaddress.ip_network(cidr)
+                out[allowed + network.network_address.packed] = network.broadcast_address.packed
 
-    def _endpoints(self, start: bytes, pool: Pool) -> None:
-        """Put a pool into the slots of a frontend."""
-        local = pool is _LOCAL
-        ends = self._pools.get(pool)
-        if ends is None:
-            first = start + FIRST_SLOTS[local]
-            ends = self._pools[pool] = self._assign(first, self._plan.pool(pool))
-        out = self._out
-        for slot, data in zip(slot_keys(local, len(ends)), ends, strict=False):
-            out[start + slot] = data
+    def _chain(self, group: _MapGroup, choice: _PoolChoice) -> bytes:
+        """Return the chain that marks and chooses; add it if it is the ServicePort's own.
 
-    def _assign(self, first: bytes, endpoints: Sequence[Endpoint]) -> tuple[bytes, ...]:
-        wanted = pack_endpoints(self._plan.key.family, endpoints[: SIZES[-1]])
-        ends = self._slots[first] = assign(self._slots.get(first, ()), wanted)
-        return ends
+        The value of such a chain says what its rules do, and is kept in a comment: protocol, chain
+        that marks (`-` for none), pool, chain that chooses.
+        """
+        local = choice.pool is _LOCAL
+        count = len(self._pools[choice.pool])
+        if not self._base:
+            return _lb_chain(group.name, choice.marking, local, count)
+        protocol = self._plan.key.name.protocol.lower()
+        mark = f"mark-{choice.marking.rstrip('-')}" if choice.marking else "-"
+        lb = lb_chain(group.name, "", local, size_for(count))
+        name = f"{group.name}{choice.marking}{'local-' if local else ''}affinity-{self._base}"
+        value = f"lookup {protocol} {mark} {POOLS[local]} {lb}"
+        self.out[named(Kind.CHAIN, self._family, name)] = value.encode()
+        return name.encode()
 
-    def _dispatch(self, space: _Space, key: bytes, comment: bytes, way: _Way) -> None:
-        if way.draw:
-            self._out[space.dispatch + key] = self._chain(space, way.draw) + b"\0" + comment
-            return
-        self._out[space.dispatch + key] = _BY_SOURCE[space.name] + b"\0" + comment
-        for kind, draw in zip((space.pod, space.node, space.external), way.draws, strict=True):
-            if draw and (kind != space.pod or self._pods):
-                self._out[kind + key] = self._chain(space, draw) + b"\0"
-
-    def _chain(self, space: _Space, draw: _Draw) -> bytes:
-        """Name of the chain that marks and draws."""
-        local = draw.pool is _LOCAL
-        count = len(self._pools[draw.pool])
-        if not self._affinity:
-            return _lb_chain(space.name, draw.marking, local, count)
-        fixed = lb_chain(space.name, "", local, size_for(count))
-        name, value = self._affinity.lookup(space.name, draw.marking, local, fixed)
-        self._out[prefix(Kind.CHAIN, self._plan.key.family) + name] = value
-        return name
+    def add_affinity(self) -> None:
+        """Add the affinity maps of the pools in use, their members, and the chain that learns."""
+        family, base = self._family, self._base
+        pools = {pool is _LOCAL: ends for pool, ends in self._pools.items()}
+        for local, ends in sorted(pools.items()):
+            members = named(Kind.MEMBERS, family, members_set_name(base, local))
+            self.out[named(Kind.AFFINITY, family, affinity_map_name(base, local))] = b""
+            self.out[members] = b""
+            start = element_key(members)
+            self.out.update((start + without_locality(end), b"") for end in ends)
+        if pools:
+            words = " ".join(POOLS[local] for local in sorted(pools))
+            value = f"learn {self._plan.affinity_seconds} {words}"
+            self.out[named(Kind.CHAIN, family, learn_chain_name(base))] = value.encode()
 
 
 @lru_cache(maxsize=1024)
-def _lb_chain(space: str, marking: str, local: bool, count: int) -> bytes:
-    return lb_chain(space, marking, local, size_for(count)).encode()
+def _lb_chain(group: str, marking: str, local: bool, count: int) -> bytes:
+    """Return the name of a fixed chain for so many endpoints."""
+    return lb_chain(group, marking, local, size_for(count)).encode()
 
 
-class _Draw(NamedTuple):
-    """What a chain does."""
+# -- verdicts -------------------------------------------------------------------------------
+
+
+class _PoolChoice(NamedTuple):
+    """What an lb- chain does: mark, then choose an endpoint of a pool."""
 
     marking: str
     """As in the names of chains."""
     pool: Pool
 
 
-class _Way(NamedTuple):
-    """What becomes of the three Actions of a Frontend."""
+class _VerdictPlan(NamedTuple):
+    """How the three Actions of a Frontend are carried out."""
 
     refused: bytes
-    """What whoever is not sent on meets in the filter chains, and a NUL; b"" where all are."""
+    """Verdict in the filter chains for packets that are not sent on, and a NUL; b"" for none."""
     pools: tuple[Pool, ...]
-    """Where packets are sent on to."""
-    draw: _Draw | None
-    """Where one chain serves all classes of sources."""
-    draws: tuple[_Draw | None, ...]
-    """Else, by class; None for those that are not sent on."""
+    """Pools that packets are sent to."""
+    choice: _PoolChoice | None
+    """The chain that serves all classes of sources, if there is one."""
+    choices: tuple[_PoolChoice | None, ...]
+    """Else the chain of each class; None for a class that is not sent on."""
 
 
 @lru_cache(maxsize=256)  # there are a dozen
-def _way(pod: Action, node: Action, external: Action) -> _Way:
-    """Sort Actions out; of those that send nobody on, the first from the outside counts."""
-    refusals = [a for a in (external, node, pod) if a.verdict is not Verdict.FORWARD]
+def _verdict_plan(pod: Action, node: Action, external: Action) -> _VerdictPlan:
+    """Return how Actions are carried out; the refusal is the first one, from the outside."""
+    actions = (pod, node, external)
+    refusals = [a.verdict for a in reversed(actions) if a.verdict is not Verdict.FORWARD]
     refused = b""
     if refusals:
-        refused = (DROP if refusals[0].verdict is Verdict.DROP else REJECT) + b"\0"
-    actions = (pod, node, external)
+        refused = (DROP if refusals[0] is Verdict.DROP else REJECT) + b"\0"
     used = sorted({a.pool for a in actions if a.verdict is Verdict.FORWARD})
-    return _Way(refused, tuple(used), _draw(actions), tuple(_draw((a,) * 3) for a in actions))
+    choices = tuple(_choice((action,) * 3) for action in actions)
+    return _VerdictPlan(refused, tuple(used), _choice(actions), choices)
 
 
-def _draw(actions: Sequence[Action]) -> _Draw | None:
-    """What one chain does for all three; None where they take different ones, or none."""
+def _choice(actions: Sequence[Action]) -> _PoolChoice | None:
+    """Return what one chain does for all three; None if they differ, or send nothing on."""
     marking = _MARKINGS.get(tuple(action.masquerade for action in actions))
     if len({(action.verdict, action.pool) for action in actions}) > 1 or marking is None:
         return None
-    return _Draw(marking, actions[0].pool) if actions[0].verdict is Verdict.FORWARD else None
+    return _PoolChoice(marking, actions[0].pool) if actions[0].verdict is Verdict.FORWARD else None
 
 
-def _firewall(
-    family: Family, key: bytes, comment: bytes, ranges: Sequence[str]
-) -> dict[bytes, bytes]:
-    """Let only these sources in."""
-    out = {prefix(Kind.FIREWALL_IPS, family) + key: comment}
-    allowed = prefix(Kind.FIREWALL_ALLOWED, family) + key
-    for cidr in skeleton.disjoint(ranges):
-        network = ipaddress.ip_network(cidr)
-        out[allowed + network.network_address.packed] = network.broadcast_address.packed
-    return out
+# -- slots ----------------------------------------------------------------------------------
 
 
-_MARKINGS: Mapping[tuple[bool, ...], str] = {
-    (False, False, False): "",
-    (True, True, True): "masquerade-",
-    (False, True, True): "cluster-",
-}
-"""Marking by who is masqueraded: pods, this node, everyone else."""
+def assign_slots(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return `wanted`, free of duplicates, in the order of their slots.
+
+    Endpoints that have a slot in `previous` keep it; new ones take the holes, then the end; the
+    last ones move into the holes that remain.
+    """
+    if not previous or previous == wanted:
+        return wanted
+    had = set(previous)
+    gone, come = had.difference(wanted), set(wanted).difference(had)
+    if len(had) < len(previous):  # an endpoint twice: another program wrote it; b"" is a hole
+        previous = tuple([b"" if end in previous[:at] else end for at, end in enumerate(previous)])
+    elif len(gone) == len(come) == 1:  # the usual change
+        at = previous.index(gone.pop())
+        return (*previous[:at], come.pop(), *previous[at + 1 :])
+    new = iter([end for end in wanted if end in come])
+    slots = [next(new, b"") if end in gone or not end else end for end in previous]
+    slots.extend(new)
+    for hole in [at for at, end in enumerate(slots) if not end]:
+        while slots and not slots[-1]:
+            slots.pop()
+        if hole < len(slots):
+            slots[hole] = slots.pop()
+    return tuple([end for end in slots if end])
 
 
-def _printed(port: ServicePortName) -> bytes:
-    """Printed name as a comment, which nft takes up to 128 bytes long."""
-    name = printed_name(port)
-    return (name if len(name) <= _COMMENT_LIMIT else name[: _COMMENT_LIMIT - 3] + "...").encode()
+# -- loopback -------------------------------------------------------------------------------
+
+
+def render_localhost(plan: ServicePlan, settings: NodeSettings) -> dict[bytes, ListenerPlan]:
+    """Render the listeners of one ServicePort's node ports on loopback."""
+    if not settings.traits.relays_localhost:
+        return {}
+    name, family = plan.key
+    if not settings.family(family).localhost_node_ports or name.protocol is Protocol.SCTP:
+        return {}
+    listeners = {}
+    for frontend in plan.frontends:
+        if frontend.kind is _NODE_PORT and frontend.node.verdict is Verdict.FORWARD:
+            # A client on loopback is this node, so all classes have the node's decision.
+            decision = decision_of(frontend.node, plan.pool(frontend.node.pool))
+            key = prefix(Kind.RELAY, family) + PROTOCOLS[name.protocol] + pack_port(frontend.port)
+            listeners[key] = ListenerPlan(
+                owner=plan.key,
+                bind=LOOPBACK[family],
+                port=frontend.port,
+                pod=decision,
+                node=decision,
+                external=decision,
+                affinity_seconds=plan.affinity_seconds,
+                least_connections=plan.least_connections,
+            )
+    return listeners

@@ -1,93 +1,135 @@
-"""Transactions over netlink: sent, accounted for, refusals put into words."""
+"""Transactions over netlink: send them, tell ours from foreign ones, explain what is rejected."""
 
 from __future__ import annotations
 
 import errno
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.host.nlmsg import text
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
+from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.nftables import wire
-from steersman.modes.nftables.layout import Kind
+from steersman.modes.nftables.layout import (
+    Form,
+    Kind,
+    affinity_map_of,
+    family_of,
+    kind_of,
+    name_of,
+    split_element,
+)
+from steersman.modes.nftables.read import affinity_entries
 from steersman.modes.nftables.text import describe
-from steersman.modes.nftables.transaction import Step
+from steersman.modes.nftables.transaction import Message
 from steersman.netfilter.generation import generation
 
 _BUSY = (errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
-OBJECTS = (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS)
-"""What can still be in use when it is deleted."""
+IN_USE_KINDS = (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS)
+"""Kinds of objects that can still be in use when they are deleted."""
 
 
-class HeldError(BusyError):
-    """A chain or set is still in use."""
+class InUseError(BusyError):
+    """A chain or set that was to be deleted is still in use."""
 
 
 class Sender:
-    """The socket, and which transactions were not ours. Blocks; one call at a time."""
+    """Sends transactions, and counts those of other programs. Blocks; one call at a time."""
 
     def __init__(self, netlink: Netlink) -> None:
-        """Take the socket; it is closed with this."""
         self.netlink = netlink
         weakref.finalize(self, netlink.close)  # modes are dropped, not closed
         self._generation = generation(netlink)
-        self._strangers = 0
-        self.destroys = self._can_destroy()
-        """Whether the kernel can delete what may not be there."""
-
-    def _can_destroy(self) -> bool:
-        """Ask the kernel by an empty transaction."""
+        self._foreign = 0
         probe = wire.request(wire.DESTROYTABLE, Family.IPV4, text(1, "steersman-no-such-table"))
-        return not self.netlink.batch(wire.batch([probe]))
+        self.destroys = not netlink.batch(wire.batch([probe]))
+        """True if the kernel can destroy elements: delete those that may not exist."""
 
-    def strangers(self) -> int:
-        """How often the ruleset was changed by others, as far as it was looked."""
+    def foreign_generations(self) -> int:
+        """Return how often other programs changed the ruleset, as far as it was checked."""
         now = generation(self.netlink)
-        self._strangers += now != self._generation
+        self._foreign += now != self._generation
         self._generation = now
-        return self._strangers
+        return self._foreign
 
-    def made_transaction(self) -> None:
-        """Take note of the generation that a transaction of our own made."""
+    def note_own_transaction(self) -> None:
+        """Count the transaction that was just made as ours."""
         now = generation(self.netlink)
-        self._strangers += (now - self._generation) & 0xFFFFFFFF != 1
+        self._foreign += (now - self._generation) & 0xFFFFFFFF != 1
         self._generation = now
 
-    def send(self, steps: Sequence[Step]) -> None:
+    def send(self, messages: Sequence[Message]) -> None:
         """Send one transaction.
 
         Raises:
-            ApplyError: the kernel refuses it.
-            HeldError: a chain or set that it deletes is still in use.
+            ApplyError: the kernel rejects it.
+            InUseError: a chain or set that it deletes is still in use.
             BusyError: the kernel had no time or memory.
         """
         try:
-            refused = self.netlink.batch(wire.batch([step.request for step in steps]))
+            errors = self.netlink.batch(wire.batch([message.request for message in messages]))
         except OSError as failure:
             if failure.errno != errno.EMSGSIZE:  # in a user namespace wmem_max is the limit
                 raise
             message = "nftables: the transaction is too large to be sent at once"
             raise ApplyError(message) from failure
-        if not refused:
-            self.made_transaction()
+        if not errors:
+            self.note_own_transaction()
             return
-        index, error = min(refused.items())
-        keys = _blamed(steps[index - 1], error) if 0 < index <= len(steps) else ()
-        if error.errno == errno.EBUSY and keys and keys[0][0] in OBJECTS:
-            raise HeldError(str(error))
+        index, error = min(errors.items())
+        keys: tuple[bytes, ...] = ()
+        if 0 < index <= len(messages):  # the batch begins with a message of its own
+            rejected = messages[index - 1]
+            at = wire.element_at(rejected.request, error.offset) if error.offset else -1
+            keys = rejected.keys[at : at + 1] if at >= 0 else rejected.keys
+        if error.errno == errno.EBUSY and keys and kind_of(keys[0]) in IN_USE_KINDS:
+            raise InUseError(str(error))
         if error.errno in _BUSY:
             raise BusyError(f"nftables: {error}")
         what = describe(keys) if keys else "its fixed rules"
-        raise ApplyError(f"nf_tables refuses {what}: {_reason(error)}")
+        reason = str(error).partition(": ")[2] or str(error)
+        raise ApplyError(f"nf_tables rejects {what}: {reason}")
 
 
-def _blamed(step: Step, error: NetlinkError) -> tuple[bytes, ...]:
-    """The object that the kernel blames, or all those of the message where it does not say."""
-    number = wire.element_at(step.request, error.offset) if error.offset else -1
-    return step.keys[number : number + 1] if number >= 0 else step.keys
+# -- affinity entries of removed members ----------------------------------------------------
 
 
-def _reason(error: NetlinkError) -> str:
-    return str(error).partition(": ")[2] or str(error)
+def removes_members(change: Diff) -> bool:
+    """Return whether a Diff may flush affinity entries; there can be very many."""
+    return any(kind_of(key) == Kind.MEMBER for key in change.removed)
+
+
+def flush_affinity(sender: Sender, removed: Ruleset) -> None:
+    """Delete the affinity entries of removed members, unless their map was removed too.
+
+    The transaction that removed them is in force, so an error here must not fail it.
+    """
+    endpoints: dict[bytes, set[bytes]] = {}
+    for key in removed:
+        if kind_of(key) == Kind.MEMBER:
+            members, endpoint = split_element(key)
+            if members not in removed:
+                endpoints.setdefault(members, set()).add(endpoint)
+    verb = wire.DESTROYSETELEM if sender.destroys else wire.DELSETELEM
+    for members, gone in endpoints.items():
+        family, name = family_of(members), affinity_map_of(name_of(members))
+        clients: list[tuple[bytes, bytes]] = []
+        with suppress(NetlinkError):  # another program changes the ruleset: flush what was read
+            for client, endpoint in affinity_entries(sender.netlink, family, name):
+                if endpoint in gone:
+                    clients.append((client, b""))
+        # Without destroy, an entry that expired would fail all others of its transaction.
+        together = len(clients) if sender.destroys else 1
+        for first in range(0, len(clients), together or 1):
+            pairs = clients[first : first + together]
+            items = wire.encode(Form.SET, pairs, keys_only=True)
+            room = wire.room(items)
+            requests = [
+                wire.elements(verb, family, name, items[at : at + room])
+                for at in range(0, len(items), room)
+            ]
+            if not sender.netlink.batch(wire.batch(requests)):
+                sender.note_own_transaction()

@@ -1,19 +1,35 @@
 """The fixed part of a table as nft text: sets, chains and rules that no Service changes. Pure.
 
-Two texts per family. The foundation is always the same and loaded into an empty table only: nft
+Two texts per family. The foundation is always the same, and is loaded into an empty table only: nft
 1.0.6 cannot refer to a map that exists already and whose type is `typeof ... th dport`. The rules
-follow the node's settings; loading them refills their chains, in one transaction.
+depend on the node's settings; loading them refills their chains, in one transaction.
+
+    nat-prerouting, nat-output    service-ips -> [by-source ->] [marking] lb-16 -> try-16 -> dnat
+    filter-forward, -output       new connections that were not translated: reject or drop
+    nat-postrouting               masquerade packets with the mark, and hairpins
+
+An lb- chain chooses a slot at random: sixteen times from the smallest size that holds all
+endpoints, as some slots may be empty; then from the next smaller size, whose slots are all taken
+(README).
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 
 from steersman.model.names import Family
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings
-from steersman.modes.nftables.layout import SETS, SIZES, TABLE, Form, SetSpec, lb_chain
+from steersman.modes.nftables.layout import (
+    LOCAL_SLOTS,
+    SETS,
+    SIZES,
+    TABLE,
+    Form,
+    SetSpec,
+    lb_chain,
+)
 
 HEADER = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 """Netfilter's names of the families."""
@@ -33,15 +49,7 @@ _MARKINGS = {
     "masquerade-": "meta mark set meta mark or {MARK}",
     "cluster-": "{NOTPOD} meta mark set meta mark or {MARK}",
 }
-"""What marks, by the marking in the name of an lb chain."""
-
-
-def _marking_chains() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Variants of the chains that draw which mark first."""
-    for space, local, size in product(("", "np-"), (False, True), SIZES):
-        for marking, mark in _MARKINGS.items():
-            draw = f"goto {lb_chain(space, '', local, size)}"
-            yield lb_chain(space, marking, local, size), (mark, draw)
+"""Rules that set the mark, by the marking in the name of an lb- chain."""
 
 
 _CLUSTER_IP = "{A} daddr @cluster-ips goto cluster-ip-refused"
@@ -50,18 +58,18 @@ _UNASSIGNED = "{A} daddr {CIDRS} drop"
 _FOUNDATION: Mapping[str, tuple[str, ...]] = {
     "filter-forward": ("ct state new jump forward-check",),
     "filter-output": ("ct state new jump output-check",),
-    # No clusterIP that we translate is still one here: another port of it, or none to send on to.
+    # A clusterIP here was not translated: another port of it, or no endpoint to send it to.
     "cluster-ip-refused": (f"{_SERVICE} vmap @no-endpoint-services", "reject"),
     "by-source-pod": (f"{_SERVICE} vmap @pod-service-ips",),
     "by-source-node": (f"{_SERVICE} vmap @node-service-ips",),
     "np-by-source-pod": (f"{_NODEPORT} vmap @pod-nodeports",),
     "np-by-source-node": (f"{_NODEPORT} vmap @node-nodeports",),
-    # Empty until some ServicePort needs them: every new connection passes here (dormant.py).
+    # Empty until some ServicePort needs them: every new connection passes here (rules.py).
     "affinity-learn": (),
     "firewall-check": (),
     "firewall": (),
 }
-"""Rules by chain, whatever the settings."""
+"""Rules by chain that are the same for all settings."""
 _DISPATCH = (
     f"{_SERVICE} vmap @service-ips",
     f"{{NPL}} {_NODEPORT} vmap @service-nodeports",
@@ -70,13 +78,13 @@ _RULES: Mapping[str, tuple[str, ...]] = {
     "forward-check": (_CLUSTER_IP, _NO_ENDPOINT, _UNASSIGNED),
     "output-check": (
         _CLUSTER_IP,
-        # What was said to a clusterIP has been translated by us, to where it may go.
+        # A packet to a clusterIP that we have translated may go to its endpoint.
         "ct status dnat ct original {A} daddr @cluster-ips return",
         f"{{NPL}} {_NODEPORT} vmap @no-endpoint-nodeports reject",
         _NO_ENDPOINT,
         _UNASSIGNED,
     ),
-    # Of the type nat: only the first packet of a connection passes, and none from the node itself.
+    # In a chain of type nat, only the first packet of a connection passes, none from the node.
     "nat-input": (f"{{NP}} {_NODEPORT} vmap @no-endpoint-nodeports reject", _NO_ENDPOINT),
     "nat-prerouting": _DISPATCH,
     "nat-output": _DISPATCH,
@@ -97,19 +105,25 @@ _RULES: Mapping[str, tuple[str, ...]] = {
     ),
     "mark-masquerade": (_MARKINGS["masquerade-"],),
     "mark-cluster": (_MARKINGS["cluster-"],),
-    **dict(_marking_chains()),
+    # Variants of the lb- chains that set the mark first.
+    **{
+        lb_chain(group, marking, local, size): (mark, f"goto {lb_chain(group, '', local, size)}")
+        for group, local, size in product(("", "np-"), (False, True), SIZES)
+        for marking, mark in _MARKINGS.items()
+    },
 }
-"""Rules by chain. One whose words have no meaning (no detector, no CIDRs) is left out."""
+"""Rules by chain; a rule with a placeholder that is empty (no detector, no CIDRs) is left out."""
 RULE_CHAINS = frozenset(_RULES)
-"""Chains that follow the settings; all others without a slash in their name are the foundation."""
+"""Chains that depend on the settings; other chains without a slash in their name are the
+foundation."""
 
-_DRAWS = 4
-"""Draws in a try- chain, and jumps to it: sixteen draws, then those below are drawn from."""
-_SPACES = (("", _SERVICE, "service-endpoints"), ("np-", _NODEPORT, "nodeport-endpoints"))
+_TRIES = 4
+"""Rules in a try- chain, and jumps to it: sixteen choices in all."""
+_MAP_GROUPS = (("", _SERVICE, "service-endpoints"), ("np-", _NODEPORT, "nodeport-endpoints"))
 
 
 def foundation(family: Family) -> str:
-    """Return the nft commands that make one family's table, for an empty one."""
+    """Return the nft commands that fill one family's empty table."""
     table = f"{HEADER[family]} {TABLE}"
     lines = [f'add table {table} {{ comment "rules for kube-proxy" ; }}']
     lines += [f"add {_declaration(spec, table, family)}" for spec in SETS.values()]
@@ -124,8 +138,9 @@ def foundation(family: Family) -> str:
 
 
 def rules(settings: NodeSettings, family: Family) -> str:
-    """Return the nft commands that refill the chains that follow the settings."""
+    """Return the nft commands that refill the chains that depend on the settings."""
     own = settings.family(family)
+    cidrs = disjoint(own.service_cidrs)
     words = {
         "{A}": HEADER[family],
         "{MARK}": f"{settings.masquerade_mark:#x}",
@@ -133,7 +148,8 @@ def rules(settings: NodeSettings, family: Family) -> str:
         "{NOTPOD}": _from_pod(own.detector, family, "!= "),
         "{NPL}": _serves_node_ports(own, family, local="fib daddr type local"),
         "{NP}": _serves_node_ports(own, family),
-        "{CIDRS}": _one_of(disjoint(own.service_cidrs)),
+        # A single CIDR needs no set, and costs every connection less.
+        "{CIDRS}": f"{{ {', '.join(cidrs)} }}" if len(cidrs) > 1 else "".join(cidrs),
     }
     filled = {name: _filled(each, words) for name, each in _RULES.items()}
     return _chains(f"{HEADER[family]} {TABLE}", filled)
@@ -147,7 +163,7 @@ def _chains(table: str, chains: Mapping[str, Iterable[str]]) -> str:
 
 
 def _declaration(spec: SetSpec, table: str, family: Family) -> str:
-    """A set or map: the slot's type only exists as `typeof` an expression."""
+    """Declare a set or map. A slot has no type of its own, only `typeof` an expression."""
     header, address = HEADER[family], _ADDRESS[family]
     if spec.form is Form.ENDPOINTS:
         key = " . ".join(
@@ -167,22 +183,20 @@ def _declaration(spec: SetSpec, table: str, family: Family) -> str:
     return f'{noun} {table} {spec.name} {{ {what} comment "{spec.comment}" ; }}'
 
 
-def _filled(templates: Iterable[str], words: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(rule for rule in (_fill(each, words) for each in templates) if rule)
-
-
-def _fill(rule: str, words: Mapping[str, str]) -> str:
-    """Put words in; "" where one of them has no meaning on this node."""
-    for word, text in words.items():
-        if word in rule:
-            if not text:
-                return ""
-            rule = rule.replace(word, text)
-    return rule
+def _filled(templates: Iterable[str], words: Mapping[str, str]) -> list[str]:
+    """Replace placeholders in rules; leave out a rule with an empty one."""
+    rules = []
+    for template in templates:
+        rule, used = template, [word for word in words if word in template]
+        if all(words[word] for word in used):
+            for word in used:
+                rule = rule.replace(word, words[word])
+            rules.append(rule)
+    return rules
 
 
 def _from_pod(detector: LocalDetector, family: Family, negation: str) -> str:
-    """Match of packets from local pods; "" where they cannot be told."""
+    """Return the match of packets from local pods; "" without a detector."""
     if detector.cidr:
         return f"{HEADER[family]} saddr {negation}{detector.cidr}"
     if detector.interface:
@@ -193,43 +207,32 @@ def _from_pod(detector: LocalDetector, family: Family, negation: str) -> str:
 
 
 def _serves_node_ports(own: FamilySettings, family: Family, local: str = "") -> str:
+    """Return the match of addresses that serve node ports."""
     if own.node_port_addresses is not None:
         return f"{HEADER[family]} daddr @nodeport-ips"
     elsewhere = "ip daddr != 127.0.0.0/8" if family is Family.IPV4 else "ip6 daddr != ::1"
     return f"{elsewhere} {local}".rstrip()
 
 
-def _one_of(words: Sequence[str]) -> str:
-    """Match of any of these; a single one needs no set, which costs every connection less."""
-    return f"{{ {', '.join(words)} }}" if len(words) > 1 else "".join(words)
-
-
 def disjoint(cidrs: Iterable[str]) -> list[str]:
-    """Return CIDRs of one family without overlaps, which interval sets refuse."""
+    """Return CIDRs of one family without overlaps, which interval sets reject."""
     networks = [ipaddress.ip_network(cidr) for cidr in cidrs]
     return [str(network) for network in ipaddress.collapse_addresses(networks)]  # type: ignore[type-var]
 
 
 def _lb_chains(family: Family) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for space, key, endpoints in _SPACES:
-        for local in (False, True):
-            for size in SIZES:
-                draw = (
-                    f"dnat {HEADER[family]} to {key.replace('{A}', HEADER[family])} . "
-                    f"numgen random mod {size}{' offset 65536' if local else ''} map @{endpoints}"
-                )
-                yield from _lb_of_size(space, local, size, draw)
-
-
-def _lb_of_size(
-    space: str, local: bool, size: int, draw: str
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Chains that draw from so many slots."""
-    name = lb_chain(space, "", local, size)
-    if size == 1:
-        yield name, (draw,)
-    else:
-        attempts = lb_chain(space, "try-", local, size)
-        yield attempts, (draw,) * _DRAWS
-        below = lb_chain(space, "", local, SIZES[SIZES.index(size) - 1])
-        yield name, (f"jump {attempts}",) * _DRAWS + (f"goto {below}",)
+    """Yield the chains that choose an endpoint, with their rules."""
+    header = HEADER[family]
+    for (group, key, endpoints), local in product(_MAP_GROUPS, (False, True)):
+        below = ""
+        for size in SIZES:
+            name = lb_chain(group, "", local, size)
+            slot = f"numgen random mod {size}{f' offset {LOCAL_SLOTS}' if local else ''}"
+            choose = f"dnat {header} to {key.replace('{A}', header)} . {slot} map @{endpoints}"
+            if size == 1:
+                yield name, (choose,)
+            else:
+                tries = lb_chain(group, "try-", local, size)
+                yield tries, (choose,) * _TRIES
+                yield name, (f"jump {tries}",) * _TRIES + (f"goto {below}",)
+            below = name

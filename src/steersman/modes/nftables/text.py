@@ -1,11 +1,17 @@
-"""A Ruleset of this mode as nft commands: what operators see, goldens hold, and a rebuild loads."""
+"""A Ruleset of this mode as nft commands: for operators, for goldens, and for `nft -f -`. Pure.
+
+A table that is not as this version made it (upstream's has the same name) is replaced in one
+transaction of nft that holds the skeleton and all elements (`loadable`). nft 1.0.6 cannot write the
+chains of session affinity and of source ranges as we need them; for the milliseconds until netlink
+has put them in, simpler elements and rules stand in.
+"""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.nftables.layout import (
     DROP,
@@ -14,117 +20,153 @@ from steersman.modes.nftables.layout import (
     TABLE,
     Form,
     Kind,
+    family_number,
+    family_of,
     is_local,
-    unpack_slot,
+    kind_of,
+    name_of,
+    named,
+    printed_fields,
+    split_element,
+    unpack_address,
+    unpack_endpoint,
+    without_locality,
 )
+from steersman.modes.nftables.rules import FIREWALL, FIREWALL_BASES, FIREWALL_CHECK
 from steersman.modes.nftables.skeleton import HEADER
 from steersman.proxy.listeners import ListenerPlan
 
-_NAMES = {protocol.number: protocol.lower() for protocol in Protocol}
-
-
-def table_of(key: bytes) -> str:
-    """Family and name of the table that an object is in."""
-    return f"{HEADER[Family(key[1])]} {TABLE}"
+_PROTOCOL = {Family.IPV4: "ip protocol", Family.IPV6: "ip6 nexthdr"}
+_HOOKS = {0: "prerouting", 3: "output"}
+_NOUNS = {Kind.CHAIN: "chain", Kind.MEMBERS: "set"}
 
 
 def ruleset_text(ruleset: Ruleset) -> str:
-    """Everything, in an order of its own: by kind, family and key."""
-    return "".join(f"{line}\n" for line in _lines(ruleset))
-
-
-def _lines(ruleset: Ruleset) -> Iterator[str]:
-    for key in sorted(ruleset):
-        yield from command("add", key, ruleset[key]).rstrip("\n").split("\n")
-
-
-def diff_text(change: Diff) -> str:
-    """What a Diff does."""
-    lines = [command("delete", key, value) for key, value in sorted(change.removed.items())]
-    for key, (old, new) in sorted(change.changed.items()):
-        lines += [command("delete", key, old), command("add", key, new)]
-    lines += [command("add", key, value) for key, value in sorted(change.added.items())]
+    """Return the commands that add everything, sorted by kind, family and key."""
+    lines = (_command("add", key, ruleset[key]).rstrip("\n") for key in sorted(ruleset))
     return "".join(f"{line}\n" for line in lines)
 
 
-def command(verb: str, key: bytes, value: bytes | str | ListenerPlan) -> str:
-    """One object as an nft command; what nft has no words for is a comment."""
-    kind = Kind(key[0])
-    if isinstance(value, ListenerPlan):
-        return f"# {verb} listener at {value}"
-    if isinstance(value, str):
-        return value if verb == "add" else f"{verb} table {table_of(key)}"
-    if kind in SETS:
-        here = "  # local" if SETS[kind].form is Form.ENDPOINTS and is_local(value) else ""
-        return f"{verb} element {table_of(key)} {SETS[kind].name} {{ {element(key, value)} }}{here}"
-    name = key[2:].split(b"\0")[0].decode()
-    if kind is Kind.MEMBER:
-        member = endpoint(key[3 + len(name.encode()) :])
-        return f"{verb} element {table_of(key)} {name} {{ {member} }}"
-    noun = {Kind.CHAIN: "chain", Kind.MEMBERS: "set"}.get(kind, "map")
-    does = f"  # {value.decode()}" if value else ""
-    return f"{verb} {noun} {table_of(key)} {name}{does}"
-
-
-def element(key: bytes, value: bytes) -> str:
-    """An element of a fixed set, as nft prints it."""
-    spec = SETS[key[0]]
-    fields = list(_fields(spec.fields, key))
-    match spec.form:
-        case Form.VERDICTS:
-            chain, _, comment = value.partition(b"\0")
-            verdict = chain.decode() if chain in (DROP, REJECT) else f"goto {chain.decode()}"
-            return f"{' . '.join(fields)}{_comment(comment)} : {verdict}"
-        case Form.ENDPOINTS:
-            return f"{' . '.join(fields)} : {endpoint(value)}"
-        case Form.INTERVALS:
-            fields[-1] += f"-{address(value)}"
-            return " . ".join(fields)
-        case _:
-            return " . ".join(fields) + _comment(value)
+def diff_text(change: Diff) -> str:
+    """Return the commands that carry out a Diff."""
+    lines = [_command("delete", key, value) for key, value in sorted(change.removed.items())]
+    for key, (old, new) in sorted(change.changed.items()):
+        lines += [_command("delete", key, old), _command("add", key, new)]
+    lines += [_command("add", key, value) for key, value in sorted(change.added.items())]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def describe(keys: Iterable[bytes]) -> str:
-    """Objects in few words, for error messages."""
+    """Name objects in a few words, for error messages."""
     listed = list(keys)
-    more = f" and {len(listed) - 1} more" if len(listed) > 1 else ""
     first = listed[0]
-    if first[0] in SETS:
-        spec = SETS[first[0]]
-        what = f"element {' . '.join(_fields(spec.fields, first))} of {spec.name}"
+    if spec := SETS.get(kind_of(first)):
+        what = f"element {' . '.join(printed_fields(first))} of {spec.name}"
     else:
-        name = first[2:].split(b"\0")[0].decode()
-        what = f"{Kind(first[0]).name.lower()} {name}".rstrip()
-    return f"{what}{more} in table {table_of(first)}"
+        what = f"{Kind(kind_of(first)).name.lower()} {name_of(first)}".rstrip()
+    more = f" and {len(listed) - 1} more" if len(listed) > 1 else ""
+    return f"{what}{more} in table {_table_of(first)}"
 
 
-def endpoint(data: bytes) -> str:
-    """Address and port."""
-    return f"{address(data[:-4])} . {int.from_bytes(data[-4:-2], 'big')}"
+def _table_of(key: bytes) -> str:
+    """Return family and name of the table that an object is in."""
+    return f"{HEADER[family_of(key)]} {TABLE}"
+
+
+def _command(verb: str, key: bytes, value: bytes | str | ListenerPlan) -> str:
+    """Return an object as an nft command; a comment holds what nft has no words for."""
+    kind = Kind(kind_of(key))
+    if isinstance(value, ListenerPlan):
+        return f"# {verb} listener at {value}"
+    if isinstance(value, str):
+        return value if verb == "add" else f"{verb} table {_table_of(key)}"
+    if kind in SETS:
+        local = "  # local" if SETS[kind].form is Form.ENDPOINTS and is_local(value) else ""
+        element = _element(key, value)
+        return f"{verb} element {_table_of(key)} {SETS[kind].name} {{ {element} }}{local}"
+    if kind is Kind.MEMBER:
+        members, endpoint = split_element(key)
+        return f"{verb} element {_table_of(key)} {name_of(members)} {{ {_endpoint(endpoint)} }}"
+    does = f"  # {value.decode()}" if value else ""
+    return f"{verb} {_NOUNS.get(kind, 'map')} {_table_of(key)} {name_of(key)}{does}"
+
+
+def _element(key: bytes, value: bytes) -> str:
+    """Return an element of a fixed set as nft prints it."""
+    fields = " . ".join(printed_fields(key))
+    match SETS[kind_of(key)].form:
+        case Form.VERDICTS:
+            chain, _, comment = value.partition(b"\0")
+            verdict = chain.decode() if chain in (DROP, REJECT) else f"goto {chain.decode()}"
+            return f"{fields}{_comment(comment)} : {verdict}"
+        case Form.ENDPOINTS:
+            return f"{fields} : {_endpoint(value)}"
+        case Form.INTERVALS:
+            return f"{fields}-{unpack_address(value)}"
+        case _:
+            return fields + _comment(value)
+
+
+def _endpoint(data: bytes) -> str:
+    address, port = unpack_endpoint(data)
+    return f"{address} . {port}"
 
 
 def _comment(comment: bytes) -> str:
     return f' comment "{comment.decode()}"' if comment else ""
 
 
-def address(data: bytes) -> str:
-    """A packed address."""
-    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+# -- replacing a table ----------------------------------------------------------------------
 
 
-def _fields(fields: str, key: bytes) -> Iterator[str]:
-    at = 2
-    for field in fields:
-        if field == "a":
-            size = Family(key[1]).bits // 8
-            yield address(key[at : at + size])
-            at += size
+def loadable(family: Family, new: Mapping[bytes, Any]) -> dict[bytes, bytes]:
+    """Return the elements of one family that nft can load.
+
+    They are without session affinity, and without the locality of endpoints. An element that goes
+    to a ServicePort's own chain goes where that chain sends a client without an affinity entry.
+    """
+    loaded: dict[bytes, bytes] = {}
+    number = int(family)
+    for key, value in new.items():
+        kind = kind_of(key)
+        if kind not in SETS or family_number(key) != number:
             continue
-        word = key[at : at + 4]
-        at += 4
-        if field == "p":
-            yield _NAMES[word[0]]
-        elif field == "t":
-            yield str(int.from_bytes(word[:2], "big"))
-        else:
-            yield str(unpack_slot(key))
+        if kind in (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS):
+            continue
+        loaded[key] = value
+        match SETS[kind].form:
+            case Form.ENDPOINTS:
+                loaded[key] = without_locality(value)
+            case Form.VERDICTS:
+                chain, _, comment = value.partition(b"\0")
+                if does := new.get(named(Kind.CHAIN, family, chain.decode())):
+                    _, _, mark, _, lb = does.decode().split()
+                    group = "np-" if lb.startswith("np-") else ""
+                    marking = "" if mark == "-" else mark.removeprefix("mark-") + "-"
+                    chain = f"{group}{marking}{lb.removeprefix(group)}".encode()
+                    loaded[key] = chain + b"\0" + comment
+    return loaded
+
+
+def interim_firewall(family: Family, loaded: Mapping[bytes, bytes]) -> str:
+    """Return rules that check source ranges until those of `rules.firewall_rules` are in.
+
+    They are "" if no loaded load balancer IP has source ranges.
+    """
+    if not any(kind_of(k) == Kind.FIREWALL_IPS and family_number(k) == family for k in loaded):
+        return ""
+    header = HEADER[family]
+    service = f"{header} daddr . {_PROTOCOL[family]} . th dport"
+    rules = (
+        f"{FIREWALL} {service} . {header} saddr @firewall-allowed return",
+        f"{FIREWALL} drop",
+        f"{FIREWALL_CHECK} {service} @firewall-ips goto {FIREWALL}",
+    )
+    lines = [f"rule {header} {TABLE} {rule}" for rule in rules]
+    for base in FIREWALL_BASES:
+        where = f"type {base.kind} hook {_HOOKS[base.hook]} priority {base.priority}"
+        lines += [
+            f"chain {header} {TABLE} {base.name} {{ {where} ; }}",
+            f"rule {header} {TABLE} {base.name} ct state new jump {FIREWALL_CHECK}",
+        ]
+    return "".join(f"add {line}\n" for line in lines)

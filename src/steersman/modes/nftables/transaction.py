@@ -1,132 +1,119 @@
 """From a Diff to the messages of one transaction, in an order that the kernel accepts. Pure.
 
-Elements that go to a chain go before it, and come after it; a changed element is deleted and
-added. What was deleted by someone else meanwhile is no error where the kernel can destroy (6.3).
+An element that goes to a chain is removed before the chain and added after it. A changed element
+is deleted and added. Since kernel 6.3 elements are destroyed: one that another program has deleted
+already is no error.
+
+    elements out -> chains out -> sets and chains in -> sets out -> elements in
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from steersman.host.netlink import Request
-from steersman.model.names import Family
 from steersman.model.ruleset import Diff
-from steersman.modes.nftables import expressions, wire
-from steersman.modes.nftables.elements import encode
-from steersman.modes.nftables.layout import SETS, Form, Kind
+from steersman.modes.nftables import wire
+from steersman.modes.nftables.layout import (
+    SETS,
+    Form,
+    Kind,
+    element_key,
+    family_of,
+    key_behind,
+    kind_of,
+    name_of,
+    prefix_of,
+    split_element,
+)
+from steersman.modes.nftables.rules import chain_requests
 
-_Pairs = Iterable[tuple[bytes, Any]]
+_Pairs: TypeAlias = list[tuple[bytes, Any]]
+_Groups: TypeAlias = Mapping[bytes, _Pairs]
+"""Objects by kind and family."""
+
+_ELEMENTS_BY_NAME = (Kind.MEMBER, Kind.STALE_AFFINITY)
+_SETS_BY_NAME = (Kind.AFFINITY, Kind.MEMBERS)
+_NEW_SETS = {int(Kind.AFFINITY): wire.new_affinity_map, int(Kind.MEMBERS): wire.new_members_set}
+_TOGETHER = 1000
+"""Elements that are encoded at once: the peak of the process' memory is here."""
 
 
-class Step(NamedTuple):
-    """A message, and the objects it is about."""
+class Message(NamedTuple):
+    """A message of a transaction, and the objects that it writes."""
 
     request: Request
     keys: tuple[bytes, ...]
 
 
-def transaction(change: Diff, *, destroy: bool) -> list[Step]:
-    """Return the messages that carry out a Diff, of everything but skeletons."""
-    changed = change.changed.items()
-    old = _groups((change.removed.items(), ((key, pair[0]) for key, pair in changed)))
-    new = _groups((change.added.items(), ((key, pair[1]) for key, pair in changed)))
-    removed = _groups((change.removed.items(),)) if old else {}
+def transaction(change: Diff, *, destroy: bool) -> list[Message]:
+    """Return the messages that carry out a Diff without texts.
+
+    Args:
+        change: Diff without SKELETON, RULES and RELAY.
+        destroy: True if the kernel can destroy elements.
+    """
+    old: defaultdict[bytes, _Pairs] = defaultdict(list)
+    for pair in change.removed.items():
+        old[prefix_of(pair[0])].append(pair)
+    gone_chains = _keys(old, (Kind.CHAIN,))
+    gone_sets = dict.fromkeys(_keys(old, _SETS_BY_NAME))
+    new: defaultdict[bytes, _Pairs] = defaultdict(list)
+    for pair in change.added.items():
+        new[prefix_of(pair[0])].append(pair)
+    for key, (before, after) in change.changed.items():
+        old[prefix_of(key)].append((key, before))
+        new[prefix_of(key)].append((key, after))
+
     delete = wire.DESTROYSETELEM if destroy else wire.DELSETELEM
-    gone = {
-        key[1:] for key in _of_kinds(removed, _SETS_OF_THEIR_OWN)
-    }  # sets that take their elements with them
-    return [
-        *_elements(delete, old, gone),
-        *_removed_chains(removed),
-        *_new_objects(new),
-        *_removed_sets(removed),  # chains that changed use them no more
-        *_elements(wire.NEWSETELEM, new, set()),
-    ]
+    messages = list(_elements(delete, old, gone_sets))
+    for key in gone_chains:
+        family, name = family_of(key), name_of(key)
+        messages.append(Message(wire.flush_chain(family, name), (key,)))
+        messages.append(Message(wire.delete_chain(family, name), (key,)))
+    for key in _keys(new, _SETS_BY_NAME):
+        messages.append(Message(_NEW_SETS[kind_of(key)](family_of(key), name_of(key)), (key,)))
+    for start, pairs in new.items():
+        for key, value in pairs if kind_of(start) == Kind.CHAIN else ():
+            requests = chain_requests(family_of(key), name_of(key), value.decode())
+            messages += [Message(request, (key,)) for request in requests]
+    # Sets go behind the chains: one that changed may have used them until now.
+    messages += [Message(wire.delete_set(family_of(k), name_of(k)), (k,)) for k in gone_sets]
+    return [*messages, *_elements(wire.NEWSETELEM, new, {})]
 
 
-_Groups = Mapping[bytes, list[tuple[bytes, Any]]]
-"""Objects by kind and family."""
-_NAMED_ELEMENTS = (Kind.MEMBER, Kind.REMEMBERED)
-_SETS_OF_THEIR_OWN = (Kind.AFFINITY, Kind.MEMBERS)
-_TOGETHER = 1000
-"""Elements that are encoded at once: a message holds as many."""
+def _keys(groups: _Groups, kinds: Sequence[Kind]) -> list[bytes]:
+    """Return the keys of these kinds."""
+    return [key for start, pairs in groups.items() if kind_of(start) in kinds for key, _ in pairs]
 
 
-def _groups(parts: Iterable[_Pairs]) -> _Groups:
-    groups: defaultdict[bytes, list[tuple[bytes, Any]]] = defaultdict(list)
-    for part in parts:
-        for pair in part:
-            groups[pair[0][:2]].append(pair)
-    return groups
-
-
-def _of_kinds(groups: _Groups, kinds: Sequence[Kind]) -> Iterator[bytes]:
-    """Keys of these kinds."""
+def _elements(verb: int, groups: _Groups, gone_sets: Collection[bytes]) -> Iterator[Message]:
+    """Yield messages for all elements, a set at a time; those of gone sets go with their set."""
     for start, pairs in groups.items():
-        if start[0] in kinds:
-            yield from (key for key, _ in pairs)
-
-
-def _elements(verb: int, groups: _Groups, gone: set[bytes]) -> Iterator[Step]:
-    """Elements, a set at a time; but for those of sets that are gone."""
+        if spec := SETS.get(kind_of(start)):
+            yield from _elements_of_set(verb, start, spec.name, spec.form, pairs)
+    by_set: defaultdict[bytes, _Pairs] = defaultdict(list)
     for start, pairs in groups.items():
-        if start[0] in SETS:
-            spec = SETS[start[0]]
-            yield from _steps(verb, start[1], spec.name, spec.form, pairs)
-    own: defaultdict[bytes, list[tuple[bytes, bytes]]] = defaultdict(list)
-    for start, pairs in groups.items():
-        for pair in pairs if start[0] in _NAMED_ELEMENTS else ():
-            own[_set_of(pair[0])].append(pair)
-    for where, pairs in own.items():
-        if where not in gone:
-            yield from _steps(verb, where[0], where[1:].decode(), Form.SET, pairs)
+        for pair in pairs if kind_of(start) in _ELEMENTS_BY_NAME else ():
+            by_set[split_element(pair[0])[0]].append(pair)
+    for set_key, pairs in by_set.items():
+        if set_key not in gone_sets:
+            start = element_key(set_key)
+            yield from _elements_of_set(verb, start, name_of(set_key), Form.SET, pairs)
 
 
-def _set_of(key: bytes) -> bytes:
-    """Family and name of the ServicePort's set that an element is in."""
-    return key[1:].split(b"\0", 1)[0]
-
-
-def _steps(
-    verb: int, family: int, name: str, form: Form, pairs: Sequence[tuple[bytes, Any]]
-) -> Iterator[Step]:
-    """Elements of one set; encoded some at a time, as the peak of the process' memory is here."""
-    cut = len(name.encode()) + 3 if pairs[0][0][0] in _NAMED_ELEMENTS else 2
+def _elements_of_set(
+    verb: int, start: bytes, name: str, form: Form, pairs: _Pairs
+) -> Iterator[Message]:
+    """Yield messages for elements of one set; their keys begin with `start`."""
+    netfilter_key = key_behind(start)
     for first in range(0, len(pairs), _TOGETHER):
         some = pairs[first : first + _TOGETHER]
-        elements = [(key[cut:], value) for key, value in some]
-        items = encode(form, elements, keys_only=verb != wire.NEWSETELEM)
+        elements = [(netfilter_key(key), value) for key, value in some]
+        items = wire.encode(form, elements, keys_only=verb != wire.NEWSETELEM)
         room = wire.room(items)
         for at in range(0, len(items), room):
-            request = wire.elements(verb, Family(family), name, items[at : at + room])
-            yield Step(request, tuple([key for key, _ in some[at : at + room]]))
-
-
-def _removed_chains(removed: _Groups) -> Iterator[Step]:
-    for key in _of_kinds(removed, (Kind.CHAIN,)):
-        family, name = Family(key[1]), key[2:].decode()
-        yield Step(wire.flush_chain(family, name), (key,))
-        yield Step(wire.delete_chain(family, name), (key,))
-
-
-def _removed_sets(removed: _Groups) -> Iterator[Step]:
-    for key in _of_kinds(removed, _SETS_OF_THEIR_OWN):
-        yield Step(wire.delete_set(Family(key[1]), key[2:].decode()), (key,))
-
-
-_NEW_SETS: dict[int, Callable[[Family, str], Request]] = {
-    Kind.AFFINITY: wire.new_memory,
-    Kind.MEMBERS: wire.new_members,
-}
-
-
-def _new_objects(new: _Groups) -> Iterator[Step]:
-    for key in _of_kinds(new, _SETS_OF_THEIR_OWN):
-        yield Step(_NEW_SETS[key[0]](Family(key[1]), key[2:].decode()), (key,))
-    for start, pairs in new.items():
-        for key, value in pairs if start[0] == Kind.CHAIN else ():
-            family, name = Family(key[1]), key[2:].decode()
-            for request in expressions.chain_requests(family, name, value.decode()):
-                yield Step(request, (key,))
+            request = wire.elements(verb, family_of(start), name, items[at : at + room])
+            yield Message(request, tuple([key for key, _ in some[at : at + room]]))

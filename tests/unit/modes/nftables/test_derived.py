@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from steersman.model.names import Family
 from steersman.model.plan import Endpoint, Frontend, FrontendKind
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.nftables.derived import Derived, check_derived, derived
-from steersman.modes.nftables.layout import Kind, bare, prefix
+from steersman.modes.nftables.derived import DerivedElements, check_derived, derived_key
+from steersman.modes.nftables.layout import Kind, prefix, without_locality
 from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.text import diff_text, ruleset_text
 from tests.support.builders import nftables_plans as make
@@ -22,13 +22,13 @@ def test_a_cluster_ip_is_known_as_long_as_one_port_has_it() -> None:
     one = render_service(make.plan(), make.SETTINGS, {})
     other_port = [make.cluster_ip(port=81)]
     two = render_service(make.plan(frontends=other_port), make.SETTINGS, {})
-    known = Derived()
+    known = DerivedElements()
     address = prefix(Kind.CLUSTER_IPS, V4) + bytes((10, 96, 0, 10))
 
     def done(change: Diff) -> Diff:
-        counts = known.after(change)
+        counts = known.counts_after(change)
         complete = known.complete(change, counts)
-        known.keep(counts, set())
+        known.commit(counts, set())
         return complete
 
     assert address in done(Diff(added=one)).added
@@ -36,40 +36,40 @@ def test_a_cluster_ip_is_known_as_long_as_one_port_has_it() -> None:
     assert address not in done(Diff(removed=one)).removed
     assert address in done(Diff(removed=two)).removed
     assert address in done(Diff(added=one)).added
-    known.keep({}, {V4})  # its table was dropped
+    known.commit({}, {V4})  # its table was dropped
     assert address in done(Diff(added=one)).added
 
 
 def test_other_addresses_are_no_cluster_ips() -> None:
     elsewhere = Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", 80, *make.PLAIN)
     rendered = render_service(make.plan(frontends=[elsewhere]), make.SETTINGS, {})
-    assert {key[0] for key in Derived().loaded(rendered)} == {Kind.HAIRPIN_CONNECTIONS}
+    assert {key[0] for key in DerivedElements().load(rendered)} == {Kind.HAIRPIN_CONNECTIONS}
 
 
 def test_what_follows_is_loaded_with_its_elements() -> None:
-    known = Derived()
+    known = DerivedElements()
     node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.PLAIN)
     plan = make.plan([0, 1], frontends=[make.cluster_ip(), node_port])  # 0 is local
     rendered = render_service(plan, make.SETTINGS, {})
-    assert ruleset_text(known.loaded(rendered)) == (
+    assert ruleset_text(known.load(rendered)) == (
         "add element ip kube-proxy cluster-ips { 10.96.0.10 }\n"
         "add element ip kube-proxy hairpin-connections "
         "{ 10.244.0.0 . 10.244.0.0 . tcp . 8080 }\n"
     )
-    known.read({})
+    known.reset({})
     change = Diff(added=rendered)
-    assert known.complete(change, known.after(change)) != change
+    assert known.complete(change, known.counts_after(change)) != change
 
 
 def test_what_lacks_what_follows_from_it_is_not_in_force() -> None:
     rendered: dict[bytes, Any] = dict(render_service(make.plan([0, 1]), make.SETTINGS, {}))
-    follows = Derived().loaded(rendered)
+    follows = DerivedElements().load(rendered)
     stranger = prefix(Kind.CLUSTER_IPS, V4) + bytes((10, 96, 0, 99))
     for missing in follows:
         objects = {**rendered, **follows, stranger: b""}
         del objects[missing]
         check_derived(objects)
-        lost = {key for key, value in rendered.items() if derived(key, value) == missing}
+        lost = {key for key, value in rendered.items() if derived_key(key, value) == missing}
         assert lost
         assert objects.keys() == (rendered.keys() - lost) | {stranger}
 
@@ -88,13 +88,13 @@ def test_an_endpoint_that_comes_to_this_node_can_call_itself() -> None:
     there = replace(make.plan(()), cluster=(Endpoint("10.244.0.1", 8080, False),))
     here = replace(make.plan(()), cluster=(Endpoint("10.244.0.1", 8080, True),))
     away, home = (render_service(plan, make.SETTINGS, slots) for plan in (there, here))
-    known = Derived()
-    known.loaded(away)
+    known = DerivedElements()
+    known.load(away)
     for change, what in ((diff(away, home), "add"), (diff(home, away), "delete")):
         assert [key[0] for key in change.changed] == [Kind.SERVICE_ENDPOINTS]
-        counts = known.after(change)
+        counts = known.counts_after(change)
         assert hairpins(known.complete(change, counts)) == [f"{what} {ITSELF}"]
-        known.keep(counts, set())
+        known.commit(counts, set())
 
 
 def test_what_was_nobodys_is_kept_where_something_follows_from_it() -> None:
@@ -102,29 +102,29 @@ def test_what_was_nobodys_is_kept_where_something_follows_from_it() -> None:
     rendered: dict[bytes, Any] = render_service(make.plan([0, 1]), make.SETTINGS, {})
     endpoints = {k: v for k, v in rendered.items() if k[0] == Kind.SERVICE_ENDPOINTS}
     everyones = {k: v[:-1] + b"\1" for k, v in endpoints.items()}
-    objects: dict[bytes, Any] = {**rendered, **Derived().loaded({**rendered, **everyones})}
-    objects.update({k: bare(v) for k, v in endpoints.items()})
-    known = Derived()
-    known.read(check_derived(objects))
+    objects: dict[bytes, Any] = {**rendered, **DerivedElements().load({**rendered, **everyones})}
+    objects.update({k: without_locality(v) for k, v in endpoints.items()})
+    known = DerivedElements()
+    known.reset(check_derived(objects))
     change = diff(objects, rendered)
-    complete = known.complete(change, known.after(change))
+    complete = known.complete(change, known.counts_after(change))
     assert hairpins(complete) == [f"delete {ITSELF}"]
     assert [key[0] for key in complete.changed] == [Kind.SERVICE_ENDPOINTS]
 
 
 def test_an_endpoint_of_two_services_stays_until_both_are_gone() -> None:
-    known = Derived()
+    known = DerivedElements()
     one = render_service(make.plan([0]), make.SETTINGS, {})
     other = make.plan([0], of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
     two = render_service(other, make.SETTINGS, {})
     objects: dict[bytes, Any] = {**one, **two}
-    known.read(check_derived({**objects, **Derived().loaded(objects)}))
+    known.reset(check_derived({**objects, **DerivedElements().load(objects)}))
     first = Diff(removed=one)
-    counts = known.after(first)
+    counts = known.counts_after(first)
     assert {key[0] for key in known.complete(first, counts).removed.keys() - one.keys()} == {
         Kind.CLUSTER_IPS
     }
-    known.keep(counts, set())
+    known.commit(counts, set())
     last = Diff(removed=two)
-    gone = known.complete(last, known.after(last)).removed.keys() - two.keys()
+    gone = known.complete(last, known.counts_after(last)).removed.keys() - two.keys()
     assert {key[0] for key in gone} == {Kind.CLUSTER_IPS, Kind.HAIRPIN_CONNECTIONS}

@@ -1,30 +1,32 @@
-"""What the nftables mode makes of plans, as the nft commands that operators would see."""
+"""The elements and listeners that plans become, as the nft commands that operators would see."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from steersman.host.nlmsg import attr, message, nested, text
+from steersman.compile.actions import TO_CLUSTER
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
+    Action,
+    Endpoint,
     FamilySettings,
     Frontend,
     FrontendKind,
-    LocalDetector,
     NodeSettings,
     ServicePlan,
+    Traits,
+    Verdict,
 )
-from steersman.model.ruleset import Diff, diff
-from steersman.modes.nftables import skeleton, wire
-from steersman.modes.nftables.affinity import base_name
-from steersman.modes.nftables.elements import encode
-from steersman.modes.nftables.layout import SETS, SIZES, Form, Kind, prefix, size_for
-from steersman.modes.nftables.render import Slots, render_node, render_service
-from steersman.modes.nftables.text import describe, diff_text, ruleset_text
-from steersman.modes.nftables.transaction import transaction
+from steersman.model.ruleset import diff
+from steersman.modes.nftables.layout import Kind, base_name, prefix
+from steersman.modes.nftables.render import Slots, render_localhost, render_node, render_service
+from steersman.modes.nftables.text import ruleset_text
+from steersman.proxy.listeners import Decision, ListenerPlan
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.nftables_plans import ON
 
 
 def lines(plan: ServicePlan, of: NodeSettings = make.SETTINGS) -> list[str]:
@@ -114,13 +116,10 @@ def test_affinity_is_per_service_port_and_pool() -> None:
     assert f"add element ip kube-proxy members-local-{base} {{ 10.244.0.0 . 8080 }}" in text
 
 
-def test_names_are_upstreams_and_of_bounded_length() -> None:
-    name = ServicePortName("ns1", "svc1", "p80", Protocol.TCP)
-    assert base_name(PlanKey(name, Family.IPV4)) == "ULMVA6XW-ns1/svc1/tcp/p80"
-    long = name._replace(namespace="n" * 120, service="s" * 120)
-    assert len(base_name(PlanKey(long, Family.IPV4))) == 200
-    frontend = [make.cluster_ip()]
-    assert "..." in lines(make.plan(of=PlanKey(long, Family.IPV4), frontends=frontend))[0]
+def test_long_names_are_cut_in_comments() -> None:
+    name = ServicePortName("n" * 120, "s" * 120, "p80", Protocol.TCP)
+    plan = make.plan(of=PlanKey(name, Family.IPV4), frontends=[make.cluster_ip()])
+    assert "..." in lines(plan)[0]
 
 
 def test_the_slots_that_were_are_kept() -> None:
@@ -132,53 +131,6 @@ def test_the_slots_that_were_are_kept() -> None:
     assert kinds == [Kind.SERVICE_ENDPOINTS] * 2
 
 
-def test_more_endpoints_than_slots_are_left_out() -> None:
-    assert [size_for(n) for n in (0, 1, 2, 4, 5, 65536)] == [1, 1, 4, 4, 16, 65536]
-    assert SIZES[-1] == 65536
-
-
-# -- the skeleton ---------------------------------------------------------------------------
-
-
-def rules_of(settings: NodeSettings, chain: str, family: Family = Family.IPV4) -> list[str]:
-    start = f"add rule {skeleton.HEADER[family]} kube-proxy {chain} "
-    text = skeleton.rules(settings, family).splitlines()
-    return [line.removeprefix(start) for line in text if line.startswith(start)]
-
-
-@pytest.mark.parametrize(
-    ("detector", "match"),
-    [
-        (LocalDetector(cidr="10.244.0.0/16"), "ip saddr != 10.244.0.0/16 "),
-        (LocalDetector(interface="br0"), 'iifname != "br0" '),
-        (LocalDetector(interface_prefix="veth"), 'iifname != "veth*" '),
-    ],
-)
-def test_detectors(detector: LocalDetector, match: str) -> None:
-    settings = NodeSettings(ipv4=FamilySettings(detector=detector))
-    (rule,) = rules_of(settings, "mark-cluster")
-    assert rule == f"{match}meta mark set meta mark or 0x4000"
-    assert rules_of(settings, "cluster-lb-4") == [rule, "goto lb-4"]
-    assert "by-source-pod" in rules_of(settings, "by-source")[0]
-
-
-def test_without_a_detector_there_are_no_pods() -> None:
-    assert rules_of(NodeSettings(), "mark-cluster") == []
-    assert rules_of(NodeSettings(), "np-cluster-local-lb-1") == ["goto np-local-lb-1"]
-    assert rules_of(NodeSettings(), "by-source")[0] == "fib saddr type local goto by-source-node"
-
-
-def test_node_ports_and_service_cidrs() -> None:
-    given = rules_of(make.SETTINGS, "nat-output")[1]
-    assert given == "ip daddr @nodeport-ips meta l4proto . th dport vmap @service-nodeports"
-    everywhere = rules_of(make.SETTINGS, "nat-prerouting", Family.IPV6)[1]
-    assert everywhere.startswith("ip6 daddr != ::1 fib daddr type local meta l4proto")
-    assert rules_of(make.SETTINGS, "forward-check")[2] == "ip daddr 10.96.0.0/12 drop"
-    two = NodeSettings(ipv4=FamilySettings(service_cidrs=("10.96.0.0/12", "10.128.0.0/16")))
-    assert rules_of(two, "output-check")[4] == "ip daddr { 10.96.0.0/12, 10.128.0.0/16 } drop"
-    assert len(rules_of(make.NO_DETECTOR, "forward-check")) == 2
-
-
 def test_the_node_owns_texts_and_serving_addresses() -> None:
     node = render_node(make.SETTINGS)
     address = prefix(Kind.NODEPORT_IPS, Family.IPV4) + bytes((192, 0, 2, 1))
@@ -186,110 +138,54 @@ def test_the_node_owns_texts_and_serving_addresses() -> None:
     assert set(node) == {address} | {prefix(k, f) for k in kinds for f in make.BOTH}
 
 
-# -- text and messages ----------------------------------------------------------------------
+# -- node ports on loopback -----------------------------------------------------------------
 
 
-def test_a_diff_is_printed() -> None:
-    plan, more = make.plan([1], affinity=60), make.plan([1, 3, 5, 7, 9], affinity=60)
-    slots: Slots = {}
-    before = render_service(plan, make.SETTINGS, slots) | render_node(make.SETTINGS)
-    after = render_service(more, make.SETTINGS, slots)
-    text = diff_text(diff(before, after))
-    assert "delete table ip6 kube-proxy\n" in text
-    assert "delete chain ip kube-proxy cluster-affinity-" in text
-    assert "  # lookup tcp mark-cluster cluster lb-16\n" in text
+def node_port(actions: make.Actions = make.PLAIN, port: int = 30080) -> Frontend:
+    return Frontend(FrontendKind.NODE_PORT, "", port, *actions)
 
 
-def test_objects_are_named_in_errors() -> None:
-    keys = sorted(render_service(make.plan([1], affinity=60), make.SETTINGS, {}))
-    assert describe(keys[:2]) == (
-        "element 10.96.0.10 . tcp . 80 of service-ips and 1 more in table ip kube-proxy"
-    )
-    said = {describe([key]).split(" ", 1)[0] for key in keys}
-    assert said == {"element", "chain", "affinity", "members", "member"}
-    table = describe([prefix(Kind.SKELETON, Family.IPV6)])
-    assert table == "skeleton in table ip6 kube-proxy"
+def served(plan: ServicePlan, settings: NodeSettings = ON) -> list[ListenerPlan]:
+    return list(render_localhost(plan, settings).values())
 
 
-@pytest.mark.parametrize("keys_only", [False, True])
-@pytest.mark.parametrize("form", list(Form))
-def test_packed_elements_are_what_nested_attributes_make(form: Form, keys_only: bool) -> None:
-    key, values = b"k" * 12, {Form.INTERVALS: b"e" * 4, Form.ENDPOINTS: b"d" * 8}
-    value = values.get(form, b"lb-4\0words" if form is Form.VERDICTS else b"words")
-    (packed,) = encode(form, [(key, value)], keys_only=keys_only)
-    begin = nested(wire.ELEMENT_KEY, attr(1, key))
-    rest = {
-        Form.INTERVALS: nested(wire.ELEMENT_KEY_END, attr(1, key[:8] + value)),
-        Form.ENDPOINTS: nested(wire.ELEMENT_DATA, attr(1, value)),
-        Form.VERDICTS: wire.verdict(b"lb-4") + wire.userdata(b"words"),
-        Form.SET: wire.userdata(b"words"),
-    }[form]
-    assert packed == nested(1, begin, b"" if keys_only and form is not Form.INTERVALS else rest)
+@pytest.mark.parametrize(("family", "address"), [(Family.IPV4, "127.0.0.1"), (Family.IPV6, "::1")])
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
+def test_a_node_port_is_served_on_loopback(
+    family: Family, address: str, protocol: Protocol
+) -> None:
+    frontends = [make.cluster_ip(), node_port()]
+    plan = make.plan(of=make.key("web", family, protocol), frontends=frontends, affinity=60)
+    [listener] = served(plan)
+    assert (listener.bind, listener.port, listener.affinity_seconds) == (address, 30080, 60)
+    assert listener.same_for_all
+    assert listener.node == Decision(Verdict.FORWARD, plan.cluster)
 
 
-def test_comments_come_back() -> None:
-    assert wire.comment_of(wire.userdata(b"ns/name")[4:]) == b"ns/name"
-    assert wire.comment_of(b"") == wire.comment_of(b"\1\2x\0") == b""
+def test_this_nodes_own_pool_is_drawn_from() -> None:
+    plan = make.plan(range(4), frontends=[node_port(make.INTERNAL_LOCAL)])
+    [listener] = served(plan)
+    assert listener.node.endpoints == plan.local != plan.cluster
 
 
-def test_many_elements_take_several_messages_and_one_transaction() -> None:
-    plan = make.plan(range(3000))
-    steps = transaction(Diff(render_service(plan, make.SETTINGS, {})), destroy=True)
-    assert all(len(step.request.payload) < 65536 for step in steps)
-    endpoints = [s for s in steps if s.keys[0][0] == Kind.SERVICE_ENDPOINTS]
-    assert len(endpoints) > 1
-    batch = wire.batch([step.request for step in steps])
-    assert len(batch) == len(steps) + 2
+@pytest.mark.parametrize(
+    ("plan", "settings"),
+    [
+        (make.plan(), ON),
+        (make.plan(of=make.key(protocol=Protocol.SCTP), frontends=[node_port()]), ON),
+        (make.plan([], frontends=[node_port(make.REJECTED)]), ON),
+        (make.plan(frontends=[node_port()]), make.SETTINGS),
+        (make.plan(frontends=[node_port()]), msgspec.structs.replace(ON, ipv4=FamilySettings())),
+        (make.plan(frontends=[node_port()]), msgspec.structs.replace(ON, traits=Traits())),
+    ],
+    ids=["no-node-port", "sctp", "nobody-there", "other-traits", "not-wanted", "cannot"],
+)
+def test_otherwise_nothing_listens(plan: ServicePlan, settings: NodeSettings) -> None:
+    assert served(plan, settings) == []
 
 
-def test_order_elements_go_before_their_chains_and_come_after() -> None:
-    rules = render_service(make.plan([1], affinity=60), make.SETTINGS, {})
-    kinds = [step.keys[0][0] for step in transaction(Diff(rules), destroy=True)]
-    assert kinds.index(Kind.AFFINITY) < kinds.index(Kind.CHAIN) < kinds.index(Kind.SERVICE_IPS)
-    gone = [step.keys[0][0] for step in transaction(Diff({}, rules), destroy=False)]
-    assert gone.index(Kind.SERVICE_IPS) < gone.index(Kind.CHAIN) < gone.index(Kind.MEMBERS)
-    assert Kind.MEMBER not in gone  # they go with their set
-
-
-def test_a_chain_that_changes_lets_go_of_a_set_before_it_is_deleted() -> None:
-    both = make.plan([0, 1], frontends=[make.cluster_ip(make.EXTERNAL_LOCAL)], affinity=60)
-    one = make.plan([0, 1], affinity=60)
-    rules = [render_service(each, make.SETTINGS, {}) for each in (both, one)]
-    steps = transaction(diff(*rules), destroy=True)
-    deleted = [n for n, s in enumerate(steps) if s.request.kind & 0xFF == wire.DELSET]
-    learn = [n for n, s in enumerate(steps) if b"affinity-learn-" in s.keys[0]]
-    assert deleted
-    assert max(learn) < min(deleted)
-
-
-def test_a_member_leaves_a_set_that_stays() -> None:
-    slots: Slots = {}
-    two = render_service(make.plan([1, 3], affinity=60), make.SETTINGS, slots)
-    one = render_service(make.plan([1], affinity=60), make.SETTINGS, slots)
-    kinds = {step.keys[0][0] for step in transaction(diff(two, one), destroy=False)}
-    assert Kind.MEMBER in kinds
-    assert Kind.MEMBERS not in kinds
-
-
-def test_every_set_has_a_name_of_its_own() -> None:
-    names = [spec.name for spec in SETS.values()]
-    assert len(set(names)) == len(names)
-    for family in Family:
-        text = skeleton.foundation(family)
-        assert all(f" {name} {{ type" in text for name in names)
-
-
-def test_the_element_that_is_to_blame_is_found_by_its_place() -> None:
-    pairs = [(bytes((10, 96, 0, n)), b"c" * n) for n in range(9)]
-    items = encode(Form.SET, pairs, keys_only=False)
-    request = wire.elements(wire.NEWSETELEM, Family.IPV4, "some", items)
-    sent = message(request.kind, request.flags, 1, request.payload)
-    places = [sent.index(item) for item in items]
-    assert [wire.element_at(request, place) for place in places] == list(range(9))
-    assert wire.element_at(request, places[3] + 4) == -1
-
-
-def test_answers_are_taken_apart_as_far_as_they_make_sense() -> None:
-    listed = nested(3, nested(1, b"ab"), nested(1, b"cdef"))
-    assert list(wire.element_lists(bytes(4) + text(1, "table") + listed)) == [b"ab", b"cdef"]
-    assert list(wire.element_lists(bytes(4) + attr(3, nested(1, b"ab") + bytes(4)))) == [b"ab"]
+def test_an_action_that_drops_has_no_listener() -> None:
+    drop = Action(Verdict.DROP)
+    ends = (Endpoint("10.244.0.1", 8080),)
+    frontend = Frontend(FrontendKind.NODE_PORT, "", 30080, TO_CLUSTER, drop, TO_CLUSTER)
+    assert served(ServicePlan(make.key(), (frontend,), ends)) == []

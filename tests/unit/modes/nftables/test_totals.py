@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from steersman.model.names import Family, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, ServicePlan
-from steersman.modes.nftables.layout import Kind, bare, first_slot
+from steersman.modes.nftables.layout import Kind, counted_key
 from steersman.modes.nftables.render import render_service
-from steersman.modes.nftables.totals import Totals
+from steersman.modes.nftables.totals import ConnectionTotals
 from tests.support.builders import nftables_plans as make
 
 _FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
@@ -28,7 +28,7 @@ def counts(*plans: ServicePlan, each: int) -> dict[bytes, int]:
                 found[key] = each
             elif key[0] in _ENDPOINTS:
                 assert isinstance(value, bytes)
-                found[key[:-4] + first_slot(key[-4:]) + bare(value)] = each
+                found[counted_key(key, value)] = each
             elif key[0] == Kind.MEMBER:
                 found[key] = each
     return found
@@ -43,7 +43,7 @@ def test_an_endpoint_counts_what_came_by_each_frontend() -> None:
     v6 = make.plan(
         [257], of=make.key(family=Family.IPV6), frontends=[make.cluster_ip(address="fd00:96::1")]
     )
-    made = Totals().update(counts(v4, v6, each=3), [v4, v6])
+    made = ConnectionTotals().update(counts(v4, v6, each=3), [v4, v6])
     assert named(made.frontends) == {
         "shop/web:http 10.96.0.10:80": 3,
         "shop/web:http nodePort:30080": 3,
@@ -57,7 +57,7 @@ def test_an_endpoint_counts_what_came_by_each_frontend() -> None:
 
 
 def test_a_frontend_takes_nothing_along() -> None:
-    totals, both = Totals(), make.plan([1], frontends=[make.cluster_ip(), NODE_PORT])
+    totals, both = ConnectionTotals(), make.plan([1], frontends=[make.cluster_ip(), NODE_PORT])
     totals.update(counts(both, each=5), [both])
     one = make.plan([1])
     made = totals.update(counts(one, each=7), [one])
@@ -68,14 +68,14 @@ def test_a_frontend_takes_nothing_along() -> None:
 
 
 def test_what_begins_anew_is_added() -> None:
-    totals, plan = Totals(), make.plan([1])
+    totals, plan = ConnectionTotals(), make.plan([1])
     totals.update(counts(plan, each=9), [plan])
     made = totals.update(counts(plan, each=2), [plan])
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 11}
 
 
 def test_what_was_counted_before_a_replacement_is_not_added_again() -> None:
-    totals, plan = Totals(), make.plan([1])
+    totals, plan = ConnectionTotals(), make.plan([1])
     before = counts(plan, each=4)
     totals.update(counts(plan, each=9), [plan], before)
     made = totals.update(counts(plan, each=5), [plan], before)  # 1 since it began anew
@@ -83,7 +83,7 @@ def test_what_was_counted_before_a_replacement_is_not_added_again() -> None:
 
 
 def test_who_is_gone_is_forgotten() -> None:
-    totals, plan = Totals(), make.plan([1, 2])
+    totals, plan = ConnectionTotals(), make.plan([1, 2])
     totals.update(counts(plan, each=9), [plan])
     less = make.plan([2])
     made = totals.update(counts(plan, each=10), [less])  # the kernel's elements go later
@@ -95,7 +95,7 @@ def test_sticky_connections_are_counted_once_where_they_are_learned() -> None:
     actions = make.EXTERNAL_LOCAL
     both = [make.cluster_ip(), Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", 80, *actions)]
     plan = make.plan([1, 2], frontends=both, affinity=60)  # 2 is local, so a member twice
-    made = Totals().update(counts(plan, each=5), [plan])
+    made = ConnectionTotals().update(counts(plan, each=5), [plan])
     assert named(made.endpoints) == {
         "shop/web:http 10.244.0.1:8080": 5,
         "shop/web:http 10.244.0.2:8080": 5,
@@ -108,14 +108,14 @@ def test_what_is_passed_on_from_loopback_counts_for_the_node_port() -> None:
     found = counts(plan, each=5)
     (slot,) = (key for key in found if key[0] == Kind.NODEPORT_ENDPOINTS)
     found[bytes((Kind.RELAY,)) + slot[1:]] = 2
-    made = Totals().update(found, [plan])
+    made = ConnectionTotals().update(found, [plan])
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 7}
     assert named(made.frontends)["shop/web:http nodePort:30080"] == 7
 
 
 @given(st.lists(st.tuples(make.plans(0), st.integers(0, 20)), max_size=6))
 def test_no_count_ever_falls(steps: list[tuple[ServicePlan, int]]) -> None:
-    totals, before = Totals(), dict[tuple[ServicePortName, str], int]()
+    totals, before = ConnectionTotals(), dict[tuple[ServicePortName, str], int]()
     for plan, each in steps:
         made = totals.update(counts(plan, each=each), [plan])
         now = {**made.endpoints, **made.frontends}
@@ -125,7 +125,7 @@ def test_no_count_ever_falls(steps: list[tuple[ServicePlan, int]]) -> None:
 
 @given(st.lists(st.tuples(make.plans(0), st.integers(0, 3)), max_size=6))
 def test_what_has_counted_nothing_need_not_be_said(steps: list[tuple[ServicePlan, int]]) -> None:
-    dense, sparse = Totals(), Totals()
+    dense, sparse = ConnectionTotals(), ConnectionTotals()
     for plan, each in steps:
         found = counts(plan, each=each)
         some = {key: n for key, n in found.items() if n or key[0] == Kind.MEMBER}
@@ -136,5 +136,5 @@ def test_what_has_counted_nothing_need_not_be_said(steps: list[tuple[ServicePlan
 
 def test_what_has_counted_nothing_is_left_out() -> None:
     plan = make.plan([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
-    made = Totals().update({}, [plan])
+    made = ConnectionTotals().update({}, [plan])
     assert (made.frontends, made.endpoints) == ({}, {})

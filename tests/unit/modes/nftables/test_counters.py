@@ -1,4 +1,4 @@
-"""Scrapes beside transactions: what they do when these get in the way."""
+"""Counters beside transactions: scrapes that meet one, and counts that are carried over."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from steersman.host.netlink import Netlink
 from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.nftables.counters import Counted, Counters
+from steersman.modes.nftables.counters import CounterReading, Counters, Scrape
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.render import Slots, render_service
-from steersman.modes.nftables.scrape import Scrape
 from tests.support.builders import nftables_plans as make
 
 
 class Socket:
-    """Nobody asks anything by it."""
+    """A socket that is not used."""
 
     def __enter__(self) -> Socket:
         return self
@@ -30,17 +29,17 @@ class Socket:
 
 
 class Answers:
-    """Counters that answer with what they are given; says whether transactions were held."""
+    """Counters with given answers; records whether transactions were held up."""
 
     def __init__(self, answers: Iterable[dict[bytes, int] | None], lock: asyncio.Lock) -> None:
         self._answers = list(answers)
         self._lock = lock
         self.held: list[bool] = []
 
-    def totals(self, _netlink: Netlink) -> Counted | None:
+    def totals(self, _netlink: Netlink) -> CounterReading | None:
         self.held.append(self._lock.locked())
         answer = self._answers.pop(0)
-        return None if answer is None else Counted(answer, {})
+        return None if answer is None else CounterReading(answer, {})
 
 
 async def scrape(*answers: dict[bytes, int] | None) -> list[bool]:
@@ -73,10 +72,10 @@ def test_counts_that_move_are_not_read() -> None:
     netlink = cast(Any, Nothing())
     counters = Counters(netlink)
     assert counters.totals(netlink) == ({}, {})
-    with counters.kept(Diff(removed={b"\x01\x04": b""})):
+    with counters.carried_over(Diff(removed={b"\x01\x04": b""})):
         assert counters.totals(netlink) is None
     assert counters.totals(netlink) == ({}, {})
-    with counters.kept(Diff(added={b"\x01\x04": b""})):
+    with counters.carried_over(Diff(added={b"\x01\x04": b""})):
         assert counters.totals(netlink) == ({}, {})
 
 
@@ -102,5 +101,5 @@ def test_only_what_stays_is_read_before_it_is_replaced(
 
     slots: Slots = {}
     old, new = (render_service(plan, make.SETTINGS, slots) for plan in (before, after))
-    with Counters(cast(Any, Silent())).kept(diff(old, new)):
+    with Counters(cast(Any, Silent())).carried_over(diff(old, new)):
         assert len(asked) == maps

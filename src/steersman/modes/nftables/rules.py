@@ -1,0 +1,304 @@
+"""Rules that go in by netlink: chains of ServicePorts, and lazy chains. Pure.
+
+nft 1.0.6 cannot write these rules, so they are built from expressions of the nf_tables machine.
+Registers are the 32-bit ones (NFT_REG32_00 = 8 and up); an IPv6 address takes four.
+
+**Chains of a ServicePort** with session affinity. The value of such a chain in the Ruleset says
+what its rules do (render.py), and is the comment of its first rule, from which it is read back:
+
+    lookup tcp mark-cluster cluster lb-4     mark; send a client with an entry on; else choose
+    learn 10800 cluster local                write the client's entry in the map of each pool
+
+**Lazy chains** stay empty, or do not exist, until the first ServicePort needs them. Every packet,
+or every new connection, passes the chains of hooks, and each one costs it 0.1 us even if there is
+nothing to find. Once active, they stay.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from steersman.host.netlink import Request
+from steersman.host.nlmsg import attr, be32, nested, text, u8
+from steersman.model.names import Family, Protocol
+from steersman.model.ruleset import Ruleset
+from steersman.modes.nftables.layout import (
+    LEARN_CHAIN,
+    POOLS,
+    Kind,
+    affinity_map_name,
+    base_name_of,
+    family_of,
+    kind_of,
+    members_set_name,
+)
+from steersman.modes.nftables.wire import flush_chain, new_base_chain, new_chain, new_rule
+
+_FIRST = 8
+_JUMP, _GOTO, _RETURN, _DROP = -3, -4, -5, 0
+_NETWORK, _TRANSPORT = 1, 2
+_META_L4PROTO = 16
+_CT_STATE, _CT_STATUS, _CT_PROTO_DST, _CT_DST_IP, _CT_DST_IP6 = 0, 2, 12, 20, 22
+_NEW, _DNAT = 0x8, 0x20
+_PREROUTING, _INPUT, _OUTPUT, _POSTROUTING = 0, 1, 3, 4
+_SOURCE_AT = {Family.IPV4: 12, Family.IPV6: 8}
+
+
+# -- chains of a ServicePort ----------------------------------------------------------------
+
+
+def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
+    """Return requests that create or refill a ServicePort's chain, given its value."""
+    kind, *words = value.split()
+    base, width = base_name_of(chain), _width(family)
+    rules: list[list[bytes]] = []
+    if kind == "lookup":
+        protocol, mark, pool, lb = words
+        number = bytes((Protocol(protocol.upper()).number,))
+        if mark != "-":
+            rules.append([_verdict(_JUMP, mark)])
+        rules.append(
+            [
+                _meta(_META_L4PROTO, _FIRST),
+                _expression("cmp", be32(1, _FIRST), be32(2, 0), nested(3, attr(1, number))),
+                _load_source(family, _FIRST),
+                _lookup(affinity_map_name(base, pool == POOLS[True]), _FIRST, _FIRST),
+                _dnat(family, _FIRST, _FIRST + width),
+            ]
+        )
+        rules.append([_verdict(_GOTO, lb)])
+    else:
+        seconds, *pools = words
+        timeout = attr(6, struct.pack(">Q", int(seconds) * 1000))
+        client = _FIRST + width + 1
+        for local in (pool == POOLS[True] for pool in pools):
+            entries = text(1, affinity_map_name(base, local))
+            update = (entries, be32(3, 1), be32(4, client), be32(5, _FIRST), timeout)
+            rules.append(
+                [
+                    _load_destination(family, _FIRST),
+                    _load_port(_FIRST + width),
+                    _lookup(members_set_name(base, local), _FIRST),
+                    _load_source(family, client),
+                    _expression("dynset", *update),
+                ]
+            )
+    return [
+        new_chain(family, chain),
+        flush_chain(family, chain),
+        *(
+            new_rule(family, chain, *rule, comment="" if number else value)
+            for number, rule in enumerate(rules)
+        ),
+    ]
+
+
+def rule_count(value: str) -> int:
+    """Return the number of rules in a chain with this value."""
+    kind, *words = value.split()
+    return 2 + (words[1] != "-") if kind == "lookup" else len(words) - 1
+
+
+# -- lazy chains ----------------------------------------------------------------------------
+
+
+class BaseChain(NamedTuple):
+    """A lazy chain that a hook calls."""
+
+    name: str
+    kind: str
+    hook: int
+    priority: int
+
+
+FIREWALL_CHECK, FIREWALL = "firewall-check", "firewall"
+"""Chains that find load balancer IPs with source ranges, and let allowed sources pass."""
+FIREWALL_BASES = (
+    BaseChain("filter-prerouting-pre-dnat", "filter", _PREROUTING, -110),
+    BaseChain("filter-output-pre-dnat", "filter", _OUTPUT, -110),
+)
+"""Hooks at which source ranges are checked: before any DNAT."""
+LEARN_BASES = (
+    BaseChain("affinity-postrouting", "nat", _POSTROUTING, 99),
+    BaseChain("affinity-input", "nat", _INPUT, 99),
+)
+"""Hooks at which affinity is learned: behind DNAT, before masquerading; once per connection."""
+
+
+def learning_rules(family: Family) -> list[Request]:
+    """Return the rules that find the ServicePort that learns, by the destination before DNAT."""
+    width = _width(family)
+    service = [
+        _original_address(family, _FIRST),
+        _meta(_META_L4PROTO, _FIRST + width),
+        _original_port(_FIRST + width + 1),
+    ]
+    node_port = [_meta(_META_L4PROTO, _FIRST), _original_port(_FIRST + 1)]
+    translated = (*_has_flag(_CT_STATUS, _DNAT), _verdict(_JUMP, LEARN_CHAIN))
+    return [
+        flush_chain(family, LEARN_CHAIN),
+        new_rule(family, LEARN_CHAIN, *service, _lookup("affinity-ips", _FIRST, 0)),
+        new_rule(family, LEARN_CHAIN, *node_port, _lookup("affinity-nodeports", _FIRST, 0)),
+        *_base_chains(family, LEARN_BASES, translated),
+    ]
+
+
+def firewall_rules(family: Family) -> list[Request]:
+    """Return the rules that check the sources of packets to VIPs with source ranges.
+
+    nft 1.0.6 swaps the bytes of the protocol for the lookup of a range, both bytes of the one that
+    there is; kernels since 6.12.117 reject that.
+    """
+    width = _width(family)
+    service = [
+        _load_destination(family, _FIRST),
+        _meta(_META_L4PROTO, _FIRST + width),
+        _load_port(_FIRST + width + 1),
+    ]
+    found = _lookup("firewall-ips", _FIRST)
+    source = _load_source(family, _FIRST + width + 2)
+    allowed = _lookup("firewall-allowed", _FIRST)
+    fresh = (*_has_flag(_CT_STATE, _NEW), _verdict(_JUMP, FIREWALL_CHECK))
+    return [
+        flush_chain(family, FIREWALL),
+        new_rule(family, FIREWALL, *service, source, allowed, _verdict(_RETURN)),
+        new_rule(family, FIREWALL, _verdict(_DROP)),
+        flush_chain(family, FIREWALL_CHECK),
+        new_rule(family, FIREWALL_CHECK, *service, found, _verdict(_GOTO, FIREWALL)),
+        *_base_chains(family, FIREWALL_BASES, fresh),
+    ]
+
+
+def _base_chains(
+    family: Family, bases: Iterable[BaseChain], rule: Iterable[bytes]
+) -> Iterator[Request]:
+    """Create or refill chains that all have the same single rule."""
+    for base in bases:
+        yield new_base_chain(family, *base)
+        yield flush_chain(family, base.name)
+        yield new_rule(family, base.name, *rule)
+
+
+class LazyChains(NamedTuple):
+    """Lazy chains that become active together."""
+
+    kinds: tuple[Kind, ...]
+    """Kinds of elements that need them: their rules look these up."""
+    rules: Callable[[Family], list[Request]]
+    """Returns the requests that make them active."""
+    sizes: Mapping[str, int]
+    """Number of rules in each chain when active."""
+
+
+LAZY: Mapping[str, LazyChains] = {
+    LEARN_CHAIN: LazyChains(
+        (Kind.AFFINITY_IPS, Kind.AFFINITY_NODEPORTS),
+        learning_rules,
+        {LEARN_CHAIN: 2, **{base.name: 1 for base in LEARN_BASES}},
+    ),
+    FIREWALL_CHECK: LazyChains(
+        (Kind.FIREWALL_IPS,),
+        firewall_rules,
+        {FIREWALL_CHECK: 1, FIREWALL: 2, **{base.name: 1 for base in FIREWALL_BASES}},
+    ),
+}
+"""By the name of the first chain."""
+LAZY_CHAINS = frozenset(chain for lazy in LAZY.values() for chain in lazy.sizes)
+"""Names of all these chains."""
+_NEEDED_BY = {int(kind): chain for chain, lazy in LAZY.items() for kind in lazy.kinds}
+
+
+def needed_lazy(objects: Ruleset) -> set[tuple[Family, str]]:
+    """Return the lazy chains that these objects need, by family and first chain."""
+    kinds = _NEEDED_BY
+    return {(family_of(key), kinds[kind]) for key in objects if (kind := kind_of(key)) in kinds}
+
+
+def active_lazy(chains: Iterable[str]) -> set[str]:
+    """Return the lazy chains that have all their rules, given the chain of every rule."""
+    counts = Counter(chains)
+    return {
+        chain
+        for chain, lazy in LAZY.items()
+        if all(counts[name] == size for name, size in lazy.sizes.items())
+    }
+
+
+def in_force(objects: dict[bytes, bytes], active: Iterable[str]) -> dict[bytes, bytes]:
+    """Return the objects without those that only inactive chains look up."""
+    inactive = {kind for chain in LAZY.keys() - set(active) for kind in LAZY[chain].kinds}
+    return {key: value for key, value in objects.items() if kind_of(key) not in inactive}
+
+
+# -- expressions ----------------------------------------------------------------------------
+
+
+def _width(family: Family) -> int:
+    """Return the number of registers that an address takes."""
+    return family.bits // 32
+
+
+def _expression(name: str, *attributes: bytes) -> bytes:
+    return nested(1, text(1, name), nested(2, *attributes))
+
+
+def _payload(register: int, base: int, offset: int, size: int) -> bytes:
+    return _expression("payload", be32(1, register), be32(2, base), be32(3, offset), be32(4, size))
+
+
+def _load_source(family: Family, register: int) -> bytes:
+    return _payload(register, _NETWORK, _SOURCE_AT[family], family.bits // 8)
+
+
+def _load_destination(family: Family, register: int) -> bytes:
+    size = family.bits // 8
+    return _payload(register, _NETWORK, _SOURCE_AT[family] + size, size)
+
+
+def _load_port(register: int) -> bytes:
+    return _payload(register, _TRANSPORT, 2, 2)
+
+
+def _meta(key: int, register: int) -> bytes:
+    return _expression("meta", be32(2, key), be32(1, register))
+
+
+def _has_flag(key: int, flag: int) -> tuple[bytes, ...]:
+    """Return expressions that match connections by a flag of their state or status."""
+    mask, zero = struct.pack("=I", flag), bytes(4)
+    masked = (be32(1, _FIRST), be32(2, _FIRST), be32(3, 4), nested(4, attr(1, mask)))
+    return (
+        _expression("ct", be32(1, _FIRST), be32(2, key)),
+        _expression("bitwise", *masked, nested(5, attr(1, zero))),
+        _expression("cmp", be32(1, _FIRST), be32(2, 1), nested(3, attr(1, zero))),
+    )
+
+
+def _original_address(family: Family, register: int) -> bytes:
+    """Load the destination before DNAT."""
+    key = _CT_DST_IP if family is Family.IPV4 else _CT_DST_IP6
+    return _expression("ct", be32(1, register), be32(2, key), u8(3, 0))
+
+
+def _original_port(register: int) -> bytes:
+    return _expression("ct", be32(1, register), be32(2, _CT_PROTO_DST), u8(3, 0))
+
+
+def _lookup(name: str, source: int, destination: int | None = None) -> bytes:
+    into = () if destination is None else (be32(3, destination),)
+    return _expression("lookup", text(1, name), be32(2, source), *into)
+
+
+def _verdict(code: int, chain: str = "") -> bytes:
+    verdict = nested(2, attr(1, struct.pack(">i", code)), text(2, chain) if chain else b"")
+    return _expression("immediate", be32(1, 0), nested(2, verdict))
+
+
+def _dnat(family: Family, address: int, port: int) -> bytes:
+    number = 2 if family is Family.IPV4 else 10
+    return _expression(
+        "nat", be32(1, 1), be32(2, number), be32(3, address), be32(5, port), be32(7, 2)
+    )
