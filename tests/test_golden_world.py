@@ -20,6 +20,7 @@ from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import SHARED_CHAINS
 from steersman.modes.iptables.render import Features
 from steersman.netfilter.names import BUILT_IN
+from tests.support.builders import kube
 from tests.support.builders.worlds import World, snapshot_of
 from tests.support.modes.flows import FlowCase, by_rules, by_trace
 from tests.support.modes.iptables_rules import Rules, parse
@@ -32,23 +33,10 @@ INTERFACES = {
     "lo": ("127.0.0.1/8", "::1/128"),
     "eth0": ("10.250.1.2/24", "fd00:10:250:1::2/64"),
 }
+HTTPS = [{"name": "https", "port": 6443, "protocol": "TCP"}]
 API_SERVER: tuple[dict[str, Any], ...] = (
-    {
-        "kind": "Service",
-        "metadata": {"name": "kubernetes", "namespace": "default"},
-        "spec": {"clusterIP": "10.96.0.1", "ports": [{"name": "https", "port": 443}]},
-    },
-    {
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": "kubernetes",
-            "namespace": "default",
-            "labels": {"kubernetes.io/service-name": "kubernetes"},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": "https", "port": 6443, "protocol": "TCP"}],
-        "endpoints": [{"addresses": ["10.250.0.1"]}],
-    },
+    kube.service("kubernetes", namespace="default", ports=[{"name": "https", "port": 443}]),
+    kube.endpoint_slice("kubernetes", "kubernetes", "10.250.0.1", namespace="default", ports=HTTPS),
 )
 """The API server's own Service, which the list of objects leaves out and the rules show."""
 pytestmark = pytest.mark.skipif(

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.apiserver.reading import slice_
 from tests.support.apiserver.server import ApiServer
+from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import (
     FLAGS,
@@ -175,14 +176,12 @@ def test_servers_answer_as_probes_and_monitoring_expect(tmp_path: Path) -> None:
 
 def test_the_health_check_node_port_tells_of_local_endpoints(tmp_path: Path) -> None:
     async def body() -> None:
-        spec = {
-            "type": "LoadBalancer",
-            "clusterIP": "10.96.0.1",
-            "externalTrafficPolicy": "Local",
-            "healthCheckNodePort": 32100,
-            "ports": [{"port": 80, "nodePort": 30080}],
-        }
-        lb = {"kind": "Service", "metadata": {"namespace": "shop", "name": "web"}, "spec": spec}
+        lb = kube.service(
+            type="LoadBalancer",
+            externalTrafficPolicy="Local",
+            healthCheckNodePort=32100,
+            ports=[{"port": 80, "nodePort": 30080}],
+        )
         slice_here = slice_("web-1", "web", "10.244.0.5")
         slice_here["endpoints"][0]["nodeName"] = NODE
         folder = manifests(tmp_path / "m", lb, slice_here)
@@ -200,18 +199,14 @@ def test_the_health_check_node_port_tells_of_local_endpoints(tmp_path: Path) -> 
 
 def test_the_api_server_is_followed_and_told_of_the_start(tmp_path: Path) -> None:
     async def body() -> None:
-        node = {
-            "kind": "Node",
-            "metadata": {"name": NODE},
-            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
-        }
+        node = kube.node(NODE, "192.0.2.1")
         async with ApiServer([*world(), node]) as server:  # noqa: SIM117 - the flag needs its URL
             async with steersman(tmp_path, f"--master={server.url}") as proxy:
                 await proxy.said("sync 1 (start)")
                 server.add(slice_("web-1", "web", "10.244.0.9"))
                 await until(lambda: in_rules("10.244.0.9:"))
                 await answers("/healthz", 10256)
-                node["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"  # type: ignore[index]
+                node["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
                 server.add(node)
                 await answers("/healthz", 10256, status=503)
                 assert await proxy.stop() == 0

@@ -16,6 +16,7 @@ import yaml
 
 from steersman import __version__
 from steersman.modes.specs import SPECS
+from tests.support.builders import kube
 from tests.support.processes.container import Object, argv, buildah, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -34,30 +35,9 @@ READY = "http://127.0.0.1:10256/readyz"
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 WORLD: list[Object] = [
-    {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": "node-a"},
-        "status": {"addresses": [{"type": "InternalIP", "address": ADDRESS}]},
-    },
-    {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"namespace": "shop", "name": "web"},
-        "spec": {"clusterIP": CLUSTER_IP, "clusterIPs": [CLUSTER_IP], "ports": [{"port": 80}]},
-    },
-    {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "addressType": "IPv4",
-        "metadata": {
-            "namespace": "shop",
-            "name": "web-1",
-            "labels": {"kubernetes.io/service-name": "web"},
-        },
-        "endpoints": [{"addresses": [ENDPOINT], "conditions": {"ready": True}}],
-        "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
-    },
+    kube.node("node-a", ADDRESS),
+    kube.service("web", CLUSTER_IP, clusterIPs=[CLUSTER_IP]),
+    kube.endpoint_slice("web-1", "web", ENDPOINT),
 ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.apiserver.server import ApiServer
+from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import (
     FLAGS,
@@ -31,11 +32,7 @@ WANTED = "mode ipvs cannot run here; iptables serves instead"
 
 def test_iptables_serves(tmp_path: Path) -> None:
     async def body() -> None:
-        node = {
-            "kind": "Node",
-            "metadata": {"name": NODE},
-            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
-        }
+        node = kube.node(NODE, "192.0.2.1")
         async with ApiServer([*world(), node]) as server:  # noqa: SIM117 - the flag needs its URL
             async with steersman(
                 tmp_path, "--proxy-mode=ipvs", f"--master={server.url}"

@@ -17,6 +17,7 @@ import pytest
 from steersman import __version__
 from tests.support.apiserver.reading import service
 from tests.support.apiserver.server import ApiServer
+from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import (
     FLAGS,
@@ -44,12 +45,7 @@ KUBE_PROXY = str(Path(sys.executable).with_name("kube-proxy"))
 
 
 def node(**spec: Any) -> dict[str, Any]:
-    return {
-        "kind": "Node",
-        "metadata": {"name": NODE},
-        "spec": spec,
-        "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
-    }
+    return kube.node(NODE, "192.0.2.1", **spec)
 
 
 # -- signals

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.apiserver.reading import slice_
+from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace
 from tests.support.processes.steersman import get, manifests, rules, steersman, until
 
@@ -27,9 +28,7 @@ iptables: {minSyncPeriod: 0s, masqueradeBit: %d}
 
 def asking(name: str, address: str, **meta: Any) -> dict[str, Any]:
     ports = [{"port": 80, "nodePort": 30080}]
-    spec = {"type": "NodePort", "clusterIP": address, "ports": ports}
-    meta = {"namespace": "shop", "name": name, **meta}
-    return {"kind": "Service", "metadata": meta, "spec": spec}
+    return kube.service(name, address, ports=ports, metadata=meta, type="NodePort")
 
 
 def node_port_of() -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from steersman.model.plan import Endpoint
+from tests.support.builders import kube
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.userspace_proxy import answering, ask, endpoint
 from tests.support.processes.steersman import (
@@ -31,27 +32,12 @@ FLAGS = ("--proxy-mode=userspace", "--proxy-port-range=21000-21099", "--drain-pe
 
 def world(*endpoints: Endpoint) -> tuple[dict[str, Any], ...]:
     """A Service with a node port; each endpoint is a slice of its own, for its port."""
-    web = {
-        "kind": "Service",
-        "metadata": {"name": "web", "namespace": "shop"},
-        "spec": {
-            "type": "NodePort",
-            "clusterIP": VIP,
-            "ports": [{"name": "http", "port": 80, "nodePort": NODE_PORT}],
-        },
-    }
+    ports = [{"name": "http", "port": 80, "nodePort": NODE_PORT}]
+    web = kube.service("web", VIP, ports=ports, type="NodePort")
     slices = [
-        {
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": f"web-{number}",
-                "namespace": "shop",
-                "labels": {"kubernetes.io/service-name": "web"},
-            },
-            "addressType": "IPv4",
-            "ports": [{"name": "http", "port": each.port}],
-            "endpoints": [{"addresses": [each.ip]}],
-        }
+        kube.endpoint_slice(
+            f"web-{number}", "web", each.ip, ports=[{"name": "http", "port": each.port}]
+        )
         for number, each in enumerate(endpoints)
     ]
     return (web, *slices)

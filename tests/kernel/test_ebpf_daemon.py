@@ -11,12 +11,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from steersman.modes.ebpf.probe import cgroup_root
+from tests.support.builders import kube
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     LAYOUT,
@@ -34,31 +34,13 @@ from tests.support.lab.sockets import CGROUPS
 
 pytestmark = MARKS
 WAIT = 30.0
-META = {"namespace": "shop", "name": "web"}
 FLAGS = ("--proxy-mode=ebpf", "--cluster-cidr=10.244.0.0/16", "--hostname-override=me")
 
 
 def manifests(endpoint: str) -> str:
-    labels = {"kubernetes.io/service-name": "web"}
-    ports: list[dict[str, Any]] = [{"port": 80, "targetPort": 8080, "nodePort": NODE_PORT}]
-    return yaml.safe_dump_all(
-        [
-            {
-                "apiVersion": "v1",
-                "kind": "Service",
-                "metadata": META,
-                "spec": {"type": "NodePort", "clusterIP": VIP, "ports": ports},
-            },
-            {
-                "apiVersion": "discovery.k8s.io/v1",
-                "kind": "EndpointSlice",
-                "metadata": {**META, "labels": labels},
-                "addressType": "IPv4",
-                "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
-                "endpoints": [{"addresses": [endpoint]}],
-            },
-        ]
-    )
+    ports = [{"port": 80, "targetPort": 8080, "nodePort": NODE_PORT}]
+    web = kube.service(cluster_ip=VIP, ports=ports, type="NodePort")
+    return yaml.safe_dump_all([web, kube.endpoint_slice("web", "web", endpoint)])
 
 
 class Machine:

@@ -16,6 +16,7 @@ from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.store import Store
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import Object
+from tests.support.builders import kube
 
 NODE = "node-a"
 FAST = Timing(
@@ -36,29 +37,15 @@ def timing(**changes: Any) -> Timing:
 
 
 def service(name: str, ip: str = "10.96.0.1", **metadata: Any) -> Object:
-    return {
-        "kind": "Service",
-        "metadata": {"namespace": "shop", "name": name, **metadata},
-        "spec": {"clusterIP": ip, "ports": [{"port": 80, "protocol": "TCP"}]},
-    }
+    return kube.service(name, ip, metadata=metadata)
 
 
 def slice_(name: str, owner: str, *addresses: str, **labels: str) -> Object:
-    return {
-        "kind": "EndpointSlice",
-        "metadata": {
-            "namespace": "shop",
-            "name": name,
-            "labels": {"kubernetes.io/service-name": owner, **labels},
-        },
-        "addressType": "IPv4",
-        "endpoints": [{"addresses": [address]} for address in addresses],
-        "ports": [{"name": "", "port": 8080, "protocol": "TCP"}],
-    }
+    return kube.endpoint_slice(name, owner, *addresses, labels=labels)
 
 
 def node(name: str = NODE) -> Object:
-    return {"kind": "Node", "metadata": {"name": name}, "spec": {"podCIDR": "10.244.0.0/24"}}
+    return kube.node(name, podCIDR="10.244.0.0/24")
 
 
 def service_cidr(cidr: str = "10.96.0.0/12") -> Object:

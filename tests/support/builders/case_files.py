@@ -26,6 +26,7 @@ from steersman.model.addresses import canonical_ip, in_cidr, split_host_port
 from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import Traits
+from tests.support.builders import kube
 from tests.support.builders.worlds import POD_NETWORKS, World, snapshot_of
 from tests.support.modes.flows import FlowCase, as_served
 
@@ -83,14 +84,8 @@ def world(name: str, traits: Traits) -> World:
 
 
 def _node_object(node: Mapping[str, Any]) -> dict[str, Any]:
-    zone = node.get("zone", ZONE)
-    labels = {"topology.kubernetes.io/zone": zone} if zone else {}
-    return {
-        "kind": "Node",
-        "metadata": {"name": NODE, "labels": labels},
-        "spec": {"podCIDRs": node.get("podCIDRs", [])},
-        "status": {"addresses": [{"type": "InternalIP", "address": ip} for ip in NODE_IPS]},
-    }
+    cidrs = node.get("podCIDRs", [])
+    return kube.node(NODE, *NODE_IPS, zone=node.get("zone", ZONE), podCIDRs=cidrs)
 
 
 def _config(node: Mapping[str, Any]) -> NodeConfig:

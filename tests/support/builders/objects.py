@@ -11,6 +11,7 @@ from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import NodePlan, NodeSettings, Traits
+from tests.support.builders import kube
 
 NODE = "node-1"
 FACTS = HostFacts(
@@ -47,22 +48,14 @@ def service(
     **spec: Any,
 ) -> Service:
     """A Service in namespace shop; keyword arguments are fields of its spec."""
-    value: dict[str, Any] = {
-        "metadata": {
-            "name": name,
-            "namespace": "shop",
-            "creationTimestamp": created,
-            "labels": labels,
-        },
-        "spec": {
-            "type": "ClusterIP",
-            "clusterIP": "10.96.0.10",
-            "ports": [port()] if ports is None else ports,
-            **spec,
-        },
-    }
-    if ingress is not None:
-        value["status"] = {"loadBalancer": {"ingress": ingress}}
+    value = kube.service(
+        name,
+        "10.96.0.10",
+        ports=[port()] if ports is None else ports,
+        ingress=ingress,
+        metadata={"creationTimestamp": created, "labels": labels},
+        **{"type": "ClusterIP", **spec},
+    )
     return msgspec.convert(value, Service)
 
 
@@ -91,16 +84,8 @@ def slice_(
     labels: dict[str, str] | None = None,
 ) -> EndpointSlice:
     """An EndpointSlice of a Service in namespace shop."""
-    value = {
-        "metadata": {
-            "name": name,
-            "namespace": "shop",
-            "labels": {"kubernetes.io/service-name": owner, **(labels or {})},
-        },
-        "addressType": family,
-        "endpoints": list(endpoints),
-        "ports": [port(number=8080)] if ports is None else ports,
-    }
+    some = [port(number=8080)] if ports is None else ports
+    value = kube.endpoint_slice(name, owner, *endpoints, family=family, ports=some, labels=labels)
     return msgspec.convert(value, EndpointSlice)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
 from steersman.source.decode import decode_value
+from tests.support.builders import kube
 
 
 def make(kind: str, value: dict[str, Any]) -> KubeObject:
@@ -16,9 +17,10 @@ def make(kind: str, value: dict[str, Any]) -> KubeObject:
 
 
 def service(name: str = "web", labels: dict[str, str] | None = None, **spec: Any) -> KubeObject:
-    meta = {"namespace": "shop", "name": name, "labels": labels or {}}
-    spec = {"clusterIP": "10.96.0.1", "ports": [{"port": 80}], **spec}
-    return make("Service", {"metadata": meta, "spec": spec})
+    value = kube.service(
+        name, metadata={"labels": labels or {}}, **{"ports": [{"port": 80}], **spec}
+    )
+    return make("Service", value)
 
 
 def slice_(
@@ -29,17 +31,13 @@ def slice_(
     trigger: str | None = None,
     headless: bool = False,
 ) -> KubeObject:
-    labels = {"kubernetes.io/service-name": service_name} if service_name else {}
-    if headless:
-        labels["service.kubernetes.io/headless"] = ""
     notes = {"endpoints.kubernetes.io/last-change-trigger-time": trigger} if trigger else {}
-    meta = {"namespace": "shop", "name": name, "labels": labels, "annotations": notes}
-    return make(
-        "EndpointSlice",
-        {
-            "metadata": meta,
-            "addressType": "IPv4",
-            "ports": [{"name": "", "port": 8080, "protocol": protocol}],
-            "endpoints": [{"addresses": [ip]} for ip in ips],
-        },
+    value = kube.endpoint_slice(
+        name,
+        service_name,
+        *ips,
+        ports=[{"name": "", "port": 8080, "protocol": protocol}],
+        labels={"service.kubernetes.io/headless": ""} if headless else {},
+        annotations=notes,
     )
+    return make("EndpointSlice", value)

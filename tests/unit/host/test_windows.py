@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -22,6 +21,7 @@ from steersman.host.exec import Result
 from steersman.host.windows import parse, read_network
 from steersman.model.names import Family
 from steersman.model.plan import Endpoint
+from tests.support.builders import kube
 from tests.support.modes.userspace_proxy import LOCAL, PATIENCE, answering, ask, endpoint
 
 VIP, OTHER = "127.0.11.10", "127.0.11.11"
@@ -81,28 +81,10 @@ def free_port() -> int:
 
 
 def write(folder: Path, to: Endpoint, *addresses: str, port: int) -> None:
-    service: dict[str, Any] = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "web", "namespace": "shop"},
-        "spec": {
-            "clusterIP": addresses[0],
-            "externalIPs": [*addresses[1:]],
-            "ports": [{"name": "http", "port": port}],
-        },
-    }
-    slice_ = {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": {
-            "name": "web-1",
-            "namespace": "shop",
-            "labels": {"kubernetes.io/service-name": "web"},
-        },
-        "addressType": "IPv4",
-        "ports": [{"name": "http", "port": to.port}],
-        "endpoints": [{"addresses": [to.ip]}],
-    }
+    ports = [{"name": "http", "port": port}]
+    service = kube.service("web", addresses[0], ports=ports, externalIPs=[*addresses[1:]])
+    ends = [{"name": "http", "port": to.port}]
+    slice_ = kube.endpoint_slice("web-1", "web", to.ip, ports=ends)
     folder.mkdir(exist_ok=True)
     (folder / ".new").write_text(yaml.safe_dump_all([service, slice_]))
     (folder / ".new").replace(folder / "world.yaml")
