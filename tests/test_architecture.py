@@ -165,6 +165,50 @@ def test_modes_never_speak_of_policy(path: Path) -> None:
     assert found == []
 
 
+MODE_NAMES = {path.parent.name for path in (PACKAGE / "modes").glob("*/mode.py")}
+NAMES_OF_MODES = re.compile(rf"(?<![\w/-])({'|'.join(MODE_NAMES)})(?![\w-])")
+MAY_NAME_MODES = {
+    "config": "upstream's flags and sections of the document are named after modes",
+    "netfilter": "the tool iptables",
+    "modes": "",
+}
+
+
+def names_of_modes(path: Path) -> Iterator[str]:
+    """Lines whose identifiers or strings, docstrings aside, name a mode."""
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        node.value.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            kinds = {tokenize.NAME, tokenize.STRING}
+            code = token.type in kinds and token.start[0] not in docstrings
+            if code and NAMES_OF_MODES.search(token.string):
+                yield f"line {token.start[0]}: {token.string}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if part_of(p) not in MAY_NAME_MODES], ids=relative
+)
+def test_only_modes_name_a_mode(path: Path) -> None:
+    assert list(names_of_modes(path)) == [], "ask the row of the mode: modes/specs.py"
+
+
+@pytest.mark.parametrize("text", ['mode = "ipvs"', "from steersman.modes import ebpf"])
+def test_names_of_modes_are_found(text: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(text)
+    assert list(names_of_modes(tmp_path / "module.py"))
+
+
+@pytest.mark.parametrize("text", ['"""For ipvs."""', 'run("iptables-restore")', "an_ipvs_flag = 1"])
+def test_other_names_are_not_of_modes(text: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(text)
+    assert list(names_of_modes(tmp_path / "module.py")) == []
+
+
 def policy(text: str) -> re.Match[str] | None:
     return POLICY_WORDS.search(text)
 

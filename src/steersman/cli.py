@@ -13,6 +13,7 @@ import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from steersman import __version__
@@ -42,6 +43,8 @@ from steersman.model.addresses import canonical_ip, split_host_port
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
+from steersman.modes.registry import dump
+from steersman.modes.specs import SPECS, ModeSpec
 from steersman.run.assemble import preview, run_daemon
 from steersman.run.cleanup import clean_up
 from steersman.run.instance import Instance, running
@@ -270,18 +273,19 @@ def _status(argv: Sequence[str]) -> int:
     return 0
 
 
-def _ebpf(argv: Sequence[str]) -> int:
-    from steersman.modes.ebpf.dump import DUMPS, dump  # noqa: PLC0415 - it calls what Windows lacks
-
-    if len(argv) != 2 or argv[0] != "dump" or argv[1] not in DUMPS:
-        raise CommandError(f"say ebpf dump, and one of: {', '.join(DUMPS)}")
+def _dump(spec: ModeSpec, argv: Sequence[str]) -> int:
+    """Print a table of the kernel objects of a mode."""
+    if len(argv) != 2 or argv[0] != "dump" or argv[1] not in spec.dumps:
+        raise CommandError(f"give {spec.name} dump, and one of: {', '.join(spec.dumps)}")
     try:
-        for line in dump(argv[1]):
+        for line in dump(spec.name, argv[1]):
             print(line)
     except FileNotFoundError as error:
-        raise CommandError("nothing is pinned: the ebpf mode does not run here") from error
+        raise CommandError(f"nothing is pinned: the {spec.name} mode does not run here") from error
     except PermissionError as error:
-        raise CommandError("the maps of the ebpf mode cannot be read: this needs root") from error
+        raise CommandError(
+            f"the maps of the {spec.name} mode cannot be read: this needs root"
+        ) from error
     return 0
 
 
@@ -305,7 +309,12 @@ COMMANDS: Final[Mapping[str, tuple[Command, str]]] = {
     "status": (_status, "say on one screen how the running process is"),
     "cleanup": (_cleanup, "remove everything that was written into the kernel"),
     "config": (_config, "check FILE, or show the configuration in force"),
-    "ebpf": (_ebpf, "dump services, endpoints, conntrack, affinity or counters of the ebpf mode"),
+    **{
+        name: (partial(_dump, spec), f"dump {', '.join(first)} or {last} of the {name} mode")
+        for name, spec in SPECS.items()
+        if spec.dumps
+        for *first, last in [spec.dumps]
+    },
     "completion": (_completion, "print shell completion: bash, zsh or fish"),
     "version": (_version, "print the version"),
 }

@@ -16,6 +16,7 @@ from steersman.host.netlink import Netlink
 from steersman.modes.ebpf import attach, clsact
 from steersman.modes.ebpf.engine import Inside
 from steersman.modes.ebpf.hold import TABLE, Hold
+from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.run.switch import clean_leftovers, others
 from tests.support.lab.cluster import Lab
 from tests.support.lab.switches import (
@@ -245,6 +246,7 @@ def test_each_mode_leaves_the_other_behind() -> None:
 
 
 def test_what_others_balance_by_ipvs_stays_theirs() -> None:
-    left: dict[str, Any] = dict(others("iptables", SubprocessExec(), "nft", ("192.0.2.0/24",)))
+    options = ModeOptions(ipvs=IpvsOptions(exclude_cidrs=("192.0.2.0/24",)))
+    left: dict[str, Any] = dict(others("iptables", SubprocessExec(), "nft", options))
     assert left["ipvs"]._options.exclude_cidrs == ("192.0.2.0/24",)
     assert not left["ipvs"]._options.load_modules

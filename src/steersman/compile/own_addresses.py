@@ -39,6 +39,7 @@ def without_own_addresses(
 def _refuse(frontend: Frontend, notes: Notes) -> None:
     reason = (
         f"{frontend.address} is an address of this node: not served there, as the node would be "
-        "cut off; give the Service another address, or use the mode nftables"
+        "cut off; give the Service another address, or use a mode that "
+        "assigns no Service addresses to the node"
     )
     notes.add(_FIELDS[frontend.kind], reason, Severity.ERROR)

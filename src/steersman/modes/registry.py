@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import TypeAlias
 
@@ -24,3 +24,14 @@ def create(name: str, execute: Exec, options: ModeOptions) -> Mode:
     """
     mode: Mode = import_module(f"steersman.modes.{name}.mode").create(execute, options)
     return mode
+
+
+def dump(name: str, table: str) -> Iterator[str]:
+    """Print one of the tables that a mode dumps (ModeSpec.dumps), a line per entry.
+
+    Raises:
+        FileNotFoundError: the mode does not run here.
+        PermissionError: only root may read it.
+    """
+    lines: Iterator[str] = import_module(f"steersman.modes.{name}.dump").dump(table)
+    return lines

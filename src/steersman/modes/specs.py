@@ -60,6 +60,10 @@ class ModeOptions(msgspec.Struct, frozen=True):
     cgroup_root: str = ""
     """The cgroup2 directory whose sockets the ebpf mode balances; "" finds the root."""
 
+    def for_leftovers(self) -> ModeOptions:
+        """Return options for removing leftovers; objects of other programs stay protected."""
+        return ModeOptions(leftovers=True, ipvs=IpvsOptions(exclude_cidrs=self.ipvs.exclude_cidrs))
+
 
 class Variant(msgspec.Struct, frozen=True):
     """A flavour of a mode that may have left objects, and the options that select it."""
@@ -110,6 +114,9 @@ class ModeSpec(msgspec.Struct, frozen=True):
     partial_failure_metric: str = ""
     """The one of them that counts refused batches of only what had changed."""
 
+    counts_rules: bool = False
+    """Whether kernel objects are iptables rules, which are counted by table."""
+
     # Leftovers
 
     cleanup_rank: int = 0
@@ -146,6 +153,7 @@ _ROWS = (
         metrics=(*_BOTH_EXTENTS, *_RULES, _PARTIAL_FAILURES),
         failure_metric=_RESTORE_FAILURES,
         partial_failure_metric=_PARTIAL_FAILURES,
+        counts_rules=True,
         cleanup_rank=2,
         variants=(_NFT, _LEGACY),
     ),

@@ -82,5 +82,5 @@ class Machine:
 
     def leftovers(self, mode: Mode, config: ProxyConfig) -> Iterable[tuple[str, Mode]]:
         """Return the other modes whose leftovers go once this one serves, by name."""
-        excluded = to_mode_options(config).ipvs.exclude_cidrs
-        return others(mode.name, SubprocessExec(), mode.variant, excluded, self.create_mode)
+        options = to_mode_options(config)
+        return others(mode.name, SubprocessExec(), mode.variant, options, self.create_mode)

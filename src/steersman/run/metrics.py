@@ -194,7 +194,7 @@ class Metrics:
     nftables_sync_failures = Declared(
         Counter,
         f"{_SYNC}nftables_sync_failures_total",
-        "Number of nftables transactions that the kernel refused.",
+        "Number of nf_tables transactions that the kernel refused.",
         _FAMILY,
         optional=True,
     )

@@ -21,6 +21,7 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import FrontendKind, NodeSettings, ServicePlan, Verdict
 from steersman.modes.base import Mode
+from steersman.modes.specs import spec_of
 from steersman.netfilter.rule_text import Rules, count_rules, count_written
 from steersman.run.cleaner import Cleaner, Delete
 from steersman.run.health import Moment, ProxyHealth
@@ -292,7 +293,7 @@ class SyncMetrics:
             for policy in _POLICIES:
                 count = self._endpoints.no_local_endpoints(policy, family)
                 metrics.no_local_endpoints(policy, label).set(count)
-        if report.state.mode == "iptables":
+        if spec_of(report.state.mode).counts_rules:
             await self._count_rules(report)
         severities = Counter(finding.severity for finding in report.state.findings)
         severities.update(report.state.unlisted)

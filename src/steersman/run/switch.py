@@ -17,7 +17,7 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.base import Mode
 from steersman.modes.registry import Factory, create
-from steersman.modes.specs import SPECS, IpvsOptions, ModeOptions, spec_of
+from steersman.modes.specs import SPECS, ModeOptions, spec_of
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def others(
     current: str,
     execute: Exec,
     variant: str = "",
-    excluded: tuple[str, ...] = (),
+    options: ModeOptions = ModeOptions(),  # noqa: B008 - immutable
     create: Factory = create,
 ) -> Iterator[tuple[str, Mode]]:
     """Yield the modes to remove when this one serves, in every variant that may have left objects.
@@ -43,20 +43,19 @@ def others(
         current: the mode that serves.
         execute: runs programs.
         variant: of the mode that serves; "none" if it changes nothing on this machine.
-        excluded: CIDRs in which virtual servers of IPVS belong to other programs, and stay.
+        options: the operator's settings; what belongs to other programs by them stays.
         create: builds a mode.
     """
     ranked = sorted((s for s in SPECS.values() if s.cleanup_rank), key=attrgetter("cleanup_rank"))
     mine = spec_of(current)
     removes = bool(mine.cleanup_rank) and variant != "none"
     own = [mine] if any(variant == each.name for each in mine.variants) else []
-    ipvs = IpvsOptions(exclude_cidrs=excluded)
+    options = options.for_leftovers()
     for spec in own + [spec for spec in ranked if removes and spec is not mine]:
         for each in spec.variants:
             if (spec.name, each.name) != (current, variant):
-                options = each.of(ModeOptions(ipvs=ipvs))
                 name = f"{spec.name} ({each.name})" if each.name else spec.name
-                yield name, create(spec.name, execute, options)
+                yield name, create(spec.name, execute, each.of(options))
 
 
 async def leave(

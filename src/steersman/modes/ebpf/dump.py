@@ -90,7 +90,7 @@ DUMPS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "affinity": _affinity,
     "counters": _counters,
 }
-"""What can be printed."""
+"""Printers by table: ModeSpec.dumps has the names."""
 
 
 def _tables(maps: Path) -> Tables:
