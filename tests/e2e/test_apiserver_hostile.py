@@ -14,8 +14,8 @@ import pytest
 
 from steersman.source import lister
 from steersman.source.backoff import MAX_RETRY_AFTER
-from steersman.source.body import pieces
 from steersman.source.kubeconfig import ClusterAccess
+from steersman.source.transport import body_chunks
 from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing, until
 from tests.support.apiserver.server import ApiServer
 
@@ -112,7 +112,7 @@ async def test_a_gzip_bomb_is_taken_in_small_pieces(monkeypatch: pytest.MonkeyPa
     sizes: list[int] = []
 
     async def noted(response: object) -> AsyncIterator[bytes]:
-        async for piece in pieces(response):  # type: ignore[arg-type]
+        async for piece in body_chunks(response):  # type: ignore[arg-type]
             sizes.append(len(piece))
             yield piece
 
@@ -131,7 +131,7 @@ async def test_large_pages_are_in_memory_one_at_a_time(monkeypatch: pytest.Monke
         nonlocal held, most
         size = 0
         try:
-            async for piece in pieces(response):  # type: ignore[arg-type]
+            async for piece in body_chunks(response):  # type: ignore[arg-type]
                 yield piece  # it was taken when this returns
                 size, held = size + len(piece), held + len(piece)
                 most = max(most, held)

@@ -182,7 +182,7 @@ async def test_bookmarks_move_the_resource_version() -> None:
 
 
 async def test_watches_end_in_time_and_go_on() -> None:
-    short = timing(watch_shortest=1.0, watch_longest=1.0, quiet=5.0, steady=0.5)
+    short = timing(watch_shortest=1.0, watch_longest=1.0, idle_timeout=5.0, steady=0.5)
     async with ApiServer(WORLD) as server, reading(server, timing=short) as r:
         await r.synced()
         await until(lambda: len(server.requests("Service", "watch")) >= 2)

@@ -14,9 +14,9 @@ import pytest
 
 from steersman.model.names import ObjectName
 from steersman.run.events import Recorder
-from steersman.source.client import ApiError
+from steersman.source.apiserver import ApiEventPoster
 from steersman.source.kubeconfig import ClusterAccess, Material
-from steersman.source.poster import ApiEventPoster
+from steersman.source.wire import ApiError
 from tests.support.apiserver.certificates import Authority
 from tests.support.apiserver.server import ApiServer
 

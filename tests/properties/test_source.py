@@ -12,7 +12,7 @@ from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, EndpointSlice
 from steersman.model.names import ObjectName
 from steersman.source.decode import decode_value
-from steersman.source.spool import Spool
+from steersman.source.lister import PackedObjects
 from steersman.source.store import Store
 from tests.support.builders.objects import endpoint, slice_, snapshot
 
@@ -57,12 +57,12 @@ def test_a_list_that_was_put_aside_is_the_same_list(kind: str, data: st.DataObje
     wrap = (lambda v: {"spec": v}) if kind == "Service" else (lambda v: v)
     decoded = [decode_value(kind, {"metadata": METADATA, **wrap(value)}) for value in many]
     objects = [obj for obj in decoded if not isinstance(obj, Finding)]
-    spool = Spool(kind)
+    packed = PackedObjects(kind)
     for obj in objects:
         assert isinstance(obj, KINDS[kind])
-        spool.add([obj], 1 << 11)
-    assert list(spool.drain()) == objects
-    assert list(spool.drain()) == []
+        packed.add([obj], 1 << 11)
+    assert list(packed.drain()) == objects
+    assert list(packed.drain()) == []
 
 
 NAMES = st.sampled_from(["a", "b", "c"])

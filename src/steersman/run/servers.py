@@ -34,7 +34,7 @@ from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.report import state_json
 from steersman.run.startup import cluster_access
 from steersman.run.sync import Sync
-from steersman.source.poster import ApiEventPoster, NoEvents
+from steersman.source.apiserver import ApiEventPoster, NoEvents
 from steersman.source.stats import SourceStats
 
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted

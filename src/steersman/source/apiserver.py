@@ -1,11 +1,12 @@
-"""Objects from the Kubernetes API server: one Reflector per kind, on one ApiClient."""
+"""The Kubernetes API server: read objects with one Reflector per kind, and create Events."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from steersman.source.backoff import Timing
-from steersman.source.base import Sink
+from steersman.source.base import EventHandler
 from steersman.source.client import ApiClient
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess
@@ -15,10 +16,10 @@ from steersman.source.wire import Resource
 
 
 def resources(node_name: str) -> tuple[Resource, ...]:
-    """Return what is read from the API server, with the selectors of behaviour 2.
+    """Return the resources to read, with the selectors of behaviour 2.
 
     Args:
-        node_name: this node's name; without one, no Node is read.
+        node_name: this node's name; if empty, no Node is read.
     """
     node = Resource(
         kind="Node",
@@ -44,13 +45,13 @@ def resources(node_name: str) -> tuple[Resource, ...]:
         Resource(
             kind="ServiceCIDR",
             path="/apis/networking.k8s.io/v1/servicecidrs",
-            optional=True,  # since Kubernetes 1.33; many roles do not name it
+            optional=True,  # since Kubernetes 1.33; many roles lack it
         ),
     )
 
 
 class ApiServerSource:
-    """Lists and watches what a node's proxy needs. Implements `source.base.Source`."""
+    """Lists and watches the objects that a node's proxy needs. Implements `source.base.Source`."""
 
     def __init__(
         self,
@@ -61,14 +62,14 @@ class ApiServerSource:
         timing: Timing | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        """Take where to read; nothing happens before `run`.
+        """Configure the source; it connects in `run`.
 
         Args:
-            access: the servers and how to show who we are.
+            access: the servers and the credentials.
             node_name: this node's name.
             watch_list: try streaming lists first (WatchList).
             timing: clock, sleep and periods.
-            credentials: what to show; made from `access` by default.
+            credentials: made from `access` by default.
         """
         self._access = access
         self._resources = resources(node_name)
@@ -79,17 +80,45 @@ class ApiServerSource:
         for resource in self._resources:
             self.stats.kind(resource.kind)
 
-    async def run(self, sink: Sink) -> None:
-        """Feed the sink until cancelled; whatever the servers do is retried inside."""
+    async def run(self, handler: EventHandler) -> None:
+        """Feed the handler until cancelled; failures of the servers are retried inside."""
         client = ApiClient(self._access, self.stats, self._timing, self._credentials)
         async with client, asyncio.TaskGroup() as tasks:
             for resource in self._resources:
                 reflector = Reflector(
                     client,
                     resource,
-                    sink,
+                    handler,
                     self.stats.kind(resource.kind),
                     self._timing,
                     watch_list=self._watch_list,
                 )
                 tasks.create_task(reflector.run(), name=f"source {resource.kind}")
+
+
+class ApiEventPoster:
+    """Creates Events in events.k8s.io/v1; implements `run.events.EventPoster`.
+
+    Events are rare, so each one gets a connection of its own.
+    """
+
+    def __init__(self, access: ClusterAccess) -> None:
+        self._access = access
+        self._credentials = Credentials(access)
+
+    async def post_event(self, namespace: str, event: dict[str, Any]) -> None:
+        """Create an Event.
+
+        Raises:
+            ApiError: no server accepts it.
+        """
+        path = f"/apis/events.k8s.io/v1/namespaces/{namespace}/events"
+        async with ApiClient(self._access, SourceStats(), Timing(), self._credentials) as client:
+            await client.post(path, event)
+
+
+class NoEvents:
+    """Discards Events, if there is no API server (manifests); the log has the same information."""
+
+    async def post_event(self, namespace: str, event: dict[str, Any]) -> None:
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""The seam between where objects come from and the Store that holds them."""
+"""The interface between sources of objects and the Store: Source, EventHandler."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ from steersman.model.kube import EndpointSlice, KubeObject
 from steersman.model.names import ObjectName
 
 _SLICE = 3000
-"""Cost of the objects taken at a time, about a microsecond each: 10 for one, 1 for an endpoint."""
+"""Cost of the objects handled at a time, in microseconds: 10 for one, 1 for an endpoint."""
 
 
-class Sink(Protocol):
-    """Takes what a Source reads. Calls are cheap and never fail; all come from the event loop.
+class EventHandler(Protocol):
+    """Receives objects from a Source. Calls are cheap, never fail, and come from the event loop.
 
-    What `upsert` and `delete` return is of no use to a Source.
+    Sources ignore the results of `upsert` and `delete`.
     """
 
     def retain(self, kind: str, names: Container[ObjectName], keep: Container[str] = ()) -> None:
-        """End a complete list of a kind, all objects of which were given to `upsert`.
+        """End a complete list of a kind, after `upsert` of each of its objects.
 
-        Objects of other names are gone, except for those whose scope (`Service shop/cart`) is in
-        `keep`: they could not be read now, so their last good version stays.
+        Objects of other names are removed, except for those whose scope (`Service shop/cart`) is in
+        `keep`: they could not be read now, so their last good version is kept.
 
-        The first call for a kind also says that the kind's initial list is in.
+        The first call for a kind also completes its initial list.
         """
         ...
 
     def upsert(self, obj: KubeObject) -> object:
-        """Take one object that was added or changed."""
+        """Add or replace one object."""
         ...
 
     def delete(self, kind: str, name: ObjectName) -> object:
-        """Take note that one object is gone; an unknown one is no change."""
+        """Remove one object; an unknown one is no change."""
         ...
 
     def report(self, scope: str, findings: Sequence[Finding]) -> None:
-        """Replace the Findings of a scope (an object's name or a file) by these; () clears it."""
+        """Replace the Findings of a scope (an object's name or a file); () clears it."""
         ...
 
 
-async def upsert_in_slices(sink: Sink, objects: Iterable[KubeObject]) -> set[ObjectName]:
-    """Give many objects to a Sink without holding the event loop; return their names."""
+class Source(Protocol):
+    """Reads Services, EndpointSlices and so on, and follows their changes."""
+
+    async def run(self, handler: EventHandler) -> None:
+        """Feed the handler until cancelled; external failures are retried inside, forever."""
+        ...
+
+
+async def upsert_in_slices(handler: EventHandler, objects: Iterable[KubeObject]) -> set[ObjectName]:
+    """Upsert many objects without blocking the event loop for long; return their names."""
     names: set[ObjectName] = set()
     cost = 0
     for obj in objects:
         names.add(obj.metadata.object_name)
-        sink.upsert(obj)
+        handler.upsert(obj)
         cost += 10 + (len(obj.endpoints or ()) if isinstance(obj, EndpointSlice) else 0)
         if cost >= _SLICE:
             cost = 0
             await asyncio.sleep(0)
     return names
-
-
-class Source(Protocol):
-    """Somewhere that Services and EndpointSlices come from."""
-
-    async def run(self, sink: Sink) -> None:
-        """Feed the sink until cancelled; faults of the outside are retried inside, for ever."""
-        ...

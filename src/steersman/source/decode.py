@@ -1,6 +1,6 @@
-"""From JSON (or values read from YAML) to objects; what is malformed becomes a Finding.
+"""Decode objects from JSON or from YAML values; a malformed object becomes a Finding.
 
-Never raises on any input: one malformed object never stops the others (behaviour 4).
+No object raises an exception, so that one malformed object never affects others (behaviour 4).
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ _CLUSTER_SCOPED = frozenset({"Node", "ServiceCIDR"})
 
 
 def scope_of(kind: str, obj: KubeObject) -> str:
-    """The words that Findings use for an object, as in `Service shop/cart`."""
+    """Return the name that Findings use for an object, such as `Service shop/cart`."""
     return f"{kind} {obj.metadata.object_name}"
 
 
 def decode_object(kind: str, raw: bytes | msgspec.Raw) -> KubeObject | Finding:
-    """Decode one JSON object of a known kind, or say what is wrong with it."""
+    """Decode one JSON object of a known kind; return a Finding if it is malformed."""
     try:
         return _checked(kind, _DECODERS[kind].decode(raw))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _finding(kind, _identity(_loose(raw)), str(error))
+        try:
+            value = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            value = None
+        return _finding(kind, value, str(error))
 
 
 def decode_value(kind: str, value: Any) -> KubeObject | Finding:
-    """Turn an already parsed object (from YAML) of a known kind into a struct, likewise."""
+    """Convert an object parsed from YAML; return a Finding if it is malformed."""
     try:
         return _checked(kind, msgspec.convert(value, KINDS[kind], strict=True))
     except (msgspec.ValidationError, RecursionError) as error:
-        return _finding(kind, _identity(value), str(error))
+        return _finding(kind, value, str(error))
 
 
 def decode_items(
@@ -56,7 +60,7 @@ def decode_items(
         if all(_named(kind, obj) for obj in objects):
             return objects, ()
     except (msgspec.ValidationError, UnicodeDecodeError):
-        pass  # some item is malformed: find out which, item by item
+        pass  # some item is malformed: decode them one by one
     return partition(decode_object(kind, item) for item in _RAW_LIST.decode(raw))
 
 
@@ -91,26 +95,16 @@ def _checked(kind: str, obj: KubeObject) -> KubeObject | Finding:
     )
 
 
-def _loose(raw: bytes | msgspec.Raw) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _identity(value: Any) -> str:
-    """Name a malformed object as well as its remains allow."""
+def _finding(kind: str, value: Any, message: str) -> Finding:
+    """Describe a malformed object, with as much of its name as is well formed."""
     meta = value.get("metadata") if isinstance(value, dict) else None
     parts = (meta.get("namespace"), meta.get("name")) if isinstance(meta, dict) else ()
-    return "/".join(part for part in parts if isinstance(part, str) and part) or "(unnamed)"
-
-
-def _finding(kind: str, name: str, message: str) -> Finding:
+    name = "/".join(part for part in parts if isinstance(part, str) and part) or "(unnamed)"
     reason, _, path = message.partition(" - at `")
     field = path.rstrip("`").removeprefix("$").lstrip(".")
     return Finding(
         f"{kind} {name}",
         field,
-        f"{reason}; the object is ignored until it is mended",
+        f"{reason}; the object is ignored until it is corrected",
         Severity.ERROR,
     )

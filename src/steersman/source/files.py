@@ -20,7 +20,7 @@ from steersman.host.process import in_thread
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
-from steersman.source.base import Sink, upsert_in_slices
+from steersman.source.base import EventHandler, upsert_in_slices
 from steersman.source.documents import BrokenFileError
 from steersman.source.manifests import Manifest, World, combine
 from steersman.source.pieces import Known, read_again
@@ -67,7 +67,7 @@ class _Scan(NamedTuple):
 
 
 class FileSource:
-    """Feeds a Sink from the `*.yaml`, `*.yml` and `*.json` files right in some directories.
+    """Feeds a EventHandler from the `*.yaml`, `*.yml` and `*.json` files right in some directories.
 
     Hidden files and sub-directories are left alone, as by `kubectl -f DIR`. A file that breaks
     keeps its last good content, so does a directory that vanishes; nothing is fed before each
@@ -82,29 +82,31 @@ class FileSource:
         self._reported: frozenset[str] = frozenset()
         self._writing: dict[Path, float] = {}
 
-    async def run(self, sink: Sink) -> None:
-        """Feed the sink until cancelled."""
-        watch = self._open(sink)
+    async def run(self, handler: EventHandler) -> None:
+        """Feed the handler until cancelled."""
+        watch = self._open(handler)
         try:
             while True:
-                news = await self._refresh(sink, watch)
-                watch, changed = self._watch(sink, watch)
+                news = await self._refresh(handler, watch)
+                watch, changed = self._watch(handler, watch)
                 news |= changed
                 await self._rest(watch, 0.0 if news else _RESCAN_SECONDS)
         finally:
             watch.close()
 
-    def _open(self, sink: Sink) -> Inotify | Polling:
+    def _open(self, handler: EventHandler) -> Inotify | Polling:
         if sys.platform == "win32":  # no inotify, and that is no fault
             return Polling(_POLL_SECONDS)
         try:
             watch = Inotify()
             watch.watch(_to_watch(self._directories, ()))
         except OSError as error:
-            return _without_inotify(sink, error)
+            return _without_inotify(handler, error)
         return watch
 
-    def _watch(self, sink: Sink, watch: Inotify | Polling) -> tuple[Inotify | Polling, bool]:
+    def _watch(
+        self, handler: EventHandler, watch: Inotify | Polling
+    ) -> tuple[Inotify | Polling, bool]:
         """Watch what there is now; return by what, and whether to look again at once."""
         try:
             return watch, watch.watch(_to_watch(self._directories, self._scan.linked))
@@ -112,9 +114,9 @@ class FileSource:
             return watch, True
         except OSError as error:
             watch.close()
-            return _without_inotify(sink, error), True
+            return _without_inotify(handler, error), True
 
-    async def _refresh(self, sink: Sink, watch: Inotify | Polling) -> bool:
+    async def _refresh(self, handler: EventHandler, watch: Inotify | Polling) -> bool:
         """Look again; return whether something happened meanwhile."""
         writing = frozenset(self._writing)
         scan, world = await in_thread(_look, self._directories, self._scan, writing)
@@ -123,7 +125,7 @@ class FileSource:
             return True  # a file may have been cut off just as it was read: look once more
         if scan != self._scan:
             self._scan = scan
-            await self._publish(sink, world)
+            await self._publish(handler, world)
         return news
 
     async def _rest(self, watch: Inotify | Polling, seconds: float) -> None:
@@ -147,33 +149,33 @@ class FileSource:
                 self._writing.setdefault(event.path, end)
         return bool(events)
 
-    async def _publish(self, sink: Sink, world: World) -> None:
+    async def _publish(self, handler: EventHandler, world: World) -> None:
         """Report what is wrong; feed what changed, once each directory has been there."""
-        self._report(sink, world)
+        self._report(handler, world)
         if not self._scan.seen.issuperset(self._directories):
             return
         for kind, objects in world.objects.items():
             fed = self._fed.get(kind, {})
             fresh = (obj for name, obj in objects.items() if fed.get(name) is not obj)
-            await upsert_in_slices(sink, fresh)
-            sink.retain(kind, objects)
+            await upsert_in_slices(handler, fresh)
+            handler.retain(kind, objects)
             self._fed[kind] = objects
 
-    def _report(self, sink: Sink, world: World) -> None:
+    def _report(self, handler: EventHandler, world: World) -> None:
         findings = {path: list(said) for path, said in world.findings.items()}
         faults = {path: file.fault for path, file in self._scan.files.items() if file.fault}
         for path, fault in (*faults.items(), *self._scan.faults.items()):
             findings.setdefault(str(path), []).insert(0, fault)
         for scope in self._reported - findings.keys():
-            sink.report(scope, ())
+            handler.report(scope, ())
         for scope, said in findings.items():
-            sink.report(scope, said)
+            handler.report(scope, said)
         self._reported = frozenset(findings)
 
 
-def _without_inotify(sink: Sink, error: OSError) -> Polling:
+def _without_inotify(handler: EventHandler, error: OSError) -> Polling:
     reason = f"{error}: manifests are polled; raise the sysctls fs.inotify.max_user_*"
-    sink.report("inotify", [Finding("inotify", "", reason)])
+    handler.report("inotify", [Finding("inotify", "", reason)])
     return Polling(_POLL_SECONDS)
 
 

@@ -1,25 +1,32 @@
-"""Fetch the complete list of a kind: as a stream (WatchList) where that works, else by pages."""
+"""Fetch the complete list of a kind: as a stream (WatchList) if the server can, else by pages.
+
+A list replaces the previous state only when its last object has been received. Until then it is
+kept packed (`PackedObjects`): as objects it would take more memory than all that the Store keeps,
+and CPython does not return such a peak to the system.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from steersman.model.findings import Finding
-from steersman.model.kube import KubeObject
+from steersman.model.kube import KINDS, KubeObject
 from steersman.source.backoff import Timing
-from steersman.source.body import pieces
-from steersman.source.client import ApiClient, ApiError
+from steersman.source.client import ApiClient
 from steersman.source.decode import decode_items, decode_object
-from steersman.source.lines import LineSplitter, LineTooLongError
-from steersman.source.spool import Spool
 from steersman.source.stats import KindStats
+from steersman.source.transport import body_chunks
 from steersman.source.wire import (
+    ApiError,
+    LineSplitter,
+    LineTooLongError,
     ObjectList,
     RelistError,
     Resource,
@@ -29,24 +36,27 @@ from steersman.source.wire import (
 )
 
 FIRST_PAGE = 25
-"""Objects asked for at first; then as many as make a page of about _PAGE_BYTES."""
+"""Objects of the first page; later pages have as many as fit into about _PAGE_BYTES."""
 LARGEST_PAGE = 500
 """client-go's number."""
 _PAGE_BYTES = 1 << 20
-"""Bytes of JSON that are decoded at a time, in about five milliseconds."""
+"""Bytes of JSON decoded at a time, in about five milliseconds."""
 MAX_BODY = 128 << 20
-"""Bytes of one page; a server that ignores `limit` sends everything at once."""
+"""Maximum bytes of one page; a server that ignores `limit` sends all objects at once."""
 LARGE_BODY = 16 << 20
-"""Bytes of a page above which no other kind's page may be large at the same time."""
+"""Bytes above which only one kind's page may be in memory at a time."""
 MAX_LIST = 1 << 30
-"""Bytes of a whole list; that of 150,000 pods is about 40 MB."""
+"""Maximum bytes of a whole list; that of 150,000 pods is about 40 MB."""
 MAX_PAGES = 5000
 _UNSUPPORTED = frozenset({400, 405, 422})
-"""Answers of a server that does not know WatchList: it is not asked for again."""
+"""Status codes of a server without WatchList: it is not tried again."""
 _REFUSED = _UNSUPPORTED | {403, 404}
-"""Answers after which pages are tried, whose answer then decides. A server that has just started
-forbids for a moment what it allows."""
+"""Status codes after which pages are tried, whose answer then decides: a server that has just
+started forbids for a moment what it allows."""
+_PACKED_TOGETHER = 512 << 10
+"""Bytes of JSON whose objects are packed at once, in about two milliseconds."""
 
+_ENCODER = msgspec.msgpack.Encoder()
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 log = logging.getLogger("steersman.source")
@@ -56,9 +66,9 @@ class Listing(NamedTuple):
     """A complete list."""
 
     objects: Iterable[KubeObject]
-    """To be gone through once."""
+    """Can be iterated once."""
     findings: Sequence[Finding]
-    """Of the items that are malformed."""
+    """About malformed items."""
     version: str
     """resourceVersion to watch from."""
 
@@ -83,14 +93,14 @@ class Lister:
         self._avoid_once = False
 
     def avoid_streaming(self) -> None:
-        """List by pages the next time: some object is too long for a line of a stream."""
+        """List by pages the next time: an object is too long for a line of a stream."""
         self._avoid_once = True
 
     async def fetch(self) -> Listing:
         """Fetch a complete list.
 
         Raises:
-            ApiError, ValueError: it could not be had, or was something else.
+            ApiError, ValueError: the request failed, or the answer is something else.
         """
         streaming = self._watch_list and not self._avoid_once
         self._avoid_once = False
@@ -110,45 +120,35 @@ class Lister:
             except ApiError as error:
                 if error.status != 410:
                     raise
-        return await self._list_pages(0)  # its pages expire too soon: all at once
+        return await self._list_pages(0)  # pages expire too soon: all objects at once
 
     async def _list_by_watch(self) -> Listing:
         """Collect the initial events of a watch up to their end (KEP-3157)."""
+        kind, timing = self._resource.kind, self._timing
         params = {
+            **self._resource.selectors,
             "watch": "true",
             "sendInitialEvents": "true",
             "resourceVersionMatch": "NotOlderThan",
             "allowWatchBookmarks": "true",
-            "timeoutSeconds": str(round(self._timing.initial_total)),
+            "timeoutSeconds": str(round(timing.initial_total)),
         }
-        objects = Spool(self._resource.kind)
-        findings: list[Finding] = []
+        objects, findings, received = PackedObjects(kind), list[Finding](), 0
+        splitter = LineSplitter()
         try:
-            async with asyncio.timeout(self._timing.initial_total):
-                version = await self._initial_events(params, objects, findings)
-        except TimeoutError as error:
-            raise ApiError("no_watch_list", "its initial events did not end in time") from error
-        return Listing(objects.drain(), findings, version)
-
-    async def _initial_events(
-        self, params: Mapping[str, str], objects: Spool, findings: list[Finding]
-    ) -> str:
-        """Fill objects and findings; return the resourceVersion of the list."""
-        kind = self._resource.kind
-        splitter, total = LineSplitter(), _Total()
-        try:
-            async with self._client.get(
-                self._resource.path,
-                {**self._resource.selectors, **params},
-                self._timing.initial_quiet,
-            ) as response:
-                async for chunk in pieces(response):
-                    self._stats.received(chunk, self._timing.now())
-                    total.add(len(chunk))
+            async with (
+                asyncio.timeout(timing.initial_total),
+                self._client.get(
+                    self._resource.path, params, timing.initial_idle_timeout
+                ) as response,
+            ):
+                async for chunk in body_chunks(response):
+                    self._stats.received(chunk, timing.now())
+                    received = _checked_size(received + len(chunk))
                     for line in splitter.feed(chunk):
                         event = decode_event(line)
                         if event.type == "BOOKMARK":
-                            return initial_end(event)
+                            return Listing(objects.drain(), findings, initial_end(event))
                         if event.type != "ADDED":
                             raise ApiError("no_watch_list", f"{event.type} among initial events")
                         decoded = decode_object(kind, event.object)
@@ -156,26 +156,26 @@ class Lister:
                             findings.append(decoded)
                         else:
                             objects.add((decoded,), len(line))
+        except TimeoutError as error:
+            raise ApiError("no_watch_list", "its initial events did not end in time") from error
         except ApiError as error:
             if error.reason == "timeout":
                 raise ApiError("no_watch_list", "its initial events stalled") from error
             raise
-        raise ApiError("no_watch_list", "its initial events broke off")
+        raise ApiError("no_watch_list", "its initial events ended early")
 
     async def _list_pages(self, limit: int) -> Listing:
-        """Fetch a list by pages; by a single one if `limit` is 0."""
-        objects = Spool(self._resource.kind)
-        findings: list[Finding] = []
+        """Fetch a list by pages; as a single page if `limit` is 0."""
+        objects, findings, received = PackedObjects(self._resource.kind), list[Finding](), 0
         params = {"limit": str(limit)} if limit else {}
-        total = _Total()
         for _ in range(MAX_PAGES):
             count = 0
             async with AsyncExitStack() as alone:
                 page, size = await self._page(params, alone)
-                total.add(size)
-                for items, bytes_ in _slices(page.items):
+                received = _checked_size(received + size)
+                for items, part_size in _parts(page.items):
                     good, bad = decode_items(self._resource.kind, items)
-                    objects.add(good, bytes_)
+                    objects.add(good, part_size)
                     findings += bad
                     count += len(good) + len(bad)
                     await asyncio.sleep(0)
@@ -188,12 +188,12 @@ class Lister:
     async def _page(
         self, params: Mapping[str, str], alone: AsyncExitStack
     ) -> tuple[ObjectList, int]:
-        """Return a page and how many bytes it has; `alone` ends when it was used."""
+        """Return a page and its size in bytes; the caller closes `alone` after using it."""
         body = bytearray()
         async with self._client.get(
             self._resource.path, {**self._resource.selectors, **params}, self._timing.answer
         ) as response:
-            async for chunk in pieces(response):
+            async for chunk in body_chunks(response):
                 self._stats.received(chunk, self._timing.now())
                 if len(body) <= LARGE_BODY < len(body) + len(chunk):
                     await alone.enter_async_context(self._client.large_body)
@@ -203,14 +203,15 @@ class Lister:
         return decode_list(self._resource.kind, body), len(body)
 
     async def probe(self, version: str) -> None:
-        """See whether the server's history reaches as far as ours.
+        """Check that the server's history includes a resourceVersion.
 
-        A server that lost its history (restored, made anew) accepts a watch from a resourceVersion
-        of its future and stays silent; a list from there it refuses with 504, after 3 s.
+        A server that lost its history (restored from a backup, or a new one) accepts a watch from a
+        resourceVersion of its future and stays silent; it refuses a list from there with 504, after
+        3 seconds.
 
         Raises:
             RelistError: it does not.
-            ApiError, ValueError: no answer.
+            ApiError, ValueError: the request failed.
         """
         params = {
             "limit": "1",
@@ -226,20 +227,15 @@ class Lister:
             raise
 
 
-class _Total:
-    """Counts the bytes of a list, which a broken server might send without end."""
-
-    def __init__(self) -> None:
-        self._bytes = 0
-
-    def add(self, count: int) -> None:
-        self._bytes += count
-        if self._bytes > MAX_LIST:
-            raise ApiError("too_long", f"a list longer than {MAX_LIST} bytes")
+def _checked_size(size: int) -> int:
+    """Return the size of a list so far; a broken server might send one without end."""
+    if size > MAX_LIST:
+        raise ApiError("too_long", f"a list longer than {MAX_LIST} bytes")
+    return size
 
 
-def _slices(items: msgspec.Raw) -> Iterator[tuple[bytes | msgspec.Raw, int]]:
-    """Cut a JSON array into arrays that are decoded quickly, each with its size in bytes."""
+def _parts(items: msgspec.Raw) -> Iterator[tuple[bytes | msgspec.Raw, int]]:
+    """Split a JSON array into smaller ones, each with its size in bytes."""
     whole = memoryview(items)
     if len(whole) <= 2 * _PAGE_BYTES:
         yield items, len(whole)
@@ -253,3 +249,31 @@ def _slices(items: msgspec.Raw) -> Iterator[tuple[bytes | msgspec.Raw, int]]:
             yield msgspec.json.encode(part), size
             part, size = [], 0
     yield msgspec.json.encode(part), size
+
+
+class PackedObjects:
+    """Objects of one kind as msgpack, in the order in which they came."""
+
+    def __init__(self, kind: str) -> None:
+        self._decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(
+            list[KINDS[kind]]  # type: ignore[valid-type]
+        )
+        self._open: list[KubeObject] = []
+        self._size = 0
+        self._packed: deque[bytes] = deque()
+
+    def add(self, objects: Iterable[KubeObject], size: int) -> None:
+        """Add objects that took this many bytes of JSON."""
+        self._open += objects
+        self._size += size
+        if self._size >= _PACKED_TOGETHER:
+            self._packed.append(_ENCODER.encode(self._open))
+            self._open.clear()
+            self._size = 0
+
+    def drain(self) -> Iterator[KubeObject]:
+        """Yield all objects once, freeing them on the way."""
+        while self._packed:
+            yield from self._decoder.decode(self._packed.popleft())
+        yield from self._open
+        self._open = []

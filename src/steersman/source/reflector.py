@@ -1,41 +1,117 @@
-"""Follow one kind of object: list, then watch, for ever; resume, relist and wait as needed.
+"""Follow one kind of object: list, then watch, forever; resume, relist and retry as needed.
 
     list (WatchList, else pages) -> watch -> ended -> resume from the last resourceVersion
       ^                                       broken -> wait, probe, resume
       |______ 410, other history, line too long ______|
 
-The world is only ever replaced by a complete list; everything else that comes is a retry.
+The state is only ever replaced by a complete list; anything else leads to a retry and keeps the
+previous state. An object that cannot be decoded keeps its last good version in force.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable
 
+import msgspec
+
+from steersman.model.findings import Finding
+from steersman.model.kube import KubeObject
+from steersman.model.names import ObjectName
 from steersman.source.backoff import Backoff, Timing
-from steersman.source.base import Sink
-from steersman.source.body import pieces
-from steersman.source.client import ApiClient, ApiError
-from steersman.source.lines import LineSplitter, LineTooLongError
+from steersman.source.base import EventHandler, upsert_in_slices
+from steersman.source.client import ApiClient
+from steersman.source.decode import decode_object, scope_of
 from steersman.source.lister import Lister
-from steersman.source.mirror import Mirror
 from steersman.source.stats import KindStats
-from steersman.source.wire import Event, RelistError, Resource, decode_event, outline
+from steersman.source.transport import body_chunks
+from steersman.source.wire import (
+    ApiError,
+    LineSplitter,
+    LineTooLongError,
+    RelistError,
+    Resource,
+    WatchEvent,
+    decode_event,
+    decode_metadata,
+)
 
 _ABSENT = frozenset({403, 404})
 
 log = logging.getLogger("steersman.source")
 
 
+class StoreUpdater:
+    """Decodes the objects of one kind and passes them on to an EventHandler."""
+
+    def __init__(self, kind: str, handler: EventHandler, stats: KindStats) -> None:
+        self._kind = kind
+        self._handler = handler
+        self._stats = stats
+        self._malformed: set[str] = set()  # scopes with a reported Finding
+
+    def set_empty(self) -> None:
+        """Report that there are no objects of this kind, so that nothing waits for its list."""
+        self._handler.retain(self._kind, ())
+
+    async def replace(self, objects: Iterable[KubeObject], findings: Iterable[Finding]) -> None:
+        """Pass on a complete list; the last good version of its malformed objects is kept."""
+        bad = {finding.object: finding for finding in findings}
+        names = await upsert_in_slices(self._handler, objects)
+        self._handler.retain(self._kind, names, bad)
+        for scope in self._malformed - bad.keys():
+            self._handler.report(scope, ())
+        for scope, finding in bad.items():
+            self._handler.report(scope, (finding,))
+        self._malformed = set(bad)
+        stats = self._stats
+        stats.relists += stats.lists > 0
+        stats.lists += 1
+        stats.malformed += len(bad)
+
+    def upsert(self, raw: msgspec.Raw) -> str:
+        """Pass on an added or changed object; return its resourceVersion, "" if unknown."""
+        self._stats.events += 1
+        obj = decode_object(self._kind, raw)
+        if isinstance(obj, Finding):
+            self._stats.malformed += 1
+            self._malformed.add(obj.object)
+            self._handler.report(obj.object, (obj,))
+            return decode_metadata(raw).resource_version
+        self._handler.upsert(obj)
+        if self._malformed:
+            self._resolve(scope_of(self._kind, obj))
+        return obj.metadata.resource_version
+
+    def delete(self, raw: msgspec.Raw) -> str:
+        """Pass on a deletion; return the resourceVersion, "" if unknown.
+
+        The name is enough: other fields of the object may be malformed.
+        """
+        self._stats.events += 1
+        meta = decode_metadata(raw)
+        if not meta.name:
+            raise RelistError(f"a {self._kind} without a name was deleted")
+        name = ObjectName(meta.namespace, meta.name)
+        self._handler.delete(self._kind, name)
+        self._resolve(f"{self._kind} {name}")
+        return meta.resource_version
+
+    def _resolve(self, scope: str) -> None:
+        if scope in self._malformed:
+            self._malformed.remove(scope)
+            self._handler.report(scope, ())
+
+
 class Reflector:
-    """Keeps a Sink like the server's objects of one Resource."""
+    """Keeps an EventHandler up to date with the server's objects of one Resource."""
 
     def __init__(
         self,
         client: ApiClient,
         resource: Resource,
-        sink: Sink,
+        handler: EventHandler,
         stats: KindStats,
         timing: Timing,
         *,
@@ -46,7 +122,7 @@ class Reflector:
         self._stats = stats
         self._timing = timing
         self._lister = Lister(client, resource, stats, timing, watch_list=watch_list)
-        self._mirror = Mirror(resource.kind, sink, stats)
+        self._updater = StoreUpdater(resource.kind, handler, stats)
         self._backoff = Backoff(timing)
         self._version = ""
         self._suspect = False  # the connection broke: the server may have another history now
@@ -58,84 +134,68 @@ class Reflector:
             failure = await self._attempt()
             if failure.status == 410 or failure.reason == "relist":
                 self._version = ""
+            self._stats.errors[failure.reason] += 1
             if self._resource.optional and failure.status in _ABSENT:
-                await self._absent(failure)
+                delay = self._absent(failure)
             else:
                 self._suspect = True
-                await self._wait(failure)
+                self._stats.connected = False
+                self._stats.retries += 1
+                delay = self._backoff.next(failure.retry_after)
+            self._log(failure, delay)
+            await self._timing.sleep(delay)
 
     async def _attempt(self) -> ApiError:
-        """List or watch for as long as that goes well; return what ended it.
+        """List or watch for as long as that works; return the failure that ended it.
 
-        Without its traceback, which would hold whatever was received during the wait.
+        Its traceback is cleared, as it would keep all received data in memory during the wait.
         """
         try:
             while True:
-                await self._step()
+                if not self._version:
+                    await self._list()
+                elif self._suspect:
+                    await self._lister.probe(self._version)
+                await self._watch()
         except RelistError as error:
             return ApiError("relist", str(error))
         except ApiError as error:
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-            return ApiError("malformed", f"not what was asked for: {error}")
-
-    async def _step(self) -> None:
-        if not self._version:
-            await self._list()
-        elif self._suspect:
-            await self._lister.probe(self._version)
-        await self._watch()
+            return ApiError("malformed", f"unexpected answer: {error}")
 
     async def _list(self) -> None:
-        """List, and let go of the list: what the Sink keeps of the objects is far smaller."""
+        """List; a function of its own, so that the list is freed before the watch starts."""
         listing = await self._lister.fetch()
-        await self._mirror.replace(listing.objects, listing.findings)
+        await self._updater.replace(listing.objects, listing.findings)
         self._version, self._suspect = listing.version, False
 
-    # When something failed
+    def _absent(self, error: ApiError) -> float:
+        """Continue without an optional kind; return the seconds until the next attempt.
 
-    async def _absent(self, error: ApiError) -> None:
-        """Go on without an optional kind; whoever waits for its first list is not held up.
-
-        A server that has just started forbids for a moment what it allows: soon it is asked again.
+        A server that has just started forbids for a moment what it allows, so the first attempts
+        after a 403 come soon.
         """
-        stats = self._stats
-        stats.errors[error.reason] += 1
-        if not stats.lists:
-            self._mirror.empty()
-            stats.connected = True
-        delay = self._timing.seldom * (0.5 + self._timing.random())
+        if not self._stats.lists:
+            self._updater.set_empty()
+            self._stats.connected = True
+        delay = self._timing.optional_retry * (0.5 + self._timing.random())
         if error.status == 403 and not self._backoff.grown:
             delay = min(delay, self._backoff.next(error.retry_after))
-        self._log(error, delay)
-        await self._timing.sleep(delay)
-
-    async def _wait(self, error: ApiError) -> None:
-        self._stats.connected = False
-        self._stats.errors[error.reason] += 1
-        self._stats.retries += 1
-        delay = self._backoff.next(error.retry_after)
-        self._log(error, delay)
-        await self._timing.sleep(delay)
+        return delay
 
     def _log(self, error: ApiError, delay: float) -> None:
-        """Log a failure, but the same one again only when the waits have grown.
+        """Log a failure, but the same one again only if the delays have grown.
 
-        What is wrong with the server meets every kind: only the first one says so.
+        A server that fails meets all kinds: only the first one logs it.
         """
         key = (self._backoff.level, str(error))
         known = key == self._logged
-        level = logging.DEBUG if known else self._client.complaints.level(str(error))
+        level = logging.DEBUG if known else self._client.throttle.level(str(error))
         self._logged = key
         kind = self._resource.kind
-        log.log(level, "%s: %s; what is known stays, next try in %.1f s", kind, error, delay)
-
-    def _worked(self) -> None:
-        self._backoff.reset()
-        self._suspect = False
-
-    # Watch
+        log.log(level, "%s: %s; keeping previous state, retrying in %.1fs", kind, error, delay)
 
     async def _watch(self) -> None:
         """Watch from the last resourceVersion until the server ends it, as it does in time."""
@@ -143,70 +203,66 @@ class Reflector:
         span = timing.watch_longest - timing.watch_shortest
         seconds = timing.watch_shortest + timing.random() * span
         params = {
+            **self._resource.selectors,
             "watch": "true",
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(max(1, round(seconds))),
         }
-        began = timing.now()
-        before = self._stats.received_bytes
+        stats, splitter = self._stats, LineSplitter()
+        began, received_before = timing.now(), stats.received_bytes
         try:
-            async with asyncio.timeout(seconds + timing.grace):
-                await self._events(params)
+            async with (
+                asyncio.timeout(seconds + timing.grace),
+                self._client.get(self._resource.path, params, timing.idle_timeout) as response,
+            ):
+                stats.watches += 1
+                stats.connected = True
+                if self._logged is not None:
+                    self._logged = None
+                    if self._client.throttle.resolved():
+                        log.info("%s: connected again, watching", self._resource.kind)
+                async for chunk in body_chunks(response):
+                    stats.received(chunk, timing.now())
+                    for line in splitter.feed(chunk):
+                        self._handle(decode_event(line))
+            if splitter.rest:
+                raise ApiError("truncated", "the watch ended within an event")
         except TimeoutError as error:
             self._suspect = True
             raise ApiError("timeout", "the server did not end the watch in time") from error
         except LineTooLongError as error:
-            self._lister.avoid_streaming()  # the line would be in there, too
+            self._lister.avoid_streaming()  # the same line would be in a WatchList
             raise RelistError(str(error)) from error
         finally:
             if timing.now() - began >= timing.steady:
                 self._backoff.reset()
-        if timing.now() - began < 1.0:  # a server that ends each watch at once
+        if timing.now() - began < 1.0:  # or a server that ends each watch at once makes us spin
             raise ApiError("short_watch", "the watch ended at once")
-        if self._stats.received_bytes == before:
+        if stats.received_bytes == received_before:
             self._suspect = True
 
-    async def _events(self, params: Mapping[str, str]) -> None:
-        splitter = LineSplitter()
-        query = {**self._resource.selectors, **params}
-        async with self._client.get(self._resource.path, query, self._timing.quiet) as response:
-            self._stats.watches += 1
-            self._stats.connected = True
-            if self._logged is not None:
-                self._logged = None
-                if self._client.complaints.resolved():
-                    log.info("%s: connected again, watching", self._resource.kind)
-            async for chunk in pieces(response):
-                self._stats.received(chunk, self._timing.now())
-                for line in splitter.feed(chunk):
-                    self._event(decode_event(line))
-        if splitter.rest:
-            raise ApiError("truncated", "the watch broke off within an event")
-
-    def _event(self, event: Event) -> None:
-        """Take one event; the resourceVersion moves only after it was taken."""
-        match event.type:
-            case "ADDED" | "MODIFIED":
-                self._advance(self._mirror.upsert(event.object))
-            case "DELETED":
-                self._advance(self._mirror.delete(event.object))
-            case "BOOKMARK":
-                self._stats.bookmarks += 1
-                self._advance(outline(event.object).resource_version)
-            case _:
-                raise ApiError("malformed", f"an event of unknown type {event.type[:40]!r}")
-        self._worked()
-
-    def _advance(self, version: str) -> None:
-        """Take the resourceVersion of an event.
-
-        A server that was restored meanwhile accepts a watch from its future, for example when the
-        HTTP client repeats a request on a new connection. Nothing else shows that.
+    def _handle(self, event: WatchEvent) -> None:
+        """Pass on one event, then move the resourceVersion.
 
         Raises:
-            RelistError: it is below the last one: the server has another history.
+            RelistError: the resourceVersion went back. A server that was restored accepts a watch
+                from its future, for example when the HTTP client repeats a request on a new
+                connection; nothing else shows that.
         """
-        if version.isdecimal() and self._version.isdecimal() and int(version) < int(self._version):
-            raise RelistError(f"the resourceVersion went back from {self._version} to {version}")
-        self._version = version or self._version
+        match event.type:
+            case "ADDED" | "MODIFIED":
+                version = self._updater.upsert(event.object)
+            case "DELETED":
+                version = self._updater.delete(event.object)
+            case "BOOKMARK":
+                self._stats.bookmarks += 1
+                version = decode_metadata(event.object).resource_version
+            case _:
+                raise ApiError("malformed", f"an event of unknown type {event.type[:40]!r}")
+        last = self._version
+        if version.isdecimal() and last.isdecimal() and int(version) < int(last):
+            raise RelistError(f"the resourceVersion went back from {last} to {version}")
+        self._version = version or last
+        self._backoff.reset()
+        self._suspect = False

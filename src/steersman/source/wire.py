@@ -1,29 +1,110 @@
-"""The outlines of lists and of watch events, as far as following a kind needs them."""
+"""The API server's lists and watches as values: pages, lines, events and errors. No I/O.
+
+    list    {"kind": "ServiceList", "metadata": {"resourceVersion", "continue"}, "items": [...]}
+    watch   {"type": "ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK" | "ERROR", "object": {...}}
+            one per line
+
+Objects stay JSON here, see decode.py. All failures become an `ApiError` with a short reason; when
+to try again is decided in reflector.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from steersman.source.client import ApiError, Status
+from steersman.model.addresses import without_password
 
+MAX_LINE = 8 << 20
+"""Maximum bytes of a line; etcd refuses objects above 1.5 MiB, so no event is as long."""
+_MAX_SHOWN = 400  # characters of a server's text that are shown
 _INITIAL_END = "k8s.io/initial-events-end"
 
 
+class ApiError(Exception):
+    """A request failed, or was answered by something other than requested."""
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        *,
+        status: int = 0,
+        retry_after: float = 0.0,
+        causes: Sequence[str] = (),
+    ) -> None:
+        """Make an error.
+
+        Args:
+            reason: a short word for metrics, such as `http_403`.
+            message: what happened, for people.
+            status: HTTP status (or code of an ERROR event); 0 if there is none.
+            retry_after: seconds that the server asks to wait.
+            causes: reasons in the details of a Status, such as `ResourceVersionTooLarge`.
+        """
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+        self.retry_after = retry_after
+        self.causes = tuple(causes)
+
+
 class RelistError(Exception):
-    """What was watched cannot be resumed: only a fresh list helps. The message says why."""
+    """The watch cannot be resumed: a new list is needed. The message says why."""
+
+
+class LineTooLongError(ValueError):
+    """A line is longer than any event can be."""
+
+
+def shown(text: str) -> str:
+    """Return a server's text as one line, shortened and without passwords."""
+    words = without_password(" ".join(text.split()))
+    return words if len(words) <= _MAX_SHOWN else f"{words[:_MAX_SHOWN]}..."
+
+
+class _Cause(msgspec.Struct, frozen=True):
+    reason: str | None = None
+
+
+class _Details(msgspec.Struct, frozen=True, rename="camel"):
+    retry_after_seconds: float | None = None
+    causes: list[_Cause] | None = None
+
+
+class Status(msgspec.Struct, frozen=True):
+    """A Kubernetes `Status` object, as far as it is read."""
+
+    message: str | None = None
+    reason: str | None = None
+    code: int | None = None
+    details: _Details | None = None
+
+    def error(self, retry_after: float = 0.0, status: int = 0) -> ApiError:
+        """Convert it to an ApiError; the HTTP status and header, if given, take precedence."""
+        code = status or self.code or 0
+        details = self.details or _Details()
+        return ApiError(
+            # A label of metrics, so the server must not be able to invent any number of them.
+            f"http_{code}" if 100 <= code <= 599 else "http_other",
+            f"{code}: {shown(self.message or self.reason or 'no reason given')}",
+            status=code,
+            retry_after=retry_after or details.retry_after_seconds or 0.0,
+            causes=[cause.reason for cause in details.causes or () if cause.reason],
+        )
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """A kind and which of its objects are wanted (behaviour 2)."""
+    """A kind of object to list and watch (behaviour 2)."""
 
     kind: str
     path: str
     selectors: Mapping[str, str] = {}
+    """`labelSelector` and `fieldSelector`."""
     optional: bool = False
-    """The others are served without it: where it is absent or forbidden, it counts as empty."""
+    """Whether it counts as empty if the server does not have it or forbids it."""
 
 
 class ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -41,35 +122,35 @@ class ObjectList(msgspec.Struct, frozen=True):
     items: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-class Event(msgspec.Struct, frozen=True):
+class WatchEvent(msgspec.Struct, frozen=True):
     """A line of a watch; the object is still JSON."""
 
     type: str
     object: msgspec.Raw
 
 
-class Outline(msgspec.Struct, frozen=True, rename="camel"):
+class PartialObjectMetadata(msgspec.Struct, frozen=True, rename="camel"):
     """`metadata` of any object, also of a malformed one."""
 
     name: str = ""
     namespace: str = ""
     resource_version: str = ""
     annotations: Any = None
-    """A dict, unless malformed: that must not hide the name."""
+    """A dict, unless malformed: a malformed one must not hide the name."""
 
 
-class _Outlined(msgspec.Struct, frozen=True):
-    metadata: Outline = Outline()
+class _PartialObject(msgspec.Struct, frozen=True):
+    metadata: PartialObjectMetadata = PartialObjectMetadata()
 
 
 _LIST = msgspec.json.Decoder(ObjectList)
-_EVENT = msgspec.json.Decoder(Event)
-_OUTLINED = msgspec.json.Decoder(_Outlined)
+_EVENT = msgspec.json.Decoder(WatchEvent)
+_PARTIAL = msgspec.json.Decoder(_PartialObject)
 _STATUS = msgspec.json.Decoder(Status)
 
 
 def decode_list(kind: str, body: bytes | bytearray) -> ObjectList:
-    """Decode a page and see that it is one: taking `{}` for a list would empty the world.
+    """Decode a page and check that it is one: accepting `{}` as a list would delete everything.
 
     Raises:
         ApiError, msgspec.DecodeError: it is something else.
@@ -77,7 +158,7 @@ def decode_list(kind: str, body: bytes | bytearray) -> ObjectList:
     page = _LIST.decode(body)
     wanted = f"{kind}List"
     if page.kind != wanted:
-        raise ApiError("malformed", f"asked for a {wanted}, was given a {page.kind!r}")
+        raise ApiError("malformed", f"expected a {wanted}, got a {page.kind!r}")
     if not page.metadata.resource_version:
         raise ApiError("malformed", f"the {wanted} has no resourceVersion")
     if bytes(memoryview(page.items)[:4]) == b"null":  # Go's empty list
@@ -85,7 +166,7 @@ def decode_list(kind: str, body: bytes | bytearray) -> ObjectList:
     return page
 
 
-def decode_event(line: bytes) -> Event:
+def decode_event(line: bytes) -> WatchEvent:
     """Decode a line of a watch.
 
     Raises:
@@ -98,24 +179,59 @@ def decode_event(line: bytes) -> Event:
     return event
 
 
-def outline(raw: msgspec.Raw) -> Outline:
-    """Name and resourceVersion, as far as they can be made out."""
+def decode_metadata(raw: msgspec.Raw) -> PartialObjectMetadata:
+    """Return the name and resourceVersion of an object, as far as they are well formed."""
     try:
-        return _OUTLINED.decode(raw).metadata
+        return _PARTIAL.decode(raw).metadata
     except (ValueError, RecursionError):
-        return Outline()
+        return PartialObjectMetadata()
 
 
-def initial_end(event: Event) -> str:
-    """Return the resourceVersion of the bookmark that ends the initial events.
+def initial_end(event: WatchEvent) -> str:
+    """Return the resourceVersion of the bookmark that ends the initial events (KEP-3157).
 
     Raises:
         ApiError: it is another bookmark.
     """
-    meta = outline(event.object)
+    meta = decode_metadata(event.object)
     notes = meta.annotations
     if not isinstance(notes, dict) or notes.get(_INITIAL_END) != "true":
         raise ApiError("no_watch_list", "a bookmark before the end of the initial events")
     if not meta.resource_version:
         raise ApiError("malformed", "the bookmark has no resourceVersion")
     return meta.resource_version
+
+
+class LineSplitter:
+    """Splits a stream of bytes into lines.
+
+    Faster per event than aiohttp's `readline`, which refuses a line above its buffer; one
+    EndpointSlice of 1,000 endpoints is a line of 260 kB.
+    """
+
+    def __init__(self, max_line: int = MAX_LINE) -> None:
+        self._max = max_line
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Return the lines that end in this chunk, without newlines and without empty ones.
+
+        Raises:
+            LineTooLongError: a line is longer than allowed, whether it ended or not.
+        """
+        *lines, rest = chunk.split(b"\n")
+        if lines and self._parts:
+            lines[0] = b"".join((*self._parts, lines[0]))
+            self._parts, self._size = [], 0
+        if rest:
+            self._parts.append(rest)
+            self._size += len(rest)
+        if self._size > self._max or any(len(line) > self._max for line in lines):
+            raise LineTooLongError(f"a line is longer than {self._max} bytes")
+        return [line for line in lines if line and not line.isspace()]
+
+    @property
+    def rest(self) -> bytes:
+        """The beginning of a line that has not ended yet."""
+        return b"".join(self._parts)

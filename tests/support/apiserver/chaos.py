@@ -87,7 +87,7 @@ class Chaos:
             self.store, Planner(CONFIG, self.mode.traits), self.mode, await read_facts()
         )
         source = ApiServerSource(
-            ClusterAccess(servers=(self.server.url,)), NODE, timing=timing(quiet=0.5)
+            ClusterAccess(servers=(self.server.url,)), NODE, timing=timing(idle_timeout=0.5)
         )
         self.tasks = [
             asyncio.create_task(source.run(self.store)),

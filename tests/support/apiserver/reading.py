@@ -22,12 +22,12 @@ NODE = "node-a"
 FAST = Timing(
     first=0.01,
     longest=0.04,
-    seldom=0.05,
+    optional_retry=0.05,
     connect=2.0,
     answer=1.0,
-    initial_quiet=1.0,
+    initial_idle_timeout=1.0,
     initial_total=5.0,
-    quiet=1.0,
+    idle_timeout=1.0,
     steady=0.5,
 )
 

@@ -39,10 +39,10 @@ class FastClock:
             random=self.dice.random,
             connect=3.0,
             answer=3.0,
-            initial_quiet=2.0,
+            initial_idle_timeout=2.0,
             initial_total=5.0,
             watch_shortest=300 / SPEED,
             watch_longest=600 / SPEED,
-            quiet=180 / SPEED,
+            idle_timeout=180 / SPEED,
             grace=2.0,
         )

@@ -87,7 +87,7 @@ class Proxy:
             self.store, Metrics(mode.name), ProxyHealth(60.0), {}, objects=self.sync.objects
         )
         access = ClusterAccess(servers=(server.url,))
-        self.source = ApiServerSource(access, NODE, timing=timing(quiet=5.0, answer=10.0))
+        self.source = ApiServerSource(access, NODE, timing=timing(idle_timeout=5.0, answer=10.0))
         self.tasks = [
             asyncio.create_task(self.source.run(self.store)),
             asyncio.create_task(self.runner.run()),

@@ -21,7 +21,7 @@ from steersman.source.pieces import Known, read_again
 
 
 class Seen:
-    """A Sink that remembers."""
+    """An EventHandler that remembers."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[ObjectName, KubeObject]] = {}

@@ -17,7 +17,7 @@ from steersman.host.exec import Exec, Result
 from steersman.source.backoff import Backoff, Timing
 from steersman.source.credentials import CredentialError, Credentials, KeyPair
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin
-from steersman.source.lines import LineSplitter, LineTooLongError
+from steersman.source.wire import LineSplitter, LineTooLongError
 
 V1 = "client.authentication.k8s.io/v1"
 

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from steersman.source.client import ApiError, Status
 from steersman.source.credentials import KeyPair
 from steersman.source.kubeconfig import ClusterAccess, Material
-from steersman.source.tls import TlsContexts, TlsError
-from steersman.source.wire import decode_event, decode_list, initial_end
+from steersman.source.transport import TlsContexts, TlsError
+from steersman.source.wire import ApiError, Status, decode_event, decode_list, initial_end
 from tests.support.apiserver.certificates import Authority
 
 

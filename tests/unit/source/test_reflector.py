@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from steersman.source.mirror import Mirror
+from steersman.source.reflector import StoreUpdater
 from steersman.source.stats import KindStats
 from steersman.source.store import Store
 
@@ -112,8 +112,8 @@ class Counting:
         self.changes += 1
 
     def event(self, obj: Object) -> None:
-        mirror = Mirror(obj["kind"], self.store, KindStats())
-        mirror.upsert(msgspec.Raw(json.dumps(obj).encode()))
+        updater = StoreUpdater(obj["kind"], self.store, KindStats())
+        updater.upsert(msgspec.Raw(json.dumps(obj).encode()))
 
 
 def after(name: str, rows: dict[str, tuple[Object, Callable[[Object], None]]]) -> Counting:
