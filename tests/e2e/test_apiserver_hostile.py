@@ -116,7 +116,7 @@ async def test_a_gzip_bomb_is_taken_in_small_pieces(monkeypatch: pytest.MonkeyPa
             sizes.append(len(piece))
             yield piece
 
-    monkeypatch.setattr(lister, "pieces", noted)
+    monkeypatch.setattr(lister, "body_chunks", noted)
     monkeypatch.setattr(lister, "MAX_BODY", 8 * MIB)
     async with told(compressed(BOMB)) as r:
         await until(lambda: r.errors("too_long"))
@@ -138,7 +138,7 @@ async def test_large_pages_are_in_memory_one_at_a_time(monkeypatch: pytest.Monke
         finally:
             held -= size
 
-    monkeypatch.setattr(lister, "pieces", noted)
+    monkeypatch.setattr(lister, "body_chunks", noted)
     monkeypatch.setattr(lister, "MAX_BODY", 8 * MIB)
     monkeypatch.setattr(lister, "LARGE_BODY", MIB)
     async with told(compressed(BOMB)) as r:
