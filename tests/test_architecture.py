@@ -223,6 +223,43 @@ def test_other_words_are_not(text: str) -> None:
     assert not policy(text)
 
 
+LAYOUTS = {"nftables": "layout.py"}
+"""Modes whose keys and values are packed bytes, and the module that knows the offsets in them."""
+PACKED = {"key", "value", "endpoint", "member", "client", "start", "content"}
+"""Names of variables that hold packed bytes."""
+
+
+def offsets(tree: ast.AST) -> list[str]:
+    """Return where a module indexes or slices packed bytes."""
+    return [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in PACKED
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in MODULES if p.parent.name in LAYOUTS and p.name != LAYOUTS[p.parent.name]],
+    ids=relative,
+)
+def test_offsets_of_keys_are_spelled_in_one_module(path: Path) -> None:
+    assert offsets(ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize("text", ["key[0]", "key[2:-4]", "found = {k: value[:4] for k in x}"])
+def test_offsets_are_found(text: str) -> None:
+    assert offsets(ast.parse(text))
+
+
+@pytest.mark.parametrize("text", ["keys[0]", "key: dict[int, str]", "words[key]", "kind_of(key)"])
+def test_other_subscripts_are_not(text: str) -> None:
+    assert not offsets(ast.parse(text))
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_functions_and_modules_are_short(path: Path) -> None:
     long = {function.name: body_lines(function) for function in functions(path)}

@@ -82,52 +82,51 @@ class SetSpec(NamedTuple):
     """A set or map that exists all the time."""
 
     kind: Kind
-    name: str
     fields: str
     """One letter per field of the key: a address, p protocol, t port, s slot."""
     form: Form
-    counter: bool
     comment: str
+    counter: bool = False
+    """True if its elements count packets: of each connection, the first."""
+
+    @property
+    def name(self) -> str:
+        """Return its name in the kernel."""
+        return self.kind.name.lower().replace("_", "-")
 
     def key_size(self, family: Family) -> int:
         """Return the length of its keys in the kernel, in bytes."""
         return sum(family.bits // 8 if field == "a" else 4 for field in self.fields)
 
 
-def _spec(kind: Kind, fields: str, form: Form, comment: str, *, counter: bool = False) -> SetSpec:
-    return SetSpec(kind, kind.name.lower().replace("_", "-"), fields, form, counter, comment)
-
-
+_SERVICE_IPS = "ClusterIP, ExternalIP and LoadBalancer IP traffic"
 SETS: Mapping[int, SetSpec] = {
     spec.kind: spec
     for spec in (
-        _spec(Kind.CLUSTER_IPS, "a", Form.SET, "active ClusterIPs"),
-        _spec(Kind.NODEPORT_IPS, "a", Form.SET, "IPs that accept NodePort traffic"),
-        _spec(
-            Kind.SERVICE_IPS,
-            "apt",
-            Form.VERDICTS,
-            "ClusterIP, ExternalIP and LoadBalancer IP traffic",
-            counter=True,
-        ),
-        _spec(Kind.SERVICE_NODEPORTS, "pt", Form.VERDICTS, "NodePort traffic", counter=True),
-        _spec(Kind.SERVICE_ENDPOINTS, "apts", Form.ENDPOINTS, "endpoints by slot", counter=True),
-        _spec(
-            Kind.NODEPORT_ENDPOINTS, "pts", Form.ENDPOINTS, "endpoints of NodePorts", counter=True
-        ),
-        _spec(Kind.POD_SERVICE_IPS, "apt", Form.VERDICTS, "by source: local pods"),
-        _spec(Kind.NODE_SERVICE_IPS, "apt", Form.VERDICTS, "by source: this node"),
-        _spec(Kind.EXTERNAL_SERVICE_IPS, "apt", Form.VERDICTS, "by source: everyone else"),
-        _spec(Kind.POD_NODEPORTS, "pt", Form.VERDICTS, "by source: local pods"),
-        _spec(Kind.NODE_NODEPORTS, "pt", Form.VERDICTS, "by source: this node"),
-        _spec(Kind.EXTERNAL_NODEPORTS, "pt", Form.VERDICTS, "by source: everyone else"),
-        _spec(Kind.NO_ENDPOINT_SERVICES, "apt", Form.VERDICTS, "services that refuse or drop"),
-        _spec(Kind.NO_ENDPOINT_NODEPORTS, "pt", Form.VERDICTS, "NodePorts that refuse or drop"),
-        _spec(Kind.FIREWALL_IPS, "apt", Form.SET, "subject to LoadBalancerSourceRanges"),
-        _spec(Kind.FIREWALL_ALLOWED, "apta", Form.INTERVALS, "LoadBalancerSourceRanges"),
-        _spec(Kind.HAIRPIN_CONNECTIONS, "aapt", Form.SET, "endpoints that call themselves"),
-        _spec(Kind.AFFINITY_IPS, "apt", Form.VERDICTS, "ClientIP affinity is learned here"),
-        _spec(Kind.AFFINITY_NODEPORTS, "pt", Form.VERDICTS, "ClientIP affinity is learned here"),
+        # Addresses: clusterIPs in use (derived.py), and those that serve node ports.
+        SetSpec(Kind.CLUSTER_IPS, "a", Form.SET, "active ClusterIPs"),
+        SetSpec(Kind.NODEPORT_IPS, "a", Form.SET, "IPs that accept NodePort traffic"),
+        # New connections start here: the chain for a destination, then one of its slots.
+        SetSpec(Kind.SERVICE_IPS, "apt", Form.VERDICTS, _SERVICE_IPS, True),
+        SetSpec(Kind.SERVICE_NODEPORTS, "pt", Form.VERDICTS, "NodePort traffic", True),
+        SetSpec(Kind.SERVICE_ENDPOINTS, "apts", Form.ENDPOINTS, "endpoints by slot", True),
+        SetSpec(Kind.NODEPORT_ENDPOINTS, "pts", Form.ENDPOINTS, "endpoints of NodePorts", True),
+        # The chain for a class of sources, if they differ.
+        SetSpec(Kind.POD_SERVICE_IPS, "apt", Form.VERDICTS, "by source: local pods"),
+        SetSpec(Kind.NODE_SERVICE_IPS, "apt", Form.VERDICTS, "by source: this node"),
+        SetSpec(Kind.EXTERNAL_SERVICE_IPS, "apt", Form.VERDICTS, "by source: everyone else"),
+        SetSpec(Kind.POD_NODEPORTS, "pt", Form.VERDICTS, "by source: local pods"),
+        SetSpec(Kind.NODE_NODEPORTS, "pt", Form.VERDICTS, "by source: this node"),
+        SetSpec(Kind.EXTERNAL_NODEPORTS, "pt", Form.VERDICTS, "by source: everyone else"),
+        # Destinations that the filter chains drop or reject, or check the source of.
+        SetSpec(Kind.NO_ENDPOINT_SERVICES, "apt", Form.VERDICTS, "services that refuse or drop"),
+        SetSpec(Kind.NO_ENDPOINT_NODEPORTS, "pt", Form.VERDICTS, "NodePorts that refuse or drop"),
+        SetSpec(Kind.FIREWALL_IPS, "apt", Form.SET, "subject to LoadBalancerSourceRanges"),
+        SetSpec(Kind.FIREWALL_ALLOWED, "apta", Form.INTERVALS, "LoadBalancerSourceRanges"),
+        # After DNAT: connections to masquerade, and to learn affinity from.
+        SetSpec(Kind.HAIRPIN_CONNECTIONS, "aapt", Form.SET, "endpoints that call themselves"),
+        SetSpec(Kind.AFFINITY_IPS, "apt", Form.VERDICTS, "ClientIP affinity is learned here"),
+        SetSpec(Kind.AFFINITY_NODEPORTS, "pt", Form.VERDICTS, "ClientIP affinity is learned here"),
     )
 }
 """The fixed sets, by kind."""
@@ -272,14 +271,9 @@ def slot_keys(local: bool, count: int) -> tuple[bytes, ...]:
     return _slots_of_size(local, size_for(count))
 
 
-@lru_cache(maxsize=1024)
-def _first_slot(slot: bytes) -> bytes:
-    return FIRST_SLOTS[unpack_slot(slot) >= LOCAL_SLOTS]
-
-
 def pool_key(key: bytes) -> bytes:
     """Return the key of the first slot of a pool, given the key of any of its slots."""
-    return key[:-4] + _first_slot(key[-4:])
+    return key[:-4] + FIRST_SLOTS[unpack_slot(key) >= LOCAL_SLOTS]
 
 
 def is_first_slot(key: bytes) -> bool:
@@ -295,11 +289,6 @@ def size_for(count: int) -> int:
 # -- values ---------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1024)
-def _pack_local_port(port: int) -> bytes:
-    return _PORT.pack(port)[:-1] + b"\1"
-
-
 def pack_endpoints(family: Family, endpoints: Iterable[Endpoint]) -> tuple[bytes, ...]:
     """Return endpoints as the values of slots.
 
@@ -311,7 +300,7 @@ def pack_endpoints(family: Family, endpoints: Iterable[Endpoint]) -> tuple[bytes
     return tuple(
         [
             inet_pton(number, end.ip)
-            + (_pack_local_port(end.port) if end.local else pack_port(end.port))
+            + (pack_port(end.port)[:-1] + b"\1" if end.local else pack_port(end.port))
             for end in endpoints
         ]
     )
@@ -334,6 +323,11 @@ def without_locality(endpoint: bytes) -> bytes:
 
 address_and_port: Callable[[bytes], bytes] = itemgetter(slice(-1))
 """Return a slot's value without its locality, to compare with others of its kind."""
+
+
+def interval_end(key: bytes, address: bytes) -> bytes:
+    """Return the last key of an interval, given its first key and its value."""
+    return key[: -len(address)] + address
 
 
 def hairpin_key(key: bytes, endpoint: bytes) -> bytes:
@@ -399,8 +393,7 @@ def lb_chain(group: str, marking: str, local: bool, size: int) -> str:
 _NAME_LIMIT = 200  # the kernel takes 255 bytes, with what is put in front
 _UNUSUAL = re.compile(r"[^\w./-]", re.ASCII)
 LEARN_CHAIN = "affinity-learn"
-"""Chain that finds a connection's ServicePort; empty until one has session affinity."""
-_LEARN = f"{LEARN_CHAIN}-"
+"""Chain that finds a connection's ServicePort, and prefix of the chains that learn for one."""
 
 
 POOLS = {False: "cluster", True: "local"}
@@ -430,11 +423,6 @@ def members_set_name(base: str, local: bool) -> str:
     return f"members-{'local-' if local else ''}{base}"
 
 
-def learn_chain_name(base: str) -> str:
-    """Return the name of the chain that learns a ServicePort's clients."""
-    return _LEARN + base
-
-
 def is_affinity_map(name: str) -> bool:
     """Return whether a map holds the affinity entries of a ServicePort."""
     return "/" in name and name.startswith("affinity-")
@@ -447,7 +435,8 @@ def is_members_set(name: str) -> bool:
 
 def base_name_of(chain: str) -> str:
     """Return the ServicePort's base name in the name of one of its chains."""
-    return chain.partition(_LEARN if chain.startswith(_LEARN) else "affinity-")[2]
+    learns = chain.startswith(f"{LEARN_CHAIN}-")
+    return chain.partition(f"{LEARN_CHAIN}-" if learns else "affinity-")[2]
 
 
 def members_of(affinity_map: str) -> str:

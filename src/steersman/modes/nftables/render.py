@@ -48,6 +48,7 @@ from steersman.modes.nftables.layout import (
     CLUSTER_IP_SUFFIX,
     DROP,
     FIRST_SLOTS,
+    LEARN_CHAIN,
     POOLS,
     PROTOCOLS,
     REJECT,
@@ -57,7 +58,6 @@ from steersman.modes.nftables.layout import (
     base_name,
     element_key,
     lb_chain,
-    learn_chain_name,
     members_set_name,
     named,
     pack_address,
@@ -218,7 +218,7 @@ class _ServiceRender:
                 if choice and (self._has_pods or start is not group.classes[0]):
                     out[start + key] = self._chain(group, choice) + b"\0"
         if verdicts.pools and self._base:
-            out[group.affinity + key] = learn_chain_name(self._base).encode() + b"\0"
+            out[group.affinity + key] = f"{LEARN_CHAIN}-{self._base}".encode() + b"\0"
         if frontend.source_ranges:
             out[prefix(Kind.FIREWALL_IPS, self._family) + key] = comment
             allowed = prefix(Kind.FIREWALL_ALLOWED, self._family) + key
@@ -257,7 +257,7 @@ class _ServiceRender:
         if pools:
             words = " ".join(POOLS[local] for local in sorted(pools))
             value = f"learn {self._plan.affinity_seconds} {words}"
-            self.out[named(Kind.CHAIN, family, learn_chain_name(base))] = value.encode()
+            self.out[named(Kind.CHAIN, family, f"{LEARN_CHAIN}-{base}")] = value.encode()
 
 
 @lru_cache(maxsize=1024)

@@ -34,7 +34,7 @@ from steersman.host.nlmsg import (
     text,
 )
 from steersman.model.names import Family
-from steersman.modes.nftables.layout import DROP, REJECT, TABLE, Form
+from steersman.modes.nftables.layout import DROP, REJECT, TABLE, Form, interval_end
 
 _SUBSYSTEM = 10 << 8
 NEWTABLE, GETTABLE, DELTABLE, NEWCHAIN, GETCHAIN, DELCHAIN, NEWRULE, GETRULE, DELRULE = range(9)
@@ -227,9 +227,9 @@ def encode(form: Form, pairs: Sequence[tuple[bytes, bytes]], *, keys_only: bool)
                 nested(
                     _LIST_ELEM,
                     nested(ELEMENT_KEY, attr(_VALUE, key)),
-                    nested(ELEMENT_KEY_END, attr(_VALUE, key[: -len(end)] + end)),
+                    nested(ELEMENT_KEY_END, attr(_VALUE, interval_end(key, value))),
                 )
-                for key, end in pairs
+                for key, value in pairs
             ]
         case _ if keys_only:
             head = _element_head(size, 0)

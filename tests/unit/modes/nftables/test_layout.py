@@ -10,6 +10,7 @@ import pytest
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.modes.nftables import skeleton
 from steersman.modes.nftables.layout import (
+    LEARN_CHAIN,
     PROTOCOLS,
     SETS,
     SIZES,
@@ -32,7 +33,6 @@ from steersman.modes.nftables.layout import (
     is_members_set,
     key_behind,
     kind_of,
-    learn_chain_name,
     members_of,
     members_set_name,
     name_of,
@@ -131,7 +131,7 @@ def test_sets_of_a_service_port_lead_to_each_other_by_name(local: bool) -> None:
     assert (members_of(entries), affinity_map_of(members)) == (members, entries)
     assert is_affinity_map(entries)
     assert is_members_set(members)
-    assert base_name_of(learn_chain_name(base)) == base
+    assert base_name_of(f"{LEARN_CHAIN}-{base}") == base
     assert base_name_of(f"np-masquerade-affinity-{base}") == base
     for name in ("affinity-ips", "members-of-another-program"):
         assert not is_affinity_map(name)
