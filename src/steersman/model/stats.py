@@ -26,6 +26,28 @@ class TrafficCounters(NamedTuple):
     bytes_out: int
 
 
+class DialCounters(NamedTuple):
+    """Dials of an endpoint by a proxy in this process."""
+
+    failures: int
+    """Dials that were refused or timed out."""
+    seconds: float
+    """Sum of the durations of successful dials."""
+
+
+class ProxyTotals(msgspec.Struct, frozen=True):
+    """Counts of a proxy in this process, over all Services."""
+
+    failures: int
+    seconds: float
+    """Sum of the durations of successful dials."""
+    buckets: tuple[tuple[float, int], ...]
+    """Successful dials by duration: an upper bound in seconds, and those above the last one."""
+    open_connections: int
+    refused: int
+    """Connections and datagrams refused because descriptors ran out."""
+
+
 class ConnectionStats(msgspec.Struct, frozen=True):
     """Connections per frontend and endpoint, monotonic for as long as these are planned.
 
@@ -37,6 +59,8 @@ class ConnectionStats(msgspec.Struct, frozen=True):
     traffic_by_frontend: Mapping[StatsKey, TrafficCounters] = {}
     """Empty if the mode counts no packets."""
     traffic_by_endpoint: Mapping[StatsKey, TrafficCounters] = {}
+    dials: Mapping[StatsKey, DialCounters] | None = None
+    """Dials by endpoint; None if the kernel makes the connections."""
 
 
 class NodeTotals(msgspec.Struct, frozen=True):
@@ -50,6 +74,8 @@ class NodeTotals(msgspec.Struct, frozen=True):
     """Events of packets and sockets, such as drops by reason."""
     tables: Mapping[str, tuple[int, int]] = {}
     """Entries and capacity of connection tables when they were last walked."""
+    proxy: ProxyTotals | None = None
+    """None if the kernel makes the connections."""
 
 
 def frontend_label(frontend: Frontend) -> str:

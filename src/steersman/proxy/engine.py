@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -12,6 +13,7 @@ import msgspec
 
 from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.stats import NodeTotals, ProxyTotals, TrafficCounters
 from steersman.proxy.balance import Balancer, Route
 from steersman.proxy.budget import DescriptorBudget
 from steersman.proxy.dials import DialRegistry
@@ -29,7 +31,7 @@ from steersman.proxy.sockets import (
     wildcard,
 )
 from steersman.proxy.tcp import TcpListener
-from steersman.proxy.traffic import Traffic
+from steersman.proxy.traffic import LATENCY_BUCKETS, Traffic
 from steersman.proxy.udp import MakeSession, UdpListener
 
 RunningListener = TcpListener | UdpListener
@@ -166,6 +168,21 @@ class Proxy:
         self._stopped = [listener for listener in self._stopped if listener.open_connections]
         every = (*self._listeners.values(), *self._stopped)
         return sum(listener.open_connections for listener in every)
+
+    def totals(self) -> NodeTotals:
+        """Return the counts over all endpoints that were ever served."""
+        total = self.traffic.total
+        return NodeTotals(
+            connections=total.connections,
+            traffic=TrafficCounters(0, 0, *total.moved),
+            proxy=ProxyTotals(
+                failures=total.failures,
+                seconds=total.dial_seconds,
+                buckets=tuple(zip((*LATENCY_BUCKETS, math.inf), total.dial_buckets, strict=True)),
+                open_connections=self.open_connections,
+                refused=self.budget.refused,
+            ),
+        )
 
     def sockets(self) -> dict[ListenerKey, socket.socket]:
         """Return the listening sockets, for the next process."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from steersman.model.names import PlanKey
 from steersman.model.plan import Endpoint
+from steersman.model.stats import ConnectionStats, DialCounters, StatsKey, TrafficCounters
 
 LATENCY_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0)
 """Upper bounds of the buckets of dial latencies, in seconds; one more bucket is above them."""
@@ -82,6 +83,21 @@ class Traffic:
     def forget(self, owner: PlanKey) -> None:
         """Drop the counters of a ServicePort."""
         self._counters.pop(owner, None)
+
+    def stats(self) -> ConnectionStats:
+        """Return the counters by ServicePort and endpoint; call it in a thread if there are many.
+
+        The packets are not known: the kernel splits the bytes.
+        """
+        connections: dict[StatsKey, int] = {}
+        moved: dict[StatsKey, TrafficCounters] = {}
+        dials: dict[StatsKey, DialCounters] = {}
+        for owner, endpoint, counters in self:
+            key = (owner.name, str(endpoint))
+            connections[key] = counters.connections
+            moved[key] = TrafficCounters(0, 0, *counters.moved)
+            dials[key] = DialCounters(counters.failures, counters.dial_seconds)
+        return ConnectionStats({}, connections, traffic_by_endpoint=moved, dials=dials)
 
     def __iter__(self) -> Iterator[tuple[PlanKey, Endpoint, EndpointCounters]]:
         for owner, by_endpoint in tuple(self._counters.items()):

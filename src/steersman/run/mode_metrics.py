@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
@@ -15,10 +16,8 @@ from prometheus_client.metrics_core import (
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import ServicePlan
-from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters
+from steersman.model.stats import ConnectionStats, NodeTotals, ProxyTotals, TrafficCounters
 from steersman.modes.base import Mode
-from steersman.proxy.engine import Proxy
-from steersman.proxy.traffic import LATENCY_BUCKETS, Traffic
 from steersman.run.service_metrics import Column, Counts, Filter, Ledger, Name, Table, Values, View
 
 _PATIENCE = 5.0  # seconds that a page waits for a mode that is busy
@@ -74,9 +73,7 @@ class ModeMetrics:
             plans: returns what is in force.
             per_service: returns whether `/metrics` shows all Services (`--metrics-per-service`).
         """
-        proxy = getattr(mode, "proxy", None)
         self._mode = mode
-        self._proxy = proxy if isinstance(proxy, Proxy) else None
         self._plans = plans
         self._per_service = per_service
         self._ledger = Ledger()
@@ -135,20 +132,23 @@ class ModeMetrics:
         return await asyncio.to_thread(collect)
 
     async def _read(self, plans: Collection[ServicePlan]) -> Callable[[], Counts]:
-        if self._proxy is not None:
-            traffic = self._proxy.traffic
-            return lambda: {_PROXIED: _proxied(traffic)}
         stats = await self._mode.stats(plans)
         return dict if stats is None else lambda: counts_of(stats)
 
     async def _totals(self) -> Iterable[Metric]:
-        if self._proxy is not None:
-            return _proxy_totals(self._proxy)
         return _node_totals(await self._mode.node_totals())
 
 
 def counts_of(made: ConnectionStats) -> Counts:
     """Return what a mode has counted as rows."""
+    if made.dials is not None:
+        moved = made.traffic_by_endpoint
+        return {
+            _PROXIED: {
+                name: (made.endpoints[name], *dials, *moved[name][2:])
+                for name, dials in made.dials.items()
+            }
+        }
     return {
         _BY_ENDPOINT: _rows(made.endpoints, made.traffic_by_endpoint),
         _BY_FRONTEND: _rows(made.frontends, made.traffic_by_frontend),
@@ -160,44 +160,33 @@ def _rows(made: Mapping[Name, int], moved: Mapping[Name, TrafficCounters]) -> di
     return {name: (count, *moved.get(name, ())) for name, count in made.items()}
 
 
-def _proxied(traffic: Traffic) -> dict[Name, Values]:
-    return {
-        (owner.name, str(endpoint)): (
-            counters.connections,
-            counters.failures,
-            counters.dial_seconds,
-            *counters.moved,
-        )
-        for owner, endpoint, counters in traffic
-    }
-
-
-def _proxy_totals(proxy: Proxy) -> Iterator[Metric]:
-    """Return sums over all endpoints that the userspace proxy has served."""
-    total = proxy.traffic.total
-    yield from _forwarded(total.connections, (), tuple(total.moved))
+def _proxy_totals(totals: ProxyTotals) -> Iterator[Metric]:
+    """Return the metrics that only a proxy in this process has."""
     yield CounterMetricFamily(
-        "steersman_failed_dials_total", "Number of dials refused or not answered.", total.failures
+        "steersman_failed_dials_total", "Number of dials refused or not answered.", totals.failures
     )
     dials = HistogramMetricFamily("steersman_dial_seconds", "Seconds until an endpoint answered.")
-    sizes = accumulate(total.dial_buckets)
-    ends = (*map(str, LATENCY_BUCKETS), "+Inf")
-    dials.add_metric((), list(zip(ends, sizes, strict=True)), total.dial_seconds)
+    ends = ("+Inf" if math.isinf(end) else str(end) for end, _ in totals.buckets)
+    sizes = accumulate(size for _, size in totals.buckets)
+    dials.add_metric((), list(zip(ends, sizes, strict=True)), totals.seconds)
     yield dials
     yield GaugeMetricFamily(
-        "steersman_proxied_connections", "Number of open connections.", proxy.open_connections
+        "steersman_proxied_connections", "Number of open connections.", totals.open_connections
     )
     yield CounterMetricFamily(
         "steersman_refused_connections_total",
         "Number of connections and datagrams refused for want of descriptors.",
-        proxy.budget.refused,
+        totals.refused,
     )
 
 
 def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
     if totals.connections is not None:
         moved = totals.traffic or ()
-        yield from _forwarded(totals.connections, moved[:2], moved[2:])
+        packets = moved[:2] if totals.proxy is None else ()
+        yield from _forwarded(totals.connections, packets, moved[2:])
+    if totals.proxy is not None:
+        yield from _proxy_totals(totals.proxy)
     if totals.events:
         events = CounterMetricFamily(
             "steersman_mode_events_total",

@@ -221,7 +221,11 @@ async def test_what_went_through_the_proxy_is_counted() -> None:
         await until(lambda: made.open_connections == 0)
 
         class Userspace(BareMode):
-            proxy = made
+            async def stats(self, _: Collection[ServicePlan]) -> ConnectionStats:
+                return made.traffic.stats()
+
+            async def node_totals(self) -> NodeTotals:
+                return made.totals()
 
         of = ServicePlan(listener(gone, one).owner, (), reachable=(gone, one))
         metrics = ModeMetrics(Userspace(), lambda: [of], lambda: False)

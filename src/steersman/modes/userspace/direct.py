@@ -7,7 +7,7 @@ With an address provider every Service address is added to an interface first; w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 
 import msgspec
 
@@ -17,6 +17,7 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Support
 from steersman.modes.userspace.addresses import Addresses
 from steersman.modes.userspace.names import (
@@ -198,6 +199,15 @@ class DirectMode(Mode):
             return ""
         name = self._addresses.interface
         return f"the interface {name} is left" if has_interface(name) else ""
+
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+        """Return what the proxy counted, for all ServicePorts that it knows."""
+        del plans
+        return await asyncio.to_thread(self.proxy.traffic.stats)
+
+    async def node_totals(self) -> NodeTotals:
+        """Return the sums over all endpoints."""
+        return self.proxy.totals()
 
     async def wait_for_handoff(self) -> None:
         """Return once the next process has the listening sockets."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Set
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Set
 from typing import TypeAlias
 
 import msgspec
@@ -15,6 +15,7 @@ from steersman.model.conntrack import Stale
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Support
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace import render
@@ -210,6 +211,15 @@ class UserspaceMode(Mode):
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for the rules of the portals in use."""
         return self.portals.find_leftovers(families)
+
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+        """Return what the proxy counted, for all ServicePorts that it knows."""
+        del plans
+        return await asyncio.to_thread(self.proxy.traffic.stats)
+
+    async def node_totals(self) -> NodeTotals:
+        """Return the sums over all endpoints."""
+        return self.proxy.totals()
 
     async def wait_for_handoff(self) -> None:
         """Return once the next process has the listening sockets."""
