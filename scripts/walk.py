@@ -4,9 +4,9 @@
     python scripts/walk.py --source DIR    of another tree
     python scripts/walk.py --list          every function, by file
 
-A daemon and a test API server run in a network namespace of their own. A profile function counts
-the distinct functions of steersman that run between an added endpoint and its element in the kernel;
-generator expressions and comprehensions belong to the function around them.
+A daemon and a test API server run in their own network namespace. A profile function counts the
+distinct functions of steersman that run from the added endpoint to its element in the kernel.
+Generator expressions and comprehensions belong to the function around them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def daemon(source: Path, flags: list[str], result: Path) -> None:
             for code in seen
             if not code.co_name.startswith("<")
         ]
-        result.with_suffix(".new").write_text(json.dumps(sorted(set(found))))
-        result.with_suffix(".new").rename(result)
+        result.write_text(json.dumps(sorted(set(found))))
+        signal.raise_signal(signal.SIGTERM)
 
     signal.signal(signal.SIGUSR1, start)
     signal.signal(signal.SIGUSR2, stop)
@@ -81,7 +81,7 @@ async def measure(source: Path, folder: Path) -> list[tuple[str, str]]:
             *("--healthz-bind-address=", "--metrics-bind-address="),
         ]
         argv = [sys.executable, __file__, "--source", str(source), "--daemon", str(result), *flags]
-        process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
+        process = await asyncio.create_subprocess_exec(*argv, stderr=subprocess.DEVNULL)
         try:
             await until_in_kernel("10.244.9.1", process)
             await asyncio.sleep(3)  # what follows the start is not part of the walk
@@ -89,24 +89,24 @@ async def measure(source: Path, folder: Path) -> list[tuple[str, str]]:
             server.add(kube.endpoint_slice("web-1", "web", "10.244.9.1", ADDRESS))
             await until_in_kernel(ADDRESS, process)
             process.send_signal(signal.SIGUSR2)
-            while not result.exists():
-                await asyncio.sleep(0.05)
+            await process.wait()
         finally:
-            process.terminate()
-            await asyncio.to_thread(process.wait)
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
     return [(file, name) for file, name in json.loads(result.read_text())]
 
 
-async def until_in_kernel(text: str, process: subprocess.Popen[bytes]) -> None:
+async def until_in_kernel(text: str, process: asyncio.subprocess.Process) -> None:
     """Wait until the rules contain a text."""
     end = time.monotonic() + 60
-    while time.monotonic() < end and process.poll() is None:
+    while time.monotonic() < end and process.returncode is None:
         listing = await asyncio.create_subprocess_exec(
             *("nft", "list", "ruleset"), stdout=-1, stderr=-3
         )
         if text.encode() in (await listing.communicate())[0]:
             return
-    raise RuntimeError(f"{text} did not reach the kernel (steersman: {process.poll()})")
+    raise RuntimeError(f"{text} did not reach the kernel (steersman: {process.returncode})")
 
 
 def main() -> None:
