@@ -46,9 +46,12 @@ def _count(objects: Iterable[tuple[bytes, bytes]], by: int, counts: Counts) -> N
     """Add `by` to the counts for each reference by an object."""
     for key, value in objects:
         kind = kind_of(key)
-        if kind in ENDPOINT_KINDS and not is_local(value):
-            continue  # nearly all of them
-        if kind in _SOURCE_KINDS and (element := derived_key(key, value)):
+        if kind in ENDPOINT_KINDS:
+            if not is_local(value):  # nearly all of them
+                continue
+        elif kind not in _FRONTEND_KINDS:
+            continue
+        if element := derived_key(key, value):
             counts[element] = counts.get(element, 0) + by
 
 

@@ -205,21 +205,22 @@ def _chains(netlink: Netlink, family: Family) -> _Chains | None:
     if all(string(table.get(1, b"")) != TABLE for table in tables):
         return None
     chains = [attributes(payload, 4) for payload in _dump(netlink, wire.GETCHAIN, family)]
-    return {string(chain[3]): chain for chain in chains if string(chain[1]) == TABLE}
+    return {string(chain[wire.CHAIN_NAME]): chain for chain in chains if string(chain[1]) == TABLE}
 
 
 def _rules(netlink: Netlink, family: Family) -> Iterator[_Rule]:
     for payload in _dump(netlink, wire.GETRULE, family):
         rule = attributes(payload, 4)
         if string(rule[1]) == TABLE:
-            comment = wire.comment_of(rule.get(7, b"")).decode(errors="replace")
-            yield _Rule(string(rule[2]), rule.get(4, b""), comment)
+            comment = wire.comment_of(rule.get(wire.RULE_USERDATA, b"")).decode(errors="replace")
+            expressions = rule.get(wire.RULE_EXPRESSIONS, b"")
+            yield _Rule(string(rule[wire.RULE_CHAIN]), expressions, comment)
 
 
 def set_names(netlink: Netlink, family: Family) -> list[str]:
     """Return the names of our sets and maps."""
     found = [attributes(payload, 4) for payload in _dump(netlink, wire.GETSET, family)]
-    return [string(each[2]) for each in found if string(each[1]) == TABLE]
+    return [string(each[wire.SET_NAME]) for each in found if string(each[1]) == TABLE]
 
 
 def set_contents(

@@ -60,6 +60,7 @@ def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
         number = bytes((Protocol(protocol.upper()).number,))
         if mark != "-":
             rules.append([_verdict(_JUMP, mark)])
+        # meta l4proto tcp dnat to ip saddr map @affinity-...; other clients go on
         rules.append(
             [
                 _meta(_META_L4PROTO, _FIRST),
@@ -75,6 +76,8 @@ def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
         timeout = attr(6, struct.pack(">Q", int(seconds) * 1000))
         client = _FIRST + width + 1
         for local in (pool == POOLS[True] for pool in pools):
+            # ip daddr . th dport @members-...
+            #     update @affinity-... { ip saddr timeout 3h : ip daddr . th dport }
             entries = text(1, affinity_map_name(base, local))
             update = (entries, be32(3, 1), be32(4, client), be32(5, _FIRST), timeout)
             rules.append(
@@ -131,12 +134,15 @@ LEARN_BASES = (
 def learning_rules(family: Family) -> list[Request]:
     """Return the rules that find the ServicePort that learns, by the destination before DNAT."""
     width = _width(family)
+    # ct original ip daddr . meta l4proto . ct original proto-dst vmap @affinity-ips
     service = [
         _original_address(family, _FIRST),
         _meta(_META_L4PROTO, _FIRST + width),
         _original_port(_FIRST + width + 1),
     ]
+    # meta l4proto . ct original proto-dst vmap @affinity-nodeports
     node_port = [_meta(_META_L4PROTO, _FIRST), _original_port(_FIRST + 1)]
+    # ct status dnat jump affinity-learn
     translated = (*_has_flag(_CT_STATUS, _DNAT), _verdict(_JUMP, LEARN_CHAIN))
     return [
         flush_chain(family, LEARN_CHAIN),
@@ -153,6 +159,7 @@ def firewall_rules(family: Family) -> list[Request]:
     there is; kernels since 6.12.117 reject that.
     """
     width = _width(family)
+    # ip daddr . meta l4proto . th dport, with @firewall-ips or (. ip saddr) @firewall-allowed
     service = [
         _load_destination(family, _FIRST),
         _meta(_META_L4PROTO, _FIRST + width),
@@ -161,6 +168,7 @@ def firewall_rules(family: Family) -> list[Request]:
     found = _lookup("firewall-ips", _FIRST)
     source = _load_source(family, _FIRST + width + 2)
     allowed = _lookup("firewall-allowed", _FIRST)
+    # ct state new jump firewall-check
     fresh = (*_has_flag(_CT_STATE, _NEW), _verdict(_JUMP, FIREWALL_CHECK))
     return [
         flush_chain(family, FIREWALL),
@@ -235,6 +243,9 @@ def in_force(objects: dict[bytes, bytes], active: Iterable[str]) -> dict[bytes, 
 
 # -- expressions ----------------------------------------------------------------------------
 
+# An expression has a name and a nest of attributes, NFTA_PAYLOAD_..., NFTA_META_... and so on in
+# linux/netfilter/nf_tables.h. It reads and writes registers.
+
 
 def _width(family: Family) -> int:
     """Return the number of registers that an address takes."""
@@ -268,6 +279,7 @@ def _meta(key: int, register: int) -> bytes:
 
 def _has_flag(key: int, flag: int) -> tuple[bytes, ...]:
     """Return expressions that match connections by a flag of their state or status."""
+    # The numbers are NFTA_BITWISE_... and NFTA_CMP_...: (register & mask) ^ 0 != 0.
     mask, zero = struct.pack("=I", flag), bytes(4)
     masked = (be32(1, _FIRST), be32(2, _FIRST), be32(3, 4), nested(4, attr(1, mask)))
     return (
@@ -294,11 +306,11 @@ def _lookup(name: str, source: int, destination: int | None = None) -> bytes:
 
 def _verdict(code: int, chain: str = "") -> bytes:
     verdict = nested(2, attr(1, struct.pack(">i", code)), text(2, chain) if chain else b"")
-    return _expression("immediate", be32(1, 0), nested(2, verdict))
+    return _expression("immediate", be32(1, 0), nested(2, verdict))  # 0: NFT_REG_VERDICT
 
 
 def _dnat(family: Family, address: int, port: int) -> bytes:
     number = 2 if family is Family.IPV4 else 10
-    return _expression(
-        "nat", be32(1, 1), be32(2, number), be32(3, address), be32(5, port), be32(7, 2)
-    )
+    # NFT_NAT_DNAT, family, registers of address and port; flag 2: NF_NAT_RANGE_PROTO_SPECIFIED
+    registers = (be32(3, address), be32(5, port))
+    return _expression("nat", be32(1, 1), be32(2, number), *registers, be32(7, 2))

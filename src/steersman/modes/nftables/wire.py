@@ -44,19 +44,18 @@ DESTROYTABLE, DESTROYSETELEM = 26, 30
 _BATCH_BEGIN, _BATCH_END = 16, 17
 
 _NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
-FAMILY_OF = {number: family for family, number in _NFPROTO.items()}
-"""Families by their netfilter numbers."""
 _LENGTH = struct.Struct("=H")
 _ATTRIBUTE = struct.Struct("=HH")
 _NFGENMSG = struct.Struct("=BB2s")
-_ELEMENTS = 3
-_LIST_ELEM = 1
-_VALUE = 1
+_ELEMENTS = 3  # NFTA_SET_ELEM_LIST_ELEMENTS
+_LIST_ELEM = 1  # NFTA_LIST_ELEM
+_VALUE = 1  # NFTA_DATA_VALUE
 _CHUNK = 60_000  # bytes of elements in a message: an attribute's length has 16 bits
 
 _KEY_AT = 8  # offset of the key in an element's content
-ELEMENT_KEY, ELEMENT_DATA, ELEMENT_USERDATA, ELEMENT_EXPR, ELEMENT_KEY_END = 1, 2, 6, 7, 10
-_DATA_VERDICT = 2
+ELEMENT_KEY, ELEMENT_DATA, ELEMENT_USERDATA, ELEMENT_KEY_END = 1, 2, 6, 10  # NFTA_SET_ELEM_...
+_DATA_VERDICT = 2  # NFTA_DATA_VERDICT
+_VERDICT_CODE, _VERDICT_CHAIN = 1, 2  # NFTA_VERDICT_...
 _GOTO = struct.pack(">i", -4)
 
 
@@ -70,7 +69,7 @@ def request(kind: int, family: Family | None, *attributes: bytes, flags: int = 0
 
 def batch(requests: Sequence[Request]) -> list[Request]:
     """Return requests as one transaction. The kernel answers errors, and the last request."""
-    edge = _NFGENMSG.pack(0, 0, b"\0\x0a")
+    edge = _NFGENMSG.pack(0, 0, b"\0\x0a")  # the resource id is the subsystem, 10
     last = requests[-1]
     return [
         Request(_BATCH_BEGIN, edge),
@@ -95,16 +94,17 @@ _PLAIN_NAMES = {code: name for name, code in _PLAIN.items()}
 def verdict(word: bytes) -> bytes:
     """Return the data of an element with a verdict: goto a chain, DROP or REJECT."""
     if word in _PLAIN:
-        return nested(ELEMENT_DATA, nested(_DATA_VERDICT, attr(1, _PLAIN[word])))
-    goto = nested(_DATA_VERDICT, attr(1, _GOTO), attr(2, word + b"\0"))
-    return nested(ELEMENT_DATA, goto)
+        return nested(ELEMENT_DATA, nested(_DATA_VERDICT, attr(_VERDICT_CODE, _PLAIN[word])))
+    goto = (attr(_VERDICT_CODE, _GOTO), attr(_VERDICT_CHAIN, word + b"\0"))
+    return nested(ELEMENT_DATA, nested(_DATA_VERDICT, *goto))
 
 
 @lru_cache(maxsize=1024)
 def _verdict_word(data: bytes) -> bytes:
     """Return the chain, DROP or REJECT in the data of an element; the inverse of `verdict`."""
     found = attributes(attributes(data).get(_DATA_VERDICT, b""))
-    return found.get(2, b"").rstrip(b"\0") or _PLAIN_NAMES.get(found.get(1, b""), b"?")
+    chain = found.get(_VERDICT_CHAIN, b"").rstrip(b"\0")
+    return chain or _PLAIN_NAMES.get(found.get(_VERDICT_CODE, b""), b"?")
 
 
 def userdata(comment: bytes, kind: int = ELEMENT_USERDATA) -> bytes:
@@ -123,7 +123,7 @@ def comment_of(userdata: bytes) -> bytes:
 
 def elements(kind: int, family: Family, name: str, items: Sequence[bytes]) -> Request:
     """Return a request that adds or deletes elements; at most `room` of them."""
-    head = text(1, TABLE) + text(2, name)
+    head = text(1, TABLE) + text(SET_NAME, name)
     flags = NLM_F_CREATE if kind == NEWSETELEM else 0
     return request(kind, family, head, attr(_ELEMENTS | NLA_F_NESTED, b"".join(items)), flags=flags)
 
@@ -137,12 +137,12 @@ def element_at(request: Request, offset: int) -> int:
     """Return the index of the element at an offset of a request's message; -1 for none."""
     at = HEADER.size + _NFGENMSG.size
     for kind, value in iter_attributes(request.payload, _NFGENMSG.size):
-        at += 4
+        at += 4  # the header of the attribute
         if kind == _ELEMENTS:
             for number, (_, content) in enumerate(iter_attributes(value)):
                 if at == offset:
                     return number
-                at += (len(content) + 7) & ~3
+                at += (len(content) + 7) & ~3  # with its header, padded to four bytes
         at += (len(value) + 3) & ~3
     return -1
 
@@ -222,7 +222,7 @@ def encode(form: Form, pairs: Sequence[tuple[bytes, bytes]], *, keys_only: bool)
     """
     size = len(pairs[0][0])
     match form:
-        case Form.INTERVALS:
+        case Form.INTERVALS:  # few, and both ends are in the request even to delete one
             return [
                 nested(
                     _LIST_ELEM,
@@ -234,13 +234,13 @@ def encode(form: Form, pairs: Sequence[tuple[bytes, bytes]], *, keys_only: bool)
         case _ if keys_only:
             head = _element_head(size, 0)
             return [head + key for key, _ in pairs]
-        case Form.ENDPOINTS:
+        case Form.ENDPOINTS:  # most elements: all heads are equal
             data = len(pairs[0][1])
             head = _element_head(size, data + 8)
             middle = _ATTRIBUTE.pack(data + 8, ELEMENT_DATA | NLA_F_NESTED)
             middle += _ATTRIBUTE.pack(data + 4, _VALUE)
             return [head + key + middle + value for key, value in pairs]
-        case Form.VERDICTS:
+        case Form.VERDICTS:  # few chains, many comments
             items, chains = [], dict[bytes, bytes]()
             for key, value in pairs:
                 chain, _, comment = value.partition(b"\0")
@@ -276,15 +276,20 @@ def _around_comment(size: int) -> tuple[bytes, bytes]:
 
 # -- chains, sets, rules ---------------------------------------------------------------------
 
+# Attribute 1 is always the table. The name of a chain is 3 in messages about chains
+# (NFTA_CHAIN_NAME) and 2 in those about rules (NFTA_RULE_CHAIN); that of a set is always 2.
+
 
 def new_chain(family: Family, name: str) -> Request:
     """Add a chain."""
-    return request(NEWCHAIN, family, text(1, TABLE), text(3, name), flags=NLM_F_CREATE)
+    return request(NEWCHAIN, family, text(1, TABLE), text(CHAIN_NAME, name), flags=NLM_F_CREATE)
 
 
-CHAIN_POLICY = 5
+CHAIN_NAME, CHAIN_POLICY = 3, 5
 CHAIN_HOOK = (4, CHAIN_POLICY, 7, 10)
 """Attributes of a chain: hook and priority, policy, type, flags."""
+RULE_CHAIN, RULE_EXPRESSIONS, RULE_USERDATA = 2, 4, 7
+SET_NAME = 2
 ACCEPT = (1).to_bytes(4, "big")
 """Policy of a base chain that lets packets pass."""
 
@@ -300,28 +305,34 @@ def new_base_chain(family: Family, name: str, kind: str, hook: int, priority: in
         priority: among the chains of that hook; lower ones come first.
     """
     where = nested(4, be32(1, hook), attr(2, struct.pack(">i", priority)))
-    what = (text(1, TABLE), text(3, name), where, attr(CHAIN_POLICY, ACCEPT), text(7, kind))
+    what = (
+        text(1, TABLE),
+        text(CHAIN_NAME, name),
+        where,
+        attr(CHAIN_POLICY, ACCEPT),
+        text(7, kind),
+    )
     return request(NEWCHAIN, family, *what, flags=NLM_F_CREATE)
 
 
 def delete_chain(family: Family, name: str) -> Request:
     """Delete an empty chain."""
-    return request(DELCHAIN, family, text(1, TABLE), text(3, name))
+    return request(DELCHAIN, family, text(1, TABLE), text(CHAIN_NAME, name))
 
 
 def flush_chain(family: Family, name: str) -> Request:
     """Delete all rules of a chain."""
-    return request(DELRULE, family, text(1, TABLE), text(2, name))
+    return request(DELRULE, family, text(1, TABLE), text(RULE_CHAIN, name))
 
 
 def flush_set(family: Family, name: str) -> Request:
     """Delete all elements of a set or map."""
-    return request(DELSETELEM, family, text(1, TABLE), text(2, name))
+    return request(DELSETELEM, family, text(1, TABLE), text(SET_NAME, name))
 
 
 def delete_set(family: Family, name: str) -> Request:
     """Delete a set or map that no rule uses."""
-    return request(DELSET, family, text(1, TABLE), text(2, name))
+    return request(DELSET, family, text(1, TABLE), text(SET_NAME, name))
 
 
 def delete_table(family: Family) -> Request:
@@ -335,16 +346,18 @@ def new_rule(family: Family, chain: str, *expressions: bytes, comment: str = "")
         NEWRULE,
         family,
         text(1, TABLE),
-        text(2, chain),
-        nested(4, *expressions),
-        userdata(comment.encode(), kind=7),
+        text(RULE_CHAIN, chain),
+        nested(RULE_EXPRESSIONS, *expressions),
+        userdata(comment.encode(), kind=RULE_USERDATA),
         flags=NLM_F_CREATE | NLM_F_APPEND,
     )
 
 
 _IPV4_ADDR, _IPV6_ADDR, _INET_SERVICE = 7, 8, 13  # nft's own numbers of its data types
 _CLIENTS = 262_144  # entries of one affinity map at most; the kernel allocates them as needed
-_SET_MAP, _SET_TIMEOUT, _SET_EVAL, _SET_CONCAT = 0x8, 0x10, 0x20, 0x80
+_SET_MAP, _SET_TIMEOUT, _SET_EVAL = 0x8, 0x10, 0x20
+# NFTA_SET_...: 3 flags, 4 and 5 type and size of the key, 6 and 7 of the data, 9 limit, 10 id, 17
+# expressions of each element.
 
 
 def new_members_set(family: Family, name: str) -> Request:
@@ -364,6 +377,7 @@ def new_affinity_map(family: Family, name: str) -> Request:
 
 
 def _endpoint_type(family: Family) -> tuple[int, int]:
+    """Return nft's type of an address and a port, six bits each, and its size in bytes."""
     address = _IPV4_ADDR if family is Family.IPV4 else _IPV6_ADDR
     return address << 6 | _INET_SERVICE, family.bits // 8 + 4
 
@@ -373,7 +387,7 @@ def _new_set(family: Family, name: str, flags: int, fields: Iterable[bytes]) -> 
         NEWSET,
         family,
         text(1, TABLE),
-        text(2, name),
+        text(SET_NAME, name),
         be32(3, flags),
         *fields,
         be32(10, 1),  # an id is mandatory, but names refer to the set
