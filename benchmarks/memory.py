@@ -14,7 +14,7 @@ from benchmarks.figures import Figure, figure
 
 def measure(path: Path, services: int) -> tuple[float, float]:
     """Run in the fresh process: (seconds, MB resident at the end)."""
-    from steersman.compile.plan import Planner  # noqa: PLC0415 - imports count as memory only here
+    from steersman.compile.planner import Planner  # noqa: PLC0415 - imports count as memory only here
     from steersman.host.exec import SubprocessExec  # noqa: PLC0415
     from steersman.model.findings import Finding  # noqa: PLC0415
     from steersman.model.inputs import HostFacts, NodeConfig  # noqa: PLC0415

@@ -15,7 +15,7 @@ from benchmarks.figures import Figure, figure
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Node
 from benchmarks.packets import _SERVER, _Client
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host.facts import read_facts
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family, ObjectName

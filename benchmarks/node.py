@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from benchmarks import world
 from benchmarks.ebpf_place import Place
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host.exec import Result, SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.model.findings import Finding

@@ -18,7 +18,7 @@ from typing import Final
 
 from steersman import __version__
 from steersman.compile.explain import Explanation, explain_flow, explain_service
-from steersman.compile.plan import compile_all
+from steersman.compile.planner import compile_all
 from steersman.compile.trace import Flow
 from steersman.config import (
     SHELLS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from steersman.compile.plan import compile_all
+from steersman.compile.planner import compile_all
 from steersman.compile.trace import Decision, Flow, trace
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.model.inputs import HostFacts
 from steersman.model.kube import KINDS, Node
 from steersman.model.plan import NodePlan, Traits

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from steersman.compile.plan import compile_all
+from steersman.compile.planner import compile_all
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.modes.ipvs.mode import IpvsMode

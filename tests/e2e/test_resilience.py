@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host.exec import Result, SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions

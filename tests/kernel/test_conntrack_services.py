@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.model.inputs import NodeConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family

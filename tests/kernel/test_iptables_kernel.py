@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.model.errors import ApplyError
 from steersman.model.inputs import HostFacts, NodeConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
 from steersman.host.nlmsg import Message

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.modes.nftables.mode import NftablesMode

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import ObjectName

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steersman.compile.actions import DROP, REJECT
-from steersman.compile.claims import claim_of
-from steersman.compile.plan import Planner, compile_all
-from steersman.compile.ports import plan_ports, read_ports
+from steersman.compile.conflicts import claim_of
+from steersman.compile.planner import Planner, compile_all
+from steersman.compile.service import parse_service
+from steersman.compile.service_plan import DROP, REJECT, plan_service
 from steersman.compile.trace import Flow, trace
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, KubeObject, Service
@@ -51,7 +51,7 @@ def test_incremental_equals_full(
         dirty = store.take().services
         before = planner.plan.settings if followed else None
         fresh = Planner(config, traits)
-        fresh.succeed(planner)
+        fresh.inherit_holders(planner)
         fresh.update(store.snapshot, facts, (), everything=True)
         full = fresh.plan
         change = planner.update(store.snapshot, facts, dirty, everything)
@@ -117,8 +117,8 @@ def keeps_its_promises(plan: ServicePlan, node: NodePlan) -> None:
 @settings(max_examples=100, deadline=None)
 @given(SERVICES, st.lists(SLICES, max_size=3))
 def test_any_service_compiles_alone(obj: Service, slices: list[EndpointSlice]) -> None:
-    asked = read_ports(obj, settings_of(), allow_external_ips=True)
-    plans, findings = plan_ports(asked, slices, settings_of(), "z1")
+    parsed = parse_service(obj, settings_of().families)
+    plans, findings = plan_service(parsed, slices, settings_of(), "z1")
     assert all(key == plan.key for key, plan in plans.items())
     assert all(finding.reason and finding.field for finding in findings)
 

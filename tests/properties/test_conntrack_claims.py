@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steersman.compile.conntrack import Destinations
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.model.conntrack import pack_socket
 from steersman.model.kube import Annotations, Service
 from steersman.model.names import Family, ObjectName

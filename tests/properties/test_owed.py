@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.compile.plan import PlanChange, Planner
+from steersman.compile.planner import PlanChange, Planner
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, ObjectName
@@ -185,7 +185,7 @@ def test_a_run_can_be_cancelled_at_any_await_while_the_world_moves_on(steps: Any
     async def body() -> None:
         world, facts = started(), [FACTS]
         with pytest.MonkeyPatch.context() as patch_:
-            patch_.setattr("steersman.compile.plan._SLICE", 0)  # yields after each Service
+            patch_.setattr("steersman.compile.planner._SLICE", 0)  # yields after each Service
             patch_.setattr("steersman.run.sync._SLICE", 0)
             patch_.setattr("steersman.run.sync._INLINE", 0)
             for events, when in steps:
@@ -254,7 +254,7 @@ async def test_a_suspicion_outlives_a_comparison_that_failed() -> None:
 async def test_facts_that_come_while_a_run_plans_are_for_the_next_run() -> None:
     world = started()
     with pytest.MonkeyPatch.context() as patch_:
-        patch_.setattr("steersman.compile.plan._SLICE", 0)
+        patch_.setattr("steersman.compile.planner._SLICE", 0)
         run = asyncio.ensure_future(world.sync.run())
         await asyncio.sleep(0)  # it plans, and has read the facts of before
         other = HostFacts("me", {"eth0": ("192.0.2.9/24",)}, ipv6=False)

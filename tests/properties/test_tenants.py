@@ -1,6 +1,6 @@
 """Tenants are strangers: what one Service does never changes what another one's traffic does.
 
-The only exception are destinations that several ask for (compile/claims.py).
+The only exception are destinations that several ask for (compile/conflicts.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steersman.compile.actions import without_frontends
-from steersman.compile.claims import claim_of
-from steersman.compile.notes import PER_SERVICE
-from steersman.compile.plan import Planner
+from steersman.compile.conflicts import claim_of
+from steersman.compile.findings import PER_SERVICE
+from steersman.compile.planner import Planner
+from steersman.compile.service_plan import without_frontends
 from steersman.model.addresses import canonical_ip
 from steersman.model.kube import Annotations, EndpointSlice, KubeObject, ObjectMeta, Service
 from steersman.model.names import ObjectName, PlanKey

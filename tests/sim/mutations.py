@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.host import linux, rtnetlink
 from steersman.model.conntrack import Stale
 from steersman.model.kube import Node
@@ -60,15 +60,15 @@ def count_link_local_addresses() -> None:
     """The address that each veth gets is a fact, and a fact that changed plans everything."""
 
     _replace(rtnetlink.Address, "is_link_local", property(lambda _: False))
-    node_part = Planner._node_part
+    update_node = Planner._update_node
 
     def everything(self: Planner, snapshot: Any, facts: Any) -> tuple[NodeSettings, bool]:
         before = self._node_input
-        settings, anew = node_part(self, snapshot, facts)
+        settings, anew = update_node(self, snapshot, facts)
         return settings, anew or before != self._node_input
 
     _replace(linux, "_is_relevant", lambda _message: True)
-    _replace(Planner, "_node_part", everything)
+    _replace(Planner, "_update_node", everything)
 
 
 def mix_families() -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from steersman.compile import plan
+from steersman.compile import planner
 from steersman.config import ConfigError, parse_command_line
 from steersman.host import facts, netlink
 from steersman.model.errors import BusyError
@@ -36,7 +36,7 @@ SERVERS = (("10.0.0.1", 6443), ("10.0.0.2", 6443))
 HEALTH, METRICS = ("0.0.0.0", 10256), ("127.0.0.1", 10249)
 _AT_START = (StartError, ConfigError, BusyError, OSError)
 """With what a process may end that cannot start now."""
-_PLAN_PORTS: Callable[..., Any] = vars(plan)["plan_ports"]
+_PLAN_SERVICE: Callable[..., Any] = vars(planner)["plan_service"]
 _ASSEMBLE: Callable[..., Any] = vars(assemble)["assemble"]
 PLAN_SECONDS = 60e-6
 """What planning a Service costs, about what was measured."""
@@ -44,11 +44,11 @@ _RESTART = (1.0, 10.0)
 """Seconds until a supervisor starts a process again."""
 
 
-def _counted(kernel: Kernel, plan_ports: Callable[..., Any], *args: Any) -> Any:
+def _counted(kernel: Kernel, plan_service: Callable[..., Any], *args: Any) -> Any:
     """Plan a Service, and take note of it."""
     kernel.counts["planned"] += 1
     kernel.universe.charge(PLAN_SECONDS)
-    return plan_ports(*args)
+    return plan_service(*args)
 
 
 class Log(logging.Handler):
@@ -101,7 +101,7 @@ class Node:
             (netlink, "open_socket", self.netlink.open),
             (facts, "has_ipv6", lambda *_: True),
             (http, "listening_socket", self.universe.network.listen),
-            (plan, "plan_ports", partial(_counted, self.kernel, _PLAN_PORTS)),
+            (planner, "plan_service", partial(_counted, self.kernel, _PLAN_SERVICE)),
             (assemble, "assemble", self._assemble),
         )
         for module, name, door in doors:

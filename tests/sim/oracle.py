@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
-from steersman.compile.plan import compile_all
+from steersman.compile.planner import compile_all
 from steersman.config import parse_command_line
 from steersman.host.facts import read_facts
 from steersman.model.findings import Finding

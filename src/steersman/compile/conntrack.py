@@ -1,21 +1,24 @@
-"""Which conntrack entries are stale: those of clients that a Service would no longer send there.
+"""Describe stale conntrack entries: their Service would no longer send the client there.
 
-Established flows of UDP keep their endpoint in conntrack for as long as packets come, also when
-the endpoint is gone; somebody has to cut them (behaviour 12). A Service has a say only about the
-destinations that it holds in the plan: one that lost a claim cannot cut the winner's clients.
-Pure: netfilter/conntrack.py lists and deletes.
+An established UDP flow keeps its endpoint in conntrack for as long as packets come, even if the
+endpoint is gone; such entries must be deleted (behaviour 12).
+
+    plan, Services --served_ports--> ServedPort --stale--> Stale, which tells a stale entry
+
+Only the holder of a destination decides about it: a Service that lost a claim cannot cut the
+winner's clients. This module is pure; netfilter/conntrack.py lists and deletes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from steersman.compile.endpoints import EndpointState, build_endpoints
-from steersman.compile.notes import PROTOCOLS
+from steersman.compile.endpoints import build_endpoints
+from steersman.compile.service import PROTOCOLS, closes_connections
 from steersman.model.addresses import family_of
 from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.inputs import Snapshot
-from steersman.model.kube import EndpointSlice, Service
+from steersman.model.kube import Service
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Endpoint, NodePlan, ServicePlan, Value
 
@@ -23,7 +26,7 @@ _UDP = Protocol.UDP
 
 
 class ServedPort(Value, frozen=True):
-    """What matters of one ServicePort in one family."""
+    """The destinations and endpoints of one ServicePort in one family."""
 
     protocol: Protocol
     port: int
@@ -31,16 +34,16 @@ class ServedPort(Value, frozen=True):
     """clusterIP, external IPs and load balancer IPs, canonical."""
     node_port: int = 0
     endpoints: tuple[Endpoint, ...] = ()
-    """For UDP: the serving ones, wherever they are. For a port that closes connections: all."""
+    """For UDP: the serving ones, on any node. For a port that closes connections: all."""
     close_connections: bool = False
-    """Entries of TCP or SCTP are cut, too, if their endpoint is gone; see behaviour 12."""
+    """TCP and SCTP entries are deleted too if their endpoint is gone; see behaviour 12."""
 
 
 class Destinations:
-    """The address destinations in the plans, by port number.
+    """The address destinations of all plans, indexed by port number.
 
-    A node port counts on every address of the node except for these (behaviour 12). The index makes
-    them known without looking at all plans. It is kept up to date by what changed.
+    A node port counts on every address of the node except for these (behaviour 12). The index
+    finds them without a walk over all plans, and is updated at the cost of the changed plans.
     """
 
     def __init__(self) -> None:
@@ -48,27 +51,21 @@ class Destinations:
         self._port: dict[PlanKey, int] = {}
 
     def update(self, changed: Mapping[PlanKey, ServicePlan], removed: Iterable[PlanKey]) -> None:
-        """Take the plans that are new or differ, and the keys of those that are gone."""
-        for key in removed:
-            self._forget(key)
-        for key, plan in changed.items():
-            port = next((f.port for f in plan.frontends if f.address), None)
-            if port != self._port.get(key):
-                self._forget(key)
-                if port is not None:
-                    self._port[key] = port
-                    self._keys.setdefault(port, set()).add(key)
-
-    def _forget(self, key: PlanKey) -> None:
-        port = self._port.pop(key, None)
-        if port is not None:
-            keys = self._keys[port]
-            keys.discard(key)
-            if not keys:
-                del self._keys[port]
+        """Add the new and different plans, and remove the keys of removed plans."""
+        ports = {key: _address_port(plan) for key, plan in changed.items()}
+        for key in (*removed, *(key for key in ports if ports[key] != self._port.get(key))):
+            port = self._port.pop(key, None)
+            if port is not None:
+                self._keys[port].discard(key)
+                if not self._keys[port]:
+                    del self._keys[port]
+        for key, new in ports.items():
+            if new is not None:
+                self._port[key] = new
+                self._keys.setdefault(new, set()).add(key)
 
     def at(self, numbers: Iterable[int], plan: NodePlan, family: Family) -> Iterator[bytes]:
-        """Return the destinations of a family, packed, whose port has one of these numbers."""
+        """Yield the destinations of a family, packed, whose port is one of these numbers."""
         for number in numbers:
             for key in self._keys.get(number, ()):
                 held = plan.services.get(key)
@@ -80,90 +77,71 @@ class Destinations:
 
 
 def is_concerned(service: Service) -> bool:
-    """Whether entries of a Service can become stale at all: most Services have only TCP ports."""
+    """Whether a Service can have stale entries: most Services have only TCP ports."""
     ports = service.spec.ports or ()
     return any(port.protocol == "UDP" for port in ports) or closes_connections(service)
-
-
-def closes_connections(service: Service) -> bool:
-    """Whether a Service asks for connections to gone endpoints to be cut."""
-    annotations = service.metadata.annotations
-    return annotations is not None and annotations.close_connections == "true"
 
 
 def served_ports(
     name: ObjectName, plan: NodePlan, snapshot: Snapshot, family: Family
 ) -> Iterator[ServedPort]:
-    """Return the ports of a Service whose entries may become stale, with what they hold."""
+    """Yield the ports of a Service that can have stale entries, with the destinations they hold."""
     service = snapshot.services.get(name)
     if service is None or not is_concerned(service):
         return
     closes = closes_connections(service)
-    plans = [
-        plan.services[key]
-        for key in dict.fromkeys(_keys(name, service, family))
-        if key in plan.services and (closes or key.name.protocol is _UDP)
-    ]
-    if plans:
-        slices: Iterable[EndpointSlice] = snapshot.slices.get(name, {}).values()
-        ports = {(held.key.name.port, held.key.name.protocol) for held in plans}
-        endpoints = build_endpoints(slices, family, "", ports)
-        for held in plans:
-            wanted = held.key.name
-            states = endpoints.get((wanted.port, wanted.protocol), ())
-            yield _served_port(held, states, closes)
-
-
-def _keys(name: ObjectName, service: Service, family: Family) -> Iterator[PlanKey]:
+    plans: dict[PlanKey, ServicePlan] = {}
     for port in service.spec.ports or ():
         protocol = PROTOCOLS.get(port.protocol)
-        if protocol is not None:
-            yield PlanKey(ServicePortName(*name, port.name or "", protocol), family)
-
-
-def _served_port(plan: ServicePlan, states: Iterable[EndpointState], closes: bool) -> ServedPort:
-    protocol = plan.key.name.protocol
-    by_address = [frontend for frontend in plan.frontends if frontend.address]
-    node_ports = [frontend.port for frontend in plan.frontends if not frontend.address]
-    return ServedPort(
-        protocol=protocol,
-        port=by_address[0].port if by_address else 0,
-        addresses=tuple(frontend.address for frontend in by_address),
-        node_port=node_ports[0] if node_ports else 0,
-        endpoints=tuple(
-            state.endpoint for state in states if state.serving or protocol is not _UDP
-        ),
-        close_connections=closes,
-    )
+        if protocol is not None and (closes or protocol is _UDP):
+            key = PlanKey(ServicePortName(*name, port.name or "", protocol), family)
+            if key in plan.services:
+                plans[key] = plan.services[key]
+    if not plans:
+        return
+    wanted = {(key.name.port, key.name.protocol) for key in plans}
+    endpoints = build_endpoints(snapshot.slices.get(name, {}).values(), family, "", wanted)
+    for key, held in plans.items():
+        protocol = key.name.protocol
+        states = endpoints.get((key.name.port, protocol), ())
+        yield ServedPort(
+            protocol=protocol,
+            port=_address_port(held) or 0,
+            addresses=tuple(f.address for f in held.frontends if f.address),
+            node_port=next((f.port for f in held.frontends if not f.address), 0),
+            endpoints=tuple(s.endpoint for s in states if s.serving or protocol is not _UDP),
+            close_connections=closes,
+        )
 
 
 def stale(family: Family, ports: Iterable[ServedPort], own: Iterable[bytes] = ()) -> Stale:
-    """Return what tells the stale entries of a family, given all that is served in it.
+    """Return the description of the stale entries of a family.
 
-    A UDP port without serving endpoints takes no part: its clients would have nowhere better to
-    go. Where two ports claim one destination, the endpoints of both are valid. No node port counts
-    on the destinations in `own`.
+    A UDP port without serving endpoints is left out: its clients would have nowhere better to go.
+    If two ports claim one destination, the endpoints of both are valid.
+
+    Args:
+        family: the family.
+        ports: all served ports that can have stale entries.
+        own: destinations at which no node port counts.
     """
     by_address: dict[bytes, frozenset[bytes]] = {}
     by_node_port: dict[bytes, frozenset[bytes]] = {}
     for port in ports:
-        if not _cleaned(port):
+        if not (port.endpoints if port.protocol is _UDP else port.close_connections):
             continue
         protocol = bytes((port.protocol.number,))
         sources = frozenset(pack_socket(e.ip, e.port) for e in port.endpoints)
         for address in port.addresses:
             if family_of(address) is family:
-                _unite(by_address, protocol + pack_socket(address, port.port), sources)
+                key = protocol + pack_socket(address, port.port)
+                by_address[key] = by_address.get(key, frozenset()) | sources
         if port.node_port:
-            _unite(by_node_port, protocol + port.node_port.to_bytes(2, "big"), sources)
+            key = protocol + port.node_port.to_bytes(2, "big")
+            by_node_port[key] = by_node_port.get(key, frozenset()) | sources
     return Stale(family, by_address, by_node_port, frozenset(own))
 
 
-def _cleaned(port: ServedPort) -> bool:
-    if port.protocol is _UDP:
-        return bool(port.endpoints)
-    return port.close_connections
-
-
-def _unite(into: dict[bytes, frozenset[bytes]], key: bytes, sources: frozenset[bytes]) -> None:
-    into[key] = into.get(key, frozenset()) | sources
+def _address_port(plan: ServicePlan) -> int | None:
+    """Return the port of the address destinations of a plan, the same for all of them."""
+    return next((f.port for f in plan.frontends if f.address), None)

@@ -1,54 +1,28 @@
-"""What `steersman explain` says: of one connection, and of one Service; as text and as data."""
+"""Explain one connection or one Service, for `steersman explain`: as text and as data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from steersman.compile.claims import describe
+from steersman.compile.conflicts import describe
+from steersman.compile.endpoints import EndpointState, Topology, allowed, read_endpoints, topology
 from steersman.compile.node import zone_of
-from steersman.compile.reasons import why_endpoints
-from steersman.compile.trace import Decision, Flow, trace
-from steersman.model.findings import Finding
+from steersman.compile.service import PortSpec, service_ports
+from steersman.compile.trace import Flow, trace
 from steersman.model.inputs import Snapshot
+from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import (
     Action,
-    Frontend,
     FrontendKind,
     NodePlan,
+    NodeSettings,
     ServicePlan,
     SourceClass,
     Value,
     Verdict,
 )
-
-
-class Explanation(Value, frozen=True):
-    """An answer in both forms."""
-
-    text: str
-    """For people; lines, without a newline at the end."""
-    data: dict[str, Any]
-    """The same, of JSON's types only."""
-    found: bool = True
-    """Whether there is what was asked about."""
-
-
-def explain_flow(plan: NodePlan, flow: Flow) -> Explanation:
-    """Say what happens to a connection, and why, rule by rule."""
-    decision = trace(plan, flow)
-    lines = [f"{flow}: {_outcome(decision)}"]
-    lines += [f"  {number}. {reason}" for number, reason in enumerate(decision.reasons, 1)]
-    return Explanation("\n".join(lines), _flow_data(flow, decision))
-
-
-def _outcome(decision: Decision) -> str:
-    if decision.verdict != "forward":
-        return _OUTCOMES[decision.verdict]
-    masqueraded = "masqueraded" if decision.masquerade else "not masqueraded"
-    return f"forwarded to {_list(map(str, decision.endpoints))}, {masqueraded}"
-
 
 _OUTCOMES = {
     "drop": "dropped (the client waits until it times out)",
@@ -57,68 +31,87 @@ _OUTCOMES = {
 }
 
 
-def _list(words: Iterable[str]) -> str:
-    return " or ".join(words)
+class Explanation(Value, frozen=True):
+    """An answer in both forms."""
+
+    text: str
+    """Lines for people, without a newline at the end."""
+    data: dict[str, Any]
+    """The same as JSON types."""
+    found: bool = True
+    """Whether the object in question exists."""
 
 
-def _flow_data(flow: Flow, decision: Decision) -> dict[str, Any]:
-    return {
+def explain_flow(plan: NodePlan, flow: Flow) -> Explanation:
+    """Explain what happens to a connection, rule by rule."""
+    decision = trace(plan, flow)
+    endpoints = [str(endpoint) for endpoint in decision.endpoints]
+    if decision.verdict == "forward":
+        masqueraded = "masqueraded" if decision.masquerade else "not masqueraded"
+        outcome = f"forwarded to {' or '.join(endpoints)}, {masqueraded}"
+    else:
+        outcome = _OUTCOMES[decision.verdict]
+    lines = [f"{flow}: {outcome}"]
+    lines += [f"  {number}. {reason}" for number, reason in enumerate(decision.reasons, 1)]
+    data = {
         "source": str(flow.source),
         "destination": flow.destination,
         "port": flow.port,
         "protocol": flow.protocol.value,
         "verdict": decision.verdict,
-        "endpoints": [str(endpoint) for endpoint in decision.endpoints],
+        "endpoints": endpoints,
         "masquerade": decision.masquerade,
         "service": str(decision.plan.name) if decision.plan else None,
         "frontend": decision.frontend.kind.value if decision.frontend else None,
         "reasons": list(decision.reasons),
     }
+    return Explanation("\n".join(lines), data)
 
 
 def explain_service(snapshot: Snapshot, plan: NodePlan, name: ObjectName) -> Explanation:
-    """Say at which destinations a Service is served here, and why its endpoints are in or out."""
-    plans = {key: p for key, p in plan.services.items() if key.name.object_name == name}
-    findings = [f for f in plan.findings if _concerns(f, name, snapshot)]
-    whys = {key: _why(snapshot, plan, name, key) for key in plans}
-    lines = [f"Service {name}"]
-    for key, service_plan in plans.items():
-        lines += _port_lines(service_plan, whys[key])
-    if not plans:
-        lines.append(f"  {_absent(snapshot, name)}")
-    lines += [f"  {finding.severity.value}: {finding}" for finding in findings]
-    ports = [_port_data(service_plan, whys[key]) for key, service_plan in plans.items()]
-    data = {"service": str(name), "ports": ports, "findings": [str(f) for f in findings]}
-    return Explanation("\n".join(lines), data, bool(plans or name in snapshot.services))
-
-
-def _concerns(finding: Finding, name: ObjectName, snapshot: Snapshot) -> bool:
-    slices = snapshot.slices.get(name, {})
+    """Explain where a Service is served on this node, and why its endpoints are in or out."""
+    service, slices = snapshot.services.get(name), snapshot.slices.get(name, {})
     mine = {f"Service {name}"} | {f"EndpointSlice {name.namespace}/{slice_}" for slice_ in slices}
-    return finding.object in mine
-
-
-def _absent(snapshot: Snapshot, name: ObjectName) -> str:
-    service = snapshot.services.get(name)
-    if service is None:
-        return "is not known: check namespace and name (headless Services are not kept)"
-    return "is not served here: it has no port, or no clusterIP in a family of this node"
-
-
-def _why(snapshot: Snapshot, plan: NodePlan, name: ObjectName, key: PlanKey) -> tuple[str, ...]:
-    service = snapshot.services.get(name)
-    if service is None:  # the snapshot is a live view and may be ahead of the plan
-        return ()
-    slices = snapshot.slices.get(name, {}).values()
-    return why_endpoints(service, slices, plan.settings, zone_of(snapshot.node), key)
+    findings = [finding for finding in plan.findings if finding.object in mine]
+    plans = {key: p for key, p in plan.services.items() if key.name.object_name == name}
+    lines, ports = [f"Service {name}"], []
+    for key, service_plan in plans.items():
+        why: tuple[str, ...] = ()
+        if service is not None:  # otherwise the snapshot, a live view, is ahead of the plan
+            zone = zone_of(snapshot.node)
+            why = why_endpoints(service, slices.values(), plan.settings, zone, key)
+        lines += _port_lines(service_plan, why)
+        ports.append(_port_data(service_plan, why))
+    if not plans and service is None:
+        lines.append("  is not known: check namespace and name (headless Services are not kept)")
+    elif not plans:
+        lines.append(
+            "  is not served here: it has no port, or no clusterIP in a family of this node"
+        )
+    lines += [f"  {finding.severity.value}: {finding}" for finding in findings]
+    data = {"service": str(name), "ports": ports, "findings": [str(f) for f in findings]}
+    return Explanation("\n".join(lines), data, bool(plans or service))
 
 
 def _port_lines(plan: ServicePlan, why: Iterable[str]) -> list[str]:
+    def words(action: Action) -> str:
+        if action.verdict is not Verdict.FORWARD:
+            return action.verdict.value
+        masqueraded = ", masqueraded" if action.masquerade else ""
+        return f"to {' or '.join(map(str, plan.pool(action.pool)))}{masqueraded}"
+
     lines = [f"  port {plan.key.name.port!r} {plan.key.name.protocol} {plan.key.family.kubernetes}"]
     for frontend in plan.frontends:
         kind = "" if frontend.kind is FrontendKind.NODE_PORT else f"{frontend.kind.value} "
         lines.append(f"    {kind}{describe(plan.key, frontend)}")
-        lines += [f"      {words}" for words in _action_lines(plan, frontend)]
+        if frontend.source_ranges:
+            ranges = ", ".join(frontend.source_ranges)
+            lines.append(f"      only for clients in {ranges}, others are dropped")
+        if frontend.pod == frontend.node == frontend.external:
+            lines.append(f"      everyone: {words(frontend.external)}")
+        else:
+            actions = {source.value: frontend.action(source) for source in SourceClass}
+            lines += [f"      from {source}: {words(action)}" for source, action in actions.items()]
     if plan.affinity_seconds:
         lines.append(f"    session affinity by client address, {plan.affinity_seconds} s")
     if plan.health_check_node_port:
@@ -127,52 +120,126 @@ def _port_lines(plan: ServicePlan, why: Iterable[str]) -> list[str]:
     return lines + [f"      {line}" for line in why]
 
 
-def _action_lines(plan: ServicePlan, frontend: Frontend) -> list[str]:
-    lines = []
-    if frontend.source_ranges:
-        lines.append(f"only for clients in {', '.join(frontend.source_ranges)}, others are dropped")
-    if frontend.pod == frontend.node == frontend.external:
-        return [*lines, f"everyone: {_action(plan, frontend.external)}"]
-    return lines + [
-        f"from {source.value}: {_action(plan, frontend.action(source))}" for source in SourceClass
-    ]
-
-
-def _action(plan: ServicePlan, action: Action) -> str:
-    if action.verdict is not Verdict.FORWARD:
-        return action.verdict.value
-    masqueraded = ", masqueraded" if action.masquerade else ""
-    return f"to {_list(map(str, plan.pool(action.pool)))}{masqueraded}"
-
-
 def _port_data(plan: ServicePlan, why: Iterable[str]) -> dict[str, Any]:
+    def action_data(action: Action) -> dict[str, Any]:
+        if action.verdict is not Verdict.FORWARD:
+            return {"verdict": action.verdict.value}
+        return {
+            "verdict": action.verdict.value,
+            "endpoints": [str(endpoint) for endpoint in plan.pool(action.pool)],
+            "masquerade": action.masquerade,
+        }
+
     return {
         "port": plan.key.name.port,
         "protocol": plan.key.name.protocol.value,
         "family": plan.key.family.kubernetes,
-        "frontends": [_frontend_data(plan, frontend) for frontend in plan.frontends],
+        "frontends": [
+            {
+                "kind": frontend.kind.value,
+                "address": frontend.address,
+                "port": frontend.port,
+                "sourceRanges": list(frontend.source_ranges),
+                "actions": {each.value: action_data(frontend.action(each)) for each in SourceClass},
+            }
+            for frontend in plan.frontends
+        ],
         "affinitySeconds": plan.affinity_seconds,
         "healthCheckNodePort": plan.health_check_node_port,
         "endpoints": list(why),
     }
 
 
-def _frontend_data(plan: ServicePlan, frontend: Frontend) -> dict[str, Any]:
-    actions = {source.value: _action_data(plan, frontend.action(source)) for source in SourceClass}
-    return {
-        "kind": frontend.kind.value,
-        "address": frontend.address,
-        "port": frontend.port,
-        "sourceRanges": list(frontend.source_ranges),
-        "actions": actions,
-    }
+# Why each endpoint is used or not (behaviour 4, 5): the decisions of `compile.endpoints` in words
 
 
-def _action_data(plan: ServicePlan, action: Action) -> dict[str, Any]:
-    if action.verdict is not Verdict.FORWARD:
-        return {"verdict": action.verdict.value}
-    return {
-        "verdict": action.verdict.value,
-        "endpoints": [str(endpoint) for endpoint in plan.pool(action.pool)],
-        "masquerade": action.masquerade,
-    }
+def why_endpoints(
+    service: Service,
+    slices: Iterable[EndpointSlice],
+    settings: NodeSettings,
+    zone: str,
+    port: PlanKey,
+) -> tuple[str, ...]:
+    """List every endpoint of one ServicePort in one family, in or out, with the reason.
+
+    The first line tells whether hints count on this node, if there are any.
+    """
+    spec = service_ports(service, port.family).get(port.name)
+    if spec is None:
+        return (f"{port} is not served: see the Findings on Service {port.name.object_name}",)
+    slices = tuple(slices)
+    wanted = port.name.port, port.name.protocol
+    found, findings = read_endpoints(slices, port.family, settings.node_name, {wanted})
+    states = found.get(wanted, ())
+    lines: list[str] = []
+    if states:
+        ready = [state for state in states if state.ready]
+        mode = topology(ready, settings.node_name, zone)
+        if spec.uses_cluster and any(s.zone_hints or s.node_hints for s in ready):
+            lines.append(_why_hints(ready, mode, settings.node_name, zone))
+        for state in states:
+            hinted = allowed(state, mode, settings.node_name, zone)
+            why = _why_endpoint(state, ready, spec, None if hinted else mode)
+            lines.append(f"{state.endpoint}: {why}")
+    elif not slices:
+        lines.append("no EndpointSlice belongs to the Service: does its selector match any pod?")
+    else:
+        have = {entry.name or "" for slice_ in slices for entry in slice_.ports or ()}
+        names = ", ".join(sorted(repr(name) for name in have)) or "none"
+        what = f"has an {port.family.kubernetes} endpoint for {port.name.protocol}"
+        if port.name.port not in have:
+            what = f"has a port named {port.name.port!r} (there are: {names})"
+        lines.append(f"no EndpointSlice {what}")
+    return (*lines, *map(str, findings))
+
+
+def _why_hints(ready: Sequence[EndpointState], mode: Topology, node: str, zone: str) -> str:
+    if mode is Topology.SAME_NODE:
+        return f"node hints count: only endpoints meant for node {node} are used"
+    if mode is Topology.SAME_ZONE:
+        return f"zone hints count: only endpoints meant for zone {zone} are used"
+    if unhinted := [str(s.endpoint) for s in ready if not s.zone_hints]:
+        why = f"{', '.join(unhinted)} has none, and all ready endpoints must"
+    elif not zone:
+        why = "this node has no zone label (topology.kubernetes.io/zone)"
+    else:
+        why = f"no ready endpoint is meant for this node's zone {zone}"
+    return f"hints are ignored: {why}"
+
+
+def _why_endpoint(
+    state: EndpointState,
+    ready: Sequence[EndpointState],
+    spec: PortSpec,
+    excluded: Topology | None,
+) -> str:
+    """Tell in which lists an endpoint is; `excluded` names the hints that leave it out."""
+    words = []
+    if spec.uses_cluster:
+        prefix = "" if not spec.uses_local else "for policy Cluster "
+        if not state.ready:
+            why = _why_not_ready(state, bool(ready))
+        elif excluded is None:
+            why = "in: ready"
+        else:
+            by_node = excluded is Topology.SAME_NODE
+            hints = ", ".join(state.node_hints if by_node else state.zone_hints)
+            why = f"out: ready, but meant for {'node' if by_node else 'zone'} {hints}"
+        words.append(prefix + why)
+    if spec.uses_local:
+        if not state.endpoint.local:
+            why = "out: on another node"
+        elif state.ready:
+            why = "in: ready, on this node"
+        else:
+            why = _why_not_ready(state, any(other.endpoint.local for other in ready))
+        words.append(f"for policy Local {why}")
+    return "; ".join(words)
+
+
+def _why_not_ready(state: EndpointState, others_ready: bool) -> str:
+    if not state.draining:
+        return "out: not ready" + (", terminating" if state.terminating else "")
+    if others_ready:
+        return "out: terminating, and others are ready"
+    return "in: terminating, but it still serves and nothing is ready"

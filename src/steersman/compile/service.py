@@ -1,31 +1,49 @@
-"""From a Service to its ServicePorts, family by family (behaviour 3).
+"""Parse a Service into its ServicePorts, family by family (behaviour 3).
 
-Reads every field leniently: what is malformed becomes a Finding and the rest of the object is
-served. Knows nothing of endpoints.
+All fields are read leniently: a malformed one becomes a Finding, and the rest of the object is
+served. Endpoints play no part here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from steersman.compile.fields import Shared, read_shared, within_limits
-from steersman.compile.notes import MAX_PORT, PROTOCOLS, Notes, port_number
-from steersman.model.addresses import canonical_ip, family_of
+import msgspec
+
+from steersman.compile.findings import FindingCollector
+from steersman.model.addresses import canonical_cidr, canonical_ip, family_of, special_range
 from steersman.model.findings import Finding, Severity, quoted
 from steersman.model.kube import Service, ServiceSpec
-from steersman.model.kube import ServicePort as KubePort
-from steersman.model.names import Family, Protocol, ServicePortName
+from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Value
 
+MAX_PORT = 65535
 MAX_PORTS = 10_000
 """Ports of a Service that are served (docs/limits.md)."""
-_NEITHER = ("", "None")
+MAX_DESTINATIONS = 50_000
+"""External IPs of a Service, times its ports; the same for load balancer IPs, and for those times
+the source ranges (docs/limits.md)."""
+DEFAULT_AFFINITY_SECONDS = 10800
+MAX_AFFINITY_SECONDS = 86400
+PROTOCOLS: Mapping[str | None, Protocol] = {
+    None: Protocol.TCP,
+    "": Protocol.TCP,
+    **{protocol.value: protocol for protocol in Protocol},
+}
+"""Protocols by their spelling in objects; an absent one is TCP."""
 _FAMILIES = {family.kubernetes: family for family in Family}
+_NO_ADDRESS = ("", "None")
+_TYPES = (None, "", "ClusterIP", "NodePort", "LoadBalancer", "ExternalName")
+_NO_AFFINITY = (None, "", "None")
+_AFFINITIES = (*_NO_AFFINITY, "ClientIP")
+_CLUSTER = (None, "", "Cluster")
+_POLICIES = (*_CLUSTER, "Local")
+_IP_MODES = (None, "VIP", "Proxy")
 
 
 class PortSpec(Value, frozen=True):
-    """What one port of a Service asks for in one family (behaviour 3)."""
+    """The specification of one ServicePort in one family (behaviour 3)."""
 
     cluster_ip: str
     port: int
@@ -46,59 +64,43 @@ class PortSpec(Value, frozen=True):
     internal_policy_local: bool = False
 
     @property
-    def reachable(self) -> bool:
-        """Whether clients outside the cluster have a way in, in this family."""
+    def externally_accessible(self) -> bool:
+        """Whether clients outside the cluster can reach it, in this family."""
         return bool(self.node_port or self.load_balancer_vips or self.external_ips)
 
     @property
     def uses_cluster(self) -> bool:
         """Whether some traffic goes to endpoints anywhere in the cluster."""
-        return not self.internal_policy_local or self.reachable
+        return not self.internal_policy_local or self.externally_accessible
 
     @property
     def uses_local(self) -> bool:
         """Whether some traffic goes to this node's endpoints only."""
-        return self.internal_policy_local or (self.external_policy_local and self.reachable)
+        return self.internal_policy_local or (
+            self.external_policy_local and self.externally_accessible
+        )
 
 
 PortSpecs: TypeAlias = dict[ServicePortName, PortSpec]
+_NumberedPort: TypeAlias = tuple[ServicePortName, int, int]
+"""Name, port and node port (0 for none)."""
+_PLAIN = {word: PortSpec("", 0, session_affinity=word or "") for word in _NO_AFFINITY}
 
 
-def service_ports(
-    service: Service, family: Family, *, allow_external_ips: bool = True
-) -> PortSpecs:
-    """Return the ServicePorts of a Service in one family; {} where it is not served there."""
-    specs, _ = read_service(service, (family,), allow_external_ips=allow_external_ips)
-    return specs.get(family, {})
+class ParsedService(Value, frozen=True):
+    """A Service and its ServicePorts: the part of compiling it that needs no endpoints."""
 
-
-def read_service(
-    service: Service, families: Iterable[Family], *, allow_external_ips: bool = True
-) -> tuple[dict[Family, PortSpecs], tuple[Finding, ...]]:
-    """Return the ServicePorts of a Service by family, and what is wrong with it.
-
-    A Service that is not this proxy's to serve (headless, without clusterIP, ExternalName, given
-    to another proxy: behaviour 2, 3) has none, and no Findings. A family without a clusterIP is
-    left out.
-    """
-    if not is_served(service):
-        return {}, ()
-    notes = Notes("Service", service.metadata)
-    addresses = _cluster_ips(service.spec, families, notes)
-    if not addresses:
-        return {}, notes.findings
-    shared = read_shared(service, allow_external_ips, notes)
-    _check_vips(shared, addresses, notes)
-    ports = _ports(service, notes)
-    if shared.external_ips or shared.vips:
-        shared = within_limits(shared, len(ports), notes)
-    return {
-        family: _specs(address, family, shared, ports) for family, address in addresses.items()
-    }, notes.findings
+    service: Service
+    ports: tuple[tuple[PlanKey, PortSpec], ...] = ()
+    """Grouped by family."""
+    findings: tuple[Finding, ...] = ()
 
 
 def is_served(service: Service) -> bool:
-    """Whether a Service is this proxy's to serve at all (behaviour 2, 3)."""
+    """Whether this proxy serves a Service (behaviour 2, 3).
+
+    It does not serve one without a clusterIP (headless, ExternalName) or of another proxy.
+    """
     spec, labels = service.spec, service.metadata.labels
     return (
         bool(spec.cluster_ip)
@@ -108,136 +110,311 @@ def is_served(service: Service) -> bool:
     )
 
 
-def _cluster_ips(spec: ServiceSpec, families: Iterable[Family], notes: Notes) -> dict[Family, str]:
-    if not spec.ip_families:
-        return _only_cluster_ip(spec.cluster_ip or "", families, notes)
+def closes_connections(service: Service) -> bool:
+    """Whether a Service requests that connections to removed endpoints are closed."""
+    annotations = service.metadata.annotations
+    return annotations is not None and annotations.close_connections == "true"
+
+
+def parse_service(
+    service: Service,
+    families: Collection[Family],
+    *,
+    allow_external_ips: bool = True,
+    forwards_sctp: bool = True,
+) -> ParsedService:
+    """Return the ServicePorts of a Service, and the problems of its fields.
+
+    A Service that is not served has neither. A family without a clusterIP is left out.
+
+    Args:
+        service: the Service.
+        families: the families that this node serves.
+        allow_external_ips: feature gate AllowServiceExternalIPs.
+        forwards_sctp: whether the mode forwards SCTP; otherwise such ports are left out.
+    """
+    if not is_served(service):
+        return ParsedService(service)
+    problems = FindingCollector("Service", service.metadata)
+    cluster_ips = _cluster_ips(service.spec, families, problems)
+    if not cluster_ips:
+        return ParsedService(service, (), problems.findings)
+    common = _common_fields(service, allow_external_ips, problems)
+    if common.load_balancer_vips and common.load_balancer_source_ranges:
+        others = {*common.external_ips, *cluster_ips.values()}
+        for vip in common.load_balancer_vips:
+            if vip in others:  # the first kind of an address counts, and its rules
+                reason = f"{vip} is also the clusterIP or an externalIP: source ranges do not"
+                reason += " guard it; give it to one of them only"
+                problems.add("status.loadBalancer.ingress", reason)
+    ports = _numbered_ports(service, problems)
+    if common.external_ips or common.load_balancer_vips:
+        common = _within_limits(common, len(ports), problems)
+    findings = problems.findings
+    if not forwards_sctp:
+        count = len(ports)
+        ports = [port for port in ports if port[0].protocol is not Protocol.SCTP]
+        if len(ports) < count:
+            reason = "SCTP cannot be forwarded in this mode; the port is not served, use another"
+            name = f"Service {service.metadata.object_name}"
+            findings += (Finding(name, "spec.ports", f"{reason} mode", Severity.ERROR),)
+    specs: list[tuple[PlanKey, PortSpec]] = []
+    for family, address in cluster_ips.items():
+        of_family = _of_family(common, family, address)
+        specs += [
+            (
+                PlanKey(name, family),
+                msgspec.structs.replace(
+                    of_family, port=port, protocol=name.protocol, node_port=node_port
+                ),
+            )
+            for name, port, node_port in ports
+        ]
+    return ParsedService(service, tuple(specs), findings)
+
+
+def service_ports(
+    service: Service, family: Family, *, allow_external_ips: bool = True
+) -> PortSpecs:
+    """Return the ServicePorts of a Service in one family; {} if it is not served there."""
+    parsed = parse_service(service, (family,), allow_external_ips=allow_external_ips)
+    return {key.name: spec for key, spec in parsed.ports}
+
+
+def port_number(field: str, number: int, problems: FindingCollector) -> int:
+    """Return a port number, or 0 if it is out of range."""
+    if 0 <= number <= MAX_PORT:
+        return number
+    problems.add(field, f"{number} must be 1 to {MAX_PORT}; ignored")
+    return 0
+
+
+def affinity_timeout(seconds: int | None) -> int:
+    """Return the seconds of ClientIP affinity: upstream's default if absent or out of range."""
+    if seconds is None or not 0 < seconds <= MAX_AFFINITY_SECONDS:
+        return DEFAULT_AFFINITY_SECONDS
+    return seconds
+
+
+# Addresses and ports
+
+
+def _cluster_ips(
+    spec: ServiceSpec, families: Collection[Family], problems: FindingCollector
+) -> dict[Family, str]:
+    if not spec.ip_families:  # written before dual stack: the only address tells its family
+        address = _cluster_ip("spec.clusterIP", spec.cluster_ip or "", problems)
+        if address is None or family_of(address) not in families:
+            return {}
+        return {family_of(address): address}
     out: dict[Family, str] = {}
+    texts = spec.cluster_ips or ()
     for index, word in enumerate(spec.ip_families):
         family = _FAMILIES.get(word)
         if family is None:
-            notes.add(f"spec.ipFamilies[{index}]", f"{quoted(word)} is not IPv4 or IPv6; ignored")
-        elif family in families and family not in out:
-            address = _nth_cluster_ip(spec, index, family, notes)
-            if address is not None:
-                out[family] = address
+            reason = f"{quoted(word)} is not IPv4 or IPv6; ignored"
+            problems.add(f"spec.ipFamilies[{index}]", reason)
+            continue
+        if family not in families or family in out:
+            continue
+        if index >= len(texts) or texts[index] in _NO_ADDRESS:
+            continue
+        field = f"spec.clusterIPs[{index}]"
+        address = _cluster_ip(field, texts[index], problems)
+        if address is not None and family_of(address) is family:
+            out[family] = address
+        elif address is not None:
+            reason = f"{address} is not {family.kubernetes}, as spec.ipFamilies[{index}] says"
+            problems.add(field, f"{reason}; not served in this family", Severity.ERROR)
     return out
 
 
-def _only_cluster_ip(text: str, families: Iterable[Family], notes: Notes) -> dict[Family, str]:
-    address = _cluster_ip("spec.clusterIP", text, notes)
-    if address is None:
-        return {}
-    family = family_of(address)
-    return {family: address} if family in families else {}
-
-
-def _nth_cluster_ip(spec: ServiceSpec, index: int, family: Family, notes: Notes) -> str | None:
-    texts = spec.cluster_ips or ()
-    if index >= len(texts) or texts[index] in _NEITHER:
-        return None
-    field = f"spec.clusterIPs[{index}]"
-    address = _cluster_ip(field, texts[index], notes)
-    if address is None or family_of(address) is family:
-        return address
-    reason = f"{address} is not {family.kubernetes}, as spec.ipFamilies[{index}] says"
-    notes.add(field, f"{reason}; not served in this family", Severity.ERROR)
-    return None
-
-
-def _cluster_ip(field: str, text: str, notes: Notes) -> str | None:
+def _cluster_ip(field: str, text: str, problems: FindingCollector) -> str | None:
     address = canonical_ip(text)
     if address is None:
         reason = f"{quoted(text)} is not an IP address; the Service is not served there until it is"
-        notes.add(field, reason, Severity.ERROR)
+        problems.add(field, reason, Severity.ERROR)
     return address
 
 
-def _check_vips(shared: Shared, cluster_ips: Mapping[Family, str], notes: Notes) -> None:
-    """Warn where a VIP is served as something else, for which no source ranges count."""
-    if not (shared.vips and shared.ranges):
-        return
-    others = {*shared.external_ips, *cluster_ips.values()}
-    for vip in shared.vips:
-        if vip in others:
-            reason = f"{vip} is also the clusterIP or an externalIP: source ranges do not guard it"
-            notes.add("status.loadBalancer.ingress", f"{reason}; give it to one of them only")
-
-
-def _ports(service: Service, notes: Notes) -> list[tuple[ServicePortName, int, int]]:
-    """Name, port and node port of each port; the last of several of one name counts (upstream)."""
-    out = {}
+def _numbered_ports(service: Service, problems: FindingCollector) -> list[_NumberedPort]:
+    """Return the valid ports; the last of several ports of one name counts, as upstream."""
+    out: dict[ServicePortName, _NumberedPort] = {}
     listed = service.spec.ports or []
     if len(listed) > MAX_PORTS:
+        reason = f"has {len(listed)} entries, of which {MAX_PORTS} are served; divide the Service"
+        problems.add("spec.ports", reason, Severity.ERROR)
         listed = listed[:MAX_PORTS]
-        reason = f"has {len(service.spec.ports or ())} entries, of which {MAX_PORTS} are served"
-        notes.add("spec.ports", f"{reason}; divide the Service", Severity.ERROR)
     for i, port in enumerate(listed):
         protocol = PROTOCOLS.get(port.protocol)
         if protocol is None:
-            _unknown_protocol(f"spec.ports[{i}].protocol", port.protocol, notes)
+            reason = f"{quoted(port.protocol)} is not TCP, UDP or SCTP; the port is not served"
+            problems.add(f"spec.ports[{i}].protocol", reason, Severity.ERROR)
             continue
-        key = ServicePortName(*service.metadata.object_name, port.name or "", protocol)
-        if key in out:
-            name = quoted(port.name or "")
-            reason = f"another port is also called {name}; only this one is served"
-            notes.add(f"spec.ports[{i}].name", reason)
-        out[key] = (key, *_numbers(i, port, notes))
+        name = ServicePortName(*service.metadata.object_name, port.name or "", protocol)
+        if name in out:
+            reason = f"another port is also called {quoted(port.name or '')}"
+            problems.add(f"spec.ports[{i}].name", f"{reason}; only this one is served")
+        if not 0 < port.port <= MAX_PORT:
+            reason = f"{port.port} must be 1 to {MAX_PORT}; the port is not served"
+            problems.add(f"spec.ports[{i}].port", reason, Severity.ERROR)
+        node_port = 0
+        if port.node_port:
+            node_port = port_number(f"spec.ports[{i}].nodePort", port.node_port, problems)
+        out[name] = name, port.port, node_port
     return list(out.values())
 
 
-def _unknown_protocol(field: str, word: str | None, notes: Notes) -> None:
-    reason = f"{quoted(word)} is not TCP, UDP or SCTP; the port is not served"
-    notes.add(field, reason, Severity.ERROR)
+def _within_limits(common: PortSpec, ports: int, problems: FindingCollector) -> PortSpec:
+    """Cut the lists of a Service with many ports to MAX_DESTINATIONS (docs/limits.md)."""
+
+    def cut(addresses: tuple[str, ...], most: int, field: str) -> tuple[str, ...]:
+        if len(addresses) > most:
+            reason = f"has {len(addresses)} entries, of which {most} are served with so many ports"
+            problems.add(field, f"{reason}; divide the Service", Severity.ERROR)
+        return addresses[:most]
+
+    each = max(1, MAX_DESTINATIONS // max(1, ports))
+    external_ips = cut(common.external_ips, each, "spec.externalIPs")
+    vips = cut(common.load_balancer_vips, each, "status.loadBalancer.ingress")
+    most = max(1, each // max(1, len(vips)))
+    return msgspec.structs.replace(
+        common,
+        external_ips=external_ips,
+        load_balancer_vips=vips,
+        load_balancer_source_ranges=cut(
+            common.load_balancer_source_ranges, most, "spec.loadBalancerSourceRanges"
+        ),
+    )
 
 
-def _numbers(index: int, port: KubePort, notes: Notes) -> tuple[int, int]:
-    if not 0 < port.port <= MAX_PORT:
-        reason = f"{port.port} must be 1 to {MAX_PORT}; the port is not served"
-        notes.add(f"spec.ports[{index}].port", reason, Severity.ERROR)
-    if not port.node_port:
-        return port.port, 0
-    return port.port, port_number(f"spec.ports[{index}].nodePort", port.node_port, notes)
-
-
-def _specs(
-    address: str,
-    family: Family,
-    shared: Shared,
-    ports: Sequence[tuple[ServicePortName, int, int]],
-) -> PortSpecs:
-    external_ips: tuple[str, ...] = ()
-    vips: tuple[str, ...] = ()
-    ranges: tuple[str, ...] = ()
-    if shared.external_ips or shared.vips or shared.ranges:
-        external_ips, vips, ranges = _external_of_family(shared, family)
-    return {
-        name: PortSpec(
-            address,
-            port,
-            name.protocol,
-            node_port,
-            external_ips,
-            vips,
-            ranges,
-            shared.health_check_node_port,
-            shared.session_affinity,
-            shared.affinity_seconds,
-            shared.external_policy_local,
-            shared.internal_policy_local,
+def _of_family(common: PortSpec, family: Family, cluster_ip: str) -> PortSpec:
+    """Return the fields that all ports share, with the addresses of one family."""
+    if not (common.external_ips or common.load_balancer_vips or common.load_balancer_source_ranges):
+        return msgspec.structs.replace(common, cluster_ip=cluster_ip)
+    external_ips, vips, ranges = (
+        tuple([address for address in addresses if family_of(address) is family])
+        for addresses in (
+            common.external_ips,
+            common.load_balancer_vips,
+            common.load_balancer_source_ranges,
         )
-        for name, port, node_port in ports
-    }
-
-
-def _external_of_family(
-    shared: Shared, family: Family
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Return external IPs, VIPs and source ranges; a range of everything is no restriction."""
-    ranges = _of_family(shared.ranges, family)
+    )
     if any(cidr.endswith("/0") for cidr in ranges):
-        ranges = ()
-    return _of_family(shared.external_ips, family), _of_family(shared.vips, family), ranges
+        ranges = ()  # a range of everything is no restriction
+    return msgspec.structs.replace(
+        common,
+        cluster_ip=cluster_ip,
+        external_ips=external_ips,
+        load_balancer_vips=vips,
+        load_balancer_source_ranges=ranges,
+    )
 
 
-def _of_family(addresses: tuple[str, ...], family: Family) -> tuple[str, ...]:
-    return tuple(a for a in addresses if family_of(a) is family)
+# Fields that all ports of a Service share
+
+
+def _common_fields(
+    service: Service, allow_external_ips: bool, problems: FindingCollector
+) -> PortSpec:
+    """Return a PortSpec of the fields that all ports share, with addresses of both families."""
+    spec = service.spec
+    balancer = service.status.load_balancer if service.status else None
+    ingress = (balancer.ingress if balancer else None) or ()
+    if (
+        spec.type == "ClusterIP"
+        and spec.session_affinity in _NO_AFFINITY
+        and spec.internal_traffic_policy in _CLUSTER
+        and not (spec.external_ips or spec.load_balancer_source_ranges or ingress)
+        and not spec.external_traffic_policy
+    ):
+        return _PLAIN[spec.session_affinity]  # most Services: worth a short cut
+    _check_word("spec.type", spec.type, _TYPES, problems)
+    _check_word("spec.externalTrafficPolicy", spec.external_traffic_policy, _POLICIES, problems)
+    # Upstream ignores the policy of a Service that is not accessible by its spec (behaviour 3).
+    accessible = spec.type in ("LoadBalancer", "NodePort") or (
+        spec.type == "ClusterIP" and bool(spec.external_ips)
+    )
+    external_local = spec.external_traffic_policy == "Local" and accessible
+    external_ips, vips, ranges = _external_addresses(service, problems, allow_external_ips)
+    health_port = 0
+    if spec.type == "LoadBalancer" and external_local and spec.health_check_node_port:
+        field = "spec.healthCheckNodePort"
+        health_port = port_number(field, spec.health_check_node_port, problems)
+    seconds = 0
+    if spec.session_affinity == "ClientIP":
+        config = spec.session_affinity_config
+        given = config.client_ip.timeout_seconds if config and config.client_ip else None
+        seconds = affinity_timeout(given)
+        if given is not None and given != seconds:
+            field = "spec.sessionAffinityConfig.clientIP.timeoutSeconds"
+            limits = f"must be 1 to {MAX_AFFINITY_SECONDS}"
+            problems.add(field, f"{given} {limits}; {DEFAULT_AFFINITY_SECONDS} is used")
+    else:
+        _check_word("spec.sessionAffinity", spec.session_affinity, _AFFINITIES, problems)
+    _check_word("spec.internalTrafficPolicy", spec.internal_traffic_policy, _POLICIES, problems)
+    return PortSpec(
+        "",
+        0,
+        external_ips=external_ips,
+        load_balancer_vips=vips,
+        load_balancer_source_ranges=ranges,
+        health_check_node_port=health_port,
+        session_affinity=spec.session_affinity or "",
+        affinity_seconds=seconds,
+        external_policy_local=external_local,
+        internal_policy_local=spec.internal_traffic_policy == "Local",
+    )
+
+
+def _external_addresses(
+    service: Service, problems: FindingCollector, allow_external_ips: bool
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return external IPs, load balancer VIPs and source ranges, of both families."""
+    external_ips: dict[str, None] = {}
+    vips: dict[str, None] = {}
+    ranges: dict[str, None] = {}
+    for i, text in enumerate((service.spec.external_ips or ()) if allow_external_ips else ()):
+        field, address = f"spec.externalIPs[{i}]", canonical_ip(text.strip())
+        word = special_range(address) if address else ""
+        if word:
+            problems.add(field, f"{address} is {word}, which no external IP may be; ignored")
+        elif address is not None:
+            external_ips[address] = None
+        elif text.strip():
+            problems.add(field, f"{quoted(text)} is not an IP address; ignored")
+    balancer = service.status.load_balancer if service.status else None
+    for i, ingress in enumerate((balancer.ingress if balancer else None) or ()):
+        field = f"status.loadBalancer.ingress[{i}]"
+        _check_word(f"{field}.ipMode", ingress.ip_mode, _IP_MODES, problems)
+        if not ingress.ip or ingress.ip_mode not in (None, "VIP"):
+            continue
+        address = canonical_ip(ingress.ip)
+        if address is None:
+            problems.add(f"{field}.ip", f"{quoted(ingress.ip)} is not an IP address; ignored")
+        else:
+            vips[address] = None
+    texts = service.spec.load_balancer_source_ranges or ()
+    for i, text in enumerate(texts):
+        cidr = canonical_cidr(text.strip())
+        if cidr is not None:
+            ranges[cidr] = None
+        elif text.strip():
+            reason = f"{quoted(text)} is not a CIDR such as 192.0.2.0/24; it admits no client"
+            problems.add(f"spec.loadBalancerSourceRanges[{i}]", reason)
+    if texts and not ranges:
+        reason = "no valid CIDR is left: everyone may use the load balancer; correct the list"
+        problems.add("spec.loadBalancerSourceRanges", reason)
+    return (
+        tuple(dict.fromkeys(external_ips)),
+        tuple(dict.fromkeys(vips)),
+        tuple(dict.fromkeys(ranges)),
+    )
+
+
+def _check_word(
+    field: str, word: str | None, known: Sequence[str | None], problems: FindingCollector
+) -> None:
+    if word not in known:
+        words = ", ".join(w for w in known if w)
+        problems.add(field, f"{quoted(word)} is unknown and was ignored; write one of {words}")

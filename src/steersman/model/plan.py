@@ -1,7 +1,14 @@
-"""What this node should do, as mode-neutral data: the output of compile, the input of every mode.
+"""The plan of this node, as mode-neutral data: the output of the compiler, the input of every mode.
 
-All decisions are made by the time a plan exists: which endpoints a packet may go to, whether its
-source is rewritten, who is dropped and who is refused. A mode translates; it never decides.
+    NodePlan
+      settings: NodeSettings            node-wide; per family: FamilySettings
+      services: ServicePlan             one per ServicePort and family (PlanKey)
+        frontends: Frontend             destinations of clients
+          pod, node, external: Action   forward to a Pool, drop or reject; masquerade or not
+        cluster, local: Endpoint        the Pools
+
+A plan contains all decisions: the endpoints of a packet, whether its source is rewritten, and
+which clients are dropped or rejected. A mode translates; it never decides.
 """
 
 from __future__ import annotations
@@ -21,11 +28,11 @@ _IPV4 = Family.IPV4  # looking a member up costs ten times as much (Python 3.11)
 
 
 class Value(msgspec.Struct, frozen=True, gc=False):
-    """Base of the values here: immutable, compared by value."""
+    """Base of the plan's structs: immutable, compared by value."""
 
 
 class Endpoint(Value, frozen=True, order=True):
-    """An address and port that connections are sent to."""
+    """An address and port that receive connections."""
 
     ip: str
     port: int
@@ -37,7 +44,7 @@ class Endpoint(Value, frozen=True, order=True):
 
 
 class SourceClass(enum.StrEnum):
-    """Where a packet comes from. A source that is both is a pod first (behaviour 6)."""
+    """The kind of client. A pod with an address of this node counts as a pod (behaviour 6)."""
 
     POD = "pod"  # a pod of the cluster, as the node's detector tells
     NODE = "node"  # an address of this node itself
@@ -45,7 +52,7 @@ class SourceClass(enum.StrEnum):
 
 
 def of_class(source: SourceClass, pod: T, node: T, external: T) -> T:
-    """Return what is meant for a class of sources."""
+    """Return the value for a class of clients."""
     match source:
         case SourceClass.POD:
             return pod
@@ -64,7 +71,7 @@ class Verdict(enum.StrEnum):
 
 
 class Pool(enum.StrEnum):
-    """Which of a ServicePlan's two lists of endpoints is meant."""
+    """One of the two lists of endpoints of a ServicePlan."""
 
     CLUSTER = "cluster"
     LOCAL = "local"
@@ -74,7 +81,7 @@ _CLUSTER = Pool.CLUSTER
 
 
 class Action(Value, frozen=True):
-    """What is done with the packets of one SourceClass to one Frontend."""
+    """The decision for packets of one SourceClass to one Frontend."""
 
     verdict: Verdict
     pool: Pool = Pool.CLUSTER
@@ -93,7 +100,7 @@ class FrontendKind(enum.StrEnum):
 
 
 class Frontend(Value, frozen=True):
-    """A destination at which clients reach a ServicePort, and what happens to them there."""
+    """A destination at which clients reach a ServicePort, and the Action for each SourceClass."""
 
     kind: FrontendKind
     address: str
@@ -103,16 +110,37 @@ class Frontend(Value, frozen=True):
     node: Action
     external: Action
     source_ranges: tuple[str, ...] = ()
-    """Canonical CIDRs that may use it, others are dropped whatever they are; () means everyone.
-    Already has the addresses that behaviour 6 adds (the VIPs, if a range contains this node)."""
+    """Canonical CIDRs that may use it; packets of others are dropped. () means everyone.
+    Includes the addresses that behaviour 6 adds (the VIPs, if a range contains this node)."""
 
     def action(self, source: SourceClass) -> Action:
-        """The Action for a class of sources."""
+        """Return the Action for a class of clients."""
         return of_class(source, self.pod, self.node, self.external)
 
 
+class Scheduling(Value, frozen=True):
+    """Options of modes that leave the choice of an endpoint to a scheduler of the kernel."""
+
+    scheduler: str = ""
+    """Name of the scheduler; "" for the configured one."""
+    scheduler_flags: tuple[str, ...] = ()
+    """Flags in ipvsadm's words; () for the configured ones, `none` for none."""
+    weights: tuple[tuple[str, int, int], ...] = ()
+    """Address, port and weight of the endpoints whose weight is not 1, sorted."""
+
+
+class ProxyOptions(Value, frozen=True):
+    """Options of modes in which connections end in the process."""
+
+    proxy_protocol: bool = False
+    """Send the client's address to TCP endpoints by the PROXY protocol."""
+    kept: tuple[Endpoint, ...] | None = None
+    """The endpoints that keep their connections, in printed order; connections to others are
+    closed. None if all keep theirs."""
+
+
 class ServicePlan(Value, frozen=True):
-    """What is to be done for one ServicePort in one family."""
+    """The plan of one ServicePort in one family."""
 
     key: PlanKey
     frontends: tuple[Frontend, ...]
@@ -120,34 +148,24 @@ class ServicePlan(Value, frozen=True):
     cluster: tuple[Endpoint, ...] = ()
     """Endpoints of Pool.CLUSTER, sorted by their printed form; all equally likely."""
     local: tuple[Endpoint, ...] = ()
-    """Endpoints of Pool.LOCAL, likewise."""
+    """Endpoints of Pool.LOCAL, in the same order."""
     reachable: tuple[Endpoint, ...] = ()
-    """Every endpoint that any Action can reach, likewise."""
+    """Every endpoint that an Action can reach, in the same order."""
     affinity_seconds: int = 0
     """ClientIP session affinity: seconds after the last new connection; 0 for none."""
     health_check_node_port: int = 0
-    """Port whose health check traffic is to be let in; 0 for none."""
-    least_connections: bool = False
-    """Prefer the endpoint with the fewest connections, where the mode can count them."""
-    maglev: bool = False
-    """Choose for clients outside by a table that is the same on every node, where there is such."""
-    proxy_protocol: bool = False
-    """Tell endpoints who the client is by the PROXY protocol, where the mode ends connections."""
-    scheduler: str = ""
-    """IPVS scheduler, where the mode has such; "" for the one that is configured."""
-    scheduler_flags: tuple[str, ...] = ()
-    """Flags of it, in ipvsadm's words; () for those that are configured, `none` for none."""
-    weights: tuple[tuple[str, int, int], ...] = ()
-    """Address, port and weight of endpoints whose share is other than 1, where the mode has such;
-    sorted."""
-    kept: tuple[Endpoint, ...] | None = None
-    """Given, where connections end in the process: the endpoints that may keep those they have,
-    sorted by their printed form; connections to others are closed."""
+    """Port at which health check traffic is admitted; 0 for none."""
     ready_here: int = 0
     """Ready endpoints of the whole Service on this node, by address: the answer on its health
     check node port (behaviour 4). 0 without such a port."""
     metrics: bool = False
     """Show its connections on `/metrics`, by frontend and endpoint."""
+    least_connections: bool = False
+    """Prefer the endpoint with the fewest connections, if the mode can count them."""
+    maglev: bool = False
+    """Use Maglev hashing for external clients, if the mode supports it."""
+    scheduling: Scheduling = Scheduling()
+    proxy: ProxyOptions = ProxyOptions()
 
     @property
     def uses_cluster(self) -> bool:
@@ -167,12 +185,12 @@ class ServicePlan(Value, frozen=True):
         )
 
     def pool(self, pool: Pool) -> tuple[Endpoint, ...]:
-        """The endpoints of a pool."""
+        """Return the endpoints of a pool."""
         return self.cluster if pool is _CLUSTER else self.local
 
 
 class LocalDetector(Value, frozen=True):
-    """How traffic of local pods is recognised; at most one field is set (behaviour 13)."""
+    """The method to recognise traffic of local pods; at most one field is set (behaviour 13)."""
 
     cidr: str = ""
     interface: str = ""
@@ -209,17 +227,17 @@ class SourceClassifier(Value, frozen=True):
 
 
 class FamilySettings(Value, frozen=True):
-    """Everything about this node that modes need, in one family."""
+    """The properties of this node that modes need, in one family."""
 
     detector: LocalDetector = LocalDetector()
-    """Falsy where pods cannot be told from others: then the pod class has no members."""
+    """Falsy if pods cannot be recognised: then no client is of the pod class."""
     node_ip: str = ""
-    """Only decides whether a source range includes this node (behaviour 1.5)."""
+    """Used only to decide whether a source range includes this node (behaviour 1.5)."""
     local_addresses: tuple[str, ...] = ()
     """Addresses on this node's interfaces, loopback included, sorted."""
     node_port_addresses: tuple[str, ...] | None = None
-    """Addresses that serve node ports; None means every local one (behaviour 6). Loopback addresses
-    are never in it: `localhost_node_ports` says whether those serve."""
+    """Addresses that serve node ports; None means every local one (behaviour 6). It has no
+    loopback addresses: those depend on `localhost_node_ports`."""
     localhost_node_ports: bool = False
     """Whether node ports answer on loopback addresses."""
     service_cidrs: tuple[str, ...] = ()
@@ -309,11 +327,11 @@ class NodeSettings(
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """All that this node should do."""
+    """The whole plan of this node."""
 
     settings: NodeSettings
     services: Mapping[PlanKey, ServicePlan]
     findings: tuple[Finding, ...] = ()
-    """What is wrong: the Findings that are listed, of which there is a bounded number."""
+    """The listed Findings, of limited number."""
     unlisted: Mapping[Severity, int] = {}
-    """How many Findings there are beyond those, by severity."""
+    """The number of other Findings, by severity."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.facts import read_facts
 from steersman.model.findings import Finding

@@ -25,7 +25,7 @@ from steersman.compile.conntrack import (
     served_ports,
     stale,
 )
-from steersman.compile.plan import PlanChange
+from steersman.compile.planner import PlanChange
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family, ObjectName
 from steersman.modes.base import Mode

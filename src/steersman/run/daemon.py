@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.config import ProxyConfig
 from steersman.host.facts import watch_addresses
 from steersman.model.errors import BusyError

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from steersman.compile.plan import PlanChange
+from steersman.compile.planner import PlanChange
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
 from steersman.source.store import MOST_TRIGGERS, Changes

@@ -70,6 +70,7 @@ def _plain(value: Any) -> Any:
 
 def _service(plan: ServicePlan) -> dict[str, Any]:
     fields: dict[str, Any] = _plain(plan)
+    fields |= fields.pop("scheduling") | fields.pop("proxy")
     key = plan.key
     fields["key"] = {
         "namespace": key.name.namespace,

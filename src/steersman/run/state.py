@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from steersman.compile.plan import PlanChange
+from steersman.compile.planner import PlanChange
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import Snapshot
 from steersman.model.plan import NodePlan, NodeSettings

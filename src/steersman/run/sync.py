@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from steersman.compile.notes import FindingIndex
-from steersman.compile.plan import PlanChange, Planner
+from steersman.compile.findings import FindingIndex
+from steersman.compile.planner import PlanChange, Planner
 from steersman.model.errors import ApplyError
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts
@@ -99,7 +99,7 @@ class Sync:
 
     def use_planner(self, planner: Planner) -> None:
         """Plan and render everything with another configuration at the next run."""
-        planner.succeed(self._next or self.planner)
+        planner.inherit_holders(self._next or self.planner)
         self._next = planner
 
     @property
@@ -380,7 +380,7 @@ class Sync:
             plan=NodePlan(plan.settings, self._published, plan.findings, plan.unlisted),
             result=result,
             findings=findings,
-            unlisted=Counter(plan.unlisted) + Counter(unwritten.beyond),
+            unlisted=Counter(plan.unlisted) + Counter(unwritten.unlisted),
             objects=self._ledger.objects,
             slices=self.store.slices,
             at=self._wall(),

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from steersman.compile.plan import Planner, compile_all
+from steersman.compile.planner import Planner, compile_all
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.model.errors import BusyError

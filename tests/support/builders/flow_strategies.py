@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from steersman.compile.plan import compile_all
+from steersman.compile.planner import compile_all
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, NodePlan

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from steersman.compile.actions import (
+from steersman.compile.service_plan import (
     DROP,
     REJECT,
     TO_CLUSTER,

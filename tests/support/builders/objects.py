@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.compile.plan import compile_all
+from steersman.compile.planner import compile_all
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol, ServicePortName

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from steersman.compile.plan import compile_all
+from steersman.compile.planner import compile_all
 from steersman.host.exec import SubprocessExec
 from steersman.model.addresses import canonical_ip, in_cidr
 from steersman.model.findings import Finding

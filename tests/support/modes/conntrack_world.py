@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.inputs import NodeConfig
 from steersman.model.kube import KubeObject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family

@@ -19,7 +19,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.ruleset import Diff
 from steersman.run.health import ProxyHealth

@@ -71,10 +71,10 @@ def pretend() -> None:
 def main(argv: list[str]) -> Any:
     pretend()
     from steersman.cli import main as steersman  # noqa: PLC0415
-    from steersman.compile import endpoints, fields  # noqa: PLC0415
+    from steersman.compile import endpoints, service  # noqa: PLC0415
 
     # Without a namespace a test has loopback addresses only, which Services may not use.
-    for module in (endpoints, fields):
+    for module in (endpoints, service):
         vars(module)["special_range"] = lambda _: ""
 
     try:

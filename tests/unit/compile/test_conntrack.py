@@ -10,7 +10,7 @@ from steersman.compile.conntrack import (
     served_ports,
     stale,
 )
-from steersman.compile.plan import compile_all
+from steersman.compile.planner import compile_all
 from steersman.model import kube
 from steersman.model.conntrack import Entry, Stale
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.explain import explain_flow, explain_service
-from steersman.compile.plan import compile_all
-from steersman.compile.reasons import why_endpoints
+from steersman.compile.explain import explain_flow, explain_service, why_endpoints
+from steersman.compile.planner import compile_all
 from steersman.compile.trace import Flow
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import Family, ObjectName, PlanKey, Protocol
@@ -246,7 +245,7 @@ def test_explain_a_service() -> None:
         "    endpoints:",
         "      10.0.0.2:8080: for policy Cluster in: ready; for policy Local out: on another node",
         "  warning: Service shop/cart spec.loadBalancerSourceRanges[1]: 'bad' is not a CIDR such "
-        "as 192.0.2.0/24; nobody is let in by it",
+        "as 192.0.2.0/24; it admits no client",
     ]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from steersman.compile import endpoints, fields, notes, ports, service, weights, wishes
-from steersman.compile.endpoints import MAX_ENDPOINTS, build_endpoints, read_endpoints
-from steersman.compile.fields import MAX_DESTINATIONS
-from steersman.compile.plan import Planner
-from steersman.compile.ports import MAX_LISTED, plan_ports, read_ports
-from steersman.compile.service import MAX_PORTS
+from steersman.compile.annotations import MAX_FLAGS, MAX_WEIGHT_ENTRIES
+from steersman.compile.endpoints import MAX_ENDPOINTS, MAX_LISTED, build_endpoints, read_endpoints
+from steersman.compile.findings import IN_TOTAL, PER_SERVICE
+from steersman.compile.planner import Planner
+from steersman.compile.service import MAX_DESTINATIONS, MAX_PORTS, parse_service
+from steersman.compile.service_plan import plan_service
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, ObjectName, Protocol
@@ -92,8 +92,8 @@ def test_no_more_slices_are_looked_at_than_are_served() -> None:
             yield slice_of_it
 
     settings = objects.settings_of()
-    asked = read_ports(objects.service(), settings, allow_external_ips=True)
-    plans, (finding,) = plan_ports(asked, each(), settings, "")
+    parsed = parse_service(objects.service(), settings.families)
+    plans, (finding,) = plan_service(parsed, each(), settings, "")
     assert len(looked) == MAX_LISTED // 1000 + 1
     assert looked == sorted(looked)
     assert finding.object == f"EndpointSlice shop/{looked[-1]}"
@@ -217,14 +217,14 @@ def test_addresses_next_to_those(address: str) -> None:
 def test_the_page_on_limits_has_them_all() -> None:
     page = Path(__file__).parents[3].joinpath("docs/limits.md").read_text()
     for number in (
-        endpoints.MAX_ENDPOINTS,
-        ports.MAX_LISTED,
-        service.MAX_PORTS,
-        fields.MAX_DESTINATIONS,
-        notes.IN_TOTAL,
-        notes.PER_SERVICE,
-        weights._ENTRIES,
-        wishes._MOST_FLAGS,
+        MAX_ENDPOINTS,
+        MAX_LISTED,
+        MAX_PORTS,
+        MAX_DESTINATIONS,
+        IN_TOTAL,
+        PER_SERVICE,
+        MAX_WEIGHT_ENTRIES,
+        MAX_FLAGS,
     ):
         assert f"{number:,}" in page
 

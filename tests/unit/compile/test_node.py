@@ -7,13 +7,13 @@ import pytest
 
 from steersman.compile.node import (
     NodeIPs,
-    Totals,
+    PlanSize,
     detectors,
     local_addresses,
     node_ips,
     node_name_of,
     node_settings,
-    with_totals,
+    with_thresholds,
     zone_of,
 )
 from steersman.model.findings import Finding, Severity
@@ -266,8 +266,8 @@ def test_settings_carry_the_rest() -> None:
     [(500, False, False), (501, False, True), (251, True, True), (250, True, False)],
 )
 def test_many_services(total: int, before: bool, after: bool) -> None:
-    totals = Totals(services=total, split_dispatch=before)
-    found, _ = node_settings(Snapshot(), NodeConfig(), FACTS, IPTABLES, totals)
+    size = PlanSize(services=total, split_dispatch=before)
+    found, _ = node_settings(Snapshot(), NodeConfig(), FACTS, IPTABLES, size)
     assert found.split_dispatch is after
 
 
@@ -276,11 +276,11 @@ def test_many_services(total: int, before: bool, after: bool) -> None:
     [(1000, False, False), (1001, False, True), (501, True, True), (500, True, False)],
 )
 def test_many_endpoints(total: int, before: bool, after: bool) -> None:
-    totals = Totals(endpoints=total, large_cluster=before)
-    assert with_totals(NodeSettings(), NodeConfig(), totals).large_cluster is after
+    size = PlanSize(endpoints=total, large_cluster=before)
+    assert with_thresholds(NodeSettings(), NodeConfig(), size).large_cluster is after
 
 
 def test_a_threshold_of_zero_keeps_the_flag_off() -> None:
-    totals = Totals(services=9999, split_dispatch=True)
+    size = PlanSize(services=9999, split_dispatch=True)
     config = NodeConfig(split_threshold=0)
-    assert not with_totals(NodeSettings(split_dispatch=True), config, totals).split_dispatch
+    assert not with_thresholds(NodeSettings(split_dispatch=True), config, size).split_dispatch

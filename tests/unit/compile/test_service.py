@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.service import PortSpec, read_service, service_ports
+from steersman.compile.service import ParsedService, PortSpec, parse_service, service_ports
 from steersman.model.findings import Severity
 from steersman.model.kube import Service
 from steersman.model.names import Family, Protocol, ServicePortName
@@ -21,7 +21,7 @@ def one(obj: Service, family: Family = Family.IPV4) -> PortSpec:
 
 def findings(obj: Service) -> dict[str, str]:
     """Reasons by field."""
-    return {f.field: f.reason for f in read_service(obj, BOTH)[1]}
+    return {f.field: f.reason for f in parse_service(obj, BOTH).findings}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def findings(obj: Service) -> dict[str, str]:
     ],
 )
 def test_what_is_not_ours_has_neither_ports_nor_findings(obj: Service) -> None:
-    assert read_service(obj, BOTH) == ({}, ())
+    assert parse_service(obj, BOTH) == ParsedService(obj)
 
 
 def test_a_port_of_a_plain_service() -> None:
@@ -78,10 +78,10 @@ def test_protocols_and_names_of_ports() -> None:
 def test_cluster_ip_of_each_family(
     spec: dict[str, Any], ipv4: str | None, ipv6: str | None
 ) -> None:
-    specs, found = read_service(service(**spec), BOTH)
-    addresses = {family: next(iter(ports.values())).cluster_ip for family, ports in specs.items()}
+    parsed = parse_service(service(**spec), BOTH)
+    addresses = {key.family: spec.cluster_ip for key, spec in parsed.ports}
     assert addresses == {f: a for f, a in ((Family.IPV4, ipv4), (Family.IPV6, ipv6)) if a}
-    assert not found
+    assert not parsed.findings
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,10 @@ def test_cluster_ip_of_each_family(
     ],
 )
 def test_a_bad_cluster_ip_is_a_finding(spec: dict[str, Any], field: str) -> None:
-    specs, found = read_service(service(**spec), BOTH)
+    parsed = parse_service(service(**spec), BOTH)
+    found = parsed.findings
     assert [f.field for f in found] == [field]
-    assert Family.IPV6 not in specs
+    assert Family.IPV6 not in {key.family for key, _ in parsed.ports}
     assert found[0].object == "Service shop/cart"
 
 
@@ -152,7 +153,8 @@ def test_source_ranges_none_of_which_is_valid_are_called_out() -> None:
 
 
 def test_unserved_ports_are_errors() -> None:
-    _, found = read_service(service(ports=[port(number=0), port("x", protocol="X")]), BOTH)
+    ports = [port(number=0), port("x", protocol="X")]
+    found = parse_service(service(ports=ports), BOTH).findings
     assert {f.severity for f in found} == {Severity.ERROR}
 
 
@@ -271,9 +273,17 @@ def test_affinity(spec: dict[str, Any], seconds: int) -> None:
 
 def test_what_a_port_uses() -> None:
     inside = PortSpec("10.0.0.1", 80, internal_policy_local=True)
-    assert (inside.uses_cluster, inside.uses_local, inside.reachable) == (False, True, False)
+    assert (inside.uses_cluster, inside.uses_local, inside.externally_accessible) == (
+        False,
+        True,
+        False,
+    )
     outside = PortSpec("10.0.0.1", 80, node_port=30000, external_policy_local=True)
-    assert (outside.uses_cluster, outside.uses_local, outside.reachable) == (True, True, True)
+    assert (outside.uses_cluster, outside.uses_local, outside.externally_accessible) == (
+        True,
+        True,
+        True,
+    )
     plain = PortSpec("10.0.0.1", 80, external_policy_local=True)
     assert (plain.uses_cluster, plain.uses_local) == (True, False)
 

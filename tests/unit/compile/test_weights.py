@@ -24,7 +24,7 @@ def weighed(text: str | None, *addresses: str, name: str = "cart-1", **more: Any
 
 def planned(*slices: EndpointSlice) -> tuple[dict[str, int], list[str]]:
     plan = plan_of(service(), *slices)
-    weights = {ip: weight for ip, _, weight in plan.services[KEY].weights}
+    weights = {ip: weight for ip, _, weight in plan.services[KEY].scheduling.weights}
     return weights, [str(finding) for finding in plan.findings]
 
 

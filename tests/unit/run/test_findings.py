@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.compile.notes import IN_TOTAL, PER_SERVICE, FindingIndex, Notes
+from steersman.compile.findings import IN_TOTAL, PER_SERVICE, FindingCollector, FindingIndex
 from steersman.model.findings import Finding, Severity, clipped, listed, printable, quoted
 from steersman.model.kube import ObjectMeta
 from steersman.model.names import ObjectName
@@ -47,16 +47,16 @@ def test_long_text_is_cut_and_says_so() -> None:
 
 
 def test_the_entries_of_a_list_are_one_finding() -> None:
-    notes = Notes("Service", ObjectMeta("web", "shop"))
-    assert notes.findings == ()
+    problems = FindingCollector("Service", ObjectMeta("web", "shop"))
+    assert problems.findings == ()
     for index in range(6):
-        notes.add(f"spec.externalIPs[{index}]", f"{index} is odd")
-    notes.add("spec.ports[0].nodePort", "is odd")
-    notes.add("spec.ports[0].nodePort", "is odd")  # said twice
-    notes.add("status", "one is odd")
-    notes.add("status", "two is odd")
-    notes.add("status", "not served", ERROR)
-    assert list(map(str, notes.findings)) == [
+        problems.add(f"spec.externalIPs[{index}]", f"{index} is odd")
+    problems.add("spec.ports[0].nodePort", "is odd")
+    problems.add("spec.ports[0].nodePort", "is odd")  # said twice
+    problems.add("status", "one is odd")
+    problems.add("status", "two is odd")
+    problems.add("status", "not served", ERROR)
+    assert list(map(str, problems.findings)) == [
         "Service shop/web spec.externalIPs[0]: 0 is odd (and 5 more: spec.externalIPs[1], "
         "spec.externalIPs[2], spec.externalIPs[3], ...)",
         "Service shop/web spec.ports[0].nodePort: is odd",
@@ -67,7 +67,7 @@ def test_the_entries_of_a_list_are_one_finding() -> None:
 
 def test_the_index_lists_what_it_was_given() -> None:
     index = FindingIndex()
-    assert (index.listed, index.beyond) == ((), {})
+    assert (index.listed, index.unlisted) == ((), {})
     index.put(WEB, [finding("b"), finding("a"), finding("a")])
     index.put(ObjectName("shop", "api"), [finding("c", "Service shop/api")])
     assert [each.field for each in index.listed] == ["c", "a", "b"]
@@ -77,7 +77,7 @@ def test_the_index_lists_what_it_was_given() -> None:
     index.put(WEB, ())
     assert [each.field for each in index.listed] == ["c"]
     index.put(ObjectName("shop", "api"), ())
-    assert (index.listed, index.beyond) == ((), {})
+    assert (index.listed, index.unlisted) == ((), {})
 
 
 def test_findings_hold_no_control_characters_and_are_bounded() -> None:
@@ -95,10 +95,10 @@ def test_one_service_lists_errors_first_and_counts_the_rest() -> None:
     assert len(index.listed) == PER_SERVICE
     assert index.listed[-2].field == "zz"
     assert index.listed[-1].reason.startswith("26 more Findings about this Service")
-    assert index.beyond == {WARNING: 25}  # and the last one listed
+    assert index.unlisted == {WARNING: 25}  # and the last one listed
     index.put(WEB, [finding(f"f{n:02}", severity=ERROR) for n in range(40)])
     assert index.listed[-1].severity is ERROR
-    assert index.beyond == {ERROR: 24}
+    assert index.unlisted == {ERROR: 24}
 
 
 def test_a_namespace_cannot_hide_the_findings_of_another() -> None:
@@ -110,10 +110,10 @@ def test_a_namespace_cannot_hide_the_findings_of_another() -> None:
     assert len(index.listed) < IN_TOTAL
     assert finding("g") in index.listed
     assert "more Findings are not listed" in index.listed[-1].reason
-    assert sum(index.beyond.values()) + len(index.listed) == 2 * IN_TOTAL + 1
+    assert sum(index.unlisted.values()) + len(index.listed) == 2 * IN_TOTAL + 1
     for number in range(IN_TOTAL - 1, 2 * IN_TOTAL):
         index.put(ObjectName("evil", f"s{number}"), ())
-    assert (len(index.listed), index.beyond) == (IN_TOTAL, {})
+    assert (len(index.listed), index.unlisted) == (IN_TOTAL, {})
 
 
 def test_more_namespaces_than_findings_that_are_listed() -> None:
@@ -121,7 +121,7 @@ def test_more_namespaces_than_findings_that_are_listed() -> None:
     for number in range(IN_TOTAL + 10):
         index.put(ObjectName(f"ns{number}", "web"), [finding("f", f"Service ns{number}/web")])
     assert len(index.listed) == IN_TOTAL
-    assert index.beyond == {WARNING: 10}
+    assert index.unlisted == {WARNING: 10}
 
 
 COUNTS = st.dictionaries(
@@ -139,7 +139,7 @@ def test_the_index_counts_all_and_forgets_nothing(rounds: list[dict[ObjectName, 
                 name, [finding(str(n), f"Service {name}", s) for n, s in enumerate(severities)]
             )
         counts |= puts
-        total = len(index.listed) + sum(index.beyond.values())
+        total = len(index.listed) + sum(index.unlisted.values())
         assert total == sum(counts.values())
         fresh = FindingIndex()
         for name in counts:
@@ -150,7 +150,7 @@ def test_the_index_counts_all_and_forgets_nothing(rounds: list[dict[ObjectName, 
                     for n in range(counts[name])
                 ],
             )
-        assert (index.listed, index.beyond) == (fresh.listed, fresh.beyond)
+        assert (index.listed, index.unlisted) == (fresh.listed, fresh.unlisted)
 
 
 # The log

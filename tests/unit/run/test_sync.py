@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.plan import Planner
-from steersman.compile.ports import plan_ports
+from steersman.compile.planner import Planner
+from steersman.compile.service_plan import plan_service
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject
@@ -446,7 +446,7 @@ async def test_planning_and_rendering_let_others_run(monkeypatch: pytest.MonkeyP
             since.clear()
             await asyncio.sleep(0)
 
-    monkeypatch.setattr("steersman.compile.plan.plan_ports", counted("plan", plan_ports))
+    monkeypatch.setattr("steersman.compile.planner.plan_service", counted("plan", plan_service))
     world.mode.render_service = counted("render", world.mode.render_service)  # type: ignore[method-assign]
     task = asyncio.create_task(others())
     await world.run()

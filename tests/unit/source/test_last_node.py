@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig
 from steersman.model.kube import Labels, Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import Family, ObjectName

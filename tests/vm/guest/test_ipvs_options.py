@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
-from steersman.model.plan import ServicePlan
+from steersman.model.plan import Scheduling, ServicePlan
 from steersman.modes.ipvs.wire import Timeouts, ask_info, ask_timeouts, resolve
 from steersman.modes.specs import IpvsOptions
 from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
@@ -35,7 +35,10 @@ def inside(node: Node) -> Iterator[Netns]:
 
 def weighed(*weights: int) -> ServicePlan:
     chosen = zip(BOTH, weights, strict=True)
-    return replace(of(*BOTH), weights=tuple((ip, 8080, weight) for ip, weight in chosen))
+    return replace(
+        of(*BOTH),
+        scheduling=Scheduling(weights=tuple((ip, 8080, weight) for ip, weight in chosen)),
+    )
 
 
 def test_weights(node: Node) -> None:

@@ -88,8 +88,8 @@ def _is_link_local(address: str) -> bool:
 def _server(plan: ServicePlan, frontend: Frontend, options: Options, held: bool) -> Server:
     seconds = plan.affinity_seconds
     default = "lc" if plan.least_connections else options.scheduler
-    scheduler = plan.scheduler or default
-    flags = _flags(scheduler, plan.scheduler_flags or options.flags)
+    scheduler = plan.scheduling.scheduler or default
+    flags = _flags(scheduler, plan.scheduling.scheduler_flags or options.flags)
     targets = _targets(plan, frontend)
     if seconds:
         flags |= _PERSISTENT
@@ -114,9 +114,9 @@ def _targets(plan: ServicePlan, frontend: Frontend) -> tuple[Target, ...]:
 
 
 def _weights(targets: tuple[Target, ...], plan: ServicePlan) -> tuple[int, ...]:
-    if not plan.weights:
+    if not plan.scheduling.weights:
         return ()
-    known = {(ip, port): weight for ip, port, weight in plan.weights}
+    known = {(ip, port): weight for ip, port, weight in plan.scheduling.weights}
     weights = tuple(known.get(target, 1) for target in targets)
     return weights if any(weight != 1 for weight in weights) else ()
 

@@ -76,7 +76,9 @@ def render_direct(
         if not is_node_port and only is not None and address not in only:
             continue
         if _verdict(frontend) is Verdict.REJECT:
-            if not is_node_port or plan.kept is not None:  # without a socket this machine refuses
+            if (
+                not is_node_port or plan.proxy.kept is not None
+            ):  # without a socket this machine refuses
                 portal = Portal(printed_name(plan.key.name), Verdict.REJECT)
                 ruleset[_key(plan, frontend, address)] = portal
             continue
@@ -157,6 +159,6 @@ def _listener(
         frontend.source_ranges,
         plan.affinity_seconds,
         plan.least_connections,
-        plan.proxy_protocol,
-        plan.kept,
+        plan.proxy.proxy_protocol,
+        plan.proxy.kept,
     )

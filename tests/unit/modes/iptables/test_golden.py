@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from steersman.compile.plan import compile_all
+from steersman.compile.planner import compile_all
 from steersman.model.findings import Finding
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KINDS

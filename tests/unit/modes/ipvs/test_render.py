@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from steersman.model.names import Family, Protocol
-from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings
+from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Scheduling
 from steersman.model.ruleset import diff, merge
 from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 from steersman.modes.ipvs.render import Options, node_port_addresses, render_service
@@ -100,7 +100,7 @@ def test_a_service_may_have_its_own_scheduler() -> None:
     of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO)
     for wishes, scheduler in (
         ({"least_connections": True}, "lc"),
-        ({"scheduler": "sed", "least_connections": True}, "sed"),
+        ({"scheduling": Scheduling("sed"), "least_connections": True}, "sed"),
     ):
         (server,) = servers(render_service(replace(of, **wishes), SETTINGS, RR)).values()
         assert server.scheduler == scheduler
@@ -185,18 +185,21 @@ def test_the_interface_belongs_to_the_node() -> None:
 def test_flags_of_schedulers(
     scheduler: str, configured: tuple[str, ...], asked: tuple[str, ...], flags: int
 ) -> None:
-    of = replace(plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO), scheduler_flags=asked)
+    of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO)
+    of = replace(of, scheduling=Scheduling(scheduler_flags=asked))
     (server,) = servers(render_service(of, SETTINGS, Options(scheduler, configured))).values()
     assert server.flags == flags
 
 
 def test_weights_stand_beside_their_endpoints() -> None:
     of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO)
-    heavy = replace(of, weights=(("10.244.0.2", 8080, 7), ("10.244.9.9", 8080, 3)))
+    heavy = replace(
+        of, scheduling=Scheduling(weights=(("10.244.0.2", 8080, 7), ("10.244.9.9", 8080, 3)))
+    )
     (server,) = servers(render_service(heavy, SETTINGS, RR)).values()
     assert (server.targets, server.weights) == (TARGETS, (1, 7))
     assert server.weighed == {TARGETS[0]: 1, TARGETS[1]: 7}
-    other = replace(of, weights=(("10.244.9.9", 8080, 3),))
+    other = replace(of, scheduling=Scheduling(weights=(("10.244.9.9", 8080, 3),)))
     (server,) = servers(render_service(other, SETTINGS, RR)).values()
     assert server.weights == ()
     assert server.weighed == dict.fromkeys(TARGETS, 1)

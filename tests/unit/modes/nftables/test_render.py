@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from steersman.compile.actions import TO_CLUSTER
+from steersman.compile.service_plan import TO_CLUSTER
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Action,

@@ -22,6 +22,7 @@ from steersman.model.plan import (
     Frontend,
     FrontendKind,
     NodeSettings,
+    ProxyOptions,
     ServicePlan,
     Verdict,
 )
@@ -90,7 +91,9 @@ def plan(
     action = Action(verdict)
     kinds = {FrontendKind.CLUSTER_IP: (VIP, port), FrontendKind.NODE_PORT: ("", port + 1)}
     frontends = [Frontend(kind, *where, *(action,) * 3) for kind, where in kinds.items()]
-    return ServicePlan(owner(), tuple(frontends), endpoints, (), endpoints, kept=kept)
+    return ServicePlan(
+        owner(), tuple(frontends), endpoints, (), endpoints, proxy=ProxyOptions(kept=kept)
+    )
 
 
 SETTINGS = NodeSettings(families=(Family.IPV4,), ipv4=FamilySettings())

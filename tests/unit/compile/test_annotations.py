@@ -35,7 +35,7 @@ def planned(**words: str) -> tuple[ServicePlan, list[str]]:
 )
 def test_annotations(words: dict[str, str], wishes: tuple[bool, bool]) -> None:
     plan, findings = planned(**words)
-    assert (plan.least_connections, plan.proxy_protocol) == wishes
+    assert (plan.least_connections, plan.proxy.proxy_protocol) == wishes
     assert plan.maglev == (words.get("load_balancing") == "maglev")
     assert not findings
 
@@ -43,7 +43,7 @@ def test_annotations(words: dict[str, str], wishes: tuple[bool, bool]) -> None:
 def test_unknown_words_are_said() -> None:
     plan, findings = planned(load_balancing="random", proxy_protocol="v1")
     assert not plan.least_connections
-    assert not plan.proxy_protocol
+    assert not plan.proxy.proxy_protocol
     assert len(findings) == 2
     assert any("steersman/load-balancing" in f and "'random'" in f for f in findings)
 
@@ -63,18 +63,18 @@ def test_an_unknown_word_for_metrics_is_reported() -> None:
 
 def test_a_scheduler_of_the_kernel() -> None:
     plan, findings = planned(ipvs_scheduler="wlc")
-    assert (plan.scheduler, findings) == ("wlc", [])
+    assert (plan.scheduling.scheduler, findings) == ("wlc", [])
     plan, (finding,) = planned(ipvs_scheduler="dice")
-    assert plan.scheduler == ""
+    assert plan.scheduling.scheduler == ""
     assert "steersman/ipvs-scheduler" in finding
     assert "wlc" in finding
 
 
 def test_flags_of_a_scheduler() -> None:
     plan, findings = planned(ipvs_scheduler_flags="mh-port, mh-fallback,")
-    assert (plan.scheduler_flags, findings) == (("mh-port", "mh-fallback"), [])
+    assert (plan.scheduling.scheduler_flags, findings) == (("mh-port", "mh-fallback"), [])
     plan, (finding,) = planned(ipvs_scheduler_flags="none,rr-port")
-    assert plan.scheduler_flags == ("none",)
+    assert plan.scheduling.scheduler_flags == ("none",)
     assert "steersman/ipvs-scheduler-flags" in finding
     assert "'rr-port'" in finding
 
@@ -82,7 +82,7 @@ def test_flags_of_a_scheduler() -> None:
 def test_the_proxy_protocol_is_for_tcp() -> None:
     made = annotated(service(ports=[port(), port("dns", 53, protocol="UDP")]), proxy_protocol="v2")
     plan = plan_of(made, traits=USERSPACE)
-    assert {key.name.protocol: p.proxy_protocol for key, p in plan.services.items()} == {
+    assert {key.name.protocol: p.proxy.proxy_protocol for key, p in plan.services.items()} == {
         "TCP": True,
         "UDP": False,
     }
@@ -111,16 +111,16 @@ def test_listed_endpoints_keep_their_connections(word: str, traits: Traits, keep
     leaving = endpoint("10.0.0.2", ready=False, serving=True, terminating=True)
     plan = plan_of(made, slice_(endpoint("10.0.0.1"), leaving), traits=traits).services[KEY]
     assert [end.ip for end in plan.reachable] == ["10.0.0.1"]
-    assert (plan.kept is not None) == keeps
-    if plan.kept is not None:
-        assert [end.ip for end in plan.kept] == ["10.0.0.1", "10.0.0.2"]
+    assert (plan.proxy.kept is not None) == keeps
+    if plan.proxy.kept is not None:
+        assert [end.ip for end in plan.proxy.kept] == ["10.0.0.1", "10.0.0.2"]
         empty = plan_of(made, traits=traits).services[KEY]
-        assert (empty.kept, empty.frontends[0].pod.verdict.value) == ((), "reject")
+        assert (empty.proxy.kept, empty.frontends[0].pod.verdict.value) == ((), "reject")
 
 
 def test_a_hostile_annotation_is_one_finding() -> None:
     plan, (finding,) = planned(ipvs_scheduler_flags="x," * 48_000 + "none")
-    assert plan.scheduler_flags == ()
+    assert plan.scheduling.scheduler_flags == ()
     assert "'x', 'x', 'x' and 13 more: unknown" in finding
     assert "(and 1 more)" in finding  # that there are too many
     plan, (finding,) = planned(load_balancing="\x1b[31m" + "y" * 200_000)

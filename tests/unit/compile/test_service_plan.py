@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.model.findings import Severity
 from steersman.model.plan import FrontendKind, NodePlan, Traits
 from tests.support.builders.objects import (

@@ -5,16 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from steersman.compile.actions import (
+from steersman.compile.planner import PlanChange, Planner, compile_all
+from steersman.compile.service import parse_service
+from steersman.compile.service_plan import (
     DROP,
     REJECT,
     TO_CLUSTER,
     TO_CLUSTER_MASQUERADED,
     TO_LOCAL,
     TO_LOCAL_MASQUERADED,
+    plan_service,
 )
-from steersman.compile.plan import PlanChange, Planner, compile_all
-from steersman.compile.ports import plan_ports, read_ports
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family, ObjectName, PlanKey
 from steersman.model.plan import Action, Frontend, FrontendKind, NodePlan, ServicePlan, Traits
@@ -254,11 +255,11 @@ def test_external_ips_gate() -> None:
 
 def test_one_service_alone() -> None:
     settings = settings_of()
-    asked = read_ports(service(), settings, allow_external_ips=True)
-    plans, findings = plan_ports(asked, [slice_(HERE)], settings, "")
+    parsed = parse_service(service(), settings.families)
+    plans, findings = plan_service(parsed, [slice_(HERE)], settings, "")
     assert (list(plans), findings) == ([KEY], ())
-    headless = read_ports(service(clusterIP="None"), settings, allow_external_ips=True)
-    assert plan_ports(headless, [], settings, "") == ({}, ())
+    headless = parse_service(service(clusterIP="None"), settings.families)
+    assert plan_service(headless, [], settings, "") == ({}, ())
 
 
 # Clashes
@@ -427,12 +428,12 @@ def test_a_service_that_cannot_be_planned_costs_no_other_one(
     (before,) = (plan for key, plan in planner.services.items() if key.name.service == "a")
     names = [each.metadata.object_name for each in (a, b, c)]
 
-    def failing(asked: Any, *rest: Any) -> Any:
-        if asked.service.metadata.name == "a":
+    def failing(parsed: Any, *rest: Any) -> Any:
+        if parsed.service.metadata.name == "a":
             raise MemoryError("no room")
-        return plan_ports(asked, *rest)
+        return plan_service(parsed, *rest)
 
-    monkeypatch.setattr("steersman.compile.plan.plan_ports", failing)
+    monkeypatch.setattr("steersman.compile.planner.plan_service", failing)
     changed = service("a", clusterIP="10.96.0.7")
     change = planner.update(snapshot(changed, c), FACTS, names)
     assert change.failed == {names[0]}
@@ -449,7 +450,7 @@ def test_a_service_that_cannot_be_planned_costs_no_other_one(
 
 
 def test_steps_yield_and_give_the_plan_of_a_single_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steersman.compile.plan._SLICE", 0)
+    monkeypatch.setattr("steersman.compile.planner._SLICE", 0)
     world = snapshot(*(service(f"s{i}", clusterIP=f"10.96.0.{i}") for i in range(1, 9)))
     planner = Planner(CONFIG, IPTABLES)
     assert sum(1 for _ in planner.steps(world, FACTS, (), everything=True)) >= 8

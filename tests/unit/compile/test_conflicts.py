@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from steersman.compile.plan import Planner
+from steersman.compile.planner import Planner
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName
 from steersman.source.store import Store
@@ -56,7 +56,7 @@ class World:
 
     def reload(self) -> None:
         planner = Planner(CONFIG, IPTABLES)
-        planner.succeed(self.planner)
+        planner.inherit_holders(self.planner)
         self.planner = planner
 
     def holder(self, number: int = 30080) -> str:
