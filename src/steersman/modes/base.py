@@ -44,6 +44,8 @@ class Mode(ABC):
     """Whether `prepare` does something; it takes more privileges than running the mode."""
     has_connection_table = False
     """Whether connections are kept in a table beside conntrack, for `flush_stale` to clean."""
+    hands_over_sockets = False
+    """Whether `wait_for_handoff` waits: the next process starts to serve while this one does."""
 
     @property
     def variant(self) -> str:
@@ -64,7 +66,7 @@ class Mode(ABC):
         """
 
     async def wait_for_handoff(self) -> None:  # noqa: B027
-        """Return when the next process of this mode has our sockets; at once if there are none."""
+        """Return when the next process of this mode has our sockets (`hands_over_sockets`)."""
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Release all resources of this process; kernel objects stay in force.

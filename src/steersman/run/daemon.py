@@ -169,8 +169,8 @@ class Daemon:
         while True:
             newcomer = await asyncio.shield(self._lock.newcomer)
             log.warning("another instance takes over from this one: %s", newcomer)
-            if newcomer.mode != mode.name:
-                break
+            if not mode.hands_over_sockets or newcomer.mode != mode.name:
+                break  # the lock is released only when nothing is written any more
             self._lock.release()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_HANDOFF):

@@ -58,6 +58,7 @@ class DirectOptions(msgspec.Struct, frozen=True):
 class DirectMode(Mode):
     """Proxies TCP and UDP on the very addresses of Services."""
 
+    hands_over_sockets = True
     traits = Traits(
         reads_addresses=True,
         terminates_connections=True,

@@ -68,6 +68,7 @@ class UserspaceMode(Mode):
     """Proxies TCP and UDP itself; rules of iptables or nft lead Service addresses to it."""
 
     name = "userspace"
+    hands_over_sockets = True
     traits = Traits(
         reads_addresses=True,
         terminates_connections=True,

@@ -1,0 +1,139 @@
+"""The daemon, assembled as by the command line, on a kernel in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from steersman.config import parse_command_line
+from steersman.model.ruleset import Diff
+from steersman.run.assemble import assemble
+from steersman.run.daemon import Daemon, NodeLock, Stop
+from steersman.run.instance import Holder
+from steersman.run.klog import Logging
+from steersman.run.machine import Machine
+from tests.support.modes.memory import MemoryMode
+
+MANIFEST = """
+{apiVersion: v1, kind: Service, metadata: {namespace: shop, name: web},
+ spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}}
+"""
+
+
+class SlowMode(MemoryMode):
+    """A kernel that takes its time for a batch, and is noticed while it does."""
+
+    name = "nftables"
+    variant = "none"
+    """Of a mode that changes nothing on this machine: then no leftovers are removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing = False
+        self.slow = False
+        self.began = asyncio.Event()
+
+    async def apply(self, change: Diff) -> None:
+        self.writing = True
+        try:
+            if self.slow:
+                self.began.set()
+                await asyncio.sleep(3600.0)
+            await super().apply(change)
+        finally:
+            self.writing = False
+
+
+class NotedLock(NodeLock):
+    """Notes whether the mode wrote when the lock was released."""
+
+    def __init__(self, mode: SlowMode) -> None:
+        super().__init__(None)
+        self.mode = mode
+        self.wrote_when_released: list[bool] = []
+
+    def release(self) -> None:
+        self.wrote_when_released.append(self.mode.writing)
+
+
+def machine(mode: SlowMode) -> Machine:
+    return Machine(
+        create_mode=lambda *_: mode,
+        set_conntrack=lambda *_: None,
+        set_oom_score=lambda _: "",
+        allow_localhost_node_ports=lambda config, *_: config,
+        memory_when_loaded=lambda: None,
+    )
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, mode: SlowMode
+) -> AsyncIterator[tuple[Daemon, Stop, NotedLock, asyncio.Task[None]]]:
+    (folder / "objects.yaml").write_text(MANIFEST)
+    parsed = parse_command_line(
+        [
+            f"--manifests={folder}",
+            "--proxy-mode=nftables",
+            "--hostname-override=me",
+            "--healthz-bind-address=",
+            "--metrics-bind-address=",
+        ]
+    )
+    logs = Logging(stream=io.StringIO(), root=logging.Logger("unused"))
+    stop, lock = Stop(), NotedLock(mode)
+    daemon = await assemble(parsed, logs, machine(mode), stop, lock)
+    task = asyncio.create_task(daemon.run())
+    async with asyncio.timeout(20):
+        await daemon.serving.wait()
+    try:
+        yield daemon, stop, lock, task
+    finally:
+        stop.request()
+        async with asyncio.timeout(20):
+            await task
+
+
+async def test_the_daemon_serves_manifests_until_it_is_to_stop(tmp_path: Path) -> None:
+    mode = SlowMode()
+    async with running(tmp_path, mode) as (daemon, _, lock, _):
+        assert "clusterIP 10.96.0.1:80" in mode.kernel
+        assert daemon.sync.state.result is not None
+    assert lock.wrote_when_released == [False]
+
+
+async def test_the_lock_is_released_when_nothing_is_written_any_more(tmp_path: Path) -> None:
+    mode = SlowMode()
+    async with running(tmp_path, mode) as (daemon, _, lock, task):
+        mode.slow = True
+        mode.kernel.clear()
+        daemon.sync.suspect()
+        daemon.changed()
+        async with asyncio.timeout(20):
+            await mode.began.wait()
+        lock.newcomer.set_result(Holder(1, "here", "nftables", int(time.time())))
+        async with asyncio.timeout(20):
+            await task
+        assert lock.wrote_when_released == [False]
+
+
+async def test_a_task_that_crashes_ends_the_daemon_as_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode = SlowMode()
+
+    async def crash() -> None:
+        raise KeyError("defect")
+
+    monkeypatch.setattr(mode, "wait_for_external_change", crash)
+    async with running(tmp_path, mode) as (_, stop, _, task):
+        async with asyncio.timeout(20):
+            await task
+        assert stop.failure == "task 'losses' crashed: KeyError: 'defect'"
