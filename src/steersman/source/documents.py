@@ -1,6 +1,6 @@
-"""From the bytes of a manifest file to plain values, with the lines they start at.
+"""From the bytes of a manifest file to plain values with line numbers; kinds are in manifests.py.
 
-Reads YAML as kubectl does and JSON as it streams. Knows nothing of kinds: see `manifests`.
+YAML is read as kubectl reads it, and JSON also as a stream of objects.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,21 +16,20 @@ import yaml
 
 from steersman.model.yaml_bounds import BoundsError, Budget, refuse_deep
 
-_DEEPEST = 200  # levels; Kubernetes objects have about ten
-_NODES = 1_000_000
+_MAX_DEPTH = 200  # levels; Kubernetes objects have about ten
+_NODES = 1_000_000  # YAML nodes of any file, and more by its size
 _BYTES_PER_NODE = 8  # real manifests have twelve and more
 
 
 def budget(size: int) -> Budget:
-    """Return what a file of this many bytes may grow to."""
-    return Budget(_NODES + size // _BYTES_PER_NODE, _DEEPEST)
+    """Return the limits for a file of this many bytes: aliases can make it grow without bound."""
+    return Budget(_NODES + size // _BYTES_PER_NODE, _MAX_DEPTH)
 
 
 class BrokenFileError(Exception):
-    """A file that cannot be read as YAML or JSON at all; `line` counts from 1."""
+    """A file is not YAML or JSON; `line` counts from 1."""
 
     def __init__(self, line: int, reason: str) -> None:
-        """Keep the line apart, so that a Finding can name it."""
         super().__init__(f"line {line}: {reason}")
         self.line = line
         self.reason = reason
@@ -41,13 +40,13 @@ class Document(NamedTuple):
 
     value: Any
     line: int
-    """Line it starts at, from 1."""
+    """Its first line, from 1."""
     item_lines: tuple[int, ...] = ()
-    """Lines at which the entries of its `items` start, where that is known (YAML)."""
+    """First lines of the entries of its `items`; () if unknown (JSON)."""
 
 
 class Shell(NamedTuple):
-    """A List but for its items."""
+    """A List without its items."""
 
     kind: str
     api_version: str | None
@@ -56,8 +55,8 @@ class Shell(NamedTuple):
 class _Loader(yaml.CSafeLoader):
     """PyYAML's safe loader with the plain scalars of kubectl's YAML (go-yaml).
 
-    YAML 1.1 as PyYAML reads it makes a datetime of `creationTimestamp` and a number to base 60 of
-    `1:20:30` (an address without quotes may look so); those stay strings here.
+    PyYAML reads YAML 1.1, in which `creationTimestamp` is a datetime and `1:20:30` (an unquoted
+    address may look like it) a number to base 60; here they are strings.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own spelling
@@ -86,17 +85,24 @@ for _tag, _pattern, _first in (
 def read_documents(
     data: bytes, *, only_json: bool = False, bounds: Budget | None = None
 ) -> list[Document]:
-    """Take the bytes of a file apart into documents; empty ones are left out.
+    """Parse the documents of a file, without empty ones.
 
-    `bounds` is what is left for the whole file, where `data` is only a piece of it.
+    YAML is a superset of JSON except for tabs and streams of objects, so a file that starts like
+    JSON is parsed as JSON first.
 
-    YAML is a superset of JSON but for tabs and streams of objects, so that a file that begins as
-    JSON is tried as JSON first.
+    Args:
+        data: the file, or a piece of it.
+        only_json: refuse YAML.
+        bounds: the budget left for the whole file, if `data` is a piece.
 
     Raises:
         BrokenFileError: some part of it is not YAML (or, with `only_json`, not JSON).
     """
-    text = _text(data)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BrokenFileError(line, "is not UTF-8 text") from None
     if only_json or is_json(text):
         try:
             return list(_json_documents(text))
@@ -107,14 +113,14 @@ def read_documents(
 
 
 def is_json(text: str) -> bool:
-    """Whether a file begins as JSON."""
+    """Whether a file starts like JSON."""
     return text.lstrip()[:1] in ("{", "[")
 
 
 def list_shell(text: str) -> Shell | None:
-    """Read the YAML of a List without its items; None where it might be anything else."""
+    """Parse the YAML of a List without items; None if it may be something else."""
     try:
-        refuse_deep(text, _Loader, _DEEPEST)
+        refuse_deep(text, _Loader, _MAX_DEPTH)
         nodes = list(yaml.compose_all(text, _Loader))
         values = [document.value for document in _yaml_documents(text, budget(len(text)))]
     except (yaml.YAMLError, BrokenFileError):
@@ -128,18 +134,10 @@ def list_shell(text: str) -> Shell | None:
     return Shell(kind, version) if version is None or isinstance(version, str) else None
 
 
-def _text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise BrokenFileError(line, "is not UTF-8 text") from None
-
-
 def _json_documents(text: str) -> Iterator[Document]:
     at = _skip_space(text, 0)
     line, counted = 1, 0
-    with suppress(msgspec.DecodeError, ValueError, RecursionError):  # one value, as is usual
+    with suppress(msgspec.DecodeError, ValueError, RecursionError):  # one value, the usual case
         value = msgspec.json.decode(text)
         yield Document(value, 1 + text.count("\n", 0, at))
         return
@@ -148,7 +146,7 @@ def _json_documents(text: str) -> Iterator[Document]:
         line, counted = line + text.count("\n", counted, at), at
         try:
             _, end = decoder.raw_decode(text, at)
-            # Decoded twice: only msgspec refuses NaN, lone surrogates and the like.
+            # Decoded twice: only msgspec refuses NaN, lone surrogates and so on.
             value = msgspec.json.decode(text[at:end])
         except json.JSONDecodeError as error:
             raise BrokenFileError(error.lineno, f"is not JSON: {error.msg}") from None
@@ -165,26 +163,26 @@ def _skip_space(text: str, at: int) -> int:
 
 
 def _yaml_documents(text: str, bounds: Budget) -> Iterator[Document]:
-    with _broken_yaml(text):
-        refuse_deep(text, _Loader, _DEEPEST)
+    try:
+        refuse_deep(text, _Loader, _MAX_DEPTH)
         loader = _Loader(text)
         try:
             while loader.check_node():
                 node = loader.get_node()
-                if node is not None:
-                    bounds.take(node)
-                value = _construct(loader, node) if node else None
-                if node and value is not None:
-                    yield Document(value, _line(node), _item_lines(node))
+                if node is None:
+                    continue
+                bounds.take(node)
+                line = int(node.start_mark.line) + 1
+                try:
+                    value = loader.construct_document(node)
+                except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+                    # PyYAML fails in many ways on explicit tags (`!!int x`, `!!timestamp x`).
+                    reason = f"holds a value that YAML refuses: {error}"
+                    raise BrokenFileError(line, reason) from None
+                if value is not None:
+                    yield Document(value, line, _item_lines(node))
         finally:
             loader.dispose()
-
-
-@contextmanager
-def _broken_yaml(text: str) -> Iterator[None]:
-    """Turn PyYAML's errors into BrokenFileError."""
-    try:
-        yield
     except BoundsError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise BrokenFileError(line, str(error.problem)) from None
@@ -197,21 +195,9 @@ def _broken_yaml(text: str) -> Iterator[None]:
         raise BrokenFileError(line, f"is not YAML: {error.reason}") from None
 
 
-def _construct(loader: _Loader, node: yaml.Node) -> Any:
-    try:
-        return loader.construct_document(node)
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-        # Explicit tags (`!!int x`, `!!timestamp x`) fail in PyYAML in as many ways as there are.
-        raise BrokenFileError(_line(node), f"holds a value that YAML refuses: {error}") from None
-
-
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
-
-
 def _item_lines(node: yaml.Node) -> tuple[int, ...]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if key.value == "items" and isinstance(value, yaml.SequenceNode):
-                return tuple(_line(item) for item in value.value)
+                return tuple(int(item.start_mark.line) + 1 for item in value.value)
     return ()

@@ -1,6 +1,11 @@
-"""Directories of manifests as a Source: read once, then again as files change.
+"""Directories of manifests as a Source: read once, and again whenever files change.
 
-Looks and compares; what files mean is in `manifests`.
+    watch (inotify, else polling) -> scan changed files, in a thread -> report, feed
+      ^                                                                   |
+      |____ wait for events, then until files that are open are complete _|
+
+A file that breaks keeps its last good content in force, and so does a directory that vanishes. The
+meaning of files is in manifests.py.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,125 +27,109 @@ from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.base import EventHandler, upsert_in_slices
 from steersman.source.documents import BrokenFileError
-from steersman.source.manifests import Manifest, World, combine
-from steersman.source.pieces import Known, read_again
+from steersman.source.manifests import (
+    CombinedManifests,
+    KnownPieces,
+    Manifest,
+    combine_manifests,
+    update_manifest,
+)
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _RACY_NS = 50_000_000  # a file this young may change again within the clock's granularity
-_RESCAN_SECONDS = 30.0  # looks anyway: file systems of others (NFS) send no events
-_SETTLE_SECONDS = 0.02  # editors and tools do several things at once
+_RESCAN_SECONDS = 30.0  # without events: file systems of other machines (NFS) send none
+_SETTLE_SECONDS = 0.02  # editors and tools make several changes at once
 _SETTLE_ROUNDS = 4
 _POLL_SECONDS = 0.1  # without inotify
-_WRITER_SECONDS = 2.0  # how long a file that is open and half written is waited for
+_WRITER_SECONDS = 2.0  # how long to wait for a file that is open for writing
 
-
-MOST_BYTES = 32 << 20
+MAX_FILE_BYTES = 32 << 20
 """Of one file; 10,000 Services with their slices, as kubectl prints them, are about 30 MB."""
-MOST_BYTES_TOGETHER = 256 << 20
-MOST_FILES = 10_000
+MAX_TOTAL_BYTES = 256 << 20
+MAX_FILES = 10_000
+"""Of one directory."""
 
 
 class _File(NamedTuple):
     """A file as last read."""
 
     signature: tuple[int, ...] | None
-    """None: read it again at the next look, whatever `stat` says."""
+    """From `stat`; None to read it again in any case."""
     manifest: Manifest
     """The last good content."""
-    known: Known
-    """Of its pieces, for the next time that it is read."""
+    known: KnownPieces
+    """The pieces of that content, for the next reading."""
     fault: Finding | None = None
     size: int = 0
-    """Bytes that were read."""
+    """Bytes read."""
 
 
 class _Scan(NamedTuple):
-    """All directories as last read: a value; the next look makes a new one from it."""
+    """All directories as last read; the next scan is made from it."""
 
     files: Mapping[Path, _File] = {}
     faults: Mapping[Path, Finding] = {}
-    """What is wrong with the directories themselves."""
+    """About the directories themselves."""
     linked: frozenset[Path] = frozenset()
-    """Other directories that files here are links into."""
+    """Other directories that contain the targets of symbolic links."""
     seen: frozenset[Path] = frozenset()
-    """The directories that were there at some time."""
+    """The directories that have existed at some time."""
 
 
 class FileSource:
-    """Feeds a EventHandler from the `*.yaml`, `*.yml` and `*.json` files right in some directories.
+    """Feeds an EventHandler from the `*.yaml`, `*.yml` and `*.json` files in some directories.
 
-    Hidden files and sub-directories are left alone, as by `kubectl -f DIR`. A file that breaks
-    keeps its last good content, so does a directory that vanishes; nothing is fed before each
-    directory has been there once. Faults become Findings, in the scope of the file's path.
+    Hidden files and sub-directories are ignored, as by `kubectl -f DIR`. Nothing is fed before each
+    directory has existed once. Faults become Findings, in the scope of the file's path.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        """Name the directories (a single file will do, too)."""
+        """Set the directories; each may also be a single file."""
         self._directories = tuple(directories)
         self._scan = _Scan()
         self._fed: dict[str, dict[ObjectName, KubeObject]] = {}
         self._reported: frozenset[str] = frozenset()
-        self._writing: dict[Path, float] = {}
+        self._writing: dict[Path, float] = {}  # files that are open, and when to stop waiting
 
     async def run(self, handler: EventHandler) -> None:
         """Feed the handler until cancelled."""
-        watch = self._open(handler)
+        now = asyncio.get_running_loop().time
+        watch = _open_watch(handler, self._directories)
         try:
             while True:
-                news = await self._refresh(handler, watch)
-                watch, changed = self._watch(handler, watch)
-                news |= changed
-                await self._rest(watch, 0.0 if news else _RESCAN_SECONDS)
+                # Read the files that changed.
+                writing = frozenset(self._writing)
+                scan, combined = await in_thread(_read, self._directories, self._scan, writing)
+                changed = self._note(watch.read())
+                if self._writing.keys() - writing:
+                    changed = True  # a file may have been truncated just as it was read
+                elif scan != self._scan:
+                    self._scan = scan
+                    await self._publish(handler, combined)
+
+                # Watch the directories that exist now.
+                try:
+                    changed |= watch.watch(_watched(self._directories, self._scan.linked))
+                except FileNotFoundError:  # one was removed just now
+                    changed = True
+                except OSError as error:
+                    watch.close()
+                    watch, changed = _polling(handler, error), True
+
+                # Wait for changes, and until those who write have finished.
+                seconds = 0.0 if changed else _RESCAN_SECONDS
+                end = min(now() + seconds, *self._writing.values(), math.inf)
+                await watch.wait(max(0.0, end - now()))
+                for _ in range(_SETTLE_ROUNDS):
+                    await asyncio.sleep(_SETTLE_SECONDS)
+                    if not self._note(watch.read()):
+                        break
+                self._writing = {path: end for path, end in self._writing.items() if end > now()}
         finally:
             watch.close()
 
-    def _open(self, handler: EventHandler) -> Inotify | Polling:
-        if sys.platform == "win32":  # no inotify, and that is no fault
-            return Polling(_POLL_SECONDS)
-        try:
-            watch = Inotify()
-            watch.watch(_to_watch(self._directories, ()))
-        except OSError as error:
-            return _without_inotify(handler, error)
-        return watch
-
-    def _watch(
-        self, handler: EventHandler, watch: Inotify | Polling
-    ) -> tuple[Inotify | Polling, bool]:
-        """Watch what there is now; return by what, and whether to look again at once."""
-        try:
-            return watch, watch.watch(_to_watch(self._directories, self._scan.linked))
-        except FileNotFoundError:  # it went just now
-            return watch, True
-        except OSError as error:
-            watch.close()
-            return _without_inotify(handler, error), True
-
-    async def _refresh(self, handler: EventHandler, watch: Inotify | Polling) -> bool:
-        """Look again; return whether something happened meanwhile."""
-        writing = frozenset(self._writing)
-        scan, world = await in_thread(_look, self._directories, self._scan, writing)
-        news = self._note(watch.read())
-        if self._writing.keys() - writing:
-            return True  # a file may have been cut off just as it was read: look once more
-        if scan != self._scan:
-            self._scan = scan
-            await self._publish(handler, world)
-        return news
-
-    async def _rest(self, watch: Inotify | Polling, seconds: float) -> None:
-        """Return when there may be something new and those who write have come to rest."""
-        now = asyncio.get_running_loop().time
-        end = min(now() + seconds, *self._writing.values(), math.inf)
-        await watch.wait(max(0.0, end - now()))
-        for _ in range(_SETTLE_ROUNDS):
-            await asyncio.sleep(_SETTLE_SECONDS)
-            if not self._note(watch.read()):
-                break
-        self._writing = {path: end for path, end in self._writing.items() if end > now()}
-
     def _note(self, events: Sequence[FileEvent]) -> bool:
-        """Remember who is writing; return whether there were events."""
+        """Record which files are open for writing; return whether there were events."""
         end = asyncio.get_running_loop().time() + _WRITER_SECONDS
         for event in events:
             if not event.writing:
@@ -149,38 +138,54 @@ class FileSource:
                 self._writing.setdefault(event.path, end)
         return bool(events)
 
-    async def _publish(self, handler: EventHandler, world: World) -> None:
-        """Report what is wrong; feed what changed, once each directory has been there."""
-        self._report(handler, world)
+    async def _publish(self, handler: EventHandler, combined: CombinedManifests) -> None:
+        """Report faults; feed changed objects once each directory has existed."""
+        findings = {path: list(found) for path, found in combined.findings.items()}
+        faults = {path: file.fault for path, file in self._scan.files.items() if file.fault}
+        for path, fault in (*faults.items(), *self._scan.faults.items()):
+            findings.setdefault(str(path), []).insert(0, fault)
+        for scope in self._reported - findings.keys():
+            handler.report(scope, ())
+        for scope, found in findings.items():
+            handler.report(scope, found)
+        self._reported = frozenset(findings)
         if not self._scan.seen.issuperset(self._directories):
             return
-        for kind, objects in world.objects.items():
+        for kind, objects in combined.objects.items():
             fed = self._fed.get(kind, {})
             fresh = (obj for name, obj in objects.items() if fed.get(name) is not obj)
             await upsert_in_slices(handler, fresh)
             handler.retain(kind, objects)
             self._fed[kind] = objects
 
-    def _report(self, handler: EventHandler, world: World) -> None:
-        findings = {path: list(said) for path, said in world.findings.items()}
-        faults = {path: file.fault for path, file in self._scan.files.items() if file.fault}
-        for path, fault in (*faults.items(), *self._scan.faults.items()):
-            findings.setdefault(str(path), []).insert(0, fault)
-        for scope in self._reported - findings.keys():
-            handler.report(scope, ())
-        for scope, said in findings.items():
-            handler.report(scope, said)
-        self._reported = frozenset(findings)
+
+def _open_watch(handler: EventHandler, directories: Iterable[Path]) -> Inotify | Polling:
+    if sys.platform == "win32":  # no inotify, and no Finding about that
+        return Polling(_POLL_SECONDS)
+    try:
+        watch = Inotify()
+    except OSError as error:
+        return _polling(handler, error)
+    try:
+        watch.watch(_watched(directories, ()))
+    except OSError as error:
+        watch.close()
+        return _polling(handler, error)
+    return watch
 
 
-def _without_inotify(handler: EventHandler, error: OSError) -> Polling:
+def _polling(handler: EventHandler, error: OSError) -> Polling:
     reason = f"{error}: manifests are polled; raise the sysctls fs.inotify.max_user_*"
     handler.report("inotify", [Finding("inotify", "", reason)])
     return Polling(_POLL_SECONDS)
 
 
-def _to_watch(directories: Iterable[Path], linked: Iterable[Path]) -> set[Path]:
-    """Directories in which something can happen that matters, all without symbolic links."""
+def _watched(directories: Iterable[Path], linked: Iterable[Path]) -> set[Path]:
+    """Return the directories with relevant events, resolved.
+
+    These are the directories themselves or their first existing parents, the parents of those that
+    are symbolic links, and the directories that links in them point into.
+    """
     watched = set(linked)
     for directory in directories:
         if os.path.islink(directory):
@@ -190,46 +195,79 @@ def _to_watch(directories: Iterable[Path], linked: Iterable[Path]) -> set[Path]:
     return watched
 
 
-def _look(
+def _read(
     directories: Iterable[Path], before: _Scan, writing: frozenset[Path]
-) -> tuple[_Scan, World]:
-    """Read what changed since `before`, but for files that are being written."""
+) -> tuple[_Scan, CombinedManifests]:
+    """Read the files that changed since `before`, except those open for writing. Blocks."""
     files: dict[Path, _File] = {}
     faults: dict[Path, Finding] = {}
     linked: set[Path] = set()
     seen = set(before.seen)
-    left = MOST_BYTES_TOGETHER
+    left = MAX_TOTAL_BYTES
     for directory in directories:
         try:
-            paths = sorted(_list(directory))
+            if os.path.isfile(directory):
+                paths = [directory]
+            else:
+                paths = sorted(directory / n for n in os.listdir(directory) if _is_manifest(n))
         except OSError as error:
-            faults[directory] = _missing(directory, error, directory in seen)
+            then = "nothing is done before it exists"
+            if directory in seen:
+                then = "its last content stays in force"
+            faults[directory] = _fault(directory, f"cannot be read ({error.strerror}); {then}")
             kept = (p for p in before.files if directory in (p, p.parent))
             files.update({path: before.files[path] for path in kept})
             continue
         seen.add(directory)
-        if len(paths) > MOST_FILES:
-            said = f"has {len(paths)} manifests; only the first {MOST_FILES} by name are read"
-            faults[directory] = _fault(directory, "", said)
-        for path in paths[:MOST_FILES]:
+        if len(paths) > MAX_FILES:
+            reason = f"has {len(paths)} manifests; only the first {MAX_FILES} by name are read"
+            faults[directory] = _fault(directory, reason)
+        for path in paths[:MAX_FILES]:
             busy = bool(writing) and _real(path) in writing
             old = before.files.get(path)
-            if file := old if busy else _read(path, old, left):
+            if file := old if busy else _read_file(path, old, left):
                 files[path] = file
                 left -= file.size
             if os.path.islink(path):
                 linked.add(_real(path).parent)
-    world = combine({str(path): file.manifest for path, file in files.items()})
-    return _Scan(files, faults, frozenset(linked), frozenset(seen)), world
+    combined = combine_manifests({str(path): file.manifest for path, file in files.items()})
+    return _Scan(files, faults, frozenset(linked), frozenset(seen)), combined
 
 
-def _list(directory: Path) -> Iterator[Path]:
-    if os.path.isfile(directory):
-        yield directory
-        return
-    for name in os.listdir(directory):
-        if _is_manifest(name):
-            yield directory / name
+def _read_file(path: Path, old: _File | None, left: int) -> _File | None:
+    """Read a file if it changed; None if it is gone or not a regular file.
+
+    Args:
+        path: of the file.
+        old: the file as last read.
+        left: bytes that it and all later files may have together.
+    """
+    manifest, known, size = (old.manifest, old.known, old.size) if old else (Manifest(), {}, 0)
+    good = manifest.objects or manifest.findings
+    then = "its last good content stays in force" if good else "nothing of it is in force"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        # The signature is older than the content, so any later change differs from it.
+        signature: tuple[int, ...] | None = None
+        if time.time_ns() - status.st_mtime_ns >= _RACY_NS:
+            times = (status.st_mtime_ns, status.st_ctime_ns)
+            signature = (status.st_dev, status.st_ino, status.st_size, *times)
+        if old and signature and old.signature == signature:
+            return old
+        if left < status.st_size <= MAX_FILE_BYTES:
+            raise OSError(0, f"all manifests together may have {MAX_TOTAL_BYTES} bytes")
+        data = read_file(path, MAX_FILE_BYTES)
+        return _File(signature, *update_manifest(str(path), data, known), size=len(data))
+    except BrokenFileError as error:
+        fault = _fault(path, f"{error.reason}; {then}", f"line {error.line}")
+        return _File(signature, manifest, known, fault, size)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not os.path.islink(path):
+            return None
+        fault = _fault(path, f"cannot be read ({error.strerror}); {then}")
+        return _File(None, manifest, known, fault, size)
 
 
 def _is_manifest(name: str) -> bool:
@@ -240,45 +278,5 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _read(path: Path, old: _File | None, left: int) -> _File | None:
-    """Read a file again if it changed; None where there is nothing to read (any more).
-
-    `left` is how many bytes all files may still have.
-    """
-    manifest, known, size = (old.manifest, old.known, old.size) if old else (Manifest(), {}, 0)
-    good = manifest.objects or manifest.findings
-    then = "its last good content stays in force" if good else "nothing of it is in force"
-    try:
-        status = path.stat()
-        signature = _signature(status)  # from before the read: a later change differs from it
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        if old and signature and old.signature == signature:
-            return old
-        if left < status.st_size <= MOST_BYTES:
-            raise OSError(0, f"all manifests together may have {MOST_BYTES_TOGETHER} bytes")
-        data = read_file(path, MOST_BYTES)
-        return _File(signature, *read_again(str(path), data, known), size=len(data))
-    except BrokenFileError as error:
-        fault = _fault(path, f"line {error.line}", f"{error.reason}; {then}")
-        return _File(signature, manifest, known, fault, size)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and not os.path.islink(path):
-            return None
-        fault = _fault(path, "", f"cannot be read ({error.strerror}); {then}")
-        return _File(None, manifest, known, fault, size)
-
-
-def _signature(status: os.stat_result) -> tuple[int, ...] | None:
-    if time.time_ns() - status.st_mtime_ns < _RACY_NS:
-        return None
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def _missing(directory: Path, error: OSError, seen: bool) -> Finding:
-    then = "its last content stays in force" if seen else "nothing is done before it is there"
-    return _fault(directory, "", f"cannot be read ({error.strerror}); {then}")
-
-
-def _fault(path: Path, field: str, reason: str) -> Finding:
+def _fault(path: Path, reason: str, field: str = "") -> Finding:
     return Finding(str(path), field, reason, Severity.ERROR)

@@ -16,8 +16,7 @@ from steersman.model.kube import KINDS, KubeObject, Service
 from steersman.model.names import ObjectName
 from steersman.source import files as files_module
 from steersman.source.files import FileSource
-from steersman.source.manifests import Manifest
-from steersman.source.pieces import Known, read_again
+from steersman.source.manifests import KnownPieces, Manifest, update_manifest
 
 
 class Seen:
@@ -189,7 +188,7 @@ async def test_nothing_is_fed_before_each_directory_is_there(
     here.mkdir()
     (here / "a.yaml").write_text(service("a"))
     seen = watching(here, later)
-    await seen.until(lambda: "nothing is done before it is there" in seen.told(later))
+    await seen.until(lambda: "nothing is done before it exists" in seen.told(later))
     assert not seen.objects
     later.mkdir(parents=True)
     (later / "b.yaml").write_text(service("b"))
@@ -269,11 +268,11 @@ async def test_only_what_changed_is_read_again(
 ) -> None:
     read: list[str] = []
 
-    def reading(path: str, data: bytes, known: Known) -> tuple[Manifest, Known]:
+    def reading(path: str, data: bytes, known: KnownPieces) -> tuple[Manifest, KnownPieces]:
         read.append(path)
-        return read_again(path, data, known)
+        return update_manifest(path, data, known)
 
-    monkeypatch.setattr(files_module, "read_again", reading)
+    monkeypatch.setattr(files_module, "update_manifest", reading)
     for name in ("a", "b"):
         (tmp_path / f"{name}.yaml").write_text(service(name))
         os.utime(tmp_path / f"{name}.yaml", (1e9, 1e9))
@@ -378,7 +377,7 @@ async def test_all_files_together_are_limited(
     tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = service("a")
-    monkeypatch.setattr(files_module, "MOST_BYTES_TOGETHER", 2 * len(text) + 1)
+    monkeypatch.setattr(files_module, "MAX_TOTAL_BYTES", 2 * len(text) + 1)
     for name in "abc":
         (tmp_path / f"{name}.yaml").write_text(service(name))
     seen = watching()
@@ -392,7 +391,7 @@ async def test_all_files_together_are_limited(
 async def test_files_of_a_directory_are_limited_in_number(
     tmp_path: Path, watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_module, "MOST_FILES", 2)
+    monkeypatch.setattr(files_module, "MAX_FILES", 2)
     for name in "abc":
         (tmp_path / f"{name}.yaml").write_text(service(name))
     seen = watching()

@@ -14,8 +14,7 @@ from steersman.model.findings import Severity
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName
 from steersman.source.documents import BrokenFileError, read_documents
-from steersman.source.manifests import Manifest, combine, read_manifest
-from steersman.source.pieces import read_again
+from steersman.source.manifests import Manifest, combine_manifests, read_manifest, update_manifest
 
 CART = """\
 apiVersion: v1
@@ -152,14 +151,14 @@ def test_aliases_do_not_grow_without_limit(name: str) -> None:
     with pytest.raises(BrokenFileError, match=r"grows too large by its aliases|holds itself"):
         read(BOMBS[name])
     with pytest.raises(BrokenFileError, match=r"grows too large by its aliases|holds itself"):
-        read_again("a.yaml", f"{CART}---\n{BOMBS[name]}".encode(), {})
+        update_manifest("a.yaml", f"{CART}---\n{BOMBS[name]}".encode(), {})
 
 
 def test_many_small_bombs_are_one_large_bomb() -> None:
     bomb = "---\na0: &a0 [1]\n" + "".join(LEVELS.splitlines(keepends=True)[:5])
     assert read(bomb).objects == ()
     with pytest.raises(BrokenFileError, match="grows too large"):
-        read_again("a.yaml", "".join(f"{bomb}# {i}\n" for i in range(20)).encode(), {})
+        update_manifest("a.yaml", "".join(f"{bomb}# {i}\n" for i in range(20)).encode(), {})
 
 
 def test_aliases_as_people_use_them() -> None:
@@ -349,7 +348,7 @@ def test_merge_keys() -> None:
 
 def test_the_same_object_in_two_files() -> None:
     files = {"b.yaml": read(CART.replace("10.96.0.1", "10.96.0.2"), "b.yaml"), "a.yaml": read(CART)}
-    world = combine(files)
+    world = combine_manifests(files)
     service = world.objects["Service"][ObjectName("shop", "cart")]
     assert isinstance(service, Service)
     assert service.spec.cluster_ip == "10.96.0.1"
@@ -360,7 +359,7 @@ def test_the_same_object_in_two_files() -> None:
 
 
 def test_every_kind_has_an_entry() -> None:
-    assert combine({}).objects == {
+    assert combine_manifests({}).objects == {
         "Service": {},
         "EndpointSlice": {},
         "Node": {},
@@ -377,19 +376,19 @@ subsets: [{addresses: [{ip: 10.0.0.1}]}]
 
 
 def test_endpoints_are_told_to_become_slices() -> None:
-    (finding,) = combine({"a.yaml": read(ENDPOINTS)}).findings["a.yaml"]
+    (finding,) = combine_manifests({"a.yaml": read(ENDPOINTS)}).findings["a.yaml"]
     assert finding.object == "Endpoints shop/cart"
     assert "EndpointSlice" in finding.reason
 
 
 def test_endpoints_beside_their_slices_are_no_fault() -> None:
-    assert combine({"a.yaml": read(ENDPOINTS), "b.yaml": read(SLICE)}).findings == {}
+    assert combine_manifests({"a.yaml": read(ENDPOINTS), "b.yaml": read(SLICE)}).findings == {}
 
 
 @pytest.mark.parametrize("line", ["metadata: {name: cart, namespace: shop}\n", "subsets: [{"])
 def test_endpoints_without_endpoints_are_passed_over(line: str) -> None:
     text = "\n".join(kept for kept in ENDPOINTS.splitlines() if not kept.startswith(line.strip()))
-    assert combine({"a.yaml": read(text)}).findings == {}
+    assert combine_manifests({"a.yaml": read(text)}).findings == {}
 
 
 VALUES = st.recursive(
@@ -411,7 +410,7 @@ KIND = st.sampled_from(["Service", "EndpointSlice", "Node", "ServiceCIDR", "Endp
 def line_of_fault(path: str, data: bytes) -> int | None:
     """The line where reading fails, or None where it does not (the objects unite with any)."""
     try:
-        combine({path: read_manifest(path, data)})
+        combine_manifests({path: read_manifest(path, data)})
     except BrokenFileError as error:
         return error.line
     return None

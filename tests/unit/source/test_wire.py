@@ -1,19 +1,22 @@
-"""Outlines of lists and events, and TLS contexts."""
-
 from __future__ import annotations
 
-from pathlib import Path
+import itertools
 from typing import Any
 
 import msgspec
 import pytest
-from cryptography.hazmat.primitives import serialization
+from hypothesis import given
+from hypothesis import strategies as st
 
-from steersman.source.credentials import KeyPair
-from steersman.source.kubeconfig import ClusterAccess, Material
-from steersman.source.transport import TlsContexts, TlsError
-from steersman.source.wire import ApiError, Status, decode_event, decode_list, initial_end
-from tests.support.apiserver.certificates import Authority
+from steersman.source.wire import (
+    ApiError,
+    LineSplitter,
+    LineTooLongError,
+    Status,
+    decode_event,
+    decode_list,
+    initial_end,
+)
 
 
 def page(**changes: Any) -> bytes:
@@ -56,42 +59,21 @@ def test_bookmarks_that_end_no_list(meta: dict[str, Any], reason: str) -> None:
     assert caught.value.reason == reason
 
 
-def test_contexts_are_made_anew_only_when_something_changed() -> None:
-    authority = Authority()
-    contexts = TlsContexts(ClusterAccess(servers=("https://x",), ca=Material(data=authority.pem)))
-    pair = KeyPair(*authority.issue("me"))
-    first = contexts.current(pair)
-    assert contexts.current(KeyPair(*pair)) is first
-    assert contexts.current(KeyPair(*authority.issue("me"))) is not first
-    assert contexts.current(None) is not first
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
+def test_lines_do_not_depend_on_the_chunks(text: bytes, cuts: list[int]) -> None:
+    splitter = LineSplitter()
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    lines = [
+        line for start, end in itertools.pairwise(bounds) for line in splitter.feed(text[start:end])
+    ]
+    *wanted, rest = text.split(b"\n")
+    assert lines == [line for line in wanted if line.strip()]
+    assert splitter.rest == rest
 
 
-def test_keys_that_cannot_be_used() -> None:
-    authority = Authority()
-    contexts = TlsContexts(ClusterAccess(servers=("https://x",)))
-    certificate, key = authority.issue("me")
-    locked = serialization.load_pem_private_key(key, None).private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(b"secret"),
-    )
-    for wrong in (b"no PEM", locked, authority.issue("other")[1]):
-        with pytest.raises(TlsError, match="client certificate or key cannot be used"):
-            contexts.current(KeyPair(certificate, wrong))
-
-
-def test_an_authority_that_cannot_be_read() -> None:
-    contexts = TlsContexts(ClusterAccess(servers=("https://x",), ca=Material(path="/nowhere/ca")))
-    with pytest.raises(TlsError, match="certificate authority"):
-        contexts.current(None)
-
-
-@pytest.mark.parametrize("text", ["", "\n"])
-def test_an_emptied_authority_does_not_make_everybody_trusted(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "ca.crt"
-    file.write_text(text)
-    contexts = TlsContexts(ClusterAccess(servers=("https://x",), ca=Material(path=str(file))))
-    with pytest.raises(TlsError, match=r"ca\.crt is empty"):
-        contexts.current(None)
-    file.write_bytes(Authority().pem)
-    assert len(contexts.current(None).get_ca_certs()) == 1
+@pytest.mark.parametrize("chunks", [[b"x" * 11], [b"x" * 6, b"x" * 6], [b"x" * 11 + b"\n"],
+                                    [b"x" * 6, b"x" * 6 + b"\n"]])  # fmt: skip
+def test_a_line_that_is_too_long(chunks: list[bytes]) -> None:
+    splitter = LineSplitter(max_line=10)
+    with pytest.raises(LineTooLongError):
+        [splitter.feed(chunk) for chunk in chunks]

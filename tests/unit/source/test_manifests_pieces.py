@@ -10,10 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.source import pieces as pieces_module
+from steersman.source import manifests as manifests_module
 from steersman.source.documents import BrokenFileError
-from steersman.source.manifests import Manifest, read_manifest
-from steersman.source.pieces import Known, read_again
+from steersman.source.manifests import KnownPieces, Manifest, read_manifest, update_manifest
 
 CART = "kind: Service\nmetadata: {name: cart}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}\n"
 SHOP = CART.replace("cart", "shop").replace("0.1", "0.2")
@@ -59,17 +58,17 @@ TEXTS = {
 }
 
 
-def outcome(path: str, text: str, known: Known | None = None) -> Manifest | str:
+def outcome(path: str, text: str, known: KnownPieces | None = None) -> Manifest | str:
     try:
         data = text.encode()
-        return read_manifest(path, data) if known is None else read_again(path, data, known)[0]
+        return read_manifest(path, data) if known is None else update_manifest(path, data, known)[0]
     except BrokenFileError as error:
         return str(error)
 
 
-def learned(path: str, text: str) -> Known:
+def learned(path: str, text: str) -> KnownPieces:
     try:
-        return read_again(path, text.encode(), {})[1]
+        return update_manifest(path, text.encode(), {})[1]
     except BrokenFileError:
         return {}
 
@@ -93,14 +92,14 @@ def test_any_history_of_a_file_reads_as_its_last_content(parts: list[str], data:
 @pytest.mark.parametrize("name", ["documents", "list", "indented", "json", "typed list"])
 def test_only_what_changed_is_parsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = "a.json" if name == "json" else "a.yaml"
-    _, known = read_again(path, TEXTS[name].encode(), {})
+    _, known = update_manifest(path, TEXTS[name].encode(), {})
     parsed: list[bytes] = []
 
     def reading(path: str, data: bytes, *more: Any) -> Manifest:
         parsed.append(data)
         return read_manifest(path, data, *more)
 
-    monkeypatch.setattr(pieces_module, "read_manifest", reading)
-    manifest, _ = read_again(path, TEXTS[name].replace("0.2", "0.77").encode(), known)
+    monkeypatch.setattr(manifests_module, "read_manifest", reading)
+    manifest, _ = update_manifest(path, TEXTS[name].replace("0.2", "0.77").encode(), known)
     assert [b"shop" in data for data in parsed] == [True]
     assert "10.96.0.77" in str(manifest.objects)

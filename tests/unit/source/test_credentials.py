@@ -1,60 +1,18 @@
-"""The small parts of reading an API server: lines, waits, credentials."""
-
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from steersman.host.exec import Exec, Result
-from steersman.source.backoff import Backoff, Timing
 from steersman.source.credentials import CredentialError, Credentials, KeyPair
 from steersman.source.kubeconfig import ClusterAccess, ExecPlugin
-from steersman.source.wire import LineSplitter, LineTooLongError
 
 V1 = "client.authentication.k8s.io/v1"
-
-
-@given(st.binary(max_size=200), st.lists(st.integers(0, 200)))
-def test_lines_do_not_depend_on_the_chunks(text: bytes, cuts: list[int]) -> None:
-    splitter = LineSplitter()
-    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    lines = [
-        line for start, end in itertools.pairwise(bounds) for line in splitter.feed(text[start:end])
-    ]
-    *wanted, rest = text.split(b"\n")
-    assert lines == [line for line in wanted if line.strip()]
-    assert splitter.rest == rest
-
-
-@pytest.mark.parametrize("chunks", [[b"x" * 11], [b"x" * 6, b"x" * 6], [b"x" * 11 + b"\n"],
-                                    [b"x" * 6, b"x" * 6 + b"\n"]])  # fmt: skip
-def test_a_line_that_is_too_long(chunks: list[bytes]) -> None:
-    splitter = LineSplitter(max_line=10)
-    with pytest.raises(LineTooLongError):
-        [splitter.feed(chunk) for chunk in chunks]
-
-
-def test_waits_grow_to_their_limit_and_start_anew() -> None:
-    backoff = Backoff(Timing(random=lambda: 0.5, first=1.0, longest=5.0))
-    assert [backoff.next() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
-    backoff.reset()
-    assert backoff.next() == 1.0
-
-
-@given(dice=st.floats(0, 1, exclude_max=True), wish=st.floats(0, 1e6), tries=st.integers(1, 8))
-def test_waits_have_bounds(dice: float, wish: float, tries: int) -> None:
-    backoff = Backoff(Timing(random=lambda: dice, first=1.0, longest=8.0))
-    wait = [backoff.next(wish) for _ in range(tries)][-1]
-    assert min(wish, 300.0) <= wait <= 312.0
-    assert wait >= 0.5
 
 
 class FakeExec:

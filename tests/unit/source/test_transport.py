@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from steersman.source.credentials import KeyPair
+from steersman.source.kubeconfig import ClusterAccess, Material
+from steersman.source.transport import TlsContexts, TlsError
+from tests.support.apiserver.certificates import Authority
+
+
+def test_contexts_are_made_anew_only_when_something_changed() -> None:
+    authority = Authority()
+    contexts = TlsContexts(ClusterAccess(servers=("https://x",), ca=Material(data=authority.pem)))
+    pair = KeyPair(*authority.issue("me"))
+    first = contexts.current(pair)
+    assert contexts.current(KeyPair(*pair)) is first
+    assert contexts.current(KeyPair(*authority.issue("me"))) is not first
+    assert contexts.current(None) is not first
+
+
+def test_keys_that_cannot_be_used() -> None:
+    authority = Authority()
+    contexts = TlsContexts(ClusterAccess(servers=("https://x",)))
+    certificate, key = authority.issue("me")
+    locked = serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    for wrong in (b"no PEM", locked, authority.issue("other")[1]):
+        with pytest.raises(TlsError, match="client certificate or key cannot be used"):
+            contexts.current(KeyPair(certificate, wrong))
+
+
+def test_an_authority_that_cannot_be_read() -> None:
+    contexts = TlsContexts(ClusterAccess(servers=("https://x",), ca=Material(path="/nowhere/ca")))
+    with pytest.raises(TlsError, match="certificate authority"):
+        contexts.current(None)
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_emptied_authority_does_not_make_everybody_trusted(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "ca.crt"
+    file.write_text(text)
+    contexts = TlsContexts(ClusterAccess(servers=("https://x",), ca=Material(path=str(file))))
+    with pytest.raises(TlsError, match=r"ca\.crt is empty"):
+        contexts.current(None)
+    file.write_bytes(Authority().pem)
+    assert len(contexts.current(None).get_ca_certs()) == 1
