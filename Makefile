@@ -3,7 +3,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
 # Modules that are pure: every branch of them is tested (comma-separated for coverage).
-PURE := */model/*,*/run/ledger.py,*/run/owed.py,*/compile/*,*/modes/*/render*.py,*/modes/ebpf/maglev.py
+PURE := */model/*,*/run/ledger.py,*/run/owed.py,*/compile/*,*/modes/*/render*.py
 PURE := $(PURE),*/proxy/budget.py
 PURE := $(PURE),*/run/service_metrics.py
 NFT := */modes/nftables

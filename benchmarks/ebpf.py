@@ -27,7 +27,7 @@ from benchmarks.node import Netns, Node
 from benchmarks.path import SERVER, Plot, target_service
 from steersman.modes.base import Mode
 from steersman.modes.ebpf.bpf import Object
-from steersman.modes.ebpf.engine import EbpfOptions
+from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.run.collector import collect_seldom, keep_what_is_there
 
@@ -66,7 +66,7 @@ class EbpfNode(Node):
         """What the maps take in the kernel, in MB."""
         assert isinstance(self._mode, EbpfMode)
         total = 0
-        for path in (self._mode.engine.pins.root / "maps").iterdir():
+        for path in (self._mode.datapath.pins.root / "maps").iterdir():
             pinned = Object.pinned(path)
             lines = Path(f"/proc/self/fdinfo/{pinned.fd}").read_text().splitlines()
             (taken,) = (line.split()[1] for line in lines if line.startswith("memlock:"))

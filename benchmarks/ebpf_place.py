@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from steersman.modes.ebpf.engine import EbpfOptions
+from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.probe import cgroup_root
 
 _serial = itertools.count(1)

@@ -28,7 +28,7 @@ from benchmarks.figures import Figure, figure
 from benchmarks.nft_world import NftFlat, endpoints, service
 from benchmarks.node import Netns, Node
 from steersman.modes.ebpf.bpf import TCX_EGRESS, TCX_INGRESS, Link
-from steersman.modes.ebpf.features import load, tcx
+from steersman.modes.ebpf.probe import load, tcx
 
 SERVER, POD, OUTSIDE = "10.0.0.1", "10.0.0.2", "192.0.2.2"
 _GATEWAY, _NODE = "10.0.0.3", "192.0.2.1"

@@ -12,9 +12,9 @@ from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import NodePlan
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.ebpf import flows
-from steersman.modes.ebpf.counts import Counts, Flows
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.tracking import Counts, FlowTable
 from steersman.run.mode_metrics import ModeMetrics
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
@@ -61,9 +61,9 @@ def totals(node: Node) -> NodeTotals:
 
 
 def look(node: Node) -> None:
-    tracking = node.modes[0].engine.tracking
+    tracking = node.modes[0].datapath.tracking
     assert tracking
-    tracking.collect(tracking.expiring()())
+    tracking.note_expired(tracking.prepare_expiry()())
 
 
 def test_connections_are_counted_by_destination_and_by_endpoint(node: Node) -> None:
@@ -118,7 +118,7 @@ def test_what_begins_during_a_look_is_not_missed(
     """A look takes long where there are many; what was made meanwhile was not evicted."""
     collect = flows.collect
 
-    def slowly(*given: Any) -> flows.Looked:
+    def slowly(*given: Any) -> flows.Collected:
         looked = collect(*given)
         assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
         return looked
@@ -137,7 +137,7 @@ def test_a_full_table_is_seen() -> None:
     some.add_expired(3)
     some.add_expired(4)
     assert some.event("flows_expired") == 7
-    assert some.looked(5, 6, Flows(9, 2)) == Flows(5, 2), "what was evicted stays so"
+    assert some.after_pass(5, 6, FlowTable(9, 2)) == FlowTable(5, 2), "what was evicted stays so"
     loaded.close()
 
 

@@ -143,12 +143,12 @@ async def test_a_second_one_of_another_network_namespace_is_told_who_has_the_map
 
 MOUNT = """
 from pathlib import Path
-from steersman.modes.ebpf.bpffs import is_bpffs, lacking, mount
+from steersman.modes.ebpf.probe import can_mount_bpffs, is_bpffs, mount_bpffs
 place = Path("/sys/fs/bpf")
-before = is_bpffs(place), lacking(place)
-mount(place)
-mount(place)
-print(*before, is_bpffs(place / "steersman"), lacking(place))
+before = is_bpffs(place), can_mount_bpffs(place)
+mount_bpffs(place)
+mount_bpffs(place)
+print(*before, is_bpffs(place / "steersman"), can_mount_bpffs(place))
 """
 
 
@@ -161,7 +161,7 @@ def in_private(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_bpffs_is_mounted_without_a_program() -> None:
     done = in_private("env", "PATH=/nowhere", sys.executable, "-c", MOUNT)
-    assert done.stdout == "False () True ()\n", done.stderr
+    assert done.stdout == "False True True True\n", done.stderr
 
 
 def test_where_no_bpffs_may_be_mounted_the_start_says_so() -> None:

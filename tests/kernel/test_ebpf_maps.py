@@ -16,8 +16,8 @@ from steersman.model.ruleset import diff
 from steersman.modes.ebpf import flows, layout, render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.loader import LoadedObject
-from steersman.modes.ebpf.maps import ArrayMap, HashMap
-from steersman.modes.ebpf.slots import FullError, Places
+from steersman.modes.ebpf.maps import ArrayMap, FullError, HashMap
+from steersman.modes.ebpf.services import SlotAllocator
 from steersman.modes.ebpf.tables import Tables
 from tests.support.builders import plans
 from tests.support.lab.ebpf import compiled
@@ -74,7 +74,7 @@ def test_what_is_read_is_what_was_written(loaded: LoadedObject, seed: int) -> No
     sticky = sum(
         len({v[n : n + 18] for n in range(8, len(v), 18)})
         for k, v in want.items()
-        if k[:1] == Kind.SERVICE and (layout.split_service(v).seconds or b" UDP " in k)
+        if k[:1] == Kind.SERVICE and (layout.ServiceValue.unpack(v).seconds or b" UDP " in k)
     )
     assert len(list(tables.services.members.items())) == sticky
     tables.write(diff(tables.read(), {}))
@@ -104,14 +104,14 @@ def test_connections_are_forgotten_by_their_state(loaded: LoadedObject) -> None:
     ):
         for age in (limit - 1, limit + 1):
             source = bytes((number,)) * 15 + bytes((age > limit,))
-            key = layout.FLOW_KEY.pack(source, bytes(16), b"\0\1\0\2", protocol, 0)
+            key = layout.FLOW_KEY.pack(source, bytes(16), b"\0\1", b"\0\2", protocol, 0)
             value = layout.FLOW.pack(bytes(16), now - age * second, b"\0\0", 1, state, 0)
             known.put(key, value)
-    old = [key for key, _ in known.items() if flows.over(key, known.get, timeouts, now)]
+    old = [key for key, _ in known.items() if flows.expired_keys(key, known.get, timeouts, now)]
     assert len(old) == 5
     assert all(key[15] for key in old)
     known.delete_all(old)
-    assert not any(flows.over(key, known.get, timeouts, now) for key, _ in known.items())
+    assert not any(flows.expired_keys(key, known.get, timeouts, now) for key, _ in known.items())
     known.delete_all([key for key, _ in known.items()])
 
 
@@ -191,7 +191,7 @@ def reopened(loaded: LoadedObject) -> Tables:
     """Another process, for which what was given back has always rested long enough."""
     seconds = itertools.count(0, 10)
     tables = Tables(loaded.maps, lambda: next(seconds))
-    tables.mend()
+    tables.repair()
     return tables
 
 
@@ -253,7 +253,7 @@ def refused_once(writes: int, patch: pytest.MonkeyPatch) -> None:
     memory = OSError(errno.ENOMEM, "Cannot allocate memory")
     for kind, name in WRITES:
         patch.setattr(kind, name, refusing(getattr(kind, name), memory))
-    patch.setattr(Places, "take", refusing(Places.take, FullError("no place")))
+    patch.setattr(SlotAllocator, "take", refusing(SlotAllocator.take, FullError("no place")))
 
 
 def test_a_process_goes_on_where_there_was_no_room(
@@ -261,14 +261,14 @@ def test_a_process_goes_on_where_there_was_no_room(
 ) -> None:
     tables, want = reopened(loaded), scattered(Random(7))
     tables.write(diff(tables.read(), {}))
-    take, taken = Places.take, itertools.count()
+    take, taken = SlotAllocator.take, itertools.count()
 
-    def full(places: Places, count: int) -> int:
+    def full(places: SlotAllocator, count: int) -> int:
         if next(taken) == 8:
             raise FullError
         return take(places, count)
 
-    monkeypatch.setattr(Places, "take", full)
+    monkeypatch.setattr(SlotAllocator, "take", full)
     with pytest.raises(FullError):
         tables.write(diff(tables.read(), want))
     tables.write(diff(tables.read(), want))

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from steersman.modes.ebpf import flows, layout
-from steersman.modes.ebpf.layout import BARE_PLACES, MARK_BITS, OFFSETS, pack_address
+from steersman.modes.ebpf.layout import L3_DEVICE_PLACES, OFFSETS, PRESENCE_BITS, pack_address
 from steersman.modes.ebpf.maps import ArrayMap
-from steersman.modes.ebpf.marks import Marks, place_of
+from steersman.modes.ebpf.presence import PresenceFilter, place_of
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     CLIENT,
@@ -29,7 +29,7 @@ from tests.support.lab.ebpf_packets import (
 from tests.support.lab.frames import ACK, SYN, packet, see
 
 pytestmark = MARKS
-PLACES, MARK = 1 << MARK_BITS, 4
+PLACES, MARK = 1 << PRESENCE_BITS, 4
 AT = OFFSETS["marks"]
 
 
@@ -39,10 +39,10 @@ class Marked(Programs):
     def __init__(self) -> None:
         super().__init__(trusting=True)
         self.memory = ArrayMap(self.loaded.maps["marks"]).memory
-        self.marks = Marks(self.loaded.maps["marks"])
+        self.presence = PresenceFilter(self.loaded.maps["marks"])
 
     def renew(self) -> None:
-        self.marks.renew(lambda: flows.clients(self.flows))
+        self.presence.renew(lambda: flows.clients(self.flows))
 
     def generation(self, number: int) -> set[int]:
         """Places that are marked in a generation of clients."""
@@ -96,10 +96,10 @@ def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
     marked.memory[AT["places"] : AT["places"] + PLACES * MARK] = bytes(PLACES * MARK)
     given = packet((CLIENT, 4000), (VIP, 80), flags=ACK)
     assert marked.ingress(given) == (NEXT, given)
-    marked.marks.distrust()
+    marked.presence.distrust()
     assert see(marked.ingress(given)[1])[1] == (POD, 8080)
     with flow(marked, 4000):
-        marked.marks.trust(flows.clients(marked.flows), [pack_address(VIP)])
+        marked.presence.trust(flows.clients(marked.flows), [pack_address(VIP)])
 
 
 def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
@@ -119,11 +119,11 @@ def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
 
 def test_devices_without_ethernet_share_places_with_others(marked: Marked) -> None:
     given = packet((CLIENT, 4000), (VIP, 80))
-    marked.marks.bare([LOOPBACK + BARE_PLACES])
+    marked.presence.set_l3_devices([LOOPBACK + L3_DEVICE_PLACES])
     assert see(marked.ingress(given)[1])[1] == (POD, 8080)
-    marked.marks.bare([])
-    assert not any(marked.memory[AT["bare"] : AT["bare"] + BARE_PLACES])
+    marked.presence.set_l3_devices([])
+    assert not any(marked.memory[AT["bare"] : AT["bare"] + L3_DEVICE_PLACES])
     own = layout.DEVICE.pack(pack_address(NODE), bytes(16), layout.DEVICE_NO_ETHERNET, 0)
     marked.device(own)
-    marked.marks.bare([LOOPBACK])
+    marked.presence.set_l3_devices([LOOPBACK])
     assert marked.ingress(given) == (NEXT, given)  # it begins with no IP header

@@ -14,7 +14,7 @@ import pytest
 
 from steersman.model.plan import Endpoint
 from steersman.modes.ebpf.bpf import TCX_INGRESS, Link
-from steersman.modes.ebpf.features import load
+from steersman.modes.ebpf.probe import load
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,

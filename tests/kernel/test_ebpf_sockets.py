@@ -25,9 +25,9 @@ from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import Link
 from steersman.modes.ebpf.devices import describe, list_devices
 from steersman.modes.ebpf.dump import DUMPS, dump
-from steersman.modes.ebpf.engine import Inside
 from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
+from steersman.modes.ebpf.netns import NodeNetns
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
@@ -458,12 +458,12 @@ def test_a_new_device_leaves_the_programs_of_others_alone(
 
     monkeypatch.setattr(Link, "attach", classmethod(counted))
     monkeypatch.setattr(Link, "replace", lambda *_: pytest.fail("a program was replaced"))
-    engine, name = node.modes[0].engine, Path(node.lab.node.path).name
+    datapath, name = node.modes[0].datapath, Path(node.lab.node.path).name
     ip(name, ["link add new0 type veth peer name new1"])
-    before = engine.fingerprint()
+    before = datapath.fingerprint()
     try:
-        engine.attach_devices(engine.follow_devices())
-        assert engine.fingerprint() == before, "pods that come are no drift"
+        datapath.attach_devices(datapath.write_devices())
+        assert datapath.fingerprint() == before, "pods that come are no drift"
         new = [node.lab.node.call(lambda n=n: socket.if_nametoindex(n)) for n in ("new0", "new1")]  # type: ignore[misc]
         assert sorted(made) == sorted([*new, *new])
     finally:
@@ -499,19 +499,19 @@ def test_other_endpoint_is_used(node: Node) -> None:
 def test_no_address_that_may_go_elsewhere_is_a_source(node: Node) -> None:
     """Keepalived marks virtual addresses so; the kernel lists the newest of IPv6 first."""
     name, device = Path(node.lab.node.path).name, "eth0"
-    inside = Inside(Netns(node.lab.node.path).call)
+    netns = NodeNetns(Netns(node.lab.node.path).call)
     ip(name, [f"addr add 2001:db8::77/64 dev {device} nodad preferred_lft 0"])
     try:
-        found = list_devices(inside.netlink)
+        found = list_devices(netns)
         number = next(each.number for each in found.devices if each.name == device)
         sources = layout.DEVICE.unpack(describe(found, "", "")[number])[:2]
         assert [layout.print_address(each) for each in sources] == [NODE, NODE6]
         ip(name, [f"addr del {NODE6}/64 dev {device}"])
-        found = list_devices(inside.netlink)
+        found = list_devices(netns)
         source = layout.DEVICE.unpack(describe(found, "", "")[number])[1]
         assert layout.print_address(source) == "2001:db8::77", "where there is no other"
         ip(name, ["addr add 2001:db8::99/128 dev lo nodad"])  # as routers have theirs
-        found = list_devices(inside.netlink)
+        found = list_devices(netns)
         source = layout.DEVICE.unpack(describe(found, "", "")[number])[1]
         assert layout.print_address(source) == "2001:db8::99"
         ip(name, ["addr del 2001:db8::99/128 dev lo"])

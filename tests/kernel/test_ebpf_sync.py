@@ -15,8 +15,9 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family
 from steersman.model.ruleset import diff
-from steersman.modes.ebpf.engine import EbpfOptions, Inside
+from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
+from steersman.modes.ebpf.netns import NodeNetns
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders.ebpf_node_plan import LAYOUT, LOOKER, NODE, OTHER, POD, VIP
@@ -44,7 +45,7 @@ def mode(lab: Lab) -> Iterator[EbpfMode]:
     cgroup = ebpf.new_cgroup(ebpf.next_number())
     CGROUPS[lab.node.path] = cgroup
     options = EbpfOptions(ebpf.bpffs() / cgroup.name, cgroup, file=ebpf.compiled())
-    made = EbpfMode(SubprocessExec(), options, Inside(Netns(lab.node.path).call))
+    made = EbpfMode(SubprocessExec(), options, NodeNetns(Netns(lab.node.path).call))
     yield made
     asyncio.run(made.aclose())
     shutil.rmtree(options.pins, ignore_errors=True)
@@ -52,7 +53,7 @@ def mode(lab: Lab) -> Iterator[EbpfMode]:
 
 
 def pins(mode: EbpfMode) -> Path:
-    return mode.engine.pins.root
+    return mode.datapath.pins.root
 
 
 def world(ip: str) -> Store:
@@ -66,15 +67,15 @@ async def test_what_the_next_process_cannot_change_stays(
     lab: Lab, mode: EbpfMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await Sync(world(POD), Planner(CONFIG, mode.traits), mode, FACTS).run()
-    assert mode.engine.tables
-    mode.engine.tables.node.programs = bytes(15) + b"1"  # of an older version
+    assert mode.datapath.tables
+    mode.datapath.tables.node.programs = bytes(15) + b"1"  # of an older version
     await mode.aclose()
-    again = EbpfMode(SubprocessExec(), mode.engine.options, Inside(Netns(lab.node.path).call))
+    again = EbpfMode(SubprocessExec(), mode.datapath.options, NodeNetns(Netns(lab.node.path).call))
 
     def refuse() -> None:
         raise PermissionError(errno.EPERM, "no")
 
-    monkeypatch.setattr(again.engine, "follow_devices", refuse)
+    monkeypatch.setattr(again.datapath, "write_devices", refuse)
     report = await Sync(world(OTHER), Planner(CONFIG, again.traits), again, FACTS).run()
     assert report
     result = report.result

@@ -17,7 +17,7 @@ import pytest
 import hatch_build
 from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint
-from steersman.modes.ebpf import bpf, engine, layout, loader, migrate
+from steersman.modes.ebpf import bpf, datapath, layout, loader, migrate
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
@@ -53,7 +53,9 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = path.read_text().replace("131072", "65536")
         if path.name == "structs.h":
             text = re.sub(r"(struct (?:flow|affinity) \{\n)(.*?)(?=\};)", turned, text, flags=re.S)
-            text = text.replace("places[1 << MARK_BITS];", "places[1 << MARK_BITS];\n__u64 gone;")
+            text = text.replace(
+                "places[1 << PRESENCE_BITS];", "places[1 << PRESENCE_BITS];\n__u64 gone;"
+            )
         (place / path.name).write_text(text)
     hatch_build.compile_object(place, TARGET, place / "older.o")
     return place / "older.o"
@@ -164,19 +166,19 @@ def test_no_program_trusts_what_others_do_not_mark(
     assert trusted(node, "maps") == 1
     seen = []
 
-    def settle() -> None:
+    def wait_for_programs() -> None:
         seen.append([trusted(node, maps) for maps in ("maps", "maps-old")])
-        bpf.settle()
+        bpf.wait_for_programs()
 
     monkeypatch.setattr(migrate.Migration, "finish", lambda _: None)
-    monkeypatch.setattr(engine, "settle", settle)
+    monkeypatch.setattr(datapath, "wait_for_programs", wait_for_programs)
     asyncio.run(node.modes[-1].aclose())
     asyncio.run(bring(node.mode(), PLAN))
     assert seen == [[0, 0]]
     assert trusted(node, "maps") == 1
 
 
-@pytest.mark.parametrize("step", ["copy", "exchange", "finish"])
+@pytest.mark.parametrize("step", ["copy", "switch", "finish"])
 def test_it_may_be_killed_at_any_step(
     node: Node, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import Endpoint
 from steersman.modes.ebpf.bpf import XDP, Link
 from steersman.modes.ebpf.dump import dump
-from steersman.modes.ebpf.features import load
+from steersman.modes.ebpf.probe import load
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
@@ -110,7 +110,7 @@ def counted(node: Node) -> int:
 
 def run_on(node: Node, device: str, frame: bytes) -> tuple[int, bytes]:
     """Run the program on a packet that comes in by a device of the node."""
-    loaded: Any = node.modes[-1].engine._loaded
+    loaded: Any = node.modes[-1].datapath._loaded
     number = index(node.lab.node, device)
 
     def run() -> tuple[int, bytes]:

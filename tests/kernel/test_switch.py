@@ -14,8 +14,8 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import Netlink
 from steersman.modes.ebpf import attach, clsact
-from steersman.modes.ebpf.engine import Inside
-from steersman.modes.ebpf.hold import TABLE, Hold
+from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
+from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.run.switch import clean_leftovers, others
 from tests.support.lab.cluster import Lab
@@ -120,9 +120,9 @@ def test_connections_live_through_a_switch(
 HOOKS = (
     (SubprocessExec, "run"),
     (Netlink, "batch"),
-    (attach, "_attach"),
+    (attach.Pins, "attach"),
     (attach.Pins, "detach"),
-    (clsact.Filters, "_put"),
+    (clsact, "_put_filter"),
     (clsact, "_remove_filters"),
 )
 """What changes something in the kernel, and may not be all that a switch does."""
@@ -221,18 +221,18 @@ def test_the_ebpf_mode_is_left_when_its_connections_have_ended(
 
 def test_what_is_held_is_let_go_when_nothing_is_translated(lab: Lab) -> None:
     async def scenario() -> None:
-        hold = Hold(SubprocessExec(lab.exec_argv(())), Inside(lab.node.call).netfilter)
-        await hold.take()
+        guard = NatHookGuard(SubprocessExec(lab.exec_argv(())), NodeNetns(lab.node.call))
+        await guard.create()
         assert TABLE not in lab.run("nft", "list", "tables"), "nothing to hold"
         await program(mode_of(lab, "nftables", "nft"))
         with connected(lab.socket(OUTSIDE, "TCP"), OUTSIDE, NODE, 30080):
-            await hold.take()
+            await guard.create()
             assert f"table ip {TABLE}" in lab.run("nft", "list", "tables")
-            again = Hold(SubprocessExec(lab.exec_argv(())), Inside(lab.node.call).netfilter)
-            await again.let_go()
+            again = NatHookGuard(SubprocessExec(lab.exec_argv(())), NodeNetns(lab.node.call))
+            await again.remove()
             assert f"table ip6 {TABLE}" in lab.run("nft", "list", "tables"), "still translated"
         lab.run("conntrack", "-F")
-        await again.let_go()
+        await again.remove()
         assert TABLE not in lab.run("nft", "list", "tables")
 
     asyncio.run(scenario())

@@ -27,7 +27,7 @@ from steersman.model.plan import (
 )
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
-from steersman.modes.ebpf.engine import EbpfOptions
+from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from tests.support.lab.cluster import Layout, Pod
 

@@ -23,12 +23,13 @@ import hatch_build
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.modes.ebpf import bpf
-from steersman.modes.ebpf.engine import EbpfOptions, Inside
+from steersman.modes.ebpf.datapath import EbpfOptions
+from steersman.modes.ebpf.dump import describe
 from steersman.modes.ebpf.loader import FILE
 from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.mode import EbpfMode
+from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import cgroup_root
-from steersman.modes.ebpf.text import describe
 from tests.support.lab import sockets as lab_sockets
 
 _serial = itertools.count(1)
@@ -76,14 +77,14 @@ def _mode_in(path: str, execute: Exec) -> EbpfMode:
         cgroup = new_cgroup(number)
         lab_sockets.CGROUPS[path] = cgroup
         options = EbpfOptions(bpffs() / str(number), cgroup, file=compiled())
-        inside = Inside(lab_sockets.Netns(path).call)
-        _modes[path] = EbpfMode(execute, options, inside)
+        netns = NodeNetns(lab_sockets.Netns(path).call)
+        _modes[path] = EbpfMode(execute, options, netns)
     return _modes[path]
 
 
 def forget_connections(path: str) -> None:
     """Delete what the mode of a namespace has learned of connections."""
-    flows = HashMap.pinned(_modes[path].engine.pins.maps / "flows")
+    flows = HashMap.pinned(_modes[path].datapath.pins.maps / "flows")
     flows.delete_all([key for key, _ in flows.items()])
     flows.close()
 

@@ -13,8 +13,9 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
-from steersman.modes.ebpf.engine import EbpfOptions, Inside
+from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
+from steersman.modes.ebpf.netns import NodeNetns
 from tests.support.builders.ebpf_node_plan import LAYOUT, LOOKER, bring
 from tests.support.lab import ebpf
 from tests.support.lab import sockets as lab_sockets
@@ -45,8 +46,8 @@ class Node:
 
     def mode(self) -> EbpfMode:
         """Another process, as it were."""
-        inside = Inside(Netns(self.lab.node.path).call)
-        self.modes.append(EbpfMode(SubprocessExec(), self.options, inside))
+        netns = NodeNetns(Netns(self.lab.node.path).call)
+        self.modes.append(EbpfMode(SubprocessExec(), self.options, netns))
         return self.modes[-1]
 
     def socket(self, address: str, kind: str = "TCP", at: str = LOOKER) -> socket.socket:

@@ -104,9 +104,9 @@ class Programs:
         own = layout.DEVICE.pack(layout.pack_address(NODE), layout.pack_address(NODE6), 0, 0)
         self.device(own)
         self.flows = HashMap(self.loaded.maps["flows"])
-        tables.marks.open_flows(True)
+        tables.presence.allow_new_flows(True)
         if trusting:
-            tables.marks.trust((), ())
+            tables.presence.trust((), ())
 
     def device(self, value: bytes) -> None:
         """Say what the device is that test runs take place on."""

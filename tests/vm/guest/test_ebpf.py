@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from steersman.modes.ebpf.features import FEATURES, lacking
+from steersman.modes.ebpf.probe import FEATURES, missing_features
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
@@ -49,15 +49,15 @@ def node() -> Iterator[Node]:
 
 def test_what_is_missing_is_what_came_later() -> None:
     here = version(platform.release())
-    assert [each.what for each in lacking()] == [
-        each.what for each in FEATURES if version(each.kernel) > here
+    assert [each.name for each in missing_features()] == [
+        each.name for each in FEATURES if version(each.kernel) > here
     ]
 
 
 def test_it_runs_serves_and_leaves(node: Node) -> None:
     support = asyncio.run(node.modes[0].probe())
     assert support.usable
-    assert len(support.missing) == len(lacking())
+    assert len(support.missing) == len(missing_features())
     for _ in range(2):
         with node.socket(VIP) as sock:
             sock.connect((VIP, 80))

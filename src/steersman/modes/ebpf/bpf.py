@@ -1,7 +1,7 @@
-"""The system call bpf(2), typed: objects by file descriptor, pins, links and test runs.
+"""The system call bpf(2): objects by file descriptor, pins and links.
 
-Commands and structures are those of `union bpf_attr` in linux/bpf.h; every call raises OSError
-with the kernel's errno. Descriptors are closed by their owner, an `Object`.
+Commands and structs are those of `union bpf_attr` in linux/bpf.h. Every call raises OSError with
+the kernel's errno. The owner of a descriptor, an `Object`, closes it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Self
 
 _NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "s390x": 351, "ppc64le": 361}
-"""Number of bpf(2) by machine."""
+"""System call number of bpf(2) by machine."""
 _MEMBARRIERS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "s390x": 356, "ppc64le": 365}
-"""And of membarrier(2)."""
-_EVERYWHERE = 1  # MEMBARRIER_CMD_GLOBAL
-_LONG = 0.1  # seconds; no program takes a thousandth of it
+"""System call number of membarrier(2)."""
+_MEMBARRIER_GLOBAL = 1
+_GRACE = 0.1  # seconds; no program takes a thousandth of it
 
 MAP_LOOKUP, MAP_UPDATE, MAP_DELETE = 1, 2, 3
 OBJ_PIN, OBJ_GET = 6, 7
@@ -32,8 +32,8 @@ _LINK_CGROUP = 3
 XDP = 37
 TCX_INGRESS, TCX_EGRESS = 46, 47
 CGROUP_ATTACH_TYPES = {
-    "sm_release": 34,  # before there is anything to release
-    "sm_recvmsg4": 19,  # and answers before there are any
+    "sm_release": 34,  # first the end of sockets, then answers, then requests
+    "sm_recvmsg4": 19,
     "sm_recvmsg6": 20,
     "sm_getpeername4": 29,
     "sm_getpeername6": 30,
@@ -53,14 +53,10 @@ _libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.
 
 
 def bpf(command: int, attributes: Any, size: int) -> int:
-    """Do one bpf(2); returns what the kernel returns.
-
-    Raises:
-        OSError: as the kernel says.
-    """
+    """Call bpf(2) and return its result; OSError if it fails."""
     number = _NUMBERS.get(_MACHINE)
     if number is None:
-        raise OSError(errno.ENOSYS, f"the number of bpf(2) on {_MACHINE} is not known")
+        raise OSError(errno.ENOSYS, f"the system call number of bpf(2) on {_MACHINE} is unknown")
     result: int = _libc.syscall(number, command, ctypes.addressof(attributes), size)
     if result < 0:
         code = ctypes.get_errno()
@@ -69,7 +65,7 @@ def bpf(command: int, attributes: Any, size: int) -> int:
 
 
 _attributes = functools.cache(struct.Struct)
-"""Compiled layouts of attributes: a system call takes less time than compiling one."""
+"""Cached: a system call takes less time than to compile a struct layout."""
 
 
 def call(command: int, layout: str, *values: int) -> int:
@@ -82,15 +78,15 @@ def call(command: int, layout: str, *values: int) -> int:
     return bpf(command, attributes, len(attributes) - 1)
 
 
-def settle() -> None:
+def wait_for_programs() -> None:
     """Wait until every program that runs now has ended, and so all that were replaced before.
 
-    membarrier(2) waits for a grace period of RCU, within which programs run; a kernel with CPUs
-    without ticks (nohz_full), or a filter of system calls, refuses it.
+    membarrier(2) waits for a grace period of RCU, and programs run within one. A kernel with
+    tickless CPUs (nohz_full) or a seccomp filter refuses it: then sleep.
     """
     number = _MEMBARRIERS.get(_MACHINE, -1)
-    if _libc.syscall(number, _EVERYWHERE, None, 0):
-        time.sleep(_LONG)
+    if _libc.syscall(number, _MEMBARRIER_GLOBAL, None, 0):
+        time.sleep(_GRACE)
 
 
 class Object:
@@ -101,7 +97,7 @@ class Object:
 
     @classmethod
     def pinned(cls, path: Path) -> Self:
-        """Open what is pinned; FileNotFoundError where nothing is."""
+        """Open a pinned object; FileNotFoundError if there is none."""
         name = ctypes.create_string_buffer(str(path).encode())
         return cls(call(OBJ_GET, "=QII", ctypes.addressof(name), 0, 0))
 
@@ -117,37 +113,37 @@ class Object:
         return buffer.raw
 
     def close(self) -> None:
-        """Close the descriptor; twice is once."""
+        """Close the descriptor. Idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 class Link(Object):
-    """A program at its place; it stays there while the link is pinned or open."""
+    """An attached program; it stays attached while the link is pinned or open."""
 
     @classmethod
-    def attach(cls, program: int, target: int, place: int) -> Self:
+    def attach(cls, program: int, target: int, attach_type: int) -> Self:
         """Attach a program to a cgroup (by descriptor) or a device (by index)."""
-        return cls(call(LINK_CREATE, "=IIIIIIQ", program, target, place, 0, 0, 0, 0))
+        return cls(call(LINK_CREATE, "=IIIIIIQ", program, target, attach_type, 0, 0, 0, 0))
 
     def replace(self, program: int) -> None:
-        """Put another program in the same place; packets and sockets see one or the other."""
+        """Replace the program atomically: each packet or socket sees one or the other."""
         call(LINK_UPDATE, "=IIII", self.fd, program, 0, 0)
 
     def has(self, program: int) -> bool:
-        """Whether this program (by descriptor) is the one in place."""
+        """Whether this program (by descriptor) is the attached one."""
         _, _, own = struct.unpack_from("=III", self.info(32))
         _, number = struct.unpack_from("=II", Object(program).info(8))
         return bool(own == number)
 
     def detach(self) -> None:
-        """Take the program off, also where others have the link open."""
+        """Detach the program, even if others have the link open."""
         call(LINK_DETACH, "=I", self.fd)
 
     @property
     def target(self) -> int:
-        """Id of the cgroup, or index of the device; 0 where that is gone."""
+        """Id of the cgroup, or index of the device; 0 if that is gone."""
         kind, _, _, _, target, extra = struct.unpack_from("=IIIIII", self.info(32))
         identity: int = target | extra << 32 if kind == _LINK_CGROUP else target
         return identity

@@ -1,10 +1,11 @@
-"""Programs of devices as filters of tc, for kernels without TCX (Linux 6.6).
+"""Programs on devices as filters of tc, for kernels without TCX (Linux 6.6).
 
-A device gets a qdisc `clsact`, and below it one filter for each direction. Filters stay when we go,
-and are replaced in one step. What is ours is told by the filter's name, and noted beside the pins:
+A device gets a qdisc `clsact`, and below it one filter for each direction. Filters stay when the
+process ends, and are replaced in one step. Ours are recognised by the filter's name; directories
+beside the pins note what to remove:
 
     PINS/filters/INDEX          this device has filters of ours
-    PINS/filters/INDEX-qdisc    and the qdisc is ours, too: it goes with the last filter
+    PINS/filters/INDEX-qdisc    the qdisc is ours, too: it goes with the last filter
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from steersman.host.nlmsg import (
     text,
     u32,
 )
+from steersman.modes.ebpf.netns import NodeNetns
 
 _RTM_NEWQDISC, _RTM_DELQDISC = 36, 37
 _RTM_NEWTFILTER, _RTM_DELTFILTER, _RTM_GETTFILTER = 44, 45, 46
@@ -38,11 +40,11 @@ _TCA_BPF_FD, _TCA_BPF_NAME, _TCA_BPF_FLAGS = 6, 7, 8
 _DIRECT_ACTION = 1
 _CLSACT, _CLSACT_HANDLE = 0xFFFFFFF1, 0xFFFF0000
 PARENTS = {"sm_ingress": 0xFFFFFFF2, "sm_egress": 0xFFFFFFF3}
-"""Where each program goes: ffff:fff2 and ffff:fff3, as tc(8) writes it."""
+"""Parent of each program's filter: ffff:fff2 and ffff:fff3, as tc(8) writes it."""
 _ALL = socket.htons(0x0003)  # ETH_P_ALL
 _PRIORITY, _HANDLE = 1, 0x736D
-"""Of new filters. The first priority, or the first where nobody is: a filter of others may end the
-packet's way through them, or be of a kind or for a protocol beside which ours has no room."""
+"""Of new filters. The first priority, or else the first free one: a filter of others may end the
+packet's way through them, or be of a kind or for a protocol that excludes ours."""
 _GONE = (errno.ENODEV, errno.ENOENT, errno.EINVAL)
 
 
@@ -52,106 +54,85 @@ class Filter(NamedTuple):
     priority: int
     handle: int
     name: str
-    """Of a filter of kind bpf; "" for others."""
+    """Name of a filter of kind bpf; "" for others."""
 
 
 class Filters:
-    """The programs of devices, as filters."""
+    """The programs of devices as filters."""
 
-    def __init__(self, directory: Path, connect: Callable[[], Netlink]) -> None:
+    def __init__(self, directory: Path, netns: NodeNetns) -> None:
         """Work with filters.
 
         Args:
-            directory: for the notes; made when needed.
-            connect: opens rtnetlink in the node's network namespace.
+            directory: for the notes; created when needed.
+            netns: network namespace of the devices.
         """
         self._notes = directory
-        self._connect = connect
+        self._netns = netns
 
-    def attach(self, programs: Mapping[str, int], devices: Iterable[int]) -> None:
-        """Attach the programs to devices, or replace them there; what is gone is passed over."""
-        with self._connect() as netlink:
+    def attach(self, programs: Mapping[str, int], devices: Collection[int]) -> None:
+        """Attach the programs to devices, or replace them; skip devices that are gone."""
+        with self._netns.rtnetlink() as netlink:
             for index in devices:
                 try:
-                    self._attach(netlink, index, programs)
+                    self._note(f"{index}")
+                    self._create_qdisc(netlink, index)
+                    for name, parent in PARENTS.items():
+                        _put_filter(netlink, index, parent, name, programs[name])
                 except OSError as error:
                     if error.errno != errno.ENODEV:
                         raise OSError(
                             error.errno, f"the filters of device {index}: {error.strerror}"
                         ) from error
 
-    def _attach(self, netlink: Netlink, index: int, programs: Mapping[str, int]) -> None:
-        self._note(f"{index}")
-        self._make_qdisc(netlink, index)
-        for name, parent in PARENTS.items():
-            options = nested(
-                _TCA_OPTIONS,
-                u32(_TCA_BPF_FD, programs[name]),
-                text(_TCA_BPF_NAME, _called(name)),
-                u32(_TCA_BPF_FLAGS, _DIRECT_ACTION),
-            )
-            self._put(netlink, index, parent, name, options)
-
-    def _put(self, netlink: Netlink, index: int, parent: int, name: str, options: bytes) -> None:
-        """Make a filter, or replace it."""
-        have = _find(netlink, index, parent, name)
-        place = have or Filter(_PRIORITY, _HANDLE, "")
-        try:
-            netlink.request(_filter(_RTM_NEWTFILTER, index, parent, place, options))
-        except OSError as error:
-            if have or error.errno != errno.EINVAL:
-                raise
-            place = Filter(_free_priority(netlink, index, parent), _HANDLE, "")
-            netlink.request(_filter(_RTM_NEWTFILTER, index, parent, place, options))
-
-    def _make_qdisc(self, netlink: Netlink, index: int) -> None:
+    def _create_qdisc(self, netlink: Netlink, index: int) -> None:
         noted = not self._note(f"{index}-qdisc")
         payload = _TCMSG.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0) + text(_TCA_KIND, "clsact")
         try:
             netlink.request(Request(_RTM_NEWQDISC, payload, NLM_F_CREATE | NLM_F_EXCL))
         except OSError as error:
-            if not noted:  # it is somebody else's, or there is none
+            if not noted:  # the qdisc belongs to others, or there is none
                 (self._notes / f"{index}-qdisc").rmdir()
             if error.errno != errno.EEXIST:
                 raise
 
     def intact(self, devices: Iterable[int]) -> bool:
-        """Whether every device has both filters."""
-        with self._connect() as netlink:
+        """Return whether every device has both filters."""
+        with self._netns.rtnetlink() as netlink:
             return all(
                 _find(netlink, index, parent, name)
                 for index in devices
                 for name, parent in PARENTS.items()
             )
 
-    def forget(self, devices: Iterable[int]) -> None:
-        """Forget devices that are gone: all but these."""
+    def keep_only(self, devices: Iterable[int]) -> None:
+        """Remove the notes about all devices except these."""
         keep = {str(index) for index in devices}
         for note in self._noted():
             if note.partition("-")[0] not in keep:
                 (self._notes / note).rmdir()
 
     def drop(self, devices: Iterable[int]) -> None:
-        """Forget these devices, which are gone."""
+        """Remove the notes about devices that are gone."""
         for index in devices:
             for note in (f"{index}", f"{index}-qdisc"):
                 with contextlib.suppress(FileNotFoundError):
                     (self._notes / note).rmdir()
 
     def remove(self) -> None:
-        """Remove the filters, and what is only there for them."""
+        """Remove all filters of ours, and the qdiscs that only served them."""
         noted = self._noted()
         if not noted:
             return
-        with self._connect() as netlink:
-            for note in noted:  # INDEX-qdisc comes behind INDEX
+        with self._netns.rtnetlink() as netlink:
+            for note in noted:  # INDEX-qdisc is sorted after INDEX
                 index, _, qdisc = note.partition("-")
                 (_remove_qdisc if qdisc else _remove_filters)(netlink, int(index))
                 (self._notes / note).rmdir()
         self._notes.rmdir()
 
     def _note(self, name: str) -> bool:
-        """Note something; False where it was noted before."""
+        """Make a note; return False if it was there."""
         self._notes.mkdir(mode=0o700, exist_ok=True)
         try:
             (self._notes / name).mkdir(mode=0o700)
@@ -165,19 +146,42 @@ class Filters:
         return []
 
 
-def _called(program: str) -> str:
+def _filter_name(program: str) -> str:
     return f"steersman/{program}"
 
 
-def _filter(kind: int, index: int, parent: int, which: Filter, options: bytes = b"") -> Request:
+def _filter_request(
+    kind: int, index: int, parent: int, which: Filter, options: bytes = b""
+) -> Request:
     info = which.priority << 16 | _ALL
     head = _TCMSG.pack(0, index, which.handle, parent, info)
     flags = NLM_F_CREATE | NLM_F_REPLACE if kind == _RTM_NEWTFILTER else 0
     return Request(kind, head + text(_TCA_KIND, "bpf") + options, flags)
 
 
+def _put_filter(netlink: Netlink, index: int, parent: int, name: str, program: int) -> None:
+    """Create a filter, or replace it."""
+    options = nested(
+        _TCA_OPTIONS,
+        u32(_TCA_BPF_FD, program),
+        text(_TCA_BPF_NAME, _filter_name(name)),
+        u32(_TCA_BPF_FLAGS, _DIRECT_ACTION),
+    )
+    have = _find(netlink, index, parent, name)
+    which = have or Filter(_PRIORITY, _HANDLE, "")
+    try:
+        netlink.request(_filter_request(_RTM_NEWTFILTER, index, parent, which, options))
+    except OSError as error:
+        if have or error.errno != errno.EINVAL:
+            raise
+        taken = {each.priority for each in _list(netlink, index, parent)}
+        free = next(number for number in range(1, 1 << 16) if number not in taken)
+        which = Filter(free, _HANDLE, "")
+        netlink.request(_filter_request(_RTM_NEWTFILTER, index, parent, which, options))
+
+
 def _list(netlink: Netlink, index: int, parent: int) -> Iterator[Filter]:
-    """Filters of a device; a priority is listed itself, too, with handle 0."""
+    """Yield the filters of a device; the kernel lists each priority, too, with handle 0."""
     for reply in netlink.dump(Request(_RTM_GETTFILTER, _TCMSG.pack(0, index, 0, parent, 0))):
         _, _, handle, _, info = _TCMSG.unpack_from(reply.payload)
         options = attributes(attributes(reply.payload, _TCMSG.size).get(_TCA_OPTIONS, b""))
@@ -185,34 +189,30 @@ def _list(netlink: Netlink, index: int, parent: int) -> Iterator[Filter]:
 
 
 def _find(netlink: Netlink, index: int, parent: int, program: str) -> Filter | None:
-    found = [each for each in _list(netlink, index, parent) if each.name == _called(program)]
+    name = _filter_name(program)
+    found = [each for each in _list(netlink, index, parent) if each.name == name]
     return found[0] if found else None
-
-
-def _free_priority(netlink: Netlink, index: int, parent: int) -> int:
-    taken = {each.priority for each in _list(netlink, index, parent)}
-    return next(number for number in range(1, 1 << 16) if number not in taken)
 
 
 def _remove_filters(netlink: Netlink, index: int) -> None:
     for name, parent in PARENTS.items():
         have = _find(netlink, index, parent, name)
         if have:
-            with _unless_gone():
-                netlink.request(_filter(_RTM_DELTFILTER, index, parent, have))
+            with _ignoring_gone():
+                netlink.request(_filter_request(_RTM_DELTFILTER, index, parent, have))
 
 
 def _remove_qdisc(netlink: Netlink, index: int) -> None:
     """Remove the qdisc, unless others have put filters there."""
     if not any(list(_list(netlink, index, parent)) for parent in PARENTS.values()):
-        with _unless_gone():
+        with _ignoring_gone():
             payload = _TCMSG.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0)
             netlink.request(Request(_RTM_DELQDISC, payload))
 
 
 @contextlib.contextmanager
-def _unless_gone() -> Iterator[None]:
-    """Pass over what is not there any more."""
+def _ignoring_gone() -> Iterator[None]:
+    """Ignore errors about objects that do not exist any more."""
     try:
         yield
     except OSError as error:

@@ -1,12 +1,20 @@
-"""The devices of this node, as the programs need to know them; read over rtnetlink."""
+"""The devices of this node: what the programs know about each, and the programs on them.
+
+A pod that starts or stops costs only what it changes:
+
+    notifications -> Inventory.updated -> the map `devices` -> programs on new devices
+
+Only global addresses are listed again, because a notification does not say where in the kernel's
+order they are. The map is written first: a program must find the device it runs on.
+"""
 
 from __future__ import annotations
 
+import functools
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from steersman.host.netlink import NETLINK_ROUTE, Netlink
 from steersman.host.nlmsg import Message
 from steersman.host.rtnetlink import (
     ARPHRD_ETHER,
@@ -26,31 +34,56 @@ from steersman.host.rtnetlink import (
     parse_address,
     parse_link,
 )
-from steersman.model.names import Family
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.layout import DEVICE_NO_ETHERNET, DEVICE_POD, DEVICE_XDP
+from steersman.modes.ebpf.attach import Links, Pins, XdpPrograms
+from steersman.modes.ebpf.clsact import Filters
+from steersman.modes.ebpf.loader import LoadedObject
+from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.probe import tcx
+from steersman.modes.ebpf.tables import Tables
 
 _UNUSABLE = IFA_F_DADFAILED | IFA_F_TENTATIVE
-_MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
 
 
-class Found(NamedTuple):
-    """What there is."""
+class Inventory(NamedTuple):
+    """Devices without loopback, and the global addresses of all devices."""
 
     devices: tuple[Interface, ...]
     addresses: Mapping[int, tuple[bytes, ...]]
-    """Packed global addresses by index of the device, in the kernel's order."""
+    """Packed addresses by index of the device, in the kernel's order."""
     deprecated: Mapping[int, tuple[bytes, ...]] = {}
-    """Likewise those that are to be no source (RFC 4862, 5.5.4), as virtual ones often are."""
+    """Addresses that should be no source (RFC 4862, 5.5.4), as virtual ones often are."""
+
+    def updated(self, news: Iterable[Message]) -> Inventory | None:
+        """Return the inventory after notifications; None if it must be listed again."""
+        devices = {device.number: device for device in self.devices}
+        for each in news:
+            if each.kind in (RTM_NEWADDR, RTM_DELADDR):
+                if parse_address(each).scope == RT_SCOPE_UNIVERSE:
+                    return None
+            elif is_bridge_port(each):
+                continue
+            elif each.kind == RTM_DELLINK:
+                gone = devices.pop(parse_link(each).number, None)
+                if gone and (gone.number in self.addresses or gone.number in self.deprecated):
+                    return None
+            elif each.kind == RTM_NEWLINK:
+                device = parse_link(each)
+                if device.kind != ARPHRD_LOOPBACK:
+                    devices[device.number] = device
+        return self._replace(devices=tuple(devices.values()))
 
 
-def list_devices(connect: Callable[[], Netlink]) -> Found:
-    """List devices, without loopback, and all addresses.
+class Change(NamedTuple):
+    """An inventory, and what notifications make of it."""
 
-    Raises:
-        OSError: rtnetlink does not answer.
-    """
-    with connect() as netlink:
+    before: Inventory
+    after: Inventory
+
+
+def list_devices(netns: NodeNetns) -> Inventory:
+    """List devices and addresses; OSError if rtnetlink does not answer."""
+    with netns.rtnetlink() as netlink:
         links = list(map(parse_link, netlink.dump(LIST_LINKS)))
         addresses: dict[int, tuple[bytes, ...]] = {}
         deprecated: dict[int, tuple[bytes, ...]] = {}
@@ -60,98 +93,165 @@ def list_devices(connect: Callable[[], Netlink]) -> Found:
                 continue
             packed = address.packed
             if address.family == socket.AF_INET:
-                packed = _MAPPED + packed
-            if len(packed) == 16:
+                packed = layout.IPV4_PREFIX + packed
+            if len(packed) == layout.ADDRESS_SIZE:
                 which = deprecated if address.flags & IFA_F_DEPRECATED else addresses
                 which[address.link] = (*which.get(address.link, ()), packed)
-    return Found(
-        tuple(link for link in links if link.kind != ARPHRD_LOOPBACK), addresses, deprecated
-    )
-
-
-def after(found: Found, news: Iterable[Message]) -> Found | None:
-    """Return what there is after notifications; None if only a new list can tell.
-
-    That is so for global addresses: a notification does not say where in the kernel's order they
-    are.
-    """
-    devices = {device.number: device for device in found.devices}
-    for each in news:
-        if each.kind in (RTM_NEWADDR, RTM_DELADDR):
-            if parse_address(each).scope == RT_SCOPE_UNIVERSE:
-                return None
-        elif is_bridge_port(each):
-            continue
-        elif each.kind == RTM_DELLINK:
-            gone = devices.pop(parse_link(each).number, None)
-            if gone and (gone.number in found.addresses or gone.number in found.deprecated):
-                return None
-        elif each.kind == RTM_NEWLINK:
-            device = parse_link(each)
-            if device.kind != ARPHRD_LOOPBACK:
-                devices[device.number] = device
-    return found._replace(devices=tuple(devices.values()))
-
-
-def open_route() -> Netlink:
-    """Open rtnetlink in the network namespace of the calling thread."""
-    return Netlink(NETLINK_ROUTE, buffer=1 << 20)
+    devices = tuple(link for link in links if link.kind != ARPHRD_LOOPBACK)
+    return Inventory(devices, addresses, deprecated)
 
 
 def describe(
-    found: Found,
+    inventory: Inventory,
     interface: str,
     prefix: str,
     accelerated: Collection[int] = (),
     numbers: Collection[int] | None = None,
 ) -> dict[int, bytes]:
-    """What the map `devices` should hold, by index.
+    """Return the values of the map `devices` by index.
 
-    Masquerading takes an address of the device that the packet leaves by, and where that has
-    none, the first one that any device has, loopback last: much as the kernel's own does.
+    Masquerading takes an address of the device that the packet leaves by. If that has none, it
+    takes the first one of any device, loopback last: much as the kernel's own masquerading.
 
     Args:
-        found: what there is.
-        interface: of the detector: pods are behind this device ("" for none).
-        prefix: of the detector: pods are behind devices whose names begin so.
-        accelerated: indices of the devices that have the program of XDP.
+        inventory: devices and addresses.
+        interface: device of the detector: pods are behind it ("" for none).
+        prefix: pods are behind devices with this prefix in their names ("" for none).
+        accelerated: indices of the devices with the XDP program.
         numbers: indices of the devices to describe; None for all.
     """
-    names = {device.number: device.name for device in found.devices}
-    sorts = (found.addresses, found.deprecated)
-    ordered = [
+    names = {device.number: device.name for device in inventory.devices}
+    of_device = (inventory.addresses, inventory.deprecated)
+    of_all = [
         [
             address
-            for index in sorted(sort, key=lambda n: (n not in names, n))
-            for address in sort[index]
+            for index in sorted(addresses, key=lambda n: (n not in names, n))
+            for address in addresses[index]
         ]
-        for sort in sorts
+        for addresses in of_device
     ]
     out = {}
-    for device in found.devices:
+    for device in inventory.devices:
         if numbers is not None and device.number not in numbers:
             continue
-        mine = [
+        sources = [
             address
-            for sort, every in zip(sorts, ordered, strict=True)
-            for address in (*sort.get(device.number, ()), *every)
+            for own, others in zip(of_device, of_all, strict=True)
+            for address in (*own.get(device.number, ()), *others)
         ]
-        belongs = (device.name, names.get(device.master, ""))
-        flags = DEVICE_POD if _is_pod(belongs, interface, prefix) else 0
-        flags |= 0 if device.kind == ARPHRD_ETHER else DEVICE_NO_ETHERNET
-        flags |= DEVICE_XDP if device.number in accelerated else 0
-        out[device.number] = layout.DEVICE.pack(_first(mine, True), _first(mine, False), flags, 0)
+        ipv4 = next(filter(layout.is_ipv4, sources), bytes(layout.ADDRESS_SIZE))
+        ipv6 = next(
+            (each for each in sources if not layout.is_ipv4(each)), bytes(layout.ADDRESS_SIZE)
+        )
+        flags = 0
+        for name in filter(None, (device.name, names.get(device.master, ""))):
+            if name == interface or (prefix and name.startswith(prefix)):
+                flags |= layout.DEVICE_POD
+        if device.kind != ARPHRD_ETHER:
+            flags |= layout.DEVICE_NO_ETHERNET
+        if device.number in accelerated:
+            flags |= layout.DEVICE_XDP
+        out[device.number] = layout.DEVICE.pack(ipv4, ipv6, flags, 0)
     return out
 
 
-def without_ethernet(found: Found) -> list[int]:
-    """Indices of the devices whose packets begin with the IP header."""
-    return [device.number for device in found.devices if device.kind != ARPHRD_ETHER]
+class DeviceTracker:
+    """Keeps the map of devices, and the programs on devices, up to date. Blocks."""
 
+    def __init__(
+        self,
+        pins: Pins,
+        netns: NodeNetns,
+        *,
+        use_links: bool | None = None,
+        xdp_devices: Sequence[str] = (),
+    ) -> None:
+        """Start without an inventory.
 
-def _first(addresses: Iterable[bytes], ipv4: bool) -> bytes:
-    return next((a for a in addresses if (a[:12] == _MAPPED) is ipv4), bytes(16))
+        Args:
+            pins: directory for links.
+            netns: network namespace of the devices.
+            use_links: attach by links (TCX), or by filters of tc; None chooses by the kernel.
+            xdp_devices: names of the devices that get the XDP program.
+        """
+        self._netns = netns
+        self._use_links = use_links
+        self._xdp_devices = xdp_devices
+        self._xdp = XdpPrograms(pins, netns, xdp_devices)
+        self._links = Links(pins, netns)
+        self.filters = Filters(pins.root / "filters", netns)
+        self._written: Inventory | None = None
+        """The inventory in the map; None if it must be listed again."""
+        self._attached: set[int] = set()
+        """Devices to which this process has attached the programs."""
 
+    @functools.cached_property
+    def _programs(self) -> Links | Filters:
+        use_links = tcx() if self._use_links is None else self._use_links
+        return self._links if use_links else self.filters
 
-def _is_pod(names: Iterable[str], interface: str, prefix: str) -> bool:
-    return any(n and (n == interface or (prefix and n.startswith(prefix))) for n in names)
+    def intact(self, *, new_too: bool) -> bool:
+        """Return whether every device has its programs.
+
+        Args:
+            new_too: count devices that have just appeared and may still get theirs.
+        """
+        numbers = [each.number for each in list_devices(self._netns).devices]
+        if self._written is not None and not new_too:
+            numbers = [number for number in numbers if number in self._attached]
+        return self._programs.intact(numbers)
+
+    def invalidate(self) -> None:
+        """List and write everything the next time."""
+        self._written = None
+
+    def change(self, news: Sequence[Message]) -> Change | None:
+        """Return what notifications change; None if everything must be listed."""
+        before = self._written  # a thread may replace it
+        after = before.updated(news) if before else None
+        return Change(before, after) if before and after else None
+
+    def write(
+        self, loaded: LoadedObject, tables: Tables, change: Change | None = None
+    ) -> list[int]:
+        """Write the map of devices; return the devices that need programs.
+
+        Args:
+            loaded: the programs.
+            tables: the maps.
+            change: the change since the last time; None to list everything.
+        """
+        # If this fails, or something was written since the change was computed: list everything.
+        written, self._written = self._written, None
+        before = written if change and change.before is written else None
+        inventory = change.after if change and before else list_devices(self._netns)
+        old = {each.number: each for each in before.devices} if before else {}
+        new = {each.number: each for each in inventory.devices}
+        changed = [number for number, each in new.items() if old.get(number) != each]
+
+        # The XDP program is on named devices only: without names there is nothing to attach.
+        accelerated: set[int] = set()
+        if self._xdp_devices or not before:
+            accelerated = self._xdp.attach(loaded.programs["sm_xdp"], inventory.devices)
+        interface, prefix = tables.node.pod_devices()
+        values = describe(inventory, interface, prefix, accelerated, changed)
+        tables.devices.put_all((layout.number_key(n), value) for n, value in values.items())
+
+        if before:
+            gone = old.keys() - new.keys()
+            self._programs.drop(gone)
+        else:
+            gone = {layout.read_number(key) for key, _ in tables.devices.items()} - new.keys()
+            self._programs.keep_only(new)
+        tables.devices.delete_all(map(layout.number_key, gone))
+        self._attached &= new.keys()
+        without_ethernet = [n for n, each in new.items() if each.kind != ARPHRD_ETHER]
+        tables.presence.set_l3_devices(without_ethernet)
+        self._written = inventory
+        # One that was renamed, or has joined a bridge, has its programs.
+        return [number for number in changed if not before or number not in self._attached]
+
+    def attach(self, loaded: LoadedObject, numbers: Sequence[int]) -> None:
+        """Attach the programs to devices; each takes a grace period of RCU."""
+        self._programs.attach(loaded.programs, numbers)
+        self._attached |= set(numbers)

@@ -1,4 +1,7 @@
-"""What the pinned maps hold, printed for people; reads only, also while a daemon works."""
+"""Contents of the maps in Kubernetes' words: the Ruleset for tests, pinned maps for people.
+
+`dump` only reads, and may run beside a daemon.
+"""
 
 from __future__ import annotations
 
@@ -6,43 +9,109 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from steersman.model.names import PROTOCOL_BY_NUMBER
+from steersman.model.addresses import join_host_port
+from steersman.model.names import PROTOCOL_BY_NUMBER, Family
 from steersman.modes.ebpf import bpf, layout
-from steersman.modes.ebpf.layout import Kind, print_address
+from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, print_address
 from steersman.modes.ebpf.maps import HashMap, SumMap
-from steersman.modes.ebpf.services import endpoints_of, number_key
 from steersman.modes.ebpf.tables import Tables
-from steersman.modes.ebpf.text import describe, endpoint_name
 
 PINS = Path("/sys/fs/bpf/steersman")
+_CLASSES = ("pods", "node", "others")
+_VERDICTS = ("to", "dropped", "rejected")
 _KINDS = ("", "to endpoint", "from service", "masquerade", "to client")
 _STATES = ("opening", "established", "closing", "waiting", "half closed", "refused")
 _HOOKS = ("ingress", "egress")
-_NETNS = b"\xff" * 8  # begins the client of an affinity that is a network namespace
 
 
-def dump(what: str, pins: Path = PINS) -> Iterator[str]:
+def describe(item: tuple[bytes, bytes]) -> str:
+    """Describe one object of the Ruleset in a line."""
+    key, value = item
+    kind, rest = Kind(layout.kind_of(key)), key[1:]
+    match kind:
+        case Kind.SERVICE:
+            own = ServiceValue.unpack(value)
+            affinity = f", affinity {own.seconds} s" if own.seconds else ""
+            return (
+                f"service {rest.decode()}: all {_list(own.cluster)}, local {_list(own.local)}"
+                f"{affinity}"
+            )
+        case Kind.FRONTEND:
+            return f"frontend {frontend_name(rest)}: {_frontend(FrontendValue.unpack(value))}"
+        case Kind.RANGE:
+            cidr, service = layout.split_range(rest)
+            return f"range {layout.print_cidr(cidr)} may use {service.decode()}"
+        case Kind.NODE_IP:
+            return f"node port address {print_address(rest)}"
+        case Kind.PREFIX:
+            number, cidr = layout.split_node_prefix(rest)
+            name = "pods are in" if number == layout.PREFIXES_PODS else "ServiceCIDR"
+            return f"{name} {layout.print_cidr(cidr)}"
+        case Kind.CONFIG:
+            return f"configuration flags {layout.NODE_VALUE.unpack(value)[2]}"
+        case Kind.MAGLEV:
+            return f"table of {rest.decode()}"
+        case Kind.PROGRAMS:
+            return f"programs {value.hex()}"
+
+
+def _list(endpoints: bytes) -> str:
+    return f"[{' '.join(map(endpoint_name, layout.cut(endpoints)))}]"
+
+
+def _frontend(value: FrontendValue) -> str:
+    """Describe the actions of a frontend by class of the source."""
+    parts = []
+    for place, source in enumerate(_CLASSES):
+        action = value.actions >> 4 * place & 15
+        verdict = _VERDICTS[action & 3]
+        if verdict == "to":
+            verdict = "to local" if action & layout.ACTION_LOCAL else "to all"
+            verdict += " masqueraded" if action & layout.ACTION_MASQUERADE else ""
+        parts.append(f"{source} {verdict}")
+    if value.flags & layout.FRONTEND_RANGES:
+        parts.append("source ranges")
+    return f"{value.service.decode()}, {', '.join(parts)}"
+
+
+def frontend_name(key: bytes) -> str:
+    """Print a frontend_key."""
+    address, port, protocol = layout.FRONTEND_KEY.unpack(key)
+    name = PROTOCOL_BY_NUMBER.get(protocol, str(protocol))
+    if address in layout.UNSPECIFIED.values():
+        family = "IPv4" if address == layout.UNSPECIFIED[Family.IPV4] else "IPv6"
+        return f"node port {port}/{name} {family}"
+    return f"{join_host_port(print_address(address), port)}/{name}"
+
+
+def endpoint_name(packed: bytes) -> str:
+    """Print a packed endpoint."""
+    address, port = layout.split_endpoint(packed)
+    return join_host_port(print_address(address), port)
+
+
+def dump(name: str, pins: Path = PINS) -> Iterator[str]:
     """Print one of DUMPS, a line per entry.
 
     Raises:
         FileNotFoundError: nothing is pinned: the mode does not run here.
         PermissionError: only root may look.
     """
-    return DUMPS[what](pins / "maps")
+    return DUMPS[name](pins / "maps")
 
 
-def _services(maps: Path) -> Iterator[str]:
+def _dump_services(maps: Path) -> Iterator[str]:
     wanted = (Kind.SERVICE.value, Kind.FRONTEND.value, Kind.RANGE.value)
-    ruleset = _tables(maps).read()
-    return iter(sorted(describe(item) for item in ruleset.items() if item[0][:1] in wanted))
+    ruleset = _open_tables(maps).read()
+    return iter(sorted(describe(i) for i in ruleset.items() if layout.kind_of(i[0]) in wanted))
 
 
-def _endpoints(maps: Path) -> Iterator[str]:
-    """Of bytes only those are known whose packets are rewritten here."""
-    tables = _tables(maps)
+def _dump_endpoints(maps: Path) -> Iterator[str]:
+    """Bytes are only known of connections whose packets are rewritten here."""
+    tables = _open_tables(maps)
     counted = dict(SumMap.pinned(maps / "used").sums())
     for name, record in sorted(tables.services.records.items()):
-        for end in sorted(set(endpoints_of(tables.services.read(record)))):
+        for end in sorted(set(tables.services.read(record).endpoints())):
             tally = counted.get(layout.MEMBER_KEY.pack(record.number, end), (0,) * 5)
             yield (
                 f"{name.decode()} > {endpoint_name(end)}: {tally[0]} connections, "
@@ -50,48 +119,51 @@ def _endpoints(maps: Path) -> Iterator[str]:
             )
 
 
-def _conntrack(maps: Path) -> Iterator[str]:
+def _dump_conntrack(maps: Path) -> Iterator[str]:
     now = time.monotonic_ns()
     for key, value in HashMap.pinned(maps / "flows").items():
-        source, destination, ports, protocol, hook = layout.FLOW_KEY.unpack(key)
+        source, destination, source_port, destination_port, protocol, hook = layout.FLOW_KEY.unpack(
+            key
+        )
         address, last, port, kind, state, _ = layout.FLOW.unpack(value)
         name = PROTOCOL_BY_NUMBER.get(protocol, protocol)
         yield (
-            f"{name} {endpoint_name(source + ports[:2])} > "
-            f"{endpoint_name(destination + ports[2:])} "
+            f"{name} {endpoint_name(source + source_port)} > "
+            f"{endpoint_name(destination + destination_port)} "
             f"{_HOOKS[hook]}, {_KINDS[kind]} {endpoint_name(address + port)}, {_STATES[state]}, "
             f"{(now - last) // 1_000_000_000} s ago"
         )
 
 
-def _affinity(maps: Path) -> Iterator[str]:
-    names = _tables(maps).services.number_names()
+def _dump_affinity(maps: Path) -> Iterator[str]:
+    names = _open_tables(maps).services.names_by_number()
     now = time.monotonic_ns()
     for key, value in HashMap.pinned(maps / "affinities").items():
         client, service = layout.AFFINITY_KEY.unpack(key)
         address, last, port = layout.AFFINITY.unpack(value)
-        who = f"network namespace {int.from_bytes(client[8:], layout.BYTE_ORDER)}"
+        netns = layout.netns_of_client(client)
+        client_name = print_address(client) if netns is None else f"network namespace {netns}"
         yield (
-            f"{names.get(service, b'gone').decode()}: "
-            f"{who if client.startswith(_NETNS) else print_address(client)} > "
+            f"{names.get(service, b'gone').decode()}: {client_name} > "
             f"{endpoint_name(address + port)}, {(now - last) // 1_000_000_000} s ago"
         )
 
 
-def _counters(maps: Path) -> Iterator[str]:
+def _dump_counters(maps: Path) -> Iterator[str]:
     counters = SumMap.pinned(maps / "counters")
-    return (f"{name} {counters.sum(number_key(n))}" for n, name in enumerate(layout.COUNTERS))
+    for number, name in enumerate(layout.COUNTERS):
+        yield f"{name} {counters.sum(layout.number_key(number))}"
 
 
 DUMPS: Mapping[str, Callable[[Path], Iterator[str]]] = {
-    "services": _services,
-    "endpoints": _endpoints,
-    "conntrack": _conntrack,
-    "affinity": _affinity,
-    "counters": _counters,
+    "services": _dump_services,
+    "endpoints": _dump_endpoints,
+    "conntrack": _dump_conntrack,
+    "affinity": _dump_affinity,
+    "counters": _dump_counters,
 }
 """Printers by table: ModeSpec.dumps has the names."""
 
 
-def _tables(maps: Path) -> Tables:
+def _open_tables(maps: Path) -> Tables:
     return Tables({path.name: bpf.Object.pinned(path).fd for path in maps.iterdir()})

@@ -1,8 +1,18 @@
-"""Connections that the packets' programs know (c/flow.h): how old each may get, and who goes.
+"""Flows, the connections of the packet programs (c/flow.h): which have ended, and which are stale.
 
-A packet is noted in the entries of its own way only, but a connection that one way uses is alive:
-an entry goes when it and the one of the way back are too old. One that only just ended is another
-connection's a moment later: what is deleted is looked at again just before.
+A connection has two entries in the map `flows`, and four if its source is masqueraded:
+
+    ingress  client > frontend   TO_ENDPOINT    the destination becomes the endpoint
+    egress   client > endpoint   MASQUERADE     the source becomes the node
+    ingress  endpoint > node     TO_CLIENT      the destination becomes the client
+    egress   endpoint > client   FROM_SERVICE   the source becomes the frontend
+
+The packets of the node itself have TO_ENDPOINT at egress, and FROM_SERVICE at ingress.
+
+A packet updates the entry of its own direction only, but keeps the whole connection alive: an entry
+is deleted once it and the one of the opposite direction are too old. The client may reuse its port
+for another connection a moment after one has ended, so each entry is read again just before it is
+deleted.
 """
 
 from __future__ import annotations
@@ -13,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from steersman.model.conntrack import Stale
-from steersman.model.names import Family, Protocol
+from steersman.model.names import Protocol
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.maps import HashMap
 
@@ -21,17 +31,16 @@ OPENING, ESTABLISHED, CLOSING, WAITING, FINISHED = range(5)
 INGRESS, EGRESS = range(2)
 TO_ENDPOINT, FROM_SERVICE, MASQUERADE, TO_CLIENT = 1, 2, 3, 4
 UDP, _SCTP = Protocol.UDP.number, Protocol.SCTP.number
-_STATE_AT = layout.OFFSETS["flow"]["state"]
-_PROTOCOL_AT, _KIND_AT = layout.OFFSETS["flow_key"]["protocol"], layout.OFFSETS["flow"]["kind"]
-_MAPPED = layout.UNSPECIFIED[Family.IPV4][:12]
+_AT_ONCE = 16
+"""Connections that are read again, then deleted in one call: about 0.1 ms."""
 _PROC = Path("/proc/sys/net/netfilter")
 
 Find: TypeAlias = Callable[[bytes], bytes | None]
-"""From the key of an entry to its value; None where there is none."""
+"""Returns the value of a key; None if there is no entry."""
 
 
 class Timeouts(NamedTuple):
-    """Seconds without a packet after which a connection is forgotten: those of nf_conntrack."""
+    """Seconds without a packet after which a connection has ended, as in nf_conntrack."""
 
     tcp_opening: int = 60
     tcp_established: int = 86400
@@ -44,7 +53,7 @@ class Timeouts(NamedTuple):
     sctp_closing: int = 10
 
     def of(self, protocol: int, state: int) -> int:
-        """The timeout of a flow."""
+        """Return the timeout of a flow."""
         if protocol == UDP:
             return self.udp_stream if state == ESTABLISHED else self.udp
         if protocol == _SCTP:
@@ -69,186 +78,177 @@ _SYSCTLS = (
     "nf_conntrack_sctp_timeout_established",
     "nf_conntrack_sctp_timeout_closed",
 )
-"""Where each timeout is, in the order of Timeouts."""
+"""Sysctl of each timeout, in the order of Timeouts."""
 
 
 def read_timeouts(proc: Path = _PROC) -> Timeouts:
-    """Timeouts that are in force on this node; the defaults where netfilter is not there."""
-    defaults = Timeouts()
-    return Timeouts(*(_read(proc / n, d) for n, d in zip(_SYSCTLS, defaults, strict=True)))
-
-
-def _read(path: Path, default: int) -> int:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return default
-
-
-class Removed(NamedTuple):
-    """What became of connections that were to go."""
-
-    connections: int
-    entries: int
-    """How many of the map's; a connection has two or four."""
+    """Return the timeouts of this node; the defaults if netfilter is not loaded."""
+    found = []
+    for name, default in zip(_SYSCTLS, Timeouts(), strict=True):
+        try:
+            found.append(int((proc / name).read_text()))
+        except (OSError, ValueError):
+            found.append(default)
+    return Timeouts(*found)
 
 
 class Flow(NamedTuple):
-    """An entry of the map `flows`."""
+    """An entry of the map `flows`; ends are packed endpoints."""
 
     source: bytes
-    """Packed address and port, as everywhere here."""
     destination: bytes
     protocol: int
     hook: int
     rewritten: bytes
-    """What the source or destination becomes."""
+    """The end that replaces the source or the destination."""
     kind: int
 
     @classmethod
-    def of(cls, key: bytes, value: bytes) -> Flow:
+    def unpack(cls, key: bytes, value: bytes) -> Flow:
         """Take an entry apart."""
-        source, destination, ports, protocol, hook = layout.FLOW_KEY.unpack(key)
+        source, destination, source_port, destination_port, protocol, hook = layout.FLOW_KEY.unpack(
+            key
+        )
         address, _, port, kind, _, _ = layout.FLOW.unpack(value)
-        ends = (source + ports[:2], destination + ports[2:])
+        ends = source + source_port, destination + destination_port
         return cls(*ends, protocol, hook, address + port, kind)
 
+    def is_stale(self, stale: Stale) -> bool:
+        """Whether a TO_ENDPOINT entry leads to an endpoint that its Service no longer has."""
+        frontend = bytes((self.protocol,)) + layout.without_prefix(self.destination)
+        return stale.contains(frontend, layout.without_prefix(self.rewritten))
 
-def _key(source: bytes, destination: bytes, protocol: int, hook: int) -> bytes:
-    ports = source[16:] + destination[16:]
-    return layout.FLOW_KEY.pack(source[:16], destination[:16], ports, protocol, hook)
+
+class Removed(NamedTuple):
+    """Counts of deleted connections."""
+
+    connections: int
+    entries: int
+    """A connection has two or four."""
+
+
+class Collected(NamedTuple):
+    """Counts of a pass over all flows."""
+
+    entries: int
+    """Entries that are left."""
+    expired: int
 
 
 def clients(flows: HashMap) -> Iterator[bytes]:
-    """Addresses by which the programs mark flows (c/marks.h)."""
+    """Yield the addresses of flows in the presence filter (c/presence.h)."""
     for key, value in flows.items():
-        comes = value[_KIND_AT] in (TO_ENDPOINT, MASQUERADE)
-        yield key[:16] if comes else key[16:32]
+        source, destination, *_ = layout.FLOW_KEY.unpack(key)
+        yield source if layout.flow_kind(value) in (TO_ENDPOINT, MASQUERADE) else destination
 
 
 def find_stale(flows: HashMap, stale: Stale) -> tuple[bytes, ...]:
     """Return the keys of the TO_ENDPOINT entries of stale connections."""
-    wanted = {(protocol, TO_ENDPOINT) for protocol in stale.protocols}
+    protocols = stale.protocols
     return tuple(
         key
         for key, value in flows.items()
-        if (key[_PROTOCOL_AT], value[_KIND_AT]) in wanted and is_stale(Flow.of(key, value), stale)
+        if layout.flow_kind(value) == TO_ENDPOINT
+        and layout.flow_protocol(key) in protocols
+        and Flow.unpack(key, value).is_stale(stale)
     )
 
 
-def forget(flows: HashMap, found: Iterable[bytes], stale: Stale) -> Removed:
-    """Delete those of the connections found that are stale, all entries of each."""
-    now = ((key, Flow.of(key, value)) for key in found if (value := flows.get(key)))
-    doomed = [(k, flow) for k, flow in now if flow.kind == TO_ENDPOINT and is_stale(flow, stale)]
-    keys = (each for key, flow in doomed for each in (key, *_others(flows, flow)))
+def delete_stale(flows: HashMap, found: Iterable[bytes], stale: Stale) -> Removed:
+    """Delete all entries of those connections that are still stale.
+
+    Args:
+        flows: the map.
+        found: keys that `find_stale` has returned.
+        stale: endpoints that Services no longer have, as of now.
+    """
+    now = ((key, Flow.unpack(key, value)) for key in found if (value := flows.get(key)))
+    doomed = [(key, flow) for key, flow in now if flow.kind == TO_ENDPOINT and flow.is_stale(stale)]
+    keys = []
+    for key, flow in doomed:
+        client, endpoint, protocol = flow.source, flow.rewritten, flow.protocol
+        answers_at = EGRESS if flow.hook == INGRESS else INGRESS
+        keys += [key, layout.flow_key(endpoint, client, protocol, answers_at)]
+        masqueraded = layout.flow_key(client, endpoint, protocol, EGRESS)
+        if value := flows.get(masqueraded):
+            node = Flow.unpack(masqueraded, value).rewritten
+            keys += [masqueraded, layout.flow_key(endpoint, node, protocol, INGRESS)]
     return Removed(len(doomed), flows.delete_all(keys))
 
 
-def is_stale(flow: Flow, stale: Stale) -> bool:
-    """Whether the endpoint of a TO_ENDPOINT entry is one that its Service no longer has."""
-    return stale.contains(bytes((flow.protocol,)) + plain(flow.destination), plain(flow.rewritten))
-
-
-def plain(packed: bytes) -> bytes:
-    """Address and port with four bytes for an address of IPv4, as model/conntrack.py has it."""
-    return packed[12:] if packed.startswith(_MAPPED) else packed
-
-
-def _others(flows: HashMap, flow: Flow) -> Iterator[bytes]:
-    """The other keys of a connection whose TO_ENDPOINT entry is given."""
-    client, endpoint, protocol = flow.source, flow.rewritten, flow.protocol
-    yield _key(endpoint, client, protocol, EGRESS if flow.hook == INGRESS else INGRESS)
-    key = _key(client, endpoint, protocol, EGRESS)
-    value = flows.get(key)
-    if value:
-        yield key
-        yield _key(endpoint, Flow.of(key, value).rewritten, protocol, INGRESS)
-
-
 def count_open(flows: HashMap, timeouts: Timeouts) -> int:
-    """How many connections there are that have not ended."""
+    """Count the connections that have not ended."""
     every, now = dict(flows.items()), time.monotonic_ns()
     return sum(
-        value[_KIND_AT] == TO_ENDPOINT
-        and value[_STATE_AT] in (OPENING, ESTABLISHED, FINISHED)
-        and not over(key, every.get, timeouts, now)
+        layout.flow_kind(value) == TO_ENDPOINT
+        and layout.flow_state(value) in (OPENING, ESTABLISHED, FINISHED)
+        and not expired_keys(key, every.get, timeouts, now)
         for key, value in every.items()
     )
 
 
-def over(key: bytes, find: Find, timeouts: Timeouts, now: int) -> tuple[bytes, ...]:
-    """Keys of an entry and of that of the way back, where both are too old; () if not.
+def expired_keys(key: bytes, find: Find, timeouts: Timeouts, now: int) -> tuple[bytes, ...]:
+    """Return the keys of an entry and of its opposite if both are too old; () if not.
 
     Args:
-        key: of the entry.
-        find: gives the value of a key.
-        timeouts: how old each may get.
+        key: the entry.
+        find: returns the value of a key.
+        timeouts: maximum ages.
         now: CLOCK_MONOTONIC, ns.
     """
     value = find(key)
     if not value:
         return ()
-    protocol, state, age = key[_PROTOCOL_AT], value[_STATE_AT], _age(value, now)
-    limit, half = timeouts.of(protocol, state), timeouts.tcp_half_closed
-    if age <= limit and age <= half:
+    protocol, state = layout.flow_protocol(key), layout.flow_state(value)
+    age = _age(value, now)
+    limit, half_closed = timeouts.of(protocol, state), timeouts.tcp_half_closed
+    if age <= limit and age <= half_closed:
         return ()
-    back = _way_back(key, value)
-    other = find(back)
-    if not other or _way_back(back, other) != key:
+    opposite = _opposite(key, value)
+    other = find(opposite)
+    if not other or _opposite(opposite, other) != key:
         return (key,) if age > limit else ()
-    also = timeouts.of(protocol, other[_STATE_AT])
-    if FINISHED in (state, other[_STATE_AT]):
-        limit = also = half
-    return (key, back) if age > limit and _age(other, now) > also else ()
+    other_limit = timeouts.of(protocol, layout.flow_state(other))
+    if FINISHED in (state, layout.flow_state(other)):
+        limit = other_limit = half_closed
+    return (key, opposite) if age > limit and _age(other, now) > other_limit else ()
 
 
 def _age(value: bytes, now: int) -> float:
-    """Seconds since the last packet of an entry's own way."""
+    """Return the seconds since the last packet in an entry's own direction."""
     last: int = layout.FLOW.unpack(value)[1]
     return (now - last) / 1_000_000_000
 
 
-def _way_back(key: bytes, value: bytes) -> bytes:
-    """The key of the entry by which answers to this one's packets are rewritten."""
-    source, destination, ports, protocol, hook = layout.FLOW_KEY.unpack(key)
+def _opposite(key: bytes, value: bytes) -> bytes:
+    """Return the key of the entry that rewrites the answers to an entry's packets."""
+    source, destination, source_port, destination_port, protocol, hook = layout.FLOW_KEY.unpack(key)
     address, _, port, kind, _, _ = layout.FLOW.unpack(value)
     if kind in (TO_ENDPOINT, TO_CLIENT):
-        ends = address, source, port + ports[:2]
+        ends = address, source, port, source_port
     else:
-        ends = destination, address, ports[2:] + port
+        ends = destination, address, destination_port, port
     return layout.FLOW_KEY.pack(*ends, protocol, EGRESS if hook == INGRESS else INGRESS)
 
 
-_AT_ONCE = 16
-"""Connections between the second look at the first of them and its end: some 0.1 ms."""
-
-
-class Looked(NamedTuple):
-    """What a look at all flows has found."""
-
-    entries: int
-    """Those that are left."""
-    expired: int
-
-
-def collect(flows: HashMap, timeouts: Timeouts) -> Looked:
+def collect(flows: HashMap, timeouts: Timeouts) -> Collected:
     """Delete the flows that are too old.
 
-    The list is a while old when an entry's turn comes, and its connection may have been opened
-    again: only an entry that has not changed since is deleted. With every packet one changes.
+    The list may be a second old when an entry's turn comes, and its connection open again. Every
+    packet changes an entry, so only entries that have not changed are deleted.
     """
     every = dict(flows.items())
     now = time.monotonic_ns()
-    pairs: dict[bytes, tuple[bytes, ...]] = {}
+    expired: dict[bytes, tuple[bytes, ...]] = {}
     for key in every:
-        if key not in pairs and (keys := over(key, every.get, timeouts, now)):
-            pairs.update(dict.fromkeys(keys, keys))
-    old, gone = list(dict.fromkeys(pairs.values())), 0
-    for start in range(0, len(old), _AT_ONCE):
-        unchanged = (
+        if key not in expired and (keys := expired_keys(key, every.get, timeouts, now)):
+            expired.update(dict.fromkeys(keys, keys))
+    connections, deleted = list(dict.fromkeys(expired.values())), 0
+    for start in range(0, len(connections), _AT_ONCE):
+        unchanged = [
             keys
-            for keys in old[start : start + _AT_ONCE]
+            for keys in connections[start : start + _AT_ONCE]
             if all(flows.get(key) == every[key] for key in keys)
-        )
-        gone += flows.delete_all(key for keys in unchanged for key in keys)
-    return Looked(len(every) - gone, gone)
+        ]
+        deleted += flows.delete_all(key for keys in unchanged for key in keys)
+    return Collected(len(every) - deleted, deleted)

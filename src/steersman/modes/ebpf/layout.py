@@ -1,7 +1,9 @@
 """Keys and values of the BPF maps, and the keys of the mode's Ruleset. Pure.
 
-The structs are those of c/structs.h; the loader compares the two before it loads (object.py).
-Addresses of both families take 16 bytes, IPv4 as ::ffff:a.b.c.d; ports are in network order.
+The structs are those of c/structs.h; the loader compares the two before it loads. This is the only
+module that knows where something is in a key or value. Addresses of both families take 16 bytes,
+IPv4 as ::ffff:a.b.c.d; ports are in network order, all other numbers in that of the machine. An
+endpoint is packed as address and port, 18 bytes.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import ipaddress
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from steersman.model.names import Family, PlanKey
@@ -27,7 +29,7 @@ MEMBER_KEY = struct.Struct("=I4x18s6x")
 PREFIX = struct.Struct("=II16s")
 DEVICE = struct.Struct("=16s16sII")
 CONFIG = struct.Struct("=Q16s16sIHH16s16s16s")
-FLOW_KEY = struct.Struct("=16s16s4sBB2x")
+FLOW_KEY = struct.Struct("=16s16s2s2sBB2x")
 FLOW = struct.Struct("=16sQ2sBBI")
 TALLY = struct.Struct("=QQQQQ")
 AFFINITY_KEY = struct.Struct("=16sI4x")
@@ -35,9 +37,9 @@ REVERSE_KEY = struct.Struct("=Q18s6x")
 REVERSE = struct.Struct("=18s6x")
 AFFINITY = struct.Struct("=16sQ2s6x")
 PEER = struct.Struct("=16s16s2s2s4x")
-SEAT = struct.Struct("=Q16s16s2s2s12x")
-MARK_BITS, MARK_FACTOR = 16, 0x9E3779B1
-BARE_PLACES = 256
+SOCKET_SLOT = struct.Struct("=Q16s16s2s2s12x")
+PRESENCE_BITS, PRESENCE_FACTOR = 16, 0x9E3779B1
+L3_DEVICE_PLACES = 256
 
 SIZES: Mapping[str, int] = {
     "frontend_key": FRONTEND_KEY.size,
@@ -58,9 +60,9 @@ SIZES: Mapping[str, int] = {
     "affinity_key": AFFINITY_KEY.size,
     "affinity": AFFINITY.size,
     "peer": PEER.size,
-    "seat": SEAT.size,
+    "socket_slot": SOCKET_SLOT.size,
     "mark": 4,
-    "marks": 8 + BARE_PLACES + (4 << MARK_BITS),
+    "marks": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS),
 }
 """Size of each struct by its name in C."""
 OFFSETS: Mapping[str, Mapping[str, int]] = {
@@ -104,33 +106,34 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
     "affinity_key": {"client": 0, "service": 16},
     "affinity": {"address": 0, "last": 16, "port": 24},
     "peer": {"endpoint": 0, "frontend": 16, "endpoint_port": 32, "frontend_port": 34},
-    "seat": {"cookie": 0, "peer": 8},
+    "socket_slot": {"cookie": 0, "peer": 8},
     "mark": {"served": 2},
-    "marks": {"trusted": 0, "filling": 1, "attached": 2, "bare": 8, "places": 8 + BARE_PLACES},
+    "marks": {"trusted": 0, "filling": 1, "attached": 2, "bare": 8, "places": 8 + L3_DEVICE_PLACES},
 }
-"""Where the fields are that we read or write."""
+"""Offset of each field that Python reads or writes, by struct and name in C."""
 
 
 class Kind(bytes, enum.Enum):
-    """First byte of a key of the Ruleset: what it names, and what follows in the key."""
+    """First byte of a Ruleset key: the kind of the object. The rest of the key follows it."""
 
     FRONTEND = b"F"  # frontend_key; value: actions, flags, name of the ServicePort
     SERVICE = b"S"  # name of the ServicePort; value: seconds, size of the cluster pool, endpoints
-    RANGE = b"R"  # prefix, name of the ServicePort; no value
+    RANGE = b"R"  # CIDR, name of the ServicePort; no value
     NODE_IP = b"N"  # an address that serves node ports; no value
-    PREFIX = b"P"  # id and prefix of the node; no value
+    PREFIX = b"P"  # id and CIDR of the node; no value
     CONFIG = b"C"  # nothing; value: a config without cookie and programs
-    MAGLEV = b"M"  # name of the ServicePort; value: table of its cluster pool (maglev.py)
+    MAGLEV = b"M"  # name of the ServicePort; value: table of its cluster pool (render.py)
     PROGRAMS = b"A"  # nothing; value: digest of the attached object
 
 
 BYTE_ORDER: Literal["little", "big"] = sys.byteorder
-"""Of this machine, and so of every number in the maps but for addresses and ports."""
-UNSPECIFIED: Mapping[Family, bytes] = {
-    Family.IPV4: bytes(10) + b"\xff\xff" + bytes(4),
-    Family.IPV6: bytes(16),
-}
-"""Address of a node port's frontend."""
+"""Of this machine, and so of every number in the maps except addresses and ports."""
+ADDRESS_SIZE = 16
+ENDPOINT_SIZE = 18
+IPV4_PREFIX = bytes(10) + b"\xff\xff"
+"""First bytes of an IPv4 address in 16 bytes."""
+UNSPECIFIED: Mapping[Family, bytes] = {Family.IPV4: IPV4_PREFIX + bytes(4), Family.IPV6: bytes(16)}
+"""Address in the frontend of a node port."""
 
 FRONTEND_RANGES = 1
 FRONTEND_CLUSTER_IP = 2
@@ -172,35 +175,88 @@ COUNTERS = (
     "dropped_loopback",
     "packet_accelerated",
 )
-"""What the programs count, in the order of `enum counter`."""
+"""Events that the programs count, in the order of `enum counter`."""
 
 FRONTEND_VALUE = struct.Struct("=HB")
 SERVICE_VALUE = struct.Struct("=II")
-ENDPOINT_SIZE = 18
 NODE_VALUE = struct.Struct("=16s16sI16s16s")
+_CIDR_SIZE = 1 + ADDRESS_SIZE
+_PREFIX_NUMBER_SIZE = 4
+_PREFIX_FIXED_BITS = 32
+"""Bits of a trie's key before the address: its number."""
+_FLOW_PROTOCOL_AT = OFFSETS["flow_key"]["protocol"]
+_FLOW_KIND_AT, _FLOW_STATE_AT = OFFSETS["flow"]["kind"], OFFSETS["flow"]["state"]
+_NETNS_CLIENT = b"\xff" * 8
+"""First bytes of an affinity's client that is a network namespace; its cookie follows."""
 
 
 class ServiceValue(NamedTuple):
-    """What the Ruleset says of a ServicePort, taken apart."""
+    """The value of a ServicePort in the Ruleset."""
 
     seconds: int
-    """Of affinity; 0 for none."""
+    """Affinity timeout; 0 for none."""
     cluster: bytes
-    """Packed endpoints of Pool.CLUSTER, 18 bytes each."""
+    """Packed endpoints of Pool.CLUSTER."""
     local: bytes
+    """Packed endpoints of Pool.LOCAL."""
+
+    @classmethod
+    def unpack(cls, value: bytes) -> ServiceValue:
+        """Take the value of a Kind.SERVICE apart."""
+        seconds, count = SERVICE_VALUE.unpack_from(value)
+        start, middle = SERVICE_VALUE.size, SERVICE_VALUE.size + count * ENDPOINT_SIZE
+        return cls(seconds, value[start:middle], value[middle:])
+
+    def pack(self) -> bytes:
+        """Return the value of a Kind.SERVICE."""
+        head = SERVICE_VALUE.pack(self.seconds, len(self.cluster) // ENDPOINT_SIZE)
+        return head + self.cluster + self.local
+
+    def endpoints(self) -> Iterator[bytes]:
+        """Yield the packed endpoints of both pools."""
+        return cut(self.cluster + self.local)
+
+
+class FrontendValue(NamedTuple):
+    """The value of a frontend in the Ruleset."""
+
+    actions: int
+    """Four bits for each SourceClass."""
+    flags: int
+    """FRONTEND_*."""
+    service: bytes
+    """Name of the ServicePort."""
+
+    @classmethod
+    def unpack(cls, value: bytes) -> FrontendValue:
+        """Take the value of a Kind.FRONTEND apart."""
+        actions, flags = FRONTEND_VALUE.unpack_from(value)
+        return cls(actions, flags, value[FRONTEND_VALUE.size :])
+
+    def pack(self) -> bytes:
+        """Return the value of a Kind.FRONTEND."""
+        return FRONTEND_VALUE.pack(self.actions, self.flags) + self.service
+
+
+# Addresses, endpoints, numbers
 
 
 def pack_address(address: str) -> bytes:
     """Pack a canonical address of either family into 16 bytes."""
     if ":" in address:
         return socket.inet_pton(socket.AF_INET6, address)
-    return UNSPECIFIED[Family.IPV4][:12] + socket.inet_aton(address)
+    return IPV4_PREFIX + socket.inet_aton(address)
+
+
+def is_ipv4(packed: bytes) -> bool:
+    """Whether 16 bytes (or a packed endpoint) are of IPv4."""
+    return packed.startswith(IPV4_PREFIX)
 
 
 def print_address(packed: bytes) -> str:
-    """Print 16 bytes as the canonical address that they are."""
-    if packed[:12] == UNSPECIFIED[Family.IPV4][:12]:
-        return socket.inet_ntop(socket.AF_INET, packed[12:])
+    """Print 16 bytes as a canonical address."""
+    if is_ipv4(packed):
+        return socket.inet_ntop(socket.AF_INET, packed[len(IPV4_PREFIX) :])
     return str(ipaddress.IPv6Address(packed))
 
 
@@ -209,10 +265,32 @@ def pack_endpoint(endpoint: Endpoint) -> bytes:
     return pack_address(endpoint.ip) + endpoint.port.to_bytes(2, "big")
 
 
+def split_endpoint(packed: bytes) -> tuple[bytes, int]:
+    """Return the packed address and the port of an endpoint."""
+    port = packed[ADDRESS_SIZE:ENDPOINT_SIZE]
+    return packed[:ADDRESS_SIZE], int.from_bytes(port, "big")
+
+
+def without_prefix(packed: bytes) -> bytes:
+    """Return an endpoint with the 4 bytes of an IPv4 address, as in model/conntrack.py."""
+    return packed.removeprefix(IPV4_PREFIX)
+
+
+def cut(endpoints: bytes) -> Iterator[bytes]:
+    """Yield packed endpoints one by one."""
+    return (endpoints[n : n + ENDPOINT_SIZE] for n in range(0, len(endpoints), ENDPOINT_SIZE))
+
+
 def pack_cidr(cidr: str) -> bytes:
     """Pack a canonical CIDR: its length in a 16-byte address, then that address."""
     address, _, length = cidr.partition("/")
     return bytes((int(length) + (0 if ":" in address else 96),)) + pack_address(address)
+
+
+def print_cidr(packed: bytes) -> str:
+    """Print what `pack_cidr` packs."""
+    address = print_address(packed[1:])
+    return f"{address}/{packed[0] - (0 if ':' in address else 96)}"
 
 
 def pack_action(action: Action) -> int:
@@ -221,19 +299,98 @@ def pack_action(action: Action) -> int:
     return VERDICTS[action.verdict] | local | (ACTION_MASQUERADE if action.masquerade else 0)
 
 
+def number_key(number: int) -> bytes:
+    """Return the key of an array, or of a hash by number."""
+    return number.to_bytes(4, BYTE_ORDER)
+
+
+def read_number(key: bytes) -> int:
+    """Return the number of `number_key`."""
+    return int.from_bytes(key, BYTE_ORDER)
+
+
+# Keys of the Ruleset
+
+
 def service_name(key: PlanKey) -> bytes:
-    """Name of a ServicePort in the maps: `NAMESPACE/NAME:PORT PROTOCOL FAMILY`."""
+    """Return the name of a ServicePort in the maps: `NAMESPACE/NAME:PORT PROTOCOL FAMILY`."""
     return f"{key.name} {key.name.protocol} {key.family.kubernetes}".encode()
 
 
-def split_service(value: bytes) -> ServiceValue:
-    """Take the value of a Kind.SERVICE apart."""
-    seconds, count = SERVICE_VALUE.unpack_from(value)
-    start, middle = SERVICE_VALUE.size, SERVICE_VALUE.size + count * ENDPOINT_SIZE
-    return ServiceValue(seconds, value[start:middle], value[middle:])
+def kind_of(key: bytes) -> bytes:
+    """Return the kind of an object, as bytes."""
+    return key[:1]
 
 
-def join_service(value: ServiceValue) -> bytes:
-    """Join what `split_service` takes apart."""
-    head = SERVICE_VALUE.pack(value.seconds, len(value.cluster) // ENDPOINT_SIZE)
-    return head + value.cluster + value.local
+def of_kind(kind: Kind, objects: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield keys (without their kind) and values of one kind."""
+    first = kind.value
+    return ((key[1:], value) for key, value in objects.items() if key[:1] == first)
+
+
+def split_range(rest: bytes) -> tuple[bytes, bytes]:
+    """Return the CIDR and the ServicePort of a Kind.RANGE, given its key without the kind."""
+    return rest[:_CIDR_SIZE], rest[_CIDR_SIZE:]
+
+
+def node_prefix(number: int, cidr: bytes) -> bytes:
+    """Return the key of a Kind.PREFIX without the kind."""
+    return number.to_bytes(_PREFIX_NUMBER_SIZE, "big") + cidr
+
+
+def split_node_prefix(rest: bytes) -> tuple[int, bytes]:
+    """Return the number and the CIDR of a Kind.PREFIX, given its key without the kind."""
+    return int.from_bytes(rest[:_PREFIX_NUMBER_SIZE], "big"), rest[_PREFIX_NUMBER_SIZE:]
+
+
+# Keys and values of the maps
+
+
+def pack_prefix(number: int, cidr: bytes) -> bytes:
+    """Return a key of the trie `prefixes`."""
+    return PREFIX.pack(_PREFIX_FIXED_BITS + cidr[0], number, cidr[1:])
+
+
+def unpack_prefix(key: bytes) -> tuple[int, bytes]:
+    """Return the number and the CIDR of a key of the trie `prefixes`."""
+    length, number, address = PREFIX.unpack(key)
+    return number, bytes((length - _PREFIX_FIXED_BITS,)) + address
+
+
+def address_of(key: bytes) -> bytes:
+    """Return the address that a frontend_key or a key of `node_ips` starts with."""
+    return key[:ADDRESS_SIZE]
+
+
+def unpack_name(value: bytes) -> bytes:
+    """Return the name of a ServicePort in a value of `names`."""
+    return value.rstrip(b"\0")
+
+
+def flow_key(source: bytes, destination: bytes, protocol: int, hook: int) -> bytes:
+    """Return the key of a flow between two packed endpoints."""
+    ports = source[ADDRESS_SIZE:], destination[ADDRESS_SIZE:]
+    addresses = source[:ADDRESS_SIZE], destination[:ADDRESS_SIZE]
+    return FLOW_KEY.pack(*addresses, *ports, protocol, hook)
+
+
+def flow_protocol(key: bytes) -> int:
+    """Return the protocol of a flow_key."""
+    return key[_FLOW_PROTOCOL_AT]
+
+
+def flow_kind(value: bytes) -> int:
+    """Return the kind of a flow."""
+    return value[_FLOW_KIND_AT]
+
+
+def flow_state(value: bytes) -> int:
+    """Return the state of a flow."""
+    return value[_FLOW_STATE_AT]
+
+
+def netns_of_client(client: bytes) -> int | None:
+    """Return the cookie of an affinity's client; None if the client is an address."""
+    if not client.startswith(_NETNS_CLIENT):
+        return None
+    return int.from_bytes(client[len(_NETNS_CLIENT) :], BYTE_ORDER)

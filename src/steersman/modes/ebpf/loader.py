@@ -1,6 +1,12 @@
-"""The compiled object: libbpf reads, relocates and loads it; its structs are compared with ours.
+"""The compiled object: libbpf reads, relocates and loads it.
 
-libbpf (libbpf.so.1, Debian package libbpf1) is called by ctypes; all else is bpf.py.
+Before that, BTF (the object's type information) answers two questions. Do the structs of the object
+have the fields of layout.py? And do pinned maps have the shape that the object asks for? If not,
+migrate.py makes new ones. A map knows its own BTF, so that maps of an older version can be read
+without that version. Only the outermost fields of a key or value count: those inside of one (an
+address) have never changed.
+
+libbpf (libbpf.so.1, Debian package libbpf1) is called by ctypes; everything else is bpf.py.
 """
 
 from __future__ import annotations
@@ -10,17 +16,22 @@ import errno
 import functools
 import hashlib
 import os
+import struct
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
-from steersman.modes.ebpf import bpf, layout, shapes
+from steersman.modes.ebpf import bpf, layout
 
 FILE = Path(__file__).with_name(f"steersman-{'el' if sys.byteorder == 'little' else 'eb'}.o")
-"""The object for this machine; the build makes it (hatch_build.py)."""
+"""The object for this machine; the build creates it (hatch_build.py)."""
 
-_STRUCT = 4  # BTF_KIND_STRUCT
-_LINES = 40  # of libbpf's words, in an error
+_BTF_KIND_STRUCT = 4
+_MAP_INFO = struct.Struct("=6I16sIIQQ3I")  # the start of struct bpf_map_info
+_MAP_INFO_SIZE = 80
+_LINES = 40
+"""Lines of libbpf's messages in an error."""
 _Pointer = ctypes.c_void_p
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -43,8 +54,8 @@ _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "bpf_map__name": (ctypes.c_char_p, (_Pointer,)),
     "bpf_map__fd": (ctypes.c_int, (_Pointer,)),
     **{
-        f"bpf_map__{what}": (ctypes.c_uint32, (_Pointer,))
-        for what in (
+        f"bpf_map__{attribute}": (ctypes.c_uint32, (_Pointer,))
+        for attribute in (
             *("type", "key_size", "value_size", "max_entries", "map_flags"),
             *("btf_key_type_id", "btf_value_type_id"),
         )
@@ -59,12 +70,12 @@ _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "btf__name_by_offset": (ctypes.c_char_p, (_Pointer, ctypes.c_uint32)),
     "libbpf_set_print": (_Pointer, (_PRINT,)),
 }
-"""Result and arguments of what we call."""
+"""Result and arguments of the functions that we call."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Load libbpf; OSError where it is not installed."""
+    """Load libbpf; OSError if it is not installed."""
     loaded = ctypes.CDLL("libbpf.so.1", use_errno=True)
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(loaded, name)
@@ -73,25 +84,25 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-_said: list[str] = []
+_warnings: list[str] = []
 _libc = ctypes.CDLL(None)
 _libc.vsnprintf.argtypes = (ctypes.c_char_p, ctypes.c_size_t, _Pointer, _Pointer)
 
 
-def _listen(level: int, text: int, arguments: int) -> int:
+def _keep_warning(level: int, text: int, arguments: int) -> int:
     """Keep warnings for an error message; libbpf writes to stderr otherwise."""
     if level == 0:
         buffer = ctypes.create_string_buffer(1 << 16)
         _libc.vsnprintf(buffer, len(buffer), text, arguments)
-        _said.append(buffer.value.decode(errors="replace"))
+        _warnings.append(buffer.value.decode(errors="replace"))
     return 0
 
 
-_callback = _PRINT(_listen)  # kept, for libbpf keeps a pointer to it
+_callback = _PRINT(_keep_warning)  # a global, because libbpf keeps a pointer to it
 
 
 class ObjectError(OSError):
-    """The object cannot be loaded; the text has what libbpf and the verifier said."""
+    """The object cannot be loaded; the text has the messages of libbpf and the verifier."""
 
 
 class StaleMapsError(Exception):
@@ -102,8 +113,84 @@ class StaleMapsError(Exception):
         self.names = names
 
 
+def _error(code: int, problem: str) -> ObjectError:
+    messages = "".join(_warnings).splitlines()[-_LINES:]
+    return ObjectError(code, "\n".join([f"{problem}: {os.strerror(code)}", *messages]))
+
+
+Fields: TypeAlias = Mapping[str, tuple[int, int]]
+"""Offset and size of each field by name; a type that is no struct has one field without name."""
+
+
+class Shape(NamedTuple):
+    """Type, sizes and fields of a map."""
+
+    kind: int
+    """BPF_MAP_TYPE_*."""
+    key_size: int
+    value_size: int
+    capacity: int
+    flags: int
+    key: Fields
+    value: Fields
+
+    @classmethod
+    def of_map(cls, fd: int) -> Shape:
+        """Return the shape of a map in the kernel."""
+        values = _MAP_INFO.unpack(bpf.Object(fd).info(_MAP_INFO_SIZE)[: _MAP_INFO.size])
+        kind, _, key_size, value_size, capacity, flags = values[:6]
+        number, key, value = values[-3:]
+        btf = library().btf__load_from_kernel_by_id(number) if number else None
+        try:
+            types = read_fields(btf, key), read_fields(btf, value)
+        finally:
+            library().btf__free(btf)
+        return cls(kind, key_size, value_size, capacity, flags, *types)
+
+    @classmethod
+    def of_object(cls, btf: int, handle: int) -> Shape:
+        """Return the shape of a map that an object asks for."""
+
+        def ask(attribute: str) -> int:
+            number: int = getattr(library(), f"bpf_map__{attribute}")(handle)
+            return number
+
+        return cls(
+            *(ask("type"), ask("key_size"), ask("value_size"), ask("max_entries")),
+            ask("map_flags"),
+            read_fields(btf, ask("btf_key_type_id")),
+            read_fields(btf, ask("btf_value_type_id")),
+        )
+
+    def serves_as(self, other: Shape) -> bool:
+        """Whether a map can be used as another one; fields that BTF does not know may differ."""
+        return self[:5] == other[:5] and all(
+            not mine or not theirs or mine == theirs
+            for mine, theirs in ((self.key, other.key), (self.value, other.value))
+        )
+
+
+def read_fields(btf: int | None, number: int) -> dict[str, tuple[int, int]]:
+    """Return the fields of a type; none if BTF does not know it."""
+    if not btf or not number:
+        return {}
+    number = library().btf__resolve_type(btf, number)
+    size = library().btf__resolve_size(btf, number)
+    address = library().btf__type_by_id(btf, number)
+    _, info, _ = struct.unpack("=III", ctypes.string_at(address, 12))
+    if info >> 24 & 0x1F != _BTF_KIND_STRUCT:
+        return {"": (0, size)}
+    out = {}
+    for place in range(info & 0xFFFF):
+        member = ctypes.string_at(address + 12 + 12 * place, 12)
+        text, member_type, bits = struct.unpack("=III", member)
+        name = library().btf__name_by_offset(btf, text).decode()
+        out[name] = (bits // 8, library().btf__resolve_size(btf, member_type))
+    return out
+
+
 def digest(path: Path = FILE) -> bytes:
-    """Sixteen bytes that tell objects apart."""
+    """Return sixteen bytes that identify an object."""
     return hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
 
 
@@ -111,21 +198,25 @@ class LoadedObject:
     """The programs and maps of an object, in the kernel while this is open or they are pinned."""
 
     def __init__(self, path: Path, pins: Path | None) -> None:
-        """Load an object; maps that are pinned in `pins` are taken over, others are pinned there.
+        """Load an object; use the maps that are pinned in `pins`, and pin the others there.
 
         Raises:
             ObjectError: libbpf or the kernel refused it, or its structs are not ours.
             StaleMapsError: maps of another shape are pinned.
         """
-        self._library = library()
         data = path.read_bytes()
         options = _OpenOptions(ctypes.sizeof(_OpenOptions), b"steersman")
-        _said.clear()
-        self._object = self._library.bpf_object__open_mem(data, len(data), ctypes.byref(options))
+        _warnings.clear()
+        self._object = library().bpf_object__open_mem(data, len(data), ctypes.byref(options))
         if not self._object:
             raise _error(ctypes.get_errno(), f"{path} is no BPF object")
         try:
-            self._prepare(path, pins)
+            if wrong := next(iter(differences(self._object)), ""):
+                raise _error(errno.EINVAL, f"{path} has other structs than this version: {wrong}")
+            if pins:
+                self._use_pins(pins)
+            if failed := library().bpf_object__load(self._object):
+                raise _error(-failed, f"the kernel does not load {path}")
         except BaseException:
             self.close()
             raise
@@ -133,69 +224,52 @@ class LoadedObject:
         """Descriptors by name."""
         self.maps = self._descriptors("map")
 
-    def _prepare(self, path: Path, pins: Path | None) -> None:
-        if wrong := list(differences(self._library, self._object)):
-            raise _error(errno.EINVAL, f"{path} has other structs than this version: {wrong[0]}")
-        if pins:
-            self._pin(pins)
-        failed = self._library.bpf_object__load(self._object)
-        if failed:
-            raise _error(-failed, f"the kernel does not load {path}")
-
-    def _pin(self, pins: Path) -> None:
-        btf, stale = self._library.bpf_object__btf(self._object), set()
+    def _use_pins(self, pins: Path) -> None:
+        btf, stale = library().bpf_object__btf(self._object), set()
         for name, handle in self._each("map"):
-            if name.startswith((".", "steersma")):  # of the compiler
+            if name.startswith((".", "steersma")):  # created by the compiler
                 continue
-            self._library.bpf_map__set_pin_path(handle, os.fsencode(pins / name))
+            library().bpf_map__set_pin_path(handle, os.fsencode(pins / name))
             if (pins / name).exists():
                 pinned = bpf.Object.pinned(pins / name)
-                found = shapes.of_pinned(self._library, pinned.fd)
+                found = Shape.of_map(pinned.fd)
                 pinned.close()
-                if not shapes.same(found, shapes.of_object(self._library, btf, handle)):
+                if not found.serves_as(Shape.of_object(btf, handle)):
                     stale.add(name)
         if stale:
             raise StaleMapsError(frozenset(stale))
 
     def _each(self, kind: str) -> Iterator[tuple[str, int]]:
-        next_one = getattr(self._library, f"bpf_object__next_{kind}")
-        name_of = getattr(self._library, f"bpf_{kind}__name")
+        next_one = getattr(library(), f"bpf_object__next_{kind}")
+        name_of = getattr(library(), f"bpf_{kind}__name")
         handle = next_one(self._object, None)
         while handle:
             yield name_of(handle).decode(), handle
             handle = next_one(self._object, handle)
 
     def _descriptors(self, kind: str) -> dict[str, int]:
-        fd_of = getattr(self._library, f"bpf_{kind}__fd")
+        fd_of = getattr(library(), f"bpf_{kind}__fd")
         return {name: fd_of(handle) for name, handle in self._each(kind)}
 
     def close(self) -> None:
-        """Close every descriptor; twice is once."""
+        """Close every descriptor. Idempotent."""
         if self._object:
-            self._library.bpf_object__close(self._object)
+            library().bpf_object__close(self._object)
             self._object = None
 
 
-def _error(code: int, what: str) -> ObjectError:
-    said = "".join(_said).splitlines()[-_LINES:]
-    return ObjectError(code, "\n".join([f"{what}: {os.strerror(code)}", *said]))
-
-
-def differences(library: ctypes.CDLL, handle: int) -> Iterator[str]:
-    """Where the structs of an object are not those of layout.py."""
-    btf = library.bpf_object__btf(handle)
+def differences(handle: int) -> Iterator[str]:
+    """Yield differences between the structs of an object and layout.py."""
+    btf = library().bpf_object__btf(handle)
     for name, size in layout.SIZES.items():
-        number = library.btf__find_by_name_kind(btf, name.encode(), _STRUCT)
+        number = library().btf__find_by_name_kind(btf, name.encode(), _BTF_KIND_STRUCT)
         if number < 0:
             yield f"struct {name} is missing"
-        elif (found := library.btf__resolve_size(btf, number)) != size:
+            continue
+        if (found := library().btf__resolve_size(btf, number)) != size:
             yield f"struct {name} has {found} bytes, not {size}"
-        else:
-            yield from _moved(name, shapes.fields(library, btf, number))
-
-
-def _moved(name: str, members: shapes.Fields) -> Iterator[str]:
-    for member, offset in layout.OFFSETS.get(name, {}).items():
-        found, _ = members.get(member, (None, 0))
-        if found != offset:
-            yield f"{name}.{member} is at {found}, not {offset}"
+        members = read_fields(btf, number)
+        for member, offset in layout.OFFSETS.get(name, {}).items():
+            at, _ = members.get(member, (None, 0))
+            if at != offset:
+                yield f"{name}.{member} is at {at}, not {offset}"

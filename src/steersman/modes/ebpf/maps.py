@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from steersman.modes.ebpf import bpf
-from steersman.modes.ebpf.slots import FullError
 
 _LPM_TRIE = 11
 _PER_CPU = (5, 6, 10)  # BPF_MAP_TYPE_PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH
@@ -38,6 +37,10 @@ _TO_KEY = 16
 _BATCH = struct.Struct("=QQQQIIQQ")
 """Attributes of a call for a batch: cursors, keys, values, count, map, flags."""
 _COUNT_AT = 32
+
+
+class FullError(OSError):
+    """A map has no room left."""
 
 
 class HashMap(bpf.Object):
@@ -200,50 +203,49 @@ class SumMap(HashMap):
 
 
 class ArrayMap(bpf.Object):
-    """An array of fixed records, mapped into memory: writing costs no system call.
+    """An array of records, mapped into memory: writing needs no system call.
 
-    Only the part that has been used is mapped, for all that is counts as the process's own.
+    Only the part that has been used is mapped, as all of it would count as the process's memory.
     """
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
-        info = struct.unpack_from("=6I", self.info(88))
-        self.value_size, self.capacity = info[3], info[4]
+        _, _, _, self.value_size, self.capacity, _ = struct.unpack("=6I", self.info(24))
         if self.value_size % 8:
             raise ValueError("records of a mapped array are whole words")
         self._map(_FIRST_BYTES)
 
     def _map(self, size: int) -> None:
-        """Have the first bytes in memory, in whole pages."""
+        """Map the first bytes, in whole pages."""
         pages = -(-min(size, self.value_size * self.capacity) // mmap.PAGESIZE)
         self.memory = memoryview(mmap.mmap(self.fd, pages * mmap.PAGESIZE))
         self.words = self.memory.cast("Q")
-        """Stores of a word are seen whole."""
+        """Programs see either the old or the new value of a word."""
 
     def whole(self) -> memoryview:
-        """Everything in memory, for whom no part of it is enough."""
+        """Map everything."""
         self._reach(self.value_size * self.capacity)
         return self.memory
 
     def _reach(self, end: int) -> None:
-        """Have everything up to a byte in memory."""
+        """Map everything up to a byte."""
         if end > len(self.memory):
             self._map(max(end, 2 * len(self.memory)))
 
     def read(self, index: int, count: int = 1) -> bytes:
-        """Records from an index on."""
+        """Return records from an index on."""
         start, end = index * self.value_size, (index + count) * self.value_size
         self._reach(end)
         return bytes(self.memory[start:end])
 
     def write(self, index: int, records: bytes) -> None:
-        """Set records from an index on; nobody may be reading them."""
+        """Set records from an index on; no program may be reading them."""
         start = index * self.value_size
         self._reach(start + len(records))
         self.memory[start : start + len(records)] = records
 
     def store(self, index: int, field: int, value: bytes) -> None:
-        """Set the word of a record that begins at byte `field`, at once."""
+        """Set the word of a record that begins at byte `field`, in one store."""
         place = (index * self.value_size + field) // 8
         self._reach((place + 1) * 8)
         (self.words[place],) = struct.unpack("=Q", value)

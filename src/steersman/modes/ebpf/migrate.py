@@ -1,111 +1,130 @@
 """From the pinned maps of an older version to those of this one, while the old programs work.
 
-Where no map has changed its shape, nothing is to be done: the object is loaded into the maps that
-are there. Otherwise:
+If no map has changed its shape, the object is loaded into the present maps. Otherwise:
 
-1. The object is loaded into `maps-next`: maps that are the same get a second pin there, of the
-   others new ones are made, and what the old ones hold is copied, field by field (shapes.py).
-2. Right before the programs are exchanged, what was learned meanwhile is copied, and the
-   directories are renamed: `maps` is `maps-old` now, and `maps-next` is `maps`.
-3. After the exchange what the old programs have learned last is copied, and `maps-old` goes.
+    maps        maps-next           1. load the object into `maps-next`: unchanged maps get a second
+      |             |                  pin there; the others are created, and entries copied field
+      |  rename     |  rename          by field
+      v             v               2. right before the programs are replaced, copy the entries that
+    maps-old      maps                 programs have written since, and rename both directories
+                                    3. after that, copy the last entries, and remove `maps-old`
 
-A process that is killed leaves `maps-next`, which is made anew, or `maps-old`, which is finished.
+A killed process leaves `maps-next`, which is created again, or `maps-old`, which is finished.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeAlias
 
-from steersman.modes.ebpf import layout, shapes
+from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import Object
-from steersman.modes.ebpf.loader import LoadedObject, StaleMapsError, library
+from steersman.modes.ebpf.loader import Fields, LoadedObject, Shape, StaleMapsError
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
 
 _HASH, _ARRAY, _PERCPU_ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 6, 9, 11
 _HASHES = (_HASH, _LRU_HASH, _LPM_TRIE)
-_LEARNED = (_LRU_HASH,)
-"""What programs write."""
+_WRITTEN_BY_PROGRAMS = (_LRU_HASH,)
 _MMAPABLE = 1 << 10
+_LONGEST_NUMBER = 8  # bytes; a longer field is no number
+
+Convert: TypeAlias = Callable[[bytes], bytes]
+
+
+def converter(old: Fields, new: Fields, size: int) -> Convert:
+    """Return a function that rewrites records field by field, by name; new fields are zero.
+
+    A number of another size keeps its value; of any other field the first bytes stay.
+
+    Args:
+        old: fields of its argument.
+        new: fields of its result.
+        size: bytes of its result.
+    """
+    shared = [(*old[name], *new[name]) for name in new if name in old]
+
+    def convert(record: bytes) -> bytes:
+        out = bytearray(size)
+        for start, length, to, room in shared:
+            field = record[start : start + length]
+            if max(length, room) <= _LONGEST_NUMBER and length != room:
+                number = int.from_bytes(field, layout.BYTE_ORDER) % (1 << 8 * room)
+                field = number.to_bytes(room, layout.BYTE_ORDER)
+            out[to : to + room] = field[:room].ljust(room, b"\0")
+        return bytes(out)
+
+    return convert
 
 
 class _Copy:
-    """One map that has another shape now."""
+    """One map that has changed its shape."""
 
     def __init__(self, pin: Path, new: int) -> None:
         self._old, self._new = Object.pinned(pin), new
-        self._shape = shapes.of_pinned(library(), self._old.fd)
-        self._target = shapes.of_pinned(library(), new)
-        was, now = self._shape, self._target
-        self._key = shapes.converter(was.key, now.key, now.key_size)
-        self._value = shapes.converter(was.value, now.value, now.value_size)
-        self._seen: dict[bytes, bytes] = {}
-        """What an earlier round has copied."""
+        self._shape, self._target = was, now = Shape.of_map(self._old.fd), Shape.of_map(new)
+        self._key = converter(was.key, now.key, now.key_size)
+        self._value = converter(was.value, now.value, now.value_size)
+        self._copied: dict[bytes, bytes] = {}
+        """Entries of the previous round."""
 
     def close(self) -> None:
         self._old.close()
 
-    def everything(self) -> None:
-        if self._shape.kind in _HASHES and self._target.kind in _HASHES:
+    def copy_all(self) -> None:
+        """Copy everything that steersman and the programs have written."""
+        was, now = self._shape, self._target
+        if was.kind in _HASHES and now.kind in _HASHES:
             self._copy_hash()
-        elif self._shape.kind == self._target.kind == _PERCPU_ARRAY:
-            self._copy_counters()
-        elif self._shape.kind == self._target.kind == _ARRAY and self._shape.flags & _MMAPABLE:
-            self._copy_array()
+        elif was.kind == now.kind == _PERCPU_ARRAY:
+            old, new = HashMap(self._old.fd), HashMap(self._new)
+            for number in range(min(old.capacity, new.capacity)):
+                value = old.get(layout.number_key(number))
+                if value and any(value) and old.value_size == new.value_size:
+                    new.put(layout.number_key(number), value)
+        elif was.kind == now.kind == _ARRAY and was.flags & _MMAPABLE:
+            source, target = ArrayMap(self._old.fd), ArrayMap(self._new)
+            size = source.value_size
+            records = source.read(0, min(source.capacity, target.capacity))
+            empty = bytes(size)
+            for number in range(len(records) // size):
+                record = records[number * size : (number + 1) * size]
+                if record != empty:
+                    target.write(number, self._value(record))
 
-    def learned(self) -> None:
-        """Copy what programs have learned since the last round; what the new ones say counts."""
-        if self._shape.kind in _LEARNED and self._target.kind in _HASHES:
+    def copy_new(self) -> None:
+        """Copy what programs have written since the last round, unless new ones have, too."""
+        if self._shape.kind in _WRITTEN_BY_PROGRAMS and self._target.kind in _HASHES:
             self._copy_hash()
-
-    def clear(self, field: str) -> None:
-        """Set a field of the one record of an old array to zero: the old programs look there."""
-        if self._shape.flags & _MMAPABLE and field in self._shape.value:
-            place, size = self._shape.value[field]
-            ArrayMap(self._old.fd).memory[place : place + size] = bytes(size)
 
     def _copy_hash(self) -> None:
         target = HashMap(self._new)
         found = {self._key(k): self._value(v) for k, v in HashMap(self._old.fd).items()}
-        news = {key: value for key, value in found.items() if self._seen.get(key) != value}
+        changed = {key: value for key, value in found.items() if self._copied.get(key) != value}
         have = dict(target.items())
         target.put_all(
-            (key, value) for key, value in news.items() if have.get(key) == self._seen.get(key)
+            (key, value) for key, value in changed.items() if have.get(key) == self._copied.get(key)
         )
-        self._seen = found
+        self._copied = found
 
-    def _copy_array(self) -> None:
-        old, new = ArrayMap(self._old.fd), ArrayMap(self._new)
-        size = old.value_size
-        records = old.read(0, min(old.capacity, new.capacity))
-        empty = bytes(size)
-        for number in range(len(records) // size):
-            record = records[number * size : (number + 1) * size]
-            if record != empty:
-                new.write(number, self._value(record))
-
-    def _copy_counters(self) -> None:
-        old, new = HashMap(self._old.fd), HashMap(self._new)
-        if old.value_size != new.value_size:
-            return
-        for number in range(min(old.capacity, new.capacity)):
-            key = number.to_bytes(4, layout.BYTE_ORDER)
-            value = old.get(key)
-            if value and any(value):
-                new.put(key, value)
+    def clear(self, field: str) -> None:
+        """Set a field of the only record of an old array to zero: the old programs look there."""
+        if self._shape.flags & _MMAPABLE and field in self._shape.value:
+            start, size = self._shape.value[field]
+            ArrayMap(self._old.fd).memory[start : start + size] = bytes(size)
 
 
 class Migration:
     """A change of maps under way."""
 
     def __init__(self, maps: Path, loaded: LoadedObject, names: Iterable[str]) -> None:
-        """Take up a change.
+        """Start or continue a change.
 
         Args:
-            maps: directory of the pins in use; the others lie beside it.
+            maps: directory of the pins in use; the others are beside it.
             loaded: the new object.
-            names: of the maps whose shape has changed.
+            names: maps whose shape has changed.
         """
         self._maps = maps
         source = maps_old(maps) if maps_old(maps).exists() else maps
@@ -116,41 +135,41 @@ class Migration:
     def copy(self) -> None:
         """Copy everything."""
         for each in self._copies.values():
-            each.everything()
+            each.copy_all()
 
-    def exchange(self) -> None:
-        """Copy what was learned since, and let the new maps be those in use.
+    def switch(self) -> None:
+        """Copy new entries, and put the new maps into use.
 
-        Where new programs mark in another map, old ones no longer trust theirs (marks.py).
+        If new programs write another presence filter, old ones must no longer trust theirs.
         """
         if "marks" in self._copies:
             self._copies["marks"].clear("trusted")
         for each in self._copies.values():
-            each.learned()
+            each.copy_new()
         if not maps_old(self._maps).exists():
             self._maps.rename(maps_old(self._maps))
             maps_next(self._maps).rename(self._maps)
 
     def finish(self) -> None:
-        """Copy what the old programs learned last; the old maps go."""
+        """Copy the last entries of the old programs, and remove the old maps."""
         for each in self._copies.values():
-            each.learned()
+            each.copy_new()
             each.close()
         shutil.rmtree(maps_old(self._maps), ignore_errors=True)
 
 
 def maps_next(maps: Path) -> Path:
-    """Where new maps are pinned until they are in use."""
+    """Return the directory of new maps until they are in use."""
     return maps.with_name("maps-next")
 
 
 def maps_old(maps: Path) -> Path:
-    """Where the maps are pinned that were in use."""
+    """Return the directory of the maps that were in use before."""
     return maps.with_name("maps-old")
 
 
 def load(file: Path, maps: Path) -> tuple[LoadedObject, Migration | None]:
-    """Load an object into pinned maps, or into new ones that take over from them.
+    """Load an object into pinned maps, or into new ones that will replace them.
 
     Args:
         file: the compiled object.
@@ -166,38 +185,36 @@ def load(file: Path, maps: Path) -> tuple[LoadedObject, Migration | None]:
     try:
         loaded = LoadedObject(file, maps)
     except StaleMapsError as stale:
-        return _begin(file, maps, stale.names)
-    if maps_old(maps).exists():
-        return loaded, Migration(maps, loaded, _changed(maps, loaded))
-    return loaded, None
+        return _load_beside(file, maps, stale.names)
+    if not maps_old(maps).exists():
+        return loaded, None
+
+    # A process was killed in step 3: the maps that are not the old ones have changed.
+    changed = []
+    for path in maps_old(maps).iterdir():
+        if path.name in loaded.maps:
+            old = Object.pinned(path)
+            if _map_id(old.fd) != _map_id(loaded.maps[path.name]):
+                changed.append(path.name)
+            old.close()
+    return loaded, Migration(maps, loaded, changed)
 
 
-def _begin(file: Path, maps: Path, names: frozenset[str]) -> tuple[LoadedObject, Migration]:
+def _load_beside(file: Path, maps: Path, changed: frozenset[str]) -> tuple[LoadedObject, Migration]:
+    """Load an object into `maps-next`: step 1."""
     place = maps_next(maps)
     place.mkdir(mode=0o700)
     shutil.rmtree(maps_old(maps), ignore_errors=True)  # of a third version
     for path in maps.iterdir():
-        if path.name not in names:
+        if path.name not in changed:
             pinned = Object.pinned(path)
             pinned.pin(place / path.name)
             pinned.close()
     loaded = LoadedObject(file, place)
-    moving = Migration(maps, loaded, names)
-    moving.copy()
-    return loaded, moving
+    migration = Migration(maps, loaded, changed)
+    migration.copy()
+    return loaded, migration
 
 
-def _changed(maps: Path, loaded: LoadedObject) -> list[str]:
-    """Maps that are others than those that were in use."""
-    out = []
-    for path in maps_old(maps).iterdir():
-        if path.name in loaded.maps:
-            old = Object.pinned(path)
-            if _identity(old.fd) != _identity(loaded.maps[path.name]):
-                out.append(path.name)
-            old.close()
-    return out
-
-
-def _identity(fd: int) -> bytes:
+def _map_id(fd: int) -> bytes:
     return Object(fd).info(8)[4:]

@@ -1,4 +1,4 @@
-"""The ebpf mode as the rest of the program sees it (modes/base.py)."""
+"""The ebpf mode: programs of devices and sockets, and the maps that they read."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import ByOthers, Mode, Support
 from steersman.modes.ebpf import loader, render
-from steersman.modes.ebpf.attach import HeldError
-from steersman.modes.ebpf.bpffs import mount
-from steersman.modes.ebpf.engine import EbpfOptions, Engine, Inside
-from steersman.modes.ebpf.hold import Hold
-from steersman.modes.ebpf.keeper import Keeper
-from steersman.modes.ebpf.layout import Kind
-from steersman.modes.ebpf.probe import probe
-from steersman.modes.ebpf.slots import FullError
+from steersman.modes.ebpf.attach import LockedError
+from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
+from steersman.modes.ebpf.layout import Kind, kind_of
+from steersman.modes.ebpf.maps import FullError
+from steersman.modes.ebpf.nat_hooks import NatHookGuard
+from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.probe import mount_bpffs, probe
 from steersman.modes.ebpf.sockets import destroy
+from steersman.modes.ebpf.watcher import DeviceWatcher
 from steersman.modes.specs import ModeOptions
 
 T = TypeVar("T")
@@ -37,13 +37,14 @@ _BUSY = frozenset(
         *(errno.EMFILE, errno.ENFILE),
     }
 )
-"""What has nothing to do with the objects that are written. EPERM may: of programs only, say, while
-maps can be written."""
-_INLINE = 64  # objects up to which the system calls are not worth a thread
+"""Errors that say nothing about the written objects. EPERM may: some processes are allowed to write
+maps, but not to load programs."""
+_INLINE = 64
+"""Objects up to which the system calls take less time than a thread."""
 
 
 class EbpfMode(Mode):
-    """Programs BPF maps; the programs that read them stay when we go."""
+    """Writes BPF maps; the programs that read them stay when the process ends."""
 
     name = "ebpf"
     has_connection_table = True
@@ -56,31 +57,31 @@ class EbpfMode(Mode):
     )
 
     def __init__(
-        self, execute: Exec, options: EbpfOptions | None = None, inside: Inside | None = None
+        self, execute: Exec, options: EbpfOptions | None = None, netns: NodeNetns | None = None
     ) -> None:
-        """Make the mode; nothing is opened before it is used.
+        """Open nothing before it is used.
 
         Args:
-            execute: runs nft, to keep connections of other modes.
-            options: where it works.
-            inside: the network namespace of the node (another than ours, in tests).
+            execute: runs nft, for connections of other modes.
+            options: places and features.
+            netns: network namespace of the node; None for that of this process.
         """
         self._options = options or EbpfOptions()
-        inside = inside or Inside()
-        self.engine = Engine(self._options, inside)
-        self._hold = Hold(execute, inside.netfilter)
+        netns = netns or NodeNetns()
+        self.datapath = Datapath(self._options, netns)
+        self._nat_guard = NatHookGuard(execute, netns)
         self._lock = asyncio.Lock()
         self._programs = render.Programs(b"", self._options.guard_node_ports)
-        self._keeper = Keeper(self.engine, self._hold, self._lock)
+        self._watcher = DeviceWatcher(self.datapath, self._nat_guard, self._lock)
 
     async def probe(self) -> Support:
-        """Say whether this kernel, and what is installed, can do it."""
+        """Check the kernel, its configuration and the installed files."""
         options = self._options
         pins = options.pins.parent
         return await asyncio.to_thread(probe, options.file, options.cgroup, pins=pins)
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
-        """Render what belongs to the node."""
+        """Render the node's objects."""
         if not self._programs.digest and self._options.file.exists():
             digest = loader.digest(self._options.file)
             self._programs = render.Programs(digest, self._options.guard_node_ports)
@@ -91,80 +92,87 @@ class EbpfMode(Mode):
         return render.render_service(plan)
 
     async def read(self) -> Ruleset:
-        """Read the maps, and whether the programs are at their places."""
+        """Read the maps, and whether the programs are attached."""
         async with self._lock:
-            return await asyncio.to_thread(guarded, self.engine.read)
+            return await asyncio.to_thread(guarded, self.datapath.read)
 
     async def fingerprint(self) -> Hashable | None:
-        """Tell whether the programs are in place; nobody else writes our maps."""
+        """Return whether the programs are attached; other programs write none of our maps."""
         async with self._lock:
-            return ByOthers(await asyncio.to_thread(guarded, self.engine.fingerprint))
+            return ByOthers(await asyncio.to_thread(guarded, self.datapath.fingerprint))
 
     async def apply(self, change: Diff) -> None:
-        """Write the maps; attach the programs after that, and detach them before."""
+        """Write the maps, then attach the programs; to remove everything, detach them first."""
         async with self._lock:
-            if Kind.PROGRAMS.value in change.added and not self.engine.pins.exist:
-                await asyncio.to_thread(mount, self._options.pins.parent)
-            if len(change) <= _INLINE and self.engine.tables is not None and _is_plain(change):
-                guarded(lambda: self.engine.apply(change))
+            if Kind.PROGRAMS.value in change.added and not self.datapath.pins.exist:
+                await asyncio.to_thread(mount_bpffs, self._options.pins.parent)
+            if (
+                len(change) <= _INLINE
+                and self.datapath.tables is not None
+                and _writes_maps_only(change)
+            ):
+                guarded(lambda: self.datapath.apply(change))
             else:
-                await asyncio.to_thread(guarded, lambda: self.engine.apply(change))
+                await asyncio.to_thread(guarded, lambda: self.datapath.apply(change))
         if Kind.CONFIG.value in change.removed:
-            await self._hold.let_go(even_if_used=True)
-        self._keeper.keep_going()
+            await self._nat_guard.remove(even_if_used=True)
+        self._watcher.ensure_running()
 
     async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
-        """Return connections by frontend and endpoint; syncs go on meanwhile."""
+        """Return connections by frontend and endpoint; syncs may go on."""
         async with self._lock:
-            tracking = self.engine.tracking
+            tracking = self.datapath.tracking
             if tracking is None:
                 return ConnectionStats({}, {})
-            reading = guarded(tracking.reading)
+            reader = guarded(tracking.reader)
 
         def read() -> ConnectionStats:
             try:
-                return guarded(lambda: reading.stats(plans))
+                return guarded(lambda: reader.stats(plans))
             finally:
-                reading.close()
+                reader.close()
 
-        return await asyncio.shield(asyncio.to_thread(read))  # which ends in any case
+        # Shielded: the thread must close the reader.
+        return await asyncio.shield(asyncio.to_thread(read))
 
     async def node_totals(self) -> NodeTotals:
-        """Return the programs' counters of events, and how full the table of flows is."""
+        """Return the programs' event counters, and the fill level of the map of flows."""
         async with self._lock:
-            tracking = self.engine.tracking
+            tracking = self.datapath.tracking
             return guarded(tracking.totals) if tracking else NodeTotals()
 
     async def flush_stale(self, stale: Stale, confirm: Confirm) -> int:
-        """Cut connections to endpoints that are gone; sockets that only send choose again."""
+        """Cut connections to endpoints that are gone; unconnected sockets get another endpoint."""
         async with self._lock:
-            tracking = self.engine.tracking
+            tracking = self.datapath.tracking
             if tracking is None:
                 return 0
-            found = await asyncio.to_thread(guarded, lambda: tracking.find(stale))
+            found = await asyncio.to_thread(guarded, lambda: tracking.find_stale(stale))
         if not found:
             return 0
         fresh = await confirm()
         async with self._lock:
-            if tracking is not self.engine.tracking:
-                raise BusyError("ebpf: the programs were exchanged meanwhile")
-            cut, sockets = await asyncio.to_thread(guarded, lambda: tracking.forget(found, fresh))
+            if tracking is not self.datapath.tracking:
+                raise BusyError("ebpf: the programs were replaced in the meantime")
+            cut, sockets = await asyncio.to_thread(
+                guarded, lambda: tracking.delete_stale(found, fresh)
+            )
         return cut + await asyncio.to_thread(guarded, lambda: destroy(sockets))
 
     def without_new_connections(self, have: Ruleset) -> Ruleset:
-        """What carries the connections that there are: programs, without destinations."""
+        """Keep what carries the present connections: programs, without frontends."""
         kinds = (Kind.CONFIG, Kind.PROGRAMS)
-        return {key: value for key, value in have.items() if key[:1] in kinds}
+        return {key: value for key, value in have.items() if kind_of(key) in kinds}
 
     async def connections(self) -> int:
-        """How many connections are carried by packets; those that sockets made need nobody."""
+        """Count connections whose packets are rewritten; those of balanced sockets go on alone."""
         async with self._lock:
-            tracking = self.engine.tracking
-            return await asyncio.to_thread(guarded, tracking.connections) if tracking else 0
+            tracking = self.datapath.tracking
+            return await asyncio.to_thread(guarded, tracking.count_open) if tracking else 0
 
     async def hold_nat_hooks(self) -> None:
-        """Keep the connections going that netfilter translates for a mode which is left."""
-        await self._hold.take()
+        """Keep connections alive that netfilter translates for the mode before."""
+        await self._nat_guard.create()
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for the directory of our pins."""
@@ -179,23 +187,23 @@ class EbpfMode(Mode):
         return f"{path} is left"
 
     async def aclose(self, drain: float = 0.0) -> int:
-        """Close all descriptors; the attached programs go on working."""
-        self._keeper.stop()
-        self.engine.close()
+        """Close all descriptors; the attached programs keep working."""
+        self._watcher.stop()
+        self.datapath.close()
         return await super().aclose(drain)
 
 
-def _is_plain(change: Diff) -> bool:
-    """Whether a Diff only writes maps: programs on devices wait for the kernel."""
+def _writes_maps_only(change: Diff) -> bool:
+    """Whether a Diff attaches nothing: attaching waits for grace periods of RCU."""
     parts = (change.added, change.removed, change.changed)
     return not any(kind.value in part for part in parts for kind in (Kind.CONFIG, Kind.PROGRAMS))
 
 
 def guarded(work: Callable[[], T]) -> T:
-    """Do something with the kernel; errors become those of the Mode protocol."""
+    """Call a function; turn its errors into ApplyError or BusyError."""
     try:
         return work()
-    except HeldError as error:
+    except LockedError as error:
         raise BusyError(f"ebpf: {error}") from error
     except FullError as error:
         raise ApplyError(f"ebpf: a map is full: {error}") from error

@@ -1,120 +1,279 @@
-"""Whether the ebpf mode can run on this machine, and what is missing if not."""
+"""Whether the ebpf mode can run on this machine, and which sentences tell the user what is missing.
+
+Kernel features are found by trying the smallest programs and maps that need them: a version number
+says little, because distributions backport features. A feature that needs privileges counts as
+present without them; missing privileges have a sentence of their own.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import re
+import socket
+import struct
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
+from steersman.host.process import CAP_SYS_ADMIN, has_capability
+from steersman.model.errors import ApplyError
 from steersman.modes.base import Support
-from steersman.modes.ebpf import bpffs
-from steersman.modes.ebpf.features import Feature, lacking
+from steersman.modes.ebpf import bpf
 from steersman.modes.ebpf.loader import library
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _CGROUPS = "/sys/fs/cgroup"
 _ESCAPE = re.compile(r"\\([0-7]{3})")
+_MAP_CREATE, _PROG_LOAD = 0, 5
+_ARRAY, _MMAPABLE = 2, 1 << 10
+_SCHED_CLS, _SOCK_ADDR = 3, 18
+_CONNECT4, _GETPEERNAME4 = 10, 29
+_NETNS_COOKIE, _REDIRECT_NEIGH, _SET_RETVAL = 122, 152, 187
+_SO_NETNS_COOKIE = 71
+_NO_DEVICE = 0x7FFFFFFF
+"""Index that no device has."""
+_DENIED = (errno.EPERM, errno.EACCES)
+
+
+class Feature(NamedTuple):
+    """A kernel feature that the mode uses."""
+
+    name: str
+    kernel: str
+    """The first Linux release with it."""
+    exists: Callable[[], bool]
+    instead: str = ""
+    """The replacement on kernels without it; "" if there is none."""
+
+    @property
+    def missing(self) -> str:
+        """The sentence for a kernel without it."""
+        end = f"; {self.instead}" if self.instead else ""
+        return f"This kernel lacks {self.name}, which came with Linux {self.kernel}{end}."
+
+
+def _accepts(create: Callable[[], int]) -> bool:
+    """Try to create an object; a kernel that denies it without privileges knows it."""
+    try:
+        os.close(create())
+    except OSError as error:
+        return error.errno in _DENIED
+    return True
+
+
+def load(kind: int, attach_type: int, code: bytes) -> int:
+    """Load a program of a few instructions; return its descriptor.
+
+    Args:
+        kind: BPF_PROG_TYPE_*.
+        attach_type: expected attach type, 0 if the kind has none.
+        code: instructions.
+    """
+    program, licence = ctypes.create_string_buffer(code), ctypes.create_string_buffer(b"GPL")
+    at = (ctypes.addressof(program), ctypes.addressof(licence))
+    layout = "=IIQQIIQIIQQII"
+    return bpf.call(
+        _PROG_LOAD, layout, kind, len(code) // 8, *at, 0, 0, 0, 0, 0, 0, 0, 0, attach_type
+    )
+
+
+def _set(register: int, value: int) -> bytes:
+    number = register if sys.byteorder == "little" else register << 4
+    return struct.pack("=BBhi", 0xB7, number, 0, value)
+
+
+def _call(helper: int) -> bytes:
+    return struct.pack("=BBhi", 0x85, 0, 0, helper)
+
+
+_RETURN = _set(0, 1) + struct.pack("=BBhi", 0x95, 0, 0, 0)
+
+
+def _loads(kind: int, attach_type: int, *code: bytes) -> Callable[[], bool]:
+    return lambda: _accepts(lambda: load(kind, attach_type, b"".join((*code, _RETURN))))
+
+
+def _can_map_arrays() -> bool:
+    values = (_ARRAY, 4, 8, 1, _MMAPABLE)
+    return _accepts(lambda: bpf.call(_MAP_CREATE, "=IIIII", *values))
+
+
+def _has_batches() -> bool:
+    try:
+        bpf.call(bpf.MAP_LOOKUP_BATCH, "=QQQQIIQQ", *(0,) * 5, _NO_DEVICE, 0, 0)
+    except OSError as error:
+        return error.errno != errno.EINVAL
+    return True
+
+
+def _has_netns_cookies() -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+        except OSError:
+            return False
+    return True
+
+
+def tcx() -> bool:
+    """Return whether devices take links (TCX); other kernels call the request invalid."""
+    try:
+        program = load(_SCHED_CLS, 0, _RETURN)
+    except OSError as error:
+        return error.errno in _DENIED
+    try:
+        bpf.Link.attach(program, _NO_DEVICE, bpf.TCX_INGRESS).close()
+    except OSError as error:
+        return error.errno != errno.EINVAL
+    finally:
+        os.close(program)
+    return True
+
+
+FEATURES = (
+    Feature("maps in memory", "5.5", _can_map_arrays),
+    Feature("batches of map entries", "5.6", _has_batches),
+    Feature(
+        "the cookie of a network namespace for programs",
+        "5.7",
+        _loads(_SOCK_ADDR, _CONNECT4, _call(_NETNS_COOKIE)),
+    ),
+    Feature("the getpeername hook", "5.8", _loads(_SOCK_ADDR, _GETPEERNAME4)),
+    Feature(
+        "bpf_redirect_neigh, by which this node's own packets find their way",
+        "5.10",
+        _loads(_SCHED_CLS, 0, *map(_set, (1, 2, 3, 4), (1, 0, 0, 0)), _call(_REDIRECT_NEIGH)),
+    ),
+    Feature(
+        "the cookie of a network namespace for processes (SO_NETNS_COOKIE)",
+        "5.14",
+        _has_netns_cookies,
+    ),
+    Feature(
+        "bpf_set_retval, by which a connection is refused",
+        "5.18",
+        _loads(_SOCK_ADDR, _CONNECT4, _set(1, -errno.ECONNREFUSED), _call(_SET_RETVAL)),
+    ),
+    Feature(
+        "TCX, by which devices have programs",
+        "6.6",
+        tcx,
+        "filters of tc (clsact) take its place",
+    ),
+)
+"""Features that the mode uses, the oldest first."""
+
+
+def missing_features(features: Iterable[Feature] = FEATURES) -> tuple[Feature, ...]:
+    """Return the features that this kernel does not have."""
+    return tuple(feature for feature in features if not feature.exists())
 
 
 def probe(
     file: Path,
     cgroup: Path | None,
-    features: Callable[[], Iterable[Feature]] = lacking,
+    features: Callable[[], Iterable[Feature]] = missing_features,
     pins: Path | None = None,
 ) -> Support:
-    """Say whether kernel, library, object and cgroup are there, and what is done without them.
+    """Check kernel, library, object, privileges and cgroup.
 
     Args:
         file: the compiled object.
-        cgroup: that is to be used, None for the root of all.
-        features: those that the kernel lacks.
-        pins: directory where a bpffs is, or is to be mounted; None where that does not matter.
+        cgroup: the cgroup to use, None for the root of all.
+        features: returns the features that the kernel lacks.
+        pins: directory of the bpffs, mounted or to be mounted; None to skip that check.
     """
-    absent = tuple(features())
-    fatal = (
-        *(feature.missing for feature in absent if not feature.instead),
-        *_library(),
-        *_object(file),
-        *(_privileges() or (bpffs.lacking(pins) if pins else ())),
-        *_named_cgroup(cgroup),
-    )
-    milder = (*(feature.missing for feature in absent if feature.instead), *_cgroup(cgroup))
-    return Support(not fatal, (*fatal, *milder))
-
-
-def _library() -> tuple[str, ...]:
+    fatal: list[str] = []
+    mild: list[str] = []
+    for feature in features():
+        (mild if feature.instead else fatal).append(feature.missing)
     try:
         library()
     except (OSError, AttributeError) as error:
-        return (f"libbpf.so.1 is not usable ({error}); it is in the package libbpf1.",)
-    return ()
-
-
-def _object(file: Path) -> tuple[str, ...]:
-    if file.exists():
-        return ()
-    return (
-        f"The compiled programs are missing ({file.name}): install steersman from a wheel, or "
-        "install clang and libbpf-dev and run `python hatch_build.py` in a checkout.",
-    )
-
-
-def _cgroup(cgroup: Path | None) -> tuple[str, ...]:
-    place = cgroup or cgroup_root()
-    if place is None:
-        return (
+        fatal.append(f"libbpf.so.1 is not usable ({error}); it is in the package libbpf1.")
+    if not file.exists():
+        fatal.append(
+            f"The compiled programs are missing ({file.name}): install steersman from a wheel, or "
+            "install clang and libbpf-dev and run `python hatch_build.py` in a checkout."
+        )
+    if os.geteuid() != 0:
+        fatal.append("Loading BPF programs needs root (CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON).")
+    elif pins and not is_bpffs(pins) and not can_mount_bpffs(pins):
+        fatal.append(
+            f"No bpffs is mounted at {pins}, and this process may not mount one (CAP_SYS_ADMIN): "
+            f"run `mount -t bpf bpf {pins}` on the host, and mount that directory into the "
+            "container."
+        )
+    if cgroup and not (cgroup / "cgroup.procs").exists():
+        fatal.append(
+            f"{cgroup} is no directory of a cgroup2 file system: set --ebpf-cgroup-root to the one "
+            "whose sockets are to be balanced, or leave it out."
+        )
+    root = cgroup or cgroup_root()
+    if root is None:
+        mild.append(
             "No cgroup2 file system is mounted (it usually is at /sys/fs/cgroup): the packets of "
-            "pods and of this node are rewritten, too, and this node has no node ports for itself.",
+            "pods and of this node are rewritten, too, and this node has no node ports for itself."
         )
-    if cgroup is None and (place / "cgroup.type").exists():  # only the root of all has none
-        return (
-            f"{place} is not the root of all cgroups: of processes outside of it the packets are "
+    elif cgroup is None and (root / "cgroup.type").exists():  # only the root of all has none
+        mild.append(
+            f"{root} is not the root of all cgroups: of processes outside of it the packets are "
             "rewritten, and they have no node ports of this node. Mount the host's cgroup2 file "
-            "system and name it by --ebpf-cgroup-root.",
+            "system and name it by --ebpf-cgroup-root."
         )
-    return ()
-
-
-def _named_cgroup(cgroup: Path | None) -> tuple[str, ...]:
-    if cgroup is None or (cgroup / "cgroup.procs").exists():
-        return ()
-    return (
-        f"{cgroup} is no directory of a cgroup2 file system: set --ebpf-cgroup-root to the one "
-        "whose sockets are to be balanced, or leave it out.",
-    )
-
-
-def _privileges() -> tuple[str, ...]:
-    if os.geteuid() == 0:
-        return ()
-    return ("Loading BPF programs needs root (CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON).",)
+    return Support(not fatal, (*fatal, *mild))
 
 
 def cgroup_root() -> Path | None:
-    """Find where cgroup2 is mounted; None if it is not."""
+    """Return where cgroup2 is mounted; None if it is not."""
     return choose_mount(_MOUNTS.read_text(), os.path.realpath(_CGROUPS))
 
 
 def choose_mount(mounts: str, usual: str) -> Path | None:
     """Choose one of the mounts of cgroup2.
 
-    Preferred are the usual place (of several mounts there the last one, which hides the others), a
-    place below it (`unified`, where cgroup v1 is in use, too), and mounts of the whole hierarchy.
+    The order of preference: the usual place (of several mounts there the last one, which hides the
+    others), a place below it (`unified`, if cgroup v1 is in use, too), a mount of the whole
+    hierarchy.
 
     Args:
         mounts: content of /proc/self/mountinfo (proc(5)).
-        usual: where cgroups are on most machines.
+        usual: the mount point on most machines.
     """
     found: list[tuple[bool, bool, bool, int, str]] = []
     for number, line in enumerate(mounts.splitlines()):
         words = line.split()
         if "-" in words[6:-1] and words[words.index("-", 6) + 1] == "cgroup2":
-            root, place = (_ESCAPE.sub(_unescape, word) for word in words[3:5])
+            root, place = (_ESCAPE.sub(lambda m: chr(int(m[1], 8)), word) for word in words[3:5])
             below = place.startswith(f"{usual}/")
             found.append((place == usual, below, root == "/", number, place))
     return Path(max(found)[-1]) if found else None
 
 
-def _unescape(escaped: re.Match[str]) -> str:
-    return chr(int(escaped[1], 8))
+def is_bpffs(path: Path) -> bool:
+    """Return whether a directory is in a bpffs, the file system of pins."""
+    mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
+    points = {words[4] for words in mounts if words[words.index("-") + 1] == "bpf"}
+    return any(str(parent) in points for parent in (path, *path.parents))
+
+
+def can_mount_bpffs(path: Path) -> bool:
+    """Return whether this process may mount a bpffs on a directory."""
+    return path.is_dir() and has_capability(CAP_SYS_ADMIN)
+
+
+def mount_bpffs(path: Path) -> None:
+    """Mount a bpffs if there is none; by mount(2), as container images may lack mount(8).
+
+    Raises:
+        ApplyError: the kernel refuses.
+    """
+    if is_bpffs(path):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"bpf", os.fsencode(path), b"bpf", 0, None) != 0:
+        text = os.strerror(ctypes.get_errno())
+        raise ApplyError(f"ebpf: no bpffs is mounted at {path}, and mounting one fails: {text}")

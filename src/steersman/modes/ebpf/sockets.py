@@ -1,8 +1,16 @@
-"""Sockets of UDP on this node: those that are connected to an endpoint which is gone are told.
+"""Sockets whose Service address was replaced by an endpoint when they connected or sent.
 
-The kernel lists and destroys sockets per network namespace (sock_diag(7); SOCK_DESTROY since Linux
-4.9, with CONFIG_INET_DIAG_DESTROY). Only connected ones are touched: whoever uses a socket without
-connecting it would not expect an error, and chooses anew with the next datagram anyway.
+Programs note the peers of sockets in three maps:
+
+    seats      connected sockets, in slots by cookie (c/peers.h)
+    crowded    connected sockets that found their slot taken
+    reverses   UDP sockets, connected or not, by cookie and endpoint (LRU)
+
+A UDP socket that is connected to an endpoint which is gone would go on sending there, so it is
+destroyed: its owner sees an error, as if the port were unreachable. The kernel lists and destroys
+sockets per network namespace (sock_diag(7); SOCK_DESTROY since Linux 4.9, with
+CONFIG_INET_DIAG_DESTROY). Sockets that are not connected are left alone: their owners would not
+expect an error, and the next datagram gets another endpoint anyway.
 """
 
 from __future__ import annotations
@@ -13,87 +21,136 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from steersman.host.netlink import Netlink, NetlinkError, Request
+from steersman.model.conntrack import Stale
+from steersman.model.names import Protocol
+from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.maps import ArrayMap, HashMap
 
 NETLINK_SOCK_DIAG = 4
-_BY_FAMILY, _DESTROY = 20, 21
+_SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
 _CLONE_NEWNET = 0x40000000
 _REQUEST = struct.Struct("=BBxxI")
 """`struct inet_diag_req_v2` before its `id`: family, protocol, states."""
 _ID = struct.Struct("=4s16s16sIQ")
 """`struct inet_diag_sockid`: ports, source, destination, interface, cookie."""
-_CONNECTED = 1 << 1  # TCP_ESTABLISHED: so a connected socket of UDP is called, too
-_UDP = 17
-_PLACES = (Path("/run/netns"), Path("/proc"))
-_MAPPED = bytes(10) + b"\xff\xff"
+_ID_AT = 4
+"""Offset of `id` in `struct inet_diag_msg`, after family, state and two timers."""
+_CONNECTED = 1 << 1  # TCP_ESTABLISHED; the kernel uses it for connected UDP sockets, too
+_UDP = Protocol.UDP.number
+_NAMESPACES = (Path("/run/netns"), Path("/proc"))
 log = logging.getLogger("steersman.ebpf")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class Peer(NamedTuple):
+    """The two peers of a socket, as packed endpoints."""
+
+    cookie: int
+    frontend: bytes
+    """The peer that its owner sees."""
+    endpoint: bytes
+    """The peer that gets the packets."""
+
+
+def read_peers(maps: Mapping[str, int]) -> Iterator[Peer]:
+    """Yield the peers of all sockets, some twice; connected TCP sockets as well.
+
+    Args:
+        maps: descriptors by name; they stay with their owner.
+    """
+    for key, value in HashMap(maps["reverses"]).items():
+        cookie, endpoint = layout.REVERSE_KEY.unpack(key)
+        (frontend,) = layout.REVERSE.unpack(value)
+        yield Peer(cookie, frontend, endpoint)
+    for key, value in HashMap(maps["crowded"]).items():
+        endpoint, frontend, *ports = layout.PEER.unpack(value)
+        cookie = int.from_bytes(key, layout.BYTE_ORDER)
+        yield Peer(cookie, frontend + ports[1], endpoint + ports[0])
+    for slot in layout.SOCKET_SLOT.iter_unpack(ArrayMap(maps["seats"]).whole()):
+        cookie, endpoint, frontend, *ports = slot
+        if cookie:
+            yield Peer(cookie, frontend + ports[1], endpoint + ports[0])
+
+
+def stale_peers(peers: Iterable[Peer], stale: Stale) -> Iterator[Peer]:
+    """Yield the peers of UDP sockets whose endpoint is gone."""
+    if _UDP not in stale.protocols:
+        return
+    for peer in peers:
+        frontend = bytes((_UDP,)) + layout.without_prefix(peer.frontend)
+        if stale.contains(frontend, layout.without_prefix(peer.endpoint)):
+            yield peer
+
+
 class Socket(NamedTuple):
-    """A connected socket of UDP."""
+    """A connected UDP socket."""
 
     cookie: int
     peer: bytes
-    """Packed address, IPv4 mapped, and port."""
+    """Packed endpoint."""
     family: int
     identity: bytes
-    """By which the kernel knows it."""
+    """`struct inet_diag_sockid`."""
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Socket:
+        """Take a `struct inet_diag_msg` apart."""
+        identity = payload[_ID_AT : _ID_AT + _ID.size]
+        ports, _, destination, _, cookie = _ID.unpack(identity)
+        if payload[0] == socket.AF_INET:
+            destination = layout.IPV4_PREFIX + destination[:4]
+        return cls(cookie, destination + ports[2:], payload[0], identity)
 
 
 def destroy(doomed: Collection[tuple[int, bytes]]) -> int:
-    """Destroy connected sockets of UDP; their owners see an error, as if a port were unreachable.
+    """Destroy connected UDP sockets in all network namespaces; return how many there were.
 
     Args:
         doomed: cookie and peer of each.
-
-    Returns:
-        How many there were.
     """
+
+    def visit(wanted: frozenset[tuple[int, bytes]]) -> int:
+        destroyed = 0
+        for path in namespaces(_NAMESPACES):
+            try:
+                _enter(path)
+                destroyed += _destroy_here(wanted)
+            except OSError as error:
+                # ENOENT: it ended in the meantime. EINVAL: it is no namespace.
+                if error.errno not in (errno.ENOENT, errno.EINVAL):
+                    log.warning("ebpf: cannot end UDP sockets in %s: %s", path, error)
+        return destroyed
+
     if not doomed:
         return 0
-    with ThreadPoolExecutor(1, thread_name_prefix="ebpf sockets") as pool:  # it never comes back
-        return pool.submit(_visit, frozenset(doomed)).result()
+    # In a thread of its own, which stays in the last namespace and ends there.
+    with ThreadPoolExecutor(1, thread_name_prefix="ebpf sockets") as pool:
+        return pool.submit(visit, frozenset(doomed)).result()
 
 
-def _visit(doomed: frozenset[tuple[int, bytes]]) -> int:
-    gone = 0
-    for path in namespaces(_PLACES):
-        try:
-            _enter(path)
-            gone += _destroy_here(doomed)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.EINVAL):  # ended meanwhile; no namespace
-                log.warning("ebpf: sockets in %s are not told that endpoints went: %s", path, error)
-    return gone
-
-
-def namespaces(places: Iterable[Path]) -> Iterator[Path]:
-    """A path to each network namespace of this node: those of processes, and those with names."""
+def namespaces(folders: Iterable[Path]) -> Iterator[Path]:
+    """Yield a path to each network namespace of this node: those of processes, and named ones."""
     seen = set()
-    for path in _candidates(places):
+    for folder in folders:
+        names: list[str] = []
         with suppress(OSError):
-            found = path.stat()
-            if (found.st_dev, found.st_ino) not in seen:
-                seen.add((found.st_dev, found.st_ino))
-                yield path
-
-
-def _candidates(places: Iterable[Path]) -> Iterator[Path]:
-    for place in places:
-        with suppress(OSError):
-            for name in os.listdir(place):
-                if place.name != "proc":
-                    yield place / name
-                elif name.isdigit():
-                    yield place / name / "ns/net"
+            names = os.listdir(folder)
+        if folder.name == "proc":
+            names = [f"{name}/ns/net" for name in names if name.isdigit()]
+        for name in names:
+            with suppress(OSError):
+                found = (folder / name).stat()
+                if (found.st_dev, found.st_ino) not in seen:
+                    seen.add((found.st_dev, found.st_ino))
+                    yield folder / name
 
 
 def _enter(path: Path) -> None:
@@ -108,32 +165,23 @@ def _enter(path: Path) -> None:
 
 
 def _destroy_here(doomed: frozenset[tuple[int, bytes]]) -> int:
-    gone = 0
+    destroyed = 0
     with Netlink(NETLINK_SOCK_DIAG, buffer=1 << 20) as netlink:
         found = [sock for sock in connected(netlink) if (sock.cookie, sock.peer) in doomed]
         for sock in found:
             head = _REQUEST.pack(sock.family, _UDP, _CONNECTED)
             try:
-                netlink.request(Request(_DESTROY, head + sock.identity))
-                gone += 1
+                netlink.request(Request(_SOCK_DESTROY, head + sock.identity))
+                destroyed += 1
             except NetlinkError as error:
-                if error.errno != errno.ENOENT:  # closed meanwhile
+                if error.errno != errno.ENOENT:  # its owner has closed it
                     raise
-    return gone
+    return destroyed
 
 
 def connected(netlink: Netlink) -> Iterator[Socket]:
-    """Connected sockets of UDP, of both families."""
+    """Yield the connected UDP sockets of both families."""
     for family in (socket.AF_INET, socket.AF_INET6):
-        request = Request(_BY_FAMILY, _REQUEST.pack(family, _UDP, _CONNECTED) + bytes(_ID.size))
-        for reply in netlink.dump(request):
-            yield _socket(reply.payload)
-
-
-def _socket(payload: bytes) -> Socket:
-    """Take a `struct inet_diag_msg` apart: family, state, two timers, then its `id`."""
-    identity = payload[4 : 4 + _ID.size]
-    ports, _, destination, _, cookie = _ID.unpack(identity)
-    if payload[0] == socket.AF_INET:
-        destination = _MAPPED + destination[:4]
-    return Socket(cookie, destination + ports[2:], payload[0], identity)
+        head = _REQUEST.pack(family, _UDP, _CONNECTED)
+        for reply in netlink.dump(Request(_SOCK_DIAG_BY_FAMILY, head + bytes(_ID.size))):
+            yield Socket.unpack(reply.payload)

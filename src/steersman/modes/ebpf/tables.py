@@ -1,26 +1,100 @@
-"""What the maps hold, as a Ruleset; and Diffs written into them, in the order that is safe.
+"""The maps that steersman writes, as a Ruleset; and Diffs written into them in a safe order.
 
-Endpoints come before the word that points to them, ServicePorts before their frontends; what goes,
-goes the other way round. A packet or socket at any moment sees the old or the new, both whole.
+    adding:    ServicePorts > Maglev tables > prefixes > presence filter > frontends
+    removing:  ServiceCIDRs > frontends > source ranges > Maglev tables > ServicePorts
+
+Endpoints are written before the word that points to them, ServicePorts before their frontends;
+removing goes the other way round. A packet or socket sees the old or the new state at any moment,
+and either is complete.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.frontends import FrontendTable, of_kind
-from steersman.modes.ebpf.layout import Kind
+from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, of_kind
 from steersman.modes.ebpf.maps import ArrayMap, HashMap
-from steersman.modes.ebpf.marks import Marks
-from steersman.modes.ebpf.services import ServiceTable, number_key
+from steersman.modes.ebpf.presence import PresenceFilter
+from steersman.modes.ebpf.services import Record, ServiceTable
 
-_ONE = (1).to_bytes(4, layout.BYTE_ORDER)
-_PREFIX_KINDS = (Kind.PREFIX.value, Kind.RANGE.value)
-_SERVED_KINDS = (Kind.FRONTEND.value, Kind.NODE_IP.value)
+_ONE = layout.number_key(1)
+_MARKER = layout.FRONTEND.pack(0, 0, layout.FRONTEND_MARKER)
+
+
+class FrontendTable:
+    """The map `frontends`, with a marker for each clusterIP.
+
+    A marker is a frontend without protocol and port. It makes programs refuse connections to
+    ports that the clusterIP does not serve.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Read what the map holds."""
+        self.map = HashMap(fd)
+        self._cluster_ips: defaultdict[bytes, set[bytes]] = defaultdict(set)
+        """The frontends of each clusterIP. Sets, because a failed write is repeated."""
+        self._marked: set[bytes] = set()
+        for key, value in self.map.items():
+            flags = layout.FRONTEND.unpack(value)[2]
+            if flags & layout.FRONTEND_MARKER:
+                self._marked.add(layout.address_of(key))
+            elif flags & layout.FRONTEND_CLUSTER_IP:
+                self._cluster_ips[layout.address_of(key)].add(key)
+
+    def repair(self) -> None:
+        """Bring all markers up to date, after a process that was killed."""
+        self._update_markers(self._marked | self._cluster_ips.keys())
+
+    def read(self, names: Mapping[int, bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the frontends as in the Ruleset; `names` are those of ServicePorts by number."""
+        for key, value in self.map.items():
+            number, actions, flags = layout.FRONTEND.unpack(value)
+            if not flags & layout.FRONTEND_MARKER:
+                own = FrontendValue(actions, flags, names.get(number, b""))
+                yield Kind.FRONTEND + key, own.pack()
+
+    def put(self, new: Mapping[bytes, bytes], records: Mapping[bytes, Record]) -> None:
+        """Write new and changed frontends; `records` has every ServicePort that they name."""
+        values = {}
+        for key, value in of_kind(Kind.FRONTEND, new):
+            own = FrontendValue.unpack(value)
+            number = records[own.service].number
+            values[key] = layout.FRONTEND.pack(number, own.actions, own.flags)
+            frontends = self._cluster_ips[layout.address_of(key)]
+            if own.flags & layout.FRONTEND_CLUSTER_IP:
+                frontends.add(key)
+            else:
+                frontends.discard(key)
+        self.map.put_all(values.items())
+        self._update_markers(set(map(layout.address_of, values)))
+
+    def remove(self, removed: Mapping[bytes, bytes]) -> None:
+        """Remove frontends; markers go first, as they would refuse connections in between."""
+        keys = [key for key, _ in of_kind(Kind.FRONTEND, removed)]
+        for key in keys:
+            self._cluster_ips[layout.address_of(key)].discard(key)
+        self._update_markers(set(map(layout.address_of, keys)))
+        self.map.delete_all(keys)
+
+    def _update_markers(self, addresses: set[bytes]) -> None:
+        """Bring the markers of addresses up to date."""
+        wanted = {address for address in addresses if self._cluster_ips.get(address)}
+        gone = (addresses & self._marked) - wanted
+        self.map.put_all((_marker_key(address), _MARKER) for address in wanted - self._marked)
+        self.map.delete_all(map(_marker_key, gone))
+        self._marked |= wanted
+        self._marked -= gone
+        for address in addresses - wanted:
+            self._cluster_ips.pop(address, None)
+
+
+def _marker_key(address: bytes) -> bytes:
+    return layout.FRONTEND_KEY.pack(address, 0, 0)
 
 
 class Config(NamedTuple):
@@ -38,20 +112,20 @@ class Config(NamedTuple):
 
 
 class NodeTable:
-    """The map `config`: what the programs know of this node."""
+    """The map `config`: facts about this node for the programs."""
 
     def __init__(self, fd: int) -> None:
         self._config = ArrayMap(fd)
 
-    def _now(self) -> Config:
+    def _get(self) -> Config:
         return Config(*layout.CONFIG.unpack(self._config.read(0)))
 
     def _set(self, config: Config) -> None:
         self._config.write(0, layout.CONFIG.pack(*config))
 
     def read(self) -> bytes:
-        """The configuration; b"" while there is none."""
-        now = self._now()
+        """Return the configuration; b"" if there is none yet."""
+        now = self._get()
         own = (now.node_ip4, now.node_ip6, now.flags, now.pod_interface, now.pod_prefix)
         value: bytes = layout.NODE_VALUE.pack(*own)
         return value if any(value) else b""
@@ -60,20 +134,28 @@ class NodeTable:
         """Write the configuration."""
         names = ("node_ip4", "node_ip6", "flags", "pod_interface", "pod_prefix")
         own = dict(zip(names, layout.NODE_VALUE.unpack(value), strict=True))
-        self._set(self._now()._replace(**own))
+        self._set(self._get()._replace(**own))
 
     def identify(self, cookie: int, ports: tuple[int, int]) -> None:
-        """Note the network namespace of the node, and the ports that its sockets get."""
-        self._set(self._now()._replace(cookie=cookie, first_port=ports[0], last_port=ports[1]))
+        """Note the network namespace of the node, and the port range of its sockets."""
+        self._set(self._get()._replace(cookie=cookie, first_port=ports[0], last_port=ports[1]))
+
+    def pod_devices(self) -> tuple[str, str]:
+        """Return the detector's interface and interface prefix ("" for none)."""
+        now = self._get()
+        interface, prefix = (
+            text.rstrip(b"\0").decode() for text in (now.pod_interface, now.pod_prefix)
+        )
+        return interface, prefix
 
     @property
     def programs(self) -> bytes:
-        """Digest of the object that is attached; zeros where none is."""
-        return self._now().programs
+        """Digest of the attached object; zeros if none is attached."""
+        return self._get().programs
 
     @programs.setter
     def programs(self, digest: bytes) -> None:
-        self._set(self._now()._replace(programs=digest))
+        self._set(self._get()._replace(programs=digest))
 
 
 class Tables:
@@ -82,11 +164,11 @@ class Tables:
     def __init__(
         self, maps: Mapping[str, int], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Take over what the maps hold.
+        """Read what the maps hold.
 
         Args:
             maps: descriptors by name; they stay with their owner.
-            clock: seconds, for the reuse of places.
+            clock: seconds, for the reuse of slots.
         """
         self.services = ServiceTable(maps, clock)
         self.frontends = FrontendTable(maps["frontends"])
@@ -94,22 +176,27 @@ class Tables:
         self.prefixes = HashMap(maps["prefixes"])
         self.node_ips = HashMap(maps["node_ips"])
         self.maglevs = HashMap(maps["maglevs"])
-        self.marks = Marks(maps["marks"])
+        self.devices = HashMap(maps["devices"])
+        self.presence = PresenceFilter(maps["marks"])
 
     def read(self) -> dict[bytes, bytes]:
-        """Everything of the Ruleset that the maps hold, but for the programs."""
-        names = self.services.number_names()
+        """Return the Ruleset that the maps hold, without the programs."""
+        names = self.services.names_by_number()
         out = {
-            Kind.SERVICE + name: layout.join_service(self.services.read(record))
+            Kind.SERVICE + name: self.services.read(record).pack()
             for name, record in self.services.records.items()
         }
         out.update(self.frontends.read(names))
         for address, _ in self.node_ips.items():
             out[Kind.NODE_IP + address] = b""
-        out.update((_prefix(key, names), b"") for key, _ in self.prefixes.items())
-        for number, table in self.maglevs.items():
-            name = names.get(int.from_bytes(number, layout.BYTE_ORDER), b"")
-            out[Kind.MAGLEV + name] = table
+        for key, _ in self.prefixes.items():
+            number, cidr = layout.unpack_prefix(key)
+            if number >= layout.PREFIXES_PODS:
+                out[Kind.PREFIX + layout.node_prefix(number, cidr)] = b""
+            else:
+                out[Kind.RANGE + cidr + names.get(number, b"")] = b""
+        for key, table in self.maglevs.items():
+            out[Kind.MAGLEV + names.get(layout.read_number(key), b"")] = table
         if config := self.node.read():
             out[Kind.CONFIG.value] = config
         return out
@@ -118,75 +205,69 @@ class Tables:
         """Write a Diff; after a failure the same one can be written again.
 
         Raises:
-            FullError: a map is full; what is written already does no harm.
+            FullError: a map is full; the part that is already written does no harm.
             OSError: the kernel refused.
         """
         new = dict(change.added)
         new.update((key, pair[1]) for key, pair in change.changed.items())
         self.services.begin()
-        self.services.name(key for key, _ in of_kind(Kind.SERVICE, change.added))
+        self.services.add(key for key, _ in of_kind(Kind.SERVICE, change.added))
         for key, value in of_kind(Kind.SERVICE, new):
-            self.services.put(key, layout.split_service(value))
+            self.services.put(key, ServiceValue.unpack(value))
         self.maglevs.put_all(
-            (self._number(name), table) for name, table in of_kind(Kind.MAGLEV, new)
+            (self._number_key(name), table) for name, table in of_kind(Kind.MAGLEV, new)
         )
-        self._put_prefixes(new)
-        self.marks.serve(key[1:17] for key in new if key[:1] in _SERVED_KINDS)
-        self.node_ips.put_all((key, _ONE) for key, _ in of_kind(Kind.NODE_IP, new))
+        for key in [*self._node_prefixes(new), *self._range_prefixes(new)]:
+            self.prefixes.put(key, _ONE)  # tries take no batches before Linux 5.16
+        node_ips = [key for key, _ in of_kind(Kind.NODE_IP, new)]
+        self.presence.serve(node_ips)
+        self.presence.serve(layout.address_of(key) for key, _ in of_kind(Kind.FRONTEND, new))
+        self.node_ips.put_all((key, _ONE) for key in node_ips)
         for _, value in of_kind(Kind.CONFIG, new):
             self.node.put(value)
         self.frontends.put(new, self.services.records)
         self._remove(change.removed)
-        self.services.settle()
-
-    def mend(self) -> None:
-        """Bring what follows from other maps up to date, where a process was killed at it."""
-        self.services.mend()
-        self.frontends.mend()
-
-    def served(self) -> Iterator[bytes]:
-        """Addresses of frontends, and of this node for its node ports."""
-        for table in (self.frontends.map, self.node_ips):
-            yield from (key[:16] for key, _ in table.items())
-
-    def _number(self, name: bytes) -> bytes:
-        return number_key(self.services.records[name].number)
-
-    def _put_prefixes(self, new: Mapping[bytes, bytes]) -> None:
-        keys = [self._prefix_key(key) for key in new if key[:1] in _PREFIX_KINDS]
-        for key in keys:  # tries take no batches before Linux 5.16
-            self.prefixes.put(key, _ONE)
-
-    def _prefix_key(self, key: bytes) -> bytes:
-        if key[:1] == Kind.PREFIX:
-            number, cidr = int.from_bytes(key[1:5], "big"), key[5:]
-        else:
-            number, cidr = self.services.records[key[18:]].number, key[1:18]
-        return layout.PREFIX.pack(32 + cidr[0], number, cidr[1:])
-
-    def _drop_prefixes(self, removed: Mapping[bytes, bytes], kind: Kind) -> None:
-        keys = [key for key in removed if key[:1] == kind]
-        if kind is Kind.RANGE:  # those of a ServicePort go before it
-            keys = [key for key in keys if key[18:] in self.services.records]
-        self.prefixes.delete_all([self._prefix_key(key) for key in keys])
+        self.services.empty_pools()
 
     def _remove(self, removed: Mapping[bytes, bytes]) -> None:
         # Without its frontend a packet would be dropped for its ServiceCIDR; without the source
         # ranges of its frontend, for them.
-        self._drop_prefixes(removed, Kind.PREFIX)
+        self.prefixes.delete_all(self._node_prefixes(removed))
         self.frontends.remove(removed)
         self.node_ips.delete_all(key for key, _ in of_kind(Kind.NODE_IP, removed))
-        self._drop_prefixes(removed, Kind.RANGE)
+        self.prefixes.delete_all(self._range_prefixes(removed))
         known = self.services.records.keys()
         tables = [name for name, _ in of_kind(Kind.MAGLEV, removed) if name in known]
-        self.maglevs.delete_all([self._number(name) for name in tables])
+        self.maglevs.delete_all(map(self._number_key, tables))
         for name in [name for name, _ in of_kind(Kind.SERVICE, removed) if name in known]:
             self.services.remove(name)
 
+    def repair(self) -> None:
+        """Repair maps that follow from others, after a process that was killed while writing."""
+        self.services.repair()
+        self.frontends.repair()
 
-def _prefix(key: bytes, names: Mapping[int, bytes]) -> bytes:
-    length, number, address = layout.PREFIX.unpack(key)
-    cidr: bytes = bytes((length - 32,)) + address
-    if number >= layout.PREFIXES_PODS:
-        return Kind.PREFIX + int(number).to_bytes(4, "big") + cidr
-    return Kind.RANGE + cidr + names.get(number, b"")
+    def served(self) -> Iterator[bytes]:
+        """Yield addresses of frontends, and of this node for its node ports."""
+        for table in (self.frontends.map, self.node_ips):
+            yield from (layout.address_of(key) for key, _ in table.items())
+
+    def _number_key(self, name: bytes) -> bytes:
+        return layout.number_key(self.services.records[name].number)
+
+    def _node_prefixes(self, objects: Mapping[bytes, bytes]) -> list[bytes]:
+        """Return the trie keys of the node's prefixes."""
+        return [
+            layout.pack_prefix(*layout.split_node_prefix(rest))
+            for rest, _ in of_kind(Kind.PREFIX, objects)
+        ]
+
+    def _range_prefixes(self, objects: Mapping[bytes, bytes]) -> list[bytes]:
+        """Return the trie keys of source ranges; those of a ServicePort go before it."""
+        ranges = (layout.split_range(rest) for rest, _ in of_kind(Kind.RANGE, objects))
+        records = self.services.records
+        return [
+            layout.pack_prefix(records[name].number, cidr)
+            for cidr, name in ranges
+            if name in records
+        ]

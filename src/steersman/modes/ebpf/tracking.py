@@ -1,26 +1,141 @@
-"""The connections that packets carry: which are over, which are stale, and what was counted."""
+"""Connections and counters of the programs: expired and stale connections, and totals for metrics.
+
+The programs count in per-CPU maps: `counters` by event, `reached` by frontend, `used` by
+ServicePort and endpoint. Entries of the last two appear with the first connection.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from steersman.model.conntrack import Stale
-from steersman.model.stats import NodeTotals
-from steersman.modes.ebpf import flows
-from steersman.modes.ebpf.counts import Counts, Flows, Reading
+from steersman.model.names import ServicePortName
+from steersman.model.plan import ServicePlan
+from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters, frontend_label
+from steersman.modes.ebpf import flows, layout, render
 from steersman.modes.ebpf.loader import LoadedObject
-from steersman.modes.ebpf.maps import HashMap
-from steersman.modes.ebpf.peers import Peer, known, stale_sockets
+from steersman.modes.ebpf.maps import HashMap, SumMap
+from steersman.modes.ebpf.sockets import Peer, read_peers, stale_peers
 from steersman.modes.ebpf.tables import Tables
 
 
-class Found(NamedTuple):
-    """Connections that were stale when they were looked at."""
+class FlowTable(NamedTuple):
+    """The state of the map `flows` after a pass over it."""
+
+    entries: int = 0
+    evicted: int = 0
+    """Entries that the kernel has evicted from the full map since it was created."""
+
+
+class Counts:
+    """The maps in which programs count."""
+
+    def __init__(self, maps: Mapping[str, int]) -> None:
+        """Open the maps by descriptors; these stay with their owner."""
+        self._events = SumMap(maps["counters"])
+        self._reached = SumMap(maps["reached"])
+        self._used = SumMap(maps["used"])
+        self._capacity = HashMap(maps["flows"]).capacity
+
+    def event(self, name: str) -> int:
+        """Return how often an event of layout.COUNTERS has happened."""
+        return self._events.sum(_event_key(name))
+
+    def add_expired(self, entries: int) -> None:
+        """Count deleted flows; no program writes that counter."""
+        total = self.event("flows_expired") + entries
+        value = total.to_bytes(8, layout.BYTE_ORDER).ljust(self._events.value_size, b"\0")
+        self._events.put(_event_key("flows_expired"), value)
+
+    def after_pass(self, entries: int, made: int, before: FlowTable) -> FlowTable:
+        """Return the state of the map; entries that are missing have been evicted.
+
+        Args:
+            entries: how many are left.
+            made: how many had been made when the pass began. It takes long, so it may or may not
+                have seen later ones.
+            before: the state after the previous pass.
+        """
+        gone = self.event("flows_ended") + self.event("flows_expired")
+        return FlowTable(entries, max(made - gone - entries, before.evicted))
+
+    def delete_unplanned(self, tables: Tables) -> None:
+        """Delete the counts of endpoints and frontends that are gone."""
+        services, names = tables.services, tables.services.names_by_number()
+        used: dict[int, set[bytes]] = {}
+        for key, _ in self._used.items():
+            number, end = layout.MEMBER_KEY.unpack(key)
+            used.setdefault(number, set()).add(end)
+        for number, ends in used.items():
+            name = names.get(number)
+            kept = set(services.read(services.records[name]).endpoints()) if name else set()
+            self._used.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends - kept)
+        gone = [key for key, _ in self._reached.items() if not tables.frontends.map.get(key)]
+        self._reached.delete_all(gone)
+
+    def totals(self, state: FlowTable) -> NodeTotals:
+        """Return the counts of the whole node."""
+        events = {name: self.event(name) for name in layout.COUNTERS}
+        return NodeTotals(
+            events=events | {"flows_evicted": state.evicted},
+            tables={"flows": (state.entries, self._capacity)},
+        )
+
+
+class CountsReader:
+    """One pass over the counts, on its own descriptors: the mode may write or close in between."""
+
+    def __init__(self, maps: Mapping[str, int], tables: Tables) -> None:
+        """Duplicate the descriptors; `close` must follow."""
+        self._reached = SumMap(os.dup(maps["reached"]))
+        self._used = SumMap(os.dup(maps["used"]))
+        self._services = tables.services
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._reached.close()
+        self._used.close()
+
+    def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+        """Return the counts by ServicePort, without zeros."""
+        used: dict[int, dict[bytes, tuple[int, ...]]] = {}
+        for key, tally in self._used.sums():
+            number, end = layout.MEMBER_KEY.unpack(key)
+            used.setdefault(number, {})[end] = tally
+        reached = {key: values[0] for key, values in self._reached.sums()}
+        records = self._services.records if used else {}
+        frontends: Counter[tuple[ServicePortName, str]] = Counter()
+        endpoints: dict[tuple[ServicePortName, str], tuple[int, ...]] = {}
+        for plan in plans if used or reached else ():
+            name = plan.key.name
+            for frontend in plan.frontends if reached else ():
+                if count := reached.get(render.frontend_key(plan, frontend)):
+                    frontends[name, frontend_label(frontend)] += count
+            record = records.get(layout.service_name(plan.key))
+            tallies = used.get(record.number) if record else None
+            for endpoint in plan.reachable if tallies else ():
+                if tallies and (own := tallies.get(layout.pack_endpoint(endpoint))):
+                    endpoints[name, str(endpoint)] = own
+        return ConnectionStats(
+            frontends,
+            {name: tally[0] for name, tally in endpoints.items()},
+            traffic_by_endpoint={
+                name: TrafficCounters(*tally[1:]) for name, tally in endpoints.items()
+            },
+        )
+
+
+def _event_key(name: str) -> bytes:
+    return layout.number_key(layout.COUNTERS.index(name))
+
+
+class StaleConnections(NamedTuple):
+    """Connections that were stale when the maps were read."""
 
     peers: tuple[Peer, ...]
-    """Sockets."""
     flows: tuple[bytes, ...]
     """Keys of the map `flows`."""
 
@@ -29,29 +144,29 @@ class Found(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """What came of forgetting connections that are over."""
+    """Result of deleting expired connections."""
 
     made: int
-    """Connections that had been made before."""
-    looked: flows.Looked
+    """Connections made before the pass."""
+    collected: flows.Collected
 
 
 class Tracking:
-    """What programs have learned and counted, in the maps of one object."""
+    """Connections and counters in the maps of one object."""
 
     def __init__(self, loaded: LoadedObject, tables: Tables) -> None:
-        """Take maps that stay with their owner."""
+        """Open maps that stay with their owner."""
         self._tables = tables
         self._counts = Counts(loaded.maps)
         self._flows = HashMap(loaded.maps["flows"])
         self._maps = loaded.maps
-        self._seen = Flows()
+        self._state = FlowTable()
 
-    def expiring(self) -> Callable[[], Expired]:
-        """Return what forgets the connections that are over.
+    def prepare_expiry(self) -> Callable[[], Expired]:
+        """Return a function that deletes the expired connections.
 
-        That may take a second where there are many. It has a descriptor of its own, so that syncs
-        go on meanwhile, and the mode may be closed.
+        It may take a second if there are many, and has its own descriptor: syncs may run at the
+        same time, and the mode may be closed.
         """
         made, copy = self._counts.event("flows_made"), HashMap(os.dup(self._flows.fd))
 
@@ -63,37 +178,40 @@ class Tracking:
 
         return expire
 
-    def collect(self, expired: Expired) -> None:
-        """Count connections that were forgotten; forget counts of what is gone."""
-        self._counts.add_expired(expired.looked.expired)
-        self._seen = self._counts.looked(expired.looked.entries, expired.made, self._seen)
-        self._counts.sweep(self._tables)
-        self._tables.marks.renew(lambda: flows.clients(self._flows))
+    def note_expired(self, expired: Expired) -> None:
+        """Count expired connections, delete counts without owners, and renew the filter."""
+        entries, deleted = expired.collected
+        self._counts.add_expired(deleted)
+        self._state = self._counts.after_pass(entries, expired.made, self._state)
+        self._counts.delete_unplanned(self._tables)
+        self._tables.presence.renew(lambda: flows.clients(self._flows))
 
-    def mark(self) -> None:
-        """Have programs rely on marks: each writes them now."""
-        self._tables.marks.trust(flows.clients(self._flows), self._tables.served())
+    def trust_filter(self) -> None:
+        """Make programs rely on the presence filter: all of them write it now."""
+        self._tables.presence.trust(flows.clients(self._flows), self._tables.served())
 
-    def reading(self) -> Reading:
-        """Begin to read what was counted by frontend and endpoint."""
-        return Reading(self._maps, self._tables)
+    def reader(self) -> CountsReader:
+        """Begin to read the counts by frontend and endpoint."""
+        return CountsReader(self._maps, self._tables)
 
     def totals(self) -> NodeTotals:
-        """Return what was counted for the whole node."""
-        return self._counts.totals(self._seen)
+        """Return the counts of the whole node."""
+        return self._counts.totals(self._state)
 
-    def connections(self) -> int:
-        """How many connections there are now."""
+    def count_open(self) -> int:
+        """Count the connections that have not ended."""
         return flows.count_open(self._flows, flows.read_timeouts())
 
-    def find(self, stale: Stale) -> Found:
-        """Find the connections that are stale."""
-        peers = tuple(stale_sockets(known(self._maps), stale))
-        return Found(peers, flows.find_stale(self._flows, stale))
+    def find_stale(self, stale: Stale) -> StaleConnections:
+        """Find stale connections."""
+        peers = tuple(stale_peers(read_peers(self._maps), stale))
+        return StaleConnections(peers, flows.find_stale(self._flows, stale))
 
-    def forget(self, found: Found, stale: Stale) -> tuple[int, set[tuple[int, bytes]]]:
-        """Cut what was found and is still stale; how many, and the sockets (sockets.py) to end."""
-        sockets = {(peer.cookie, peer.endpoint) for peer in stale_sockets(found.peers, stale)}
-        removed = flows.forget(self._flows, found.flows, stale)
+    def delete_stale(
+        self, found: StaleConnections, stale: Stale
+    ) -> tuple[int, set[tuple[int, bytes]]]:
+        """Delete connections that are still stale; return their number, and sockets to destroy."""
+        sockets = {(peer.cookie, peer.endpoint) for peer in stale_peers(found.peers, stale)}
+        removed = flows.delete_stale(self._flows, found.flows, stale)
         self._counts.add_expired(removed.entries)
         return removed.connections, sockets

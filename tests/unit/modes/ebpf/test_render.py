@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from array import array
+from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,8 +15,8 @@ from hypothesis import strategies as st
 from steersman.model.names import Family
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, ServicePlan
 from steersman.modes.ebpf import layout, render
+from steersman.modes.ebpf.dump import describe
 from steersman.modes.ebpf.layout import Kind
-from steersman.modes.ebpf.text import describe
 from tests.support.builders import plans
 
 PROGRAMS = render.Programs(b"\x07" * 16)
@@ -138,10 +141,10 @@ def test_addresses_survive(address: object) -> None:
 )
 def test_services_survive(seconds: int, cluster: bytes, local: bytes) -> None:
     value = layout.ServiceValue(seconds, cluster, local)
-    assert layout.split_service(layout.join_service(value)) == value
+    assert layout.ServiceValue.unpack(value.pack()) == value
 
 
-DEFINED = ("FRONTEND_", "CONFIG_", "DEVICE_", "PREFIXES_", "ACTION_", "MARK_", "BARE_")
+DEFINED = ("FRONTEND_", "CONFIG_", "DEVICE_", "PREFIXES_", "ACTION_", "PRESENCE_", "L3_")
 
 
 def test_numbers_are_those_of_the_programs() -> None:
@@ -159,3 +162,56 @@ def test_counters_are_those_of_the_programs() -> None:
     text = (C / "constants.h").read_text()
     names = re.findall(r"^\t(\w+)", text[text.index("enum counter") :], re.M)
     assert tuple(name.lower() for name in names[:-1]) == layout.COUNTERS
+
+
+# Maglev: tables are even, the same on every node, and steady.
+
+
+def endpoints(numbers: range) -> list[bytes]:
+    return [layout.pack_address(f"10.244.{n // 250}.{n % 250 + 1}") + b"\x1f\x90" for n in numbers]
+
+
+def owners(ends: list[bytes]) -> list[bytes]:
+    """The endpoint that has each place."""
+    return [ends[number] for number in array("H", render.maglev_table(ends))[: render.MAGLEV_SIZE]]
+
+
+@pytest.mark.parametrize(("count", "tolerance"), [(1, 0.0), (3, 0.01), (40, 0.02), (200, 0.06)])
+def test_shares_are_even(count: int, tolerance: float) -> None:
+    shares = Counter(owners(endpoints(range(count))))
+    assert len(shares) == count
+    mean = render.MAGLEV_SIZE / count
+    assert all(abs(share - mean) <= max(1, tolerance * mean) for share in shares.values())
+
+
+@given(st.integers(2, 30), st.data())
+def test_one_that_goes_moves_few_of_the_others(count: int, data: st.DataObject) -> None:
+    before = endpoints(range(count))
+    gone = before[data.draw(st.integers(0, count - 1))]
+    after = owners([end for end in before if end != gone])
+    moved = sum(a != b for a, b in zip(owners(before), after, strict=True) if a != gone)
+    assert moved <= 0.25 * render.MAGLEV_SIZE
+
+
+def test_nobody_has_a_table_of_nobody() -> None:
+    assert render.maglev_table([]) == bytes(2 * render.MAGLEV_PADDED)
+
+
+def test_more_endpoints_than_places_do_no_harm() -> None:
+    places = set(
+        array("H", render.maglev_table(endpoints(range(render.MAGLEV_SIZE + 5))))[
+            : render.MAGLEV_SIZE
+        ]
+    )
+    assert places == set(range(render.MAGLEV_SIZE))
+
+
+def test_only_who_asks_has_one() -> None:
+    plan = plans.plan(
+        plans.key("shop/cart"), plans.cluster_ip("10.96.0.1"), cluster=plans.endpoints("10.244.0.5")
+    )
+    key = Kind.MAGLEV + layout.service_name(plan.key)
+    assert key not in render.render_service(plan)
+    asked = msgspec.structs.replace(plan, maglev=True)
+    assert render.render_service(asked)[key] == bytes(2 * render.MAGLEV_PADDED)
+    assert key not in render.render_service(msgspec.structs.replace(asked, cluster=()))

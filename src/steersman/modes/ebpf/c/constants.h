@@ -41,12 +41,12 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 // All entries of them are a quarter of `flows`, and they leave ports to masquerade others with.
 #define HALF_OPEN 16384
 
-#define SEATS 65536 // of connected sockets (peers.h)
+#define SOCKET_SLOTS 65536 // of connected sockets (peers.h)
 
 // Of `marks`
-#define MARK_BITS 16 // there are 2^16 places of addresses
-#define MARK_FACTOR 0x9e3779b1u // 2^32 divided by the golden ratio: it spreads what is similar
-#define BARE_PLACES 256 // of devices
+#define PRESENCE_BITS 16 // there are 2^16 places of addresses
+#define PRESENCE_FACTOR 0x9e3779b1u // 2^32 divided by the golden ratio: it spreads what is similar
+#define L3_DEVICE_PLACES 256 // of devices
 
 enum hook { INGRESS = 0, EGRESS = 1 };
 

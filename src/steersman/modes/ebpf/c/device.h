@@ -229,7 +229,7 @@ ALONE int leave(struct __sk_buff *skb, struct packet *packet)
 		const struct marks *all = all_marks(); \
 \
 		packet.l3 = link_header(skb, all); \
-		if (all && glance(skb, &packet) && is_nobodys(all, &packet)) \
+		if (all && glance(skb, &packet) && concerns_no_flow(all, &packet)) \
 			return NEXT; \
 		return look(skb, &packet); \
 	}

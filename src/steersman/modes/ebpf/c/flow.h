@@ -131,7 +131,7 @@ ALONE int note_packet(struct __sk_buff *skb, struct flow *flow, const struct pac
 	return 0;
 }
 
-// Write an entry where there is none with its key, and mark its client (marks.h) in any case.
+// Write an entry where there is none with its key, and mark its client (presence.h) in any case.
 INLINE int add_flow(const struct flow_key *key, const struct flow *value,
 		    const struct address *client)
 {

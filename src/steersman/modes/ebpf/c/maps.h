@@ -32,7 +32,7 @@ MAP(half_open, BPF_MAP_TYPE_ARRAY, __u32, struct flow_key, HALF_OPEN, 0);
 MAP(half_open_next, BPF_MAP_TYPE_ARRAY, __u32, __u64, 1, 0);
 MAP(reverses, BPF_MAP_TYPE_LRU_HASH, struct reverse_key, struct reverse, 65536, 0);
 MAP(fragments, BPF_MAP_TYPE_LRU_HASH, struct fragment_key, struct fragment, 8192, 0);
-MAP(seats, BPF_MAP_TYPE_ARRAY, __u32, struct seat, SEATS, BPF_F_MMAPABLE);
+MAP(seats, BPF_MAP_TYPE_ARRAY, __u32, struct socket_slot, SOCKET_SLOTS, BPF_F_MMAPABLE);
 MAP(crowded, BPF_MAP_TYPE_LRU_HASH, __u64, struct peer, 16384, 0);
 
 MAP(marks, BPF_MAP_TYPE_ARRAY, __u32, struct marks, 1, BPF_F_MMAPABLE);

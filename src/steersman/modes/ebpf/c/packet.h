@@ -12,7 +12,7 @@ struct packet {
 	__u8 flags; // of TCP; of SCTP those that mean the same
 	__u8 has_ports; // a later fragment has not
 	__u8 icmp_error;
-	__u8 plain; // whole, without options or extension headers (marks.h)
+	__u8 plain; // whole, without options or extension headers (presence.h)
 	__u8 zero;
 	__u16 checksum; // of the IPv4 header of a plain one
 };

@@ -6,45 +6,45 @@
 // The kernel's own sockets (NFS) are never released, as hooks see it: theirs stay taken.
 #pragma once
 
-INLINE struct seat *seat_of(__u64 cookie)
+INLINE struct socket_slot *socket_slot_of(__u64 cookie)
 {
-	__u32 place = cookie % SEATS;
+	__u32 place = cookie % SOCKET_SLOTS;
 	return bpf_map_lookup_elem(&seats, &place);
 }
 
 INLINE struct peer *find_peer(__u64 cookie)
 {
-	struct seat *seat = seat_of(cookie);
+	struct socket_slot *own = socket_slot_of(cookie);
 
-	if (!seat || !cookie)
+	if (!own || !cookie)
 		return NULL;
-	if (seat->cookie == cookie)
-		return &seat->peer;
-	return seat->crowded ? bpf_map_lookup_elem(&crowded, &cookie) : NULL;
+	if (own->cookie == cookie)
+		return &own->peer;
+	return own->crowded ? bpf_map_lookup_elem(&crowded, &cookie) : NULL;
 }
 
 INLINE void put_peer(__u64 cookie, const struct peer *peer)
 {
-	struct seat *seat = seat_of(cookie);
+	struct socket_slot *own = socket_slot_of(cookie);
 
-	if (!seat)
+	if (!own)
 		return;
-	if (seat->cookie != cookie && __sync_val_compare_and_swap(&seat->cookie, 0, cookie)) {
-		seat->crowded = 1; // before it is, or its end would not look there
+	if (own->cookie != cookie && __sync_val_compare_and_swap(&own->cookie, 0, cookie)) {
+		own->crowded = 1; // before it is, or its end would not look there
 		bpf_map_update_elem(&crowded, &cookie, peer, BPF_ANY);
 	} else {
-		seat->peer = *peer;
+		own->peer = *peer;
 	}
 }
 
 INLINE void drop_peer(__u64 cookie)
 {
-	struct seat *seat = seat_of(cookie);
+	struct socket_slot *own = socket_slot_of(cookie);
 
-	if (!seat)
+	if (!own)
 		return;
-	if (seat->cookie == cookie)
-		seat->cookie = 0;
-	if (seat->crowded)
+	if (own->cookie == cookie)
+		own->cookie = 0;
+	if (own->crowded)
 		bpf_map_delete_elem(&crowded, &cookie);
 }

@@ -21,7 +21,7 @@
 #include "sctp.h"
 #include "packet.h"
 #include "maglev.h"
-#include "marks.h"
+#include "presence.h"
 #include "flow.h"
 #include "reply.h"
 #include "errors.h"

@@ -138,7 +138,7 @@ struct peer {
 };
 
 // Of the sockets whose cookies have the same remainder, the one that came first.
-struct seat {
+struct socket_slot {
 	__u64 cookie; // 0: it is free
 	struct peer peer;
 	__u32 crowded; // others are, or were, in `crowded`
@@ -171,10 +171,10 @@ struct fragment {
 	__be16 destination_port;
 };
 
-// What is known of all addresses that share a place (marks.h).
+// What is known of all addresses that share a place (presence.h).
 struct mark {
 	union {
-		__u8 clients[2]; // those of flows; one is filled while marks.py clears the other
+		__u8 clients[2]; // those of flows; one is filled while presence.py clears the other
 		__u16 either;
 	};
 	__u8 served; // destinations of frontends
@@ -186,6 +186,6 @@ struct marks {
 	__u8 filling;
 	__u8 attached; // while 0, some device has no programs: no flow may begin
 	__u8 zero[5];
-	__u8 bare[BARE_PLACES]; // devices without Ethernet, by the remainder of their index
-	struct mark places[1 << MARK_BITS];
+	__u8 bare[L3_DEVICE_PLACES]; // devices without Ethernet, by the remainder of their index
+	struct mark places[1 << PRESENCE_BITS];
 };

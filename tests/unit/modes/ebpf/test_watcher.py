@@ -13,20 +13,24 @@ import pytest
 
 from steersman.host.netlink import DumpInterruptedError
 from steersman.host.nlmsg import Message
-from steersman.modes.ebpf import keeper
-from steersman.modes.ebpf.engine import Engine
-from steersman.modes.ebpf.flows import Looked
-from steersman.modes.ebpf.follow import Concern
-from steersman.modes.ebpf.hold import Hold
-from steersman.modes.ebpf.keeper import Keeper
+from steersman.host.rtnetlink import Interface
+from steersman.modes.ebpf import watcher
+from steersman.modes.ebpf.datapath import Datapath
+from steersman.modes.ebpf.devices import Change, Inventory
+from steersman.modes.ebpf.flows import Collected
+from steersman.modes.ebpf.nat_hooks import NatHookGuard
 from steersman.modes.ebpf.tracking import Expired
+from steersman.modes.ebpf.watcher import DeviceWatcher
 
-NOTHING_EXPIRED = Expired(0, Looked(0, 0))
+NOTHING_EXPIRED = Expired(0, Collected(0, 0))
 NEW_DEVICE = Message(16, 0, 0, b"")
+EMPTY = Inventory((), {})
+NO_CHANGE = Change(EMPTY, EMPTY)
+A_CHANGE = Change(EMPTY, Inventory((Interface(7, "veth7", 1, 0),), {}))
 
 
 class Restless:
-    """A node whose devices change without end, as the mode sees it: Engine, Subscription, Hold."""
+    """A Datapath, Subscription and NatHookGuard of a node whose devices change without end."""
 
     tables = object()
 
@@ -38,7 +42,7 @@ class Restless:
         """What following devices ends with, the last one first."""
         self._loop = asyncio.get_running_loop()
 
-    def news(self) -> Restless:
+    def device_changes(self) -> Restless:
         return self
 
     def __enter__(self) -> Restless:
@@ -54,34 +58,34 @@ class Restless:
     def waiting(self) -> list[Message]:
         return []
 
-    def concern(self, _: Sequence[Message]) -> Concern:
-        return Concern.LIST
+    def device_change(self, _: Sequence[Message]) -> Change | None:
+        return None
 
-    def follow_devices(self, _: Sequence[Message] | None) -> list[int]:
+    def write_devices(self, _: Change | None = None) -> list[int]:
         self.followed += 1
         if self.fails:
             raise self.fails.pop()
         return []
 
-    def expiring(self) -> Callable[[], Expired]:
+    def prepare_expiry(self) -> Callable[[], Expired]:
         return lambda: NOTHING_EXPIRED
 
-    def collect(self, expired: Expired) -> None:
+    def note_expired(self, expired: Expired) -> None:
         assert expired is NOTHING_EXPIRED
         self._loop.call_soon_threadsafe(self.looked.set)
 
-    async def let_go(self) -> None:
-        """Nothing is held."""
+    async def remove(self) -> None:
+        """No hooks are held."""
 
 
 async def test_old_connections_are_forgotten_where_devices_never_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeper, "_COLLECT", 0.02)
-    monkeypatch.setattr(keeper, "_SETTLE", 0.0)
+    monkeypatch.setattr(watcher, "_COLLECT", 0.02)
+    monkeypatch.setattr(watcher, "_SETTLE", 0.0)
     node = Restless()
-    task = Keeper(cast(Engine, node), cast(Hold, node), asyncio.Lock())
-    task.keep_going()
+    task = DeviceWatcher(cast(Datapath, node), cast(NatHookGuard, node), asyncio.Lock())
+    task.ensure_running()
     try:
         async with asyncio.timeout(5):
             await node.looked.wait()
@@ -93,8 +97,8 @@ async def test_old_connections_are_forgotten_where_devices_never_rest(
 class Quiet(Restless):
     """A node whose devices do not change at all."""
 
-    def concern(self, _: Sequence[Message]) -> Concern:
-        return Concern.NOTHING
+    def device_change(self, _: Sequence[Message]) -> Change | None:
+        return NO_CHANGE
 
     async def receive(self) -> list[Message]:
         await asyncio.Event().wait()
@@ -103,8 +107,8 @@ class Quiet(Restless):
 
 async def follows(node: Quiet, count: int) -> None:
     """Keep going until devices were followed so often."""
-    task = Keeper(cast(Engine, node), cast(Hold, node), asyncio.Lock())
-    task.keep_going()
+    task = DeviceWatcher(cast(Datapath, node), cast(NatHookGuard, node), asyncio.Lock())
+    task.ensure_running()
     try:
         async with asyncio.timeout(5):
             while node.followed < count:  # noqa: ASYNC110 - it happens in a thread
@@ -119,8 +123,8 @@ async def test_a_list_that_changes_while_it_is_read_is_read_again_without_a_word
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(keeper, "_SETTLE", 0.0)
-    monkeypatch.setattr(keeper, "_RETRY", 0.0)
+    monkeypatch.setattr(watcher, "_SETTLE", 0.0)
+    monkeypatch.setattr(watcher, "_RETRY", 0.0)
     node = Quiet()
     node.fails = [DumpInterruptedError(errno.EINTR, "the list changed while it was read")] * 9
     await follows(node, 10)
@@ -130,8 +134,8 @@ async def test_a_list_that_changes_while_it_is_read_is_read_again_without_a_word
 async def test_devices_that_cannot_be_followed_are_tried_again_without_a_change(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(keeper, "_SETTLE", 0.0)
-    monkeypatch.setattr(keeper, "_RETRY", 0.0)
+    monkeypatch.setattr(watcher, "_SETTLE", 0.0)
+    monkeypatch.setattr(watcher, "_RETRY", 0.0)
     node = Quiet()
     node.fails = [OSError(errno.ENOMEM, "no memory") for _ in range(3)]
     await follows(node, 4)
@@ -143,23 +147,23 @@ class Growing(Quiet):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[Sequence[Message] | None] = []
+        self.told: list[Change | None] = []
         self.attached: list[int] = []
         self.grown = asyncio.Event()
         self.attaching = asyncio.Event()
         self.possible = threading.Event()
 
-    def concern(self, news: Sequence[Message]) -> Concern:
-        return Concern.CHANGE if news else Concern.NOTHING
+    def device_change(self, news: Sequence[Message]) -> Change | None:
+        return A_CHANGE if news else NO_CHANGE
 
     async def receive(self) -> list[Message]:
         await self.grown.wait()
         self.grown.clear()
         return [NEW_DEVICE]
 
-    def follow_devices(self, news: Sequence[Message] | None) -> list[int]:
-        self.told.append(news)
-        return [7] if news else []
+    def write_devices(self, change: Change | None = None) -> list[int]:
+        self.told.append(change)
+        return [7] if change else []
 
     def attach_devices(self, numbers: Sequence[int]) -> None:
         self._loop.call_soon_threadsafe(self.attaching.set)
@@ -170,10 +174,10 @@ class Growing(Quiet):
 async def test_syncs_do_not_wait_for_programs_on_a_new_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeper, "_SETTLE", 0.0)
+    monkeypatch.setattr(watcher, "_SETTLE", 0.0)
     node, lock = Growing(), asyncio.Lock()
-    task = Keeper(cast(Engine, node), cast(Hold, node), lock)
-    task.keep_going()
+    task = DeviceWatcher(cast(Datapath, node), cast(NatHookGuard, node), lock)
+    task.ensure_running()
     try:
         async with asyncio.timeout(5):
             while not node.told:  # noqa: ASYNC110 - it happens in a thread
@@ -189,7 +193,7 @@ async def test_syncs_do_not_wait_for_programs_on_a_new_device(
         node.possible.set()
         task.stop()
     assert node.attached == [7]
-    assert node.told == [None, [NEW_DEVICE]]
+    assert node.told == [None, A_CHANGE]
 
 
 class Crowded(Quiet):
@@ -200,7 +204,7 @@ class Crowded(Quiet):
         self.looking = asyncio.Event()
         self.ends = threading.Event()
 
-    def expiring(self) -> Callable[[], Expired]:
+    def prepare_expiry(self) -> Callable[[], Expired]:
         def expire() -> Expired:
             self._loop.call_soon_threadsafe(self.looking.set)
             self.ends.wait()
@@ -212,10 +216,10 @@ class Crowded(Quiet):
 async def test_syncs_do_not_wait_while_connections_are_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeper, "_COLLECT", 0.0)
+    monkeypatch.setattr(watcher, "_COLLECT", 0.0)
     node, lock = Crowded(), asyncio.Lock()
-    task = Keeper(cast(Engine, node), cast(Hold, node), lock)
-    task.keep_going()
+    task = DeviceWatcher(cast(Datapath, node), cast(NatHookGuard, node), lock)
+    task.ensure_running()
     try:
         async with asyncio.timeout(5):
             await node.looking.wait()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.modes.ebpf.slots import QUARANTINE, FullError, Places, run_length
+from steersman.modes.ebpf.maps import FullError
+from steersman.modes.ebpf.services import QUARANTINE, SlotAllocator, run_length
 
 
 class Clock:
@@ -24,7 +25,7 @@ def covered(runs: list[tuple[int, int]]) -> list[int]:
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))
 def test_runs_never_overlap(steps: list[tuple[bool, int]]) -> None:
     clock = Clock()
-    places = Places(1 << 20, clock)
+    places = SlotAllocator(1 << 20, clock)
     taken: list[tuple[int, int]] = []
     for give, count in steps:
         if give and taken:
@@ -38,7 +39,7 @@ def test_runs_never_overlap(steps: list[tuple[bool, int]]) -> None:
 
 def test_what_is_given_back_rests() -> None:
     clock = Clock()
-    places = Places(2, clock)
+    places = SlotAllocator(2, clock)
     places.give(places.take(2), 2)
     with pytest.raises(FullError):
         places.take(1)
@@ -48,10 +49,10 @@ def test_what_is_given_back_rests() -> None:
 
 @given(st.lists(st.integers(1, 9), max_size=20), st.data())
 def test_what_is_free_after_a_restart_can_be_taken(counts: list[int], data: st.DataObject) -> None:
-    before = Places(1 << 10, Clock())
+    before = SlotAllocator(1 << 10, Clock())
     runs = [(before.take(count), count) for count in counts]
     kept = [run for run in runs if data.draw(st.booleans())]
-    after = Places(1 << 10, Clock())
+    after = SlotAllocator(1 << 10, Clock())
     after.adopt(kept)
     everything = covered(
         [*kept, *((after.take(1), 1) for _ in range((1 << 10) - len(covered(kept))))]

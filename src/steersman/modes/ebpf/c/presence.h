@@ -3,7 +3,7 @@
 // flow, and opens none. That holds for most, for most are of connections that sockets made.
 //
 // Who writes a flow entry marks the address of its client before (where answers to a masqueraded
-// connection come in, that is this node's), and marks.py what frontends have for an address.
+// connection come in, that is this node's), and presence.py what frontends have for an address.
 // Several addresses share a place, and marks outlive what they were set for: then a packet is
 // looked at in vain.
 #pragma once
@@ -14,16 +14,16 @@ INLINE struct marks *all_marks(void)
 	return bpf_map_lookup_elem(&marks, &zero);
 }
 
-INLINE __u32 mark_place(const struct address *address)
+INLINE __u32 presence_place(const struct address *address)
 {
 	const __be32 *words = address->words;
 
-	return (words[0] ^ words[1] ^ words[2] ^ words[3]) * MARK_FACTOR >> (32 - MARK_BITS);
+	return (words[0] ^ words[1] ^ words[2] ^ words[3]) * PRESENCE_FACTOR >> (32 - PRESENCE_BITS);
 }
 
 INLINE void mark_client(const struct address *client)
 {
-	__u32 place = mark_place(client);
+	__u32 place = presence_place(client);
 	struct marks *all = all_marks();
 
 	if (all)
@@ -41,7 +41,7 @@ INLINE __u32 device_flags(struct __sk_buff *skb)
 // Length of the link's header. Devices that have none share a place with some that do.
 INLINE __u32 link_header(struct __sk_buff *skb, const struct marks *all)
 {
-	if (all && !all->bare[skb->ifindex % BARE_PLACES])
+	if (all && !all->bare[skb->ifindex % L3_DEVICE_PLACES])
 		return ETH_HLEN;
 	return device_flags(skb) & DEVICE_NO_ETHERNET ? 0 : ETH_HLEN;
 }
@@ -109,10 +109,10 @@ INLINE int opens(const struct packet *packet)
 }
 
 // Whether a plain packet is certainly of no flow, and opens none.
-INLINE int is_nobodys(const struct marks *all, const struct packet *packet)
+INLINE int concerns_no_flow(const struct marks *all, const struct packet *packet)
 {
-	__u32 source = mark_place(&packet->key.source);
-	__u32 destination = mark_place(&packet->key.destination);
+	__u32 source = presence_place(&packet->key.source);
+	__u32 destination = presence_place(&packet->key.destination);
 
 	if (!all->trusted || all->places[source].either || all->places[destination].either)
 		return 0;

@@ -1,0 +1,187 @@
+"""The kernel side of the mode: maps, programs and devices of this node.
+
+Everything blocks; mode.py calls it in threads. The order of an upgrade, which connections survive:
+
+    load the new object, copy maps that changed shape    (migrate.py; the old programs work on)
+    switch maps, replace the programs on all devices     flows may be opened again
+    replace the socket programs                          copy flows of the last moments
+    wait until no old program runs                       trust the presence filter
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from steersman.host.netlink import Subscription
+from steersman.host.nlmsg import Message
+from steersman.model.ruleset import Diff
+from steersman.modes.ebpf import loader
+from steersman.modes.ebpf.attach import Pins, attach_sockets, detach_sockets, sockets_intact
+from steersman.modes.ebpf.bpf import wait_for_programs
+from steersman.modes.ebpf.devices import Change, DeviceTracker
+from steersman.modes.ebpf.layout import Kind
+from steersman.modes.ebpf.migrate import Migration, load
+from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.probe import cgroup_root
+from steersman.modes.ebpf.tables import Tables
+from steersman.modes.ebpf.tracking import Tracking
+
+
+class EbpfOptions(msgspec.Struct, frozen=True):
+    """Places in the system, and features of the mode."""
+
+    pins: Path = Path("/sys/fs/bpf/steersman")
+    """Directory in a bpffs; created if it is missing."""
+    cgroup: Path | None = None
+    """The cgroup (version 2) whose sockets are balanced; None for the root of all."""
+    guard_node_ports: bool = True
+    """Whether processes of the node may not bind to a node port in use."""
+    xdp_devices: tuple[str, ...] = ()
+    """Devices whose packets are forwarded early if their connection is known."""
+    sockets: bool = True
+    """Whether to balance sockets, if there is a cgroup; otherwise all packets are rewritten."""
+    tcx: bool | None = None
+    """Whether to attach to devices by links, or by filters of tc; None chooses by the kernel."""
+    file: Path = loader.FILE
+    """The compiled object."""
+
+
+class Datapath:
+    """Maps and programs of this node, opened when they are first needed."""
+
+    def __init__(self, options: EbpfOptions, netns: NodeNetns) -> None:
+        self.options = options
+        self.pins = Pins(options.pins)
+        self.tables: Tables | None = None
+        self.tracking: Tracking | None = None
+        self._netns = netns
+        self._loaded: loader.LoadedObject | None = None
+        self._migration: Migration | None = None
+        self._devices = DeviceTracker(
+            self.pins, netns, use_links=options.tcx, xdp_devices=options.xdp_devices
+        )
+        self._attaching = threading.Lock()
+
+    def _open(self) -> Tables:
+        if self.tables is None:
+            self.pins.create()
+            self.pins.lock()
+            self._loaded, self._migration = load(self.options.file, self.pins.maps)
+            tables = Tables(self._loaded.maps)
+            tables.repair()
+            self.tracking = Tracking(self._loaded, tables)
+            self.tables = tables
+        return self.tables
+
+    def read(self) -> dict[bytes, bytes]:
+        """Return the Ruleset in force; without programs if one of them is not attached."""
+        if not self.pins.exist:
+            return {}
+        tables = self._open()
+        ruleset = tables.read()
+        if any(tables.node.programs) and self._intact(new_devices_too=True):
+            ruleset[Kind.PROGRAMS.value] = tables.node.programs
+        return ruleset
+
+    def fingerprint(self) -> Hashable:
+        """Return the pinned links, and whether all programs are attached.
+
+        Pins of devices are left out, as devices come and go with pods.
+        """
+        pinned = [name for name in self.pins.link_names() if "-" not in name]
+        return (self.pins.exist and self._intact(new_devices_too=False), *pinned)
+
+    def _intact(self, *, new_devices_too: bool) -> bool:
+        cgroup = self._cgroup()
+        devices = self._devices.intact(new_too=new_devices_too)
+        return devices and (not cgroup or sockets_intact(self.pins, cgroup))
+
+    def _cgroup(self) -> Path | None:
+        """Return the cgroup whose sockets are balanced; None if none are."""
+        return (self.options.cgroup or cgroup_root()) if self.options.sockets else None
+
+    def apply(self, change: Diff) -> None:
+        """Write the maps, then attach the programs; to remove everything, detach them first."""
+        if not change:  # create nothing for nothing
+            return
+        if Kind.CONFIG.value in change.removed:
+            if self.tables is not None:
+                self.tables.presence.allow_new_flows(False)
+            with self._attaching:
+                self._devices.filters.remove()
+                self.pins.remove()
+            self.close()
+            return
+        tables = self._open()
+        tables.write(change)
+        programs = change.added.get(Kind.PROGRAMS.value)
+        if programs is None and Kind.PROGRAMS.value in change.changed:
+            programs = change.changed[Kind.PROGRAMS.value][1]
+        if programs is not None:
+            self._attach(tables, programs)
+        elif Kind.CONFIG.value in change.changed:
+            self._devices.invalidate()
+            self.attach_devices(self.write_devices())
+
+    def _attach(self, tables: Tables, programs: bytes) -> None:
+        """Attach all programs, or replace those of an older version."""
+        assert self._loaded
+        assert self.tracking
+        tables.presence.distrust()
+        cgroup = self._cgroup()
+        cookie = self._netns.cookie() if cgroup else 0  # 0: packet programs serve the node, too
+        tables.node.programs = bytes(16)
+        tables.node.identify(cookie, self._netns.port_range())
+        if self._migration:
+            tables.presence.allow_new_flows(True)  # the old programs are on every device
+            self._migration.switch()
+        self._devices.invalidate()
+        self.attach_devices(self.write_devices())
+        tables.presence.allow_new_flows(True)
+        if cgroup:
+            attach_sockets(self.pins, self._loaded.programs, cgroup)
+        else:
+            detach_sockets(self.pins)
+        if self._migration:
+            self._migration.finish()
+            self._migration = None
+        wait_for_programs()  # a replaced one may be about to open a flow that is not in the filter
+        self.tracking.trust_filter()
+        tables.node.programs = programs
+
+    def device_changes(self) -> Subscription:
+        """Subscribe to changes of devices."""
+        return self._netns.device_changes()
+
+    def device_change(self, news: Sequence[Message]) -> Change | None:
+        """Return what notifications change; None if all devices must be listed."""
+        return self._devices.change(news)
+
+    def write_devices(self, change: Change | None = None) -> list[int]:
+        """Write the map of devices; return the devices that need programs.
+
+        Args:
+            change: the change since the last time; None to list everything.
+        """
+        tables = self._open()
+        assert self._loaded
+        return self._devices.write(self._loaded, tables, change)
+
+    def attach_devices(self, numbers: Sequence[int]) -> None:
+        """Attach the programs to devices, possibly during a sync; do nothing once closed."""
+        with self._attaching:
+            if self._loaded:
+                self._devices.attach(self._loaded, numbers)
+
+    def close(self) -> None:
+        """Close everything; the programs keep working."""
+        with self._attaching:
+            if self._loaded:
+                self._loaded.close()
+            self._loaded = self.tables = self.tracking = None
+        self._devices.invalidate()
+        self.pins.unlock()

@@ -1,0 +1,96 @@
+"""The network namespace of the node: the sockets and the facts that the mode takes from there."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from steersman.host.netlink import (
+    NETLINK_NETFILTER,
+    NETLINK_ROUTE,
+    BpfInstruction,
+    Netlink,
+    Subscription,
+)
+from steersman.host.rtnetlink import (
+    RT_SCOPE_UNIVERSE,
+    RTM_DELADDR,
+    RTM_DELLINK,
+    RTM_NEWADDR,
+    RTM_NEWLINK,
+    RTNLGRP_IPV4_IFADDR,
+    RTNLGRP_IPV6_IFADDR,
+    RTNLGRP_LINK,
+)
+from steersman.modes.ebpf import layout
+
+T = TypeVar("T")
+_SO_NETNS_COOKIE = 71
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Of the network namespace of the thread that reads it; both families."""
+_TYPE_AT = 4 if layout.BYTE_ORDER == "little" else 5  # low byte of nlmsg_type
+_DROP, _KEEP = BpfInstruction(0x06, 0, 0, 0), BpfInstruction(0x06, 0, 0, 0xFFFFFFFF)
+_WANTED_CHANGES = (
+    BpfInstruction(0x30, 0, 0, _TYPE_AT),  # load a byte
+    BpfInstruction(0x15, 4, 0, RTM_NEWADDR),
+    BpfInstruction(0x15, 3, 0, RTM_DELADDR),
+    BpfInstruction(0x30, 0, 0, 16),  # ifi_family, after the nlmsghdr
+    BpfInstruction(0x15, 3, 0, socket.AF_UNSPEC),
+    _DROP,
+    BpfInstruction(0x30, 0, 0, 19),  # ifa_scope
+    BpfInstruction(0x15, 0, 1, RT_SCOPE_UNIVERSE),
+    _KEEP,
+    _DROP,
+)
+"""Socket filter: links (but not as ports of a bridge), and global addresses. Every pod that starts
+or stops brings a link-local address, too, which would wake the process for nothing."""
+assert max(RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR, RTM_DELADDR) < 1 << 8
+
+
+class Enter(Protocol):
+    """Calls a function in the network namespace of the node, and returns its result."""
+
+    def __call__(self, function: Callable[[], T], /) -> T:
+        """Call the function there."""
+
+
+def call_here(function: Callable[[], T]) -> T:
+    """Call a function in the network namespace of this thread."""
+    return function()
+
+
+class NodeNetns:
+    """The network namespace of the node; that of this process unless a test says otherwise."""
+
+    def __init__(self, enter: Enter = call_here) -> None:
+        self.run = enter
+        """Calls a function there."""
+
+    def netfilter(self) -> Netlink:
+        """Open a netlink socket of netfilter."""
+        return self.run(lambda: Netlink(NETLINK_NETFILTER))
+
+    def rtnetlink(self) -> Netlink:
+        """Open a netlink socket for devices and addresses."""
+        return self.run(lambda: Netlink(NETLINK_ROUTE, buffer=1 << 20))
+
+    def device_changes(self) -> Subscription:
+        """Subscribe to changes of devices and of global addresses."""
+        groups = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR)
+        return self.run(lambda: Subscription(NETLINK_ROUTE, groups, wanted=_WANTED_CHANGES))
+
+    def cookie(self) -> int:
+        """Return the number by which programs know the namespace (Linux 5.14)."""
+
+        def ask() -> bytes:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                return sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+
+        return int.from_bytes(self.run(ask), layout.BYTE_ORDER)
+
+    def port_range(self) -> tuple[int, int]:
+        """Return the first and last port for sockets that ask for none."""
+        first, last = map(int, self.run(_PORT_RANGE.read_text).split())
+        return first, last
