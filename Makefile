@@ -11,7 +11,9 @@ PURE := $(PURE),$(NFT)/derived.py,$(NFT)/layout.py,$(NFT)/rules.py,$(NFT)/skelet
 PURE := $(PURE),$(NFT)/totals.py,$(NFT)/transaction.py,$(NFT)/wire.py
 BPF := src/steersman/modes/ebpf/c/*.[ch]
 IPVS := */modes/ipvs
-PURE := $(PURE),$(IPVS)/changes.py,$(IPVS)/names.py,$(IPVS)/parse.py,$(IPVS)/totals.py
+PURE := $(PURE),*/netfilter/names.py,*/netfilter/rule_text.py,*/modes/iptables/names.py
+PURE := $(PURE),*/modes/iptables/parse.py,*/modes/iptables/script.py
+PURE := $(PURE),$(IPVS)/changes.py,$(IPVS)/names.py,$(IPVS)/parse.py,$(IPVS)/counters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test sim demo bench image lock clean

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from steersman.host.nlmsg import Message
 from steersman.model.names import Protocol
 from steersman.model.ruleset import diff
-from steersman.modes.ipvs.changes import Work, held_addresses, only_endpoints
+from steersman.modes.ipvs.changes import ChangeSet, assigned_addresses, only_endpoints
+from steersman.modes.ipvs.counters import Counted, MonotonicStats, ServerOwners
 from steersman.modes.ipvs.names import Server, ServerKey
-from steersman.modes.ipvs.totals import Counted, Owners, Totals
-from steersman.modes.ipvs.wire import Command, Stats, read_service, service
+from steersman.modes.ipvs.wire import Command, ServerStats, read_service, service
 from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
 
 PORTS = st.integers(1, 65535)
@@ -42,9 +42,9 @@ RULESETS = st.dictionaries(KEYS, server(), max_size=6)
 def test_growth_leads_from_what_is_held_to_what_is_wanted(
     have: dict[ServerKey, Server], want: dict[ServerKey, Server]
 ) -> None:
-    held = held_addresses(have)
-    held.update(Work(diff(have, want)).growth)
-    assert +held == held_addresses(want)
+    held = assigned_addresses(have)
+    held.update(ChangeSet(diff(have, want)).usage)
+    assert +held == assigned_addresses(want)
 
 
 @given(RULESETS, RULESETS)
@@ -52,7 +52,7 @@ def test_every_changed_server_is_told_however_few_they_are(
     have: dict[ServerKey, Server], want: dict[ServerKey, Server]
 ) -> None:
     change = diff(have, want)
-    told = only_endpoints(change) or Work(change).servers
+    told = only_endpoints(change) or ChangeSet(change).servers
     assert {k: new for k, _, new in told} == {k: v for k, v in want.items() if have.get(k) != v}
 
 
@@ -74,12 +74,12 @@ COUNTED = st.tuples(
     st.sampled_from([ServerKey(Protocol.TCP, f"10.96.0.{n}", p) for n, p in ((1, 80), (7, 2))]),
     st.sampled_from([None, ("10.244.0.1", 8080)]),
 )
-STATS = st.builds(Stats, *[st.integers(0, 9)] * 5)
+STATS = st.builds(ServerStats, *[st.integers(0, 9)] * 5)
 
 
 @given(st.lists(st.dictionaries(COUNTED, STATS), max_size=6))
-def test_counts_never_fall(scrapes: list[dict[Counted, Stats]]) -> None:
-    totals, owners = Totals(), Owners([PLAN])
+def test_counts_never_fall(scrapes: list[dict[Counted, ServerStats]]) -> None:
+    totals, owners = MonotonicStats(), ServerOwners([PLAN])
     before: Counter[object] = Counter()
     for counts in scrapes:
         made = totals.update(counts, owners)

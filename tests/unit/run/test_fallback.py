@@ -151,7 +151,7 @@ NO_MODULE = Result(1, b"", b"FATAL: Module ip_vs not found\n")
         ((errno.ENOENT, 0), True, OK, [["modprobe", "ip_vs"]], (27, "")),
         ((errno.ENOENT, errno.ENOENT), True, NO_MODULE, [["modprobe", "ip_vs"]], (0, "not found")),
         ((errno.ENOENT, errno.ENOENT), False, OK, [], (0, "modprobe ip_vs")),
-        ((errno.EPERM,), True, OK, [], (0, "cannot be spoken to")),
+        ((errno.EPERM,), True, OK, [], (0, "does not answer about IPVS")),
     ],
 )
 async def test_the_module_is_loaded_where_it_may_be(

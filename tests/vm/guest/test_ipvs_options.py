@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from msgspec.structs import replace
 
-from steersman.host.netlink import NETLINK_GENERIC, Netlink
+from steersman.host.netlink import NETLINK_GENERIC, Netlink, Request
+from steersman.host.nlmsg import attributes
 from steersman.model.plan import Scheduling, ServicePlan
-from steersman.modes.ipvs.wire import Timeouts, ask_info, ask_timeouts, resolve
+from steersman.modes.ipvs.wire import Command, get_info, resolve
 from steersman.modes.specs import IpvsOptions
 from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
 from tests.support.lab.ipvs_node import BOTH, ONE, OTHER, VIP, Node, node, of, table
@@ -67,8 +68,10 @@ def test_timeouts_and_switches(node: Node) -> None:
     node.bring(of(ONE[0]))
     with inside(node) as netns, netns.call(lambda: Netlink(NETLINK_GENERIC)) as netlink:
         family = resolve(netlink)
-        assert ask_timeouts(netlink, family) == Timeouts(100, 20, 30)
-        limits = ask_info(netlink, family)
+        (reply,) = netlink.request(Request(family, bytes((Command.GET_CONFIG, 1, 0, 0))))
+        idle = attributes(reply.payload, 4)
+        assert [idle[kind][0] for kind in (4, 5, 6)] == [100, 20, 30], "TCP, FIN, UDP"
+        limits = get_info(netlink, family)
     assert limits.version.startswith("1.2.")
     assert limits.connection_buckets >= 256
     names = ("conntrack", "expire_nodest_conn", "expire_quiescent_template")

@@ -1,43 +1,140 @@
-"""The counters of virtual and real servers, asked of the kernel at each scrape."""
+"""Counters of virtual and real servers, added up by ServicePort; read at each scrape.
+
+The kernel's counter of a server disappears with the server, and starts at zero with the next one of
+that key. So increases since the last scrape are added to totals that never fall. A frontend may be
+several virtual servers (a node port on each address), an endpoint a real server of many.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
+from steersman.model.addresses import family_of, join_host_port
 from steersman.model.errors import BusyError
-from steersman.model.plan import ServicePlan
-from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.ipvs.totals import Counted, Owners, Totals, parse_totals
-from steersman.modes.ipvs.wire import Stats, list_destinations, list_services, resolve
+from steersman.model.plan import FrontendKind, ServicePlan
+from steersman.model.stats import (
+    ConnectionStats,
+    NodeTotals,
+    StatsKey,
+    TrafficCounters,
+    frontend_label,
+)
+from steersman.modes.ipvs.backends import InNamespace
+from steersman.modes.ipvs.names import ServerKey, Target
+from steersman.modes.ipvs.wire import ServerStats, list_destinations, list_services, resolve
 
 _STATS = Path("/proc/thread-self/net/ip_vs_stats")
-"""Of the network namespace of the thread that reads it."""
+_ZERO = ServerStats(0, 0, 0, 0, 0)
+
+Counted: TypeAlias = tuple[ServerKey, Target | None]
+"""A virtual server, or one of its real servers."""
 
 
-class Counters:
-    """What went through so far."""
+class ServerOwners:
+    """The ServicePorts that virtual servers belong to."""
 
-    def __init__(self, inside: Any) -> None:
-        """Take what runs a function in the network namespace to ask."""
+    def __init__(self, plans: Collection[ServicePlan]) -> None:
+        """Index the plans that are in force."""
+        self._by_address: dict[ServerKey, StatsKey] = {}
+        self._by_port: dict[tuple[object, ...], StatsKey] = {}
+        self.endpoints: set[StatsKey] = set()
+        for plan in plans:
+            name, family = plan.key
+            self.endpoints.update((name, str(endpoint)) for endpoint in plan.reachable)
+            for frontend in plan.frontends:
+                port = frontend.port
+                if frontend.kind is FrontendKind.NODE_PORT:
+                    self._by_port[name.protocol, family, port] = (name, frontend_label(frontend))
+                else:
+                    key = ServerKey(name.protocol, frontend.address, port)
+                    self._by_address[key] = (name, frontend_label(frontend))
+
+    def of(self, key: ServerKey) -> StatsKey | None:
+        """Return the ServicePort and frontend of a virtual server; None if it is foreign."""
+        by_port = (key.protocol, family_of(key.address), key.port)
+        return self._by_address.get(key) or self._by_port.get(by_port)
+
+    @property
+    def frontends(self) -> set[StatsKey]:
+        """All frontends."""
+        return {*self._by_address.values(), *self._by_port.values()}
+
+
+class MonotonicStats:
+    """Totals that never fall for as long as their frontend or endpoint is planned."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._last: Mapping[Counted, ServerStats] = {}
+        self._frontends: dict[StatsKey, ServerStats] = {}
+        self._endpoints: dict[StatsKey, ServerStats] = {}
+
+    def update(
+        self, counts: Mapping[Counted, ServerStats], owners: ServerOwners
+    ) -> ConnectionStats:
+        """Add the increases since the last call; drop keys that are no longer planned."""
+        frontends = {name: self._frontends.get(name, _ZERO) for name in owners.frontends}
+        endpoints = {name: self._endpoints.get(name, _ZERO) for name in owners.endpoints}
+        for counted, now in counts.items():
+            key, target = counted
+            owner = owners.of(key)
+            if owner is None:
+                continue
+            name = owner if target is None else (owner[0], join_host_port(*target))
+            totals = frontends if target is None else endpoints
+            if name in totals:
+                before = self._last.get(counted, _ZERO)
+                if any(after < earlier for earlier, after in zip(before, now, strict=True)):
+                    before = _ZERO  # another server of the same key
+                increases = zip(totals[name], before, now, strict=True)
+                totals[name] = ServerStats(*(total + n - b for total, b, n in increases))
+        self._last, self._frontends, self._endpoints = counts, frontends, endpoints
+        return ConnectionStats(
+            {name: stats.connections for name, stats in frontends.items()},
+            {name: stats.connections for name, stats in endpoints.items()},
+            {name: TrafficCounters(*stats[1:]) for name, stats in frontends.items()},
+            {name: TrafficCounters(*stats[1:]) for name, stats in endpoints.items()},
+        )
+
+
+class ServerCounters:
+    """Reads the kernel's counters."""
+
+    def __init__(self, inside: InNamespace) -> None:
+        """Create a reader; inside: enters the network namespace."""
         self._inside = inside
-        self._totals = Totals()
+        self._totals = MonotonicStats()
         self._lock = asyncio.Lock()
 
     async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         """Return the counts by frontend and endpoint of these plans.
 
-        What is counted after the last call and before a server goes is not in it.
+        Counts between the last call and the deletion of a server are missed.
 
         Raises:
             BusyError: the kernel does not answer.
         """
+
+        def count() -> ConnectionStats:
+            owners = ServerOwners(plans)
+            counts: dict[Counted, ServerStats] = {}
+            with self._inside(lambda: Netlink(NETLINK_GENERIC, buffer=1 << 20)) as netlink:
+                family = resolve(netlink)
+                for listed in list(list_services(netlink, family)):
+                    # If a virtual server has counted nothing, none of its real servers has.
+                    if any(listed.stats) and owners.of(listed.key) is not None:
+                        counts[listed.key, None] = listed.stats
+                        for target, stats in list_destinations(netlink, family, listed.key):
+                            counts[listed.key, target] = stats
+            return self._totals.update(counts, owners)
+
         async with self._lock:
             try:
-                return await asyncio.to_thread(self._stats, plans)
+                return await asyncio.to_thread(count)
             except OSError as error:
                 raise BusyError(f"the counters of IPVS cannot be read: {error}") from error
 
@@ -48,19 +145,9 @@ class Counters:
         except (OSError, IndexError, ValueError) as error:
             raise BusyError(f"{_STATS} cannot be read: {error}") from error
 
-    def _stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
-        owners = Owners(plans)
-        return self._totals.update(self._read(owners), owners)
 
-    def _read(self, owners: Owners) -> dict[Counted, Stats]:
-        """Counters of all servers that have an owner, on a socket of its own."""
-        counts: dict[Counted, Stats] = {}
-        with self._inside(lambda: Netlink(NETLINK_GENERIC, buffer=1 << 20)) as netlink:
-            family = resolve(netlink)
-            for listed in list(list_services(netlink, family)):
-                # what a virtual server has not counted, none of its real servers has
-                if any(listed.stats) and owners.of(listed.key) is not None:
-                    counts[listed.key, None] = listed.stats
-                    for target, stats in list_destinations(netlink, family, listed.key):
-                        counts[listed.key, target] = stats
-        return counts
+def parse_totals(text: str) -> NodeTotals:
+    """Parse /proc/net/ip_vs_stats: two lines of headings, then the sums in hexadecimal."""
+    lines = text.splitlines()
+    connections, *traffic = (int(word, 16) for word in lines[2].split())
+    return NodeTotals(connections, TrafficCounters(*traffic))

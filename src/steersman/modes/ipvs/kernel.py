@@ -1,25 +1,31 @@
-"""All of the mode's kernel objects behind one `read` and one `write`, in the order that is safe."""
+"""All kernel objects of the mode behind one `read`, one `write` and one `fingerprint`.
+
+The addresses on the interface, and their marks in the set ADDRESSES, are no objects of the Ruleset,
+because several ServicePorts share an address. They follow from the virtual servers
+(Server.assigned), whose number per address is counted here: an address is added for the first one
+and deleted with the last.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any, NamedTuple
+from collections.abc import Hashable
+from typing import Any
 
 import msgspec
 
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.ipvs.apply import Servers, Sets
+from steersman.modes.ipvs.backends import Backends, digest_sets
 from steersman.modes.ipvs.changes import (
     INLINE,
-    Work,
+    ChangeSet,
     address_entries,
-    held_addresses,
+    assigned_addresses,
     only_endpoints,
 )
-from steersman.modes.ipvs.device import Device
 from steersman.modes.ipvs.names import (
     ADDRESS_SETS,
     ADDRESSES,
@@ -31,146 +37,157 @@ from steersman.modes.ipvs.names import (
     SetKey,
     role_set,
 )
-from steersman.modes.ipvs.parse import parse_rules
-from steersman.netfilter.iptables import Iptables
+from steersman.modes.ipvs.parse import digest_servers, has_drained, parse_rules
+from steersman.netfilter.generation import digest_rules, generation
 from steersman.netfilter.names import WHOLE
 from steersman.netfilter.rule_text import LIMITS, Step, old_and_new, rule_lines, write_steps
 
-
-class Doors(NamedTuple):
-    """How each sort of object is read and written."""
-
-    servers: Servers
-    device: Device
-    sets: Sets
-    iptables: Iptables
+_CHAINS, _DROP_JUMPS, _ADD_JUMPS, _REMOVE = ((phase, 0) for phase in range(4))
 
 
-class Kernel:
-    """The doors to the kernel, and which addresses it holds for whom."""
+class IpvsKernel:
+    """The kernel objects of this mode."""
 
     def __init__(
-        self, doors: Doors, families: tuple[Family, ...], excluded: tuple[str, ...] = ()
+        self, backends: Backends, families: tuple[Family, ...], excluded: tuple[str, ...] = ()
     ) -> None:
-        """Take the doors.
+        """Create an accessor.
 
         Args:
-            doors: how each sort of object is read and written.
-            families: those that iptables can do here.
-            excluded: CIDRs; virtual servers and held addresses in them are somebody else's.
+            backends: access to each kind of object.
+            families: families that iptables can serve here.
+            excluded: CIDRs; virtual servers and addresses in them are foreign.
         """
-        self.servers, self.device, self.sets, self.iptables = doors
-        self.families = families
+        self.servers, self.device, self.sets, self.iptables, self._netfilter = backends
+        self._families = families
         self._excluded = excluded
-        self._sets: set[str] = set()
-        """Our sets in the kernel."""
-        self._held: Counter[str] = Counter()
-        """How many virtual servers need each address of the interface."""
-        self._claimed: set[ServerKey] = set()
-        """Virtual servers in excluded CIDRs that we have written."""
-        self._others: dict[ServerKey, Server] = {}
-        """Those that we have not, as of the last `read`."""
+        self._sets: set[str] = set()  # our sets in the kernel
+        self._usage: Counter[str] = Counter()  # virtual servers per address on the interface
+        self._claimed: set[ServerKey] = set()  # written by us although in excluded CIDRs
+        self._foreign: dict[ServerKey, Server] = {}  # the others there, at the last `read`
 
     async def read(self) -> Ruleset:
-        """Return what there is of ours; real servers that are drained by now are removed.
+        """Return our objects, and delete real servers that are drained by now.
 
         Without our interface no virtual server is ours: another program made them.
         """
         ruleset: dict[Any, Any] = {**await self.sets.read()}
         self._sets = {key.set for key in ruleset if type(key) is SetKey}
-        held = await asyncio.to_thread(self.device.addresses)
+        present = await asyncio.to_thread(self.device.addresses)
         marks = [k for k in ruleset if type(k) is MemberKey and k.set in ADDRESS_SETS]
         marked = {key.entry for key in marks}
         for mark in marks:
             del ruleset[mark]
         if self.device.index():
             ruleset[DeviceKey(DEVICE)] = "dummy"
-            for key, server in (await asyncio.to_thread(self._own_servers)).items():
-                whole = key.address in held and key.address in marked
-                ruleset[key] = msgspec.structs.replace(server, held=whole) if whole else server
-        for family in self.families:
+            for key, server in (await asyncio.to_thread(self._read_servers)).items():
+                assigned = key.address in present and key.address in marked
+                ruleset[key] = (
+                    msgspec.structs.replace(server, assigned=True) if assigned else server
+                )
+        for family in self._families:
             ruleset.update(parse_rules(await self.iptables.save(family), int(family)))
-        self._held = held_addresses(ruleset)
-        for address in (held | marked) - self._held.keys():
+        self._usage = assigned_addresses(ruleset)
+        for address in (present | marked) - self._usage.keys():  # orphans
             if not self._is_excluded(address):
                 ruleset[MemberKey(role_set(ADDRESSES, family_of(address)), address)] = ""
         return ruleset
 
-    def _own_servers(self) -> dict[ServerKey, Server]:
-        """List the virtual servers that are not excluded, and delete what is drained of them."""
+    def _read_servers(self) -> dict[ServerKey, Server]:
+        """Return our virtual servers, and delete their drained real servers. Blocks."""
         found = self.servers.read()
         own = {key: server for key, server in found.items() if self.is_ours(key)}
-        self._others = {key: server for key, server in found.items() if key not in own}
+        self._foreign = {key: server for key, server in found.items() if key not in own}
         self.servers.end_drained(own)
         return own
 
     def is_ours(self, key: ServerKey) -> bool:
-        """Whether a virtual server is ours to change: written by us, or not excluded."""
+        """Return whether a virtual server is ours to change: written by us, or not excluded."""
         return key in self._claimed or not self._is_excluded(key.address)
-
-    def _claim(self, work: Work) -> None:
-        """What is wanted is ours once it is written; an earlier process may have made it."""
-        for place, (key, old, new) in enumerate(work.servers):
-            if not self.is_ours(key):
-                work.servers[place] = key, old or self._others.get(key), new
 
     def _is_excluded(self, address: str) -> bool:
         return any(in_cidr(address, cidr) for cidr in self._excluded)
 
-    async def write(self, change: Diff) -> None:
-        """Carry out a Diff: what is added first, from sets to addresses; then what goes.
+    async def fingerprint(self) -> Hashable | None:
+        """Return digests of everything that `read` lists; None if `read` has something to delete.
+
+        Neither IPVS nor ipset counts generations, so the kernel lists everything. But nothing is
+        decoded, compared or kept. Counters, which traffic changes, are left out.
 
         Raises:
-            ApplyError: something was refused.
-            BusyError: a door is closed for now.
+            OSError, BusyError: the kernel does not answer.
+        """
+
+        def digests() -> tuple[Hashable, ...] | None:
+            table = self.servers.table()
+            if has_drained(table, self.is_ours):
+                return None
+            sets = digest_sets(self._netfilter)
+            addresses = frozenset(self.device.addresses())
+            return digest_servers(table), self.servers.digest(), sets, addresses
+
+        token = await asyncio.to_thread(digests)
+        if token is None:
+            return None
+        if self.iptables.tool.variant == "nft":
+            return (*token, generation(self._netfilter))
+        return (*token, digest_rules([await self.iptables.save(f) for f in self._families]))
+
+    async def write(self, change: Diff) -> None:
+        """Carry out a Diff: first additions, from sets to addresses, then removals.
+
+        Raises:
+            ApplyError: an object was rejected.
+            BusyError: the kernel cannot be programmed now.
             OSError: a socket failed.
         """
         if endpoints := only_endpoints(change):
             self.servers.write(endpoints)
-        else:
-            await self._carry_out(Work(change))
+            return
+        changes = ChangeSet(change)
+        for place, (key, old, new) in enumerate(changes.servers):
+            if not self.is_ours(key):  # a wanted server becomes ours, whoever made it
+                changes.servers[place] = key, old or self._foreign.get(key), new
 
-    async def _carry_out(self, work: Work) -> None:
-        self._claim(work)
-        held, growth = self._held, work.growth
-        bind = sorted(a for a, more in growth.items() if more > 0 and not held[a])
-        fewer = {a for a, more in growth.items() if more < 0} | work.strays
-        unbind = sorted(a for a in fewer if held[a] + growth[a] <= 0)
-        await self.sets.restore([*work.sets, *address_entries("add", bind)])
-        if work.rules:
-            for run in write_steps(_rule_steps(work.rules), LIMITS[self.iptables.tool.variant], {}):
+        # Which addresses the interface gets, and which it loses
+        usage, more = self._usage, changes.usage
+        bind = sorted(a for a, number in more.items() if number > 0 and not usage[a])
+        fewer = {a for a, number in more.items() if number < 0} | changes.orphans
+        unbind = sorted(a for a in fewer if usage[a] + more[a] <= 0)
+
+        await self.sets.restore([*changes.sets, *address_entries("add", bind)])
+        if changes.rules:
+            steps = _rule_steps(changes.rules)
+            for run in write_steps(steps, LIMITS[self.iptables.tool.variant], {}):
                 await self.iptables.restore(run)
-        if work.makes_device:
+        if changes.makes_device:
             self.device.make()
 
         def over_netlink() -> None:
-            self.servers.write(work.servers)
+            self.servers.write(changes.servers)
             self.device.add(bind)
             self.device.drop(unbind)
-            self.servers.delete(work.servers_gone)
+            self.servers.delete(changes.servers_gone)
 
-        servers = len(work.servers) + len(work.servers_gone)
+        servers = len(changes.servers) + len(changes.servers_gone)
         if servers + len(bind) + len(unbind) <= INLINE:
             over_netlink()
         else:
             await asyncio.to_thread(over_netlink)
-        if work.drops_device:
+        if changes.drops_device:
             self.device.remove()
-        self._claimed.update(key for key, _, _ in work.servers if not self.is_ours(key))
-        self._claimed.difference_update(work.servers_gone)
-        self._sets = (self._sets | work.sets_made) - work.sets_destroyed
+        self._claimed.update(key for key, _, _ in changes.servers if not self.is_ours(key))
+        self._claimed.difference_update(changes.servers_gone)
+        self._sets = (self._sets | changes.sets_made) - changes.sets_destroyed
         marks = [a for a in unbind if role_set(ADDRESSES, family_of(a)) in self._sets]
-        await self.sets.restore([*address_entries("del", marks), *work.sets_gone])
-        held.update(growth)
+        await self.sets.restore([*address_entries("del", marks), *changes.sets_gone])
+        usage.update(more)
         for address in unbind:
-            del held[address]
-
-
-_CHAINS, _DROP_JUMPS, _ADD_JUMPS, _REMOVE = ((phase, 0) for phase in range(4))
+            del usage[address]
 
 
 def _rule_steps(change: Diff) -> dict[int, list[Step]]:
-    """Return the steps of iptables-restore: chains before the jumps to them, and back."""
+    """Return the steps of iptables-restore: chains before jumps to them, removals in reverse."""
     steps: dict[int, list[Step]] = {}
     for (family, table, chain, part), old, new in old_and_new(change):
         own = steps.setdefault(family, [])

@@ -1,7 +1,7 @@
-"""Names of sets and chains, the keys of kernel objects and what is kept under them. Pure.
+"""Names of sets and chains, and the keys and values of this mode's kernel objects. Pure.
 
-Names differ from those of upstream's ipvs mode and of every other mode on purpose: while one mode
-replaces another both are complete, and either can be removed without the other.
+The names differ on purpose from those of upstream's ipvs mode and of every other mode: while one
+mode replaces another, both are complete, and either can be removed without the other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from steersman.model.plan import SourceClass, Verdict
 from steersman.netfilter.names import FILTER, MANGLE, NAT
 
 DEVICE = "kube-ipvs0"
-"""The dummy interface that holds the addresses of Services (behaviour 10)."""
+"""The dummy interface that has the addresses of Services (behaviour 10)."""
 
 SERVICES = "KUBE-IPVS-SERVICES"
 MARK_MASQ = "KUBE-IPVS-MARK-MASQ"
@@ -59,7 +59,7 @@ _INET = {Family.IPV4: "inet", Family.IPV6: "inet6"}
 
 
 class ServerKey(NamedTuple):
-    """A virtual server of the kernel."""
+    """A virtual server of the kernel; its value is a Server."""
 
     protocol: Protocol
     address: str
@@ -67,7 +67,7 @@ class ServerKey(NamedTuple):
 
 
 class SetKey(NamedTuple):
-    """An ipset; its value is its type and family, as in `create`."""
+    """An ipset; its value is its type and family, as in `ipset create`."""
 
     set: str
 
@@ -80,7 +80,7 @@ class MemberKey(NamedTuple):
 
 
 class DeviceKey(NamedTuple):
-    """The interface that holds addresses; its value is its kind."""
+    """The interface that has the addresses of Services; its value is its kind."""
 
     device: str
 
@@ -90,48 +90,48 @@ Target: TypeAlias = tuple[str, int]
 
 
 class Server(msgspec.Struct, frozen=True):
-    """What a virtual server is."""
+    """The wanted or present state of a virtual server."""
 
     scheduler: str
     flags: int = 0
     """IP_VS_SVC_F_*, without those that the kernel adds."""
     timeout: int = 0
     """Persistence, in seconds."""
-    held: bool = True
-    """The address is one of DEVICE; addresses of the node itself are not."""
+    assigned: bool = True
+    """Whether its address is assigned to DEVICE; addresses of the node itself are not."""
     targets: tuple[Target, ...] = ()
     """Real servers that get new connections, sorted."""
     weights: tuple[int, ...] = ()
-    """Theirs, in the same order; () where all are 1."""
+    """Their weights, in the same order; () if all are 1."""
 
     @property
-    def weighed(self) -> dict[Target, int]:
+    def weight_of(self) -> dict[Target, int]:
         """Weights by real server."""
         return dict(zip(self.targets, self.weights or repeat(1)))  # noqa: B905 - repeat is endless
 
     @property
     def settings(self) -> tuple[str, int, int]:
-        """What the kernel keeps of the virtual server itself."""
+        """The part that the kernel keeps in the virtual server itself."""
         return self.scheduler, self.flags, self.timeout
 
 
 @lru_cache
 def role_set(role: str, family: Family) -> str:
-    """Name of the set with a role of its own: PORTS, ADDRESSES and so on."""
+    """Return the name of the set with a role: PORTS, ADDRESSES and so on."""
     return _PREFIX[family] + role
 
 
 @lru_cache
 def action_set(source: SourceClass, verdict: Verdict, family: Family) -> str:
-    """Name of the set of destinations at which a class of sources is treated in one way.
+    """Return the name of the set of destinations where a class of sources meets a verdict.
 
-    For FORWARD it holds those at which the source is rewritten.
+    For FORWARD it contains the destinations where the source is masqueraded.
     """
     return f"{_PREFIX[family]}{_SHORT[source]}-{_TREATMENT[verdict]}"
 
 
 def all_sets(family: Family) -> Iterator[tuple[str, str]]:
-    """Every set of a family: its name, and its type as in `ipset create`."""
+    """Yield the name and type of every set of a family, as in `ipset create`."""
     for role, kind in _ROLES.items():
         yield role_set(role, family), f"{kind} family {_INET[family]}"
     yield role_set(HEALTH_PORTS, family), "bitmap:port range 0-65535"
@@ -141,13 +141,8 @@ def all_sets(family: Family) -> Iterator[tuple[str, str]]:
             yield name, f"hash:ip,port family {_INET[family]}"
 
 
-_OURS = frozenset(name for family in Family for name, _ in all_sets(family))
-
+OUR_SETS = frozenset(name for family in Family for name, _ in all_sets(family))
+"""Names of this mode's sets; upstream's KUBE-IPVS-IPS is none of them."""
 
 ADDRESS_SETS = frozenset(role_set(ADDRESSES, family) for family in Family)
-"""Their entries follow from what virtual servers hold; found without one, they have no owner."""
-
-
-def is_our_set(name: str) -> bool:
-    """Whether a set belongs to this mode; upstream's KUBE-IPVS-IPS does not."""
-    return name in _OURS
+"""Their entries follow from the virtual servers; an entry without one is an orphan."""

@@ -1,64 +1,42 @@
-"""From what `ipset save`, iptables-save and /proc/net/ip_vs print to keys and values. Pure."""
+"""Parse the output of `ipset save` and iptables-save, and /proc/net/ip_vs. Pure."""
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from typing import NamedTuple
 
 from steersman.model.names import Protocol
-from steersman.modes.ipvs.names import (
-    CHAINS,
-    MemberKey,
-    ServerKey,
-    SetKey,
-    Target,
-    is_our_set,
-)
+from steersman.modes.ipvs.names import CHAINS, OUR_SETS, MemberKey, ServerKey, SetKey, Target
 from steersman.netfilter.names import BUILT_IN, JUMPS, WHOLE, RuleKey
 from steersman.netfilter.rule_text import canonical, chains
 
-_NUMBERS = {each.lower(): str(each.number) for each in Protocol}
+_NUMBERS = {protocol.lower(): str(protocol.number) for protocol in Protocol}
 _CREATE = 4  # words: create, name, type, family, ...
-
-
-class Real(NamedTuple):
-    """A real server as the kernel lists it."""
-
-    target: Target
-    weight: int
-    active: int
-    inactive: int
-
-
-def is_drained(real: Real) -> bool:
-    """Whether a real server takes no connections and has none."""
-    return not (real.weight or real.active or real.inactive)
+_CONNECTIONS = re.compile(r" +\d+ +\d+ *$", re.MULTILINE)
+_DRAINED = re.compile(r" 0 +0 +0 *$", re.MULTILINE)
 
 
 def parse_sets(text: str) -> Iterator[tuple[SetKey | MemberKey, str]]:
-    """Take the output of `ipset save` apart; foreign sets are passed over."""
+    """Parse the output of `ipset save`; foreign sets are skipped."""
     for line in text.splitlines():
         words = line.split()
-        if len(words) < 3 or not is_our_set(words[1]):
+        if len(words) < 3 or words[1] not in OUR_SETS:
             continue
         if words[0] == "create" and len(words) > _CREATE:
             yield SetKey(words[1]), " ".join(words[2:5])
         elif words[0] == "add":
-            yield MemberKey(words[1], _numeric(words[2])), ""
-
-
-def _numeric(entry: str) -> str:
-    """Spell an entry with the number of its protocol."""
-    address, comma, rest = entry.partition(",")
-    if not comma:
-        return entry
-    name, _, port = rest.partition(":")
-    return f"{address},{_NUMBERS.get(name, name)}:{port}"
+            # Some versions print protocols by name: 10.96.0.1,tcp:80
+            address, comma, rest = words[2].partition(",")
+            name, _, port = rest.partition(":")
+            entry = f"{address},{_NUMBERS.get(name, name)}:{port}" if comma else words[2]
+            yield MemberKey(words[1], entry), ""
 
 
 def parse_rules(text: str, family: int) -> dict[RuleKey, str]:
-    """Take the output of iptables-save apart: our chains, and our jumps in the built-in ones."""
+    """Parse the output of iptables-save: our chains, and our jumps in the built-in ones."""
     found: dict[RuleKey, str] = {}
     names = {chain for _, chain in CHAINS}
     for table, chain, lines in chains(text):
@@ -71,26 +49,55 @@ def parse_rules(text: str, family: int) -> dict[RuleKey, str]:
     return found
 
 
-def parse_servers(text: str) -> dict[ServerKey, list[Real]]:
-    """Take /proc/net/ip_vs apart: real servers by virtual server; fwmark ones are passed over."""
-    found: dict[ServerKey, list[Real]] = {}
-    current: list[Real] | None = None
+class RealServer(NamedTuple):
+    """A real server as the kernel lists it."""
+
+    target: Target
+    weight: int
+    active: int
+    """Established connections."""
+    inactive: int
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether it gets no new connections and has none."""
+        return not (self.weight or self.active or self.inactive)
+
+
+def parse_servers(text: str) -> dict[ServerKey, list[RealServer]]:
+    """Parse /proc/net/ip_vs: real servers by virtual server; those with a fwmark are skipped."""
+    found: dict[ServerKey, list[RealServer]] = {}
+    current: list[RealServer] | None = None
     for line in text.splitlines()[3:]:
         words = line.split()
         if words[0] == "->":
             if current is not None:
                 numbers = map(int, words[3:6])
-                current.append(Real(_place(words[1]), *numbers))
+                current.append(RealServer(_target(words[1]), *numbers))
         elif words[0] in Protocol.__members__:
-            current = found.setdefault(ServerKey(Protocol(words[0]), *_place(words[1])), [])
+            current = found.setdefault(ServerKey(Protocol(words[0]), *_target(words[1])), [])
         else:
             current = None
     return found
 
 
-def _place(text: str) -> Target:
+def _target(text: str) -> Target:
+    """Parse an address and a port, both in hexadecimal; IPv6 addresses are in brackets."""
     address, _, port = text.rpartition(":")
     if address.startswith("["):
         packed = socket.inet_pton(socket.AF_INET6, address.strip("[]"))
         return socket.inet_ntop(socket.AF_INET6, packed), int(port, 16)
     return socket.inet_ntop(socket.AF_INET, bytes.fromhex(address)), int(port, 16)
+
+
+def has_drained(text: str, is_ours: Callable[[ServerKey], bool]) -> bool:
+    """Return whether /proc/net/ip_vs lists a drained real server of ours, for `read` to delete."""
+    return bool(_DRAINED.search(text)) and any(  # the search is cheap, and nearly always enough
+        is_ours(key) and any(real.is_drained for real in group)
+        for key, group in parse_servers(text).items()
+    )
+
+
+def digest_servers(text: str) -> bytes:
+    """Return a digest of /proc/net/ip_vs without its counts of connections."""
+    return blake2b(_CONNECTIONS.sub("", text).encode(), digest_size=16).digest()

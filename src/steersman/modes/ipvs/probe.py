@@ -1,21 +1,20 @@
-"""Whether this machine can do ipvs, and what is missing where it cannot."""
+"""Check whether this machine can run the ipvs mode, and name what is missing."""
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable
 
 from steersman.host.exec import Exec, failure_reason, run_program
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
-from steersman.modes.ipvs.apply import Servers
+from steersman.modes.ipvs.backends import InNamespace, VirtualServers
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.wire import list_services, resolve
 
 _TRIAL = ServerKey(Protocol.TCP, "198.51.100.0", 20000)
-"""A virtual server that nobody uses (RFC 5737): making it loads the scheduler (behaviour 10)."""
+"""An unused virtual server (RFC 5737); creating it loads its scheduler (behaviour 10)."""
 _TRIAL_SET = "KUBE-IPVS-TRIAL"
 _TRIAL_RULES = f"""*filter
 :{_TRIAL_SET} - [0:0]
@@ -31,7 +30,7 @@ _IPSET = re.compile(r"v(\d+)\.(\d+)")
 
 
 async def load_module(execute: Exec, name: str) -> str:
-    """Ask for a kernel module; return why it cannot be had, "" where it could."""
+    """Load a kernel module; return why it cannot be loaded, or ""."""
     try:
         result = await execute.run(["modprobe", name])
     except OSError as error:
@@ -45,23 +44,23 @@ async def find_family(execute: Exec, netlink: Netlink, *, loads: bool) -> tuple[
     Args:
         execute: runs modprobe.
         netlink: a socket of generic netlink.
-        loads: whether to load the module where it is not there.
+        loads: whether to load the module if it is not loaded.
     """
     try:
         return resolve(netlink), ""
     except NetlinkError as error:
         if error.errno != errno.ENOENT:
-            return 0, f"IPVS cannot be spoken to: {error.strerror}."
+            return 0, f"The kernel does not answer about IPVS: {error.strerror}."
     why = await load_module(execute, "ip_vs") if loads else "it is not loaded"
     try:
         return resolve(netlink), ""
     except NetlinkError:
-        said = f" ({why})" if why else ""
-        return 0, f"The kernel has no ip_vs{said}; run `modprobe ip_vs` on the host."
+        detail = f" ({why})" if why else ""
+        return 0, f"The kernel has no ip_vs{detail}; run `modprobe ip_vs` on the host."
 
 
 async def check_ipset(execute: Exec) -> str:
-    """Return what is wrong with ipset, "" where it works."""
+    """Return why ipset does not work, or ""."""
     try:
         result = await execute.run(["ipset", "version"])
         found = _IPSET.search(result.stdout.decode(errors="replace"))
@@ -75,10 +74,10 @@ async def check_ipset(execute: Exec) -> str:
 
 
 async def check_matches(execute: Exec, iptables: str) -> str:
-    """Return what is wrong with the matches that rules need, "" where the kernel has them.
+    """Return why the matches that our rules need do not work, or "".
 
-    Rules with both, in a chain that nothing leads to, are made and removed in one run, and so is
-    their set: `--test` does not ask the kernel.
+    Rules with both are made and removed in one run, in a chain that nothing leads to, and so is
+    their set: `iptables-restore --test` would not ask the kernel.
     """
     try:
         create = ["ipset", "-exist", "create", _TRIAL_SET, "hash:ip"]
@@ -90,16 +89,14 @@ async def check_matches(execute: Exec, iptables: str) -> str:
         return f"{error}."
     if not (made.returncode or result.returncode):
         return ""
-    said = result.message or made.message
+    detail = result.message or made.message
     hint = "run `modprobe xt_set` and `modprobe xt_bpf` on the host"
-    return f"{iptables} cannot match sets and BPF programs ({said}); {hint}."
+    return f"{iptables} cannot match sets and BPF programs ({detail}); {hint}."
 
 
-def check_scheduler(
-    netlink: Netlink, family: int, scheduler: str, inside: Callable[[Callable[[], str]], str]
-) -> str:
-    """Return what is wrong with a scheduler, "" where a virtual server can have it."""
-    servers = Servers(netlink, family, inside)
+def check_scheduler(netlink: Netlink, family: int, scheduler: str, inside: InNamespace) -> str:
+    """Return why no virtual server can have a scheduler, or ""."""
+    servers = VirtualServers(netlink, family, inside)
     try:
         known = list(list_services(netlink, family))
         if any(listed.scheduler == scheduler for listed in known):
@@ -111,5 +108,5 @@ def check_scheduler(
         hint = f"run `modprobe ip_vs_{scheduler}` on the host, or choose another one"
         return f"The scheduler {scheduler} cannot be used ({error}); {hint}."
     except NetlinkError as error:
-        return f"IPVS cannot be asked for its virtual servers: {error.strerror}."
-    return "" if made else "IPVS takes a virtual server and does not list it."
+        return f"The virtual servers of IPVS cannot be listed: {error.strerror}."
+    return "" if made else "IPVS accepts a virtual server but does not list it."

@@ -1,4 +1,4 @@
-"""IPVS over generic netlink: messages built and taken apart (linux/ip_vs.h). No sockets here."""
+"""IPVS over generic netlink: requests and replies (linux/ip_vs.h). No sockets are opened here."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ from steersman.modes.ipvs.names import Server, ServerKey, Target
 
 _GENL_ID_CTRL = 16
 _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 3, 1, 2
-_HASHED = 0x2  # added by the kernel to everything it lists
+_HASHED = 0x2  # IP_VS_SVC_F_HASHED, which the kernel adds to everything it lists
 _INFO_VERSION, _INFO_SIZE = 1, 2
-_SERVICE, _DEST, _TIMEOUT_TCP, _TIMEOUT_FIN, _TIMEOUT_UDP = 1, 2, 4, 5, 6
+_SERVICE, _DEST, _TIMEOUT_TCP, _TIMEOUT_FIN, _TIMEOUT_UDP = 1, 2, 4, 5, 6  # IPVS_CMD_ATTR_*
 _STATS, _STATS64 = 10, 12
-_FAMILIES = {socket.AF_INET: 4, socket.AF_INET6: 16}
+_ADDRESS_SIZE = {socket.AF_INET: 4, socket.AF_INET6: 16}
+_PLAIN = u32(3, 0) + u32(5, 0) + u32(6, 0)
+"""Forward by masquerading, without thresholds of connections."""
 
 
 class Command(enum.IntEnum):
@@ -52,7 +54,7 @@ class Command(enum.IntEnum):
     GET_INFO = 15
 
 
-class Stats(NamedTuple):
+class ServerStats(NamedTuple):
     """Counters of a virtual or real server since it was made."""
 
     connections: int
@@ -62,37 +64,25 @@ class Stats(NamedTuple):
     bytes_out: int
 
 
-class Listed(NamedTuple):
-    """A virtual server as the kernel lists it; its real servers are listed apart."""
+class ListedServer(NamedTuple):
+    """A virtual server as the kernel lists it, without its real servers."""
 
     key: ServerKey
     scheduler: str
     flags: int
     timeout: int
-    stats: Stats
+    stats: ServerStats
 
 
-class Limits(NamedTuple):
-    """What ip_vs says of itself."""
+class IpvsInfo(NamedTuple):
+    """The kernel's information about ip_vs."""
 
     version: str
     connection_buckets: int
     """Size of the hash table of connections (conn_tab_bits of the module)."""
 
 
-class Timeouts(NamedTuple):
-    """How long idle connections live, in seconds."""
-
-    tcp: int
-    tcp_fin: int
-    udp: int
-
-
-def resolve(netlink: Netlink) -> int:
-    """Ask for the number of the IPVS family; NetlinkError where the kernel has no ip_vs."""
-    payload = _header(_CTRL_CMD_GETFAMILY) + text(_CTRL_ATTR_FAMILY_NAME, "IPVS")
-    (reply,) = netlink.request(Request(_GENL_ID_CTRL, payload))
-    return int(struct.unpack("=H", attributes(reply.payload, 4)[_CTRL_ATTR_FAMILY_ID])[0])
+# Requests
 
 
 def _header(command: int) -> bytes:
@@ -100,7 +90,7 @@ def _header(command: int) -> bytes:
 
 
 def _packed(address: str) -> tuple[int, bytes]:
-    """Address family, and the address in a union of 16 bytes."""
+    """Return the address family, and the address in a union of 16 bytes."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return family, socket.inet_pton(family, address).ljust(16, b"\0")
 
@@ -112,18 +102,17 @@ def _u16(kind: int, value: int) -> bytes:
 @lru_cache(maxsize=4096)
 def _identity(key: ServerKey) -> bytes:
     family, address = _packed(key.address)
-    protocol = key.protocol.number
-    return _u16(1, family) + _u16(2, protocol) + attr(3, address) + be16(4, key.port)
+    return _u16(1, family) + _u16(2, key.protocol.number) + attr(3, address) + be16(4, key.port)
 
 
 @lru_cache(maxsize=4096)
-def _place(target: Target) -> bytes:
+def _target(target: Target) -> bytes:
     family, address = _packed(target[0])
     return attr(1, address) + be16(2, target[1]) + _u16(11, family)
 
 
 def service(family: int, command: Command, key: ServerKey, server: Server | None = None) -> Request:
-    """A request about a virtual server; `server` for those that make or change it."""
+    """Return a request about a virtual server; `server` for those that make or change it."""
     parts = [_identity(key)]
     if server is not None:
         netmask = 128 if ":" in key.address else 0xFFFFFFFF
@@ -132,15 +121,11 @@ def service(family: int, command: Command, key: ServerKey, server: Server | None
     return Request(family, _header(command) + nested(_SERVICE, *parts), NLM_F_ACK)
 
 
-_PLAIN = u32(3, 0) + u32(5, 0) + u32(6, 0)
-"""Forwarding by masquerading, and no thresholds of connections."""
-
-
 def destination(
     family: int, command: Command, key: ServerKey, target: Target, weight: int = 1
 ) -> Request:
-    """A request about a real server: masqueraded forwarding, without thresholds."""
-    end = _place(target)
+    """Return a request about a real server."""
+    end = _target(target)
     if command is not Command.DEL_DEST:
         end += _PLAIN + u32(4, weight)
     body = nested(_SERVICE, _identity(key)) + nested(_DEST, end)
@@ -148,29 +133,43 @@ def destination(
 
 
 def timeouts(family: int, tcp: int, fin: int, udp: int) -> Request:
-    """A request to set how long idle connections live, in seconds; 0 leaves one as it is."""
+    """Return a request to set the idle time of connections, in seconds; 0 leaves one as it is."""
     body = u32(_TIMEOUT_TCP, tcp) + u32(_TIMEOUT_FIN, fin) + u32(_TIMEOUT_UDP, udp)
     return Request(family, _header(Command.SET_CONFIG) + body, NLM_F_ACK)
 
 
-def ask_info(netlink: Netlink, family: int) -> Limits:
-    """Ask for version and size; the version is 3 bytes, as in the kernel's own words 1.2.1."""
+# Questions
+
+
+def resolve(netlink: Netlink) -> int:
+    """Return the number of the IPVS family.
+
+    Raises:
+        NetlinkError: ENOENT if the kernel has no ip_vs.
+    """
+    payload = _header(_CTRL_CMD_GETFAMILY) + text(_CTRL_ATTR_FAMILY_NAME, "IPVS")
+    (reply,) = netlink.request(Request(_GENL_ID_CTRL, payload))
+    return int(struct.unpack("=H", attributes(reply.payload, 4)[_CTRL_ATTR_FAMILY_ID])[0])
+
+
+def get_info(netlink: Netlink, family: int) -> IpvsInfo:
+    """Return the version of ip_vs, three bytes such as 1.2.1, and the size of its table."""
     (reply,) = netlink.request(Request(family, _header(Command.GET_INFO)))
     values = attributes(reply.payload, 4)
     number = _int(values[_INFO_VERSION])
     version = f"{number >> 16 & 0xFF}.{number >> 8 & 0xFF}.{number & 0xFF}"
-    return Limits(version, _int(values[_INFO_SIZE]))
+    return IpvsInfo(version, _int(values[_INFO_SIZE]))
 
 
-def ask_timeouts(netlink: Netlink, family: int) -> Timeouts:
-    """Ask how long idle connections live."""
-    (reply,) = netlink.request(Request(family, _header(Command.GET_CONFIG)))
-    values = attributes(reply.payload, 4)
-    return Timeouts(*(_int(values[k]) for k in (_TIMEOUT_TCP, _TIMEOUT_FIN, _TIMEOUT_UDP)))
+def list_services(netlink: Netlink, family: int) -> Iterator[ListedServer]:
+    """List the virtual servers; those found by fwmark are skipped."""
+    for reply in netlink.dump(Request(family, _header(Command.GET_SERVICE))):
+        if (found := read_service(reply)) is not None:
+            yield found
 
 
 def digest_services(netlink: Netlink, family: int) -> bytes:
-    """Return a hash of all virtual servers but for their counters, which traffic changes."""
+    """Return a digest of all virtual servers without their counters, which traffic changes."""
     digest = blake2b(digest_size=16)
     for reply in netlink.dump(Request(family, _header(Command.GET_SERVICE))):
         for kind, value in iter_attributes(attributes(reply.payload, 4).get(_SERVICE, b"")):
@@ -179,15 +178,21 @@ def digest_services(netlink: Netlink, family: int) -> bytes:
     return digest.digest()
 
 
-def list_services(netlink: Netlink, family: int) -> Iterator[Listed]:
-    """List the virtual servers; those found by fwmark are passed over."""
-    for reply in netlink.dump(Request(family, _header(Command.GET_SERVICE))):
-        if (found := read_service(reply)) is not None:
+def list_destinations(
+    netlink: Netlink, family: int, key: ServerKey
+) -> Iterator[tuple[Target, ServerStats]]:
+    """List the real servers of a virtual one, with their counters."""
+    body = _header(Command.GET_DEST) + nested(_SERVICE, _identity(key))
+    for reply in netlink.dump(Request(family, body)):
+        if (found := read_destination(reply, ":" in key.address)) is not None:
             yield found
 
 
-def read_service(reply: Message) -> Listed | None:
-    """Take an answer to GET_SERVICE apart; None for a server found by fwmark."""
+# Replies
+
+
+def read_service(reply: Message) -> ListedServer | None:
+    """Decode a reply to GET_SERVICE; None for a server found by fwmark."""
     values = attributes(attributes(reply.payload, 4).get(_SERVICE, b""))
     if not {1, 2, 3, 4} <= values.keys():
         return None
@@ -195,37 +200,27 @@ def read_service(reply: Message) -> Listed | None:
     family = _int(values[1])
     if protocol is None:
         return None
-    address = socket.inet_ntop(family, values[3][: _FAMILIES[socket.AddressFamily(family)]])
+    address = socket.inet_ntop(family, values[3][: _ADDRESS_SIZE[socket.AddressFamily(family)]])
     key = ServerKey(protocol, canonical_ip(address) or address, int.from_bytes(values[4], "big"))
     flags = struct.unpack_from("=I", values[7])[0] & ~_HASHED
-    return Listed(key, string(values[6]), flags, _int(values[8]), read_stats(values))
+    return ListedServer(key, string(values[6]), flags, _int(values[8]), read_stats(values))
 
 
-def list_destinations(
-    netlink: Netlink, family: int, key: ServerKey
-) -> Iterator[tuple[Target, Stats]]:
-    """List the real servers of a virtual one, with what went through each."""
-    body = _header(Command.GET_DEST) + nested(_SERVICE, _identity(key))
-    for reply in netlink.dump(Request(family, body)):
-        if (found := read_destination(reply, ":" in key.address)) is not None:
-            yield found
-
-
-def read_destination(reply: Message, ipv6: bool) -> tuple[Target, Stats] | None:
-    """Take an answer to GET_DEST apart; None where it is about nothing."""
+def read_destination(reply: Message, ipv6: bool) -> tuple[Target, ServerStats] | None:
+    """Decode a reply to GET_DEST; None if it contains no real server."""
     values = attributes(attributes(reply.payload, 4).get(_DEST, b""))
     if not {1, 2} <= values.keys():
         return None
     family = socket.AF_INET6 if ipv6 else socket.AF_INET
-    address = socket.inet_ntop(family, values[1][: _FAMILIES[family]])
+    address = socket.inet_ntop(family, values[1][: _ADDRESS_SIZE[family]])
     target = canonical_ip(address) or address, int.from_bytes(values[2], "big")
     return target, read_stats(values)
 
 
-def read_stats(values: dict[int, bytes]) -> Stats:
-    """Take counters apart: 64-bit ones, or the 32-bit ones of kernels before 4.1."""
+def read_stats(values: dict[int, bytes]) -> ServerStats:
+    """Decode counters: 64-bit ones, or the 32-bit ones of kernels before 4.1."""
     found = attributes(values.get(_STATS64) or values.get(_STATS, b""))
-    return Stats(*(_int(found.get(kind, b"\0\0\0\0")) for kind in range(1, 6)))
+    return ServerStats(*(_int(found.get(kind, b"\0\0\0\0")) for kind in range(1, 6)))
 
 
 def _int(value: bytes) -> int:

@@ -19,7 +19,6 @@ from steersman.modes.iptables import mode as mode_module
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
 from steersman.modes.iptables.render import Features
-from steersman.netfilter.generation import ForeignChanges
 from tests.support.builders.plans import SETTINGS, simple
 
 NFT = "iptables v1.8.9 (nf_tables)"
@@ -312,27 +311,6 @@ async def test_a_digest_tells_rules_apart_but_not_the_time_or_counters(variant: 
     later = SAVED.replace("06:00", "07:00").replace("17:4242", "18:5000")
     assert await token(SAVED) == await token(later)
     assert await token(SAVED) != await token(SAVED.replace("ACCEPT\nCOMMIT", "DROP\nCOMMIT"))
-
-
-def test_strangers_are_transactions_beyond_our_own() -> None:
-    generation = 2**32 - 1
-    foreign = ForeignChanges(lambda: generation)
-    first = foreign.token()
-    generation = 1
-    foreign.check(ours=2)
-    assert foreign.token() == first
-    generation += 1  # two tables, one without a change
-    foreign.check(ours=2)
-    assert foreign.token() == first
-    generation += 3
-    foreign.check(ours=2)
-    assert foreign.token() != first
-
-
-def test_a_comparison_is_asked_for_from_time_to_time() -> None:
-    foreign = ForeignChanges(lambda: 7)
-    tokens = [foreign.token() for _ in range(60)]
-    assert len(set(tokens)) == 4
 
 
 # What is shared with kubelet

@@ -1,4 +1,4 @@
-"""What a Diff asks of each door to the kernel."""
+"""What a Diff asks of each virtual to the kernel."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from steersman.model.names import Protocol
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.ipvs.changes import (
     INLINE,
-    Work,
+    ChangeSet,
     address_entries,
-    held_addresses,
+    assigned_addresses,
     only_endpoints,
 )
 from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
@@ -29,8 +29,8 @@ def test_everything_else_is_more() -> None:
     many = {ServerKey(Protocol.TCP, "10.96.0.1", 1 + n): SERVER for n in range(INLINE + 1)}
     others: list[Diff] = [
         Diff(added={VIP: SERVER}),
-        Diff(removed={VIP: Server("rr", held=False)}),
-        Diff(changed={VIP: (Server("rr", held=False), SERVER)}),
+        Diff(removed={VIP: Server("rr", assigned=False)}),
+        Diff(changed={VIP: (Server("rr", assigned=False), SERVER)}),
         Diff(changed={key: (SERVER, Server("wrr")) for key in many}),
         Diff(removed={MARK: ""}),
         Diff(added={MemberKey("S", "1"): ""}),
@@ -50,28 +50,30 @@ def test_sets_and_their_entries() -> None:
         SetKey("S"): "hash:ip family inet",
         SetKey("P"): "bitmap:port range 0-65535",
     }
-    work = Work(Diff(added=objects))
+    work = ChangeSet(Diff(added=objects))
     assert work.sets[-1] == "add S 10.0.0.1"
     assert set(work.sets[:2]) == {
         "create S hash:ip family inet maxelem 1048576",
         "create P bitmap:port range 0-65535",
     }
-    assert Work(Diff(removed=objects)).sets_gone == ["destroy P", "destroy S"]
-    assert Work(Diff(removed={MemberKey("S", "1"): ""})).sets_gone == ["del S 1"]
-    assert not Work(Diff(changed={MemberKey("S", "1"): ("", "")})).sets  # it changed hands only
+    assert ChangeSet(Diff(removed=objects)).sets_gone == ["destroy P", "destroy S"]
+    assert ChangeSet(Diff(removed={MemberKey("S", "1"): ""})).sets_gone == ["del S 1"]
+    assert not ChangeSet(
+        Diff(changed={MemberKey("S", "1"): ("", "")})
+    ).sets  # it changed hands only
 
 
 def test_rules_are_kept_together() -> None:
     other = (4, "nat", "KUBE-IPVS-MARK-MASQ", "")
     change = Diff({RULE: "-A X"}, {other: "-A Y"}, {(6, *RULE[1:]): ("-A X", "-A Y")})
-    assert Work(change).rules == change
+    assert ChangeSet(change).rules == change
 
 
 def test_addresses() -> None:
-    assert Work(Diff(removed={MARK: ""})).strays == {"10.96.0.1"}
-    assert Work(Diff(added={VIP: SERVER})).growth == {"10.96.0.1": 1}
-    assert Work(Diff(removed={VIP: SERVER})).growth == {"10.96.0.1": -1}
-    assert held_addresses({VIP: SERVER, RULE: "-A X"}) == {"10.96.0.1": 1}
+    assert ChangeSet(Diff(removed={MARK: ""})).orphans == {"10.96.0.1"}
+    assert ChangeSet(Diff(added={VIP: SERVER})).usage == {"10.96.0.1": 1}
+    assert ChangeSet(Diff(removed={VIP: SERVER})).usage == {"10.96.0.1": -1}
+    assert assigned_addresses({VIP: SERVER, RULE: "-A X"}) == {"10.96.0.1": 1}
     assert address_entries("add", ["10.96.0.1", "fd00::1"]) == [
         "add KUBE-IPVS-ADDRESSES 10.96.0.1",
         "add KUBE-6-IPVS-ADDRESSES fd00::1",

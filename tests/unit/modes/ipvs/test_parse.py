@@ -9,10 +9,17 @@ import pytest
 from steersman.host.nlmsg import Message, attr, attributes, be16, nested, text, u32
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey
-from steersman.modes.ipvs.parse import Real, parse_rules, parse_servers, parse_sets
+from steersman.modes.ipvs.parse import (
+    RealServer,
+    digest_servers,
+    has_drained,
+    parse_rules,
+    parse_servers,
+    parse_sets,
+)
 from steersman.modes.ipvs.wire import (
     Command,
-    Stats,
+    ServerStats,
     destination,
     read_destination,
     read_service,
@@ -51,10 +58,10 @@ flush KUBE-IPVS-PORTS now
 def test_servers() -> None:
     assert parse_servers(TABLE) == {
         ServerKey(Protocol.TCP, "10.96.0.1", 80): [
-            Real(("10.244.0.2", 8080), 1, 3, 4),
-            Real(("10.244.0.1", 8080), 0, 0, 0),
+            RealServer(("10.244.0.2", 8080), 1, 3, 4),
+            RealServer(("10.244.0.1", 8080), 0, 0, 0),
         ],
-        ServerKey(Protocol.UDP, "fd00::1", 53): [Real(("fd00::2", 53), 1, 0, 0)],
+        ServerKey(Protocol.UDP, "fd00::1", 53): [RealServer(("fd00::2", 53), 1, 0, 0)],
         ServerKey(Protocol.SCTP, "10.96.0.2", 80): [],
     }
 
@@ -140,19 +147,21 @@ def test_an_endpoint_with_its_counters() -> None:
     stats = nested(12, *(attr(kind, struct.pack("=Q", kind)) for kind in range(1, 6)))
     values = nested(2, attr(1, bytes((10, 244, 0, 1)) + bytes(12)), be16(2, 8080), stats)
     found = read_destination(Message(99, 0, 1, bytes(4) + values), ipv6=False)
-    assert found == (("10.244.0.1", 8080), Stats(1, 2, 3, 4, 5))
+    assert found == (("10.244.0.1", 8080), ServerStats(1, 2, 3, 4, 5))
     values = nested(2, attr(1, bytes((0xFD, *bytes(14), 2))), be16(2, 53))
     found = read_destination(Message(99, 0, 1, bytes(4) + values), ipv6=True)
-    assert found == (("fd00::2", 53), Stats(0, 0, 0, 0, 0))
+    assert found == (("fd00::2", 53), ServerStats(0, 0, 0, 0, 0))
     assert read_destination(Message(99, 0, 1, bytes(4)), ipv6=False) is None
 
 
 def test_counters_of_either_width() -> None:
     wide = nested(12, *(attr(kind, struct.pack("=Q", kind << 40)) for kind in range(1, 6)))
     narrow = nested(10, *(u32(kind, kind) for kind in range(1, 6)))
-    assert read_stats(attributes(wide + narrow)) == Stats(*(kind << 40 for kind in range(1, 6)))
-    assert read_stats(attributes(narrow)) == Stats(1, 2, 3, 4, 5)
-    assert read_stats({}) == Stats(0, 0, 0, 0, 0)
+    assert read_stats(attributes(wide + narrow)) == ServerStats(
+        *(kind << 40 for kind in range(1, 6))
+    )
+    assert read_stats(attributes(narrow)) == ServerStats(1, 2, 3, 4, 5)
+    assert read_stats({}) == ServerStats(0, 0, 0, 0, 0)
 
 
 def test_timeouts() -> None:
@@ -162,3 +171,33 @@ def test_timeouts() -> None:
         5: 0,
         6: 300,
     }
+
+
+# Fingerprints
+
+LISTED = """IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port Forward Weight ActiveConn InActConn
+TCP  0A600001:0050 rr persistent 10800 FFFFFFFF
+  -> 0AF40002:1F90      Masq    1      3          4
+  -> 0AF40001:1F90      Masq    0      2          0
+"""
+
+
+def test_connections_are_no_change() -> None:
+    busier = LISTED.replace("3          4", "30       400").replace("2          0", "1          7")
+    assert digest_servers(busier) == digest_servers(LISTED)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("Masq    1", "Masq    2"), ("0AF40002", "0AF40003"), ("rr", "wrr")]
+)
+def test_servers_are(old: str, new: str) -> None:
+    assert digest_servers(LISTED.replace(old, new)) != digest_servers(LISTED)
+
+
+def test_what_is_drained_has_to_be_read_where_it_is_ours() -> None:
+    drained = LISTED.replace("0      2          0", "0      0          0")
+    assert has_drained(drained, lambda key: key.address == "10.96.0.1")
+    assert not has_drained(drained, lambda key: key.address != "10.96.0.1")
+    assert not has_drained(LISTED, lambda _key: True)

@@ -12,8 +12,7 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Scheduling
 from steersman.model.ruleset import diff, merge
 from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
-from steersman.modes.ipvs.render import Options, node_port_addresses, render_service
-from steersman.modes.ipvs.render_node import render_node
+from steersman.modes.ipvs.render import node_port_addresses, render_node, render_service
 from steersman.netfilter.rule_text import canonical
 from tests.support.builders.plans import (
     DROPPED,
@@ -33,7 +32,7 @@ from tests.support.builders.plans import (
 
 TWO = endpoints("10.244.0.2", "10.244.0.1")
 TARGETS = (("10.244.0.1", 8080), ("10.244.0.2", 8080))
-RR = Options("rr")
+RR = "rr"
 
 
 def members(ruleset: dict[Any, Any]) -> set[tuple[str, str]]:
@@ -80,7 +79,7 @@ def test_a_node_port_is_a_server_at_each_address_and_held_nowhere() -> None:
     got = render_service(plan(key("ns/a"), node_port(30080), cluster=TWO), SETTINGS, RR)
     (one,) = servers(got)
     assert one == ServerKey(Protocol.TCP, "10.250.1.2", 30080)
-    assert not servers(got)[one].held
+    assert not servers(got)[one].assigned
     assert ("PORTS", "10.250.1.2,6:30080") not in members(got)
 
 
@@ -92,7 +91,7 @@ def test_addresses_that_serve_node_ports() -> None:
 
 def test_affinity_and_schedulers() -> None:
     of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO, affinity=600)
-    (server,) = servers(render_service(of, SETTINGS, Options("mh"))).values()
+    (server,) = servers(render_service(of, SETTINGS, "mh")).values()
     assert (server.scheduler, server.flags, server.timeout) == ("mh", 0x11, 600)
 
 
@@ -187,7 +186,7 @@ def test_flags_of_schedulers(
 ) -> None:
     of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO)
     of = replace(of, scheduling=Scheduling(scheduler_flags=asked))
-    (server,) = servers(render_service(of, SETTINGS, Options(scheduler, configured))).values()
+    (server,) = servers(render_service(of, SETTINGS, scheduler, configured)).values()
     assert server.flags == flags
 
 
@@ -198,11 +197,11 @@ def test_weights_stand_beside_their_endpoints() -> None:
     )
     (server,) = servers(render_service(heavy, SETTINGS, RR)).values()
     assert (server.targets, server.weights) == (TARGETS, (1, 7))
-    assert server.weighed == {TARGETS[0]: 1, TARGETS[1]: 7}
+    assert server.weight_of == {TARGETS[0]: 1, TARGETS[1]: 7}
     other = replace(of, scheduling=Scheduling(weights=(("10.244.9.9", 8080, 3),)))
     (server,) = servers(render_service(other, SETTINGS, RR)).values()
     assert server.weights == ()
-    assert server.weighed == dict.fromkeys(TARGETS, 1)
+    assert server.weight_of == dict.fromkeys(TARGETS, 1)
 
 
 def test_health_checks_are_let_in() -> None:

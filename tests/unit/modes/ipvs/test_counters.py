@@ -1,9 +1,11 @@
-"""Counters of virtual and real servers, added up by ServicePort; as metrics."""
+"""ServerCounters of virtual and real servers, added up by ServicePort; as metrics."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,10 +14,15 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Protocol
 from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters
 from steersman.modes.ipvs import counters
-from steersman.modes.ipvs.counters import Counters
+from steersman.modes.ipvs.counters import (
+    Counted,
+    MonotonicStats,
+    ServerCounters,
+    ServerOwners,
+    parse_totals,
+)
 from steersman.modes.ipvs.names import ServerKey
-from steersman.modes.ipvs.totals import Counted, Owners, Totals, parse_totals
-from steersman.modes.ipvs.wire import Stats
+from steersman.modes.ipvs.wire import ServerStats
 from tests.support.builders.plans import cluster_ip, endpoints, key, node_port, plan
 
 ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
@@ -33,15 +40,15 @@ FOREIGN = ServerKey(Protocol.TCP, "192.0.2.9", 99)
 
 class Listing(NamedTuple):
     key: ServerKey
-    stats: Stats
+    stats: ServerStats
 
 
-def stats(connections: int) -> Stats:
-    return Stats(*(connections * each for each in (1, 10, 20, 1000, 2000)))
+def stats(connections: int) -> ServerStats:
+    return ServerStats(*(connections * each for each in (1, 10, 20, 1000, 2000)))
 
 
 def test_a_frontend_is_all_its_virtual_servers_and_an_endpoint_all_its_real_ones() -> None:
-    counts: dict[Counted, Stats] = {
+    counts: dict[Counted, ServerStats] = {
         (VIP, None): stats(3),
         (VIP, ONE): stats(2),
         (VIP, TWO): stats(1),
@@ -51,7 +58,7 @@ def test_a_frontend_is_all_its_virtual_servers_and_an_endpoint_all_its_real_ones
         (FOREIGN, None): stats(9),
         (VIP, ("10.244.0.9", 8080)): stats(9),  # it drains: no endpoint any more
     }
-    made = Totals().update(counts, Owners([PLAN]))
+    made = MonotonicStats().update(counts, ServerOwners([PLAN]))
     assert made.frontends == {(NAME, "10.96.0.1:80"): 3, (NAME, "nodePort:30080"): 9}
     assert made.endpoints == {(NAME, "10.244.0.1:8080"): 6, (NAME, "10.244.0.2:8080"): 1}
     assert made.traffic_by_endpoint[NAME, "10.244.0.1:8080"] == TrafficCounters(
@@ -61,20 +68,20 @@ def test_a_frontend_is_all_its_virtual_servers_and_an_endpoint_all_its_real_ones
 
 
 def test_what_was_away_goes_on_where_it_was() -> None:
-    totals, owners = Totals(), Owners([PLAN])
+    totals, owners = MonotonicStats(), ServerOwners([PLAN])
 
     def after(count: int | None) -> int:
-        counts: dict[Counted, Stats] = {} if count is None else {(VIP, ONE): stats(count)}
+        counts: dict[Counted, ServerStats] = {} if count is None else {(VIP, ONE): stats(count)}
         return totals.update(counts, owners).endpoints[NAME, "10.244.0.1:8080"]
 
     assert [after(n) for n in (5, 7, 2, None, 1, 4)] == [5, 7, 9, 9, 10, 13]
 
 
 def test_who_is_gone_is_forgotten() -> None:
-    totals = Totals()
-    totals.update({(VIP, None): stats(5)}, Owners([PLAN]))
-    assert totals.update({}, Owners([])) == ConnectionStats({}, {})
-    assert set(totals.update({}, Owners([PLAN])).frontends.values()) == {0}
+    totals = MonotonicStats()
+    totals.update({(VIP, None): stats(5)}, ServerOwners([PLAN]))
+    assert totals.update({}, ServerOwners([])) == ConnectionStats({}, {})
+    assert set(totals.update({}, ServerOwners([PLAN])).frontends.values()) == {0}
 
 
 STATS = """   Total Incoming Outgoing         Incoming         Outgoing
@@ -104,12 +111,25 @@ async def test_real_servers_are_listed_only_of_virtual_ones_that_have_counted(
     monkeypatch.setattr(counters, "list_services", lambda *_: listed)
     monkeypatch.setattr(counters, "list_destinations", destinations)
     monkeypatch.setattr(counters, "resolve", lambda _: 7)
-    made = await Counters(lambda _: nullcontext()).stats([PLAN])
+    made = await ServerCounters(lambda _: nullcontext()).stats([PLAN])
     assert asked == [VIP]
     assert made.endpoints[NAME, "10.244.0.1:8080"] == 4
 
 
 async def test_sums_that_cannot_be_read_are_tried_again_later() -> None:
     for text in ("", "nonsense"):
+        counters_of = ServerCounters(partial(_answer, text))
         with pytest.raises(BusyError, match="ip_vs_stats"):
-            await Counters(lambda _, text=text: text).totals()
+            await counters_of.totals()
+
+
+async def test_counters_that_cannot_be_read_are_tried_again_later() -> None:
+    def refuse(_function: object) -> None:
+        raise OSError(errno.EMFILE, "no descriptors")
+
+    with pytest.raises(BusyError, match="no descriptors"):
+        await ServerCounters(refuse).stats([PLAN])
+
+
+def _answer(text: str, _function: object) -> str:
+    return text

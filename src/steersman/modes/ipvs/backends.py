@@ -1,0 +1,371 @@
+"""Access to the kernel: virtual servers and addresses over netlink, ipsets by the ipset command.
+
+All operations are idempotent: an object that exists is changed to the wanted value, and deleting an
+object that does not exist succeeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from steersman.host.exec import Exec, run_program
+from steersman.host.netlink import Netlink, NetlinkError, Request
+from steersman.host.nlmsg import NLMSG_NOOP, u8
+from steersman.host.rtnetlink import (
+    LIST_ADDRESSES,
+    delete_address,
+    delete_link,
+    get_link,
+    new_address,
+    new_dummy_link,
+    parse_address,
+    parse_link,
+)
+from steersman.model.addresses import canonical_ip
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.names import Protocol
+from steersman.modes.ipvs.changes import ServerChange
+from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey, Target
+from steersman.modes.ipvs.parse import RealServer, parse_servers, parse_sets
+from steersman.modes.ipvs.wire import (
+    Command,
+    destination,
+    digest_services,
+    list_services,
+    service,
+)
+from steersman.netfilter.iptables import Iptables
+
+_T = TypeVar("_T")
+InNamespace: TypeAlias = Callable[[Callable[[], Any]], Any]
+"""Runs a function in the network namespace to program, and returns its result."""
+
+
+def here(function: Callable[[], _T]) -> _T:
+    """Run a function in the network namespace of this process."""
+    return function()
+
+
+class NamespaceSockets:
+    """One socket for each netlink protocol, opened in a network namespace when first needed."""
+
+    def __init__(self, inside: InNamespace = here) -> None:
+        """Create an empty collection; inside: enters the network namespace."""
+        self.inside = inside
+        self._open: dict[int, Netlink] = {}
+
+    def get(self, protocol: int) -> Netlink:
+        """Return the socket of a protocol (NETLINK_GENERIC and so on)."""
+        if protocol not in self._open:
+            self._open[protocol] = self.inside(lambda: Netlink(protocol))
+        return self._open[protocol]
+
+    def close(self) -> None:
+        """Close all sockets; the next `get` opens another one."""
+        for netlink in self._open.values():
+            netlink.close()
+        self._open.clear()
+
+
+# Sending
+
+_BATCH = 100
+_NOTHING = Request(NLMSG_NOOP, b"")
+_GONE = (errno.ESRCH, errno.ENOENT)
+_TRANSIENT = (errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.EBUSY)
+"""Errors that do not depend on the object: a retry may succeed."""
+
+
+class Operation(NamedTuple):
+    """A request, and how to treat errors of the kernel."""
+
+    describe: Callable[[], str]
+    """Returns the object's name for error messages; called only if there is an error."""
+    request: Request
+    harmless: tuple[int, ...] = ()
+    """Errors that mean that the wanted state is reached already."""
+    instead: tuple[int, Callable[[], Request]] | None = None
+    """An error that means that the object exists, or does not, and the request to send then."""
+
+
+def send(netlink: Netlink, operations: Iterable[Operation]) -> None:
+    """Send requests in batches, in order.
+
+    Raises:
+        ApplyError: the kernel rejected one, with an error that is not harmless.
+        BusyError: the kernel is short of memory; all can be sent again.
+    """
+    operations = list(operations)
+    for start in range(0, len(operations), _BATCH):
+        part = operations[start : start + _BATCH]
+        # An error for the first message ends the wait for the others, so send an empty one first.
+        lead = [_NOTHING] if len(part) > 1 else []
+        refused = netlink.batch([*lead, *[operation.request for operation in part]])
+        others: list[Operation] = []
+        for index, error in refused.items():
+            operation = part[index - len(lead)]
+            if operation.instead is not None and error.errno == operation.instead[0]:
+                others.append(Operation(operation.describe, operation.instead[1]()))
+            elif error.errno not in operation.harmless:
+                failure = BusyError if error.errno in _TRANSIENT else ApplyError
+                raise failure(f"{operation.describe()}: {error.strerror}") from error
+        if others:
+            send(netlink, others)
+
+
+# Virtual servers
+
+_TABLE = Path("/proc/thread-self/net/ip_vs")
+
+
+class VirtualServers:
+    """The kernel's virtual servers, over generic netlink.
+
+    A real server that goes gets weight 0 and keeps its connections. The kernel itself is the queue:
+    `read` lists real servers of weight 0 without connections, and `end_drained` deletes them.
+    """
+
+    def __init__(self, netlink: Netlink, family: int, inside: InNamespace) -> None:
+        """Create an accessor.
+
+        Args:
+            netlink: a socket of generic netlink.
+            family: the number of the IPVS family.
+            inside: enters the socket's network namespace, to read files there.
+        """
+        self._netlink = netlink
+        self._family = family
+        self._inside = inside
+        self._drained: dict[ServerKey, list[RealServer]] = {}
+        self._draining: set[tuple[ServerKey, Target]] = set()
+
+    def table(self) -> str:
+        """Return /proc/net/ip_vs: virtual and real servers with their connections."""
+        text: str = self._inside(_TABLE.read_text)
+        return text
+
+    def digest(self) -> bytes:
+        """Return a digest of all virtual servers, without real servers and counters."""
+        return digest_services(self._netlink, self._family)
+
+    def read(self) -> dict[ServerKey, Server]:
+        """List all virtual servers, foreign ones included, without real servers of weight 0."""
+        reals = parse_servers(self.table())
+        self._draining = {
+            (k, r.target) for k, group in reals.items() for r in group if not r.weight
+        }
+        self._drained = {k: [r for r in group if r.is_drained] for k, group in reals.items()}
+        found = {}
+        for listed in list_services(self._netlink, self._family):
+            active = sorted((r.target, r.weight) for r in reals.get(listed.key, ()) if r.weight)
+            weights = tuple(weight for _, weight in active)
+            found[listed.key] = Server(
+                listed.scheduler,
+                listed.flags,
+                listed.timeout,
+                assigned=False,
+                targets=tuple(target for target, _ in active),
+                weights=weights if set(weights) - {1} else (),
+            )
+        return found
+
+    def end_drained(self, keys: Iterable[ServerKey]) -> None:
+        """Delete real servers that had weight 0 and no connections at the last `read`."""
+        drained = [(key, real.target) for key in keys for real in self._drained.pop(key, ())]
+        self._draining.difference_update(drained)
+        send(self._netlink, [self._removal(*which) for which in drained])
+
+    def write(self, changes: Iterable[ServerChange]) -> None:
+        """Make and change virtual servers.
+
+        Raises:
+            ApplyError: the kernel rejected one.
+            BusyError: see `send`.
+        """
+        send(self._netlink, [each for change in changes for each in self._operations(*change)])
+
+    def delete(self, keys: Iterable[ServerKey]) -> None:
+        """Delete virtual servers."""
+        command = Command.DEL_SERVICE
+        requests = [(key, service(self._family, command, key)) for key in keys]
+        send(self._netlink, [Operation(_name(key), each, _GONE) for key, each in requests])
+
+    def _operations(self, key: ServerKey, old: Server | None, new: Server) -> list[Operation]:
+        family = self._family
+        scheduled = f" with the scheduler {new.scheduler}"
+        out: list[Operation] = []
+        if old is None:
+            make = service(family, Command.NEW_SERVICE, key, new)
+            change = partial(service, family, Command.SET_SERVICE, key, new)
+            out.append(Operation(_name(key, scheduled), make, (), (errno.EEXIST, change)))
+        elif old.settings != new.settings:
+            request = service(family, Command.SET_SERVICE, key, new)
+            out.append(Operation(_name(key, scheduled), request))
+        present, wanted = old.weight_of if old else {}, new.weight_of
+        for target, weight in wanted.items():
+            if target not in present:
+                # One that still drains gets its weight back. Either may have changed since.
+                drains = (key, target) in self._draining
+                self._draining.discard((key, target))
+                add = partial(destination, family, Command.NEW_DEST, key, target, weight)
+                change = partial(destination, family, Command.SET_DEST, key, target, weight)
+                instead = (errno.ENOENT, add) if drains else (errno.EEXIST, change)
+                request = change() if drains else add()
+                out.append(Operation(_name(key, " to ", target), request, (), instead))
+            elif present[target] != weight:
+                request = destination(family, Command.SET_DEST, key, target, weight)
+                out.append(Operation(_name(key, " to ", target), request))
+        for target in present:
+            if target in wanted:
+                continue
+            if key.protocol is Protocol.UDP:  # it has no connections to wait for
+                out.append(self._removal(key, target))
+                continue
+            self._draining.add((key, target))
+            request = destination(family, Command.SET_DEST, key, target, weight=0)
+            out.append(Operation(_name(key, " without ", target), request, (errno.ENOENT,)))
+        return out
+
+    def _removal(self, key: ServerKey, target: Target) -> Operation:
+        request = destination(self._family, Command.DEL_DEST, key, target)
+        return Operation(_name(key, " without ", target), request, _GONE)
+
+
+def _name(key: ServerKey, more: str = "", target: Target | None = None) -> Callable[[], str]:
+    """Return a function that names a virtual server, and a real one; few names are needed."""
+    return lambda: (
+        f"virtual server {key.protocol} {key.address} port {key.port}{more}"
+        + (f"{target[0]}:{target[1]}" if target else "")
+    )
+
+
+# Addresses
+
+_NO_DEVICE = (errno.ENODEV, errno.ENXIO)
+
+
+class AddressDevice:
+    """The interface that has the addresses of Services; it stays down, which is enough."""
+
+    def __init__(self, netlink: Netlink, name: str) -> None:
+        """Create an accessor from a rtnetlink socket and the name of the interface."""
+        self._netlink = netlink
+        self._name = name
+
+    def index(self) -> int:
+        """Return the index of the interface; 0 if it does not exist."""
+        try:
+            replies = self._netlink.request(get_link(self._name))
+        except NetlinkError as error:
+            if error.errno in _NO_DEVICE:
+                return 0
+            raise
+        return parse_link(replies[0]).number
+
+    def make(self) -> None:
+        """Create the interface unless it exists."""
+        name = partial("interface {}".format, self._name)
+        send(self._netlink, [Operation(name, new_dummy_link(self._name), (errno.EEXIST,))])
+
+    def remove(self) -> None:
+        """Delete the interface, with all addresses on it."""
+        name = partial("interface {}".format, self._name)
+        send(self._netlink, [Operation(name, delete_link(self._name), _NO_DEVICE)])
+
+    def addresses(self) -> set[str]:
+        """Return the addresses on the interface."""
+        index, found = self.index(), set()
+        for reply in self._netlink.dump(LIST_ADDRESSES) if index else ():
+            each = parse_address(reply)
+            if each.link == index:
+                address = socket.inet_ntop(each.family, each.packed)
+                found.add(canonical_ip(address) or address)
+        return found
+
+    def add(self, addresses: Iterable[str]) -> None:
+        """Add addresses to the interface."""
+        self._change(new_address, addresses, errno.EEXIST)
+
+    def drop(self, addresses: Iterable[str]) -> None:
+        """Delete addresses from the interface."""
+        self._change(delete_address, addresses, errno.EADDRNOTAVAIL)
+
+    def _change(
+        self, make: Callable[[int, str], Request], addresses: Iterable[str], harmless: int
+    ) -> None:
+        wanted = list(addresses)
+        if not wanted:
+            return
+        index = self.index()
+        operations = []
+        for address in wanted:
+            name = partial("address {} on {}".format, address, self._name)
+            operations.append(Operation(name, make(index, address), (harmless,)))
+        send(self._netlink, operations)
+
+
+# Sets
+
+_IPSET_LIST = (6 << 8) | 7  # NFNL_SUBSYS_IPSET, IPSET_CMD_LIST: linux/netfilter/ipset/ip_set.h
+_IPSET_PROTOCOL = 6
+
+
+class Ipsets:
+    """The kernel's ipsets, by the ipset command."""
+
+    def __init__(self, execute: Exec) -> None:
+        """Create an accessor; execute: runs ipset."""
+        self._execute = execute
+
+    async def read(self) -> dict[SetKey | MemberKey, str]:
+        """List our sets and their entries.
+
+        Raises:
+            BusyError: they cannot be listed.
+        """
+        result = await run_program(self._execute, ["ipset", "save"], package="ipset")
+        if result.returncode:
+            raise BusyError(f"ipset save: {result.message}")
+        text = result.stdout.decode(errors="replace")
+        return await asyncio.to_thread(lambda: dict(parse_sets(text)))
+
+    async def restore(self, lines: Sequence[str]) -> None:
+        """Run `ipset restore`, unless there are no lines.
+
+        Raises:
+            ApplyError: a line was rejected.
+            BusyError: ipset cannot be run.
+        """
+        if not lines:
+            return
+        text = "\n".join([*lines, ""])
+        argv = ["ipset", "-exist", "restore"]
+        result = await run_program(self._execute, argv, text.encode(), package="ipset")
+        if result.returncode:
+            raise ApplyError(f"ipset restore: {result.message}")
+
+
+def digest_sets(netlink: Netlink) -> bytes:
+    """Return a digest of all ipsets, from a socket of NETLINK_NETFILTER."""
+    digest = blake2b(digest_size=16)
+    for reply in netlink.dump(Request(_IPSET_LIST, bytes(4) + u8(1, _IPSET_PROTOCOL))):
+        digest.update(reply.payload)
+    return digest.digest()
+
+
+class Backends(NamedTuple):
+    """Access to each kind of object."""
+
+    servers: VirtualServers
+    device: AddressDevice
+    sets: Ipsets
+    iptables: Iptables
+    netfilter: Netlink
+    """A socket of NETLINK_NETFILTER."""

@@ -1,0 +1,55 @@
+"""Fake backends of the ipvs mode, which record requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from steersman.host.exec import Result
+from steersman.host.netlink import NetlinkError, Request
+from steersman.host.nlmsg import NLMSG_NOOP
+from steersman.modes.ipvs.backends import VirtualServers
+from steersman.modes.ipvs.wire import Command
+
+
+class FakeNetlink:
+    """Records requests, and refuses the n-th of all with an errno."""
+
+    def __init__(self, **refusals: int) -> None:
+        self.refusals = {int(number[1:]): code for number, code in refusals.items()}
+        self.seen: list[Request] = []
+
+    def batch(self, requests: Sequence[Request]) -> dict[int, NetlinkError]:
+        if len(requests) > 1:
+            assert requests[0].kind == NLMSG_NOOP, "a refused first message ends the wait"
+        refused = {}
+        for index, request in enumerate(requests):
+            if request.kind == NLMSG_NOOP:
+                continue
+            code = self.refusals.get(len(self.seen))
+            if code:
+                refused[index] = NetlinkError(code, "refused")
+            self.seen.append(request)
+        return refused
+
+    @property
+    def commands(self) -> list[Command]:
+        return [Command(request.payload[0]) for request in self.seen]
+
+
+def servers(netlink: FakeNetlink, table: str = "") -> VirtualServers:
+    def inside(_function: Callable[[], str]) -> str:
+        return table
+
+    return VirtualServers(netlink, 99, inside)  # type: ignore[arg-type]
+
+
+class FakeIpset:
+    """Records what `ipset restore` reads."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.lines: list[str] = []
+
+    async def run(self, argv: Sequence[str], stdin: bytes = b"", **_more: object) -> Result:
+        self.lines += stdin.decode().splitlines()
+        return Result(self.status, b"", b"no such set\n")
