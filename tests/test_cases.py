@@ -13,10 +13,12 @@ from steersman.model.plan import NodePlan
 from tests.support.builders import case_files
 from tests.support.builders.worlds import LabPool, program
 from tests.support.modes.flows import Answer, FlowCase, by_packets, by_trace, compare
+from tests.support.modes.ipvs import IPVS
 from tests.support.modes.registry import MODES, Ask, ModeUnderTest, answered
 
 NAMES = case_files.names()
-BY_MODE = [pytest.param(n, m, id=f"{m.name}-{n}") for m in MODES.values() for n in NAMES]
+RENDERED = (*MODES.values(), IPVS)  # packets in ipvs mode: tests/vm/guest/test_ipvs.py
+BY_MODE = [pytest.param(n, m, id=f"{m.name}-{n}") for m in RENDERED for n in NAMES]
 BY_VARIANT = [
     pytest.param(n, m, v, id=f"{m.name}-{v}-{n}")
     for m in MODES.values()

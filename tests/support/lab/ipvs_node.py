@@ -18,8 +18,8 @@ from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.specs import IpvsOptions
 from tests.support.builders.plans import SETTINGS, cluster_ip, endpoints, key, plan
+from tests.support.modes.ipvs import mode_behind
 from tests.support.modes.registry import render
-from tests.vm.guest.ipvs import mode_behind
 
 VIP = ServerKey(Protocol.TCP, "10.96.0.1", 80)
 

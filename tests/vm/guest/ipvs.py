@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
     Frontend,
@@ -18,33 +17,13 @@ from steersman.model.plan import (
     SourceClass,
     Verdict,
 )
-from steersman.modes.base import Mode
-from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.render import node_port_addresses
-from steersman.modes.specs import IpvsOptions
-from tests.support.lab.sockets import Netns
 from tests.support.modes.flows import FlowCase
-from tests.support.modes.registry import ModeUnderTest
 from tests.vm.machine import EVERYTHING
 
 ALL = bool(os.environ.get(EVERYTHING))
 only_with_all = pytest.mark.skipif(not ALL, reason=f"{EVERYTHING}=1 asks for it")
 """For tests that need the kernel less than others: each takes seconds here."""
-
-
-def mode_behind(execute: Exec, options: IpvsOptions | None = None) -> IpvsMode:
-    """The mode, in the namespace that an Exec's prefix enters (`nsenter --net=PATH`)."""
-    assert isinstance(execute, SubprocessExec)
-    (path,) = (w.removeprefix("--net=") for w in execute.prefix if w.startswith("--net="))
-    return IpvsMode(execute, options, Netns(path).call)
-
-
-def _make(execute: Exec, _variant: str) -> Mode:
-    offline = isinstance(execute, SubprocessExec) and not execute.prefix
-    return IpvsMode(execute) if offline else mode_behind(execute)
-
-
-IPVS = ModeUnderTest("ipvs", ("nft",), _make, None, lambda _plan: "")
 
 
 def as_ipvs_serves(flows: tuple[FlowCase, ...], plan: NodePlan) -> tuple[FlowCase, ...]:

@@ -29,8 +29,8 @@ from tests.support.builders.ebpf_node_plan import (
 )
 from tests.support.lab.cluster import Lab
 from tests.support.lab.frames import ACK, FIN, RST, SCTP, SYN, TCP, UDP, packet
+from tests.support.modes.ipvs import mode_behind
 from tests.support.modes.registry import render
-from tests.vm.guest.ipvs import mode_behind
 
 NAMES = {str(end) for end in ENDPOINTS}
 FRAMES, FLOOD = 400, 2000

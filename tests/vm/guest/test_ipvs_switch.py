@@ -14,7 +14,8 @@ from steersman.modes.ipvs.mode import IpvsMode
 from steersman.run.switch import clean_leftovers
 from tests.support.lab import switches
 from tests.support.lab.cluster import Lab, Layout, Pod
-from tests.vm.guest.ipvs import mode_behind, only_with_all
+from tests.support.modes.ipvs import mode_behind
+from tests.vm.guest.ipvs import only_with_all
 
 
 @pytest.fixture(scope="module")
