@@ -26,7 +26,7 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables import wire
-from steersman.modes.nftables.counters import Counters
+from steersman.modes.nftables.counters import ElementCounters
 from steersman.modes.nftables.derived import Counts, DerivedElements
 from steersman.modes.nftables.layout import (
     TABLE,
@@ -42,7 +42,7 @@ from steersman.modes.nftables.rules import LAZY, needed_lazy
 from steersman.modes.nftables.sender import IN_USE_KINDS, InUseError, Sender, flush_affinity
 from steersman.modes.nftables.skeleton import HEADER, foundation
 from steersman.modes.nftables.text import interim_firewall, loadable, ruleset_text
-from steersman.modes.nftables.transaction import Message, transaction
+from steersman.modes.nftables.transaction import Operation, transaction
 
 UNKNOWN = "# not as steersman made it"
 """Value of a text in the kernel that differs from ours."""
@@ -84,7 +84,7 @@ class KernelTables:
         """
         self.netlink = netlink
         self.sender = Sender(netlink)
-        self.counters = Counters(netlink)
+        self.counters = ElementCounters(netlink)
         self._exec = execute
         self._markers: dict[Family, Marker | None] = {}
         """Markers of the tables that exist; None for a table that is not ours."""
@@ -206,7 +206,7 @@ class KernelTables:
             requests = [wire.new_chain(family, marker.chain)]
             if old:
                 requests.append(wire.delete_chain(family, old.chain))
-            self.sender.send([Message(request, ()) for request in requests])
+            self.sender.send([Operation(request, ()) for request in requests])
         self._markers[family] = marker
 
     def _forget(self, families: set[Family]) -> None:
@@ -228,7 +228,7 @@ class KernelTables:
             removed = {k: v for k, v in change.removed.items() if family_number(k) not in dropped}
             change = Diff(change.added, removed, change.changed)
         counts = self._derived.counts_after(change)
-        drops = [Message(wire.delete_table(f), (prefix(Kind.SKELETON, f),)) for f in dropped]
+        drops = [Operation(wire.delete_table(f), (prefix(Kind.SKELETON, f),)) for f in dropped]
         with self.counters.carried_over(change):
             self._commit(drops, self._derived.complete(change, counts))
         for family in dropped:
@@ -237,7 +237,7 @@ class KernelTables:
         self._derived.commit(counts, dropped)
         flush_affinity(self.sender, change.removed)
 
-    def _commit(self, drops: list[Message], change: Diff) -> None:
+    def _commit(self, drops: list[Operation], change: Diff) -> None:
         """Send a transaction; leave chains and sets that are still in use to later ones."""
         self._delete_leftover()
         wanted_again = [key for key in self._leftover if key in change.added]
@@ -245,11 +245,11 @@ class KernelTables:
         first = [*drops, *_activation(lazy)]
         for key in wanted_again:
             if kind_of(key) != Kind.CHAIN:  # a chain is flushed when it is refilled
-                first.append(Message(wire.flush_set(family_of(key), name_of(key)), (key,)))
-        messages = [*first, *transaction(change, destroy=self.sender.destroys)]
+                first.append(Operation(wire.flush_set(family_of(key), name_of(key)), (key,)))
+        operations = [*first, *transaction(change, destroy=self.sender.destroys)]
         try:
-            if messages:
-                self.sender.send(messages)
+            if operations:
+                self.sender.send(operations)
         except InUseError:
             left = {k: v for k, v in change.removed.items() if kind_of(k) in IN_USE_KINDS}
             others = {k: v for k, v in change.removed.items() if k not in left}
@@ -280,10 +280,10 @@ class KernelTables:
         return True
 
 
-def _activation(chains: Iterable[tuple[Family, str]]) -> list[Message]:
-    """Return the messages that make lazy chains active."""
+def _activation(chains: Iterable[tuple[Family, str]]) -> list[Operation]:
+    """Return the operations that make lazy chains active."""
     return [
-        Message(request, ())
+        Operation(request, ())
         for family, chain in sorted(chains)
         for request in LAZY[chain].rules(family)
     ]

@@ -4,8 +4,8 @@ Elements of `service-ips`, `service-nodeports` and the endpoint maps count new c
 session affinity most connections choose no slot, so the elements of a `members-...` set count too:
 every connection passes them when it is learned.
 
-An element that is replaced starts at zero in the kernel, and slots change hands. So `Counters`
-reads elements just before a transaction replaces them, and carries the counts over. `Scrape` reads
+An element that is replaced starts at zero in the kernel, and slots change hands. ElementCounters
+reads elements just before a transaction replaces them, and carries the counts over. Scrape reads
 all counters beside transactions, which it does not hold up: one that meets a transaction is
 repeated. totals.py adds the counts up by ServicePort.
 """
@@ -66,7 +66,7 @@ class CounterReading(NamedTuple):
     """The part that was counted by elements that have been replaced."""
 
 
-class Counters:
+class ElementCounters:
     """The counters of elements, and what they had counted when they were replaced."""
 
     def __init__(self, netlink: Netlink) -> None:
@@ -97,6 +97,7 @@ class Counters:
         """Return counts to carry over, and keys to drop."""
         if not self._carried and not _may_stay(change):  # most often
             return [], set()
+        # What elements that go counted for, and what those that come will count for.
         kinds = _COUNTED_KINDS
         names = {k: counted_key(k, v) for k, v in change.removed.items() if kind_of(k) in kinds}
         stay = {counted_key(k, v) for k, v in change.added.items() if kind_of(k) in kinds}
@@ -104,6 +105,7 @@ class Counters:
             if kind_of(key) in kinds:
                 names[key] = counted_key(key, old)
                 stay.add(counted_key(key, new))
+        # Read the elements whose frontend or endpoint stays, a set at a time.
         moved = {key: name for key, name in names.items() if name in stay}
         by_set: dict[bytes, list[bytes]] = {}
         for key in moved:
@@ -151,6 +153,7 @@ class Counters:
                     continue
         except DumpInterruptedError:
             return None
+        # A transaction that began or ended since may have moved counts from elements to _carried.
         carried = dict(self._carried)
         if moves % 2 or moves != self._moves:
             return None
@@ -213,7 +216,7 @@ class Scrape:
         self._totals = ConnectionTotals()
 
     async def stats(
-        self, counters: Counters, relay: Relay, plans: Iterable[ServicePlan]
+        self, counters: ElementCounters, relay: Relay, plans: Iterable[ServicePlan]
     ) -> ConnectionStats:
         """Return the connections that elements and listeners on loopback counted for plans.
 

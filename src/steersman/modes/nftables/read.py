@@ -72,7 +72,7 @@ class TableState(NamedTuple):
     """Reference counts of derived elements."""
 
 
-class _Rule(NamedTuple):
+class _TableRule(NamedTuple):
     """The parts of a rule that are compared."""
 
     chain: str
@@ -168,7 +168,7 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState
     return TableState(marker, intact, active, in_force(objects, active), counts)
 
 
-def _digests(chains: _Chains, sets: Iterable[str], rules: Iterable[_Rule]) -> tuple[str, str]:
+def _digests(chains: _Chains, sets: Iterable[str], rules: Iterable[_TableRule]) -> tuple[str, str]:
     """Hash the foundation (chains, sets and rules), and the rules that depend on the settings."""
     foundation, dependent = hashlib.sha256(), hashlib.sha256()
     for name in sorted(chains):
@@ -208,13 +208,13 @@ def _chains(netlink: Netlink, family: Family) -> _Chains | None:
     return {string(chain[wire.CHAIN_NAME]): chain for chain in chains if string(chain[1]) == TABLE}
 
 
-def _rules(netlink: Netlink, family: Family) -> Iterator[_Rule]:
+def _rules(netlink: Netlink, family: Family) -> Iterator[_TableRule]:
     for payload in _dump(netlink, wire.GETRULE, family):
         rule = attributes(payload, 4)
         if string(rule[1]) == TABLE:
             comment = wire.comment_of(rule.get(wire.RULE_USERDATA, b"")).decode(errors="replace")
             expressions = rule.get(wire.RULE_EXPRESSIONS, b"")
-            yield _Rule(string(rule[wire.RULE_CHAIN]), expressions, comment)
+            yield _TableRule(string(rule[wire.RULE_CHAIN]), expressions, comment)
 
 
 def set_names(netlink: Netlink, family: Family) -> list[str]:

@@ -24,7 +24,7 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.read import affinity_entries
 from steersman.modes.nftables.text import describe
-from steersman.modes.nftables.transaction import Message
+from steersman.modes.nftables.transaction import Operation
 from steersman.netfilter.generation import generation
 
 _BUSY = (errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
@@ -61,7 +61,7 @@ class Sender:
         self._foreign += (now - self._generation) & 0xFFFFFFFF != 1
         self._generation = now
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, operations: Sequence[Operation]) -> None:
         """Send one transaction.
 
         Raises:
@@ -70,7 +70,7 @@ class Sender:
             BusyError: the kernel had no time or memory.
         """
         try:
-            errors = self.netlink.batch(wire.batch([message.request for message in messages]))
+            errors = self.netlink.batch(wire.batch([operation.request for operation in operations]))
         except OSError as failure:
             if failure.errno != errno.EMSGSIZE:  # in a user namespace wmem_max is the limit
                 raise
@@ -81,8 +81,8 @@ class Sender:
             return
         index, error = min(errors.items())
         keys: tuple[bytes, ...] = ()
-        if 0 < index <= len(messages):  # the batch begins with a message of its own
-            rejected = messages[index - 1]
+        if 0 < index <= len(operations):  # message 0 begins the batch, the last one ends it
+            rejected = operations[index - 1]
             at = wire.element_at(rejected.request, error.offset) if error.offset else -1
             keys = rejected.keys[at : at + 1] if at >= 0 else rejected.keys
         if error.errno == errno.EBUSY and keys and kind_of(keys[0]) in IN_USE_KINDS:

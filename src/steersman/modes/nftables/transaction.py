@@ -1,10 +1,13 @@
-"""From a Diff to the messages of one transaction, in an order that the kernel accepts. Pure.
+"""From a Diff to the operations of one transaction, in an order that the kernel accepts. Pure.
 
 An element that goes to a chain is removed before the chain and added after it. A changed element
 is deleted and added. Since kernel 6.3 elements are destroyed: one that another program has deleted
 already is no error.
 
     elements out -> chains out -> sets and chains in -> sets out -> elements in
+
+nf_tables carries the operations out one after the other, so each one must be valid after those
+before it; all of them come into force at once.
 """
 
 from __future__ import annotations
@@ -41,15 +44,15 @@ _TOGETHER = 1000
 """Elements that are encoded at once: the peak of the process' memory is here."""
 
 
-class Message(NamedTuple):
-    """A message of a transaction, and the objects that it writes."""
+class Operation(NamedTuple):
+    """A request of a transaction, and the objects that it writes, for error messages."""
 
     request: Request
     keys: tuple[bytes, ...]
 
 
-def transaction(change: Diff, *, destroy: bool) -> list[Message]:
-    """Return the messages that carry out a Diff without texts.
+def transaction(change: Diff, *, destroy: bool) -> list[Operation]:
+    """Return the operations that carry out a Diff without texts.
 
     Args:
         change: Diff without SKELETON, RULES and RELAY.
@@ -67,21 +70,25 @@ def transaction(change: Diff, *, destroy: bool) -> list[Message]:
         old[prefix_of(key)].append((key, before))
         new[prefix_of(key)].append((key, after))
 
+    # 1. Elements: those of a verdict map release the chains that they go to.
     delete = wire.DESTROYSETELEM if destroy else wire.DELSETELEM
-    messages = list(_elements(delete, old, gone_sets))
+    operations = list(_elements(delete, old, gone_sets))
+    # 2. Chains. Their rules first: these may go to other chains and look sets up.
     for key in gone_chains:
         family, name = family_of(key), name_of(key)
-        messages.append(Message(wire.flush_chain(family, name), (key,)))
-        messages.append(Message(wire.delete_chain(family, name), (key,)))
+        operations.append(Operation(wire.flush_chain(family, name), (key,)))
+        operations.append(Operation(wire.delete_chain(family, name), (key,)))
+    # 3. Sets, then chains that look them up. A changed chain is refilled.
     for key in _keys(new, _SETS_BY_NAME):
-        messages.append(Message(_NEW_SETS[kind_of(key)](family_of(key), name_of(key)), (key,)))
+        operations.append(Operation(_NEW_SETS[kind_of(key)](family_of(key), name_of(key)), (key,)))
     for start, pairs in new.items():
         for key, value in pairs if kind_of(start) == Kind.CHAIN else ():
             requests = chain_requests(family_of(key), name_of(key), value.decode())
-            messages += [Message(request, (key,)) for request in requests]
-    # Sets go behind the chains: one that changed may have used them until now.
-    messages += [Message(wire.delete_set(family_of(k), name_of(k)), (k,)) for k in gone_sets]
-    return [*messages, *_elements(wire.NEWSETELEM, new, {})]
+            operations += [Operation(request, (key,)) for request in requests]
+    # 4. Sets, which a refilled chain may have looked up until now.
+    operations += [Operation(wire.delete_set(family_of(k), name_of(k)), (k,)) for k in gone_sets]
+    # 5. Elements, which go to chains and are members of sets.
+    return [*operations, *_elements(wire.NEWSETELEM, new, {})]
 
 
 def _keys(groups: _Groups, kinds: Sequence[Kind]) -> list[bytes]:
@@ -89,8 +96,8 @@ def _keys(groups: _Groups, kinds: Sequence[Kind]) -> list[bytes]:
     return [key for start, pairs in groups.items() if kind_of(start) in kinds for key, _ in pairs]
 
 
-def _elements(verb: int, groups: _Groups, gone_sets: Collection[bytes]) -> Iterator[Message]:
-    """Yield messages for all elements, a set at a time; those of gone sets go with their set."""
+def _elements(verb: int, groups: _Groups, gone_sets: Collection[bytes]) -> Iterator[Operation]:
+    """Yield operations for all elements, a set at a time; those of gone sets go with their set."""
     for start, pairs in groups.items():
         if spec := SETS.get(kind_of(start)):
             yield from _elements_of_set(verb, start, spec.name, spec.form, pairs)
@@ -106,8 +113,8 @@ def _elements(verb: int, groups: _Groups, gone_sets: Collection[bytes]) -> Itera
 
 def _elements_of_set(
     verb: int, start: bytes, name: str, form: Form, pairs: _Pairs
-) -> Iterator[Message]:
-    """Yield messages for elements of one set; their keys begin with `start`."""
+) -> Iterator[Operation]:
+    """Yield operations for elements of one set; their keys begin with `start`."""
     netfilter_key = key_behind(start)
     for first in range(0, len(pairs), _TOGETHER):
         some = pairs[first : first + _TOGETHER]
@@ -116,4 +123,4 @@ def _elements_of_set(
         room = wire.room(items)
         for at in range(0, len(items), room):
             request = wire.elements(verb, family_of(start), name, items[at : at + room])
-            yield Message(request, tuple([key for key, _ in some[at : at + room]]))
+            yield Operation(request, tuple([key for key, _ in some[at : at + room]]))

@@ -1,4 +1,4 @@
-"""Counters beside transactions: scrapes that meet one, and counts that are carried over."""
+"""ElementCounters beside transactions: scrapes that meet one, and counts that are carried over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steersman.host.netlink import Netlink
 from steersman.model.errors import BusyError
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.nftables.counters import CounterReading, Counters, Scrape
+from steersman.modes.nftables.counters import CounterReading, ElementCounters, Scrape
 from steersman.modes.nftables.relay import Relay
 from steersman.modes.nftables.render import Slots, render_service
 from tests.support.builders import nftables_plans as make
@@ -29,7 +29,7 @@ class Socket:
 
 
 class Answers:
-    """Counters with given answers; records whether transactions were held up."""
+    """ElementCounters with given answers; records whether transactions were held up."""
 
     def __init__(self, answers: Iterable[dict[bytes, int] | None], lock: asyncio.Lock) -> None:
         self._answers = list(answers)
@@ -70,7 +70,7 @@ def test_counts_that_move_are_not_read() -> None:
             return ()
 
     netlink = cast(Any, Nothing())
-    counters = Counters(netlink)
+    counters = ElementCounters(netlink)
     assert counters.totals(netlink) == ({}, {})
     with counters.carried_over(Diff(removed={b"\x01\x04": b""})):
         assert counters.totals(netlink) is None
@@ -101,5 +101,5 @@ def test_only_what_stays_is_read_before_it_is_replaced(
 
     slots: Slots = {}
     old, new = (render_service(plan, make.SETTINGS, slots) for plan in (before, after))
-    with Counters(cast(Any, Silent())).carried_over(diff(old, new)):
+    with ElementCounters(cast(Any, Silent())).carried_over(diff(old, new)):
         assert len(asked) == maps

@@ -1,4 +1,4 @@
-"""The order of the messages of a transaction."""
+"""The order of the operations of a transaction."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tests.support.builders import nftables_plans as make
 
 def test_many_elements_take_several_messages_and_one_transaction() -> None:
     plan = make.plan(range(3000))
-    messages = transaction(Diff(render_service(plan, make.SETTINGS, {})), destroy=True)
-    assert all(len(message.request.payload) < 65536 for message in messages)
-    endpoints = [s for s in messages if s.keys[0][0] == Kind.SERVICE_ENDPOINTS]
+    operations = transaction(Diff(render_service(plan, make.SETTINGS, {})), destroy=True)
+    assert all(len(operation.request.payload) < 65536 for operation in operations)
+    endpoints = [s for s in operations if s.keys[0][0] == Kind.SERVICE_ENDPOINTS]
     assert len(endpoints) > 1
-    batch = wire.batch([message.request for message in messages])
-    assert len(batch) == len(messages) + 2
+    batch = wire.batch([operation.request for operation in operations])
+    assert len(batch) == len(operations) + 2
 
 
 def test_order_elements_go_before_their_chains_and_come_after() -> None:
     rules = render_service(make.plan([1], affinity=60), make.SETTINGS, {})
-    kinds = [message.keys[0][0] for message in transaction(Diff(rules), destroy=True)]
+    kinds = [operation.keys[0][0] for operation in transaction(Diff(rules), destroy=True)]
     assert kinds.index(Kind.AFFINITY) < kinds.index(Kind.CHAIN) < kinds.index(Kind.SERVICE_IPS)
-    gone = [message.keys[0][0] for message in transaction(Diff({}, rules), destroy=False)]
+    gone = [operation.keys[0][0] for operation in transaction(Diff({}, rules), destroy=False)]
     assert gone.index(Kind.SERVICE_IPS) < gone.index(Kind.CHAIN) < gone.index(Kind.MEMBERS)
     assert Kind.MEMBER not in gone  # they go with their set
 
@@ -33,9 +33,9 @@ def test_a_chain_that_changes_lets_go_of_a_set_before_it_is_deleted() -> None:
     both = make.plan([0, 1], frontends=[make.cluster_ip(make.EXTERNAL_LOCAL)], affinity=60)
     one = make.plan([0, 1], affinity=60)
     rules = [render_service(each, make.SETTINGS, {}) for each in (both, one)]
-    messages = transaction(diff(*rules), destroy=True)
-    deleted = [n for n, s in enumerate(messages) if s.request.kind & 0xFF == wire.DELSET]
-    learn = [n for n, s in enumerate(messages) if b"affinity-learn-" in s.keys[0]]
+    operations = transaction(diff(*rules), destroy=True)
+    deleted = [n for n, s in enumerate(operations) if s.request.kind & 0xFF == wire.DELSET]
+    learn = [n for n, s in enumerate(operations) if b"affinity-learn-" in s.keys[0]]
     assert deleted
     assert max(learn) < min(deleted)
 
@@ -44,6 +44,6 @@ def test_a_member_leaves_a_set_that_stays() -> None:
     slots: Slots = {}
     two = render_service(make.plan([1, 3], affinity=60), make.SETTINGS, slots)
     one = render_service(make.plan([1], affinity=60), make.SETTINGS, slots)
-    kinds = {message.keys[0][0] for message in transaction(diff(two, one), destroy=False)}
+    kinds = {operation.keys[0][0] for operation in transaction(diff(two, one), destroy=False)}
     assert Kind.MEMBER in kinds
     assert Kind.MEMBERS not in kinds
