@@ -25,6 +25,7 @@ from steersman.host.netlink import (
     Request,
 )
 from steersman.host.nlmsg import NLA_F_NESTED, NLM_F_ACK, attr, attributes, nested, u8, u32
+from steersman.host.rtnetlink import get_route, is_local_route
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family
@@ -37,9 +38,6 @@ _CTA_IP_V4_SRC, _CTA_IP_V4_DST, _CTA_IP_V6_SRC, _CTA_IP_V6_DST = 1, 2, 3, 4
 _CTA_PROTO_NUM, _CTA_PROTO_SRC_PORT, _CTA_PROTO_DST_PORT = 1, 2, 3
 _CTA_FILTER_ORIG_FLAGS = 1
 _FILTER_IP_DST, _FILTER_PROTO_NUM, _FILTER_DST_PORT = 1 << 1, 1 << 3, 1 << 5
-
-_RTM_GETROUTE, _RTA_DST, _RTN_LOCAL = 26, 1, 2
-_ROUTE_TYPE_AT = 7  # in struct rtmsg
 
 _DELETES = 256  # in one datagram
 _CHUNK = 4096  # stale entries in memory at a time
@@ -127,22 +125,18 @@ class _Search:
                 for reply in listing.dump(_listing(stale.family, key)):
                     destination, source = _keys(reply.payload, layout)
                     if contains(destination, source) and (
-                        destination in stale.by_address
-                        or self._ends_here(stale.family, destination[1:-2])
+                        destination in stale.by_address or self._ends_here(destination[1:-2])
                     ):
                         yield reply.payload
             except DumpInterruptedError:  # the entries seen are enough for now (behaviour 12)
                 self.complete = False
 
-    def _ends_here(self, family: Family, address: bytes) -> bool:
+    def _ends_here(self, address: bytes) -> bool:
         """Return whether the routing tables deliver an address to this node."""
         known = self._is_local.get(address)
         if known is None:
-            head = bytes((_FAMILIES[family], family.bits)) + bytes(10)  # struct rtmsg
-            request = Request(_RTM_GETROUTE, head + attr(_RTA_DST, address))
             try:
-                replies = self._routes.request(request)
-                known = all(reply.payload[_ROUTE_TYPE_AT] == _RTN_LOCAL for reply in replies)
+                known = all(map(is_local_route, self._routes.request(get_route(address))))
             except NetlinkError:  # no route
                 known = False
             self._is_local[address] = known

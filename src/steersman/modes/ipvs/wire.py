@@ -30,12 +30,18 @@ from steersman.modes.ipvs.names import Server, ServerKey, Target
 _GENL_ID_CTRL = 16
 _CTRL_CMD_GETFAMILY, _CTRL_ATTR_FAMILY_ID, _CTRL_ATTR_FAMILY_NAME = 3, 1, 2
 _HASHED = 0x2  # IP_VS_SVC_F_HASHED, which the kernel adds to everything it lists
-_INFO_VERSION, _INFO_SIZE = 1, 2
+_INFO_VERSION, _INFO_SIZE = 1, 2  # IPVS_INFO_ATTR_*
 _SERVICE, _DEST, _TIMEOUT_TCP, _TIMEOUT_FIN, _TIMEOUT_UDP = 1, 2, 4, 5, 6  # IPVS_CMD_ATTR_*
-_STATS, _STATS64 = 10, 12
+# IPVS_SVC_ATTR_*
+_SVC_FAMILY, _SVC_PROTOCOL, _SVC_ADDRESS, _SVC_PORT = 1, 2, 3, 4
+_SVC_SCHEDULER, _SVC_FLAGS, _SVC_TIMEOUT, _SVC_NETMASK = 6, 7, 8, 9
+# IPVS_DEST_ATTR_*
+_DEST_ADDRESS, _DEST_PORT, _DEST_METHOD, _DEST_WEIGHT = 1, 2, 3, 4
+_DEST_UPPER_THRESHOLD, _DEST_LOWER_THRESHOLD, _DEST_FAMILY = 5, 6, 11
+_STATS, _STATS64 = 10, 12  # in both
 _ADDRESS_SIZE = {socket.AF_INET: 4, socket.AF_INET6: 16}
-_PLAIN = u32(3, 0) + u32(5, 0) + u32(6, 0)
-"""Forward by masquerading, without thresholds of connections."""
+_MASQUERADED = u32(_DEST_METHOD, 0) + u32(_DEST_UPPER_THRESHOLD, 0) + u32(_DEST_LOWER_THRESHOLD, 0)
+"""Forward by masquerading (IP_VS_CONN_F_MASQ), without thresholds of connections."""
 
 
 class Command(enum.IntEnum):
@@ -102,22 +108,31 @@ def _u16(kind: int, value: int) -> bytes:
 @lru_cache(maxsize=4096)
 def _identity(key: ServerKey) -> bytes:
     family, address = _packed(key.address)
-    return _u16(1, family) + _u16(2, key.protocol.number) + attr(3, address) + be16(4, key.port)
+    return (
+        _u16(_SVC_FAMILY, family)
+        + _u16(_SVC_PROTOCOL, key.protocol.number)
+        + attr(_SVC_ADDRESS, address)
+        + be16(_SVC_PORT, key.port)
+    )
 
 
 @lru_cache(maxsize=4096)
-def _target(target: Target) -> bytes:
+def _end(target: Target) -> bytes:
     family, address = _packed(target[0])
-    return attr(1, address) + be16(2, target[1]) + _u16(11, family)
+    place = attr(_DEST_ADDRESS, address) + be16(_DEST_PORT, target[1])
+    return place + _u16(_DEST_FAMILY, family)
 
 
 def service(family: int, command: Command, key: ServerKey, server: Server | None = None) -> Request:
     """Return a request about a virtual server; `server` for those that make or change it."""
     parts = [_identity(key)]
     if server is not None:
-        netmask = 128 if ":" in key.address else 0xFFFFFFFF
-        flags = attr(7, struct.pack("=II", server.flags, 0xFFFFFFFF))
-        parts += text(6, server.scheduler), flags, u32(8, server.timeout), u32(9, netmask)
+        parts += (
+            text(_SVC_SCHEDULER, server.scheduler),
+            attr(_SVC_FLAGS, struct.pack("=II", server.flags, 0xFFFFFFFF)),  # flags and their mask
+            u32(_SVC_TIMEOUT, server.timeout),
+            u32(_SVC_NETMASK, 128 if ":" in key.address else 0xFFFFFFFF),  # IPv6: a length
+        )
     return Request(family, _header(command) + nested(_SERVICE, *parts), NLM_F_ACK)
 
 
@@ -125,9 +140,9 @@ def destination(
     family: int, command: Command, key: ServerKey, target: Target, weight: int = 1
 ) -> Request:
     """Return a request about a real server."""
-    end = _target(target)
+    end = _end(target)
     if command is not Command.DEL_DEST:
-        end += _PLAIN + u32(4, weight)
+        end += _MASQUERADED + u32(_DEST_WEIGHT, weight)
     body = nested(_SERVICE, _identity(key)) + nested(_DEST, end)
     return Request(family, _header(command) + body, NLM_F_ACK)
 
@@ -194,26 +209,32 @@ def list_destinations(
 def read_service(reply: Message) -> ListedServer | None:
     """Decode a reply to GET_SERVICE; None for a server found by fwmark."""
     values = attributes(attributes(reply.payload, 4).get(_SERVICE, b""))
-    if not {1, 2, 3, 4} <= values.keys():
+    if not {_SVC_FAMILY, _SVC_PROTOCOL, _SVC_ADDRESS, _SVC_PORT} <= values.keys():
         return None
-    protocol = PROTOCOL_BY_NUMBER.get(_int(values[2]))
-    family = _int(values[1])
+    protocol = PROTOCOL_BY_NUMBER.get(_int(values[_SVC_PROTOCOL]))
+    family = _int(values[_SVC_FAMILY])
     if protocol is None:
         return None
-    address = socket.inet_ntop(family, values[3][: _ADDRESS_SIZE[socket.AddressFamily(family)]])
-    key = ServerKey(protocol, canonical_ip(address) or address, int.from_bytes(values[4], "big"))
-    flags = struct.unpack_from("=I", values[7])[0] & ~_HASHED
-    return ListedServer(key, string(values[6]), flags, _int(values[8]), read_stats(values))
+    size = _ADDRESS_SIZE[socket.AddressFamily(family)]  # of a union of 16 bytes
+    address = socket.inet_ntop(family, values[_SVC_ADDRESS][:size])
+    port = int.from_bytes(values[_SVC_PORT], "big")
+    return ListedServer(
+        ServerKey(protocol, canonical_ip(address) or address, port),
+        string(values[_SVC_SCHEDULER]),
+        struct.unpack_from("=I", values[_SVC_FLAGS])[0] & ~_HASHED,
+        _int(values[_SVC_TIMEOUT]),
+        read_stats(values),
+    )
 
 
 def read_destination(reply: Message, ipv6: bool) -> tuple[Target, ServerStats] | None:
     """Decode a reply to GET_DEST; None if it contains no real server."""
     values = attributes(attributes(reply.payload, 4).get(_DEST, b""))
-    if not {1, 2} <= values.keys():
+    if not {_DEST_ADDRESS, _DEST_PORT} <= values.keys():
         return None
     family = socket.AF_INET6 if ipv6 else socket.AF_INET
-    address = socket.inet_ntop(family, values[1][: _ADDRESS_SIZE[family]])
-    target = canonical_ip(address) or address, int.from_bytes(values[2], "big")
+    address = socket.inet_ntop(family, values[_DEST_ADDRESS][: _ADDRESS_SIZE[family]])
+    target = canonical_ip(address) or address, int.from_bytes(values[_DEST_PORT], "big")
     return target, read_stats(values)
 
 

@@ -1,10 +1,8 @@
-# ruff: noqa: E501  (rules are one line each, as iptables has them)
-"""Choosing an iptables, and what its failures mean: against a scripted one."""
+"""The iptables mode against a scripted iptables: features, counters, kubelet's objects."""
 
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from steersman.host.exec import Result
-from steersman.model.errors import ApplyError, BusyError
+from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff
 from steersman.modes.iptables import mode as mode_module
@@ -20,114 +18,11 @@ from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
 from steersman.modes.iptables.render import Features
 from tests.support.builders.plans import SETTINGS, simple
+from tests.support.modes.scripted import BOTH, WORKS, Scripted
 
-NFT = "iptables v1.8.9 (nf_tables)"
-LEGACY = "iptables v1.8.9 (legacy)"
 CHANGE = Diff(
     added={(4, "nat", "KUBE-MARK-MASQ", ""): "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x1/0x1"}
 )
-
-
-class Scripted:
-    """Answers commands by the first pattern that matches; without one there is no such program."""
-
-    def __init__(self, *answers: tuple[str, str | int | Exception]) -> None:
-        self.answers = list(answers)
-        self.stderr = ""
-        self.ran: list[str] = []
-
-    async def run(
-        self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
-    ) -> Result:
-        line = " ".join(argv)
-        self.ran.append(line)
-        for pattern, answer in self.answers:
-            if fnmatch.fnmatchcase(line, pattern):
-                if isinstance(answer, Exception):
-                    raise answer
-                if isinstance(answer, int):
-                    return Result(answer, b"", self.stderr.encode())
-                return Result(0, answer.encode(), b"")
-        raise FileNotFoundError(2, "No such file", argv[0])
-
-
-BOTH = (
-    ("iptables --version", NFT),
-    ("iptables-nft --version", NFT),
-    ("iptables-legacy --version", LEGACY),
-)
-WORKS = ("*", "")
-
-
-async def chosen(execute: Scripted, variant: str = "") -> str:
-    mode = IptablesMode(execute, IptablesOptions(variant=variant))
-    support = await mode.probe()
-    if not support.usable:
-        return " ".join(support.missing)
-    assert mode._iptables is not None
-    return mode._iptables.tool.command
-
-
-async def test_the_default_is_what_iptables_means() -> None:
-    assert await chosen(Scripted(*BOTH, WORKS)) == "iptables"
-    legacy_first = (("iptables --version", LEGACY), *BOTH[1:])
-    execute = Scripted(*legacy_first, WORKS)
-    assert await chosen(execute) == "iptables"
-
-
-async def test_a_wanted_variant_is_taken() -> None:
-    assert await chosen(Scripted(*BOTH, WORKS), "legacy") == "iptables-legacy"
-    assert await chosen(Scripted(*BOTH, WORKS), "nft") == "iptables-nft"
-    only = Scripted(
-        ("iptables --version", LEGACY),
-        ("*-nft *", FileNotFoundError()),
-        ("iptables-legacy --version", FileNotFoundError()),
-        WORKS,
-    )
-    assert await chosen(only, "legacy") == "iptables"
-    assert "iptables-nft is not installed" in await chosen(only, "nft")
-
-
-@pytest.mark.parametrize(
-    ("nft", "legacy", "expected"),
-    [
-        ("", ":KUBE-PROXY-CANARY - [0:0]", "iptables-legacy"),
-        (":KUBE-PROXY-CANARY - [0:0]", ":KUBE-SERVICES - [0:0]", "iptables"),
-        (":KUBE-PROXY-CANARY - [0:0]", ":KUBE-KUBELET-CANARY - [0:0]", "iptables-legacy"),
-        (":KUBE-IPTABLES-HINT - [0:0]", ":KUBE-SERVICES - [0:0]", "iptables"),
-    ],
-)
-async def test_the_variant_in_use_is_preferred(nft: str, legacy: str, expected: str) -> None:
-    saves = (("iptables-save -t mangle", nft), ("iptables-legacy-save", legacy))
-    assert await chosen(Scripted(*BOTH, *saves, WORKS)) == expected
-
-
-async def test_a_variant_that_cannot_be_listed_gives_no_hint() -> None:
-    broken = ("iptables-legacy-save", PermissionError())
-    assert await chosen(Scripted(*BOTH, broken, WORKS)) == "iptables"
-
-
-async def test_where_nft_does_not_work_legacy_does() -> None:
-    execute = Scripted(*BOTH, ("iptables -w *", 1), WORKS)
-    execute.stderr = "Failed to initialize nft: Protocol not supported"
-    assert await chosen(execute) == "iptables-legacy"
-    execute = Scripted(*BOTH, ("iptables* -w *", 1), WORKS)
-    assert "iptables does not work: exit status 1." in await chosen(execute)
-
-
-async def test_nothing_installed() -> None:
-    assert await chosen(Scripted()) == "iptables is not installed; install the package iptables."
-    assert "not installed" in await chosen(Scripted(("*", "gibberish")))
-    assert "not installed" in await chosen(Scripted(("*", 1)))
-
-
-async def test_parts_not_installed() -> None:
-    assert "iptables-save is not installed" in await chosen(
-        Scripted(("iptables-save *", 127), ("iptables --version", NFT), ("iptables-restore *", NFT))
-    )
-    assert "iptables-restore is not installed" in await chosen(
-        Scripted(("iptables --version", NFT))
-    )
 
 
 async def test_without_ip6tables_ipv6_is_off_with_a_sentence() -> None:
@@ -143,10 +38,6 @@ async def test_without_ip6tables_ipv6_is_off_with_a_sentence() -> None:
     assert {key[0] for key in mode.render_node(SETTINGS)} == {4}
     assert not mode.render_service(simple(1, family=Family.IPV6), SETTINGS)
     assert mode.render_service(simple(1), SETTINGS)
-
-
-async def test_a_held_lock_does_not_make_a_variant_unusable() -> None:
-    assert await chosen(Scripted(*BOTH, ("iptables -w *", 4), WORKS)) == "iptables"
 
 
 @pytest.mark.parametrize(
@@ -249,29 +140,6 @@ async def test_counters_are_there_before_the_rules_and_go_after_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "stderr", "error", "says"),
-    [
-        (4, "Another app is currently holding the xtables lock.", BusyError, "xtables.lock is held"),
-        (4, "line 3: RULE_APPEND failed (Resource temporarily unavailable)", BusyError, "RULE"),
-        (4, "line 3: RULE_APPEND failed (Invalid argument): rule in chain X", ApplyError, "0x1/0x1"),
-        (2, "Error occurred at line: 2", ApplyError, ":KUBE-MARK-MASQ"),
-        (1, "iptables-restore: line 4 failed", ApplyError, "line 4 failed"),
-        (1, "iptables-restore: line 99 failed", ApplyError, "line 99 failed"),
-        (1, "", ApplyError, "exit status 1"),
-        (-9, "", BusyError, "was killed by SIGKILL"),
-            (-11, "", ApplyError, "exit status -11"),
-    ],
-)  # fmt: skip
-async def test_what_a_failed_restore_means(
-    status: int, stderr: str, error: type[Exception], says: str
-) -> None:
-    execute = Scripted(*BOTH, ("iptables-restore -w *", status), WORKS)
-    execute.stderr = stderr
-    with pytest.raises(error, match=says):
-        await IptablesMode(execute).apply(CHANGE)
-
-
-@pytest.mark.parametrize(
     "failure", [1, 4, TimeoutError("too slow"), FileNotFoundError(2, "", "iptables-save")]
 )
 async def test_what_cannot_be_read_now_is_busy(failure: int | Exception) -> None:
@@ -283,12 +151,6 @@ async def test_what_cannot_be_read_now_is_busy(failure: int | Exception) -> None
 async def test_without_iptables_nothing_can_be_read() -> None:
     with pytest.raises(BusyError, match="not installed"):
         await IptablesMode(Scripted()).read()
-
-
-async def test_restores_keep_foreign_rules_and_wait_for_the_lock() -> None:
-    execute = Scripted(*BOTH, WORKS)
-    await IptablesMode(execute, IptablesOptions(lock_wait=7)).apply(CHANGE)
-    assert execute.ran[-1] == "iptables-restore -w 7 --noflush --counters"
 
 
 # Fingerprint

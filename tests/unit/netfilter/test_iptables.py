@@ -1,0 +1,124 @@
+# ruff: noqa: E501  (rules are one line each, as iptables has them)
+"""Choosing an iptables, and the meaning of its failures: against a scripted one."""
+
+from __future__ import annotations
+
+import pytest
+
+from steersman.model.errors import ApplyError, BusyError
+from steersman.netfilter.iptables import Iptables, Tool, choose_tool
+from steersman.netfilter.rule_text import Run
+from tests.support.modes.scripted import BOTH, LEGACY, NFT, WORKS, Scripted
+
+TOOL = Tool("iptables", "nft", (1, 8, 9))
+RUN = Run(
+    4,
+    """*nat
+:KUBE-MARK-MASQ - [0:0]
+-A KUBE-MARK-MASQ -j MARK --set-xmark 0x1/0x1
+COMMIT
+""",
+)
+
+
+async def chosen(execute: Scripted, variant: str = "") -> str:
+    choice = await choose_tool(execute, variant)
+    return choice.tool.command if choice.tool else " ".join(choice.missing)
+
+
+async def test_the_default_is_what_iptables_means() -> None:
+    assert await chosen(Scripted(*BOTH, WORKS)) == "iptables"
+    legacy_first = (("iptables --version", LEGACY), *BOTH[1:])
+    execute = Scripted(*legacy_first, WORKS)
+    assert await chosen(execute) == "iptables"
+
+
+async def test_a_wanted_variant_is_taken() -> None:
+    assert await chosen(Scripted(*BOTH, WORKS), "legacy") == "iptables-legacy"
+    assert await chosen(Scripted(*BOTH, WORKS), "nft") == "iptables-nft"
+    only = Scripted(
+        ("iptables --version", LEGACY),
+        ("*-nft *", FileNotFoundError()),
+        ("iptables-legacy --version", FileNotFoundError()),
+        WORKS,
+    )
+    assert await chosen(only, "legacy") == "iptables"
+    assert "iptables-nft is not installed" in await chosen(only, "nft")
+
+
+@pytest.mark.parametrize(
+    ("nft", "legacy", "expected"),
+    [
+        ("", ":KUBE-PROXY-CANARY - [0:0]", "iptables-legacy"),
+        (":KUBE-PROXY-CANARY - [0:0]", ":KUBE-SERVICES - [0:0]", "iptables"),
+        (":KUBE-PROXY-CANARY - [0:0]", ":KUBE-KUBELET-CANARY - [0:0]", "iptables-legacy"),
+        (":KUBE-IPTABLES-HINT - [0:0]", ":KUBE-SERVICES - [0:0]", "iptables"),
+    ],
+)
+async def test_the_variant_in_use_is_preferred(nft: str, legacy: str, expected: str) -> None:
+    saves = (("iptables-save -t mangle", nft), ("iptables-legacy-save", legacy))
+    assert await chosen(Scripted(*BOTH, *saves, WORKS)) == expected
+
+
+async def test_a_variant_that_cannot_be_listed_gives_no_hint() -> None:
+    broken = ("iptables-legacy-save", PermissionError())
+    assert await chosen(Scripted(*BOTH, broken, WORKS)) == "iptables"
+
+
+async def test_where_nft_does_not_work_legacy_does() -> None:
+    execute = Scripted(*BOTH, ("iptables -w *", 1), WORKS)
+    execute.stderr = "Failed to initialize nft: Protocol not supported"
+    assert await chosen(execute) == "iptables-legacy"
+    execute = Scripted(*BOTH, ("iptables* -w *", 1), WORKS)
+    assert "iptables does not work: exit status 1." in await chosen(execute)
+
+
+async def test_nothing_installed() -> None:
+    assert await chosen(Scripted()) == "iptables is not installed; install the package iptables."
+    assert "not installed" in await chosen(Scripted(("*", "gibberish")))
+    assert "not installed" in await chosen(Scripted(("*", 1)))
+
+
+async def test_parts_not_installed() -> None:
+    assert "iptables-save is not installed" in await chosen(
+        Scripted(("iptables-save *", 127), ("iptables --version", NFT), ("iptables-restore *", NFT))
+    )
+    assert "iptables-restore is not installed" in await chosen(
+        Scripted(("iptables --version", NFT))
+    )
+
+
+async def test_a_held_lock_does_not_make_a_variant_unusable() -> None:
+    assert await chosen(Scripted(*BOTH, ("iptables -w *", 4), WORKS)) == "iptables"
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("status", "stderr", "error", "says"),
+    [
+        (4, "Another app is currently holding the xtables lock.", BusyError, "xtables.lock is held"),
+        (4, "line 3: RULE_APPEND failed (Resource temporarily unavailable)", BusyError, "RULE"),
+        (4, "line 3: RULE_APPEND failed (Invalid argument): rule in chain X", ApplyError, "0x1/0x1"),
+        (2, "Error occurred at line: 2", ApplyError, ":KUBE-MARK-MASQ"),
+        (1, "iptables-restore: line 4 failed", ApplyError, "line 4 failed"),
+        (1, "iptables-restore: line 99 failed", ApplyError, "line 99 failed"),
+        (1, "", ApplyError, "exit status 1"),
+        (-9, "", BusyError, "was killed by SIGKILL"),
+            (-11, "", ApplyError, "exit status -11"),
+    ],
+)  # fmt: skip
+async def test_what_a_failed_restore_means(
+    status: int, stderr: str, error: type[Exception], says: str
+) -> None:
+    execute = Scripted(("iptables-restore -w *", status))
+    execute.stderr = stderr
+    with pytest.raises(error, match=says):
+        await Iptables(execute, TOOL).restore(RUN)
+
+
+async def test_restores_keep_foreign_rules_and_wait_for_the_lock() -> None:
+    execute = Scripted(WORKS)
+    await Iptables(execute, TOOL, lock_wait=7).restore(RUN)
+    assert execute.ran[-1] == "iptables-restore -w 7 --noflush --counters"
