@@ -211,7 +211,7 @@ class ApiClient:
         seconds = float(wait) if wait.isascii() and wait.isdigit() else 0.0
         error = found.error(seconds, status)
         if status == 401:
-            sent = self._credentials.words if server.startswith("https:") else ""
+            sent = self._credentials.description if server.startswith("https:") else ""
             error.args = (f"{error}; sent: {sent or 'nothing'}",)
         raise error
 

@@ -1,7 +1,7 @@
-"""Who we are to the API server: tokens, passwords, certificates, and plugins that hand them out.
+"""Credentials for the API server: tokens, passwords, client certificates, exec plugins.
 
-Files are read again for every request (there are few requests, and what is in the file is always
-right); a plugin is asked when its credential expired or was refused.
+Files are read again for every request: there are few requests, and the file is always up to date.
+A plugin is run again when its credential has expired or was refused.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from steersman.source.kubeconfig import ClusterAccess, ExecPlugin
 
 PLUGIN_TIMEOUT = 60.0
 EXPIRY_MARGIN = 10.0
-"""Seconds before its end at which a credential is no longer used."""
+"""Seconds before its expiry at which a credential is no longer used."""
 REFUSED_MARGIN = 10.0
-"""Seconds between two runs of a plugin whose credential is refused."""
+"""Minimum seconds between two runs of a plugin whose credential is refused."""
 
-_MOST_BYTES = 1 << 20  # of a token
+_MAX_TOKEN_BYTES = 1 << 20
 
 log = logging.getLogger("steersman.source")
 
 
 class CredentialError(Exception):
-    """There is nothing to show who we are: what failed and what to do."""
+    """There is no credential; the message says what failed and what to do."""
 
 
 class KeyPair(NamedTuple):
@@ -43,7 +43,7 @@ class KeyPair(NamedTuple):
     key: bytes
 
 
-class _Given(msgspec.Struct, frozen=True, rename="camel"):
+class _PluginStatus(msgspec.Struct, frozen=True, rename="camel"):
     token: str | None = None
     client_certificate_data: str | None = None
     client_key_data: str | None = None
@@ -53,28 +53,24 @@ class _Given(msgspec.Struct, frozen=True, rename="camel"):
 class _ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
     api_version: str
     kind: str
-    status: _Given | None = None
-
-
-def _environment_exec(environment: Mapping[str, str]) -> Exec:
-    return SubprocessExec(environment=environment)
+    status: _PluginStatus | None = None
 
 
 class Credentials:
-    """What to send with the next request."""
+    """The credentials to send with the next request."""
 
     def __init__(
         self,
         access: ClusterAccess,
-        make_exec: Callable[[Mapping[str, str]], Exec] = _environment_exec,
+        make_exec: Callable[[Mapping[str, str]], Exec] = lambda env: SubprocessExec((), env),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take what the kubeconfig says.
+        """Configure the credentials; nothing is read yet.
 
         Args:
             access: where the credentials come from.
-            make_exec: runs programs with these variables added.
-            wall_clock: seconds since 1970, for what expires.
+            make_exec: returns an Exec that adds variables to the environment.
+            wall_clock: returns seconds since 1970, for expiry.
         """
         self._access = access
         self._token = access.token
@@ -84,10 +80,10 @@ class Credentials:
         self._plugin = _Plugin(plugin, make_exec, wall_clock) if plugin else None
 
     @property
-    def words(self) -> str:
-        """What is shown, for people: where it comes from, never what it is. "" for nothing."""
+    def description(self) -> str:
+        """Origin of the credential for messages, never its value; "" if there is none."""
         access = self._access
-        words = {
+        origins = {
             f"the token of {access.token_file}": access.token_file,
             f"the token of {access.origin}": access.token,
             f"the credential of the exec plugin {self._name}": self._plugin,
@@ -95,17 +91,26 @@ class Credentials:
             f"the client certificate of {access.origin}": access.client_certificate,
             "impersonation": access.impersonate,
         }
-        return next((text for text, given in words.items() if given), "")
+        return next((text for text, given in origins.items() if given), "")
 
     async def headers(self) -> list[tuple[str, str]]:
-        """Return the headers that show who we are.
+        """Return the headers with the credential.
 
         Raises:
-            CredentialError: a file or plugin that should say so does not.
+            CredentialError: a file or plugin does not provide it.
         """
         access = self._access
         headers = list(access.impersonate)
-        token = self._current_token()
+        token = self._token
+        if access.token_file:
+            try:
+                token = read_file(access.token_file, _MAX_TOKEN_BYTES).decode().strip()
+            except (OSError, ValueError) as error:
+                if not self._token:
+                    raise CredentialError(f"token file: {error}") from error
+                token = ""
+            # An empty file is being written: use the last token.
+            self._token = token = token or self._token
         if self._plugin is not None and not token:
             token = (await self._plugin.credential()).token or ""
         if token:
@@ -116,15 +121,15 @@ class Credentials:
         return headers
 
     def withheld(self, server: str) -> list[tuple[str, str]]:
-        """Return the headers for a server of plain http: none, as with client-go."""
-        words = self.words
-        if words and server not in self._warned:
+        """Return the headers for a plain http server: none, as in client-go."""
+        description = self.description
+        if description and server not in self._warned:
             self._warned.add(server)
-            log.warning("%s is plain http, so %s is not sent; use https", server, words)
+            log.warning("%s is plain http, so %s is not sent; use https", server, description)
         return []
 
     async def key_pair(self) -> KeyPair | None:
-        """Return the client certificate to use, if any.
+        """Return the client certificate, if there is one.
 
         Raises:
             CredentialError: it cannot be read.
@@ -135,32 +140,19 @@ class Credentials:
                 return KeyPair(access.client_certificate.read(), access.client_key.read())
             except OSError as error:
                 raise CredentialError(f"client certificate: {error}") from error
-        given = await self._plugin.credential() if self._plugin is not None else _Given()
+        given = await self._plugin.credential() if self._plugin is not None else _PluginStatus()
         if not given.client_certificate_data or not given.client_key_data:
             return None
         return KeyPair(given.client_certificate_data.encode(), given.client_key_data.encode())
 
     def refused(self) -> None:
-        """Take note that the server answered 401: a plugin is to be asked again."""
+        """Record that the server answered 401: the plugin is run again."""
         if self._plugin is not None:
             self._plugin.refused()
 
-    def _current_token(self) -> str:
-        path = self._access.token_file
-        if not path:
-            return self._token
-        try:
-            token = read_file(path, _MOST_BYTES).decode().strip()
-        except (OSError, ValueError) as error:
-            if not self._token:
-                raise CredentialError(f"token file: {error}") from error
-            token = ""
-        self._token = token or self._token  # an emptied file is being written: keep the last one
-        return self._token
-
 
 class _Plugin:
-    """An exec plugin and the credential that it last gave."""
+    """An exec plugin and its last credential."""
 
     def __init__(
         self,
@@ -177,7 +169,7 @@ class _Plugin:
         environment = {**plugin.env, "KUBERNETES_EXEC_INFO": json.dumps(request)}
         self._exec = make_exec(environment)
         self._now = wall_clock
-        self._given: _Given | None = None
+        self._given: _PluginStatus | None = None
         self._asked = float("-inf")
         self._lock = asyncio.Lock()
 
@@ -185,48 +177,41 @@ class _Plugin:
         if abs(self._now() - self._asked) >= REFUSED_MARGIN:  # the clock may have been set back
             self._given = None
 
-    async def credential(self) -> _Given:
+    async def credential(self) -> _PluginStatus:
         async with self._lock:
-            if self._given is None or self._expired(self._given):
+            given = self._given
+            expires = given.expiration_timestamp if given is not None else None
+            expired = expires is not None and expires.timestamp() - EXPIRY_MARGIN <= self._now()
+            if given is None or expired:
                 self._asked = self._now()
-                self._given = _decoded(self._plugin, await self._run())
-            return self._given
+                self._given = given = await self._run()
+            return given
 
-    def _expired(self, given: _Given) -> bool:
-        end = given.expiration_timestamp
-        return end is not None and end.timestamp() - EXPIRY_MARGIN <= self._now()
-
-    async def _run(self) -> bytes:
-        plugin = self._plugin
+    async def _run(self) -> _PluginStatus:
+        """Run the plugin; return its credential, or raise CredentialError."""
+        plugin, name = self._plugin, f"exec plugin {self._plugin.command}"
         try:
             result = await self._exec.run((plugin.command, *plugin.args), timeout=PLUGIN_TIMEOUT)
         except FileNotFoundError as error:
             hint = plugin.install_hint or "install it or correct users[].user.exec.command"
-            raise CredentialError(
-                f"exec plugin {plugin.command}: no such program; {hint}"
-            ) from error
+            raise CredentialError(f"{name}: no such program; {hint}") from error
         except OSError as error:  # TimeoutError is one
-            raise CredentialError(f"exec plugin {plugin.command}: {error}") from error
+            raise CredentialError(f"{name}: {error}") from error
         if result.returncode:
-            problem = result.message or "it said nothing"
-            status = f"ended with status {result.returncode}"
-            raise CredentialError(f"exec plugin {plugin.command} {status}: {problem}")
-        return result.stdout
-
-
-def _decoded(plugin: ExecPlugin, text: bytes) -> _Given:
-    what = f"exec plugin {plugin.command}"
-    try:
-        answer = msgspec.json.decode(text, type=_ExecCredential)
-    except ValueError as error:
-        raise CredentialError(f"{what}: its answer is not an ExecCredential: {error}") from error
-    if answer.kind != "ExecCredential" or answer.api_version != plugin.api_version:
-        given = f"{answer.api_version} {answer.kind}"
-        wanted = f"{plugin.api_version} ExecCredential"
-        raise CredentialError(f"{what}: answered {given}, wanted {wanted}")
-    status = answer.status
-    if status is None or not (status.token or status.client_certificate_data):
-        raise CredentialError(f"{what}: its answer holds neither a token nor a certificate")
-    if bool(status.client_certificate_data) != bool(status.client_key_data):
-        raise CredentialError(f"{what}: its certificate and key must come together")
-    return status
+            problem = result.message or "no message"
+            raise CredentialError(f"{name} ended with status {result.returncode}: {problem}")
+        try:
+            answer = msgspec.json.decode(result.stdout, type=_ExecCredential)
+        except ValueError as error:
+            raise CredentialError(
+                f"{name}: its answer is not an ExecCredential: {error}"
+            ) from error
+        if answer.kind != "ExecCredential" or answer.api_version != plugin.api_version:
+            got, expected = f"{answer.api_version} {answer.kind}", plugin.api_version
+            raise CredentialError(f"{name}: expected {expected} ExecCredential, got {got}")
+        status = answer.status
+        if status is None or not (status.token or status.client_certificate_data):
+            raise CredentialError(f"{name}: its answer has neither a token nor a certificate")
+        if bool(status.client_certificate_data) != bool(status.client_key_data):
+            raise CredentialError(f"{name}: its certificate and key must come together")
+        return status

@@ -1,7 +1,7 @@
-"""How to reach the API server: a kubeconfig file, or the files that every pod is given.
+"""How to reach the API server: a kubeconfig file, or the service account of a pod.
 
-Reads and checks; opens no connection. Key material in files is only named here: it is read when
-it is used, because it rotates.
+This module parses and validates; it opens no connection. Key files are only named, as they rotate:
+they are read whenever they are used.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from steersman.model.yaml_bounds import Budget, refuse_deep
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 EXEC_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
-_MOST_BYTES = 8 << 20
-_NODES = 100_000
-_DEEPEST = 50
+_MAX_BYTES = 8 << 20
+_MAX_NODES = 100_000  # of YAML, aliases expanded
+_MAX_DEPTH = 50
 _PROXY_SCHEMES = ("http", "https")
+_EXEC_EXTENSION = "client.authentication.k8s.io/exec"
+"""Reserved name of the extension with the plugin's settings for a cluster."""
 
 
 class KubeconfigError(Exception):
-    """The access to the API server is not configured well: which file, which field, what to do."""
+    """The access to the API server is misconfigured; the message has the file, field and remedy."""
 
     def __init__(self, file: str, field: str, problem: str) -> None:
         super().__init__(f"{file}: {field}: {problem}" if field else f"{file}: {problem}")
@@ -39,12 +41,8 @@ class KubeconfigError(Exception):
         self.problem = problem
 
 
-class Value(msgspec.Struct, frozen=True):
-    """Base of the values here."""
-
-
-class Material(Value, frozen=True):
-    """PEM text: given itself, or a file to be read whenever it is used."""
+class Material(msgspec.Struct, frozen=True):
+    """PEM text, or the path of a file with it."""
 
     data: bytes = b""
     path: str = ""
@@ -53,46 +51,49 @@ class Material(Value, frozen=True):
         return bool(self.data or self.path)
 
     def read(self) -> bytes:
-        """Return the PEM text as it is now; OSError where the file cannot be read."""
-        return self.data or read_file(self.path, _MOST_BYTES)
+        """Return the current PEM text; OSError if the file cannot be read."""
+        return self.data or read_file(self.path, _MAX_BYTES)
 
 
-class ExecPlugin(Value, frozen=True):
-    """A program that hands out credentials (client.authentication.k8s.io)."""
+class ExecPlugin(msgspec.Struct, frozen=True):
+    """A program that prints credentials (client.authentication.k8s.io)."""
 
     command: str
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
     api_version: str = EXEC_VERSIONS[0]
     install_hint: str = ""
-    """What to tell people when there is no such program."""
+    """Message for people if there is no such program."""
     cluster: Mapping[str, Any] | None = None
-    """`spec.cluster` of the request, for plugins that want it (provideClusterInfo)."""
+    """`spec.cluster` of the request, if provideClusterInfo is set."""
 
 
-class ClusterAccess(Value, frozen=True):
-    """Where the API server is and how to show who we are."""
+class ClusterAccess(msgspec.Struct, frozen=True):
+    """The servers of one cluster and the credentials for them."""
 
     servers: tuple[str, ...]
-    """URLs of one cluster's API servers, without a final slash, tried in turn."""
+    """URLs of the API servers, without a final slash, tried in turn."""
     origin: str = "--master"
-    """Where this was read, for messages."""
+    """The file or flag that this comes from, for messages."""
     ca: Material = Material()
-    """Certificates that sign the server's; falsy means the system's."""
+    """Certificate authorities of the servers; falsy for those of the system."""
     insecure: bool = False
     tls_server_name: str = ""
     proxy_url: str = ""
     disable_compression: bool = False
     token: str = ""
     token_file: str = ""
-    """Beats `token`; read again for every request."""
+    """Takes precedence over `token`; read again for every request."""
     username: str = ""
     password: str = ""
     client_certificate: Material = Material()
     client_key: Material = Material()
     exec_plugin: ExecPlugin | None = None
     impersonate: tuple[tuple[str, str], ...] = ()
-    """`Impersonate-*` headers; that of groups repeats."""
+    """`Impersonate-*` headers; the one for groups may be repeated."""
+
+
+# The file format (clientcmd.v1); fields that are not used here are skipped.
 
 
 class _Kebab(msgspec.Struct, frozen=True, rename="kebab"):
@@ -176,14 +177,15 @@ def load_cluster_access(
     environ: Mapping[str, str] = os.environ,
     service_account: Path = SERVICE_ACCOUNT,
 ) -> ClusterAccess:
-    """Find out how to reach the API server.
+    """Determine how to reach the API server.
 
     Args:
-        path: a kubeconfig file; without one, `masters` alone, else what a pod is given.
+        path: a kubeconfig file; if there is none, `masters` are used alone, else the environment
+            and service account of the pod.
         masters: URLs that override the server, tried in turn (`--master`).
-        context: the context to use; "" is the file's current one.
+        context: the context to use; "" for the current one of the file.
         environ: the environment, for the in-cluster case.
-        service_account: folder of the pod's token and CA.
+        service_account: directory with the pod's token and CA.
 
     Raises:
         KubeconfigError: something is missing or malformed.
@@ -218,7 +220,7 @@ def _in_cluster(environ: Mapping[str, str], folder: Path) -> ClusterAccess:
 
 def _from_file(path: Path, masters: tuple[str, ...], context: str) -> ClusterAccess:
     file = str(path)
-    config = _parse(file, _read(path))
+    config = _parse(path)
     name = context or config.current_context
     if not name and (config.contexts or not masters):
         raise KubeconfigError(file, "current-context", "is not set; set it or name a context")
@@ -229,52 +231,47 @@ def _from_file(path: Path, masters: tuple[str, ...], context: str) -> ClusterAcc
     if cluster is None and not masters:
         raise KubeconfigError(file, f"contexts[{name}].cluster", "is not set; name a cluster")
     cluster = cluster or _Cluster()
-    where = f"clusters[{chosen.cluster}]"
+    field = f"clusters[{chosen.cluster}]"
     if masters:
         fields = _servers("--master", "", masters)
     else:
-        fields = _servers(file, f"{where}.server", (cluster.server,))
+        fields = _servers(file, f"{field}.server", (cluster.server,))
     reader = _Reader(file, path.resolve().parent)
     given = reader.user(f"users[{chosen.user}]", user, cluster)
     if given["username"]:
         fields |= {"username": given["username"], "password": given["password"]}
-    return ClusterAccess(**{**given, **fields}, origin=file, **reader.cluster(where, cluster))
+    return ClusterAccess(**{**given, **fields}, origin=file, **reader.cluster(field, cluster))
 
 
-def _read(path: Path) -> bytes:
+def _parse(path: Path) -> _File:
+    file = str(path)
     try:
-        return read_file(path, _MOST_BYTES)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise KubeconfigError(str(path), "", f"cannot be read: {reason}") from error
-
-
-def _parse(file: str, text: bytes) -> _File:
-    try:
-        return msgspec.convert(_without_null(_yaml(text.decode("utf-8-sig")) or {}), _File)
+        text = read_file(path, _MAX_BYTES).decode("utf-8-sig")
+        # Aliases can make a small file grow without bound, so nodes are counted before they become
+        # values.
+        refuse_deep(text, yaml.CSafeLoader, _MAX_DEPTH)
+        loader = yaml.CSafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is not None:
+                Budget(_MAX_NODES, _MAX_DEPTH).take(node)
+            value = None if node is None else loader.construct_document(node)
+        finally:
+            loader.dispose()
+        return msgspec.convert(_without_null(value or {}), _File)
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at `$")
         raise KubeconfigError(file, field.rstrip("`").lstrip("."), reason) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise KubeconfigError(file, "", f"cannot be read: {reason}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise KubeconfigError(file, "", f"is not YAML: {problem}") from error
 
 
-def _yaml(text: str) -> Any:
-    refuse_deep(text, yaml.CSafeLoader, _DEEPEST)
-    loader = yaml.CSafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        Budget(_NODES, _DEEPEST).take(node)
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
-
-
 def _without_null(value: Any) -> Any:
-    """Drop what is null: Kubernetes reads it like absence (`args: null` is common)."""
+    """Remove null values, which mean the same as absence (`args: null` is common)."""
     if isinstance(value, dict):
         return {key: _without_null(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -291,9 +288,9 @@ def _find(file: str, section: str, entries: Sequence[Any], name: str) -> Any:
 
 
 def _servers(file: str, field: str, urls: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a ClusterAccess that URLs of API servers give.
+    """Return the fields of a ClusterAccess that follow from URLs of API servers.
 
-    A user and password are taken out, so that no log and no page ever shows them.
+    User and password are removed from the URLs, so that no log and no page ever shows them.
     """
     servers = []
     users = set()
@@ -313,29 +310,29 @@ def _servers(file: str, field: str, urls: Sequence[str]) -> dict[str, Any]:
         servers.append(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/"))
     if len(users) > 1:
         raise KubeconfigError(
-            file, field, "the URLs name different users; one user is shown to all"
+            file, field, "the URLs name different users; all servers get the same credentials"
         )
     username, password = next(iter(users), ("", ""))
     return {"servers": tuple(servers), "username": username, "password": password}
 
 
 class _Reader:
-    """Turns the sections of one file into values; paths are relative to the file's folder."""
+    """Converts the sections of one file; paths in it are relative to the file's directory."""
 
     def __init__(self, file: str, folder: Path) -> None:
         self._file = file
         self._folder = folder
 
-    def cluster(self, where: str, cluster: _Cluster) -> dict[str, Any]:
+    def cluster(self, field: str, cluster: _Cluster) -> dict[str, Any]:
         if cluster.proxy_url and urlsplit(cluster.proxy_url).scheme not in _PROXY_SCHEMES:
             shown = without_password(cluster.proxy_url)
             problem = f"{shown!r}: only http and https proxies are supported"
-            raise KubeconfigError(self._file, f"{where}.proxy-url", problem)
-        ca = self._material(f"{where}.certificate-authority", cluster.certificate_authority_data,
+            raise KubeconfigError(self._file, f"{field}.proxy-url", problem)
+        ca = self._material(f"{field}.certificate-authority", cluster.certificate_authority_data,
                             cluster.certificate_authority)  # fmt: skip
         if ca and cluster.insecure_skip_tls_verify:
             problem = "cannot be given together with a certificate authority; drop one"
-            raise KubeconfigError(self._file, f"{where}.insecure-skip-tls-verify", problem)
+            raise KubeconfigError(self._file, f"{field}.insecure-skip-tls-verify", problem)
         return {
             "ca": ca,
             "insecure": cluster.insecure_skip_tls_verify,
@@ -344,18 +341,18 @@ class _Reader:
             "disable_compression": cluster.disable_compression,
         }
 
-    def user(self, where: str, user: _User, cluster: _Cluster) -> dict[str, Any]:
+    def user(self, field: str, user: _User, cluster: _Cluster) -> dict[str, Any]:
         if user.auth_provider is not None:
             problem = "was removed from Kubernetes in 1.26; use an exec plugin"
-            raise KubeconfigError(self._file, f"{where}.auth-provider", problem)
+            raise KubeconfigError(self._file, f"{field}.auth-provider", problem)
         certificate = self._material(
-            f"{where}.client-certificate", user.client_certificate_data, user.client_certificate
+            f"{field}.client-certificate", user.client_certificate_data, user.client_certificate
         )
-        key = self._material(f"{where}.client-key", user.client_key_data, user.client_key)
+        key = self._material(f"{field}.client-key", user.client_key_data, user.client_key)
         if bool(certificate) != bool(key):
             lone, missing = ("certificate", "key") if certificate else ("key", "certificate")
             problem = f"is missing, there is only a client-{lone}"
-            raise KubeconfigError(self._file, f"{where}.client-{missing}", problem)
+            raise KubeconfigError(self._file, f"{field}.client-{missing}", problem)
         return {
             "token": user.token,
             "token_file": self._path(user.token_file),
@@ -363,8 +360,16 @@ class _Reader:
             "password": user.password,
             "client_certificate": certificate,
             "client_key": key,
-            "exec_plugin": self._plugin(f"{where}.exec", user.exec, cluster),
-            "impersonate": _impersonation(user),
+            "exec_plugin": self._plugin(f"{field}.exec", user.exec, cluster),
+            "impersonate": tuple(
+                (name, value)
+                for name, value in (
+                    ("Impersonate-User", user.as_),
+                    ("Impersonate-Uid", user.as_uid),
+                    *(("Impersonate-Group", group) for group in user.as_groups),
+                )
+                if value
+            ),
         }
 
     def _path(self, text: str) -> str:
@@ -381,51 +386,38 @@ class _Reader:
         except (binascii.Error, ValueError) as error:
             raise KubeconfigError(self._file, f"{field}-data", "is not base64") from error
 
-    def _plugin(self, where: str, plugin: _Exec | None, cluster: _Cluster) -> ExecPlugin | None:
+    def _plugin(self, field: str, plugin: _Exec | None, cluster: _Cluster) -> ExecPlugin | None:
         if plugin is None:
             return None
         if plugin.api_version not in EXEC_VERSIONS:
             problem = f"{plugin.api_version!r} is not one of {', '.join(EXEC_VERSIONS)}"
-            raise KubeconfigError(self._file, f"{where}.apiVersion", problem)
+            raise KubeconfigError(self._file, f"{field}.apiVersion", problem)
         if plugin.interactive_mode == "Always":
-            problem = "is Always, but nobody is there to answer; use IfAvailable or Never"
-            raise KubeconfigError(self._file, f"{where}.interactiveMode", problem)
-        command = self._path(plugin.command) if os.sep in plugin.command else plugin.command
+            problem = "is Always, but there is no terminal; use IfAvailable or Never"
+            raise KubeconfigError(self._file, f"{field}.interactiveMode", problem)
+        info: dict[str, Any] | None = None
+        if plugin.provide_cluster_info:
+            data = cluster.certificate_authority_data
+            if not data and cluster.certificate_authority:
+                authority = Path(self._path(cluster.certificate_authority))
+                data = base64.b64encode(read_file(authority, _MAX_BYTES)).decode()
+            extensions = {each.get("name"): each.get("extension") for each in cluster.extensions}
+            info = {
+                "server": cluster.server,
+                "tls-server-name": cluster.tls_server_name,
+                "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+                "certificate-authority-data": data,
+                "proxy-url": cluster.proxy_url,
+                "disable-compression": cluster.disable_compression,
+                "config": extensions.get(_EXEC_EXTENSION),
+            }
+            info = {field: value for field, value in info.items() if value}
+        has_path = os.sep in plugin.command
         return ExecPlugin(
-            command=command,
+            command=self._path(plugin.command) if has_path else plugin.command,
             args=tuple(plugin.args),
             env={variable.name: variable.value for variable in plugin.env},
             api_version=plugin.api_version,
             install_hint=plugin.install_hint,
-            cluster=self._cluster_info(cluster) if plugin.provide_cluster_info else None,
+            cluster=info,
         )
-
-    def _cluster_info(self, cluster: _Cluster) -> dict[str, Any]:
-        data = cluster.certificate_authority_data
-        if not data and cluster.certificate_authority:
-            authority = Path(self._path(cluster.certificate_authority))
-            data = base64.b64encode(read_file(authority, _MOST_BYTES)).decode()
-        known = {
-            "server": cluster.server,
-            "tls-server-name": cluster.tls_server_name,
-            "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
-            "certificate-authority-data": data,
-            "proxy-url": cluster.proxy_url,
-            "disable-compression": cluster.disable_compression,
-            "config": _exec_extension(cluster.extensions),
-        }
-        return {field: value for field, value in known.items() if value}
-
-
-def _exec_extension(extensions: Sequence[Mapping[str, Any]]) -> Any:
-    """Per-cluster settings of the plugin: the extension of this reserved name."""
-    for extension in extensions:
-        if extension.get("name") == "client.authentication.k8s.io/exec":
-            return extension.get("extension")
-    return None
-
-
-def _impersonation(user: _User) -> tuple[tuple[str, str], ...]:
-    groups = [("Impersonate-Group", group) for group in user.as_groups]
-    headers = [("Impersonate-User", user.as_), ("Impersonate-Uid", user.as_uid), *groups]
-    return tuple((name, value) for name, value in headers if value)

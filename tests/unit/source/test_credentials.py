@@ -96,7 +96,7 @@ async def test_a_plugin_can_give_a_certificate() -> None:
         (TimeoutError("did not end"), "did not end"),
         (Result(3, b"", b"log in\nfirst"), "ended with status 3: log in first"),
         (b"<html>", "not an ExecCredential"),
-        (b'{"apiVersion": "v9", "kind": "ExecCredential"}', "answered v9 ExecCredential"),
+        (b'{"apiVersion": "v9", "kind": "ExecCredential"}', "got v9 ExecCredential"),
         (credential(), "neither a token nor a certificate"),
         (credential(token="t", clientCertificateData="C"), "must come together"),
         (credential(token="t", expirationTimestamp="soon"), "not an ExecCredential"),
