@@ -275,3 +275,14 @@ def test_only_host_starts_processes_and_opens_netlink(path: Path) -> None:
         assert "create_subprocess" not in text
     if part_of(path) != "host":
         assert "AF_NETLINK" not in text
+
+
+def test_tests_import_no_test_module() -> None:
+    """Shared helpers are in tests/support."""
+    found = {
+        path.name: name
+        for path in Path(__file__).parent.rglob("*.py")
+        for name in imports(path)
+        if re.search(r"^tests\b.*\.test_\w+", name)
+    }
+    assert not found
