@@ -61,6 +61,7 @@ def with_options(service: Service, plans: Plans) -> tuple[Plans, tuple[Finding, 
             words = ", ".join(w for w in known if w)
             reason = f"{quoted(word)} is unknown and was ignored; write {words}"
             problems.add(f"metadata.annotations[steersman/{name}]", reason)
+    # Unknown flags are ignored one by one.
     field = "metadata.annotations[steersman/ipvs-scheduler-flags]"
     parts = (given.ipvs_scheduler_flags or "").split(",", MAX_FLAGS)
     flags = [flag for part in parts[:MAX_FLAGS] if (flag := part.strip())]
@@ -107,6 +108,7 @@ def with_weights(
         return plans, ()  # almost always
     by_port: dict[int, dict[str, int]] = {}
     findings: list[Finding] = []
+    # 1. Weights by port number, as the slices of the Service give them.
     for slice_ in sorted(slices, key=lambda each: each.metadata.name):
         given = slice_.metadata.annotations
         if given is None or not given.weight:
@@ -123,6 +125,7 @@ def with_weights(
             if port.port and (port.name or "", PROTOCOLS.get(port.protocol)) in wanted:
                 by_port.setdefault(port.port, {}).update(weights)
         findings += problems.findings
+    # 2. Weights of the endpoints that each plan reaches.
     out = dict(plans)
     for key, plan in plans.items() if by_port else ():
         weighed = sorted(

@@ -171,7 +171,7 @@ class ClaimIndex:
         for claim, before in self._before.items():
             contenders = self._contenders.get(claim)
             if before is None and isinstance(contenders, PlanKey):
-                continue  # almost always
+                continue  # almost always: new, and only one plan claims it
             now = _holder_among(claim, contenders, before, services) if contenders else before
             if now is not None and isinstance(contenders, dict):
                 self._holders[claim] = now
@@ -287,6 +287,7 @@ def _holder_among(
         contenders = [
             key for key in contenders if _is_cluster_ip(claim, key, services)
         ] or contenders
+    # Prefer the present holder, or another port of its Service.
     same = [key for key in contenders if holder and key.name.object_name == holder.name.object_name]
     if holder is not None and same:
         holder = holder if holder in same else min(same)  # its port may have another name now

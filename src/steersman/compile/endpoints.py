@@ -153,6 +153,7 @@ def read_endpoints(
             continue
         if labels is not None and labels.headless is not None:
             continue
+        # `targets`: by port of the slice, the endpoints found so far, by their printed form.
         problems = FindingCollector("EndpointSlice", slice_.metadata)
         ports = _ports(slice_, problems)
         if wanted is not None:
@@ -177,6 +178,7 @@ def read_endpoints(
                 reason += f" {MAX_ENDPOINTS} that are served; the others are ignored"
                 problems.add(f"endpoints[{index}]", reason, Severity.ERROR)
                 break
+            # Conditions and hints are the same for all ports of the slice: read them once.
             plain = entry.conditions is None and entry.hints is None
             conditions = () if plain else _conditions(entry)
             host = f"[{ip}]" if ":" in ip else ip
@@ -262,6 +264,7 @@ def categorize(
         node_name: this node, for hints; local endpoints are already marked.
         zone: this node's zone, "" if it has none.
     """
+    # The cluster list: ready endpoints, narrowed by hints; or else the draining ones.
     if not endpoints:
         return Categories()
     ready = [state for state in endpoints if state.ready]
@@ -275,6 +278,7 @@ def categorize(
         cluster = tuple([s.endpoint for s in ready if allowed(s, mode, node_name, zone)])
     if not spec.uses_local:
         return Categories(cluster, (), cluster, bool(cluster))
+    # The local list: the same on this node, but hints do not count.
     local = tuple([state.endpoint for state in ready if state.endpoint.local])
     if not local:
         local = tuple([s.endpoint for s in endpoints if s.endpoint.local and s.draining])

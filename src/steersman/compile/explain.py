@@ -71,6 +71,7 @@ def explain_flow(plan: NodePlan, flow: Flow) -> Explanation:
 def explain_service(snapshot: Snapshot, plan: NodePlan, name: ObjectName) -> Explanation:
     """Explain where a Service is served on this node, and why its endpoints are in or out."""
     service, slices = snapshot.services.get(name), snapshot.slices.get(name, {})
+    # The Service's Findings are those about itself and its EndpointSlices.
     mine = {f"Service {name}"} | {f"EndpointSlice {name.namespace}/{slice_}" for slice_ in slices}
     findings = [finding for finding in plan.findings if finding.object in mine]
     plans = {key: p for key, p in plan.services.items() if key.name.object_name == name}
@@ -171,12 +172,27 @@ def why_endpoints(
     wanted = port.name.port, port.name.protocol
     found, findings = read_endpoints(slices, port.family, settings.node_name, {wanted})
     states = found.get(wanted, ())
+    # Without endpoints, tell what is missing: the slices, the port or the family.
     lines: list[str] = []
     if states:
         ready = [state for state in states if state.ready]
         mode = topology(ready, settings.node_name, zone)
         if spec.uses_cluster and any(s.zone_hints or s.node_hints for s in ready):
-            lines.append(_why_hints(ready, mode, settings.node_name, zone))
+            unhinted = [str(state.endpoint) for state in ready if not state.zone_hints]
+            if mode is Topology.SAME_NODE:
+                why = f"node hints count: only endpoints meant for node {settings.node_name} are"
+                lines.append(f"{why} used")
+            elif mode is Topology.SAME_ZONE:
+                lines.append(f"zone hints count: only endpoints meant for zone {zone} are used")
+            elif unhinted:
+                why = f"{', '.join(unhinted)} has none, and all ready endpoints must"
+                lines.append(f"hints are ignored: {why}")
+            elif not zone:
+                why = "this node has no zone label (topology.kubernetes.io/zone)"
+                lines.append(f"hints are ignored: {why}")
+            else:
+                why = f"no ready endpoint is meant for this node's zone {zone}"
+                lines.append(f"hints are ignored: {why}")
         for state in states:
             hinted = allowed(state, mode, settings.node_name, zone)
             why = _why_endpoint(state, ready, spec, None if hinted else mode)
@@ -191,20 +207,6 @@ def why_endpoints(
             what = f"has a port named {port.name.port!r} (there are: {names})"
         lines.append(f"no EndpointSlice {what}")
     return (*lines, *map(str, findings))
-
-
-def _why_hints(ready: Sequence[EndpointState], mode: Topology, node: str, zone: str) -> str:
-    if mode is Topology.SAME_NODE:
-        return f"node hints count: only endpoints meant for node {node} are used"
-    if mode is Topology.SAME_ZONE:
-        return f"zone hints count: only endpoints meant for zone {zone} are used"
-    if unhinted := [str(s.endpoint) for s in ready if not s.zone_hints]:
-        why = f"{', '.join(unhinted)} has none, and all ready endpoints must"
-    elif not zone:
-        why = "this node has no zone label (topology.kubernetes.io/zone)"
-    else:
-        why = f"no ready endpoint is meant for this node's zone {zone}"
-    return f"hints are ignored: {why}"
 
 
 def _why_endpoint(

@@ -131,6 +131,7 @@ class FindingIndex:
         before = self._by_service.get(name)
         if before is None and not findings:
             return  # almost always
+        # Replace the entry, and keep the counts and the sorted names of its namespace right.
         after = _ServiceFindings.limited(name, findings) if findings else None
         if before == after:
             return
@@ -154,6 +155,7 @@ class FindingIndex:
         if self._listed is None and self._lines <= IN_TOTAL:
             self._listed = tuple(chain.from_iterable(map(self._of_namespace, sorted(self._names))))
         elif self._listed is None:
+            # Too many: each namespace gets an equal share, so that none can displace the others.
             share = max(1, (IN_TOTAL - 1) // len(self._names))
             shown: list[Finding] = []
             for namespace in sorted(self._names)[: IN_TOTAL - 1]:

@@ -64,6 +64,7 @@ def node_name_of(config: NodeConfig, facts: HostFacts) -> str:
 
 def node_ips(node: Node | None, config: NodeConfig) -> NodeIPs:
     """Return this node's addresses from its Node object and the bind address (behaviour 1.5)."""
+    # The first InternalIP of a family, or else its first ExternalIP.
     addresses = (node.status.addresses if node and node.status else None) or []
     found: dict[Family, str] = {}
     for kind in ("InternalIP", "ExternalIP"):
@@ -72,6 +73,7 @@ def node_ips(node: Node | None, config: NodeConfig) -> NodeIPs:
             if ip is not None:
                 found.setdefault(family_of(ip), ip)
     primary = next(iter(found), None)
+    # A bind address takes precedence in its family, which becomes the primary one.
     bind = canonical_ip(config.bind_address)
     if bind is not None and bind not in ("0.0.0.0", "::"):
         primary = family_of(bind)
@@ -117,24 +119,19 @@ def node_settings(
     size: PlanSize = PlanSize(),  # noqa: B008 - immutable
 ) -> tuple[NodeSettings, tuple[Finding, ...]]:
     """Return the node-wide part of the plan, and the problems of the configuration."""
+    # The primary family comes first: that of the node IP, or else the first one configured.
     ips = node_ips(snapshot.node, config)
     served = [f for f in config.families if facts.ipv6 or f is not Family.IPV6]
     families = tuple(sorted(served, key=lambda family: family is not (ips.primary or served[0])))
     found, findings = detectors(config, snapshot.node)
-    by_family: dict[Family, FamilySettings] = {}
-    for family in families:
-        local = local_addresses(facts, family)
-        cidrs = _node_port_cidrs(config, ips, family)
-        serving = [a for a in local if not is_loopback(a) and any(in_cidr(a, c) for c in cidrs)]
-        by_family[family] = FamilySettings(
+    by_family = {
+        family: msgspec.structs.replace(
+            _address_settings(family, ips, config, facts, traits),
             detector=found[family],
-            node_ip=ips.of(family),
-            local_addresses=local,
-            node_port_addresses=tuple(serving) if cidrs else None,
-            localhost_node_ports=config.localhost_node_ports
-            and _serves_loopback(family, config, cidrs, traits),
             service_cidrs=tuple(c for c in snapshot.service_cidrs if family_of(c) is family),
         )
+        for family in families
+    }
     settings = NodeSettings(
         node_name=node_name_of(config, facts),
         families=families,
@@ -145,14 +142,25 @@ def node_settings(
         masquerade_bit=config.masquerade_bit,
         traits=traits,
     )
+    # The rest only reports problems of the configuration.
     problems = FindingCollector("configuration")
     if not families:
         reason = "this machine has none of the families to serve: nothing is programmed"
         problems.add("families", f"{reason}; enable IPv6 in the kernel", Severity.ERROR)
     if any(found.values()) and not any(found[family] for family in families):
-        reason = "no CIDR is of a family that is served: pods cannot be told from other clients"
+        reason = "no CIDR is of a family that is served: pods cannot be recognised"
         problems.add("detectLocal", f"{reason}; give one for each family", Severity.ERROR)
-    _check_node_port_addresses(config, families, problems)
+    texts = [text for text in config.node_port_addresses if text != PRIMARY]
+    cidrs = [canonical_cidr(text.strip()) for text in texts]
+    for index, cidr in enumerate(cidrs):
+        if cidr is None:
+            reason = f"{texts[index]!r} is not a CIDR such as 192.0.2.0/24; ignored"
+            problems.add(f"nodePortAddresses[{index}]", reason)
+    given = {family_of(cidr) for cidr in cidrs if cidr is not None}
+    for family in families:
+        if texts and family not in given and PRIMARY not in config.node_port_addresses:
+            reason = f"has no {family.kubernetes} CIDR: every {family.kubernetes} address serves"
+            problems.add("nodePortAddresses", f"{reason} node ports; add one to restrict them")
     return with_thresholds(settings, config, size), findings + problems.findings
 
 
@@ -184,38 +192,32 @@ def local_addresses(facts: HostFacts, family: Family) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _node_port_cidrs(config: NodeConfig, ips: NodeIPs, family: Family) -> tuple[str, ...]:
-    """Return the node-port CIDRs of one family; () means all (behaviour 1.1, 6)."""
-    if PRIMARY in config.node_port_addresses:
-        ip = ips.of(family)
-        return () if is_loopback(ip) else (f"{ip}/{family.bits}",)
-    cidrs = [canonical_cidr(text.strip()) for text in config.node_port_addresses]
-    mine = tuple(c for c in cidrs if c is not None and family_of(c) is family)
-    return () if any(cidr.endswith("/0") for cidr in mine) else mine
-
-
-def _serves_loopback(
-    family: Family, config: NodeConfig, cidrs: tuple[str, ...], traits: Traits
-) -> bool:
-    """Whether the mode can serve node ports on loopback, and the CIDRs do not exclude it."""
-    if traits.relays_localhost and PRIMARY in config.node_port_addresses:
-        return True
-    if not (traits.relays_localhost or (traits.localhost_node_ports and family is Family.IPV4)):
-        return False
-    return not cidrs or any(c.startswith("127.") or in_cidr(_LOOPBACK[family], c) for c in cidrs)
-
-
-def _check_node_port_addresses(
-    config: NodeConfig, families: tuple[Family, ...], problems: FindingCollector
-) -> None:
-    texts = [text for text in config.node_port_addresses if text != PRIMARY]
-    cidrs = [canonical_cidr(text.strip()) for text in texts]
-    for index, cidr in enumerate(cidrs):
-        if cidr is None:
-            reason = f"{texts[index]!r} is not a CIDR such as 192.0.2.0/24; ignored"
-            problems.add(f"nodePortAddresses[{index}]", reason)
-    given = {family_of(cidr) for cidr in cidrs if cidr is not None}
-    for family in families:
-        if texts and family not in given and PRIMARY not in config.node_port_addresses:
-            reason = f"has no {family.kubernetes} CIDR: every {family.kubernetes} address serves"
-            problems.add("nodePortAddresses", f"{reason} node ports; add one to restrict them")
+def _address_settings(
+    family: Family, ips: NodeIPs, config: NodeConfig, facts: HostFacts, traits: Traits
+) -> FamilySettings:
+    """Return the settings about this node's addresses in one family (behaviour 1.1, 1.5, 6)."""
+    ip, local = ips.of(family), local_addresses(facts, family)
+    primary = PRIMARY in config.node_port_addresses
+    # The CIDRs that serve node ports; () means that all addresses do.
+    cidrs: tuple[str, ...] = ()
+    if primary and not is_loopback(ip):
+        cidrs = (f"{ip}/{family.bits}",)
+    elif not primary:
+        given = [canonical_cidr(text.strip()) for text in config.node_port_addresses]
+        cidrs = tuple(cidr for cidr in given if cidr is not None and family_of(cidr) is family)
+        if any(cidr.endswith("/0") for cidr in cidrs):
+            cidrs = ()
+    serving = [a for a in local if not is_loopback(a) and any(in_cidr(a, c) for c in cidrs)]
+    # Loopback is served if the mode can do it and the CIDRs include it. A mode that relays
+    # loopback by sockets of its own serves it beside the primary addresses, too.
+    by_rules = traits.localhost_node_ports and family is Family.IPV4
+    included = not cidrs or any(
+        cidr.startswith("127.") or in_cidr(_LOOPBACK[family], cidr) for cidr in cidrs
+    )
+    serves_loopback = (traits.relays_localhost and (primary or included)) or (by_rules and included)
+    return FamilySettings(
+        node_ip=ip,
+        local_addresses=local,
+        node_port_addresses=tuple(serving) if cidrs else None,
+        localhost_node_ports=config.localhost_node_ports and serves_loopback,
+    )

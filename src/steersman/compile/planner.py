@@ -156,6 +156,7 @@ class Planner:
         if len(names) > _SLICE:  # conflicts are decided at the end, for the same Services
             snapshot = msgspec.structs.replace(snapshot, services=dict(snapshot.services))
         change = yield from self._update_services(names, snapshot, settings, policy_changed)
+        # Thresholds depend on the size of the new plan, so they come last.
         size = PlanSize(
             len(self._plans), self._endpoints, settings.split_dispatch, settings.large_cluster
         )
@@ -166,6 +167,7 @@ class Planner:
 
     def _update_node(self, snapshot: Snapshot, facts: HostFacts) -> tuple[NodeSettings, bool]:
         """Return the settings with the last thresholds, and whether plans depend on the change."""
+        # Node status updates come every few minutes; most of them change none of the input.
         before, zone_before = self._settings, self._zone
         node_input = (snapshot.node, snapshot.service_cidrs, facts)
         if before is not None and node_input == self._node_input:
@@ -221,10 +223,10 @@ class Planner:
         # 3. Store the plans without the Frontends that they lost.
         changed: Plans = {}
         removed: set[PlanKey] = set()
-        for index, (name, (parsed, plans, findings)) in enumerate(compiled.items(), 1):
-            settled, more = self._without_losses(plans, snapshot)
-            self._findings.put(name, findings + more)
-            removed.update(self._store(name, parsed, settled, changed))
+        for index, (name, result) in enumerate(compiled.items(), 1):
+            change = self._store(name, snapshot, result)
+            changed |= change.changed
+            removed |= change.removed
             if index % (10 * _SLICE or 1) == 0:
                 yield
         return PlanChange(False, changed, frozenset(removed), frozenset(failed))
@@ -254,6 +256,7 @@ class Planner:
             old.update((claim, key) for claim in self._lost.get(key, ()))
         for claim, key in old.difference(new):
             claims.remove(claim, key)
+        # A contender whose precedence changed may now win a claim, or lose it.
         reordered = (
             known is not None
             and parsed is not None
@@ -265,42 +268,37 @@ class Planner:
             elif reordered:
                 claims.review(claim)
 
-    def _without_losses(
-        self, plans: Plans, snapshot: Snapshot
-    ) -> tuple[Plans, tuple[Finding, ...]]:
-        """Return the plans of a Service without the Frontends that others hold."""
+    def _store(self, name: ObjectName, snapshot: Snapshot, compiled: _Compiled) -> PlanChange:
+        """Store a Service's plans without the Frontends that others hold, and its Findings."""
+        parsed, plans, findings = compiled
         checks = any(plan.health_check_node_port for plan in plans.values())
-        if not (checks or self._claims.contended or self._lost):
-            return plans, ()  # almost always
-        losses, findings = resolve(plans, self._claims, snapshot.services)
-        settled = dict(plans)
-        for key in plans:
-            self._lost.pop(key, None)
-        for key, (kept, lost) in losses.items():
-            settled[key], self._lost[key] = without_frontends(plans[key], kept), lost
-        return settled, findings
-
-    def _store(
-        self, name: ObjectName, parsed: ParsedService | None, plans: Plans, changed: Plans
-    ) -> list[PlanKey]:
-        """Store a Service's plans: add new and different ones to `changed`, return removed keys."""
+        if checks or self._claims.contended or self._lost:  # almost never
+            losses, more = resolve(plans, self._claims, snapshot.services)
+            findings += more
+            plans = dict(plans)
+            for key in plans:
+                self._lost.pop(key, None)
+            for key, (kept, lost) in losses.items():
+                plans[key], self._lost[key] = without_frontends(plans[key], kept), lost
+        self._findings.put(name, findings)
         known = self._parsed.get(name)
-        removed = []
-        if known is not None and known is not parsed:
-            removed = [key for key, _ in known.ports if key not in plans]
         if parsed is None:
             self._parsed.pop(name, None)
         else:
             self._parsed[name] = parsed
+        removed = []
+        if known is not None and known is not parsed:
+            removed = [key for key, _ in known.ports if key not in plans]
         for key in removed:
             self._endpoints -= len(self._plans.pop(key).reachable)
             self._lost.pop(key, None)
+        changed: Plans = {}
         for key, plan in plans.items():
             old = self._plans.get(key)
             if old != plan:
                 self._endpoints += len(plan.reachable) - (len(old.reachable) if old else 0)
                 self._plans[key] = changed[key] = plan
-        return removed
+        return PlanChange(changed=changed, removed=frozenset(removed))
 
 
 def _policy(settings: NodeSettings) -> tuple[object, ...]:

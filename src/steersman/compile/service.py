@@ -135,10 +135,12 @@ def parse_service(
     """
     if not is_served(service):
         return ParsedService(service)
+    # A family is served if the Service has a clusterIP of it.
     problems = FindingCollector("Service", service.metadata)
     cluster_ips = _cluster_ips(service.spec, families, problems)
     if not cluster_ips:
         return ParsedService(service, (), problems.findings)
+    # Fields that all ports share, addresses of both families together.
     common = _common_fields(service, allow_external_ips, problems)
     if common.load_balancer_vips and common.load_balancer_source_ranges:
         others = {*common.external_ips, *cluster_ips.values()}
@@ -147,6 +149,7 @@ def parse_service(
                 reason = f"{vip} is also the clusterIP or an externalIP: source ranges do not"
                 reason += " guard it; give it to one of them only"
                 problems.add("status.loadBalancer.ingress", reason)
+    # Ports, without those that the mode cannot forward.
     ports = _numbered_ports(service, problems)
     if common.external_ips or common.load_balancer_vips:
         common = _within_limits(common, len(ports), problems)
@@ -158,6 +161,7 @@ def parse_service(
             reason = "SCTP cannot be forwarded in this mode; the port is not served, use another"
             name = f"Service {service.metadata.object_name}"
             findings += (Finding(name, "spec.ports", f"{reason} mode", Severity.ERROR),)
+    # One ServicePort for each port and family.
     specs: list[tuple[PlanKey, PortSpec]] = []
     for family, address in cluster_ips.items():
         of_family = _of_family(common, family, address)

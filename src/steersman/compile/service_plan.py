@@ -16,7 +16,7 @@ Behaviour 6 decides by the policy and by who the client is:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -86,6 +86,7 @@ def plan_service(
     if not parsed.ports:
         return {}, parsed.findings
     traits, node_name = settings.traits, settings.node_name
+    # Only the ports that the Service has are read from its slices.
     slices, more = limited_slices(slices)
     findings = parsed.findings + more + check_address_types(slices)
     wanted = {(key.name.port, key.name.protocol) for key, _ in parsed.ports}
@@ -95,7 +96,7 @@ def plan_service(
     ready: dict[Family, int] = {}
     for key, spec in parsed.ports:
         name, family = key
-        if family not in found:
+        if family not in found:  # the ports of a family share the endpoints
             found[family], more = read_endpoints(slices, family, node_name, wanted)
             findings += more
         states = found[family].get((name.port, name.protocol), ())
@@ -111,6 +112,7 @@ def plan_service(
                 port = 0  # only the first port of each family has it
             plan = replace(plan, ready_here=ready[family], health_check_node_port=port)
         plans[key] = plan
+    # What depends on the whole Service: own addresses, then the annotations.
     if traits.assigns_vips:
         plans, more = without_own_addresses(parsed.service, plans, settings)
         findings += more
@@ -127,8 +129,23 @@ def plan_port(
     if 0 < spec.port <= MAX_PORT:
         actions = internal_actions(spec, found, settings)
         frontends.append(Frontend(_CLUSTER_IP, spec.cluster_ip, spec.port, *actions))
-        if spec.externally_accessible:
-            frontends += _external_frontends(spec, found, settings.family(key.family), settings)
+    if frontends and spec.externally_accessible:
+        family = settings.family(key.family)
+        actions = external_actions(spec, found, family, settings)
+        # Without endpoints some modes reject all clients, others still drop by the ranges first.
+        guarded = found.has_any or settings.traits.filters_without_endpoints
+        ranges = allowed_sources(spec, family) if guarded else ()
+        addresses = {spec.cluster_ip}  # the first kind of an address counts
+        for kind, candidates, sources in (
+            (FrontendKind.EXTERNAL_IP, spec.external_ips, ()),
+            (FrontendKind.LOAD_BALANCER_IP, spec.load_balancer_vips, ranges),
+        ):
+            for address in candidates:
+                if address not in addresses:
+                    addresses.add(address)
+                    frontends.append(Frontend(kind, address, spec.port, *actions, sources))
+        if spec.node_port:
+            frontends.append(Frontend(FrontendKind.NODE_PORT, "", spec.node_port, *actions))
     plan = ServicePlan(
         key,
         tuple(frontends),
@@ -164,6 +181,7 @@ def internal_actions(spec: PortSpec, found: Categories, settings: NodeSettings) 
         plain, masqueraded = TO_CLUSTER, TO_CLUSTER_MASQUERADED
     else:
         return _ALL_DROP
+    # Answers to a client outside of the pod network must come back through this node.
     if settings.masquerade_all or settings.traits.terminates_connections:
         return (masqueraded, masqueraded, masqueraded)
     if settings.family(family_of(spec.cluster_ip)).detector:
@@ -187,6 +205,7 @@ def external_actions(
     else:
         others = DROP
     to_cluster = TO_CLUSTER_MASQUERADED if terminates else TO_CLUSTER
+    # A pod of this node is treated as at the clusterIP: all endpoints, and its source is kept.
     pod = to_cluster if family.detector else others
     return (pod, TO_CLUSTER_MASQUERADED, others)
 
@@ -226,23 +245,3 @@ def without_own_addresses(
             rest = tuple(f for f in plan.frontends if f not in clashing)
             out[key] = without_frontends(plan, rest)
     return out, problems.findings
-
-
-def _external_frontends(
-    spec: PortSpec, found: Categories, family: FamilySettings, settings: NodeSettings
-) -> Iterator[Frontend]:
-    """Yield the destinations for clients outside; the first kind of an address counts."""
-    actions = external_actions(spec, found, family, settings)
-    guarded = found.has_any or settings.traits.filters_without_endpoints
-    ranges = allowed_sources(spec, family) if guarded else ()
-    seen = {spec.cluster_ip}
-    for kind, addresses, sources in (
-        (FrontendKind.EXTERNAL_IP, spec.external_ips, ()),
-        (FrontendKind.LOAD_BALANCER_IP, spec.load_balancer_vips, ranges),
-    ):
-        for address in addresses:
-            if address not in seen:
-                seen.add(address)
-                yield Frontend(kind, address, spec.port, *actions, sources)
-    if spec.node_port:
-        yield Frontend(FrontendKind.NODE_PORT, "", spec.node_port, *actions)

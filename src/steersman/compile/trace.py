@@ -176,6 +176,7 @@ class _Tracer:
             self.say("this mode refuses a node port without endpoints on every address")
             self.say(_REFUSALS[verdict])
             return self.decide(_OUTCOMES[verdict], match)
+        # Source ranges come before anything else, also before a drop or reject.
         if frontend.source_ranges:
             ranges = ", ".join(frontend.source_ranges)
             if isinstance(flow.source, SourceClass):
@@ -242,6 +243,7 @@ class _Tracer:
                 f"a client keeps its endpoint until {plan.affinity_seconds} s after its last"
                 " new connection (session affinity)"
             )
+        # Hairpin: an endpoint that reaches itself would drop a packet from its own address.
         spared = self.traits.spares_hairpins_elsewhere
         own = [e for e in endpoints if e.ip == self.flow.source and (e.local or not spared)]
         if action.masquerade:
@@ -258,12 +260,14 @@ class _Tracer:
         flow, services = self.flow, self.plan.services.items()
         where = f"{join_host_port(flow.destination, flow.port)}/{flow.protocol}"
         self.say(f"no Service of this cluster is at {where}")
+        # Health check node ports are not Frontends: the kubelet's firewall must admit them.
         if flow.protocol is Protocol.TCP and self.is_local(flow.destination):
             for key, plan in services:
                 if key.family is self.family_name and plan.health_check_node_port == flow.port:
                     name = key.name.object_name
                     self.say(f"it is the health check node port of {name}: let in")
                     return self.decide("accept")
+        # A clusterIP on another port, or an address that is reserved for clusterIPs.
         for key, plan in services:
             at = {f.address for f in plan.frontends if f.kind is FrontendKind.CLUSTER_IP}
             if flow.destination in at:

@@ -1,4 +1,4 @@
-"""Conntrack entries, and what tells the stale ones: compile/ makes it, host/ uses it."""
+"""Conntrack entries, and the description of stale ones: made by compile/, used by netfilter/."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ _UDP = Protocol.UDP.number
 
 
 class Entry(NamedTuple):
-    """A conntrack entry, as far as it decides anything."""
+    """The fields of a conntrack entry that decide whether it is stale."""
 
     protocol: int
     destination: str
-    """Where the client sent its packet."""
+    """The address that the client sent its packet to."""
     destination_port: int
     source: str
-    """Where the answers come from: the endpoint, if the packet was translated."""
+    """The address that answers come from: the endpoint, if the packet was translated."""
     source_port: int
 
 
 class Stale(Value, frozen=True):
-    """Tells stale entries, by packed keys: it is asked hundreds of thousands of times.
+    """The description of the stale entries of one family.
 
-    A destination is a byte of protocol number, the packed address and the port in network order;
-    a source is packed address and port.
+    Keys are packed, because a table has hundreds of thousands of entries: a destination is the
+    protocol number in a byte, the address and the port in network order; a source is address and
+    port.
     """
 
     family: Family
     by_address: Mapping[bytes, frozenset[bytes]]
     """Valid sources by destination."""
     by_node_port: Mapping[bytes, frozenset[bytes]]
-    """Valid sources by protocol and port, for destinations that are no Service's address."""
+    """Valid sources by protocol and node port, for destinations other than Service addresses."""
     own: frozenset[bytes] = frozenset()
-    """Destinations of other Services that have the port of one of these node ports."""
+    """Destinations of Services at which these node ports do not count, although of their number."""
 
     def __bool__(self) -> bool:
         return bool(self.by_address or self.by_node_port)
@@ -49,9 +50,9 @@ class Stale(Value, frozen=True):
         return tuple(sorted({key[0] for key in (*self.by_address, *self.by_node_port)}))
 
     def contains(self, destination: bytes, source: bytes) -> bool:
-        """Whether an entry is stale. A Service's address decides before a node port does.
+        """Whether an entry is stale; the address of a Service takes precedence over a node port.
 
-        Entries of the other family never are: tables of a mode may hold both.
+        An entry of the other family is never stale: tables of a mode may hold both families.
         """
         valid = self.by_address.get(destination)
         if valid is not None:
@@ -61,7 +62,8 @@ class Stale(Value, frozen=True):
             return False
         if len(destination) != 1 + self.family.bits // 8 + 2:  # a node port of the other family
             return False
-        # What was not translated is another program's. Its UDP entries are cut, too (behaviour 12).
+        # An entry without translation belongs to another program. Its UDP entries are deleted
+        # too, as upstream does (behaviour 12).
         return destination[0] == _UDP or destination[1:] != source
 
     def contains_entry(self, entry: Entry) -> bool:
@@ -72,20 +74,21 @@ class Stale(Value, frozen=True):
 
 
 class Cleanup(NamedTuple):
-    """What one pass did."""
+    """The result of one pass over a table."""
 
     deleted: int
     failed: int
-    """Entries that the kernel would not delete."""
+    """Entries that the kernel did not delete."""
     complete: bool
-    """False where the table changed so much that entries may have been missed."""
+    """False if the table changed so much during the pass that entries may have been missed."""
 
 
 Confirm: TypeAlias = Callable[[], Awaitable[Stale]]
-"""Returns what is stale by now, of the same destinations.
+"""Returns the present description of the same destinations.
 
-Listing takes a while, and meanwhile a new endpoint may get its first connections: only what is
-stale by both is deleted. It is awaited after the listing and only if something was found.
+Listing a table takes a while, and a new endpoint may get its first connections during that time.
+So it is awaited after the listing, if anything was found, and an entry is deleted only if both
+descriptions call it stale.
 """
 
 

@@ -1,8 +1,8 @@
-"""Kubernetes objects, as structs of just the fields that decide something here (behaviour 2-4).
+"""Kubernetes objects, as structs of the fields that affect traffic (behaviour 2-4).
 
-Everything else in the JSON is skipped while it is decoded. Fields are optional wherever Go's
-decoder accepts `null` or absence; absence means what it means upstream, so nothing here is
-defaulted as the API server would.
+All other fields of the JSON are skipped by the decoder. A field is optional if Go's decoder
+accepts `null` or absence. Absence means the same as upstream, so there are no defaults as the API
+server sets them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from steersman.model.names import ObjectName
 
 Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
-"""What Kubernetes' types hold: greater numbers make an object malformed, as for Go's decoder."""
+"""The range of int32: other numbers make an object malformed, as for Go's decoder."""
 
 
 class Lean(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
@@ -22,16 +22,16 @@ class Lean(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=
 
 
 class Labels(Lean, frozen=True, rename=None):
-    """The labels that are read, of any kind of object."""
+    """The labels that are read, of all kinds of objects."""
 
     service_name: str | None = msgspec.field(name="kubernetes.io/service-name", default=None)
-    """On an EndpointSlice: the Service it belongs to."""
+    """On an EndpointSlice: its Service."""
     headless: str | None = msgspec.field(name="service.kubernetes.io/headless", default=None)
-    """On an EndpointSlice: present means it is not ours to serve."""
+    """On an EndpointSlice: if present, the slice is not served."""
     proxy_name: str | None = msgspec.field(
         name="service.kubernetes.io/service-proxy-name", default=None
     )
-    """On a Service: present means another proxy serves it."""
+    """On a Service: if present, another proxy serves it."""
     zone: str | None = msgspec.field(name="topology.kubernetes.io/zone", default=None)
     """On a Node: its zone."""
 
@@ -42,21 +42,21 @@ class Annotations(Lean, frozen=True, rename=None):
     trigger_time: str | None = msgspec.field(
         name="endpoints.kubernetes.io/last-change-trigger-time", default=None
     )
-    """On an EndpointSlice: when the change that led to it happened (RFC 3339)."""
+    """On an EndpointSlice: time of the change that triggered it (RFC 3339)."""
     close_connections: str | None = msgspec.field(name="steersman/close-connections", default=None)
-    """On a Service: "true" cuts TCP and SCTP connections to endpoints that are gone."""
+    """On a Service: "true" closes TCP and SCTP connections to removed endpoints."""
     load_balancing: str | None = msgspec.field(name="steersman/load-balancing", default=None)
     """On a Service: "least-connections" prefers idle endpoints, in modes that count connections."""
     ipvs_scheduler: str | None = msgspec.field(name="steersman/ipvs-scheduler", default=None)
-    """On a Service: how the ipvs mode chooses among its endpoints, in the kernel's words."""
+    """On a Service: the scheduler of the ipvs mode, by its name in the kernel."""
     ipvs_scheduler_flags: str | None = msgspec.field(
         name="steersman/ipvs-scheduler-flags", default=None
     )
-    """On a Service: flags of that, in ipvsadm's words with commas between."""
+    """On a Service: flags of the scheduler, in ipvsadm's words with commas between."""
     weight: str | None = msgspec.field(name="steersman/weight", default=None)
-    """On an EndpointSlice: the share of its endpoints, in the ipvs mode."""
+    """On an EndpointSlice: the weights of its endpoints, in the ipvs mode."""
     proxy_protocol: str | None = msgspec.field(name="steersman/proxy-protocol", default=None)
-    """On a Service: "v2" tells TCP endpoints the client's address, in the userspace modes."""
+    """On a Service: "v2" sends TCP endpoints the client's address, in the userspace modes."""
     metrics: str | None = msgspec.field(name="steersman/metrics", default=None)
     """On a Service: "true" shows its connections on `/metrics`, by frontend and endpoint."""
 
@@ -85,7 +85,7 @@ class ServicePort(Lean, frozen=True):
     port: Int32 = 0
     name: str | None = None
     protocol: str | None = None
-    """TCP where absent."""
+    """Absent means TCP."""
     node_port: Int32 | None = None
     app_protocol: str | None = None
 
@@ -252,4 +252,4 @@ KINDS: dict[str, type[KubeObject]] = {
     "Node": Node,
     "ServiceCIDR": ServiceCIDR,
 }
-"""The kinds that are read, by their `kind`."""
+"""The structs by `kind` of the object."""

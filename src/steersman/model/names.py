@@ -1,4 +1,4 @@
-"""The names of things: address families, protocols, Services and their ports."""
+"""Address families, protocols, and the names of Services and their ports."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Protocol(enum.StrEnum):
 
 _PROTOCOL_NUMBERS = {Protocol.TCP: 6, Protocol.UDP: 17, Protocol.SCTP: 132}
 PROTOCOL_BY_NUMBER: Mapping[int, Protocol] = {each.number: each for each in Protocol}
+"""The inverse of `Protocol.number`."""
 
 
 class ObjectName(NamedTuple):
@@ -61,11 +62,11 @@ class ServicePortName(NamedTuple):
 
     @property
     def object_name(self) -> ObjectName:
-        """The Service that this port belongs to."""
+        """The Service of this port."""
         return ObjectName(self.namespace, self.service)
 
     def __str__(self) -> str:
-        """The printed name: `ns/name:port`, or `ns/name` if the port has no name (behaviour 3)."""
+        """Return `ns/name:port`, or `ns/name` if the port has no name (behaviour 3)."""
         base = f"{self.namespace}/{self.service}"
         return f"{base}:{self.port}" if self.port else base
 
@@ -81,4 +82,4 @@ class PlanKey(NamedTuple):
 
 
 SCHEDULER_FLAGS = ("none", "sh-fallback", "sh-port", "mh-fallback", "mh-port")
-"""Of IPVS, as ipvsadm spells them (`-b`), each for its scheduler; `none` for none of them."""
+"""Scheduler flags of IPVS in ipvsadm's words (`-b`), each for one scheduler; `none` clears them."""

@@ -1,8 +1,8 @@
-"""Limits for YAML: how deep it may nest, how large it becomes with its aliases written out.
+"""Limit the depth of YAML, and its size with all aliases expanded.
 
-PyYAML has none. It composes recursively in C without looking at the stack, so that deep nesting
-ends the process; and `&a [*a, *a]`, or ten levels of ten aliases each, are a few bytes that make
-everything that walks through the result run for ever.
+PyYAML has no limits. Its composer recurses in C without a check of the stack, so deep nesting
+crashes the process. And `&a [*a, *a]`, or ten levels of ten aliases each, are a few bytes that
+keep everything busy that walks through the result.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import yaml
 
 _BRACKET = re.compile(r"[][{}]")
 _LONG = 4 << 20
-"""Characters of text whose events are counted before nodes are made of them."""
+"""Length of a text, in characters, from which its events are always counted before composing."""
 _MOST_EVENTS = 2_000_000
-"""Of one document or piece; each takes about half a kilobyte as a node."""
+"""Events of one document or piece; each takes about half a kilobyte as a node."""
 _SCALAR = 64
-"""Characters of a scalar that count as another node."""
+"""Characters of a scalar that count as one more node."""
 
 
 class BoundsError(yaml.MarkedYAMLError):
-    """YAML that is beyond the limits; `problem` says which."""
+    """YAML exceeds a limit; `problem` tells which."""
 
 
 def refuse_deep(text: str, loader: type[Any], deepest: int) -> None:
-    """Raise BoundsError where YAML nests more than `deepest` levels, or has too many values."""
+    """Raise BoundsError if YAML nests more than `deepest` levels, or has too many values."""
     indented = re.compile(rf"^[-?: ]{{{deepest},}}", re.MULTILINE)
     if len(text) < _LONG and not _has_deep_brackets(text, deepest) and not indented.search(text):
-        return  # strings may only look like nesting, so only the parser can tell for sure
+        return  # no sign of nesting; otherwise only the parser can tell it from strings
     depth = 0
     for count, event in enumerate(yaml.parse(text, loader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -50,17 +50,17 @@ def _has_deep_brackets(text: str, deepest: int) -> bool:
 
 
 class Budget:
-    """How many nodes a text may have, each alias counted as all that it stands for."""
+    """The number of nodes that a text may have, with all aliases expanded."""
 
     def __init__(self, nodes: int, deepest: int) -> None:
         self._left = nodes
         self._deepest = deepest
 
     def take(self, document: yaml.Node) -> None:
-        """Take what a document needs, which must have passed `refuse_deep`.
+        """Subtract the nodes of a document, which must have passed `refuse_deep`.
 
         Raises:
-            BoundsError: that is more than is left, or an alias stands for what it is part of.
+            BoundsError: too few nodes are left, or an alias refers to a node that contains it.
         """
         size, _ = self._measure(document, {})
         self._left -= size
@@ -68,7 +68,7 @@ class Budget:
     def _measure(
         self, node: yaml.Node, known: dict[int, tuple[int, int] | None]
     ) -> tuple[int, int]:
-        """Return how many nodes and how many levels a node has."""
+        """Return the number of nodes and of levels below a node; `known` is a cache by id."""
         if id(node) in known:
             measured = known[id(node)]
             if measured is None:
@@ -92,6 +92,6 @@ class Budget:
         return size, depth
 
 
-def _beyond(where: yaml.Node | yaml.Event, problem: str) -> BoundsError:
-    mark: Any = where.start_mark
+def _beyond(place: yaml.Node | yaml.Event, problem: str) -> BoundsError:
+    mark: Any = place.start_mark
     return BoundsError(problem=problem, problem_mark=mark)
