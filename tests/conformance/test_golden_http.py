@@ -13,8 +13,7 @@ from aiohttp import web
 from steersman.config import flagz
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
-from steersman.run.health import ProxyHealth, ServiceHealth
-from steersman.run.health_server import now, proxy_health_app
+from steersman.run.health import ProxyHealth, ServiceHealth, now, proxy_health_app
 from steersman.run.http import application
 from steersman.run.metrics import NFACCT, Metrics, nfacct_packets
 from steersman.run.metrics_server import Pages, metrics_app

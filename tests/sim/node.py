@@ -21,7 +21,7 @@ from steersman.config import ConfigError, parse_command_line
 from steersman.host import facts, netlink
 from steersman.model.errors import BusyError
 from steersman.run import assemble, http
-from steersman.run.accept import POOL
+from steersman.run.connections import POOL
 from steersman.run.daemon import Daemon
 from steersman.run.klog import Logging
 from steersman.run.machine import Machine

@@ -1,28 +1,40 @@
-"""Answers of the health servers (behaviour 13): pure state; run/health_server.py serves them.
+"""Health (behaviour 13): of the proxy itself, and of the Services with a health check node port.
 
-Two servers: the proxy's own (`/healthz`, `/livez`, and beyond upstream `/readyz`), and one for each
-Service with a health check node port, which a load balancer in front of the nodes asks.
+Kubelet and load balancers ask the proxy's own server (`/healthz`, `/livez`, and beyond upstream
+`/readyz`). A load balancer in front of the nodes asks one server for each such Service whether this
+node should get its traffic. `ProxyHealth` and `ServiceHealth` are the state and build the answers;
+the rest serves them.
+
+The proxy is healthy while no change waits for longer than twice the sync period: a sync that fails
+makes it unhealthy in time, a quiet cluster does not.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
+from aiohttp import web
 
 from steersman.model.kube import Node
 from steersman.model.names import Family, ObjectName
-from steersman.run.http import Answer
+from steersman.run.connections import ListenError
+from steersman.run.http import NOT_FOUND, Answer, Listening, ShortPage, listen, short_pages
+
+log = logging.getLogger(__name__)
 
 DELETION_TAINT = "ToBeDeletedByClusterAutoscaler"
 _JSON = "application/json"
 
 
 class Moment(NamedTuple):
-    """A point in time, on both clocks: the one on the wall may be set, the other never is."""
+    """A point in time, on both clocks: the wall clock may be set, the steady one never is."""
 
     wall: int
     """Nanoseconds since 1970."""
@@ -31,18 +43,23 @@ class Moment(NamedTuple):
 
 
 NEVER = Moment(-62135596800 * 10**9, 0.0)
-"""Go's zero time, which is what upstream prints for it."""
+"""Go's zero time, as upstream prints it."""
+
+
+def now() -> Moment:
+    """Read both clocks."""
+    return Moment(time.time_ns(), time.monotonic())
 
 
 def rfc3339(nanoseconds: int) -> str:
-    """Print a time in UTC as Go does: with the fraction's trailing zeros cut off."""
+    """Format a time in UTC as Go does: without trailing zeros of the fraction."""
     seconds, fraction = divmod(nanoseconds, 10**9)
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(19, "0")
     return f"{text}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"
 
 
 def eligible(node: Node | None) -> bool:
-    """Whether load balancers may send new traffic to this node: it is known and it stays."""
+    """Return whether load balancers may send new traffic to this node: it is known and stays."""
     if node is None or node.metadata.deletion_timestamp:
         return False
     return all(taint.key != DELETION_TAINT for taint in node.spec.taints or ())
@@ -62,7 +79,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_de
 
 
 class ProxyHealth:
-    """Whether the kernel follows the cluster: told of queued and finished syncs by family."""
+    """Whether the kernel follows the cluster, by the queued and finished syncs of each family."""
 
     def __init__(self, timeout: float) -> None:
         """Start healthy.
@@ -71,21 +88,21 @@ class ProxyHealth:
             timeout: seconds that a change may stay queued; twice the sync period (behaviour 13).
         """
         self.timeout = timeout
-        """As given; it may change while running."""
+        """May change while running."""
         self._updated: dict[Family, Moment] = {}
         self._queued: dict[Family, Moment] = {}
 
     def queued(self, family: Family, now: Moment) -> None:
-        """Note that something is to be synced; the oldest such moment counts."""
+        """Record that a change waits to be synced; the oldest such moment counts."""
         self._queued.setdefault(family, now)
 
     def updated(self, family: Family, now: Moment) -> None:
-        """Note a successful sync: nothing of before it is queued any more."""
+        """Record a successful sync: no earlier change waits any more."""
         self._queued.pop(family, None)
         self._updated[family] = now
 
     def healthy(self, now: Moment) -> bool:
-        """Whether every family is healthy; one that was never updated is not judged."""
+        """Return whether every family that was ever updated is healthy."""
         return all(self._healthy(family, now) for family in self._updated)
 
     def _healthy(self, family: Family, now: Moment) -> bool:
@@ -93,7 +110,7 @@ class ProxyHealth:
         return queued is None or now.steady - queued.steady < self.timeout
 
     def healthz(self, now: Moment, node: Node | None) -> Answer:
-        """Answer `/healthz`: 200 if the kernel follows and this node is to stay."""
+        """Answer `/healthz`: 200 if the kernel follows and this node stays."""
         return self._answer(now, eligible(node))
 
     def livez(self, now: Moment) -> Answer:
@@ -128,14 +145,14 @@ def readyz(synced: bool, reason: str = "") -> Answer:
 
 
 class PortChange(NamedTuple):
-    """What to do to listen on the right ports."""
+    """The ports to close and to open."""
 
     close: dict[ObjectName, int]
     open: dict[ObjectName, int]
 
 
 class ServiceHealth:
-    """How many local endpoints each Service with a health check node port has."""
+    """Number of local endpoints of each Service with a health check node port."""
 
     def __init__(self) -> None:
         self._ports: dict[ObjectName, int] = {}
@@ -143,11 +160,11 @@ class ServiceHealth:
 
     @property
     def ports(self) -> Mapping[ObjectName, int]:
-        """The ports that are to be listened on."""
+        """The ports to listen on."""
         return self._ports
 
     def sync_services(self, ports: Mapping[ObjectName, int]) -> PortChange:
-        """Take the ports wanted from now on. A port that is new or changed starts at count 0."""
+        """Set the wanted ports. A port that is new or changed starts at count 0."""
         close = {n: port for n, port in self._ports.items() if ports.get(n) != port}
         opened = {n: port for n, port in ports.items() if self._ports.get(n) != port}
         self._ports = dict(ports)
@@ -156,7 +173,7 @@ class ServiceHealth:
         return PortChange(close, opened)
 
     def sync_endpoints(self, counts: Mapping[ObjectName, int]) -> None:
-        """Take the counts of ready local endpoints; a Service not in it has none."""
+        """Set the counts of ready local endpoints; a Service that is missing has none."""
         self._counts = {name: counts.get(name, 0) for name in self._ports}
 
     def answer(self, name: ObjectName, proxy_healthy: bool) -> Answer:
@@ -168,11 +185,117 @@ class ServiceHealth:
             "serviceProxyHealthy": proxy_healthy,
         }
         text = msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
+        # Indent by tabs, as upstream does; no string in JSON spans lines.
+        text = re.sub("^ +", lambda m: "\t" * (len(m[0]) // 2), text, flags=re.MULTILINE)
         good = count > 0 and proxy_healthy
         weight = {"X-Load-Balancing-Endpoint-Weight": str(count)}
-        return Answer(_with_tabs(text), 200 if good else 503, _JSON, more_headers=weight)
+        return Answer(text, 200 if good else 503, _JSON, more_headers=weight)
 
 
-def _with_tabs(text: str) -> str:
-    """Indent JSON by tabs, as upstream does; no string in JSON spans lines."""
-    return re.sub("^ +", lambda spaces: "\t" * (len(spaces[0]) // 2), text, flags=re.MULTILINE)
+# Servers
+
+
+def proxy_health_app(
+    health: ProxyHealth,
+    node: Callable[[], Node | None],
+    *,
+    ready: Callable[[], bool] = lambda: True,
+    count: Callable[[str, int], None] = lambda _path, _status: None,
+    clock: Callable[[], Moment] = now,
+) -> web.Application:
+    """Return the application of `healthzBindAddress`.
+
+    Args:
+        health: the state that is served.
+        node: returns this node's object as it is now.
+        ready: returns whether the first full sync reached the kernel.
+        count: called with each answer of `healthz` and `livez`, for the metrics.
+        clock: for tests.
+    """
+
+    def counted(name: str, answer: Callable[[], Answer]) -> ShortPage:
+        def page() -> Answer:
+            made = answer()
+            count(name, made.status)
+            return made
+
+        return page
+
+    return short_pages(
+        {
+            "/healthz": counted("healthz", lambda: health.healthz(clock(), node())),
+            "/livez": counted("livez", lambda: health.livez(clock())),
+            "/readyz": lambda: readyz(ready()),
+        },
+        lambda: NOT_FOUND,
+    )
+
+
+class ServiceHealthServers:
+    """Listens on the health check node ports of Services, in one or both families."""
+
+    def __init__(
+        self,
+        addresses: Callable[[], Sequence[str]],
+        proxy_healthy: Callable[[], bool],
+        on_failure: Callable[[ObjectName, int, str], None] = lambda *_: None,
+    ) -> None:
+        """Create it; nothing listens before `sync`.
+
+        Args:
+            addresses: returns the addresses to listen on: the unspecified ones, or this node's
+                addresses that serve node ports.
+            proxy_healthy: returns whether the kernel follows the cluster.
+            on_failure: called with a Service, its port that cannot be listened on, and the error;
+                for the Event FailedToStartServiceHealthcheck.
+        """
+        self._state = ServiceHealth()
+        self._addresses = addresses
+        self._proxy_healthy = proxy_healthy
+        self._on_failure = on_failure
+        self._running: dict[tuple[ObjectName, int, str], Listening] = {}
+        self._failures: dict[tuple[ObjectName, int, str], str] = {}
+        """The logged errors: syncs come many times a second, and log the same error once."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether some port could not be listened on at the last `sync`."""
+        return bool(self._failures)
+
+    async def sync(self, ports: Mapping[ObjectName, int], counts: Mapping[ObjectName, int]) -> None:
+        """Listen on the wanted ports, and serve the counts of ready local endpoints.
+
+        A port that cannot be listened on is reported, and retried by the next call.
+        """
+        self._state.sync_services(ports)
+        addresses = self._addresses()
+        wanted = {(name, port, at) for name, port in ports.items() for at in addresses}
+        await self._close(key for key in self._running if key not in wanted)
+        self._failures = {key: why for key, why in self._failures.items() if key in wanted}
+        for key in sorted(wanted - self._running.keys()):
+            await self._open(*key)
+        self._state.sync_endpoints(counts)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._close(self._running)
+
+    async def _close(self, keys: Iterable[tuple[ObjectName, int, str]]) -> None:
+        servers = [self._running.pop(key) for key in list(keys)]
+        await asyncio.gather(*(server.close() for server in servers))
+
+    async def _open(self, name: ObjectName, port: int, address: str) -> None:
+        def page() -> Answer:
+            return self._state.answer(name, self._proxy_healthy())
+
+        try:
+            server = await listen(short_pages({}, page), address, port)
+        except ListenError as error:
+            why, before = str(error.strerror), self._failures.get((name, port, address))
+            self._failures[name, port, address] = why
+            if why != before:
+                log.error("health check of %s: cannot %s", name, why)
+            self._on_failure(name, port, why)
+        else:
+            self._failures.pop((name, port, address), None)
+            self._running[name, port, address] = server

@@ -1,6 +1,10 @@
 """Small HTTP servers on aiohttp that answer as Go's do: plain 404s, any method, no Server header.
 
-What is answered is decided elsewhere, as an `Answer`; here it is only carried.
+A page returns an `Answer`. Pages that are expensive to build go through a `PageBuilder`: one at a
+time, in a thread, and shared by all clients that ask for the same one. However many clients ask how
+often, building takes a small share of one core, and cannot starve syncs and health checks. A page
+is kept compressed while it is sent: `/state` of a large cluster has 9 MB, which slow clients must
+not multiply and the heap would not return.
 """
 
 from __future__ import annotations
@@ -8,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -17,43 +23,59 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from steersman.model.addresses import join_host_port
-from steersman.run import quick
-from steersman.run.accept import POOL, Clients, Pool, listening_socket
+from steersman.run.connections import (
+    POOL,
+    Clients,
+    ListenError,
+    Pool,
+    Reply,
+    ReplyTo,
+    listening_socket,
+)
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5.0
+"""Seconds between two attempts to bind an address (behaviour 13)."""
 _SHUTDOWN_SECONDS = 0.4  # for requests under way; aiohttp may take it twice
+_PAUSE, _LONGEST_PAUSE = 9, 2.0
+"""After a page took t seconds, the next one begins 9 t later, but after 2 seconds at most."""
+_MOST_WAITING = 8
+"""Different pages that may wait to be built."""
+RETRY_AFTER = 5
+"""Seconds after which a rejected client may ask again."""
 _CLIENTS = web.AppKey("clients", Clients)
-_QUICK: web.AppKey[quick.Pages] = web.AppKey("quick")
-
-
-def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Drop aiohttp's traceback for each request that is not HTTP: anybody can send those."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
+_SHORT: web.AppKey[ReplyTo] = web.AppKey("short")
 
 _faults = logging.getLogger(f"{__name__}.aiohttp")
-_faults.addFilter(_is_our_fault)
+# No traceback for each request that is not HTTP: anyone can send those.
+_faults.addFilter(
+    lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+)
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a server says."""
+    """The answer of a server to a request."""
 
     body: str | bytes = ""
     status: int = 200
     content_type: str = "text/plain; charset=utf-8"
     nosniff: bool = True
-    """Browsers are not to guess another type: upstream says so nearly everywhere."""
+    """Browsers must not guess another type: upstream says so nearly everywhere."""
     more_headers: Mapping[str, str] = {}
     pieces: Iterator[bytes] | None = None
-    """The body piece by piece, none of them empty but the last: made in a thread, as it is sent."""
+    """The body in pieces, none of them empty but the last: made in a thread, as it is sent."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """All headers that are not the server's own business."""
+        """All headers apart from those of the protocol."""
         sniffing = {"X-Content-Type-Options": "nosniff"} if self.nosniff else {}
         return {"Content-Type": self.content_type, **sniffing, **self.more_headers}
+
+    @property
+    def content(self) -> bytes:
+        """The body as bytes."""
+        return self.body.encode() if isinstance(self.body, str) else self.body
 
 
 Page: TypeAlias = Callable[[web.Request], Awaitable[Answer] | Answer]
@@ -65,22 +87,21 @@ ShortPage: TypeAlias = Callable[[], Answer]
 NOT_FOUND = Answer("404 page not found\n", 404)
 
 
-class ListenError(OSError):
-    """A server's address cannot be bound."""
+# Applications
 
 
 def short_pages(pages: Mapping[str, ShortPage], otherwise: ShortPage) -> web.Application:
     """Return an application of pages that depend on nothing but their path."""
 
-    def reply(path: str) -> quick.Reply:
-        said = pages.get(path, otherwise)()
-        return quick.Reply(_body(said), said.status, said.headers)
+    def reply(path: str) -> Reply:
+        answer = pages.get(path, otherwise)()
+        return Reply(answer.content, answer.status, answer.headers)
 
     def page(found: ShortPage) -> Page:
         return lambda _: found()
 
     app = application({path: page(found) for path, found in pages.items()}, page(otherwise))
-    app[_QUICK] = reply
+    app[_SHORT] = reply
     return app
 
 
@@ -97,41 +118,89 @@ def application(pages: Mapping[str, Page], otherwise: Page | None = None) -> web
     async def serve(request: web.Request) -> web.StreamResponse:
         page = find(request.path)
         with request.app[_CLIENTS].request(request.transport):
-            said = page(request) if page else NOT_FOUND
-            answer = said if isinstance(said, Answer) else await said
-            if answer.pieces is not None:
-                return await _send(request, answer, answer.pieces)
-            return _response(answer)
+            found = page(request) if page else NOT_FOUND
+            answer = found if isinstance(found, Answer) else await found
+            status, headers = answer.status, answer.headers
+            if answer.pieces is None:
+                return web.Response(body=answer.content, status=status, headers=headers)
+            piece = await asyncio.to_thread(next, answer.pieces, b"")  # a failure is still a 500
+            response = web.StreamResponse(status=status, headers=headers)
+            await response.prepare(request)
+            while piece and request.method != "HEAD":
+                await response.write(piece)
+                piece = await asyncio.to_thread(next, answer.pieces, b"")
+            await response.write_eof()
+            return response
+
+    async def remove_server_header(_: web.Request, response: web.StreamResponse) -> None:
+        response.headers.pop("Server", None)
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", serve)
-    app.on_response_prepare.append(_without_server)
+    app.on_response_prepare.append(remove_server_header)
     return app
 
 
-def _response(answer: Answer) -> web.Response:
-    return web.Response(body=_body(answer), status=answer.status, headers=answer.headers)
+class TooManyPagesError(Exception):
+    """Too many different pages wait to be built."""
 
 
-def _body(answer: Answer) -> bytes:
-    return answer.body.encode() if isinstance(answer.body, str) else answer.body
+class PageBuilder:
+    """Builds expensive pages, one at a time."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Create an idle builder; the arguments are for tests."""
+        self._clock = clock
+        self._sleep = sleep
+        self._one = asyncio.Lock()
+        self._not_before = clock()
+        self._wanted: dict[Hashable, asyncio.Task[tuple[bytes, ...]]] = {}
+
+    async def page(
+        self, key: Hashable, make: Callable[[], Awaitable[Iterable[bytes]]]
+    ) -> Iterator[bytes]:
+        """Return the pieces of a page, built now or for an earlier client that still waits.
+
+        Args:
+            key: equal for the same page.
+            make: starts to build it on the event loop; the pieces are then made in a thread.
+
+        Raises:
+            TooManyPagesError: too many other pages wait.
+        """
+        task = self._wanted.get(key)
+        if task is None:
+            if len(self._wanted) >= _MOST_WAITING:
+                raise TooManyPagesError
+            task = self._wanted[key] = asyncio.create_task(self._build(make))
+
+            def done(task: asyncio.Task[tuple[bytes, ...]]) -> None:
+                del self._wanted[key]
+                if not task.cancelled():
+                    task.exception()  # mark it as retrieved: every client may have gone
+
+            task.add_done_callback(done)
+        return map(zlib.decompress, await asyncio.shield(task))
+
+    async def _build(self, make: Callable[[], Awaitable[Iterable[bytes]]]) -> tuple[bytes, ...]:
+        async with self._one:
+            await self._sleep(max(0.0, self._not_before - self._clock()))
+            began = self._clock()
+            try:
+                pieces = await make()
+                return await asyncio.to_thread(
+                    lambda: tuple(zlib.compress(piece, 1) for piece in pieces)
+                )
+            finally:
+                ended = self._clock()
+                self._not_before = ended + min(_PAUSE * (ended - began), _LONGEST_PAUSE)
 
 
-async def _send(
-    request: web.Request, answer: Answer, pieces: Iterator[bytes]
-) -> web.StreamResponse:
-    piece = await asyncio.to_thread(next, pieces, b"")  # what fails here is still a plain 500
-    response = web.StreamResponse(status=answer.status, headers=answer.headers)
-    await response.prepare(request)
-    while piece and request.method != "HEAD":
-        await response.write(piece)
-        piece = await asyncio.to_thread(next, pieces, b"")
-    await response.write_eof()
-    return response
-
-
-async def _without_server(_: web.Request, response: web.StreamResponse) -> None:
-    response.headers.pop("Server", None)
+# Servers
 
 
 class Listening:
@@ -156,7 +225,7 @@ class Listening:
         return number
 
     async def wait(self) -> None:
-        """Serve until cancelled; what fails in accepting, a defect, is raised."""
+        """Serve until cancelled; raise the error of a failed accept, a defect."""
         await asyncio.shield(self._accepting)
 
     async def close(self) -> None:
@@ -180,12 +249,12 @@ async def listen(app: web.Application, host: str, port: int, pool: Pool = POOL) 
     except OSError as error:
         text = error.strerror or str(error)
         raise ListenError(error.errno, f"listen on {where}: {text}") from error
-    clients = app[_CLIENTS] = Clients(pool, app.get(_QUICK))
+    clients = app[_CLIENTS] = Clients(pool, app.get(_SHORT))
     runner = web.AppRunner(app, access_log=None, logger=_faults, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     assert runner.server is not None
     accepting = asyncio.create_task(clients.accept(sock, runner.server, f"server at {where}"))
-    await asyncio.sleep(0)  # there may be a thousand to open
+    await asyncio.sleep(0)  # yield to the loop: there may be a thousand servers to open
     return Listening(runner, clients, sock, accepting)
 
 
@@ -199,15 +268,15 @@ async def keep_serving(
     hard_fail: bool = False,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Serve until cancelled; where the address cannot be bound, try again every 5 s (behaviour 13).
+    """Serve until cancelled; if the address cannot be bound, retry every 5 s (behaviour 13).
 
     Args:
-        app: makes the application, afresh for each try.
+        app: makes the application, once for each attempt.
         host: address to bind.
         port: port to bind.
         what: name of the server, for messages.
-        on_failure: told of each failure, to post an Event.
-        hard_fail: end with the failure instead of trying again (`bindAddressHardFail`).
+        on_failure: called with each failure, to post an Event.
+        hard_fail: raise the failure instead of retrying (`bindAddressHardFail`).
         sleep: for tests.
 
     Raises:

@@ -28,9 +28,15 @@ from steersman import __version__
 from steersman.model.addresses import without_password
 from steersman.model.errors import ApplyError, BusyError
 from steersman.run.exposition import exposition
-from steersman.run.http import Answer, Page, application
+from steersman.run.http import (
+    RETRY_AFTER,
+    Answer,
+    Page,
+    PageBuilder,
+    TooManyPagesError,
+    application,
+)
 from steersman.run.metrics import Metrics
-from steersman.run.pages import RETRY_AFTER, CrowdedError, Workshop
 from steersman.run.service_metrics import MOST_SERIES, Filter
 
 _NOT_FOR_MACHINES = (
@@ -77,7 +83,7 @@ class Pages(msgspec.Struct, frozen=True):
 
 def metrics_app(pages: Pages) -> web.Application:
     """Return the application of `metricsBindAddress`."""
-    scrapes, details = Workshop(), Workshop()  # so that no other page delays a scrape
+    scrapes, details = PageBuilder(), PageBuilder()  # so that no other page delays a scrape
     found: dict[str, Page] = {
         "/healthz": lambda _: Answer("ok"),
         "/proxyMode": lambda _: Answer(pages.mode),
@@ -103,7 +109,7 @@ def metrics_app(pages: Pages) -> web.Application:
 # Expensive pages (pages.py)
 
 
-async def _metrics(pages: Pages, workshop: Workshop, request: web.Request) -> Answer:
+async def _metrics(pages: Pages, builder: PageBuilder, request: web.Request) -> Answer:
     accept = request.headers.get("Accept", "")
     content_type = choose_encoder(accept)[1]
 
@@ -111,12 +117,12 @@ async def _metrics(pages: Pages, workshop: Workshop, request: web.Request) -> An
         more = await pages.more()
         return exposition(chain(pages.metrics.registry.collect(), more), accept)[0]
 
-    return await _made(workshop, ("/metrics", content_type), make, content_type)
+    return await _made(builder, ("/metrics", content_type), make, content_type)
 
 
 async def _services(
     services: Callable[[Filter], Awaitable[Iterable[Metric]]],
-    workshop: Workshop,
+    builder: PageBuilder,
     request: web.Request,
 ) -> Answer:
     accept = request.headers.get("Accept", "")
@@ -128,20 +134,20 @@ async def _services(
     async def make() -> Iterator[bytes]:
         return exposition(await services(which), accept)[0]
 
-    return await _made(workshop, (which, content_type), make, content_type)
+    return await _made(builder, (which, content_type), make, content_type)
 
 
 async def _state(
-    state: Callable[[], Iterator[bytes]], workshop: Workshop, _: web.Request
+    state: Callable[[], Iterator[bytes]], builder: PageBuilder, _: web.Request
 ) -> Answer:
     async def make() -> Iterator[bytes]:
         return state()
 
-    return await _made(workshop, "/state", make, _JSON, nosniff=True)
+    return await _made(builder, "/state", make, _JSON, nosniff=True)
 
 
 async def _made(
-    workshop: Workshop,
+    builder: PageBuilder,
     key: Hashable,
     make: Callable[[], Awaitable[Iterable[bytes]]],
     content_type: str,
@@ -151,8 +157,8 @@ async def _made(
     """Have a page made, or say why it cannot be made now."""
     later = {"Retry-After": str(RETRY_AFTER)}
     try:
-        pieces = await workshop.page(key, make)
-    except CrowdedError:
+        pieces = await builder.page(key, make)
+    except TooManyPagesError:
         return Answer("too many pages are being made; ask again\n", 503, more_headers=later)
     except (OSError, ApplyError, BusyError) as error:
         text = f"connections cannot be counted now: {str(error) or 'the mode is busy'}\n"

@@ -24,8 +24,7 @@ from steersman.modes.base import Mode
 from steersman.modes.specs import spec_of
 from steersman.netfilter.rule_text import Rules, count_rules, count_written
 from steersman.run.cleaner import Cleaner, Delete
-from steersman.run.health import Moment, ProxyHealth
-from steersman.run.health_server import ServiceHealthServers, now
+from steersman.run.health import Moment, ProxyHealth, ServiceHealthServers, now
 from steersman.run.metrics import Metrics
 from steersman.run.runner import Clock, MonotonicClock
 from steersman.run.state import SyncReport

@@ -22,8 +22,7 @@ from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.run.events import Recorder
-from steersman.run.health import ProxyHealth
-from steersman.run.health_server import ServiceHealthServers, now, proxy_health_app
+from steersman.run.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
 from steersman.run.http import keep_serving
 from steersman.run.klog import Logging
 from steersman.run.loop import MeasuredLoop

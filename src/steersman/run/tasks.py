@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from steersman.run.http import ListenError
+from steersman.run.connections import ListenError
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from steersman.run import tasks
-from steersman.run.http import ListenError
+from steersman.run.connections import ListenError
 from steersman.run.tasks import Wake, guarded, until
 
 

@@ -13,8 +13,7 @@ import pytest
 from steersman.config.flags import UPSTREAM as FLAGS
 from steersman.config.types import KubeProxyConfiguration, Section
 from steersman.modes.specs import SPECS
-from steersman.run.health import ProxyHealth
-from steersman.run.health_server import proxy_health_app
+from steersman.run.health import ProxyHealth, proxy_health_app
 from steersman.run.metrics import DECLARED, NFACCT, Metrics
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics

@@ -14,8 +14,7 @@ import yaml
 
 from steersman import __version__
 from steersman.config import load, parse_command_line
-from steersman.run.health import ProxyHealth
-from steersman.run.health_server import proxy_health_app
+from steersman.run.health import ProxyHealth, proxy_health_app
 from steersman.source.apiserver import resources
 from steersman.source.kubeconfig import load_cluster_access
 from tests.support.http import ask, serving

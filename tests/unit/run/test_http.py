@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterable, Iterator
 
 import pytest
 
-from steersman.run import pages
-from steersman.run.pages import CrowdedError, Workshop
+from steersman.run import http
+from steersman.run.http import PageBuilder, TooManyPagesError
 
 
 class Printer:
@@ -21,10 +21,10 @@ class Printer:
         self.go = threading.Event()
         self.go.set()
         self.seconds = 1.0
-        self.workshop = Workshop(lambda: self.now, self.sleep)
+        self.builder = PageBuilder(lambda: self.now, self.sleep)
 
     async def page(self, key: Hashable) -> bytes:
-        return b"".join(await self.workshop.page(key, self.make))
+        return b"".join(await self.builder.page(key, self.make))
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -66,15 +66,15 @@ async def test_a_page_is_made_afresh_after_a_pause() -> None:
     printer.seconds = 60.0
     await printer.page("x")
     await printer.page("x")
-    assert printer.slept == [0.0, 9 * 0.125, 9 * 0.125, pages._LONGEST_PAUSE]
+    assert printer.slept == [0.0, 9 * 0.125, 9 * 0.125, http._LONGEST_PAUSE]
 
 
 async def test_who_comes_when_many_wait_is_turned_away() -> None:
     printer = Printer()
     printer.go.clear()
-    asked = [asyncio.create_task(printer.page(n)) for n in range(pages._MOST_WAITING)]
+    asked = [asyncio.create_task(printer.page(n)) for n in range(http._MOST_WAITING)]
     await asyncio.sleep(0)
-    with pytest.raises(CrowdedError):
+    with pytest.raises(TooManyPagesError):
         await printer.page("one more")
     again = asyncio.create_task(printer.page(0))
     await asyncio.sleep(0)
@@ -90,7 +90,7 @@ async def test_a_failure_reaches_who_waits_and_nobody_else() -> None:
         raise OSError(24, "too many files")
 
     with pytest.raises(OSError, match="too many files"):
-        await printer.workshop.page("x", fail)
+        await printer.builder.page("x", fail)
     assert await printer.page("x") == b"1"
 
 
@@ -111,9 +111,9 @@ async def test_a_large_page_is_kept_small_while_it_is_sent() -> None:
     async def make() -> Iterable[bytes]:
         return pieces
 
-    workshop = Workshop()
-    asked = asyncio.create_task(workshop.page("x", make))
+    builder = PageBuilder()
+    asked = asyncio.create_task(builder.page("x", make))
     await asyncio.sleep(0)
-    (task,) = workshop._wanted.values()
+    (task,) = builder._wanted.values()
     assert sum(map(len, await task)) < sum(map(len, pieces)) / 20
     assert list(await asked) == pieces
