@@ -5,7 +5,6 @@
 Nothing here acts on a configuration, and only `read_file` touches the file system.
 """
 
-from steersman.config.check import Answer, check_config, show_config
 from steersman.config.commandline import (
     Parsed,
     default_config,
@@ -16,14 +15,14 @@ from steersman.config.commandline import (
 from steersman.config.convert import to_internal, to_mode_options, to_node_config, to_v1alpha1
 from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError, findings
 from steersman.config.features import enabled
-from steersman.config.flag import Flag, Group
 from steersman.config.flags import FLAGS
+from steersman.config.flags_upstream import Flag, Group
 from steersman.config.help import SHELLS, completion, flagz, help_text
 from steersman.config.load import Loaded, load
 from steersman.config.reload import ReloadPlan, applied, reload_plan
 from steersman.config.rules import validate
 from steersman.config.types import KubeProxyConfiguration, ProxyConfig
-from steersman.config.write import configz, to_yaml
+from steersman.config.write import Answer, check_config, configz, show_config, to_yaml
 
 __all__ = [
     "FLAGS",

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from steersman.config.flag import Flag, Group
-from steersman.config.flags_upstream import UPSTREAM_FLAGS
+from steersman.config.flags_upstream import UPSTREAM_FLAGS, Flag, Group
 
 _O, _OLD = Group.OWN, Group.OLD
 

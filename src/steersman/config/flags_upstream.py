@@ -1,11 +1,56 @@
-"""The flags of upstream's kube-proxy v1.36: names, types and defaults as there, help our own."""
+"""The flags of upstream's kube-proxy v1.36: its names, types and defaults, with our own help."""
 
 from __future__ import annotations
 
+import enum
 from typing import Final
 
-from steersman.config.flag import Flag, Group
+import msgspec
+
 from steersman.modes.specs import DEFAULT_MODE, SPECS
+
+
+class Group(enum.StrEnum):
+    """A heading of `--help`, in this order."""
+
+    GENERAL = "General"
+    API = "API server"
+    MODE = "Proxy mode and traffic"
+    IPTABLES = "iptables mode"
+    IPVS = "ipvs mode"
+    CONNTRACK = "Connection tracking"
+    SERVERS = "Health and metrics"
+    LOGGING = "Logging"
+    PROCESS = "Process"
+    OWN = "Beyond upstream"
+    OLD = "Accepted for older guides"
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """A flag. Names, types and defaults of upstream's are upstream's."""
+
+    name: str
+    kind: str
+    """Type as `--help` shows it, a key of commandline.READERS."""
+    default: str
+    """Value if it is not given, as it would be written."""
+    group: Group
+    help: str
+    target: str = ""
+    """Path of the field of ProxyConfig that it sets; "" if commandline.py does more."""
+    short: str = ""
+    deprecated: str = ""
+    """What to do instead; such a flag is missing in `--help`, and its use is a warning."""
+    choices: tuple[str, ...] = ()
+    """Values for shell completion."""
+    repeatable: bool = False
+    """Whether a string of upstream is a list here."""
+
+    @property
+    def optional_value(self) -> str:
+        """The value of the bare flag; "" if a value has to follow."""
+        return "true" if self.kind in ("bool", "version") else ""
+
 
 _G, _A, _M, _I, _V = Group.GENERAL, Group.API, Group.MODE, Group.IPTABLES, Group.IPVS
 _C, _S, _L, _P = Group.CONNTRACK, Group.SERVERS, Group.LOGGING, Group.PROCESS

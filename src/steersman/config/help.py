@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from steersman.config.arguments import Value
-from steersman.config.flag import Flag, Group
+from steersman.config.commandline import Value
 from steersman.config.flags import FLAGS, UPSTREAM
+from steersman.config.flags_upstream import Flag, Group
 from steersman.config.types import VModule
 from steersman.model.addresses import without_password
 

@@ -1,57 +1,20 @@
-"""What a changed configuration means for a process that runs: a pure comparison.
+"""Compare a changed configuration with the one in force: which changes apply without a restart.
 
-Not here: applying it.
+types.py marks the fields that are read once, at the start (RESTART); this module derives the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar, get_origin
 
 import msgspec
+from msgspec.structs import FieldInfo
 
 from steersman.config.convert import to_v1alpha1
-from steersman.config.types import ProxyConfig
+from steersman.config.types import RESTART, ProxyConfig
 
-_RESTART: Final = (
-    "featureGates",
-    "clientConnection",
-    "logging.format",
-    "logging.flushFrequency",
-    "logging.vmodule",
-    "logging.options",
-    "hostnameOverride",
-    "healthzBindAddress",
-    "metricsBindAddress",
-    "bindAddressHardFail",
-    "enableProfiling",
-    "showHiddenMetricsForVersion",
-    "mode",
-    "winkernel",
-    "oomScoreAdj",
-    "portRange",
-    "windowsRunAsService",
-    "steersman.manifests",
-    "steersman.apiServers",
-    "steersman.kubeconfigContext",
-    "steersman.udpIdleTimeout",
-    "steersman.userspacePortals",
-    "steersman.dnsSearch",
-    "steersman.iptablesVariant",
-    "steersman.strict",
-    "steersman.takeOver",
-    "steersman.ipvsSchedulerFlags",
-    "steersman.ebpfGuardNodePorts",
-    "steersman.ebpfXdpDevices",
-    "steersman.ebpfCgroupRoot",
-    "ipvs.scheduler",
-    "ipvs.excludeCIDRs",
-    "ipvs.strictARP",
-    "ipvs.tcpTimeout",
-    "ipvs.tcpFinTimeout",
-    "ipvs.udpTimeout",
-)
-"""Fields, and sections whole, that are read once: at the start."""
+_Section = TypeVar("_Section", bound=msgspec.Struct)
 
 
 class ReloadPlan(NamedTuple):
@@ -62,66 +25,48 @@ class ReloadPlan(NamedTuple):
 
 
 def reload_plan(old: ProxyConfig, new: ProxyConfig) -> ReloadPlan:
-    """Tell what of a new configuration takes effect at once and what only after a restart.
+    """Return which changes of a configuration take effect at runtime, and which need a restart.
 
-    Where it is of another mode, everything waits: what the file means, and its defaults, go by it.
+    If the mode changes, everything waits for the restart: defaults and sections depend on it.
     """
     if new.mode != old.mode:
         return ReloadPlan([], ["mode"])
     plan = ReloadPlan([], [])
-    for path in changed_fields(to_v1alpha1(old), to_v1alpha1(new), ""):
-        later = any(path == field or path.startswith(field + ".") for field in _RESTART)
-        (plan.needs_restart if later else plan.applied_live).append(path)
+    for path, restart in _changed_fields(to_v1alpha1(old), to_v1alpha1(new)):
+        (plan.needs_restart if restart else plan.applied_live).append(path)
     return plan
 
 
 def applied(old: ProxyConfig, new: ProxyConfig) -> ProxyConfig:
-    """The configuration in force after a reload: the new one, the old where a restart is due."""
-    if new.mode != old.mode:
-        return old
-    logging = msgspec.structs.replace(old.logging, verbosity=new.logging.verbosity)
-    score = old.linux.oom_score_adj
-    return msgspec.structs.replace(
-        new,
-        feature_gates=old.feature_gates,
-        client_connection=old.client_connection,
-        logging=logging,
-        hostname_override=old.hostname_override,
-        healthz_bind_address=old.healthz_bind_address,
-        metrics_bind_address=old.metrics_bind_address,
-        bind_address_hard_fail=old.bind_address_hard_fail,
-        enable_profiling=old.enable_profiling,
-        show_hidden_metrics_for_version=old.show_hidden_metrics_for_version,
-        linux=msgspec.structs.replace(new.linux, oom_score_adj=score),
-        ipvs=old.ipvs,
-        winkernel=old.winkernel,
-        port_range=old.port_range,
-        windows_run_as_service=old.windows_run_as_service,
-        steersman=msgspec.structs.replace(
-            new.steersman,
-            manifests=old.steersman.manifests,
-            api_servers=old.steersman.api_servers,
-            kubeconfig_context=old.steersman.kubeconfig_context,
-            udp_idle_timeout=old.steersman.udp_idle_timeout,
-            userspace_portals=old.steersman.userspace_portals,
-            dns_search=old.steersman.dns_search,
-            iptables_variant=old.steersman.iptables_variant,
-            strict=old.steersman.strict,
-            take_over=old.steersman.take_over,
-            ipvs_scheduler_flags=old.steersman.ipvs_scheduler_flags,
-            ebpf_guard_node_ports=old.steersman.ebpf_guard_node_ports,
-            ebpf_xdp_devices=old.steersman.ebpf_xdp_devices,
-            ebpf_cgroup_root=old.steersman.ebpf_cgroup_root,
-        ),
-    )
+    """Return the configuration in force after a reload: `new`, but restart-only fields of `old`."""
+    return old if new.mode != old.mode else _with_old_fields(old, new)
 
 
-def changed_fields(old: msgspec.Struct, new: msgspec.Struct, prefix: str) -> Iterator[str]:
-    """Paths of the fields in which two parts of one kind differ."""
+def _with_old_fields(old: _Section, new: _Section) -> _Section:
+    """Return a section of `new` with the restart-only fields of `old`, at any depth."""
+    kept = {}
     for field in msgspec.structs.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
-        path = prefix + field.encode_name
-        if isinstance(before, msgspec.Struct) and type(before) is type(after):
-            yield from changed_fields(before, after, path + ".")
+        if needs_restart(field):
+            kept[field.name] = before
+        elif isinstance(before, msgspec.Struct):
+            kept[field.name] = _with_old_fields(before, after)
+    return msgspec.structs.replace(new, **kept)
+
+
+def _changed_fields(
+    old: msgspec.Struct, new: msgspec.Struct, prefix: str = "", *, restart: bool = False
+) -> Iterator[tuple[str, bool]]:
+    """Yield the paths of fields that differ, and whether the field or its section is marked."""
+    for field in msgspec.structs.fields(old):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        path, marked = prefix + field.encode_name, restart or needs_restart(field)
+        if isinstance(before, msgspec.Struct):
+            yield from _changed_fields(before, after, f"{path}.", restart=marked)
         elif before != after:
-            yield path
+            yield path, marked
+
+
+def needs_restart(field: FieldInfo) -> bool:
+    """Return whether a field is read only at the start."""
+    return get_origin(field.type) is Annotated and RESTART in field.type.__metadata__

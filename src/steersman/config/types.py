@@ -1,7 +1,13 @@
-"""The proxy's configuration: the document people write (v1alpha1) and the form the program uses.
+"""The configuration in two forms: the document (v1alpha1), and the internal form.
 
-Field names and their order are upstream's (`kubeproxy.config.k8s.io/v1alpha1`, Kubernetes v1.36);
-`steersman` is our own block. Zero values mean "not given" until defaults.py has run.
+    KubeProxyConfiguration   the document that people write, with a section per upstream mode
+    ProxyConfig              the internal form: the settings of the configured mode are picked out
+
+Names and order of fields are upstream's (`kubeproxy.config.k8s.io/v1alpha1`, Kubernetes v1.36);
+`steersman` is our own block. Zero values mean "not given" until convert.py fills in defaults.
+
+A field annotated with RESTART, or a whole section, is read once, at the start. reload.py derives
+from it which changes of the file take effect at runtime.
 """
 
 from __future__ import annotations
@@ -19,27 +25,29 @@ KIND: Final = "KubeProxyConfiguration"
 Int32: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 UInt32: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
+RESTART: Final = msgspec.Meta(extra={"restart": True})
+"""Annotation of a field that is read only at the start."""
 ZERO: Final = Duration(0)
 NOTHING: Final = Quantity("0")
 
 
 class Section(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Base of all parts: immutable, compared by value, camel-case in documents."""
+    """Base of all sections: immutable, compared by value, camel case in documents."""
 
 
 class ClientConnection(Section, frozen=True):
-    """`clientConnection`: how the API server is reached."""
+    """`clientConnection`: access to the API server."""
 
     kubeconfig: str = ""
     accept_content_types: str = ""
     content_type: str = ""
     qps: float = 0
-    """Requests a second."""
+    """Requests per second."""
     burst: Int32 = 0
 
 
 class VModule(Section, frozen=True):
-    """An entry of `logging.vmodule`: the verbosity of the modules that match a pattern."""
+    """An entry of `logging.vmodule`: the verbosity of modules that match a pattern."""
 
     file_pattern: str = ""
     verbosity: UInt32 = 0
@@ -63,11 +71,11 @@ class LoggingOptions(Section, frozen=True):
 class Logging(Section, frozen=True):
     """`logging`."""
 
-    format: str = ""
-    flush_frequency: Duration = ZERO
+    format: Annotated[str, RESTART] = ""
+    flush_frequency: Annotated[Duration, RESTART] = ZERO
     verbosity: UInt32 = 0
-    vmodule: tuple[VModule, ...] = ()
-    options: LoggingOptions = LoggingOptions()
+    vmodule: Annotated[tuple[VModule, ...], RESTART] = ()
+    options: Annotated[LoggingOptions, RESTART] = LoggingOptions()
 
 
 class V1IPTables(Section, frozen=True):
@@ -85,12 +93,14 @@ class V1IPVS(Section, frozen=True):
 
     sync_period: Duration = ZERO
     min_sync_period: Duration = ZERO
-    scheduler: str = ""
-    exclude_cidrs: tuple[str, ...] | None = field(name="excludeCIDRs", default=None)
-    strict_arp: bool = field(name="strictARP", default=False)
-    tcp_timeout: Duration = ZERO
-    tcp_fin_timeout: Duration = ZERO
-    udp_timeout: Duration = ZERO
+    scheduler: Annotated[str, RESTART] = ""
+    exclude_cidrs: Annotated[tuple[str, ...] | None, RESTART] = field(
+        name="excludeCIDRs", default=None
+    )
+    strict_arp: Annotated[bool, RESTART] = field(name="strictARP", default=False)
+    tcp_timeout: Annotated[Duration, RESTART] = ZERO
+    tcp_fin_timeout: Annotated[Duration, RESTART] = ZERO
+    udp_timeout: Annotated[Duration, RESTART] = ZERO
 
 
 class V1NFTables(Section, frozen=True):
@@ -103,7 +113,7 @@ class V1NFTables(Section, frozen=True):
 
 
 class Winkernel(Section, frozen=True):
-    """`winkernel`: carried along, no mode here uses it."""
+    """`winkernel`: kept for round trips; no mode here uses it."""
 
     network_name: str = ""
     source_vip: str = ""
@@ -120,7 +130,7 @@ class V1DetectLocal(Section, frozen=True):
 
 
 class Conntrack(Section, frozen=True):
-    """`conntrack`: sysctls set at the start (behaviour 1.6); 0 leaves them alone."""
+    """`conntrack`: sysctls set at the start (behaviour 1.6); 0 keeps the kernel's value."""
 
     max_per_core: Int32 | None = None
     min: Int32 | None = None
@@ -132,68 +142,68 @@ class Conntrack(Section, frozen=True):
 
 
 class Steersman(Section, frozen=True):
-    """`steersman`: what upstream does not have.
+    """`steersman`: settings that upstream lacks.
 
-    Upstream's strict decoder refuses the key, its lenient one then skips it with a log line: the
-    same file serves both programs.
+    Upstream's strict decoder refuses the key; its lenient decoder then skips it with a log line.
+    So one file serves both programs.
     """
 
     split_threshold: Int32 = 500
-    """ServicePorts above which modes with linear lists split them; 0 never does."""
+    """ServicePorts above which modes with linear rule lists split them; 0 for never."""
     large_cluster_endpoints: Int32 = 1000
     """Endpoints above which a cluster is large (behaviour 8.3)."""
     min_sync_period: Duration | None = None
-    """Beats the mode's own; not given, nftables and ebpf take 10ms unless theirs is given."""
+    """Overrides the mode's own; None for the mode's default (ModeSpec.min_sync_seconds)."""
     drain_period: Duration = ZERO
-    """How long a mode with own connection tables keeps serving them after it was left."""
-    udp_idle_timeout: Duration = Duration(250_000_000)
-    """When the userspace modes forget an idle UDP client."""
-    userspace_portals: str = ""
-    """What leads clients to the userspace mode; "" for rules as root, and otherwise nothing."""
-    dns_search: tuple[str, ...] = ()
-    """Suffixes that the winuserspace mode tries for questions to DNS Services; () for none."""
-    iptables_variant: str = ""
-    """`nft` or `legacy`; "" finds out which one this machine uses."""
-    strict: bool = False
-    """Fail where the mode cannot run here; otherwise iptables stands in for ipvs."""
-    take_over: bool = False
-    """Take over from an instance that runs on this node; otherwise the start is refused."""
-    ipvs_scheduler_flags: tuple[str, ...] = ()
-    """Of the ipvs mode's schedulers, in ipvsadm's words; () for the usual ones, `none` for none."""
+    """Time that connections of the previous mode, or of this process, get to end."""
+    udp_idle_timeout: Annotated[Duration, RESTART] = Duration(250_000_000)
+    """Time after which the userspace modes drop an idle UDP client."""
+    userspace_portals: Annotated[str, RESTART] = ""
+    """How clients reach the userspace mode (ModeOptions.portals)."""
+    dns_search: Annotated[tuple[str, ...], RESTART] = ()
+    """Suffixes that the winuserspace mode tries for questions to DNS Services."""
+    iptables_variant: Annotated[str, RESTART] = ""
+    """`nft` or `legacy`; "" to detect which one this machine uses."""
+    strict: Annotated[bool, RESTART] = False
+    """Fail if the mode cannot run here, instead of using its fallback."""
+    take_over: Annotated[bool, RESTART] = False
+    """Take over from a running instance on this node, instead of failing."""
+    ipvs_scheduler_flags: Annotated[tuple[str, ...], RESTART] = ()
+    """Flags of IPVS schedulers, as in ipvsadm; () for the usual ones, `none` for none."""
     ipvs_local_fallback: bool = False
-    """In the ipvs mode, policy Local without an endpoint here goes to endpoints elsewhere."""
-    ebpf_guard_node_ports: bool = True
-    """In the ebpf mode, bind() to a node port in use is refused to processes of the node."""
-    ebpf_xdp_devices: tuple[str, ...] = ()
-    """In the ebpf mode, devices on which XDP sends packets of known connections on."""
-    ebpf_cgroup_root: str = ""
-    """In the ebpf mode, the cgroup2 directory whose sockets are balanced; "" finds the root."""
+    """ipvs: use remote endpoints if policy Local has no local one, as upstream does."""
+    ebpf_guard_node_ports: Annotated[bool, RESTART] = True
+    """ebpf: refuse bind() to a node port in use to processes of the node."""
+    ebpf_xdp_devices: Annotated[tuple[str, ...], RESTART] = ()
+    """ebpf: devices on which XDP forwards packets of known connections."""
+    ebpf_cgroup_root: Annotated[str, RESTART] = ""
+    """ebpf: the cgroup2 directory whose sockets are balanced; "" for the root."""
     metrics_per_service: bool = False
-    """Show connections by Service, frontend and endpoint on `/metrics`, up to a limit of series."""
-    manifests: tuple[str, ...] = ()
+    """Show connections by Service and endpoint on `/metrics`, up to a limit of series."""
+    manifests: Annotated[tuple[str, ...], RESTART] = ()
     """Files or directories of manifests to read instead of an API server."""
-    kubeconfig_context: str = ""
-    """Context of the kubeconfig to use; "" is its current one."""
-    api_servers: tuple[str, ...] = ()
-    """URLs that override the kubeconfig's, tried in turn."""
+    kubeconfig_context: Annotated[str, RESTART] = ""
+    """Context of the kubeconfig; "" for its current one."""
+    api_servers: Annotated[tuple[str, ...], RESTART] = ()
+    """URLs that override the kubeconfig's server, tried in turn."""
 
 
 class BothForms(Section, frozen=True):
-    """What comes first in both forms, in upstream's order."""
+    """Fields that come first in both forms, in upstream's order."""
 
-    feature_gates: dict[str, bool] | None = None
-    client_connection: ClientConnection = ClientConnection()
+    feature_gates: Annotated[dict[str, bool] | None, RESTART] = None
+    client_connection: Annotated[ClientConnection, RESTART] = ClientConnection()
     logging: Logging = Logging()
-    hostname_override: str = ""
+    hostname_override: Annotated[str, RESTART] = ""
     bind_address: str = ""
-    healthz_bind_address: str = ""
-    """"" switches the health server off."""
-    metrics_bind_address: str = ""
-    """"" switches the metrics server off."""
-    bind_address_hard_fail: bool = False
-    enable_profiling: bool = False
-    show_hidden_metrics_for_version: str = ""
-    mode: str = ""
+    healthz_bind_address: Annotated[str, RESTART] = ""
+    """"" disables the health server."""
+    metrics_bind_address: Annotated[str, RESTART] = ""
+    """"" disables the metrics server."""
+    bind_address_hard_fail: Annotated[bool, RESTART] = False
+    enable_profiling: Annotated[bool, RESTART] = False
+    show_hidden_metrics_for_version: Annotated[str, RESTART] = ""
+    mode: Annotated[str, RESTART] = ""
 
 
 class KubeProxyConfiguration(BothForms, frozen=True):
@@ -202,28 +212,28 @@ class KubeProxyConfiguration(BothForms, frozen=True):
     iptables: V1IPTables = V1IPTables()
     ipvs: V1IPVS = V1IPVS()
     nftables: V1NFTables = V1NFTables()
-    winkernel: Winkernel = Winkernel()
+    winkernel: Annotated[Winkernel, RESTART] = Winkernel()
     detect_local_mode: str = ""
     detect_local: V1DetectLocal = V1DetectLocal()
     cluster_cidr: str = field(name="clusterCIDR", default="")
     node_port_addresses: tuple[str, ...] | None = None
-    oom_score_adj: Int32 | None = None
+    oom_score_adj: Annotated[Int32 | None, RESTART] = None
     conntrack: Conntrack = Conntrack()
     config_sync_period: Duration = ZERO
-    port_range: str = ""
-    windows_run_as_service: bool = False
+    port_range: Annotated[str, RESTART] = ""
+    windows_run_as_service: Annotated[bool, RESTART] = False
     steersman: Steersman = Steersman()
 
 
 class IPTables(Section, frozen=True):
-    """What of `iptables` is not shared between modes."""
+    """Settings of `iptables` that are not shared between modes."""
 
     masquerade_bit: int | None = None
     localhost_node_ports: bool | None = None
 
 
 class IPVS(Section, frozen=True):
-    """What of `ipvs` is not shared between modes."""
+    """Settings of `ipvs` that are not shared between modes."""
 
     scheduler: str = ""
     exclude_cidrs: tuple[str, ...] = ()
@@ -234,13 +244,13 @@ class IPVS(Section, frozen=True):
 
 
 class NFTables(Section, frozen=True):
-    """What of `nftables` is not shared between modes."""
+    """Settings of `nftables` that are not shared between modes."""
 
     masquerade_bit: int | None = None
 
 
 class DetectLocal(Section, frozen=True):
-    """How local pods' traffic is recognised."""
+    """How to recognise traffic of local pods."""
 
     bridge_interface: str = ""
     interface_name_prefix: str = ""
@@ -248,36 +258,36 @@ class DetectLocal(Section, frozen=True):
 
 
 class Linux(Section, frozen=True):
-    """What only Linux has."""
+    """Settings that only Linux has."""
 
     conntrack: Conntrack = Conntrack()
     masquerade_all: bool = False
-    oom_score_adj: int | None = None
+    oom_score_adj: Annotated[int | None, RESTART] = None
 
 
 class ProxyConfig(BothForms, frozen=True):
-    """The internal form: one sync period whatever the mode, the settings of the mode picked out."""
+    """The internal form: one sync period, taken from the section of the configured mode."""
 
-    feature_gates: dict[str, bool] = {}
+    feature_gates: Annotated[dict[str, bool], RESTART] = {}
     iptables: IPTables = IPTables()
-    ipvs: IPVS = IPVS()
+    ipvs: Annotated[IPVS, RESTART] = IPVS()
     nftables: NFTables = NFTables()
-    winkernel: Winkernel = Winkernel()
+    winkernel: Annotated[Winkernel, RESTART] = Winkernel()
     detect_local_mode: str = ""
     detect_local: DetectLocal = DetectLocal()
     node_port_addresses: tuple[str, ...] = ()
     sync_period: Duration = ZERO
     min_sync_period: Duration = ZERO
-    """As upstream has it; the loop goes by `min_sync_interval`."""
+    """As upstream has it; the sync loop uses `min_sync_interval`."""
     config_sync_period: Duration = ZERO
     linux: Linux = Linux()
-    port_range: str = ""
+    port_range: Annotated[str, RESTART] = ""
     """Listening ports of the userspace modes, `first-last`; upstream ignores it."""
-    windows_run_as_service: bool = False
+    windows_run_as_service: Annotated[bool, RESTART] = False
     steersman: Steersman = Steersman()
 
     @property
     def min_sync_interval(self) -> Duration:
-        """The least time between two syncs: `steersman.minSyncPeriod`, or else the mode's."""
+        """Minimum time between two syncs: `steersman.minSyncPeriod`, or else the mode's."""
         own = self.steersman.min_sync_period
         return self.min_sync_period if own is None else own

@@ -1,32 +1,35 @@
-"""Write a configuration out again: as `--write-config-to` and `/configz` do."""
+"""Print a configuration: `--write-config-to`, `/configz`, `config check` and `config show`."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
-from steersman.config.convert import to_v1alpha1
-from steersman.config.document import is_plain_text
+from steersman.config.convert import apply_platform_defaults, to_v1alpha1
+from steersman.config.errors import ConfigError
+from steersman.config.features import gate_warnings
 from steersman.config.go import Duration
+from steersman.config.load import is_plain_text, load
+from steersman.config.rules import validate
 from steersman.config.types import GROUP_VERSION, KIND, ProxyConfig, Steersman
 from steersman.model.addresses import without_password
 
 _OMIT_EMPTY = frozenset(
     {"featureGates", "vmodule", "splitStream", "windowsRunAsService", "steersman"}
 )
-"""Fields that are left out where they say nothing; upstream writes all others."""
+"""Fields that are left out if they are empty; upstream writes all others."""
 
 
 def to_document(config: ProxyConfig) -> dict[str, Any]:
-    """The configuration as plain data of a v1alpha1 document, fields in upstream's order."""
+    """Return plain data of the v1alpha1 document, fields in upstream's order."""
     return {"kind": KIND, "apiVersion": GROUP_VERSION, **plain(to_v1alpha1(config))}
 
 
 def to_yaml(config: ProxyConfig) -> str:
-    """The file that `--write-config-to` writes: keys sorted, as upstream's."""
+    """Return the file that `--write-config-to` writes: keys sorted, as upstream's."""
     text: str = yaml.dump(
         to_document(config), Dumper=_Dumper, sort_keys=True, default_flow_style=False, width=1000
     )
@@ -34,14 +37,14 @@ def to_yaml(config: ProxyConfig) -> str:
 
 
 def configz(config: ProxyConfig) -> bytes:
-    """The body of `/configz`."""
+    """Return the body of `/configz`."""
     document = {GROUP_VERSION.partition("/")[0]: to_document(config)}
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
     return without_password(text).encode()
 
 
 def plain(section: msgspec.Struct) -> dict[str, Any]:
-    """A part of a configuration as plain data."""
+    """Return a section as plain data."""
     result = {}
     for field in msgspec.structs.fields(section):
         value = getattr(section, field.name)
@@ -62,23 +65,63 @@ def _plain(value: object) -> object:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists indented as upstream's writer does: not at all."""
+    """Writes as upstream does: lists are not indented, nothing is an alias."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - PyYAML's signature
         return True
 
 
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    # texts that read as something else need quotes; upstream's writer takes double ones
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Quote texts that read as something else; upstream's writer uses double quotes."""
     tag = "tag:yaml.org,2002:str"
-    plain = is_plain_text(text) and _yaml_11_text(dumper, text)
+    # other YAML 1.1 readers know dates and numbers of base 60, too
+    resolved = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    plain = is_plain_text(text) and resolved == tag
     return dumper.represent_scalar(tag, text, style=None if plain else '"')
 
 
-def _yaml_11_text(dumper: _Dumper, text: str) -> bool:
-    """Whether other YAML 1.1 readers, who know dates and base 60, see a text."""
-    resolved = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    return bool(resolved == "tag:yaml.org,2002:str")
+_Dumper.add_representer(str, _represent_text)
 
 
-_Dumper.add_representer(str, _text)
+class Answer(NamedTuple):
+    """The answer of a command."""
+
+    status: int
+    """0 valid, 1 invalid (if strict, also with warnings), 2 a flag with an unknown value."""
+    text: str
+
+
+def check_config(name: str, data: bytes | str, *, strict: bool = False) -> Answer:
+    """Check a configuration file as the daemon would, and return everything that is wrong.
+
+    Args:
+        name: of the file, for messages.
+        data: its content.
+        strict: treat warnings as errors, and refuse modes that upstream lacks.
+    """
+    try:
+        loaded = load(data)
+    except ConfigError as error:
+        return Answer(1, f"{name}: error: {error}\n")
+    config = apply_platform_defaults(loaded.config)
+    warnings = [*loaded.warnings, *gate_warnings(config.feature_gates)]
+    errors = validate(config, strict_upstream=strict)
+    lines = [f"{name}: error: {error}" for error in errors]
+    lines += [f"{name}: warning: {warning}" for warning in warnings]
+    bad = bool(errors) or (strict and bool(warnings))
+    if not bad:
+        lines.append(f"{name}: ok, mode {config.mode}")
+    return Answer(int(bad), "\n".join(lines) + "\n")
+
+
+def show_config(config: ProxyConfig, output: str = "yaml") -> Answer:
+    """Return the configuration in force, with defaults and flags, as `yaml` or `json`.
+
+    Passwords in URLs are left out: people paste this into tickets.
+    """
+    if output == "yaml":
+        return Answer(0, without_password(to_yaml(config)))
+    if output == "json":
+        text = json.dumps(to_document(config), indent=2, ensure_ascii=False)
+        return Answer(0, without_password(text) + "\n")
+    return Answer(2, f"output {output!r}: give yaml or json\n")

@@ -15,7 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
 from steersman.config import ProxyConfig, configz, enabled, flagz
-from steersman.config.arguments import Value
+from steersman.config.commandline import Value
 from steersman.host.facts import hostname
 from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta

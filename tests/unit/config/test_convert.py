@@ -15,7 +15,7 @@ from steersman.config import (
     to_v1alpha1,
     to_yaml,
 )
-from steersman.config.defaults import apply_defaults, apply_platform_defaults
+from steersman.config.convert import apply_defaults, apply_platform_defaults
 from steersman.config.go import Duration
 from steersman.config.types import (
     V1IPVS,

@@ -3,11 +3,17 @@ from pathlib import Path
 
 import pytest
 
-from steersman.config.arguments import READERS, Arguments, parse_arguments, read_value
-from steersman.config.commandline import assign, default_config
+from steersman.config.commandline import (
+    READERS,
+    Arguments,
+    assign,
+    default_config,
+    parse_arguments,
+    read_value,
+)
 from steersman.config.errors import UsageError
-from steersman.config.flag import Flag
 from steersman.config.flags import FLAGS, LOGGING, OWN, UPSTREAM
+from steersman.config.flags_upstream import Flag
 from steersman.config.go import Duration
 from steersman.config.types import VModule
 

@@ -1,8 +1,8 @@
 import pytest
 
 from steersman.config import ConfigError, load
-from steersman.config.document import parse_document
 from steersman.config.go import Duration
+from steersman.config.load import parse_document
 from steersman.config.types import KubeProxyConfiguration, ProxyConfig, VModule
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

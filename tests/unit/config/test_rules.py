@@ -3,7 +3,7 @@ from msgspec.structs import replace
 
 from steersman.config import ProxyConfig, load, validate
 from steersman.config.commandline import assign
-from steersman.config.defaults import apply_platform_defaults
+from steersman.config.convert import apply_platform_defaults
 from steersman.config.errors import FieldError, printed
 from steersman.config.features import GATES, RETIRED, enabled, gate_warnings
 from steersman.config.go import Duration, Quantity
