@@ -18,10 +18,10 @@ from steersman.model.plan import (
     NodeSettings,
 )
 from steersman.model.ruleset import diff
-from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
-from steersman.modes.userspace.direct import DirectMode
-from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.core import UserspaceOptions
+from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
 from tests.support.lab.namespace import sh
+from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
     NODE_PORT,
     PORT,
@@ -31,7 +31,6 @@ from tests.support.lab.userspace_node import (
     become,
     datagrams,
     on_a_node,
-    options,
     plan,
     rendered,
 )
@@ -76,7 +75,7 @@ def writes_ipv6(argv: Sequence[str], stdin: bytes) -> bool:
 def test_where_ipv6_cannot_be_written_ipv4_is_served(variant: str) -> None:
     async def body(one: Endpoint) -> None:
         execute = Failing(writes_ipv6)
-        mode = UserspaceMode(execute, options(variant))
+        mode = userspace_mode(execute, variant)
         await mode.probe()
         for _ in range(2):
             with pytest.raises((ApplyError, BusyError)):
@@ -97,8 +96,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
 
     async def body(one: Endpoint) -> None:
         execute = Failing(writes)
-        chosen = msgspec.structs.replace(options(variant), ports=(21000, 21009))
-        mode = UserspaceMode(execute, chosen)
+        mode = userspace_mode(execute, variant, UserspaceOptions(ports=(21000, 21009)))
         execute.fails = None
         await mode.probe()
         await become(mode, plan(one))
@@ -129,7 +127,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
 def test_who_is_stopped_while_it_writes_lets_go_of_every_socket() -> None:
     async def body(one: Endpoint) -> None:
         execute = Failing(lambda *_: False)
-        mode = UserspaceMode(execute, UserspaceOptions(ports=(21000, 21009)))
+        mode = userspace_mode(execute, options=UserspaceOptions(ports=(21000, 21009)))
         await mode.probe()
         await become(mode, plan(one))
         sh(f"ip addr add {OTHER_HOST}/24 dev eth0")
@@ -163,7 +161,7 @@ def test_a_node_port_is_served_at_an_address_that_is_not_usable_yet() -> None:
         node_port = plan(one).frontends[1]
         key = PlanKey(owner().name, Family.IPV6)
         each = msgspec.structs.replace(plan(one), key=key, frontends=(node_port,))
-        mode = UserspaceMode(SubprocessExec())
+        mode = userspace_mode(SubprocessExec())
         await mode.probe()
         wanted = {**mode.render_node(settings), **mode.render_service(each, settings)}
         await mode.apply(diff(await mode.read(), wanted))
@@ -181,8 +179,8 @@ def test_who_cannot_write_at_first_still_serves_what_it_took_over() -> None:
     async def body(one: Endpoint) -> None:
         name = f"sm-test-{os.getpid()}"
         execute = Failing(writes)
-        old = UserspaceMode(SubprocessExec(), UserspaceOptions(handover=name))
-        new = UserspaceMode(execute, UserspaceOptions(handover=name))
+        old = userspace_mode(SubprocessExec(), options=UserspaceOptions(handoff=name))
+        new = userspace_mode(execute, options=UserspaceOptions(handoff=name))
         async with server(b"1") as (two, _):
             plans = (plan(one), datagrams(two))
             for mode in (old, new):
@@ -206,7 +204,7 @@ def test_who_cannot_write_at_first_still_serves_what_it_took_over() -> None:
 
 def test_an_interface_of_ours_that_others_removed_is_made_again() -> None:
     async def body(one: Endpoint) -> None:
-        mode = DirectMode("userspace", LinuxAddresses(SubprocessExec()))
+        mode = userspace_mode(SubprocessExec(), "direct")
         await mode.probe()
         await become(mode, plan(one))
         sh(f"ip link del {DEFAULT_INTERFACE}")
@@ -220,7 +218,7 @@ def test_an_interface_of_ours_that_others_removed_is_made_again() -> None:
 
 def test_what_lost_its_address_and_is_not_wanted_any_more_is_closed() -> None:
     async def body(one: Endpoint) -> None:
-        mode = DirectMode("userspace", LinuxAddresses(SubprocessExec()))
+        mode = userspace_mode(SubprocessExec(), "direct")
         await mode.probe()
         await become(mode, plan(one))
         sh(f"ip addr del {VIP}/32 dev {DEFAULT_INTERFACE}")
@@ -236,7 +234,7 @@ def test_addresses_of_the_process_before_stay_where_one_more_is_refused() -> Non
     async def body(one: Endpoint) -> None:
         refused = "10.96.0.11"
         execute = Failing(lambda argv, _: f"{refused}/32" in argv)
-        old, new = (DirectMode("userspace", LinuxAddresses(e)) for e in (SubprocessExec(), execute))
+        old, new = (userspace_mode(e, "direct") for e in (SubprocessExec(), execute))
         await old.probe()
         await become(old, plan(one))
         more = msgspec.structs.replace(

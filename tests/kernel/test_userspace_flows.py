@@ -9,9 +9,9 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.model.plan import Endpoint, Verdict
-from steersman.modes.userspace.mode import UserspaceMode
 from steersman.netfilter.conntrack import delete_stale
 from tests.support.lab.namespace import sh
+from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
     HOST,
     PORT,
@@ -21,7 +21,6 @@ from tests.support.lab.userspace_node import (
     damages,
     datagrams,
     on_a_node,
-    options,
 )
 from tests.support.modes.userspace_proxy import server
 
@@ -44,9 +43,7 @@ async def asks(sock: socket.socket) -> bytes:
 @pytest.mark.parametrize("restarted", [False, True], ids=["without endpoints", "restarted"])
 def test_a_udp_client_that_never_pauses_is_served_again(variant: str, restarted: bool) -> None:
     async def body(_: Endpoint) -> None:
-        modes = [
-            UserspaceMode(SubprocessExec(), options(variant), forget=delete_stale) for _ in "12"
-        ]
+        modes = [userspace_mode(SubprocessExec(), variant, delete_stale=delete_stale) for _ in "12"]
         mode = modes[0]
         for each in modes:
             await each.probe()

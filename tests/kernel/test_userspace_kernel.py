@@ -17,10 +17,10 @@ from steersman.model.plan import (
 from steersman.model.ruleset import diff
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
-from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
-from steersman.modes.userspace.direct import DirectMode
-from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
 from tests.support.lab.namespace import sh
+from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
     HOST,
     NODE_PORT,
@@ -30,7 +30,6 @@ from tests.support.lab.userspace_node import (
     become,
     damages,
     on_a_node,
-    options,
     plan,
     rendered,
     rules,
@@ -43,7 +42,7 @@ pytestmark = pytest.mark.kernel
 @VARIANTS
 def test_rules_that_others_flushed_are_repaired(variant: str) -> None:
     async def body(one: Endpoint) -> None:
-        mode = UserspaceMode(SubprocessExec(), options(variant))
+        mode = userspace_mode(SubprocessExec(), variant)
         assert (await mode.probe()).usable
         await become(mode, plan(one))
         assert await mode.read() == rendered(mode, plan(one))
@@ -65,7 +64,7 @@ def test_rules_that_others_flushed_are_repaired(variant: str) -> None:
 @VARIANTS
 def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> None:
     async def body(one: Endpoint) -> None:
-        old, new = (UserspaceMode(SubprocessExec(), options(variant)) for _ in range(2))
+        old, new = (userspace_mode(SubprocessExec(), variant) for _ in range(2))
         await old.probe()
         await become(old, plan(one))
         held = []
@@ -93,7 +92,7 @@ def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> 
 
 def test_the_proxy_port_itself_is_closed_to_everybody() -> None:
     async def body(one: Endpoint) -> None:
-        mode = UserspaceMode(SubprocessExec(), UserspaceOptions(ports=(21000, 21001)))
+        mode = userspace_mode(SubprocessExec(), options=UserspaceOptions(ports=(21000, 21001)))
         await mode.probe()
         await become(mode, plan(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
@@ -118,7 +117,7 @@ def test_nft_is_used_where_there_is_no_iptables() -> None:
             return await super().run(argv, stdin, timeout=timeout)
 
     async def body(one: Endpoint) -> None:
-        mode = UserspaceMode(NoIptables())
+        mode = userspace_mode(NoIptables())
         assert (await mode.probe()).usable
         await become(mode, plan(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
@@ -130,7 +129,7 @@ def test_nft_is_used_where_there_is_no_iptables() -> None:
 
 def test_a_refused_service_port_leaves_others_alone() -> None:
     async def body(one: Endpoint) -> None:
-        mode = UserspaceMode(SubprocessExec())
+        mode = userspace_mode(SubprocessExec())
         await mode.probe()
         await become(mode)
         with socket.socket() as taken:
@@ -149,7 +148,7 @@ def test_a_refused_service_port_leaves_others_alone() -> None:
 @pytest.mark.parametrize(("verdict", "error"), [(Verdict.REJECT, "refused"), (Verdict.DROP, "")])
 def test_without_endpoints_the_kernel_answers(verdict: Verdict, error: str) -> None:
     async def body(_: Endpoint) -> None:
-        mode = UserspaceMode(SubprocessExec())
+        mode = userspace_mode(SubprocessExec())
         await mode.probe()
         await become(mode, plan(verdict=verdict))
         for address, port in ((VIP, PORT), (HOST, NODE_PORT)):
@@ -165,7 +164,7 @@ def test_without_endpoints_the_kernel_answers(verdict: Verdict, error: str) -> N
 
 def test_direct_portals_on_an_interface_of_our_own() -> None:
     async def body(one: Endpoint) -> None:
-        mode = DirectMode("userspace", LinuxAddresses(SubprocessExec()))
+        mode = userspace_mode(SubprocessExec(), "direct")
         assert (await mode.probe()).usable
         await become(mode, plan(one))
         assert await mode.read() == rendered(mode, plan(one))
@@ -190,7 +189,7 @@ def test_rootless_needs_no_rules_and_no_addresses() -> None:
     async def body(one: Endpoint) -> None:
         before = rules("nft") + sh("ip addr")
         mode = create("userspace", SubprocessExec(), ModeOptions(portals="none"))
-        assert isinstance(mode, DirectMode)
+        assert isinstance(mode, UserspaceMode)
         await become(mode, plan(one))
         assert await ask(NODE_PORT, b"!", HOST) == b"one!"
         assert len(await mode.read()) == 1

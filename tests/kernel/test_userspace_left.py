@@ -10,12 +10,11 @@ from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
-from steersman.modes.userspace.addresses import DEFAULT_INTERFACE, LinuxAddresses
-from steersman.modes.userspace.direct import DirectMode
-from steersman.modes.userspace.mode import UserspaceMode
+from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
 from steersman.run.cleanup import clean_up
 from steersman.run.switch import clean_leftovers, others
 from tests.support.lab.namespace import sh
+from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
     PORT,
     SETTINGS,
@@ -23,7 +22,6 @@ from tests.support.lab.userspace_node import (
     VIP,
     become,
     on_a_node,
-    options,
     plan,
     rules,
 )
@@ -44,7 +42,7 @@ async def serve(mode: Mode, one: Endpoint) -> None:
 def test_another_mode_serves_when_this_one_was_left(variant: str, other: str) -> None:
     async def body(one: Endpoint) -> None:
         sh("sysctl -qw net.ipv4.conf.all.route_localnet=1")
-        old = UserspaceMode(SubprocessExec(), options(variant))
+        old = userspace_mode(SubprocessExec(), variant)
         await old.probe()
         await become(old, plan(one))
         await old.aclose()
@@ -63,7 +61,7 @@ def test_nothing_is_left_of_another_mode_when_this_one_serves(variant: str) -> N
         name = "nftables" if variant == "nftables" else "iptables"
         old = create(name, SubprocessExec(), kinds)
         await serve(old, one)
-        mode = UserspaceMode(SubprocessExec(), options(variant))
+        mode = userspace_mode(SubprocessExec(), variant)
         await serve(mode, one)
         assert "KUBE-SVC" not in rules(variant)
         assert "kube-proxy" not in rules(variant)
@@ -82,9 +80,7 @@ def test_who_changes_nothing_here_cleans_nothing_here() -> None:
 @pytest.mark.parametrize("kind", ["nft", "legacy", "nftables", "direct"])
 def test_cleanup_removes_whatever_led_here(kind: str) -> None:
     async def body(one: Endpoint) -> None:
-        old: UserspaceMode | DirectMode = UserspaceMode(SubprocessExec(), options(kind))
-        if kind == "direct":
-            old = DirectMode("userspace", LinuxAddresses(SubprocessExec()))
+        old = userspace_mode(SubprocessExec(), kind)
         await old.probe()
         await become(old, plan(one))
         await old.aclose()

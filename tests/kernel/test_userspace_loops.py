@@ -13,7 +13,7 @@ from steersman.model.plan import (
     ServicePlan,
     Verdict,
 )
-from steersman.modes.userspace.mode import UserspaceMode
+from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
     HOST,
     NODE_PORT,
@@ -22,7 +22,6 @@ from tests.support.lab.userspace_node import (
     VIP,
     become,
     on_a_node,
-    options,
     plan,
 )
 from tests.support.modes.userspace_proxy import ask, owner, until
@@ -43,7 +42,7 @@ def test_what_leads_back_by_a_portal_or_node_port_is_refused(
     variant: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(one: Endpoint) -> None:
-        mode = UserspaceMode(SubprocessExec(), options(variant))
+        mode = userspace_mode(SubprocessExec(), variant)
         mode.proxy.budget.limit = 100  # so that a loop ends some time
         await mode.probe()
         for back in (Endpoint(VIP, PORT), Endpoint(HOST, NODE_PORT)):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from steersman.host.exec import Exec
 from steersman.modes.base import Mode
-from steersman.modes.specs import ModeOptions
+from steersman.modes.specs import SPECS, ModeOptions
 
 Factory: TypeAlias = Callable[[str, Exec, ModeOptions], Mode]
 """Builds the mode of a name; nothing is run or opened."""
@@ -22,7 +22,8 @@ def create(name: str, execute: Exec, options: ModeOptions) -> Mode:
         execute: runs programs.
         options: the operator's settings.
     """
-    mode: Mode = import_module(f"steersman.modes.{name}.mode").create(execute, options)
+    module = SPECS[name].module or f"{name}.mode"
+    mode: Mode = import_module(f"steersman.modes.{module}").create(execute, options)
     return mode
 
 

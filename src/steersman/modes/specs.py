@@ -87,6 +87,8 @@ class ModeSpec(msgspec.Struct, frozen=True):
     """Whether Kubernetes v1.36 has this mode on Linux."""
     platform: Literal["linux", "win32"] = "linux"
     """Value of sys.platform that the mode runs on."""
+    module: str = ""
+    """Module below modes/ that has `create`; "" for the mode's own `mode.py`."""
     fallback: str = ""
     """The mode that serves if this one cannot run here; "" for none."""
 
@@ -197,7 +199,7 @@ _ROWS = (
         variants=(_NFT, _LEGACY, _NFTABLES_PORTALS),
         cleanup_variants=(_NFT, _LEGACY, _NFTABLES_PORTALS, _DIRECT_PORTALS),
     ),
-    ModeSpec("winuserspace", platform="win32", uses_port_range=True),
+    ModeSpec("winuserspace", platform="win32", module="userspace.windows", uses_port_range=True),
 )
 
 SPECS: dict[str, ModeSpec] = {row.name: row for row in _ROWS}

@@ -363,7 +363,7 @@ class SocketHandoff:
         self._proxy.reset_connections(without_endpoints)
         if self.stage is Stage.OFFERED:
             raise BusyError("another process is taking over")
-        self._proxy.stop(self._proxy.take(key for key in gone if key not in wanted))
+        self._proxy.stop(self._proxy.take(gone))
 
     async def wait_until_resumed(self) -> None:
         """Return when a successor that served has gone: it may have changed the rules."""

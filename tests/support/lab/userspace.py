@@ -16,8 +16,10 @@ from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.base import Mode, Support
-from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
-from steersman.proxy.sockets import open_socket
+from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.mode import linux_portals
+from steersman.modes.userspace.rule_portals import DeleteStale
+from steersman.proxy.sockets import OpenSocket, open_socket
 from tests.support.lab.sockets import Netns
 
 T = TypeVar("T")
@@ -71,22 +73,34 @@ class ThreadedMode(Mode):
         self._thread.close(self.inner.aclose())
 
 
+def userspace_mode(
+    execute: Exec,
+    variant: str = "",
+    options: UserspaceOptions | None = None,
+    *,
+    sockets: OpenSocket = open_socket,
+    delete_stale: DeleteStale | None = None,
+) -> UserspaceMode:
+    """The mode with rules of a variant (`nft`, `legacy`, `nftables`) or other portals."""
+    tool = variant if variant in {"nft", "legacy"} else ""
+    kind = "" if tool else variant
+    portals = linux_portals(execute, kind, iptables_variant=tool, delete_stale=delete_stale)
+    return UserspaceMode("userspace", portals, options, sockets)
+
+
 _running: dict[str, ThreadedMode] = {}
 
 
 def userspace_behind(execute: Exec, variant: str) -> Mode:
     """The mode in the namespace that an Exec's prefix enters, the same one each time."""
-    options = UserspaceOptions(iptables_variant=variant)
-    if variant == "nftables":
-        options = UserspaceOptions(portals="nftables")
     for word in execute.prefix if isinstance(execute, SubprocessExec) else ():
         if word.startswith("--net="):
             path = word.removeprefix("--net=")
             if path not in _running:
-                mode = UserspaceMode(execute, options, Netns(path).socket)
+                mode = userspace_mode(execute, variant, sockets=Netns(path).socket)
                 _running[path] = ThreadedMode(mode)
             return _running[path]
-    return UserspaceMode(execute, options, open_socket)
+    return userspace_mode(execute, variant)
 
 
 @atexit.register

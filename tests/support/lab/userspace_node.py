@@ -18,8 +18,7 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.model.ruleset import Ruleset, diff
-from steersman.modes.userspace.direct import DirectMode
-from steersman.modes.userspace.mode import UserspaceMode, UserspaceOptions
+from steersman.modes.userspace.core import UserspaceMode
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.modes.userspace_proxy import answering, endpoint, owner
 
@@ -46,14 +45,14 @@ def plan(
     return ServicePlan(owner(name=name), frontends, endpoints, (), endpoints)
 
 
-def rendered(mode: UserspaceMode | DirectMode, *plans: ServicePlan) -> Ruleset:
+def rendered(mode: UserspaceMode, *plans: ServicePlan) -> Ruleset:
     want = dict(mode.render_node(SETTINGS))
     for each in plans:
         want.update(mode.render_service(each, SETTINGS))
     return want
 
 
-async def become(mode: UserspaceMode | DirectMode, *plans: ServicePlan) -> None:
+async def become(mode: UserspaceMode, *plans: ServicePlan) -> None:
     await mode.apply(diff(await mode.read(), rendered(mode, *plans)))
 
 
@@ -73,12 +72,6 @@ def rules(variant: str) -> str:
     if variant == "nftables":
         return sh("nft list ruleset")
     return sh(f"iptables-{variant}-save; ip6tables-{variant}-save")
-
-
-def options(variant: str) -> UserspaceOptions:
-    if variant == "nftables":
-        return UserspaceOptions(portals=variant)
-    return UserspaceOptions(iptables_variant=variant)
 
 
 def damages(variant: str) -> tuple[str, ...]:

@@ -1,50 +1,246 @@
-"""Portal rules through nft, where there is no iptables: only what changes is written."""
+"""Portals made of nftables objects, for machines without iptables.
+
+A table of ours in each family has two maps by destination. So a packet is looked up once, however
+many portals there are, and a change writes only the elements and chains that it changes:
+
+    prerouting, output (nat)          dnat to @portals      the listener of the destination
+    input, forward, output (filter)   vmap @guards          what happens to new connections
+
+A portal that is only for some clients has a chain of its own, to which its guard goes. Comments of
+rules are checksums of the rules, so that reading them back depends on no spelling of nft's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+import hashlib
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import chain
+from typing import NamedTuple
 
 from steersman.host.exec import Exec, Result, run_program
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
+from steersman.model.plan import Verdict
 from steersman.modes.base import Support
-from steersman.modes.userspace.names import BASE, STRAY, BaseKey, Key, Portal, StrayKey
-from steersman.modes.userspace.nft_rules import (
-    TABLE,
-    Chain,
-    Element,
-    Object,
-    base,
-    change,
-    objects,
-    parse,
-    remove,
-    table_of,
-    whole,
-)
-from steersman.modes.userspace.written import Written
+from steersman.modes.userspace.objects import BASE, STRAY, BaseKey, Key, Portal, StrayKey
+from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
 from steersman.netfilter.nf_tables import table_left
 from steersman.proxy.listeners import FrontendKey
 
+TABLE = "kube-portals"
+PORTALS, GUARDS = "portals", "guards"
+_IP = {Family.IPV4: "ip", Family.IPV6: "ip6"}
+_NAME_LENGTH = 100  # bytes; nft takes comments up to 128
+_NOT_BY_PORTAL = "ct status & dnat != dnat drop"
+_DNAT = "dnat {ip} to {ip} daddr . meta l4proto . th dport map @portals"
+_FILTER = "type filter hook {hook} priority filter; policy accept;"
+_BASE = {
+    "refuse": ("", "reject"),
+    "proxied": ("", _NOT_BY_PORTAL),
+    "firewall": ("", "{ip} daddr . meta l4proto . th dport vmap @guards"),
+    "container": ("type nat hook prerouting priority dstnat; policy accept;", _DNAT),
+    "host": ("type nat hook output priority -100; policy accept;", _DNAT),
+    **{
+        hook: (_FILTER.format(hook=hook), "ct state new jump firewall")
+        for hook in ("input", "forward", "output")
+    },
+}
+"""Chains of one rule each: the hook, and the rule."""
+_BLOCK = re.compile(r"^\t(chain|map) (\S+) {\n(.*?)^\t}", re.MULTILINE | re.DOTALL)
+_RULE = re.compile(r'^\t\t(?!type )(?:.*comment "(.*)"|.*)$', re.MULTILINE)
+_ELEMENTS = re.compile(r"elements = {(.*?)}", re.DOTALL)
 _TIMEOUT = 60.0
 _PROBE = f"add table ip {TABLE}\n"
 
 
-class NftPortals:
-    """The portals of this node in tables of nft."""
+class Element(NamedTuple):
+    """An element of a map, as `nft -nn list` prints it."""
 
-    def __init__(self, execute: Exec) -> None:
-        """Take how to run nft."""
+    map: str
+    text: str
+    """Key and value, with a colon between."""
+
+    @property
+    def key(self) -> str:
+        """The key of the element."""
+        return self.text.partition(" : ")[0]
+
+
+class Chain(NamedTuple):
+    """A chain. Equal comments mean equal rules, because they start with checksums of these."""
+
+    name: str
+    comments: tuple[str, ...]
+    rules: tuple[str, ...] = ()
+    """The rules without the comments; () if it was read."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Chain) and self[:2] == other[:2]
+
+    def __hash__(self) -> int:
+        return hash(self[:2])
+
+
+Object = Element | Chain
+
+# Text: pure
+
+
+def table_of(family: Family) -> str:
+    """Return the table of a family in nft's words."""
+    return f"{_IP[family]} {TABLE}"
+
+
+def remove(family: Family) -> str:
+    """Return the input of nft that removes the table, whether it exists or not."""
+    return f"table {table_of(family)}\ndelete table {table_of(family)}\n"
+
+
+def base(family: Family) -> frozenset[Object]:
+    """Return the chains that exist without any portal."""
+    return frozenset(
+        _chain(name, [rule.format(ip=_IP[family])]) for name, (_, rule) in _BASE.items()
+    )
+
+
+def objects(key: FrontendKey, portal: Portal, port: int) -> frozenset[Object]:
+    """Return the objects of a portal.
+
+    Args:
+        key: the destination.
+        portal: what happens there.
+        port: the port that its listener is bound to; 0 if it has none.
+    """
+    if portal.verdict is not Verdict.FORWARD:
+        verdict = "drop" if portal.verdict is Verdict.DROP else "goto refuse"
+        return frozenset((_element(GUARDS, key, key.address, key.port, verdict),))
+    found: set[Object] = set()
+    ip, address, at = _IP[key.family], key.address, key.port
+    rules: list[str] = []
+    if portal.host:
+        # Lead clients to the listener, and keep those away that did not come by the portal.
+        found.add(_element(PORTALS, key, address, at, f"{portal.host} . {port}"))
+        address, at = portal.host, port
+        rules.append(_NOT_BY_PORTAL)
+    if portal.internal_only is not None:
+        detector, not_a_pod = portal.internal_only, ""
+        if detector.cidr:
+            not_a_pod = f"{ip} saddr != {detector.cidr} "
+        elif detector.interface:
+            not_a_pod = f'iifname != "{detector.interface}" '
+        elif detector.interface_prefix:
+            not_a_pod = f'iifname != "{detector.interface_prefix}*" '
+        rules.append(f"{not_a_pod}fib saddr type != local drop")
+    if portal.source_ranges:
+        networks = [ipaddress.ip_network(cidr) for cidr in portal.source_ranges]
+        merged = ipaddress.collapse_addresses(networks)  # type: ignore[type-var]  # one family
+        # nft refuses overlapping ranges.
+        rules.append(f"{ip} saddr != {{ {', '.join(map(str, merged))} }} drop")
+    if rules == [_NOT_BY_PORTAL]:
+        found.add(_element(GUARDS, key, address, at, "goto proxied"))
+    elif rules:
+        name = f"to-{key.protocol.lower()}-{address.replace(':', '_')}-{at}"
+        found.add(_chain(name, rules, portal.name))
+        found.add(_element(GUARDS, key, address, at, f"goto {name}"))
+    return frozenset(found)
+
+
+def _element(where: str, key: FrontendKey, address: str, port: int, value: str) -> Element:
+    return Element(where, f"{address} . {key.protocol.number} . {port} : {value}")
+
+
+def _chain(name: str, rules: Iterable[str], remark: str = "") -> Chain:
+    rules = tuple(rules)
+    sums = (hashlib.blake2b(rule.encode(), digest_size=8).hexdigest() for rule in rules)
+    comments = (f"{each} {remark[:_NAME_LENGTH]}".rstrip() for each in sums)
+    return Chain(name, tuple(comments), rules)
+
+
+def parse(listed: str) -> frozenset[Object]:
+    """Read the output of `nft -nn list table`."""
+    found: set[Object] = set()
+    for kind, name, body in _BLOCK.findall(listed):
+        if kind == "chain":
+            found.add(Chain(name, tuple(_RULE.findall(body))))
+        for elements in _ELEMENTS.findall(body):
+            found.update(Element(name, " ".join(text.split())) for text in elements.split(","))
+    return frozenset(found)
+
+
+def change(family: Family, removed: Iterable[Object], added: Iterable[Object]) -> str:
+    """Return the input of nft that removes objects and adds others, in one transaction."""
+    removed, added = set(removed), set(added)
+    gone, new = removed - added, added - removed
+    chains = [each for each in new if isinstance(each, Chain)]
+    kept = {chain.name for chain in chains}
+    table = table_of(family)
+    # Elements refer to chains: they go first and come last.
+    return "".join(
+        (
+            *_elements("delete", family, gone),
+            *(
+                f"add chain {table} {each.name}\nflush chain {table} {each.name}\n"
+                f"{_rules(family, each)}"
+                for each in chains
+            ),
+            *_elements("add", family, new),
+            *(
+                f"flush chain {table} {each.name}\ndelete chain {table} {each.name}\n"
+                for each in gone
+                if isinstance(each, Chain) and each.name not in kept
+            ),
+        )
+    )
+
+
+def whole(family: Family, added: Iterable[Object]) -> str:
+    """Return the input of nft that creates the table again, with the base and these objects."""
+    kind = f"{'ipv4' if family is Family.IPV4 else 'ipv6'}_addr"
+    key = f"{kind} . inet_proto . inet_service"
+    lines = [
+        remove(family).rstrip(),
+        f"table {table_of(family)} {{",
+        f" map {PORTALS} {{ type {key} : {kind} . inet_service; }}",
+        f" map {GUARDS} {{ type {key} : verdict; }}",
+        *(f" chain {name} {{ {hook} }}" for name, (hook, _) in _BASE.items()),
+        "}",
+        "",
+    ]
+    chains = sorted(each for each in base(family) if isinstance(each, Chain))
+    return "\n".join(lines) + "".join(_rules(family, c) for c in chains) + change(family, (), added)
+
+
+def _elements(verb: str, family: Family, some: Iterable[Object]) -> Iterator[str]:
+    by_map: dict[str, list[str]] = {}
+    for each in sorted(each for each in some if isinstance(each, Element)):
+        text = each.text if verb == "add" else each.key
+        by_map.setdefault(each.map, []).append(text)
+    for name, texts in by_map.items():
+        yield f"{verb} element {table_of(family)} {name} {{ {', '.join(texts)} }}\n"
+
+
+def _rules(family: Family, chain: Chain) -> str:
+    where = f"{table_of(family)} {chain.name}"
+    pairs = zip(chain.rules, chain.comments, strict=True)
+    return "".join(f'add rule {where} {rule} comment "{comment}"\n' for rule, comment in pairs)
+
+
+class NftPortals(RulePortals[Object]):
+    """The portals of this node, written by nft."""
+
+    def __init__(self, execute: Exec, delete_stale: DeleteStale | None = None) -> None:
+        """Make portals; nothing is run before `probe`."""
+        super().__init__(delete_stale)
         self._execute = execute
-        self.families: tuple[Family, ...] = tuple(Family)
-        self._written: Written[Object] = Written()
+        self.families = tuple(Family)
 
     async def probe(self) -> Support:
-        """Say whether nft can be used.
+        """Check whether nft can be used.
 
-        Nothing is listed: nft reads all rules for `list tables`, again and again for as long as
-        others change them, so that on a busy node it ends only by its time-out.
+        This lists nothing: nft reads all rules for `list tables`, again and again while other
+        programs change them, so that on a busy node it only ends by its timeout.
         """
         try:
             result = await self._nft("--check", "-f", "-", stdin=_PROBE)
@@ -58,88 +254,70 @@ class NftPortals:
         """Look for our tables."""
         return table_left(TABLE, families)
 
-    async def read(self) -> dict[Key, Portal | str]:
-        """Return the portals whose objects are all there, and what else is in our tables."""
+    async def read_rules(self) -> dict[Key, Portal | str]:
+        """Return the portals whose objects are all there, and other objects in our tables."""
         found: dict[Key, Portal | str] = {}
         for family in self.families:
-            listed = await self._list(family)
+            result = await self._nft("-nn", "list", "table", *table_of(family).split())
+            listed = "" if result.returncode else result.stdout.decode(errors="replace")
             have = parse(listed)
             if listed and base(family) <= have:
                 found[BaseKey(BASE, family)] = ""
-                found.update(self._in_force(family, have - base(family)))
+                portals, strays = self.written.compare(family, have - base(family))
+                found.update(portals.items())
+                for each in sorted(strays, key=str):
+                    at = (each.map, each.text) if isinstance(each, Element) else ("", each.name)
+                    found[StrayKey(STRAY, family, *at)] = ""
                 continue
-            self._written.forget(self._written.of(family))
+            self.written.remove(self.written.of(family))
             if listed:
                 found[StrayKey(STRAY, family, TABLE, BASE)] = ""
         return found
 
-    def _in_force(self, family: Family, have: Set[Object]) -> dict[Key, Portal | str]:
-        portals, left = self._written.compare(family, have)
-        found: dict[Key, Portal | str] = dict(portals.items())
-        for each in sorted(left, key=str):
-            where, text = (each.map, each.text) if isinstance(each, Element) else ("", each.name)
-            found[StrayKey(STRAY, family, where, text)] = ""
-        return found
-
-    async def apply(
+    async def write_rules(
         self,
         gone: Iterable[Key],
         wanted: Mapping[FrontendKey, Portal],
         bases: Iterable[BaseKey],
         ports: Mapping[FrontendKey, int],
     ) -> None:
-        """Write what changes, in one transaction per family; see `IptablesPortals`."""
+        """Write the changes, in one transaction per family."""
         gone = set(gone)
         new = {key: objects(key, portal, ports[key]) for key, portal in wanted.items()}
         for family in self.families:
             mine = {key: some for key, some in new.items() if key.family is family}
             away = {key for key in gone if key.family is family}
+            here = self.written.of(family)
             if BaseKey(BASE, family) in bases:
-                await self._write(self._whole(family, away, mine))
+                await self._write_all(family, away, mine)
             elif away & {BaseKey(BASE, family), StrayKey(STRAY, family, TABLE, BASE)}:
                 await self._write(remove(family))
             elif mine or away:
-                await self._step(family, away, mine)
-            self._written.forget([key for key in self._written.of(family) if key in away])
+                old = [key for key in here if key in away or key in mine]
+                strays = {
+                    Element(key.where, key.text) if key.where else Chain(key.text, ())
+                    for key in away
+                    if isinstance(key, StrayKey)
+                }
+                removed = chain(strays, self.written.parts_of(old))
+                text = change(family, removed, chain.from_iterable(mine.values()))
+                if text and (await self._nft("-f", "-", stdin=text)).returncode:
+                    await self._write_all(family, away, mine)  # another program changed the table
+            self.written.remove(key for key in here if key in away)
             for key, parts in mine.items():
-                self._written.note(key, wanted[key], parts)
+                self.written.add(key, wanted[key], parts)
 
-    async def _step(
+    async def _write_all(
         self, family: Family, gone: Set[Key], new: Mapping[FrontendKey, frozenset[Object]]
     ) -> None:
-        """Write the difference; where what is there is not what was thought, all of it."""
-        old = [key for key in self._written.of(family) if key in gone or key in new]
-        strays = {_stray(key) for key in gone if isinstance(key, StrayKey)}
-        away = chain(strays, self._written.parts_of(old))
-        text = change(family, away, chain.from_iterable(new.values()))
-        if text and (await self._nft("-f", "-", stdin=text)).returncode:
-            await self._write(self._whole(family, gone, new))
-
-    def _whole(
-        self, family: Family, gone: Set[Key], new: Mapping[FrontendKey, frozenset[Object]]
-    ) -> str:
-        kept = [key for key in self._written.of(family) if key not in gone and key not in new]
-        return whole(family, chain(self._written.parts_of(kept), *new.values()))
-
-    def known(self, key: FrontendKey) -> Portal | None:
-        """The portal in force at a destination, as far as this process wrote it."""
-        return self._written.portal(key)
+        kept = [key for key in self.written.of(family) if key not in gone and key not in new]
+        await self._write(whole(family, chain(self.written.parts_of(kept), *new.values())))
 
     async def _write(self, text: str) -> None:
         result = await self._nft("-f", "-", stdin=text)
         if result.returncode:
             raise ApplyError(f"nft: {result.message or f'exit status {result.returncode}'}")
 
-    async def _list(self, family: Family) -> str:
-        """The table of a family as nft lists it; "" where there is none."""
-        result = await self._nft("-nn", "list", "table", *table_of(family).split())
-        return result.stdout.decode(errors="replace") if not result.returncode else ""
-
     async def _nft(self, *words: str, stdin: str = "") -> Result:
-        argv = ["nft", *words]
-        data = stdin.encode()
+        argv, data = ["nft", *words], stdin.encode()
         return await run_program(self._execute, argv, data, package="nftables", timeout=_TIMEOUT)
-
-
-def _stray(key: StrayKey) -> Object:
-    return Element(key.where, key.text) if key.where else Chain(key.text, ())

@@ -19,24 +19,24 @@ from steersman.model.plan import (
     SourceClassifier,
     Verdict,
 )
-from steersman.modes.userspace.names import BASE, BaseKey, Portal
-from steersman.modes.userspace.nft_rules import Chain, Element, change, objects, remove
-from steersman.modes.userspace.nft_rules import parse as parse_nft
+from steersman.modes.userspace.iptables_portals import (
+    ALL_CHAINS,
+    ALL_JUMPS,
+    FIREWALL,
+    FoundRules,
+    Rule,
+    parse,
+    portal_rules,
+    write,
+)
+from steersman.modes.userspace.nft_portals import Chain, Element, change, objects, remove
+from steersman.modes.userspace.nft_portals import parse as parse_nft
+from steersman.modes.userspace.objects import BASE, BaseKey, Portal
 from steersman.modes.userspace.render import (
     host_address,
     render_direct,
     render_node,
     render_redirect,
-)
-from steersman.modes.userspace.rules import (
-    ALL_CHAINS,
-    ALL_JUMPS,
-    FIREWALL,
-    Kernel,
-    Rule,
-    parse,
-    portal_rules,
-    write,
 )
 from steersman.proxy.listeners import LISTENER, PORTAL, Decision, FrontendKey, ListenerPlan
 
@@ -107,7 +107,7 @@ def test_without_forwarding_there_is_a_portal_only() -> None:
 def test_only_insiders_pass_where_others_are_dropped() -> None:
     ruleset = render_redirect(plan(frontend(VIP, CLUSTER, CLUSTER, DROP)), NODE)
     portal = ruleset[at(PORTAL, "198.51.100.1")]
-    assert portal.insiders == FAMILY.detector
+    assert portal.internal_only == FAMILY.detector
     listener = ruleset[at(LISTENER, "198.51.100.1")]
     assert listener.decide("10.244.9.9").endpoints == ALL
     assert listener.decide("192.168.0.1").endpoints == ALL
@@ -229,8 +229,12 @@ def test_ranges_come_after_everything_else_is_dropped() -> None:
 def test_insiders_by_interface_and_none_at_all() -> None:
     node_port = Portal("shop/cart:http", Verdict.FORWARD)
     found = {
-        lines(replace(node_port, insiders=LocalDetector(**how)), True)[0].split(" -m comment")[0]
-        for how in ({"interface": "cni0"}, {"interface_prefix": "veth"}, {})
+        lines(replace(node_port, internal_only=detector), True)[0].split(" -m comment")[0]
+        for detector in (
+            LocalDetector(interface="cni0"),
+            LocalDetector(interface_prefix="veth"),
+            LocalDetector(),
+        )
     }
     start = f"-A {FIREWALL} -d 192.168.0.2/32"
     assert found == {f"{start} ! -i cni0 -p tcp", f"{start} ! -i veth+ -p tcp", f"{start} -p tcp"}
@@ -268,7 +272,7 @@ def test_only_what_is_ours_is_read_and_in_one_spelling() -> None:
     (rule,) = kernel.rules
     assert '--comment "shop/cart" -m' in rule.line
     assert not kernel.complete
-    assert Kernel(frozenset(), ALL_JUMPS, ALL_CHAINS).complete
+    assert FoundRules(frozenset(), ALL_JUMPS, ALL_CHAINS).complete
 
 
 def test_what_is_written_deletes_before_it_appends() -> None:
@@ -305,7 +309,8 @@ def test_nft_leads_and_guards() -> None:
     guard = "guards: 192.168.0.2 . 6 . 4711 : goto "
     assert nft(portal) == ([f"{guard}proxied", leads], [])
     ranges = ("203.0.113.0/24", "203.0.113.0/25", "10.0.0.1/32")
-    fenced = replace(portal, insiders=LocalDetector(cidr="10.244.0.0/16"), source_ranges=ranges)
+    pods = LocalDetector(cidr="10.244.0.0/16")
+    fenced = replace(portal, internal_only=pods, source_ranges=ranges)
     assert nft(fenced) == (
         [f"{guard}to-tcp-192.168.0.2-4711", leads],
         [
@@ -319,7 +324,7 @@ def test_nft_leads_and_guards() -> None:
 def test_nft_insiders_by_interface_and_none_at_all() -> None:
     node_port = Portal("shop/cart:http", Verdict.FORWARD)
     found = [
-        nft(replace(node_port, insiders=LocalDetector(**how)), True)[1]
+        nft(replace(node_port, internal_only=LocalDetector(**how)), True)[1]
         for how in ({"interface": "cni0"}, {"interface_prefix": "veth"}, {})
     ]
     rest = "fib saddr type != local drop"

@@ -23,6 +23,7 @@ from steersman.proxy.budget import DescriptorBudget, Reservation
 from steersman.proxy.listeners import Decision
 from steersman.proxy.relay import RelayedConnection, Splice
 from steersman.proxy.sockets import open_socket
+from steersman.proxy.tcp import proxy_protocol_header
 from steersman.proxy.traffic import EndpointCounters
 from tests.support.modes.userspace_proxy import (
     LOCAL,
@@ -443,3 +444,21 @@ async def test_everybody_is_dropped_without_a_choice() -> None:
 
 def test_protocols_are_listened_on_apart() -> None:
     assert key(Protocol.UDP) != key(Protocol.TCP)
+
+
+@pytest.mark.parametrize(
+    ("client", "destination", "body"),
+    [
+        (("192.0.2.1", 1000), ("192.0.2.2", 80), "2111000cc0000201c000020203e80050"),
+        (
+            ("2001:db8::1", 1),
+            ("2001:db8::2", 2),
+            "21210024" + "20010db8" + "0" * 23 + "1" + "20010db8" + "0" * 23 + "2" + "00010002",
+        ),
+    ],
+)
+def test_the_header_of_the_proxy_protocol(
+    client: tuple[str, int], destination: tuple[str, int], body: str
+) -> None:
+    header = proxy_protocol_header(client, destination)
+    assert header == b"\r\n\r\n\0\r\nQUIT\n" + bytes.fromhex(body)

@@ -27,9 +27,10 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.model.ruleset import diff
-from steersman.modes.userspace.direct import DirectMode
-from steersman.modes.winuserspace.mode import winuserspace
-from steersman.modes.winuserspace.netsh import NetshAddresses
+from steersman.modes.specs import ModeOptions
+from steersman.modes.userspace.core import UserspaceMode
+from steersman.modes.userspace.direct_portals import DirectPortals
+from steersman.modes.userspace.windows import NetshAddresses, create
 from steersman.proxy.listeners import ListenerPlan
 from tests.support.modes.userspace_proxy import answering, ask, endpoint, owner, until
 
@@ -74,8 +75,9 @@ class Netsh:
         return SHOWN.format(name=SERVICE_INTERFACE, addresses=text)
 
 
-def mode_of(netsh: Netsh) -> DirectMode:
-    return DirectMode("winuserspace", NetshAddresses(netsh, look_again=0))
+def mode_of(netsh: Netsh) -> UserspaceMode:
+    portals = DirectPortals(NetshAddresses(netsh, poll_seconds=0))
+    return UserspaceMode("winuserspace", [portals])
 
 
 VIP = "127.0.10.10"
@@ -200,7 +202,7 @@ async def test_netsh_that_refuses_is_an_error_with_its_words() -> None:
     netsh = Netsh()
     netsh.refuse = "add"
     with pytest.raises(ApplyError, match="already exists"):
-        await NetshAddresses(netsh, look_again=0).add(VIP)
+        await NetshAddresses(netsh, poll_seconds=0).add(VIP)
     netsh.refuse = "show"
     support = await NetshAddresses(netsh).probe()
     assert not support.usable
@@ -209,7 +211,7 @@ async def test_netsh_that_refuses_is_an_error_with_its_words() -> None:
 
 async def test_an_address_that_never_appears_is_tried_again_later() -> None:
     with pytest.raises(BusyError, match="does not appear"):
-        await NetshAddresses(Netsh(delay=1000), look_again=0).add(VIP)
+        await NetshAddresses(Netsh(delay=1000), poll_seconds=0).add(VIP)
 
 
 async def test_where_there_is_no_netsh_it_cannot_run() -> None:
@@ -219,7 +221,7 @@ async def test_where_there_is_no_netsh_it_cannot_run() -> None:
         ) -> Result:
             raise FileNotFoundError(argv[0])
 
-    support = await winuserspace(Nothing()).probe()
+    support = await create(Nothing(), ModeOptions()).probe()
     assert not support.usable
     assert "for Windows" in support.missing[0]
 
@@ -231,7 +233,7 @@ def test_the_interface_can_be_named() -> None:
 
 async def test_ipv6_has_its_own_words() -> None:
     netsh = Netsh()
-    await NetshAddresses(netsh, "E", look_again=0).add("fd00::1")
+    await NetshAddresses(netsh, "E", poll_seconds=0).add("fd00::1")
     assert [
         "netsh",
         "interface",

@@ -1,0 +1,191 @@
+"""The userspace mode on any system: a proxy, and a strategy that leads clients to its listeners."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from steersman.model.names import Family
+from steersman.model.plan import NodeSettings, ServicePlan, Traits
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.stats import ConnectionStats, NodeTotals
+from steersman.modes.base import Mode, Support
+from steersman.modes.userspace.objects import (
+    left_without_endpoints,
+    listeners_of,
+    removed_listeners,
+)
+from steersman.proxy.engine import Proxy
+from steersman.proxy.handoff import SocketHandoff, Stage
+from steersman.proxy.listeners import FrontendKey, ListenerPlan
+from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
+
+
+class UserspaceOptions(msgspec.Struct, frozen=True):
+    """Settings of the proxy."""
+
+    ports: tuple[int, int] | None = None
+    """First and last proxy port (`--proxy-port-range`); None for any free ones."""
+    udp_idle: float = 0.25
+    """Seconds after which an idle UDP session ends (`--udp-timeout`)."""
+    limit: int = 0
+    """Descriptors for listeners and connections; 0 for all that the system allows."""
+    handoff: str = ""
+    """Name under which processes hand over their listening sockets; "" if they do not."""
+    dns_search: tuple[str, ...] = ()
+    """Suffixes to try for queries to DNS Services (proxy/dns.py)."""
+
+
+class Portals(ABC):
+    """How clients of a destination reach its listener."""
+
+    tracks_connections = False
+    """Whether conntrack has an entry for each connection from a client to a listener."""
+    variant = ""
+    """See `Mode.variant`."""
+
+    @abstractmethod
+    async def probe(self) -> Support:
+        """Check whether clients can be led this way here."""
+
+    @abstractmethod
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Render the fixed part."""
+
+    @abstractmethod
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render the listeners and portals of one ServicePort."""
+
+    @abstractmethod
+    async def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
+        """Return the listeners, and the portals in force."""
+
+    @abstractmethod
+    async def apply(self, change: Diff, proxy: Proxy) -> None:
+        """Change listeners and portals, in an order that refuses no client meanwhile.
+
+        Raises:
+            ApplyError, BusyError: see `Mode.apply`.
+        """
+
+    @abstractmethod
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Name objects that are left. See `Mode.find_leftovers`."""
+
+    async def aclose(self, listeners: Iterable[FrontendKey]) -> None:  # noqa: B027 - a default
+        """Remove objects that must not outlive these listeners."""
+
+
+class UserspaceMode(Mode):
+    """Proxies TCP and UDP in this process."""
+
+    hands_over_sockets = True
+
+    def __init__(
+        self,
+        name: str,
+        candidates: Sequence[Portals],
+        options: UserspaceOptions | None = None,
+        open_socket: OpenSocket = open_socket,
+    ) -> None:
+        """Make the mode; nothing is run or opened before it is used.
+
+        Args:
+            name: the mode's name.
+            candidates: portals of the same style; the first that works is used.
+            options: the operator's settings.
+            open_socket: makes sockets (in another network namespace, for tests).
+        """
+        options = options or UserspaceOptions()
+        self.name = name
+        self.portals = candidates[0]
+        self.traits = Traits(
+            reads_addresses=True,
+            terminates_connections=True,
+            forwards_sctp=False,
+            localhost_node_ports=True,
+            relays_localhost=True,
+            tracks_connections=self.portals.tracks_connections,
+        )
+        self.proxy = Proxy(
+            open_socket, PortAllocator(options.ports), options.udp_idle, options.limit
+        )
+        self.proxy.dns_search = options.dns_search
+        self._candidates = candidates
+        self._handoff = SocketHandoff(options.handoff, self.proxy)
+        self._lock = asyncio.Lock()
+
+    @property
+    def variant(self) -> str:
+        """`none` if this mode changes nothing on the machine."""
+        return self.portals.variant
+
+    async def probe(self) -> Support:
+        """Find the first portals that work."""
+        missing: tuple[str, ...] = ()
+        for portals in self._candidates:
+            support = await portals.probe()
+            if support.usable:
+                self.portals = portals
+                return support
+            missing += support.missing
+        return Support(usable=False, missing=missing)
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Render the fixed part of the portals."""
+        return self.portals.render_node(settings)
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render the listeners and portals of one ServicePort."""
+        return self.portals.render_service(plan, settings)
+
+    async def read(self) -> Ruleset:
+        """Return the listeners and the portals in force."""
+        async with self._lock:
+            return await self.portals.read(self.proxy.listeners)
+
+    async def wait_for_external_change(self) -> None:
+        """Return when a successor has gone: rules and listeners may be different."""
+        await self._handoff.wait_until_resumed()
+
+    async def apply(self, change: Diff) -> None:
+        """Change listeners and portals; while a successor serves, only existing listeners."""
+        async with self._lock:
+            wanted = listeners_of(change)
+            if self._handoff.stage is not Stage.SERVING:
+                without_endpoints = left_without_endpoints(change)
+                await self._handoff.follow(wanted, without_endpoints, removed_listeners(change))
+                return
+            if wanted:
+                await self._handoff.take_over()
+            await self.portals.apply(change, self.proxy)
+            if wanted:
+                await self._handoff.started()
+
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Name objects of the portals in use that are left."""
+        return self.portals.find_leftovers(families)
+
+    async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
+        """Return the proxy's counters of all ServicePorts that it serves."""
+        del plans
+        return await asyncio.to_thread(self.proxy.traffic.stats)
+
+    async def node_totals(self) -> NodeTotals:
+        """Return the sums over all endpoints."""
+        return self.proxy.totals()
+
+    async def wait_for_handoff(self) -> None:
+        """Return once the successor serves."""
+        await self._handoff.wait_until_retired()
+
+    async def aclose(self, drain: float = 0.0) -> int:
+        """Stop listening and let connections end; return how many were reset after `drain` s."""
+        self._handoff.close()
+        listeners = self.proxy.listeners
+        cut = await self.proxy.drain(drain)
+        await self.portals.aclose(listeners)
+        return cut

@@ -1,0 +1,268 @@
+"""Portals without rules: listeners bind the destinations themselves.
+
+LocalPortals serve the addresses that this machine has. DirectPortals add the addresses of Services
+to an interface first. A destination that is to be refused gets an address and no socket.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+
+from steersman.host.exec import Exec, Result, run_program
+from steersman.host.facts import has_interface
+from steersman.model.addresses import canonical_ip, family_of
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.names import Family
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.modes.base import Support
+from steersman.modes.userspace.core import Portals
+from steersman.modes.userspace.objects import (
+    ADDRESS,
+    Portal,
+    StrayKey,
+    left_without_endpoints,
+    listeners_of,
+    portals_of,
+    removed_listeners,
+)
+from steersman.modes.userspace.render import render_direct
+from steersman.proxy.engine import Proxy
+from steersman.proxy.listeners import FrontendKey, ListenerPlan
+
+_ONLY_OWN = (
+    "Only node ports, and Service addresses that this machine has, are served: neither rules nor "
+    "addresses may be added; run it as root, without --userspace-portals=none, for all."
+)
+DEFAULT_INTERFACE = "kube-portals"
+_KINDS = ("dummy", "bridge")
+"""Kinds of interfaces that lead nowhere; a kernel may lack the first one."""
+
+
+class Addresses(ABC):
+    """The addresses of an interface."""
+
+    interface: str
+    dedicated: bool
+    """Whether the interface is ours: then unknown addresses are leftovers, and ours may stay."""
+
+    @abstractmethod
+    async def probe(self) -> Support:
+        """Check whether addresses can be added."""
+
+    @abstractmethod
+    async def present(self) -> frozenset[str]:
+        """Return the canonical addresses of the interface.
+
+        Raises:
+            BusyError: they cannot be read now.
+        """
+
+    @abstractmethod
+    async def add(self, address: str) -> None:
+        """Add an address that can be bound at once. Idempotent.
+
+        Raises:
+            ApplyError: it is refused.
+        """
+
+    @abstractmethod
+    async def remove(self, address: str) -> None:
+        """Remove an address. Idempotent."""
+
+
+class LinuxAddresses(Addresses):
+    """Addresses of an interface of our own that leads nowhere, by `ip`."""
+
+    dedicated = True
+
+    def __init__(self, execute: Exec, interface: str = DEFAULT_INTERFACE) -> None:
+        """Use an interface, which is created when the first address is added."""
+        self.interface = interface
+        self._execute = execute
+        self._created = False
+
+    async def probe(self) -> Support:
+        """Create the interface, to see whether that works, and remove it again."""
+        try:
+            existed = await self._exists()
+            await self._create()
+            if not existed:
+                self._created = False
+                await self._ip("link", "del", self.interface)
+        except (ApplyError, BusyError) as error:
+            return Support(usable=False, missing=(f"{error}.",))
+        return Support(usable=True)
+
+    async def present(self) -> frozenset[str]:
+        """Return the addresses of the interface but for IPv6 link-local ones."""
+        result = await self._ip("-json", "address", "show", "dev", self.interface)
+        if result.returncode:
+            self._created = False  # another program may have removed it
+            return frozenset()
+        links = json.loads(result.stdout or b"[]")
+        texts = [entry["local"] for link in links for entry in link.get("addr_info", ())]
+        found = {address for text in texts if (address := canonical_ip(text))}
+        return frozenset(a for a in found if not a.startswith("fe80:"))
+
+    async def add(self, address: str) -> None:
+        """Add an address without duplicate address detection, which would delay its use."""
+        await self._create()
+        family = family_of(address)
+        quick = ("nodad",) if family is Family.IPV6 else ()
+        words = ("address", "replace", f"{address}/{family.bits}", "dev", self.interface, *quick)
+        _check(await self._ip(*words), f"address {address} cannot be added to {self.interface}")
+
+    async def remove(self, address: str) -> None:
+        """Remove an address."""
+        words = ("address", "del", f"{address}/{family_of(address).bits}", "dev", self.interface)
+        await self._ip(*words)
+
+    async def _create(self) -> None:
+        if self._created:
+            return
+        if not await self._exists():
+            for kind in _KINDS:
+                result = await self._ip("link", "add", self.interface, "type", kind)
+                if not result.returncode:
+                    break
+            _check(result, f"interface {self.interface} cannot be made")
+        up = await self._ip("link", "set", self.interface, "up")
+        _check(up, f"interface {self.interface} cannot be brought up")
+        self._created = True
+
+    async def _exists(self) -> bool:
+        return not (await self._ip("link", "show", "dev", self.interface)).returncode
+
+    async def _ip(self, *words: str) -> Result:
+        argv = ["ip", *words]
+        return await run_program(self._execute, argv, package="iproute2", timeout=10.0)
+
+
+def _check(result: Result, problem: str) -> None:
+    if result.returncode:
+        raise ApplyError(f"{problem}: {result.message or f'exit status {result.returncode}'}")
+
+
+class LocalPortals(Portals):
+    """Serve node ports, and Service addresses that this machine has; change nothing on it."""
+
+    variant = "none"
+
+    def __init__(self) -> None:
+        self._refusing: dict[FrontendKey, Portal] = {}
+        """Destinations without a socket, so that the kernel refuses their clients."""
+
+    async def probe(self) -> Support:
+        """Name the destinations that are not served."""
+        return Support(usable=True, missing=(_ONLY_OWN,))
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Return nothing: there are no rules."""
+        del settings
+        return {}
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render the listeners at addresses that this machine has."""
+        own = settings.family(plan.key.family).local_addresses
+        return render_direct(plan, settings, frozenset(own))
+
+    async def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
+        """Return the listeners and the destinations that are refused."""
+        return {**listeners, **self._refusing}
+
+    async def apply(self, change: Diff, proxy: Proxy) -> None:
+        """Start listeners and stop others."""
+        replaced = await proxy.start(listeners_of(change))
+        proxy.reset_connections(left_without_endpoints(change))
+        proxy.stop([*replaced.values(), *proxy.take(removed_listeners(change))])
+        for key in change.removed:
+            self._refusing.pop(key, None)
+        self._refusing.update(portals_of(change))
+
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Return "": nothing can be left."""
+        del families
+        return ""
+
+    async def aclose(self, listeners: Iterable[FrontendKey]) -> None:
+        """Forget the destinations that are refused."""
+        del listeners
+        self._refusing.clear()
+
+
+class DirectPortals(LocalPortals):
+    """Serve all Service addresses: add them to an interface of this machine."""
+
+    variant = ""
+
+    def __init__(self, addresses: Addresses) -> None:
+        """Use the addresses of an interface."""
+        super().__init__()
+        self._addresses = addresses
+
+    async def probe(self) -> Support:
+        """Check whether addresses can be added."""
+        return await self._addresses.probe()
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render the listeners at any address."""
+        return render_direct(plan, settings)
+
+    async def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
+        """Return the listeners, "" for one whose address is gone, and unknown addresses."""
+        objects = {**listeners, **self._refusing}
+        present = await self._addresses.present()
+        found: dict[FrontendKey | StrayKey, object] = {
+            key: value if key.node_port or key.address in present else ""
+            for key, value in objects.items()
+        }
+        if self._addresses.dedicated:
+            for address in sorted(present - _service_addresses(objects)):
+                stray = StrayKey(ADDRESS, family_of(address), self._addresses.interface, address)
+                found[stray] = ""
+        return found
+
+    async def apply(self, change: Diff, proxy: Proxy) -> None:
+        """Add addresses, change listeners, remove addresses that nothing needs any more."""
+        before = _service_addresses({**proxy.listeners, **self._refusing})
+        fresh = _service_addresses({**listeners_of(change), **portals_of(change)})
+        try:
+            for address in sorted(fresh):
+                await self._addresses.add(address)
+            await super().apply(change, proxy)
+        except (ApplyError, BusyError):
+            # On an interface of our own another process may need them; `read` finds the strays.
+            if not self._addresses.dedicated:
+                await self._remove_unneeded(fresh, proxy.listeners)
+            raise
+        strays = {key.text for key in change.removed if isinstance(key, StrayKey)}
+        await self._remove_unneeded(before | strays, proxy.listeners)
+
+    async def _remove_unneeded(
+        self, addresses: Iterable[str], listeners: Iterable[FrontendKey]
+    ) -> None:
+        needed = _service_addresses([*listeners, *self._refusing])
+        for address in sorted(set(addresses) - needed):
+            await self._addresses.remove(address)
+
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for an interface of our own."""
+        del families
+        name = self._addresses.interface
+        left = self._addresses.dedicated and has_interface(name)
+        return f"the interface {name} is left" if left else ""
+
+    async def aclose(self, listeners: Iterable[FrontendKey]) -> None:
+        """Remove the addresses, unless the successor may use them on an interface of our own."""
+        addresses = _service_addresses([*listeners, *self._refusing])
+        self._refusing.clear()
+        if not self._addresses.dedicated:
+            await self._remove_unneeded(addresses, ())
+
+
+def _service_addresses(keys: Iterable[FrontendKey]) -> set[str]:
+    """Return the Service addresses of listeners and portals."""
+    return {key.address for key in keys if not key.node_port}

@@ -1,0 +1,289 @@
+"""Portals made of iptables rules, in the spelling of iptables-save.
+
+Upstream's chains lead clients to the listeners; a chain of ours drops and rejects (README.md has
+the facts). Every rule is one line and knows its table, so that the rules in the kernel and the
+wanted ones compare as sets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import NamedTuple
+
+from steersman.host.exec import Exec
+from steersman.model.addresses import join_host_port
+from steersman.model.errors import BusyError
+from steersman.model.names import Family
+from steersman.model.plan import Verdict
+from steersman.modes.base import Support
+from steersman.modes.userspace.objects import BASE, STRAY, BaseKey, Key, Portal, StrayKey
+from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
+from steersman.netfilter.iptables import Iptables, choose_tool
+from steersman.netfilter.nf_tables import chains_left, legacy_left
+from steersman.netfilter.rule_text import Run
+from steersman.proxy.listeners import FrontendKey
+
+NAT, FILTER = "nat", "filter"
+CONTAINER, HOST = "KUBE-PORTALS-CONTAINER", "KUBE-PORTALS-HOST"
+FIREWALL = "KUBE-PORTALS-FIREWALL"
+CHAINS = {NAT: (CONTAINER, HOST), FILTER: (FIREWALL,)}
+_PORTALS = '-m comment --comment "handle ClusterIPs; NOTE: this must be before the NodePort rules"'
+_NEW = '-m conntrack --ctstate NEW -m comment --comment "kubernetes service portals"'
+JUMPS = {
+    NAT: (f"-A PREROUTING {_PORTALS} -j {CONTAINER}", f"-A OUTPUT {_PORTALS} -j {HOST}"),
+    FILTER: tuple(f"-A {hook} {_NEW} -j {FIREWALL}" for hook in ("INPUT", "FORWARD", "OUTPUT")),
+}
+_REJECT = {
+    Family.IPV4: "REJECT --reject-with icmp-port-unreachable",
+    Family.IPV6: "REJECT --reject-with icmp6-port-unreachable",
+}
+_UNQUOTED = re.compile(r'--comment (?!")(\S+)')
+_LOCK_WAIT = 5  # seconds, for the lock of iptables-legacy
+
+
+class Rule(NamedTuple):
+    """One line of a table."""
+
+    table: str
+    line: str
+    """As iptables-save prints it, from `-A`."""
+
+
+ALL_CHAINS = frozenset((table, name) for table, names in CHAINS.items() for name in names)
+ALL_JUMPS = frozenset(Rule(table, line) for table, lines in JUMPS.items() for line in lines)
+
+
+class FoundRules(NamedTuple):
+    """Our rules of a family in the kernel."""
+
+    rules: frozenset[Rule] = frozenset()
+    """The rules in our chains."""
+    jumps: frozenset[Rule] = frozenset()
+    """The rules of other chains that lead to ours."""
+    chains: frozenset[tuple[str, str]] = frozenset()
+    """Table and name."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chain and every jump is there."""
+        return self.chains >= ALL_CHAINS and self.jumps >= ALL_JUMPS
+
+
+# Text: pure
+
+
+def parse(text: str) -> FoundRules:
+    """Find our rules in the output of iptables-save."""
+    rules, jumps, chains, table = set(), set(), set(), ""
+    for line in text.splitlines():
+        ours = CHAINS.get(table, ())
+        words = line.split()
+        if line.startswith("*"):
+            table = line[1:].strip()
+        elif line.startswith(":") and words[0][1:] in ours:
+            chains.add((table, words[0][1:]))
+        elif line.startswith("-A ") and words[1] in ours:
+            rules.add(Rule(table, normalized(line)))
+        elif line.startswith("-A ") and words[-1] in ours:
+            jumps.add(Rule(table, normalized(line)))
+    return FoundRules(frozenset(rules), frozenset(jumps), frozenset(chains))
+
+
+def normalized(line: str) -> str:
+    """Return a rule in the spelling of iptables-nft: legacy omits the quotes of a single word."""
+    return _UNQUOTED.sub(r'--comment "\1"', line)
+
+
+def portal_rules(key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...]:
+    """Return the rules of a portal whose listener is bound to a port."""
+    if portal.verdict is not Verdict.FORWARD:
+        target = "DROP" if portal.verdict is Verdict.DROP else _REJECT[key.family]
+        match = _match(key, portal.name, key.address, key.port)
+        return (Rule(FILTER, f"-A {FIREWALL} {match} -j {target}"),)
+    rules: list[Rule] = []
+    address, at = key.address, key.port
+    if portal.host:
+        # Lead clients to the listener, and keep those away that did not come by the portal.
+        match = _match(key, portal.name, address, at)
+        target = f"DNAT --to-destination {join_host_port(portal.host, port)}"
+        rules += [Rule(NAT, f"-A {name} {match} -j {target}") for name in (CONTAINER, HOST)]
+        address, at = portal.host, port
+        match = _match(key, portal.name, address, at)
+        rules.append(Rule(FILTER, f"-A {FIREWALL} {match} -m conntrack ! --ctstate DNAT -j DROP"))
+    if portal.internal_only is not None:
+        detector = portal.internal_only
+        source = f"! -s {detector.cidr}" if detector.cidr else ""
+        match = _match(key, portal.name, address, at, source)
+        if not detector.cidr and (detector.interface or detector.interface_prefix):
+            interface = detector.interface or f"{detector.interface_prefix}+"
+            # iptables-save prints interfaces after addresses.
+            match = match.replace(" -p ", f" ! -i {interface} -p ", 1)
+        local = "-m addrtype ! --src-type LOCAL"
+        rules.append(Rule(FILTER, f"-A {FIREWALL} {match} {local} -j DROP"))
+    for cidr in portal.source_ranges:
+        match = _match(key, portal.name, address, at, f"-s {cidr}")
+        rules.append(Rule(FILTER, f"-A {FIREWALL} {match} -j RETURN"))
+    if portal.source_ranges:
+        match = _match(key, portal.name, address, at)
+        rules.append(Rule(FILTER, f"-A {FIREWALL} {match} -j DROP"))
+    return tuple(rules)
+
+
+def _match(key: FrontendKey, name: str, address: str, port: int, source: str = "") -> str:
+    destination = f"-d {address}/{key.family.bits}"
+    protocol = key.protocol.lower()
+    match = f'-p {protocol} -m comment --comment "{name}" -m {protocol} --dport {port}'
+    return " ".join(filter(None, (source, destination, match)))
+
+
+def write(
+    removed: Iterable[Rule],
+    added: Iterable[Rule],
+    *,
+    fresh: frozenset[Rule] | None = None,
+    gone: FoundRules | None = None,
+) -> str:
+    """Write the input of `iptables-restore --noflush`; "" for nothing.
+
+    Args:
+        removed: rules to delete.
+        added: rules to append.
+        fresh: if given, create the chains (or flush them) and their jumps; these jumps exist.
+        gone: if given, remove its chains and jumps, and nothing else.
+    """
+    delete, append = _by_table(removed), _by_table(added)
+    text: list[str] = []
+    for table in (FILTER, NAT):
+        if gone is not None:
+            names = sorted(name for where, name in gone.chains if where == table)
+            lines = [f":{name} - [0:0]" for name in names]
+            lines += _deletions(rule.line for rule in sorted(gone.jumps) if rule.table == table)
+            lines += [f"-X {name}" for name in names]
+        else:
+            lines = []
+            if fresh is not None:
+                lines += [f":{name} - [0:0]" for name in CHAINS[table]]
+                lines += _deletions(rule.line for rule in sorted(fresh) if rule.table == table)
+                lines += [line.replace("-A", "-I", 1) for line in JUMPS[table]]
+            lines += [*_deletions(delete.get(table, ())), *append.get(table, ())]
+        if lines:
+            text += [f"*{table}", *lines, "COMMIT"]
+    return "\n".join([*text, ""]) if text else ""
+
+
+def _by_table(rules: Iterable[Rule]) -> Mapping[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for table, line in rules:
+        found.setdefault(table, []).append(line)
+    return found
+
+
+def _deletions(lines: Iterable[str]) -> list[str]:
+    return [line.replace("-A", "-D", 1) for line in lines]
+
+
+class IptablesPortals(RulePortals[Rule]):
+    """The portals of this node, written by iptables."""
+
+    def __init__(
+        self,
+        execute: Exec,
+        variant: str = "",
+        delete_stale: DeleteStale | None = None,
+        *,
+        leftovers: bool = False,
+    ) -> None:
+        """Make portals; nothing is run before `probe`.
+
+        Args:
+            execute: runs programs.
+            variant: `nft`, `legacy`, or "" for the one in use here.
+            delete_stale: deletes stale conntrack entries; None keeps them.
+            leftovers: only to remove leftovers: probing must create no table.
+        """
+        super().__init__(delete_stale)
+        self._execute = execute
+        self._variant = variant
+        self._leftovers = leftovers
+        self._iptables: Iptables | None = None
+        self._found: dict[Family, FoundRules] = {}
+        """As of the last `read_rules`."""
+
+    async def probe(self) -> Support:
+        """Find the iptables to use."""
+        choice = await choose_tool(self._execute, self._variant, leftovers=self._leftovers)
+        if choice.tool is None:
+            return Support(usable=False, missing=choice.missing)
+        self.families = choice.families
+        self._iptables = Iptables(self._execute, choice.tool, _LOCK_WAIT)
+        return Support(usable=True, missing=choice.missing)
+
+    def find_leftovers(self, families: Iterable[Family]) -> str:
+        """Look for our chains; only iptables-legacy itself can list its own."""
+        if self._variant == "legacy":
+            return legacy_left(families)
+        return chains_left(lambda table, chain: (table, chain) in ALL_CHAINS, families)
+
+    async def read_rules(self) -> dict[Key, Portal | str]:
+        """Return the portals whose rules are all there, and other rules in our chains."""
+        found: dict[Key, Portal | str] = {}
+        iptables = await self._tool()
+        for family in self.families:
+            kernel = self._found[family] = parse(await iptables.save(int(family)))
+            if kernel.complete:
+                found[BaseKey(BASE, family)] = ""
+            elif kernel.chains or kernel.jumps:
+                found[StrayKey(STRAY, family, "", BASE)] = ""  # a part of the base is left
+            portals, strays = self.written.compare(family, kernel.rules)
+            found.update(portals.items())
+            for rule in sorted(strays):
+                found[StrayKey(STRAY, family, rule.table, rule.line)] = rule.line
+        return found
+
+    async def write_rules(
+        self,
+        gone: Iterable[Key],
+        wanted: Mapping[FrontendKey, Portal],
+        bases: Iterable[BaseKey],
+        ports: Mapping[FrontendKey, int],
+    ) -> None:
+        """Write rules, in one run per family."""
+        gone = set(gone)
+        iptables = await self._tool()
+        for family in self.families:
+            kernel = self._found.get(family, FoundRules())
+            new = {
+                key: portal_rules(key, portal, ports[key])
+                for key, portal in wanted.items()
+                if key.family is family
+            }
+            here = self.written.of(family)
+            if BaseKey(BASE, family) in bases:
+                # Create or flush the chains, and write all portals.
+                kept = [key for key in here if key not in gone and key not in new]
+                every = chain(self.written.parts_of(kept), *new.values())
+                text = write((), every, fresh=kernel.jumps)
+            elif gone & {BaseKey(BASE, family), StrayKey(STRAY, family, "", BASE)}:
+                text = write((), (), gone=kernel)
+            else:
+                changed = {k: rules for k, rules in new.items() if self.written.parts(k) != rules}
+                old = [key for key in here if key in gone or key in changed]
+                removed = list(self.written.parts_of(old))
+                for key in gone:
+                    if isinstance(key, StrayKey) and key.family is family and key.where in CHAINS:
+                        removed.append(Rule(key.where, key.text))
+                text = write(removed, chain.from_iterable(changed.values()))
+            if text:
+                await iptables.restore(Run(int(family), text))
+            self.written.remove(key for key in here if key in gone)
+            for key, rules in new.items():
+                self.written.add(key, wanted[key], rules)
+
+    async def _tool(self) -> Iptables:
+        if self._iptables is None:
+            support = await self.probe()
+            if self._iptables is None:
+                raise BusyError(" ".join(support.missing))
+        return self._iptables

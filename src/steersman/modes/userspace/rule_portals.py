@@ -1,0 +1,205 @@
+"""Portals made of packet filter rules: what iptables and nft have in common.
+
+A change of one family goes through these steps, so that clients always find a listener:
+
+    start listeners -> lead the rules to them -> stop old listeners -> delete conntrack entries
+                            | refused
+                            +-> use the old listeners again; old rules still lead to them
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Set,
+)
+from itertools import chain
+from typing import Generic, TypeAlias, TypeVar
+
+from steersman.model.conntrack import Stale, pack_socket
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.modes.userspace import render
+from steersman.modes.userspace.core import Portals
+from steersman.modes.userspace.objects import (
+    BaseKey,
+    Key,
+    Portal,
+    left_without_endpoints,
+    listeners_of,
+    part_of,
+    portals_of,
+    removed_listeners,
+)
+from steersman.proxy.engine import Proxy
+from steersman.proxy.listeners import LISTENER, PORTAL, FrontendKey, ListenerPlan
+
+T = TypeVar("T", bound=Hashable)
+DeleteStale: TypeAlias = Callable[[Stale], Awaitable[object]]
+"""Deletes stale conntrack entries."""
+log = logging.getLogger(__name__)
+
+
+class WrittenPortals(Generic[T]):
+    """The portals that this process wrote, and the parts of each: rules or nft objects."""
+
+    def __init__(self) -> None:
+        self._written: dict[FrontendKey, tuple[Portal, Collection[T]]] = {}
+
+    def add(self, key: FrontendKey, portal: Portal, parts: Collection[T]) -> None:
+        """Note a portal that was written."""
+        self._written[key] = (portal, parts)
+
+    def remove(self, keys: Iterable[FrontendKey]) -> None:
+        """Forget portals; unknown ones are ignored."""
+        for key in keys:
+            self._written.pop(key, None)
+
+    def portal(self, key: FrontendKey) -> Portal | None:
+        """Return the portal of a destination."""
+        return self._written[key][0] if key in self._written else None
+
+    def parts(self, key: FrontendKey) -> Collection[T]:
+        """Return the parts of a destination's portal; () if it has none."""
+        return self._written[key][1] if key in self._written else ()
+
+    def parts_of(self, keys: Iterable[FrontendKey]) -> Iterator[T]:
+        """Return the parts of several portals."""
+        return chain.from_iterable(self.parts(key) for key in keys)
+
+    def of(self, family: Family) -> list[FrontendKey]:
+        """Return the destinations of a family."""
+        return [key for key in self._written if key.family is family]
+
+    def compare(self, family: Family, have: Set[T]) -> tuple[dict[FrontendKey, Portal], Set[T]]:
+        """Return the portals whose parts are all there, and the strays; forget the others."""
+        found, known = {}, set[T]()
+        for key in self.of(family):
+            portal, parts = self._written[key]
+            if have >= set(parts):
+                found[key] = portal
+                known.update(parts)
+            else:  # its remaining parts are strays
+                del self._written[key]
+        return found, have - known
+
+
+class RulePortals(Portals, Generic[T]):
+    """Rules that lead Service addresses to listeners on an address of this node."""
+
+    tracks_connections = True
+    families: tuple[Family, ...] = ()
+    """Families whose rules can be written; () before `probe`."""
+
+    def __init__(self, delete_stale: DeleteStale | None) -> None:
+        """Make portals; without `delete_stale` old conntrack entries stay."""
+        self._delete_stale = delete_stale
+        self.written: WrittenPortals[T] = WrittenPortals()
+
+    @abstractmethod
+    async def read_rules(self) -> Mapping[Key, Portal | str]:
+        """Return the portals in force, and strays. See `Mode.read`."""
+
+    @abstractmethod
+    async def write_rules(
+        self,
+        gone: Iterable[Key],
+        wanted: Mapping[FrontendKey, Portal],
+        bases: Iterable[BaseKey],
+        ports: Mapping[FrontendKey, int],
+    ) -> None:
+        """Write rules, in one transaction per family.
+
+        Args:
+            gone: portals, strays and bases to remove.
+            wanted: portals to write, also if only the port of the listener has changed.
+            bases: families whose chains and jumps are to be made.
+            ports: the port of each portal's listener.
+        """
+
+    def render_node(self, settings: NodeSettings) -> Ruleset:
+        """Render the chains that portals are in."""
+        families = self.families or settings.families
+        ruleset = render.render_node(settings)
+        return {key: value for key, value in ruleset.items() if key.family in families}
+
+    def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
+        """Render the listeners and portals of one ServicePort."""
+        families = self.families or settings.families
+        return render.render_redirect(plan, settings) if plan.key.family in families else {}
+
+    async def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
+        """Return the listeners, the portals in force and strays."""
+        return {**listeners, **await self.read_rules()}
+
+    async def apply(self, change: Diff, proxy: Proxy) -> None:
+        """Start listeners, lead the rules to them, stop the others."""
+        for family in Family:  # each has rules of its own, which can fail on their own
+            if part := part_of(change, family):
+                await self._apply_family(family, part, proxy)
+
+    async def _apply_family(self, family: Family, change: Diff, proxy: Proxy) -> None:
+        before = proxy.listeners
+        wanted = listeners_of(change)
+        replaced = await proxy.start(wanted)
+        try:
+            # Lead the rules to the listeners. A portal is written again if its listener is
+            # changed, because its port may be another one now.
+            portals = portals_of(change)
+            for key in wanted:
+                portal = self.written.portal(key.of(PORTAL))
+                if portal is not None and key.of(PORTAL) not in change.removed:
+                    portals.setdefault(key.of(PORTAL), portal)
+            gone = [key for key in change.removed if key[0] != LISTENER and key not in portals]
+            bases = [key for key in change.added if isinstance(key, BaseKey)]
+            ports = {key: proxy.port(key.of(LISTENER)) for key in portals}
+            await self.write_rules(gone, portals, bases, ports)
+        except BaseException:  # a cancellation, too: it is followed by a clean-up
+            # Go back. The predecessor's rules may lead to the sockets that it handed over.
+            proxy.put_back(replaced)
+            fresh = [k for k in wanted if k not in before and not proxy.inherited.is_claimed(k)]
+            proxy.stop(proxy.take(fresh))
+            await proxy.start({key: before[key] for key in wanted if key in before})
+            raise
+        # Stop the listeners that no rule leads to.
+        proxy.reset_connections(left_without_endpoints(change))
+        proxy.stop([*replaced.values(), *proxy.take(removed_listeners(change))])
+        # UDP clients that never pause follow their conntrack entry, and not a new portal.
+        opened = {key.of(PORTAL) for key in wanted if key not in before or key in replaced}
+        opened |= portals_of(change).keys()
+        in_force = {key: self.written.portal(key) for key in opened}
+        ports = {key: proxy.port(key.of(LISTENER)) for key in opened}
+        stale = stale_flows(family, in_force, ports)
+        if self._delete_stale is not None and stale:
+            try:
+                await self._delete_stale(stale)
+            except OSError as error:
+                log.warning("UDP clients of new portals may be led elsewhere: %s", error)
+
+
+def stale_flows(
+    family: Family, portals: Mapping[FrontendKey, Portal | None], ports: Mapping[FrontendKey, int]
+) -> Stale:
+    """Describe the UDP entries of conntrack that bypass portals: their clients never see them.
+
+    Args:
+        family: the family.
+        portals: the portals in force, by destination; None for none.
+        ports: the port of each portal's listener.
+    """
+    udp = bytes((Protocol.UDP.number,))
+    ways = {
+        udp + pack_socket(key.address, key.port): frozenset({pack_socket(portal.host, ports[key])})
+        for key, portal in portals.items()
+        if portal is not None and portal.host and key.protocol is Protocol.UDP
+    }
+    return Stale(family, ways, {})

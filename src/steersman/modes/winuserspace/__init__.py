@@ -1,1 +1,0 @@
-"""The winuserspace mode: the userspace proxy on addresses that netsh adds to an interface."""
