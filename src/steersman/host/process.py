@@ -16,6 +16,8 @@ T = TypeVar("T")
 NEEDS_NET_ADMIN = "needs root or CAP_NET_ADMIN"
 """Hint for messages about EPERM."""
 CAP_SYS_ADMIN = 21
+INLINE_OBJECTS = 64
+"""Number of objects up to which writing them to the kernel takes less time than a thread."""
 MOST_DESCRIPTORS = 1 << 20
 """The limit is raised to this: more was never needed, and some programs try each number."""
 

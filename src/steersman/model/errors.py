@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
+TRANSIENT_ERRNOS = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+"""Kernel errors that say nothing about the objects of a batch: they become a BusyError."""
+
 
 class ApplyError(Exception):
     """The kernel rejected a batch because an object in it is invalid. Bisect the batch."""

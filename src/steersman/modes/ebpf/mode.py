@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from steersman.host.exec import Exec
+from steersman.host.process import INLINE_OBJECTS
 from steersman.model.conntrack import Confirm, Stale
-from steersman.model.errors import ApplyError, BusyError
+from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
@@ -31,16 +32,9 @@ from steersman.modes.specs import ModeOptions
 
 T = TypeVar("T")
 
-_BUSY = frozenset(
-    {
-        *(errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.ENOBUFS),
-        *(errno.EMFILE, errno.ENFILE),
-    }
-)
+_BUSY = TRANSIENT_ERRNOS | {errno.EBUSY, errno.EMFILE, errno.ENFILE}
 """Errors that say nothing about the written objects. EPERM may: some processes are allowed to write
 maps, but not to load programs."""
-_INLINE = 64
-"""Objects up to which the system calls take less time than a thread."""
 
 
 class EbpfMode(Mode):
@@ -107,7 +101,7 @@ class EbpfMode(Mode):
             if Kind.PROGRAMS.value in change.added and not self.datapath.pins.exist:
                 await asyncio.to_thread(mount_bpffs, self._options.pins.parent)
             if (
-                len(change) <= _INLINE
+                len(change) <= INLINE_OBJECTS
                 and self.datapath.tables is not None
                 and _writes_maps_only(change)
             ):

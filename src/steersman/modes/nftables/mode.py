@@ -22,7 +22,7 @@ from steersman.host.netlink import (
     Netlink,
     Subscription,
 )
-from steersman.host.process import NEEDS_NET_ADMIN
+from steersman.host.process import INLINE_OBJECTS, NEEDS_NET_ADMIN
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
@@ -53,7 +53,6 @@ _MIN_NFT = (1, 0, 1)
 _SKIP = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 _BUFFER = 1 << 28  # bytes of the largest transaction; 50,000 Services take 20 MB
 _NFNLGRP_NFTABLES = 7
-_INLINE = 64  # objects up to which a transaction takes less time than a thread
 _TRAITS = Traits(
     filters_without_endpoints=True,
     rejects_unknown_ports=True,
@@ -237,7 +236,7 @@ class NftablesMode(Mode):
             tables = self._opened()
             if has_texts(change):
                 change = await tables.load_texts(change)
-            if len(change) <= _INLINE and not removes_members(change):
+            if len(change) <= INLINE_OBJECTS and not removes_members(change):
                 tables.write(change)
             else:
                 await asyncio.to_thread(tables.write, change)

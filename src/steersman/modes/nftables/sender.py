@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from steersman.host.netlink import Netlink, NetlinkError
 from steersman.host.nlmsg import text
-from steersman.model.errors import ApplyError, BusyError
+from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.nftables import wire
@@ -27,7 +27,6 @@ from steersman.modes.nftables.text import describe
 from steersman.modes.nftables.transaction import Operation
 from steersman.netfilter.generation import generation
 
-_BUSY = (errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 IN_USE_KINDS = (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS)
 """Kinds of objects that can still be in use when they are deleted."""
 
@@ -87,7 +86,7 @@ class Sender:
             keys = rejected.keys[at : at + 1] if at >= 0 else rejected.keys
         if error.errno == errno.EBUSY and keys and kind_of(keys[0]) in IN_USE_KINDS:
             raise InUseError(str(error))
-        if error.errno in _BUSY:
+        if error.errno in TRANSIENT_ERRNOS:
             raise BusyError(f"nftables: {error}")
         what = describe(keys) if keys else "its fixed rules"
         reason = str(error).partition(": ")[2] or str(error)
