@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// From a destination to a frontend, from a frontend to an endpoint: for sockets and packets alike.
+// From a destination to a frontend, from a frontend to an endpoint: for both sockets and packets.
 #pragma once
 
 enum found { NOTHING, FRONTEND, UNKNOWN_PORT, UNASSIGNED };
@@ -13,11 +13,11 @@ INLINE int read_frontend(const struct frontend_key *key, struct frontend *out)
 	return 1;
 }
 
-// Whether an address has node ports for who asks: the node itself (`own`) or others. 127.0.0.1 and
-// 0.0.0.0, which is the same to Linux, are another host in each network namespace.
+// Whether an address has node ports for the node itself (`own`) or for others. 127.0.0.1 and
+// 0.0.0.0 (an alias in Linux) are another host in each network namespace.
 INLINE int serves_node_ports(const struct address *address, int own)
 {
-	const struct config *config = settings();
+	const struct config *config = get_config();
 	struct address key = *address;
 
 	if (is_loopback4(address) || is_unspecified(address)) {
@@ -29,8 +29,8 @@ INLINE int serves_node_ports(const struct address *address, int own)
 	return bpf_map_lookup_elem(&node_ips, &key) != NULL;
 }
 
-// Takes the destination in the key, and leaves there the one by which the frontend is found.
-CALLED int find_frontend(struct frontend_key *key, int own, struct frontend *out)
+// Find the frontend of the destination in `key`; node ports change the key to their own.
+NOINLINE int find_frontend(struct frontend_key *key, int own, struct frontend *out)
 {
 	struct address address = key->address;
 
@@ -57,9 +57,9 @@ INLINE __u32 action_of(const struct frontend *frontend, __u32 class)
 
 #define FOREVER (~0ull)
 
-// The endpoint that a client is bound to, if it is among those that it may be sent to now.
-INLINE int remembered(struct affinity *known, const struct affinity_key *key, __u64 limit,
-		      __u32 pool, struct slot *out)
+// Use the endpoint that a client is bound to, if it still is in the pool.
+INLINE int use_affinity(struct affinity *known, const struct affinity_key *key, __u64 limit,
+			__u32 pool, struct slot *out)
 {
 	struct member_key member = { .service = key->service };
 	__u32 *pools;
@@ -77,7 +77,7 @@ INLINE int remembered(struct affinity *known, const struct affinity_key *key, __
 	return 1;
 }
 
-INLINE struct affinity bound_now(const struct slot *slot)
+INLINE struct affinity new_affinity(const struct slot *slot)
 {
 	return (struct affinity){
 		.address = slot->address,
@@ -86,8 +86,8 @@ INLINE struct affinity bound_now(const struct slot *slot)
 	};
 }
 
-// Choose by chance; 0 where there is no endpoint.
-CALLED int choose_any(const struct service *service, __u32 which, struct slot *out)
+// Choose at random; 0 if there is no endpoint.
+NOINLINE int choose_any(const struct service *service, __u32 which, struct slot *out)
 {
 	struct pool pool;
 	struct slot *slot;
@@ -105,10 +105,10 @@ CALLED int choose_any(const struct service *service, __u32 which, struct slot *o
 }
 
 #define CHOSEN 1
-#define KEPT 2 // chosen at an earlier datagram
+#define KEPT 2 // chosen for an earlier datagram
 
-// Choose an endpoint for a client; 0 where there is none.
-ALONE int choose(__u32 number, __u32 action, const struct address *client, struct slot *out)
+// Choose an endpoint for a client; 0 if there is none.
+VERIFIED_ONCE int choose(__u32 number, __u32 action, const struct address *client, struct slot *out)
 {
 	struct service *service = bpf_map_lookup_elem(&services, &number);
 	__u32 which = action & ACTION_LOCAL ? LOCAL_POOL : CLUSTER_POOL;
@@ -123,28 +123,28 @@ ALONE int choose(__u32 number, __u32 action, const struct address *client, struc
 	if (!limit)
 		return choose_any(service, which, out);
 	known = bpf_map_lookup_elem(&affinities, &key);
-	if (remembered(known, &key, limit, which, out))
+	if (use_affinity(known, &key, limit, which, out))
 		return CHOSEN;
 	if (!choose_any(service, which, out))
 		return 0;
-	value = bound_now(out);
+	value = new_affinity(out);
 	bpf_map_update_elem(&affinities, &key, &value, BPF_ANY);
 	return CHOSEN;
 }
 
-// Choose an endpoint for a socket that is not connected: it stays there for as long as it can.
-CALLED int choose_once(__u32 number, __u32 action, const struct address *client, __u64 cookie,
-		       struct slot *out)
+// Choose an endpoint for a socket that is not connected; the socket keeps it while it is planned.
+NOINLINE int choose_once(__u32 number, __u32 action, const struct address *client, __u64 cookie,
+			 struct slot *out)
 {
 	struct affinity_key key = { .client.halves = { 0, cookie }, .service = number };
 	struct affinity value, *known = bpf_map_lookup_elem(&choices, &key);
 	__u32 which = action & ACTION_LOCAL ? LOCAL_POOL : CLUSTER_POOL;
 
-	if (remembered(known, &key, FOREVER, which, out))
+	if (use_affinity(known, &key, FOREVER, which, out))
 		return KEPT;
 	if (!choose(number, action, client, out))
 		return 0;
-	value = bound_now(out);
+	value = new_affinity(out);
 	bpf_map_update_elem(&choices, &key, &value, BPF_ANY);
 	return CHOSEN;
 }

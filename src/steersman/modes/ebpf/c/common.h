@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Small things that every program needs.
+// Helpers of all programs.
 #pragma once
 
 #define INLINE static __always_inline
-// A function of its own for the verifier, which then looks at it once per call, not per path.
-#define CALLED static __noinline
-// Looked at only once, whoever calls it (Linux 5.13): what is pointed to may hold anything then,
-// and the pointers are to be tested. None of them may be the key of a map before Linux 6.2.
-#define ALONE __attribute__((noinline))
+// A function that the verifier checks once per call, not once per path.
+#define NOINLINE static __noinline
+// A global function: the verifier checks it once for all callers (Linux 5.13). So it must test its
+// pointers, and memory behind them may hold anything. Before Linux 6.2 none may be the key of a
+// map.
+#define VERIFIED_ONCE __attribute__((noinline))
 
-// Nanoseconds of CLOCK_MONOTONIC as of the last tick (Linux 5.11), which costs nothing to read: all
-// that is compared with it is seconds old.
+// Return CLOCK_MONOTONIC as of the last tick, in ns (Linux 5.11). It costs nothing to read, and all
+// times that are compared with it are seconds old.
 INLINE __u64 now(void)
 {
 	return bpf_ktime_get_coarse_ns();
 }
 
-// How long ago something was. Another CPU may have noted a later time meanwhile.
+// Return the time since an event. Another CPU may have noted a later time in between.
 INLINE __u64 since(__u64 last)
 {
 	__s64 passed = now() - last;
@@ -31,8 +32,8 @@ INLINE void count(__u32 which)
 		*value += 1;
 }
 
-ALONE int count_connection(const struct frontend_key *frontend, __u32 service,
-			   const struct slot *slot)
+VERIFIED_ONCE int count_connection(const struct frontend_key *frontend, __u32 service,
+				   const struct slot *slot)
 {
 	struct member_key key = { .service = service };
 	struct frontend_key own;
@@ -85,19 +86,19 @@ INLINE int is_unspecified(const struct address *address)
 	       (!address->words[2] || address->words[2] == bpf_htonl(0xffff));
 }
 
-INLINE int same(const struct address *a, const struct address *b)
+INLINE int same_address(const struct address *a, const struct address *b)
 {
 	return a->halves[0] == b->halves[0] && a->halves[1] == b->halves[1];
 }
 
-INLINE const struct config *settings(void)
+INLINE const struct config *get_config(void)
 {
 	__u32 zero = 0;
 	return bpf_map_lookup_elem(&config, &zero);
 }
 
-// Whether an address is among the prefixes of an id.
-CALLED int in_prefixes(__u32 id, const struct address *address)
+// Whether an address is in one of the prefixes of an id.
+NOINLINE int in_prefixes(__u32 id, const struct address *address)
 {
 	struct prefix key = { .length = 32 + 128, .id = id, .address = *address };
 	return bpf_map_lookup_elem(&prefixes, &key) != NULL;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Numbers that the programs and layout.py share; nothing here is of the kernel's.
+// Numbers that the programs share with layout.py; none of them is the kernel's.
 #pragma once
 
 enum verdict { FORWARD = 0, DROP = 1, REJECT = 2 };
@@ -15,42 +15,42 @@ enum pool_index { CLUSTER_POOL = 0, LOCAL_POOL = 1 };
 // frontend.flags
 #define FRONTEND_RANGES 1 // only sources in `prefixes` of its service may use it
 #define FRONTEND_CLUSTER_IP 2
-#define FRONTEND_MARKER 4 // stands for a whole address: it is some Service's clusterIP
+#define FRONTEND_MARKER 4 // stands for a whole address: a clusterIP
 
 // config.flags
-#define CONFIG_DETECTOR_CIDR 1 // pods are told by their address
-#define CONFIG_DETECTOR_DEVICE 2 // pods are told by the device that their packets come in by
+#define CONFIG_DETECTOR_CIDR 1 // pods are recognised by their address
+#define CONFIG_DETECTOR_DEVICE 2 // pods are recognised by the device of their packets
 #define CONFIG_LOCALHOST_NODE_PORTS 4
-#define CONFIG_GUARD_NODE_PORTS 8 // bind() to a node port in use is refused
+#define CONFIG_GUARD_NODE_PORTS 8 // refuse bind() to a node port in use
 
 // device.flags
 #define DEVICE_POD 1
 #define DEVICE_NO_ETHERNET 2
-#define DEVICE_XDP 4 // sm_xdp is there, too
+#define DEVICE_XDP 4 // sm_xdp is attached, too
 
-// Ids in `prefixes` that are no index of a service.
+// Ids in `prefixes` that are no number of a service.
 #define PREFIXES_PODS 0xfffffffc
 #define PREFIXES_SERVICE_CIDRS 0xffffffff
 
-#define MAGLEV_SIZE 4093 // places of a table (maglev.py)
+#define MAGLEV_SIZE 4093 // places of a table (render.py)
 #define MAGLEV_ROOM 4096
 
-#define CHOICES 32 // of an endpoint for one connection, while those chosen cannot be
+#define CHOICES 32 // attempts to choose an endpoint that a connection can have
 
-// Connections that have begun and were not completed; of more, the oldest is forgotten (flow.h).
-// All entries of them are a quarter of `flows`, and they leave ports to masquerade others with.
+// Maximum of connections that have begun and are not complete; of more, the oldest is deleted
+// (flow.h). Their entries take a quarter of `flows`, and leave ports to masquerade others.
 #define HALF_OPEN 16384
 
-#define SOCKET_SLOTS 65536 // of connected sockets (peers.h)
+#define SOCKET_SLOTS 65536 // places of connected sockets (peers.h)
 
-// Of `marks`
-#define PRESENCE_BITS 16 // there are 2^16 places of addresses
-#define PRESENCE_FACTOR 0x9e3779b1u // 2^32 divided by the golden ratio: it spreads what is similar
-#define L3_DEVICE_PLACES 256 // of devices
+// The presence filter, the map `marks` (presence.h)
+#define PRESENCE_BITS 16 // 2^16 places of addresses
+#define PRESENCE_FACTOR 0x9e3779b1u // 2^32 divided by the golden ratio: spreads similar addresses
+#define L3_DEVICE_PLACES 256 // places of devices
 
 enum hook { INGRESS = 0, EGRESS = 1 };
 
-// What a flow entry rewrites: at INGRESS always the destination, at EGRESS the source.
+// The rewriting of a flow entry. The node's own packets have TO_ENDPOINT at EGRESS.
 enum flow_kind {
 	TO_ENDPOINT = 1, // ingress, client to Service
 	FROM_SERVICE = 2, // egress, endpoint to client
@@ -65,9 +65,9 @@ enum flow_state {
 	FINISHED = 4,
 	REFUSED = 5,
 };
-// WAITING: a MASQUERADE entry whose first packet has not left, so that it has no address yet.
-// FINISHED: this way has ended, the one back has not.
-// REFUSED: a TO_ENDPOINT entry whose endpoint has reset the connection before it was ESTABLISHED.
+// WAITING: a MASQUERADE entry without an address, because its first packet has not left yet.
+// FINISHED: this direction has ended, the opposite one has not.
+// REFUSED: a TO_ENDPOINT entry; its endpoint has reset the connection before it was ESTABLISHED.
 
 enum counter {
 	SOCKET_FORWARDED = 0,
@@ -84,8 +84,8 @@ enum counter {
 	BIND_REFUSED,
 	FRAGMENTS,
 	FLOWS_MADE, // entries, not connections
-	FLOWS_ENDED, // by programs; the other ends are FLOWS_EXPIRED, and those that LRU took
-	FLOWS_EXPIRED, // by flows.py: no program writes it
+	FLOWS_ENDED, // by programs; others expire, or are evicted (LRU)
+	FLOWS_EXPIRED, // counted by tracking.py
 	DROPPED_LOOPBACK,
 	PACKET_ACCELERATED,
 	COUNTERS,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Packets that come in by a device and leave by one: for clients outside this node, and for those
-// of its pods' connections that sockets cannot see to.
+// Programs of devices: for clients outside this node, and for connections of its pods that cannot
+// be balanced at the socket.
 #pragma once
 
 INLINE __u32 class_of(struct __sk_buff *skb, const struct packet *packet)
 {
-	const struct config *config = settings();
+	const struct config *config = get_config();
 
 	if (!config)
 		return EXTERNAL;
@@ -23,8 +23,8 @@ INLINE int drop(__u32 reason)
 	return TC_ACT_SHOT;
 }
 
-// Send a packet of this node to its new destination, by the device that leads there.
-CALLED int send_elsewhere(struct __sk_buff *skb, const struct packet *packet)
+// Send a packet of this node to its new destination, by the device of the route.
+NOINLINE int redirect_to_endpoint(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct bpf_fib_lookup route = {
 		.ifindex = skb->ifindex,
@@ -47,10 +47,10 @@ CALLED int send_elsewhere(struct __sk_buff *skb, const struct packet *packet)
 	return bpf_redirect_neigh(route.ifindex, NULL, 0, 0);
 }
 
-// A packet that opens a connection: `class` is NODE for this node's own. Where its client has a
-// connection of this port to the same endpoint by another Service, answers of the two could not be
-// told apart: then it gets another endpoint, if there is one.
-CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
+// Handle a packet that opens a connection; `class` is NODE for packets of this node. If the client
+// has a connection from the same port to the same endpoint through another Service, their answers
+// would be indistinguishable: then choose another endpoint, if there is one.
+NOINLINE int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 {
 	struct frontend_key key = {
 		.address = packet->key.destination,
@@ -59,7 +59,7 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	};
 	struct frontend frontend = {};
 	struct slot slot = {};
-	const struct marks *all = all_marks();
+	const struct marks *all = presence_filter();
 	__u32 action;
 	int found, failed = DROPPED_NO_FLOW;
 
@@ -88,23 +88,23 @@ CALLED int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
 	}
 	if (failed)
 		return drop(failed);
-	note_half_open(packet);
+	add_half_open(packet);
 	count(PACKET_FORWARDED);
 	count_connection(&key, frontend.service, &slot);
 	count_traffic(skb, packet, frontend.service, &slot, DESTINATION);
 	rewrite(skb, packet, DESTINATION, &slot.address, slot.port);
-	return class == NODE ? send_elsewhere(skb, packet) : NEXT;
+	return class == NODE ? redirect_to_endpoint(skb, packet) : NEXT;
 }
 
-// An association that was not made in time; netfilter gives up as early.
+// Whether an association was not established in time; the limit is that of netfilter.
 INLINE int is_given_up(const struct packet *packet, const struct flow *flow)
 {
 	return packet->key.protocol == IPPROTO_SCTP && flow->state == OPENING &&
 	       since(flow->last) > SCTP_OPENING;
 }
 
-// Find the flow of a packet. A connection that begins where one has ended is another one: what is
-// left of the old one must not rewrite it, it may not even be for a Service.
+// Find the flow of a packet. A connection that reuses the ports of an ended one is new: the old
+// entry must not rewrite it, it may not even be for a Service.
 INLINE struct flow *find_flow(struct packet *packet)
 {
 	struct flow_key key = packet->key;
@@ -117,8 +117,8 @@ INLINE struct flow *find_flow(struct packet *packet)
 	return flow;
 }
 
-// Whether it is us who sent a socket to the destination of this packet.
-INLINE int was_sent(struct __sk_buff *skb, const struct packet *packet)
+// Whether the destination of a packet was chosen by a socket program.
+INLINE int was_balanced(struct __sk_buff *skb, const struct packet *packet)
 {
 	struct reverse_key key = {
 		.cookie = bpf_get_socket_cookie(skb),
@@ -131,41 +131,41 @@ INLINE int was_sent(struct __sk_buff *skb, const struct packet *packet)
 	return find_peer(key.cookie) != NULL;
 }
 
-// Whether this node made a packet that the sockets' programs have not translated: by SCTP, by a
-// process outside their cgroup, or by the kernel itself. A datagram that they have sent to an
-// endpoint stays there, though that may be some other Service's address.
+// Whether a packet comes from this node, and no socket program has balanced it: SCTP, a process
+// outside the cgroup, the kernel itself. A datagram that was balanced keeps its endpoint, even if
+// that is the address of another Service.
 INLINE int is_own(struct __sk_buff *skb, const struct packet *packet)
 {
 	return !skb->ingress_ifindex &&
-	       (packet->key.protocol != IPPROTO_UDP || !was_sent(skb, packet));
+	       (packet->key.protocol != IPPROTO_UDP || !was_balanced(skb, packet));
 }
 
-// A socket bound to 127.0.0.1 that was sent to an endpoint of a node port: its packets leave, for
-// route_localnet lets them, and get an address that answers can come to. 1 where there is a flow.
-ALONE int leave_loopback(struct __sk_buff *skb, struct packet *packet)
+// Masquerade packets of a socket that is bound to 127.0.0.1 and was balanced to an endpoint of a
+// node port: route_localnet lets them leave. Return 1 if they have a flow.
+VERIFIED_ONCE int masquerade_loopback(struct __sk_buff *skb, struct packet *packet)
 {
 	struct slot slot = {};
 
-	if (!packet || !is_loopback4(&packet->key.source) || !was_sent(skb, packet))
+	if (!packet || !is_loopback4(&packet->key.source) || !was_balanced(skb, packet))
 		return 0;
 	slot.address = packet->key.destination;
 	slot.port = packet->key.destination_port;
-	return keep_masquerade(packet, &slot, 0);
+	return add_masquerade_flow(packet, &slot, 0);
 }
 
-// route_localnet, which localhost node ports need, would let anybody reach what listens on
-// loopback. That goes for packets of any protocol and for fragments whose ports are not known: the
-// kernel would put them together.
+// Whether a packet must be dropped: route_localnet, which localhost node ports need, would let
+// anybody reach programs that listen on loopback. This includes packets of any protocol, and
+// fragments without ports, which the kernel would reassemble.
 INLINE int is_for_loopback(const struct packet *packet)
 {
-	const struct config *config = settings();
+	const struct config *config = get_config();
 
 	return is_loopback4(&packet->key.destination) && config &&
 	       config->flags & CONFIG_LOCALHOST_NODE_PORTS;
 }
 
-// All packets but those that are certainly nobody's. Looked at alone, whatever is known of them.
-ALONE int come_in(struct __sk_buff *skb, struct packet *packet)
+// Handle a packet that comes in, unless the presence filter lets it pass.
+VERIFIED_ONCE int handle_ingress(struct __sk_buff *skb, struct packet *packet)
 {
 	struct address address;
 	struct flow *flow;
@@ -186,13 +186,13 @@ ALONE int come_in(struct __sk_buff *skb, struct packet *packet)
 		return NEXT;
 	if (!flow)
 		return new_packet(skb, packet, class_of(skb, packet));
-	note_packet(skb, flow, packet);
+	update_flow(skb, flow, packet);
 	address = flow->address;
 	rewrite(skb, packet, side_of(flow), &address, flow->port);
 	return NEXT;
 }
 
-ALONE int leave(struct __sk_buff *skb, struct packet *packet)
+VERIFIED_ONCE int handle_egress(struct __sk_buff *skb, struct packet *packet)
 {
 	struct address address;
 	struct flow *flow;
@@ -206,17 +206,17 @@ ALONE int leave(struct __sk_buff *skb, struct packet *packet)
 	flow = find_flow(packet);
 	if (!flow && !opens(packet))
 		return NEXT;
-	if (!flow && leave_loopback(skb, packet))
+	if (!flow && masquerade_loopback(skb, packet))
 		flow = find_flow(packet);
 	if (!flow)
 		return is_own(skb, packet) ? new_packet(skb, packet, NODE) : NEXT;
-	if (flow->state == WAITING && !settle_masquerade(skb, packet, flow))
+	if (flow->state == WAITING && !choose_masquerade(skb, packet, flow))
 		return drop(DROPPED_NO_FLOW);
-	note_packet(skb, flow, packet);
+	update_flow(skb, flow, packet);
 	address = flow->address;
 	if (side_of(flow) == DESTINATION) {
 		rewrite(skb, packet, DESTINATION, &address, flow->port);
-		return send_elsewhere(skb, packet);
+		return redirect_to_endpoint(skb, packet);
 	}
 	rewrite(skb, packet, SOURCE, &address, flow->port);
 	return NEXT;
@@ -226,13 +226,13 @@ ALONE int leave(struct __sk_buff *skb, struct packet *packet)
 	SEC("tc") int name(struct __sk_buff *skb) \
 	{ \
 		struct packet packet = { .key.hook = where }; \
-		const struct marks *all = all_marks(); \
+		const struct marks *all = presence_filter(); \
 \
 		packet.l3 = link_header(skb, all); \
-		if (all && glance(skb, &packet) && concerns_no_flow(all, &packet)) \
+		if (all && parse_plain(skb, &packet) && concerns_no_flow(all, &packet)) \
 			return NEXT; \
 		return look(skb, &packet); \
 	}
 
-DEVICE_PROGRAM(sm_ingress, INGRESS, come_in)
-DEVICE_PROGRAM(sm_egress, EGRESS, leave)
+DEVICE_PROGRAM(sm_ingress, INGRESS, handle_ingress)
+DEVICE_PROGRAM(sm_egress, EGRESS, handle_egress)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// ICMP errors about rewritten packets (path MTU among them): what they quote is rewritten back.
+// ICMP errors about rewritten packets, such as path MTU: the quoted packet is rewritten back.
 #pragma once
 
-// Read the packet that an error quotes, which begins behind the eight bytes of ICMP.
+// Parse the quoted packet, after the eight bytes of the ICMP header.
 INLINE int parse_quoted(struct __sk_buff *skb, const struct packet *outer, struct packet *inner)
 {
 	struct ports ports;
@@ -18,9 +18,9 @@ INLINE int parse_quoted(struct __sk_buff *skb, const struct packet *outer, struc
 	return 1;
 }
 
-// The quoted packet's own TCP or UDP checksum stays: nobody can verify it, it is cut short.
-CALLED int rewrite_quoted(struct __sk_buff *skb, struct packet *outer, struct packet *inner,
-			  const struct flow *flow)
+// The TCP or UDP checksum of the quoted packet stays: it covers bytes that are not quoted.
+NOINLINE int rewrite_quoted(struct __sk_buff *skb, struct packet *outer, struct packet *inner,
+			    const struct flow *flow)
 {
 	int side = outer->key.hook == INGRESS ? SOURCE : DESTINATION;
 	struct address *old = side ? &inner->key.destination : &inner->key.source;
@@ -28,7 +28,7 @@ CALLED int rewrite_quoted(struct __sk_buff *skb, struct packet *outer, struct pa
 	__s64 change = bpf_csum_diff((__be32 *)old, 16, (__be32 *)&flow->address, 16, 0);
 	__be16 new_port = flow->port;
 
-	// In ICMP's sum the change of the address and of the header's sum cancel out.
+	// In the ICMP checksum the changes of the address and of the IPv4 checksum cancel out.
 	if (outer->ipv4)
 		bpf_l3_csum_replace(skb, inner->l3 + 10, 0, change, 0);
 	else
@@ -38,8 +38,8 @@ CALLED int rewrite_quoted(struct __sk_buff *skb, struct packet *outer, struct pa
 	return bpf_skb_store_bytes(skb, inner->l4 + side * 2, &new_port, 2, 0);
 }
 
-CALLED int rewrite_outer(struct __sk_buff *skb, struct packet *outer, int side,
-			 const struct address *to)
+NOINLINE int rewrite_outer(struct __sk_buff *skb, struct packet *outer, int side,
+			   const struct address *to)
 {
 	struct address *own = side ? &outer->key.destination : &outer->key.source;
 	__s64 change = bpf_csum_diff((__be32 *)own, 16, (__be32 *)to, 16, 0);
@@ -52,9 +52,10 @@ CALLED int rewrite_outer(struct __sk_buff *skb, struct packet *outer, int side,
 	return 0;
 }
 
-// At ingress an error goes to who sent the quoted packet, at egress it may come from whom it
-// was sent to; a router in between keeps its address. One that is for somebody else is forged.
-ALONE int translate_error(struct __sk_buff *skb, struct packet *outer)
+// At ingress an error goes to the sender of the quoted packet. At egress it may come from the
+// destination of that packet; a router in between keeps its address. An error with another
+// destination is forged.
+VERIFIED_ONCE int translate_error(struct __sk_buff *skb, struct packet *outer)
 {
 	struct packet inner = {};
 	struct flow_key key;
@@ -62,7 +63,7 @@ ALONE int translate_error(struct __sk_buff *skb, struct packet *outer)
 	struct flow flow;
 
 	if (!outer || !parse_quoted(skb, outer, &inner) ||
-	    !same(&outer->key.destination, &inner.key.source))
+	    !same_address(&outer->key.destination, &inner.key.source))
 		return 0;
 	reversed(&inner.key, outer->key.hook, &key);
 	found = bpf_map_lookup_elem(&flows, &key);
@@ -72,7 +73,7 @@ ALONE int translate_error(struct __sk_buff *skb, struct packet *outer)
 	rewrite_quoted(skb, outer, &inner, &flow);
 	if (outer->key.hook == INGRESS)
 		rewrite_outer(skb, outer, DESTINATION, &flow.address);
-	else if (same(&outer->key.source, &inner.key.destination))
+	else if (same_address(&outer->key.source, &inner.key.destination))
 		rewrite_outer(skb, outer, SOURCE, &flow.address);
 	count(ERRORS_TRANSLATED);
 	return 1;

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Connections whose packets are rewritten. Two entries for each, two more where it is masqueraded:
+// Connections whose packets are rewritten. Each has two entries, and two more if it is masqueraded:
 //
 //   TO_ENDPOINT   ingress  client -> service   destination := endpoint
 //   MASQUERADE    egress   client -> endpoint  source := node
 //   TO_CLIENT     ingress  endpoint -> node    destination := client
 //   FROM_SERVICE  egress   endpoint -> client  source := service
 //
-// What this node itself sends, and sockets could not see to, has TO_ENDPOINT at egress and
+// Packets of the node itself that were not balanced at a socket have TO_ENDPOINT at egress, and
 // FROM_SERVICE at ingress.
 //
-// Entries go by LRU when the map is full, and by age (flows.py) before. So that clients that open
-// connections and never complete them (a flood of SYNs) neither push out connections of others nor
-// use up the ports for masquerading, there are at most HALF_OPEN of these.
+// flows.py deletes old entries; if the map is full, the kernel evicts entries (LRU). A flood of
+// SYNs must neither evict connections of other clients nor use up the ports for masquerading: at
+// most HALF_OPEN connections are not complete at a time.
 #pragma once
 
 #define MASQUERADE_TRIES 16
 #define MASQUERADE_FIRST 10000
-#define MASQUERADE_LEAST 1000 // ports that must be left, or the node's own are taken too
+#define MASQUERADE_MINIMUM 1000 // if fewer ports are left, take those of the node, too
 
 INLINE void reversed(const struct flow_key *key, __u8 hook, struct flow_key *out)
 {
@@ -37,7 +37,7 @@ INLINE void delete_flow(const struct flow_key *key)
 }
 
 // Count a packet to an endpoint (side DESTINATION) or from it.
-CALLED int tally(__u32 service, const struct slot *slot, int side, __u32 packets, __u32 bytes)
+NOINLINE int tally(__u32 service, const struct slot *slot, int side, __u32 packets, __u32 bytes)
 {
 	struct member_key key = {
 		.service = service,
@@ -74,8 +74,8 @@ INLINE int has_ended(const struct flow *flow)
 	return is_over(flow) || flow->state == FINISHED;
 }
 
-// A FIN ends one way only: the other may go on for long, in silence, too.
-INLINE void note_end(struct flow *flow, const struct flow_key *back, __u8 flags)
+// A FIN ends one direction only: the other one may continue for long, even without packets.
+INLINE void end_flow(struct flow *flow, const struct flow_key *back, __u8 flags)
 {
 	struct flow *other = bpf_map_lookup_elem(&flows, back);
 
@@ -100,8 +100,9 @@ INLINE int side_of(const struct flow *flow)
 	return flow->kind == TO_ENDPOINT || flow->kind == TO_CLIENT ? DESTINATION : SOURCE;
 }
 
-// Note a packet of a flow. The key of the way back: what this way becomes, turned around.
-ALONE int note_packet(struct __sk_buff *skb, struct flow *flow, const struct packet *packet)
+// Count a packet of a flow, and update its state. The key of the opposite entry is the rewritten
+// key of this one, reversed.
+VERIFIED_ONCE int update_flow(struct __sk_buff *skb, struct flow *flow, const struct packet *packet)
 {
 	struct flow_key back;
 	struct slot slot = {};
@@ -124,32 +125,32 @@ ALONE int note_packet(struct __sk_buff *skb, struct flow *flow, const struct pac
 			back.source = flow->address, back.source_port = flow->port;
 		else
 			back.destination = flow->address, back.destination_port = flow->port;
-		note_end(flow, &back, packet->flags);
+		end_flow(flow, &back, packet->flags);
 	} else if (flow->state == OPENING && !(packet->flags & TCP_SYN)) {
 		flow->state = ESTABLISHED;
 	}
 	return 0;
 }
 
-// Write an entry where there is none with its key, and mark its client (presence.h) in any case.
+// Write an entry unless there is one; note its client (presence.h) in any case.
 INLINE int add_flow(const struct flow_key *key, const struct flow *value,
 		    const struct address *client)
 {
-	mark_client(client);
+	note_client(client);
 	if (bpf_map_update_elem(&flows, key, value, BPF_NOEXIST))
 		return 0;
 	count(FLOWS_MADE);
 	return 1;
 }
 
-// Write an entry in place of one whose client is marked. 0 where the kernel has no memory.
+// Replace an entry, whose client is noted; 0 if the kernel has no memory.
 INLINE int replace_flow(const struct flow_key *key, const struct flow *value)
 {
 	return !bpf_map_update_elem(&flows, key, value, BPF_ANY);
 }
 
-// Keep the way back from an endpoint to a client; 0 where another Service has that pair already.
-INLINE int keep_return(const struct packet *packet, const struct slot *slot, __u32 service)
+// Add the entry for answers from an endpoint to a client; 0 if another Service has that pair.
+INLINE int add_return_flow(const struct packet *packet, const struct slot *slot, __u32 service)
 {
 	struct flow value = {
 		.address = packet->key.destination,
@@ -168,7 +169,7 @@ INLINE int keep_return(const struct packet *packet, const struct slot *slot, __u
 		return 1;
 	known = bpf_map_lookup_elem(&flows, &key);
 	if (known && !is_over(known) &&
-	    (known->port != value.port || !same(&known->address, &value.address)))
+	    (known->port != value.port || !same_address(&known->address, &value.address)))
 		return 0;
 	return replace_flow(&key, &value);
 }
@@ -182,8 +183,8 @@ INLINE void masquerade_key(const struct packet *packet, const struct slot *slot,
 	key->hook = EGRESS;
 }
 
-// An earlier connection of the same pair may have been masqueraded.
-INLINE void forget_masquerade(const struct packet *packet, const struct slot *slot)
+// Delete the entry of an earlier, masqueraded connection of the same pair.
+INLINE void delete_masquerade_flow(const struct packet *packet, const struct slot *slot)
 {
 	struct flow_key key;
 
@@ -191,7 +192,7 @@ INLINE void forget_masquerade(const struct packet *packet, const struct slot *sl
 	delete_flow(&key);
 }
 
-INLINE int keep_masquerade(const struct packet *packet, const struct slot *slot, __u32 service)
+INLINE int add_masquerade_flow(const struct packet *packet, const struct slot *slot, __u32 service)
 {
 	struct flow_key key;
 	struct flow value = {
@@ -211,20 +212,22 @@ INLINE int keep_masquerade(const struct packet *packet, const struct slot *slot,
 	return replace_flow(&key, &value);
 }
 
-// Keep how to rewrite the packets of a new connection.
-ALONE int open_flow(struct packet *packet, __u32 service, __u32 action, const struct slot *slot)
+// Add the entries of a new connection. Return 0, or the counter of the reason for dropping it.
+VERIFIED_ONCE int open_flow(struct packet *packet, __u32 service, __u32 action,
+			    const struct slot *slot)
 {
 	struct flow flow = { .kind = TO_ENDPOINT, .service = service };
 	struct flow_key key;
 
 	if (!packet || !slot)
 		return DROPPED_NO_FLOW;
-	if (!keep_return(packet, slot, service))
+	if (!add_return_flow(packet, slot, service))
 		return DROPPED_NO_FLOW;
 	if (packet->key.hook == INGRESS) {
-		if (!(action & ACTION_MASQUERADE) && !same(&slot->address, &packet->key.source))
-			forget_masquerade(packet, slot);
-		else if (!keep_masquerade(packet, slot, service))
+		if (!(action & ACTION_MASQUERADE) &&
+		    !same_address(&slot->address, &packet->key.source))
+			delete_masquerade_flow(packet, slot);
+		else if (!add_masquerade_flow(packet, slot, service))
 			return DROPPED_NO_FLOW;
 	}
 	flow.address = slot->address;
@@ -236,9 +239,9 @@ ALONE int open_flow(struct packet *packet, __u32 service, __u32 action, const st
 	return DROPPED_NO_FLOW;
 }
 
-// Forget a connection by its TO_ENDPOINT key, unless it was completed: by the client's second
-// packet, or for UDP by an answer.
-ALONE int forget_half_open(const struct flow_key *oldest)
+// Delete a connection by its TO_ENDPOINT key, unless it is complete: by the client's second packet,
+// or for UDP by an answer.
+VERIFIED_ONCE int delete_half_open(const struct flow_key *oldest)
 {
 	struct flow_key key, other;
 	struct flow *found;
@@ -257,8 +260,8 @@ ALONE int forget_half_open(const struct flow_key *oldest)
 	other.source_port = flow.port;
 	found = bpf_map_lookup_elem(&flows, &other);
 	if (!found || found->port != key.destination_port ||
-	    !same(&found->address, &key.destination)) {
-		delete_flow(&key); // the way back is another connection's
+	    !same_address(&found->address, &key.destination)) {
+		delete_flow(&key); // the opposite entry belongs to another connection
 		return 1;
 	}
 	if (found->state == ESTABLISHED || found->state == FINISHED)
@@ -282,8 +285,8 @@ ALONE int forget_half_open(const struct flow_key *oldest)
 	return 1;
 }
 
-// Note that a connection begins. It takes the place of the one that began HALF_OPEN ago.
-INLINE void note_half_open(const struct packet *packet)
+// Remember a new connection, in place of the one that began HALF_OPEN connections ago.
+INLINE void add_half_open(const struct packet *packet)
 {
 	__u32 zero = 0, index;
 	__u64 *next = bpf_map_lookup_elem(&half_open_next, &zero);
@@ -297,7 +300,7 @@ INLINE void note_half_open(const struct packet *packet)
 		return;
 	oldest = *place;
 	*place = packet->key;
-	forget_half_open(&oldest);
+	delete_half_open(&oldest);
 }
 
 INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet,
@@ -312,32 +315,32 @@ INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet
 	return out->words[3] != 0;
 }
 
-INLINE int is_nodes_own(const struct config *config, __u16 port)
+INLINE int in_node_range(const struct config *config, __u16 port)
 {
 	return port >= config->first_port && port <= config->last_port;
 }
 
-// A port that no socket of this node gets by chance: answers to it would go astray.
-ALONE __u32 other_port(void)
+// Choose a port that the kernel gives to no socket of this node, which would get the answers.
+VERIFIED_ONCE __u32 random_port(void)
 {
-	const struct config *config = settings();
+	const struct config *config = get_config();
 	__u32 all = 65536 - MASQUERADE_FIRST, first, own, port;
 
 	if (!config)
 		return 0;
 	first = config->first_port;
 	own = config->last_port - first + 1;
-	if (first < MASQUERADE_FIRST || first > config->last_port || own + MASQUERADE_LEAST > all)
+	if (first < MASQUERADE_FIRST || first > config->last_port || own + MASQUERADE_MINIMUM > all)
 		own = 0;
 	port = MASQUERADE_FIRST + bpf_get_prandom_u32() % (all - own);
 	return bpf_htons(own && port >= first ? port + own : port);
 }
 
-// Choose the address and port that a masqueraded connection has from now on.
-ALONE int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
+// Choose the source address and port of a masqueraded connection.
+VERIFIED_ONCE int choose_masquerade(struct __sk_buff *skb, struct packet *packet, struct flow *flow)
 {
 	struct flow back = { .kind = TO_CLIENT, .last = now() };
-	const struct config *config = settings();
+	const struct config *config = get_config();
 	struct address own;
 	struct flow_key key;
 	__be16 port;
@@ -348,8 +351,8 @@ ALONE int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struct
 	back.address = packet->key.source;
 	back.port = port;
 	back.service = flow->service;
-	if (is_nodes_own(config, bpf_ntohs(port)))
-		port = other_port();
+	if (in_node_range(config, bpf_ntohs(port)))
+		port = random_port();
 	reversed(&packet->key, INGRESS, &key);
 	key.destination = own;
 	for (int try = 0; try < MASQUERADE_TRIES; try++) {
@@ -360,7 +363,7 @@ ALONE int settle_masquerade(struct __sk_buff *skb, struct packet *packet, struct
 			flow->state = OPENING;
 			return 1;
 		}
-		port = other_port();
+		port = random_port();
 	}
 	return 0;
 }

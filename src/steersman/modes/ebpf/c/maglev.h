@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Clients outside choose by a table where a Service asks for it (maglev.py), so that every node
-// sends a connection to the same endpoint, whichever of them its packets come to.
+// Maglev tables of Services that ask for them (render.py): every node sends a connection of a
+// client outside to the same endpoint.
 #pragma once
 
-INLINE __u32 mixed(__u32 value)
+INLINE __u32 mix(__u32 value)
 {
 	value ^= value >> 16;
 	value *= 0x7feb352d;
@@ -12,20 +12,21 @@ INLINE __u32 mixed(__u32 value)
 	return value ^ value >> 16;
 }
 
-// Of who sends and to which port, not of the destination: nodes have addresses of their own. Of
-// numbers, not bytes: machines of either byte order agree.
+// Hash the source and the ports, but not the destination, as each node has its own addresses. Hash
+// numbers, not bytes, so that machines of either byte order agree.
 INLINE __u32 hash_of(const struct flow_key *key)
 {
 	__u32 ports = (__u32)bpf_ntohs(key->source_port) << 16 | bpf_ntohs(key->destination_port);
-	__u32 hash = mixed(ports ^ key->protocol);
+	__u32 hash = mix(ports ^ key->protocol);
 
 	for (int word = 0; word < 4; word++)
-		hash = mixed(hash ^ bpf_ntohl(key->source.words[word]));
+		hash = mix(hash ^ bpf_ntohl(key->source.words[word]));
 	return hash;
 }
 
-// 0 where the Service has no table, or remembers its clients.
-ALONE int choose_by_table(const struct packet *packet, __u32 number, __u32 action, struct slot *out)
+// Choose by the table; 0 if the Service has none, or has affinity.
+VERIFIED_ONCE int choose_by_table(const struct packet *packet, __u32 number, __u32 action,
+				  struct slot *out)
 {
 	struct service *service = bpf_map_lookup_elem(&services, &number);
 	struct maglev *table = bpf_map_lookup_elem(&maglevs, &number);
@@ -40,9 +41,10 @@ ALONE int choose_by_table(const struct packet *packet, __u32 number, __u32 actio
 	if (!pool.count)
 		return 0;
 	place = hash_of(&packet->key) % MAGLEV_SIZE;
-	asm volatile("" : "+r"(place)); // clang knows that the mask does nothing, the verifier not
+	asm volatile("" : "+r"(place)); // or clang removes the mask, which the verifier needs
 	place &= MAGLEV_ROOM - 1;
-	index = pool.base + table->places[place] % pool.count; // it may be that of an older list
+	index = pool.base +
+		table->places[place] % pool.count; // the table may be older than the pool
 	slot = bpf_map_lookup_elem(&slots, &index);
 	if (!slot)
 		return 0;

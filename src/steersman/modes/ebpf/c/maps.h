@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// The maps. Sizes are the defaults; the loader may change them before the first load.
+// The maps.
 #pragma once
 
 #define MAP(name, kind, key_type, value_type, entries, options) \
@@ -16,7 +16,7 @@ MAP(frontends, BPF_MAP_TYPE_HASH, struct frontend_key, struct frontend, 262144, 
 MAP(services, BPF_MAP_TYPE_ARRAY, __u32, struct service, 131072, BPF_F_MMAPABLE);
 MAP(slots, BPF_MAP_TYPE_ARRAY, __u32, struct slot, 1048576, BPF_F_MMAPABLE);
 MAP(names, BPF_MAP_TYPE_HASH, __u32, struct service_name, 131072, BPF_F_NO_PREALLOC);
-// Of ServicePorts with affinity or of UDP: in which pools an endpoint is, a bit for each.
+// Endpoints of ServicePorts with affinity or of UDP; the value has a bit for each pool.
 MAP(members, BPF_MAP_TYPE_HASH, struct member_key, __u32, 262144, BPF_F_NO_PREALLOC);
 MAP(prefixes, BPF_MAP_TYPE_LPM_TRIE, struct prefix, __u32, 131072, BPF_F_NO_PREALLOC);
 MAP(maglevs, BPF_MAP_TYPE_HASH, __u32, struct maglev, 65536, BPF_F_NO_PREALLOC);
@@ -24,7 +24,7 @@ MAP(node_ips, BPF_MAP_TYPE_HASH, struct address, __u32, 4096, BPF_F_NO_PREALLOC)
 MAP(devices, BPF_MAP_TYPE_HASH, __u32, struct device, 16384, BPF_F_NO_PREALLOC);
 MAP(config, BPF_MAP_TYPE_ARRAY, __u32, struct config, 1, BPF_F_MMAPABLE);
 
-// Learned here
+// Written by programs: connections and clients
 MAP(affinities, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 65536, 0);
 MAP(choices, BPF_MAP_TYPE_LRU_HASH, struct affinity_key, struct affinity, 16384, 0);
 MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 262144, 0);
@@ -37,7 +37,7 @@ MAP(crowded, BPF_MAP_TYPE_LRU_HASH, __u64, struct peer, 16384, 0);
 
 MAP(marks, BPF_MAP_TYPE_ARRAY, __u32, struct marks, 1, BPF_F_MMAPABLE);
 
-// Counted here
+// Written by programs: counters
 MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, COUNTERS, 0);
 MAP(reached, BPF_MAP_TYPE_PERCPU_HASH, struct frontend_key, __u64, 262144, BPF_F_NO_PREALLOC);
 MAP(used, BPF_MAP_TYPE_PERCPU_HASH, struct member_key, struct tally, 262144, BPF_F_NO_PREALLOC);

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Reading headers and rewriting addresses and ports in them, checksums included.
+// Parsing headers, and rewriting addresses, ports and checksums.
 #pragma once
 
-#define NEXT -1 // TCX_NEXT, TC_ACT_UNSPEC: other owners' programs run too
+#define NEXT -1 // TCX_NEXT, TC_ACT_UNSPEC: programs of other owners run, too
 
 struct packet {
 	struct flow_key key;
 	__u32 l3; // offsets from the start of the packet
 	__u32 l4;
 	__u8 ipv4;
-	__u8 flags; // of TCP; of SCTP those that mean the same
-	__u8 has_ports; // a later fragment has not
+	__u8 flags; // of TCP; of SCTP the equivalent ones
+	__u8 has_ports; // not in later fragments
 	__u8 icmp_error;
-	__u8 plain; // whole, without options or extension headers (presence.h)
+	__u8 plain; // no fragment, no options, no extension headers (presence.h)
 	__u8 zero;
-	__u16 checksum; // of the IPv4 header of a plain one
+	__u16 checksum; // of the IPv4 header of a plain packet
 };
 
 struct ports {
@@ -29,8 +29,8 @@ INLINE int is_transport(__u8 protocol)
 	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP || protocol == IPPROTO_SCTP;
 }
 
-// Ports of a fragment: the first one has them and leaves them for the others.
-CALLED int fragment_ports(struct __sk_buff *skb, struct packet *packet, __u32 id, __u32 first)
+// Find the ports of a fragment: the first one stores them for the others.
+NOINLINE int fragment_ports(struct __sk_buff *skb, struct packet *packet, __u32 id, __u32 first)
 {
 	struct fragment_key key = {
 		.source = packet->key.source,
@@ -57,7 +57,7 @@ CALLED int fragment_ports(struct __sk_buff *skb, struct packet *packet, __u32 id
 	return 1;
 }
 
-CALLED int parse_ipv4(struct __sk_buff *skb, struct packet *packet)
+NOINLINE int parse_ipv4(struct __sk_buff *skb, struct packet *packet)
 {
 	struct iphdr ip;
 
@@ -81,7 +81,7 @@ struct extension {
 	__be32 id;
 };
 
-CALLED int parse_ipv6(struct __sk_buff *skb, struct packet *packet)
+NOINLINE int parse_ipv6(struct __sk_buff *skb, struct packet *packet)
 {
 	struct extension extension;
 	struct ipv6hdr ip;
@@ -111,7 +111,7 @@ CALLED int parse_ipv6(struct __sk_buff *skb, struct packet *packet)
 	return 0;
 }
 
-// Whether an ICMP message quotes a packet.
+// Whether an ICMP message is an error, which quotes a packet.
 INLINE int is_error(const struct packet *packet, __u8 type)
 {
 	if (packet->ipv4)
@@ -149,8 +149,8 @@ INLINE int parse_transport(struct __sk_buff *skb, struct packet *packet)
 	return 1;
 }
 
-// Fill a packet's key; 0 where the packet is none of ours.
-ALONE int parse(struct __sk_buff *skb, struct packet *packet)
+// Parse any packet; 0 for other protocols and damaged packets.
+VERIFIED_ONCE int parse(struct __sk_buff *skb, struct packet *packet)
 {
 	if (!packet)
 		return 0;
@@ -179,15 +179,15 @@ INLINE void store_address(struct __sk_buff *skb, __u32 offset, int ipv4, const s
 		bpf_skb_store_bytes(skb, offset, to, 16, 0);
 }
 
-CALLED int rewrite_sctp_port(struct __sk_buff *skb, struct packet *packet, int side, __be16 old,
-			     __be16 new)
+NOINLINE int rewrite_sctp_port(struct __sk_buff *skb, struct packet *packet, int side, __be16 old,
+			       __be16 new)
 {
 	__u32 change = (__u32)(old ^ new) << (side ? 16 : 0);
 	__u32 offset = packet->l4 + 8, crc;
 
 	if (!LOAD(skb, offset, crc))
 		return 0;
-	if (crc) { // 0: still to be computed, by the device
+	if (crc) { // 0: the device computes it
 		crc ^= crc_change(change, skb->len - packet->l4);
 		bpf_skb_store_bytes(skb, offset, &crc, 4, 0);
 	}
@@ -203,10 +203,10 @@ INLINE __u16 fold(__s64 sum)
 	return ~value;
 }
 
-// What the checksum of one address has become that of another by (RFC 1624); of IPv4 only the last
-// word can differ.
-INLINE __u32 changed_by(const struct packet *packet, const struct address *old,
-			const struct address *new)
+// Return the difference of the checksums of two addresses (RFC 1624); IPv4 addresses differ in the
+// last word only.
+INLINE __u32 checksum_change(const struct packet *packet, const struct address *old,
+			     const struct address *new)
 {
 	__u64 sum;
 
@@ -216,9 +216,9 @@ INLINE __u32 changed_by(const struct packet *packet, const struct address *old,
 	return (__u32)sum + (sum >> 32);
 }
 
-// Carry the change of an address (`change`) and a port over to the checksum of TCP or UDP.
-INLINE void mend_transport(struct __sk_buff *skb, const struct packet *packet, __u32 change,
-			   __be16 old, __be16 new)
+// Update the TCP or UDP checksum for another address (by `change`) and port.
+INLINE void update_transport_checksum(struct __sk_buff *skb, const struct packet *packet,
+				      __u32 change, __be16 old, __be16 new)
 {
 	int udp = packet->key.protocol == IPPROTO_UDP;
 	__u32 offset = packet->l4 + (udp ? 6 : 16), flags = udp ? BPF_F_MARK_MANGLED_0 : 0;
@@ -228,7 +228,7 @@ INLINE void mend_transport(struct __sk_buff *skb, const struct packet *packet, _
 		bpf_l4_csum_replace(skb, offset, old, new, flags | 2);
 }
 
-// All that changes in a plain packet of IPv4 lies in one piece.
+// The part of a plain IPv4 packet that rewriting changes.
 struct piece4 {
 	__u16 checksum;
 	__be32 source;
@@ -249,7 +249,7 @@ INLINE void store_plain4(struct __sk_buff *skb, struct packet *packet, __u32 cha
 	bpf_skb_store_bytes(skb, packet->l3 + 10, &piece, sizeof(piece), 0);
 }
 
-// And of IPv6, where a key has the same order.
+// In IPv6 that part has the order of a flow_key.
 INLINE void store_plain6(struct __sk_buff *skb, const struct packet *packet)
 {
 	bpf_skb_store_bytes(skb, packet->l3 + 8, &packet->key, 36, 0);
@@ -263,7 +263,7 @@ INLINE void rewrite_other(struct __sk_buff *skb, struct packet *packet, int side
 	if (packet->ipv4)
 		bpf_l3_csum_replace(skb, packet->l3 + 10, 0, change, 0);
 	if (packet->has_ports && protocol != IPPROTO_SCTP)
-		mend_transport(skb, packet, change, old, new);
+		update_transport_checksum(skb, packet, change, old, new);
 	store_address(skb, address_offset(packet, side), packet->ipv4, to);
 	if (!packet->has_ports || old == new)
 		return;
@@ -273,9 +273,9 @@ INLINE void rewrite_other(struct __sk_buff *skb, struct packet *packet, int side
 		bpf_skb_store_bytes(skb, packet->l4 + side * 2, &new, 2, 0);
 }
 
-// Rewrite one side of a packet, and its key with it.
-ALONE int rewrite(struct __sk_buff *skb, struct packet *packet, int side, const struct address *to,
-		  __be16 port)
+// Rewrite one side of a packet, and of its key.
+VERIFIED_ONCE int rewrite(struct __sk_buff *skb, struct packet *packet, int side,
+			  const struct address *to, __be16 port)
 {
 	struct address *own;
 	__be16 *own_port, old;
@@ -286,14 +286,14 @@ ALONE int rewrite(struct __sk_buff *skb, struct packet *packet, int side, const 
 	own = side ? &packet->key.destination : &packet->key.source;
 	own_port = side ? &packet->key.destination_port : &packet->key.source_port;
 	old = *own_port;
-	change = changed_by(packet, own, to);
+	change = checksum_change(packet, own, to);
 	*own = *to;
 	*own_port = port;
 	if (!packet->plain) {
 		rewrite_other(skb, packet, side, to, old, port, change);
 		return 0;
 	}
-	mend_transport(skb, packet, change, old, port);
+	update_transport_checksum(skb, packet, change, old, port);
 	if (packet->ipv4)
 		store_plain4(skb, packet, change);
 	else

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Where connected sockets believe to be talking to, and where they really are. By cookie: numbers
-// that follow each other, so that an array serves nearly all of them, faster than any map does
-// (making and freeing the kernel's own storage of sockets takes as long as all else at connect()).
-// Who finds his place taken by a socket that lives longer goes to `crowded`.
-// The kernel's own sockets (NFS) are never released, as hooks see it: theirs stay taken.
+// The peers of connected sockets, in slots by the socket's cookie. Cookies are consecutive numbers,
+// so an array serves nearly all sockets, faster than a hash or the kernel's socket storage: to
+// create and free that takes as long as everything else at connect(). If the slot belongs to a
+// socket that lives longer, the peer goes to `crowded`. No hook sees the release of the kernel's
+// own sockets (NFS): their slots stay taken.
 #pragma once
 
 INLINE struct socket_slot *socket_slot_of(__u64 cookie)
@@ -30,7 +30,7 @@ INLINE void put_peer(__u64 cookie, const struct peer *peer)
 	if (!own)
 		return;
 	if (own->cookie != cookie && __sync_val_compare_and_swap(&own->cookie, 0, cookie)) {
-		own->crowded = 1; // before it is, or its end would not look there
+		own->crowded = 1; // first, or its release would not look there
 		bpf_map_update_elem(&crowded, &cookie, peer, BPF_ANY);
 	} else {
 		own->peer = *peer;

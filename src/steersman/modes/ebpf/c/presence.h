@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// What can be told of a packet by its addresses alone, before any map is searched: that it is of no
-// flow, and opens none. That holds for most, for most are of connections that sockets made.
+// The presence filter: it tells by the addresses of a packet, before any lookup, that the packet
+// belongs to no flow and opens none. This is true for most packets, as most belong to balanced
+// sockets.
 //
-// Who writes a flow entry marks the address of its client before (where answers to a masqueraded
-// connection come in, that is this node's), and presence.py what frontends have for an address.
-// Several addresses share a place, and marks outlive what they were set for: then a packet is
-// looked at in vain.
+// Programs note the client of a flow before they write it (of the answers to a masqueraded
+// connection, that is this node), and presence.py the addresses of frontends. Several addresses
+// share a place, and a place stays set after the flow has ended: then a packet is looked up for
+// nothing.
 #pragma once
 
-INLINE struct marks *all_marks(void)
+INLINE struct marks *presence_filter(void)
 {
 	__u32 zero = 0;
 	return bpf_map_lookup_elem(&marks, &zero);
@@ -18,13 +19,14 @@ INLINE __u32 presence_place(const struct address *address)
 {
 	const __be32 *words = address->words;
 
-	return (words[0] ^ words[1] ^ words[2] ^ words[3]) * PRESENCE_FACTOR >> (32 - PRESENCE_BITS);
+	return (words[0] ^ words[1] ^ words[2] ^ words[3]) * PRESENCE_FACTOR >>
+	       (32 - PRESENCE_BITS);
 }
 
-INLINE void mark_client(const struct address *client)
+INLINE void note_client(const struct address *client)
 {
 	__u32 place = presence_place(client);
-	struct marks *all = all_marks();
+	struct marks *all = presence_filter();
 
 	if (all)
 		all->places[place].clients[all->filling & 1] = 1;
@@ -38,7 +40,7 @@ INLINE __u32 device_flags(struct __sk_buff *skb)
 	return device ? device->flags : 0;
 }
 
-// Length of the link's header. Devices that have none share a place with some that do.
+// Return the length of the link's header. L3 devices share their place with some that have one.
 INLINE __u32 link_header(struct __sk_buff *skb, const struct marks *all)
 {
 	if (all && !all->bare[skb->ifindex % L3_DEVICE_PLACES])
@@ -46,8 +48,8 @@ INLINE __u32 link_header(struct __sk_buff *skb, const struct marks *all)
 	return device_flags(skb) & DEVICE_NO_ETHERNET ? 0 : ETH_HLEN;
 }
 
-// Where the ports are, read what TCP and UDP say; 0 where there is more to it.
-INLINE int glance_transport(struct packet *packet, const __be16 *start, void *end)
+// Read the ports of TCP or UDP; 0 for other protocols.
+INLINE int parse_plain_transport(struct packet *packet, const __be16 *start, void *end)
 {
 	if ((void *)(start + 2) > end)
 		return 0;
@@ -62,8 +64,8 @@ INLINE int glance_transport(struct packet *packet, const __be16 *start, void *en
 	return 1;
 }
 
-// What concerns 127.0.0.0/8 is never plain.
-INLINE int glance_ipv4(struct packet *packet, const struct iphdr *ip, void *end)
+// Packets from or to 127.0.0.0/8 are never plain.
+INLINE int parse_plain_ipv4(struct packet *packet, const struct iphdr *ip, void *end)
 {
 	if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 ||
 	    ip->frag_off & bpf_htons(0x3fff) || in_loopback4(ip->saddr) || in_loopback4(ip->daddr))
@@ -74,10 +76,10 @@ INLINE int glance_ipv4(struct packet *packet, const struct iphdr *ip, void *end)
 	packet->key.protocol = ip->protocol;
 	set_ipv4(&packet->key.source, ip->saddr);
 	set_ipv4(&packet->key.destination, ip->daddr);
-	return glance_transport(packet, (const void *)(ip + 1), end);
+	return parse_plain_transport(packet, (const void *)(ip + 1), end);
 }
 
-INLINE int glance_ipv6(struct packet *packet, const struct ipv6hdr *ip, void *end)
+INLINE int parse_plain_ipv6(struct packet *packet, const struct ipv6hdr *ip, void *end)
 {
 	if ((void *)(ip + 1) > end || ip->version != 6)
 		return 0;
@@ -85,30 +87,29 @@ INLINE int glance_ipv6(struct packet *packet, const struct ipv6hdr *ip, void *en
 	packet->key.protocol = ip->nexthdr;
 	__builtin_memcpy(&packet->key.source, &ip->saddr, 16);
 	__builtin_memcpy(&packet->key.destination, &ip->daddr, 16);
-	return glance_transport(packet, (const void *)(ip + 1), end);
+	return parse_plain_transport(packet, (const void *)(ip + 1), end);
 }
 
-// Fill a packet that is plain: TCP or UDP, whole, without options or extension headers.
-INLINE int glance(struct __sk_buff *skb, struct packet *packet)
+// Parse a plain packet: TCP or UDP, no fragment, no options or extension headers. 0 for others.
+INLINE int parse_plain(struct __sk_buff *skb, struct packet *packet)
 {
 	void *start = (void *)(long)skb->data + packet->l3, *end = (void *)(long)skb->data_end;
 
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		packet->plain = glance_ipv4(packet, start, end);
+		packet->plain = parse_plain_ipv4(packet, start, end);
 	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		packet->plain = glance_ipv6(packet, start, end);
+		packet->plain = parse_plain_ipv6(packet, start, end);
 	return packet->plain;
 }
 
-// Only a SYN, or an INIT, opens a connection. Asked first: most packets are of connections that
-// sockets have made, or of others.
+// Whether a packet may open a connection: UDP, SYN, INIT.
 INLINE int opens(const struct packet *packet)
 {
 	return packet->key.protocol == IPPROTO_UDP ||
 	       (packet->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
-// Whether a plain packet is certainly of no flow, and opens none.
+// Whether a plain packet certainly belongs to no flow, and opens none.
 INLINE int concerns_no_flow(const struct marks *all, const struct packet *packet)
 {
 	__u32 source = presence_place(&packet->key.source);

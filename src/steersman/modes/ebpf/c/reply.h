@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Refusing a packet: it is turned into an ICMP port-unreachable and sent back where it came from.
+// Refusing a packet: turn it into an ICMP port-unreachable, and send it back.
 #pragma once
 
-#define QUOTED 8 // bytes behind the IP header that an error quotes (RFC 792)
+#define QUOTED 8 // quoted bytes after the IP header (RFC 792)
 
-// The same in both versions of ICMP; linux/icmp.h drags in what clang has not for this target.
+// The same in both versions of ICMP. linux/icmp.h includes headers that clang lacks for this
+// target.
 struct icmp_header {
 	__u8 type;
 	__u8 code;
@@ -26,7 +27,7 @@ struct reply6 {
 	__u8 start[QUOTED];
 } __attribute__((packed, aligned(4)));
 
-CALLED int build_reply4(struct __sk_buff *skb, struct packet *packet)
+NOINLINE int build_reply4(struct __sk_buff *skb, struct packet *packet)
 {
 	struct reply4 reply = {};
 
@@ -50,7 +51,7 @@ CALLED int build_reply4(struct __sk_buff *skb, struct packet *packet)
 	return !bpf_skb_store_bytes(skb, packet->l3, &reply, sizeof(reply), 0);
 }
 
-CALLED int build_reply6(struct __sk_buff *skb, struct packet *packet)
+NOINLINE int build_reply6(struct __sk_buff *skb, struct packet *packet)
 {
 	struct {
 		struct in6_addr source, destination;
@@ -78,7 +79,7 @@ CALLED int build_reply6(struct __sk_buff *skb, struct packet *packet)
 	return !bpf_skb_store_bytes(skb, packet->l3, &reply, sizeof(reply), 0);
 }
 
-ALONE int refuse_packet(struct __sk_buff *skb, struct packet *packet)
+VERIFIED_ONCE int refuse_packet(struct __sk_buff *skb, struct packet *packet)
 {
 	struct ethhdr ethernet;
 	__u8 swap[ETH_ALEN];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// SCTP's CRC32c (RFC 9260, appendix A) after the ports have changed, without reading the packet: a
-// CRC is linear, so the change of the first four bytes is carried over the bytes behind them.
+// SCTP's CRC32c (RFC 9260, appendix A) for other ports, without reading the packet: a CRC is
+// linear, so the change of the first four bytes can be shifted over the bytes after them.
 #pragma once
 
 #define TCP_FIN 1
@@ -12,7 +12,7 @@
 
 #define SCTP_OPENING 3000000000ull // ns, nf_conntrack_sctp_timeout_cookie_wait
 
-// What the first chunk of a packet means (RFC 9260, 3.2), in flags of TCP.
+// Return the TCP flags equivalent to the first chunk of a packet (RFC 9260, 3.2).
 INLINE __u8 sctp_flags(__u8 chunk)
 {
 	switch (chunk) {
@@ -23,7 +23,7 @@ INLINE __u8 sctp_flags(__u8 chunk)
 	case 11: // COOKIE ACK
 		return TCP_SYN | TCP_ACK;
 	case 6: // ABORT
-	case 14: // SHUTDOWN COMPLETE: both ways have ended
+	case 14: // SHUTDOWN COMPLETE: both directions have ended
 		return TCP_RST;
 	default:
 		return 0;
@@ -37,7 +37,7 @@ static const __u32 crc_powers[16] = {
 	0x35d73a62, 0x28461564, 0xbf455269, 0xe2ea32dc,
 };
 
-ALONE __u32 crc_multiply(__u32 a, __u32 b)
+VERIFIED_ONCE __u32 crc_multiply(__u32 a, __u32 b)
 {
 	__u32 product = 0;
 
@@ -49,8 +49,8 @@ ALONE __u32 crc_multiply(__u32 a, __u32 b)
 	return product;
 }
 
-// What to exclusive-or to the CRC of `length` bytes whose first four changed by `change`.
-ALONE __u32 crc_change(__u32 change, __u32 length)
+// Return the XOR for the CRC of `length` bytes whose first four were XORed with `change`.
+VERIFIED_ONCE __u32 crc_change(__u32 change, __u32 length)
 {
 	__u32 value = change;
 

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Connections of this node's processes and pods, balanced when they are made: no packet is touched.
+// Connections of this node's processes and pods, balanced when a socket connects or sends: no
+// packet is rewritten.
 #pragma once
 
-#define LEAVE 0 // not ours, or left to the packets
+#define LEAVE 0 // no Service, or left to the programs of devices
 #define REPLACED 1
 
-// The client in affinities: a network namespace is a pod. Never an address: 2^64 of them are.
-INLINE void client_of(__u64 netns, struct address *out)
+// The client of affinities: a network namespace, that is a pod. No client has such an address.
+INLINE void netns_client(__u64 netns, struct address *out)
 {
 	out->halves[0] = ~0ull;
 	out->halves[1] = netns;
 }
 
-// The address that a socket is bound to; unspecified where it is not. `version` is a constant of
-// the program: clang would join the loads and do arithmetic on the pointer, which is not allowed.
+// Return the address that a socket is bound to, or the unspecified one. `version` is a constant of
+// the program: otherwise clang would merge the loads, by arithmetic on the pointer that is not
+// allowed.
 INLINE void bound_address(struct bpf_sock_addr *ctx, int version, struct address *out)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -34,10 +36,10 @@ INLINE int bound_to(struct bpf_sock_addr *ctx, int version, const struct address
 	struct address own;
 
 	bound_address(ctx, version, &own);
-	return same(&own, address);
+	return same_address(&own, address);
 }
 
-// A socket of IPv6 may speak IPv4.
+// Check source ranges. An IPv6 socket may connect to IPv4.
 INLINE int may_use(struct bpf_sock_addr *ctx, const struct config *config, __u32 service,
 		   int version, const struct address *destination)
 {
@@ -55,18 +57,18 @@ INLINE int refuse(int error, __u32 counter)
 	return error;
 }
 
-// Connections are left alone, for their packets are dropped on a device: nobody answers. Only the
-// node's own datagrams are refused here, as netfilter refuses what OUTPUT drops.
+// Leave connections alone: their packets are dropped on a device, without an answer. Only datagrams
+// of the node itself are refused here, as by a DROP in netfilter's OUTPUT.
 INLINE int drop_later(struct bpf_sock_addr *ctx, int own)
 {
 	return own && ctx->protocol == IPPROTO_UDP ? refuse(-EPERM, SOCKET_DROPPED) : LEAVE;
 }
 
-// Replace the destination of a socket: LEAVE, REPLACED or a negative errno.
+// Replace the destination of a socket. Return LEAVE, REPLACED or a negative errno.
 INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *port, int connected,
 		   int version)
 {
-	const struct config *config = settings();
+	const struct config *config = get_config();
 	__u64 netns = bpf_get_netns_cookie(ctx);
 	struct frontend_key key = {
 		.address = *address,
@@ -89,12 +91,12 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 		return refuse(-ECONNREFUSED, SOCKET_REJECTED);
 	if (found == UNASSIGNED)
 		return drop_later(ctx, own);
-	// Who is in another network namespace of this node is a pod, where pods can be told at all.
+	// Another network namespace of this node is a pod, if there is a detector of pods.
 	class = config->flags & (CONFIG_DETECTOR_CIDR | CONFIG_DETECTOR_DEVICE) ? POD : EXTERNAL;
 	action = action_of(&frontend, own ? NODE : class);
 	if (frontend.flags & FRONTEND_RANGES) {
 		if (!own)
-			return LEAVE; // its address is known when its packet comes
+			return LEAVE; // its address is only known in its packets
 		if (!may_use(ctx, config, frontend.service, version, address))
 			return drop_later(ctx, own);
 	}
@@ -103,8 +105,8 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	if ((action & ACTION_VERDICT) == DROP)
 		return drop_later(ctx, own);
 	if (action & ACTION_MASQUERADE && !own)
-		return LEAVE; // a source is rewritten in packets only
-	client_of(netns, &client);
+		return LEAVE; // sources are rewritten in packets only
+	netns_client(netns, &client);
 	if (connected)
 		chosen = choose(frontend.service, action, &client, &slot);
 	else
@@ -113,7 +115,7 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	if (!chosen)
 		return refuse(-ECONNREFUSED, SOCKET_REJECTED);
 	if (!own && bound_to(ctx, version, &slot.address))
-		return LEAVE; // it calls itself: packets see to it that the answers come back
+		return LEAVE; // it reaches itself: the programs of devices masquerade
 	*address = slot.address;
 	*port = slot.port;
 	count(SOCKET_FORWARDED);
@@ -122,7 +124,7 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	return REPLACED;
 }
 
-INLINE void note_reverse(struct bpf_sock_addr *ctx, const struct peer *peer)
+INLINE void put_reverse(struct bpf_sock_addr *ctx, const struct peer *peer)
 {
 	struct reverse_key key = {
 		.cookie = bpf_get_socket_cookie(ctx),
@@ -132,11 +134,11 @@ INLINE void note_reverse(struct bpf_sock_addr *ctx, const struct peer *peer)
 	struct reverse value = { .frontend = peer->frontend, .port = peer->frontend_port };
 	struct reverse *known = bpf_map_lookup_elem(&reverses, &key);
 
-	if (!known || !same(&known->frontend, &value.frontend) || known->port != value.port)
+	if (!known || !same_address(&known->frontend, &value.frontend) || known->port != value.port)
 		bpf_map_update_elem(&reverses, &key, &value, BPF_ANY);
 }
 
-INLINE void forget_peer(__u64 cookie, __u32 protocol)
+INLINE void delete_peer(__u64 cookie, __u32 protocol)
 {
 	struct peer *stored = find_peer(cookie);
 	struct reverse_key key = { .cookie = cookie };
@@ -162,15 +164,15 @@ INLINE int send(struct bpf_sock_addr *ctx, struct address *address, __be16 *port
 		peer.endpoint_port = *port;
 		if (connected)
 			put_peer(bpf_get_socket_cookie(ctx), &peer);
-		if (ctx->protocol == IPPROTO_UDP) // sockets.py finds connected ones by it
-			note_reverse(ctx, &peer);
+		if (ctx->protocol == IPPROTO_UDP) // sockets.py finds connected sockets there
+			put_reverse(ctx, &peer);
 	} else if (connected && ctx->protocol == IPPROTO_UDP) {
-		forget_peer(bpf_get_socket_cookie(ctx), IPPROTO_UDP);
+		delete_peer(bpf_get_socket_cookie(ctx), IPPROTO_UDP);
 	}
 	return result;
 }
 
-// Show the Service where the endpoint is.
+// Replace an endpoint by the Service that the socket has connected or sent to.
 INLINE int restore(struct bpf_sock_addr *ctx, struct address *address, __be16 *port)
 {
 	struct reverse_key key = {
@@ -181,7 +183,7 @@ INLINE int restore(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	struct peer *peer = find_peer(key.cookie);
 	struct reverse *known;
 
-	if (peer && peer->endpoint_port == *port && same(&peer->endpoint, address)) {
+	if (peer && peer->endpoint_port == *port && same_address(&peer->endpoint, address)) {
 		*address = peer->frontend;
 		*port = peer->frontend_port;
 		return REPLACED;
@@ -245,7 +247,7 @@ SOCKET_PROGRAM(connect, 6, 1)
 SOCKET_PROGRAM(sendmsg, 4, 0)
 SOCKET_PROGRAM(sendmsg, 6, 0)
 
-// These may not refuse.
+// Programs of these hooks cannot refuse.
 #define RESTORING_PROGRAM(hook, version) \
 	SEC("cgroup/" #hook #version) int sm_##hook##version(struct bpf_sock_addr *ctx) \
 	{ \
@@ -265,10 +267,10 @@ RESTORING_PROGRAM(recvmsg, 6)
 RESTORING_PROGRAM(getpeername, 4)
 RESTORING_PROGRAM(getpeername, 6)
 
-// Refuse to listen where a Service's node port would take the connections away.
+// Refuse to bind to a node port: the Service would get the connections.
 INLINE int guard(struct bpf_sock_addr *ctx, struct address *address)
 {
-	const struct config *config = settings();
+	const struct config *config = get_config();
 	struct frontend_key key = { .port = (__be16)ctx->user_port, .protocol = ctx->protocol };
 	struct frontend frontend;
 
@@ -280,8 +282,7 @@ INLINE int guard(struct bpf_sock_addr *ctx, struct address *address)
 	if (is_ipv4(address))
 		set_ipv4(&key.address, 0);
 	if (!read_frontend(&key, &frontend)) {
-		// `::` takes IPv4, too, but for sockets that want none of it, and those cannot be
-		// told apart.
+		// `::` includes IPv4, unless the socket excludes it, which cannot be seen here.
 		if (is_ipv4(address) || !is_unspecified(address))
 			return 1;
 		set_ipv4(&key.address, 0);
@@ -309,9 +310,9 @@ SEC("cgroup/bind6") int sm_bind6(struct bpf_sock_addr *ctx)
 	return guard(ctx, &address);
 }
 
-// A socket is closed; what its connection still has to send needs no peer.
+// A socket is closed. Packets that it has still to send need no peer.
 SEC("cgroup/sock_release") int sm_release(struct bpf_sock *ctx)
 {
-	forget_peer(bpf_get_socket_cookie(ctx), ctx->protocol);
+	delete_peer(bpf_get_socket_cookie(ctx), ctx->protocol);
 	return 1;
 }

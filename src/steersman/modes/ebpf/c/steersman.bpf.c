@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// The object of the ebpf mode: programs of sockets (socket.h) and of devices (device.h).
+// The object of the ebpf mode: programs of sockets (socket.h), of devices (device.h) and XDP
+// (xdp.h).
 #include <stddef.h>
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Keys and values of the maps. layout.py declares the same, and checks it against our BTF.
+// Keys and values of the maps. layout.py declares the same structs; loader.py compares them by BTF.
 #pragma once
 
 // An address of either family; IPv4 is written as ::ffff:a.b.c.d.
@@ -11,14 +11,14 @@ struct address {
 };
 
 struct frontend_key {
-	struct address address; // the unspecified one of its family for a node port
+	struct address address; // unspecified for a node port
 	__be16 port;
 	__u8 protocol;
 	__u8 zero;
 	__u32 zero2;
 };
 
-// One word, so that it is read whole while it is replaced.
+// One word: programs read either the old or the new value while it is replaced.
 struct frontend {
 	__u32 service;
 	__u16 actions;
@@ -26,7 +26,7 @@ struct frontend {
 	__u8 zero;
 };
 
-// One word, likewise.
+// One word, as well.
 struct pool {
 	__u32 base;
 	__u32 count;
@@ -61,8 +61,8 @@ struct member_key {
 	__u16 zero2[3];
 };
 
-// What an endpoint of a ServicePort got: connections, and of those whose packets are rewritten all
-// that went to it and came from it, IP headers included.
+// Traffic of an endpoint of a ServicePort: connections, and packets and bytes (with IP headers) of
+// those connections whose packets are rewritten.
 struct tally {
 	__u64 connections;
 	__u64 packets_in;
@@ -77,7 +77,7 @@ struct affinity_key {
 	__u32 zero;
 };
 
-// What a client is bound to, or an unconnected socket.
+// The endpoint of a client with affinity, or of an unconnected socket.
 struct affinity {
 	struct address address;
 	__u64 last;
@@ -86,7 +86,7 @@ struct affinity {
 };
 
 struct prefix {
-	__u32 length; // with the 32 bits of id
+	__u32 length; // includes the 32 bits of id
 	__u32 id;
 	struct address address;
 };
@@ -99,15 +99,15 @@ struct device {
 };
 
 struct config {
-	__u64 host_cookie; // of the node's network namespace
+	__u64 host_cookie; // network namespace of the node; 0 if sockets are not balanced
 	struct address node_ip4;
 	struct address node_ip6;
 	__u32 flags;
-	__u16 first_port; // of those that this node's sockets get where they do not ask for one
+	__u16 first_port; // first and last port for sockets that ask for none
 	__u16 last_port;
-	char pod_interface[16]; // of the detector: the loader finds the devices
+	char pod_interface[16]; // of the detector; devices.py finds the devices
 	char pod_prefix[16];
-	__u8 programs[16]; // digest of the object that is attached
+	__u8 programs[16]; // digest of the attached object
 };
 
 struct flow_key {
@@ -129,7 +129,7 @@ struct flow {
 	__u32 service;
 };
 
-// Where a socket believes to be talking to, and where it really is.
+// The peer that a socket's owner sees, and the endpoint that gets the packets.
 struct peer {
 	struct address endpoint;
 	struct address frontend;
@@ -137,11 +137,11 @@ struct peer {
 	__be16 frontend_port;
 };
 
-// Of the sockets whose cookies have the same remainder, the one that came first.
+// The first of the sockets whose cookies have the same remainder.
 struct socket_slot {
-	__u64 cookie; // 0: it is free
+	__u64 cookie; // 0: free
 	struct peer peer;
-	__u32 crowded; // others are, or were, in `crowded`
+	__u32 crowded; // others are or were in `crowded`
 };
 
 struct reverse_key {
@@ -171,21 +171,22 @@ struct fragment {
 	__be16 destination_port;
 };
 
-// What is known of all addresses that share a place (presence.h).
+// A place of the presence filter, shared by several addresses (presence.h).
 struct mark {
 	union {
-		__u8 clients[2]; // those of flows; one is filled while presence.py clears the other
+		__u8 clients[2]; // of flows; two generations, of which presence.py empties one
 		__u16 either;
 	};
-	__u8 served; // destinations of frontends
+	__u8 served; // addresses of frontends
 	__u8 zero;
 };
 
 struct marks {
-	__u8 trusted; // while 0, any packet may be of a flow
+	__u8 trusted; // 0: any packet may belong to a flow
 	__u8 filling;
-	__u8 attached; // while 0, some device has no programs: no flow may begin
+	__u8 attached; // 0: some device has no programs, so no flow may begin
 	__u8 zero[5];
-	__u8 bare[L3_DEVICE_PLACES]; // devices without Ethernet, by the remainder of their index
+	__u8 bare[L3_DEVICE_PLACES]; // L3 devices (without Ethernet), by the remainder of their
+				     // index
 	struct mark places[1 << PRESENCE_BITS];
 };

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Packets of connections that are known already, sent on before the kernel makes anything of them:
-// on devices that were named for it. Nothing is decided here. Whatever begins or ends a connection,
-// is in pieces, or leads to another device than one of these goes on to device.h.
+// The XDP program forwards packets of known connections before the network stack sees them, on
+// devices that were named for it. It decides nothing: packets that begin or end a connection,
+// fragments, and packets that leave by other devices are left to device.h.
 #pragma once
 
-// The parts of a packet that change; all lie in its first bytes.
+// The parts of a packet that change.
 struct view {
 	struct ethhdr *ethernet;
 	void *ip;
-	__u32 version; // the verifier takes no pointer for an answer
+	__u32 version; // the verifier allows no test by pointer
 	__be16 *ports;
 	__u16 *checksum; // of TCP or UDP
 	__u32 length; // of the IP packet
 };
 
-// Fill a view and the key; 0 where the packet is none for us.
+// Fill a view and the key; 0 if the packet is left to device.h.
 INLINE int view_ports(struct view *view, void *start, void *end, struct flow_key *key)
 {
 	__u8 *flags = start + 13;
@@ -79,16 +79,16 @@ INLINE int view_packet(struct xdp_md *ctx, struct view *view, struct flow_key *k
 	return view->ethernet->h_proto == bpf_htons(ETH_P_IPV6) && view_ipv6(view, end, key);
 }
 
-INLINE void touch(struct flow *flow)
+INLINE void refresh_flow(struct flow *flow)
 {
 	flow->last = now();
 	if (flow->state == OPENING)
 		flow->state = ESTABLISHED;
 }
 
-// What tc would make of the packet at ingress and then at egress: the kind of its flow, 0 where
-// that is for tc to say.
-CALLED int translate(const struct flow_key *before, struct flow_key *after, __u32 *service)
+// Rewrite a key as device.h does at ingress and then at egress. Return the kind of the flow, or 0
+// to leave the packet to device.h.
+NOINLINE int translate(const struct flow_key *before, struct flow_key *after, __u32 *service)
 {
 	struct flow *in = bpf_map_lookup_elem(&flows, before), *out;
 
@@ -103,17 +103,17 @@ CALLED int translate(const struct flow_key *before, struct flow_key *after, __u3
 		return 0;
 	if (in->kind == TO_CLIENT && !out)
 		return 0;
-	touch(in);
+	refresh_flow(in);
 	*service = in->service;
 	if (out) {
-		touch(out);
+		refresh_flow(out);
 		after->source = out->address;
 		after->source_port = out->port;
 	}
 	return in->kind;
 }
 
-// Count a packet that is sent on; tc counts the others.
+// Count a forwarded packet; device.h counts the others.
 INLINE void count_sent(int kind, const struct flow_key *before, const struct flow_key *after,
 		       __u32 service, __u32 length)
 {
@@ -138,9 +138,9 @@ INLINE int is_accelerated(__u32 index)
 	return device && device->flags & DEVICE_XDP;
 }
 
-// Where the packet goes; 0 where the kernel is to find that out.
-INLINE int find_way(struct xdp_md *ctx, const struct view *view, const struct flow_key *key,
-		    struct bpf_fib_lookup *route)
+// Find the route of a packet; 0 if it does not leave by one of the named devices.
+INLINE int find_route(struct xdp_md *ctx, const struct view *view, const struct flow_key *key,
+		      struct bpf_fib_lookup *route)
 {
 	route->ifindex = ctx->ingress_ifindex;
 	route->l4_protocol = key->protocol;
@@ -165,7 +165,7 @@ INLINE __u16 changed(__u16 checksum, const void *before, const void *after, __u3
 	return fold(bpf_csum_diff((__be32 *)before, size, (__be32 *)after, size, (__u16)~checksum));
 }
 
-// A router takes one off the time to live; the header's checksum is of 16-bit words (RFC 1624).
+// A router decrements the time to live; update the checksum by 16-bit words (RFC 1624).
 INLINE void write_ipv4(struct iphdr *ip, const struct flow_key *before,
 		       const struct flow_key *after)
 {
@@ -184,7 +184,7 @@ INLINE void write_ipv6(struct ipv6hdr *ip, const struct flow_key *after)
 	__builtin_memcpy(&ip->daddr, &after->destination, 16);
 }
 
-// Addresses and ports lie one behind the other in a key, as far as the checksum covers them.
+// In a key, addresses and ports are consecutive, as the checksum needs them.
 INLINE void write_packet(struct view *view, const struct flow_key *before,
 			 const struct flow_key *after, const struct bpf_fib_lookup *route)
 {
@@ -216,7 +216,7 @@ SEC("xdp") int sm_xdp(struct xdp_md *ctx)
 	if (!view_packet(ctx, &view, &before))
 		return XDP_PASS;
 	kind = translate(&before, &after, &service);
-	if (!kind || !find_way(ctx, &view, &after, &route))
+	if (!kind || !find_route(ctx, &view, &after, &route))
 		return XDP_PASS;
 	write_packet(&view, &before, &after, &route);
 	count_sent(kind, &before, &after, service, view.length);
