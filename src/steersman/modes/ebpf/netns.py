@@ -31,21 +31,24 @@ _SO_NETNS_COOKIE = 71
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """Of the network namespace of the thread that reads it; both families."""
 _TYPE_AT = 4 if layout.BYTE_ORDER == "little" else 5  # low byte of nlmsg_type
-_DROP, _KEEP = BpfInstruction(0x06, 0, 0, 0), BpfInstruction(0x06, 0, 0, 0xFFFFFFFF)
 _WANTED_CHANGES = (
     BpfInstruction(0x30, 0, 0, _TYPE_AT),  # load a byte
-    BpfInstruction(0x15, 4, 0, RTM_NEWADDR),
-    BpfInstruction(0x15, 3, 0, RTM_DELADDR),
+    BpfInstruction(0x15, 6, 0, RTM_NEWADDR),
+    BpfInstruction(0x15, 5, 0, RTM_DELADDR),
     BpfInstruction(0x30, 0, 0, 16),  # ifi_family, after the nlmsghdr
-    BpfInstruction(0x15, 3, 0, socket.AF_UNSPEC),
-    _DROP,
+    BpfInstruction(0x15, 0, 5, socket.AF_UNSPEC),
+    BpfInstruction(0x20, 0, 0, 28),  # load a word: ifi_change
+    BpfInstruction(0x15, 4, 0, 0),
+    BpfInstruction(0x15, 3, 2, 0xFFFFFFFF),
     BpfInstruction(0x30, 0, 0, 19),  # ifa_scope
-    BpfInstruction(0x15, 0, 1, RT_SCOPE_UNIVERSE),
-    _KEEP,
-    _DROP,
+    BpfInstruction(0x15, 1, 0, RT_SCOPE_UNIVERSE),
+    BpfInstruction(0x06, 0, 0, 0),  # drop
+    BpfInstruction(0x06, 0, 0, 0xFFFFFFFF),  # keep
 )
-"""Socket filter: links (but not as ports of a bridge), and global addresses. Every pod that starts
-or stops brings a link-local address, too, which would wake the process for nothing."""
+"""Socket filter for links and global addresses. A pod that starts or stops also brings messages
+that would wake the process for nothing: link-local addresses, ports of a bridge (AF_BRIDGE), and
+changes of flags such as IFF_UP. ifi_change is the mask of changed flags, all ones for a new link,
+and 0 for all other changes."""
 assert max(RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR, RTM_DELADDR) < 1 << 8
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from steersman.host.netlink import AnswersLostError, DumpInterruptedError, Subscription
 from steersman.host.nlmsg import Message
@@ -51,8 +52,7 @@ class DeviceWatcher:
             collect_at = clock() + _COLLECT
             list_at = clock()  # devices may have come before we subscribed
             while self._datapath.tables is not None:
-                news = await _receive(subscription, min(collect_at, list_at))
-                change = self._datapath.device_change(news) if news is not None else None
+                change = await self._next_change(subscription, min(collect_at, list_at))
                 if change is None or clock() >= list_at:
                     done = await self._update_devices(None)
                     list_at = math.inf if done else clock() + _RETRY
@@ -62,6 +62,22 @@ class DeviceWatcher:
                     await self._collect()
                     await self._guard.remove()
                     collect_at = clock() + _COLLECT
+
+    async def _next_change(self, subscription: Subscription, until: float) -> Change | None:
+        """Wait for a change of devices, until a deadline; None if all must be listed."""
+        try:
+            news: list[Message] = []
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    news = await subscription.receive()
+            change = self._datapath.device_change(news)
+            if change and change.before != change.after:
+                await asyncio.sleep(_SETTLE)
+                if more := subscription.waiting():
+                    change = self._datapath.device_change([*news, *more])
+        except AnswersLostError:
+            return None
+        return change
 
     async def _update_devices(self, change: Change | None) -> bool:
         """Write a change, or everything; then attach programs, while syncs may go on."""
@@ -130,16 +146,3 @@ class DeviceWatcher:
             return False
         self._failure = ""
         return True
-
-
-async def _receive(subscription: Subscription, until: float) -> Sequence[Message] | None:
-    """Wait for changes of devices; return none at the deadline, None if some were lost."""
-    try:
-        async with asyncio.timeout_at(until):
-            news = await subscription.receive()
-        await asyncio.sleep(_SETTLE)
-        return news + subscription.waiting()
-    except AnswersLostError:
-        return None
-    except TimeoutError:
-        return []
