@@ -140,6 +140,7 @@ class KernelTables:
         if change.changed:
             new = {**new, **{key: pair[1] for key, pair in change.changed.items()}}
         families = [f for f in Family if {prefix(kind, f) for kind in _TEXTS} & new.keys()]
+        # 1. A script per family, and one with the elements of tables that are replaced.
         scripts, loaded = list[str](), dict[bytes, Any]()
         for family in families:
             skeleton = new.get(prefix(Kind.SKELETON, family), "")
@@ -155,6 +156,7 @@ class KernelTables:
             scripts.append(script)
         derived = DerivedElements().load({key: new[key] for key in loaded})
         scripts.append(ruleset_text({**loaded, **derived}))
+        # 2. One run of nft for all of them.
         try:
             await self._run_nft("".join(scripts))
         except _TooLongError:
@@ -162,13 +164,15 @@ class KernelTables:
             for script in filter(None, scripts):
                 await self._run_nft(script)
 
+        # 3. By netlink, the markers and the lazy chains of what was loaded.
         for family in families:
             self._update_marker(family, new)
         self._derived.load(loaded)
-        if lazy := needed_lazy(loaded):  # replaces the interim rules
+        if lazy := needed_lazy(loaded):
             self.sender.send(_activation(lazy))
             self._active |= lazy
 
+        # 4. The rest: all other objects, and elements with a final value that nft cannot load.
         added = dict(change.added)
         for key in _TEXT_KEYS:
             added.pop(key, None)

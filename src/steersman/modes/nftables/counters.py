@@ -105,7 +105,7 @@ class ElementCounters:
             if kind_of(key) in kinds:
                 names[key] = counted_key(key, old)
                 stay.add(counted_key(key, new))
-        # Read the elements whose frontend or endpoint stays, a set at a time.
+        # Read the elements of frontends and endpoints that stay, a set at a time.
         moved = {key: name for key, name in names.items() if name in stay}
         by_set: dict[bytes, list[bytes]] = {}
         for key in moved:

@@ -109,8 +109,8 @@ class DerivedElements:
 def check_derived(objects: dict[bytes, bytes]) -> Counts:
     """Take derived elements out of what was read; return their reference counts.
 
-    An object whose derived element is missing is taken out too: it is not in force, and is written
-    again.
+    If a derived element is missing, the objects that need it are taken out too: they are not in
+    force, and are written again.
     """
     counts: Counts = {}
     _count(objects.items(), 1, counts)

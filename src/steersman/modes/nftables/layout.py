@@ -1,4 +1,4 @@
-"""Names, keys and values of what is in our tables, byte by byte. Pure.
+"""Names, keys and values of the objects in our tables, byte by byte. Pure.
 
 A key of the mode's Ruleset is bytes: what the kernel wants to see, fast to hash, and a third of the
 size of tuples with 100,000 elements held.
@@ -178,7 +178,7 @@ def key_behind(start: bytes) -> Callable[[bytes], bytes]:
 
 
 def family_of(key: bytes) -> Family:
-    """Return the family whose table the object of a key is in."""
+    """Return the family of the table that has the object of a key."""
     return Family(key[1])
 
 
@@ -390,7 +390,7 @@ def lb_chain(group: str, marking: str, local: bool, size: int) -> str:
     return f"{group}{marking}{'local-' if local else ''}lb-{size}"
 
 
-_NAME_LIMIT = 200  # the kernel takes 255 bytes, with what is put in front
+_NAME_LIMIT = 200  # the kernel takes 255 bytes, prefixes included
 _UNUSUAL = re.compile(r"[^\w./-]", re.ASCII)
 LEARN_CHAIN = "affinity-learn"
 """Chain that finds a connection's ServicePort, and prefix of the chains that learn for one."""
@@ -440,7 +440,7 @@ def base_name_of(chain: str) -> str:
 
 
 def members_of(affinity_map: str) -> str:
-    """Return the name of the set whose members may be in an affinity map."""
+    """Return the name of the set of members that may be in an affinity map."""
     return f"members-{affinity_map.removeprefix('affinity-')}"
 
 

@@ -65,7 +65,7 @@ class TableState(NamedTuple):
     intact: bool
     """True if the rules that depend on the settings are as we made them."""
     active: set[str]
-    """Lazy chains whose rules are in, by first chain (rules.py)."""
+    """Lazy chains that have their rules, by first chain (rules.py)."""
     objects: dict[bytes, bytes]
     """Everything but the skeleton and derived elements."""
     counts: Counts
@@ -155,6 +155,7 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState
         whole = bool(found and found[0]) and rule_count(found[0]) == len(found)
         objects[named(Kind.CHAIN, family, name)] = found[0].encode() if whole else b""
 
+    # Elements; those without their derived element, or their lazy chain, are not in force.
     for name in names:
         objects.update(_elements(netlink, family, name))
         if is_affinity_map(name):
@@ -171,13 +172,16 @@ def _read_table(netlink: Netlink, family: Family, foundation: str) -> TableState
 def _digests(chains: _Chains, sets: Iterable[str], rules: Iterable[_TableRule]) -> tuple[str, str]:
     """Hash the foundation (chains, sets and rules), and the rules that depend on the settings."""
     foundation, dependent = hashlib.sha256(), hashlib.sha256()
+    # Chains with the attributes of their hooks. A lazy base chain comes and goes.
     for name in sorted(chains):
         hook = b"".join(chains[name].get(kind, b"") for kind in wire.CHAIN_HOOK)
         if _is_fixed(name) or (name in LAZY_CHAINS and not hook):
             foundation.update(f"{name}\0{len(hook)}\0".encode() + hook)
+    # Names of sets; those with a slash belong to ServicePorts.
     for name in sorted(sets):
         if "/" not in name and not name.startswith(_ANONYMOUS):
             foundation.update(f"{name}\0".encode())
+    # Rules as the kernel has them, in their order.
     for rule in rules:
         if _is_fixed(rule.chain):
             hasher = dependent if rule.chain in RULE_CHAINS else foundation
@@ -258,7 +262,7 @@ def _elements(netlink: Netlink, family: Family, name: str) -> Iterable[tuple[byt
 def _stale_entries(
     netlink: Netlink, family: Family, name: str, names: Iterable[str]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the entries of an affinity map whose endpoint is not a member."""
+    """Yield the entries of an affinity map for endpoints that are not members."""
     entries = list(affinity_entries(netlink, family, name))
     members, key = members_of(name), wire.key_getter(family.bits // 8 + 4)
     contents = set_contents(netlink, family, members) if entries and members in names else ()

@@ -198,8 +198,10 @@ class _ServiceRender:
         external = frontend.external
         pod = frontend.pod if self._has_pods else external
         verdicts = _verdict_plan(pod, frontend.node, external)
+        # The filter chains meet packets that are not sent on.
         if verdicts.refused:
             out[group.refused + key] = verdicts.refused + comment
+        # Endpoints by slot, of each pool that some class is sent to.
         for pool in verdicts.pools:
             local, start = pool is _LOCAL, group.endpoints + key
             ends = self._pools.get(pool)
@@ -210,6 +212,7 @@ class _ServiceRender:
                 self._pools[pool] = self._slots[first] = ends
             for slot, end in zip(slot_keys(local, len(ends)), ends, strict=False):
                 out[start + slot] = end
+        # The chain to go to, or one for each class of sources.
         if verdicts.choice:
             out[group.dispatch + key] = self._chain(group, verdicts.choice) + b"\0" + comment
         elif verdicts.pools:
@@ -217,8 +220,10 @@ class _ServiceRender:
             for start, choice in zip(group.classes, verdicts.choices, strict=True):
                 if choice and (self._has_pods or start is not group.classes[0]):
                     out[start + key] = self._chain(group, choice) + b"\0"
+        # Behind DNAT, the chain that learns the client's endpoint.
         if verdicts.pools and self._base:
             out[group.affinity + key] = f"{LEARN_CHAIN}-{self._base}".encode() + b"\0"
+        # Before DNAT, the check of source ranges.
         if frontend.source_ranges:
             out[prefix(Kind.FIREWALL_IPS, self._family) + key] = comment
             allowed = prefix(Kind.FIREWALL_ALLOWED, self._family) + key
@@ -329,9 +334,11 @@ def assign_slots(previous: tuple[bytes, ...], wanted: tuple[bytes, ...]) -> tupl
     elif len(gone) == len(come) == 1:  # the usual change
         at = previous.index(gone.pop())
         return (*previous[:at], come.pop(), *previous[at + 1 :])
+    # New endpoints take the holes in their order; those without one come behind.
     new = iter([end for end in wanted if end in come])
     slots = [next(new, b"") if end in gone or not end else end for end in previous]
     slots.extend(new)
+    # The last endpoints move into the holes that remain.
     for hole in [at for at, end in enumerate(slots) if not end]:
         while slots and not slots[-1]:
             slots.pop()

@@ -41,10 +41,10 @@ _FIRST = 8
 _JUMP, _GOTO, _RETURN, _DROP = -3, -4, -5, 0
 _NETWORK, _TRANSPORT = 1, 2
 _META_L4PROTO = 16
-_CT_STATE, _CT_STATUS, _CT_PROTO_DST, _CT_DST_IP, _CT_DST_IP6 = 0, 2, 12, 20, 22
+_CT_STATE, _CT_STATUS, _CT_PROTO_DST = 0, 2, 12
+_CT_DST_IP = {Family.IPV4: 20, Family.IPV6: 22}
 _NEW, _DNAT = 0x8, 0x20
 _PREROUTING, _INPUT, _OUTPUT, _POSTROUTING = 0, 1, 3, 4
-_SOURCE_AT = {Family.IPV4: 12, Family.IPV6: 8}
 
 
 # -- chains of a ServicePort ----------------------------------------------------------------
@@ -65,7 +65,7 @@ def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
             [
                 _meta(_META_L4PROTO, _FIRST),
                 _expression("cmp", be32(1, _FIRST), be32(2, 0), nested(3, attr(1, number))),
-                _load_source(family, _FIRST),
+                _load(family, "saddr", _FIRST),
                 _lookup(affinity_map_name(base, pool == POOLS[True]), _FIRST, _FIRST),
                 _dnat(family, _FIRST, _FIRST + width),
             ]
@@ -82,10 +82,10 @@ def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
             update = (entries, be32(3, 1), be32(4, client), be32(5, _FIRST), timeout)
             rules.append(
                 [
-                    _load_destination(family, _FIRST),
-                    _load_port(_FIRST + width),
+                    _load(family, "daddr", _FIRST),
+                    _load(family, "dport", _FIRST + width),
                     _lookup(members_set_name(base, local), _FIRST),
-                    _load_source(family, client),
+                    _load(family, "saddr", client),
                     _expression("dynset", *update),
                 ]
             )
@@ -136,12 +136,12 @@ def learning_rules(family: Family) -> list[Request]:
     width = _width(family)
     # ct original ip daddr . meta l4proto . ct original proto-dst vmap @affinity-ips
     service = [
-        _original_address(family, _FIRST),
+        _original(_CT_DST_IP[family], _FIRST),
         _meta(_META_L4PROTO, _FIRST + width),
-        _original_port(_FIRST + width + 1),
+        _original(_CT_PROTO_DST, _FIRST + width + 1),
     ]
     # meta l4proto . ct original proto-dst vmap @affinity-nodeports
-    node_port = [_meta(_META_L4PROTO, _FIRST), _original_port(_FIRST + 1)]
+    node_port = [_meta(_META_L4PROTO, _FIRST), _original(_CT_PROTO_DST, _FIRST + 1)]
     # ct status dnat jump affinity-learn
     translated = (*_has_flag(_CT_STATUS, _DNAT), _verdict(_JUMP, LEARN_CHAIN))
     return [
@@ -161,12 +161,12 @@ def firewall_rules(family: Family) -> list[Request]:
     width = _width(family)
     # ip daddr . meta l4proto . th dport, with @firewall-ips or (. ip saddr) @firewall-allowed
     service = [
-        _load_destination(family, _FIRST),
+        _load(family, "daddr", _FIRST),
         _meta(_META_L4PROTO, _FIRST + width),
-        _load_port(_FIRST + width + 1),
+        _load(family, "dport", _FIRST + width + 1),
     ]
     found = _lookup("firewall-ips", _FIRST)
-    source = _load_source(family, _FIRST + width + 2)
+    source = _load(family, "saddr", _FIRST + width + 2)
     allowed = _lookup("firewall-allowed", _FIRST)
     # ct state new jump firewall-check
     fresh = (*_has_flag(_CT_STATE, _NEW), _verdict(_JUMP, FIREWALL_CHECK))
@@ -256,21 +256,16 @@ def _expression(name: str, *attributes: bytes) -> bytes:
     return nested(1, text(1, name), nested(2, *attributes))
 
 
-def _payload(register: int, base: int, offset: int, size: int) -> bytes:
-    return _expression("payload", be32(1, register), be32(2, base), be32(3, offset), be32(4, size))
-
-
-def _load_source(family: Family, register: int) -> bytes:
-    return _payload(register, _NETWORK, _SOURCE_AT[family], family.bits // 8)
-
-
-def _load_destination(family: Family, register: int) -> bytes:
+def _load(family: Family, field: str, register: int) -> bytes:
+    """Load a field of the packet, as nft spells it: saddr, daddr or dport."""
     size = family.bits // 8
-    return _payload(register, _NETWORK, _SOURCE_AT[family] + size, size)
-
-
-def _load_port(register: int) -> bytes:
-    return _payload(register, _TRANSPORT, 2, 2)
+    source = 12 if family is Family.IPV4 else 8  # offset in the IP header; the destination follows
+    base, offset, size = {
+        "saddr": (_NETWORK, source, size),
+        "daddr": (_NETWORK, source + size, size),
+        "dport": (_TRANSPORT, 2, 2),
+    }[field]
+    return _expression("payload", be32(1, register), be32(2, base), be32(3, offset), be32(4, size))
 
 
 def _meta(key: int, register: int) -> bytes:
@@ -289,14 +284,9 @@ def _has_flag(key: int, flag: int) -> tuple[bytes, ...]:
     )
 
 
-def _original_address(family: Family, register: int) -> bytes:
-    """Load the destination before DNAT."""
-    key = _CT_DST_IP if family is Family.IPV4 else _CT_DST_IP6
+def _original(key: int, register: int) -> bytes:
+    """Load a field of the packet as it was before DNAT."""
     return _expression("ct", be32(1, register), be32(2, key), u8(3, 0))
-
-
-def _original_port(register: int) -> bytes:
-    return _expression("ct", be32(1, register), be32(2, _CT_PROTO_DST), u8(3, 0))
 
 
 def _lookup(name: str, source: int, destination: int | None = None) -> bytes:

@@ -1,4 +1,4 @@
-"""Transactions over netlink: send them, tell ours from foreign ones, explain what is rejected."""
+"""Transactions over netlink: send them, tell ours from foreign ones, explain rejections."""
 
 from __future__ import annotations
 

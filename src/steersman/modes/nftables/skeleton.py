@@ -1,15 +1,15 @@
 """The fixed part of a table as nft text: sets, chains and rules that no Service changes. Pure.
 
 Two texts per family. The foundation is always the same, and is loaded into an empty table only: nft
-1.0.6 cannot refer to a map that exists already and whose type is `typeof ... th dport`. The rules
-depend on the node's settings; loading them refills their chains, in one transaction.
+1.0.6 cannot refer to an existing map if its type is `typeof ... th dport`. The rules depend on
+the node's settings; loading them refills their chains, in one transaction.
 
     nat-prerouting, nat-output    service-ips -> [by-source ->] [marking] lb-16 -> try-16 -> dnat
     filter-forward, -output       new connections that were not translated: reject or drop
     nat-postrouting               masquerade packets with the mark, and hairpins
 
 An lb- chain chooses a slot at random: sixteen times from the smallest size that holds all
-endpoints, as some slots may be empty; then from the next smaller size, whose slots are all taken
+endpoints, as some slots may be empty; then from the next smaller size, which has no empty slot
 (README).
 """
 
@@ -60,6 +60,7 @@ _FOUNDATION: Mapping[str, tuple[str, ...]] = {
     "filter-output": ("ct state new jump output-check",),
     # A clusterIP here was not translated: another port of it, or no endpoint to send it to.
     "cluster-ip-refused": (f"{_SERVICE} vmap @no-endpoint-services", "reject"),
+    # For destinations at which the classes of sources differ.
     "by-source-pod": (f"{_SERVICE} vmap @pod-service-ips",),
     "by-source-node": (f"{_SERVICE} vmap @node-service-ips",),
     "np-by-source-pod": (f"{_NODEPORT} vmap @pod-nodeports",),
@@ -75,6 +76,7 @@ _DISPATCH = (
     f"{{NPL}} {_NODEPORT} vmap @service-nodeports",
 )
 _RULES: Mapping[str, tuple[str, ...]] = {
+    # New connections to destinations of Services that were not translated.
     "forward-check": (_CLUSTER_IP, _NO_ENDPOINT, _UNASSIGNED),
     "output-check": (
         _CLUSTER_IP,
@@ -88,6 +90,7 @@ _RULES: Mapping[str, tuple[str, ...]] = {
     "nat-input": (f"{{NP}} {_NODEPORT} vmap @no-endpoint-nodeports reject", _NO_ENDPOINT),
     "nat-prerouting": _DISPATCH,
     "nat-output": _DISPATCH,
+    # Only connections that the chains above or below have marked, and hairpins.
     "nat-postrouting": (
         "meta mark & {MARK} != 0 meta mark set meta mark xor {MARK} masquerade fully-random",
         "ct status dnat {A} saddr . {A} daddr . meta l4proto . th dport @hairpin-connections"

@@ -82,29 +82,24 @@ def _command(verb: str, key: bytes, value: bytes | str | ListenerPlan) -> str:
         return value if verb == "add" else f"{verb} table {_table_of(key)}"
     if kind in SETS:
         local = "  # local" if SETS[kind].form is Form.ENDPOINTS and is_local(value) else ""
-        element = _element(key, value)
+        element = " . ".join(printed_fields(key))
+        match SETS[kind].form:
+            case Form.VERDICTS:
+                chain, _, comment = value.partition(b"\0")
+                verdict = chain.decode() if chain in (DROP, REJECT) else f"goto {chain.decode()}"
+                element += f"{_comment(comment)} : {verdict}"
+            case Form.ENDPOINTS:
+                element += f" : {_endpoint(value)}"
+            case Form.INTERVALS:
+                element += f"-{unpack_address(value)}"
+            case _:
+                element += _comment(value)
         return f"{verb} element {_table_of(key)} {SETS[kind].name} {{ {element} }}{local}"
     if kind is Kind.MEMBER:
         members, endpoint = split_element(key)
         return f"{verb} element {_table_of(key)} {name_of(members)} {{ {_endpoint(endpoint)} }}"
     does = f"  # {value.decode()}" if value else ""
     return f"{verb} {_NOUNS.get(kind, 'map')} {_table_of(key)} {name_of(key)}{does}"
-
-
-def _element(key: bytes, value: bytes) -> str:
-    """Return an element of a fixed set as nft prints it."""
-    fields = " . ".join(printed_fields(key))
-    match SETS[kind_of(key)].form:
-        case Form.VERDICTS:
-            chain, _, comment = value.partition(b"\0")
-            verdict = chain.decode() if chain in (DROP, REJECT) else f"goto {chain.decode()}"
-            return f"{fields}{_comment(comment)} : {verdict}"
-        case Form.ENDPOINTS:
-            return f"{fields} : {_endpoint(value)}"
-        case Form.INTERVALS:
-            return f"{fields}-{unpack_address(value)}"
-        case _:
-            return fields + _comment(value)
 
 
 def _endpoint(data: bytes) -> str:

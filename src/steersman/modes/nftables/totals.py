@@ -52,6 +52,7 @@ class ConnectionTotals:
             plans: all plans that are in force.
             carried: the part of the counts that was counted by elements replaced since.
         """
+        # 1. The increase of each counter.
         increases: dict[bytes, int] = {}
         for key, count in counts.items():
             more = count - self._last.get(key, 0)
@@ -59,9 +60,11 @@ class ConnectionTotals:
                 more = count - carried.get(key, 0)
             if more:
                 increases[key] = more
+        # 2. The totals so far of frontends and endpoints that are planned.
         owners = _Owners({}, {}, {}, {})
         for plan in self._concerned(tuple(plans), increases):
             owners.add(plan, self._frontends, self._endpoints)
+        # 3. Each increase goes to its endpoint or frontend.
         for key, more in increases.items():
             owner, endpoint = split_counted_key(key)
             frontend = owners.frontend_of.get(owner)
