@@ -66,7 +66,7 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
 
     Args:
         stale: tells which entries these are.
-        confirm: computes again what is stale after the listing; None if it cannot have changed.
+        confirm: computes the stale entries again after the listing; None if they cannot change.
 
     Raises:
         OSError: the entries cannot be listed; some may have been deleted.
@@ -194,11 +194,17 @@ def _listing(family: Family, key: bytes) -> Request:
     )
 
 
-class _Layout(NamedTuple):
-    """Offsets in the payload of an entry of TCP, UDP or SCTP, as every known kernel writes it.
+# The payload of an entry of TCP, UDP or SCTP, as every known kernel writes it. Each bracket is an
+# attribute with a header of 4 bytes:
+#
+#     nfgenmsg [ORIG [IP [source] [destination]] [PROTO [number] [source port] [destination port]]]
+#              [REPLY ...the same...] ...
+#
+# With both tuple headers as expected, fixed offsets are several times as fast as parsing.
 
-    nfgenmsg | ORIG: IP (source, destination), PROTO (number, ports) | REPLY: the same | ...
-    """
+
+class _Layout(NamedTuple):
+    """Offsets in the payload for one size of addresses."""
 
     orig: bytes
     """Expected header of the first tuple."""

@@ -61,7 +61,7 @@ class ToolChoice(NamedTuple):
     families: tuple[Family, ...]
     """Families in which it works."""
     missing: tuple[str, ...]
-    """What does not work and what to do about it, a sentence each."""
+    """Problems and their remedies, a sentence each."""
 
 
 async def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) -> ToolChoice:
@@ -80,6 +80,8 @@ async def choose_tool(execute: Exec, wanted: str, *, leftovers: bool = False) ->
     if len(tools) > 1:
         in_use = {tool: await _in_use(execute, tool) for tool in tools}
         tools.sort(key=lambda tool: -in_use[tool])
+
+    # Take the first that works for IPv4; IPv6 is optional.
     problems = []
     for tool in tools:
         trouble = await _trouble(execute, tool, Family.IPV4, leftovers)

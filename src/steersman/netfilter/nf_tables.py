@@ -1,6 +1,6 @@
-"""Tables and chains of nf_tables over netlink: what is left of a mode, tables with an owner.
+"""Tables and chains of nf_tables over netlink: leftovers of a mode, and tables with an owner.
 
-This needs neither iptables nor nft, so it can tell what they cannot when they are not installed.
+This works if neither iptables nor nft is installed.
 
 A table with an owner (NFT_TABLE_F_OWNER, Linux 5.12) belongs to a netlink socket. Only that socket
 can change or delete it, and it disappears when the socket closes. A network namespace has at most

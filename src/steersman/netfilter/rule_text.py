@@ -151,6 +151,7 @@ class _Rule:
         self.base: dict[str, str] = {}
         self.matches: dict[str, list[str]] = {}
         self.target: list[str] = []
+        # -A CHAIN [base options] [-m MATCH options]... [-j TARGET options], in any order
         rest = [_SHORT.get(word, word) for word in words]
         options: list[str] = []  # those of the match or target at hand
         negation = ""
@@ -208,6 +209,7 @@ def _match(name: str, options: list[str], family: int) -> Sequence[str]:
         case "statistic" if "--probability" in options:
             at = options.index("--probability") + 1
             given = float(options[at])
+            # Versions print other decimals of the same 31 bits; a share of 1/n is meant.
             choices = round(1 / given) if given else 0
             near = choices and abs(float(probability(choices)) - given) < 1e-8
             return [
@@ -362,10 +364,12 @@ def _run_text(steps: list[Step], spellings: Mapping[str, str]) -> str:
         if not own:
             continue
         lines.append(f"*{table}")
+        # Declare all chains first, so that rules may lead to any of them; `:CHAIN` also empties it.
         declared = dict.fromkeys([step.declare for step in own if step.declare])
         lines += [f":{chain} - [0:0]" for chain in declared]
         lines += [f"-N {step.create}" for step in own if step.create]
         lines += [step.append for step in own if step.append]
+        # -I puts a rule at the top, so insert in reverse.
         for step in own:
             lines += [f"-D{spellings.get(rule, rule)[2:]}" for rule in step.delete]
             lines += [f"-I{rule[2:]}" for rule in reversed(step.insert)]

@@ -141,7 +141,7 @@ class IptablesMode(Mode):
             self._spellings[int(family)] = found.spellings
             referenced.update((int(family), table, chain) for table, chain in found.referenced)
         self._referenced = frozenset(referenced)
-        for key in self._hidden & ruleset.keys():
+        for key in self._hidden & ruleset.keys():  # see `_hide_shared`
             del ruleset[key]
         if self._options.leftovers:
             return {key: rules for key, rules in ruleset.items() if not is_kubelets(key)}

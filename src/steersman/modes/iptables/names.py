@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from steersman.netfilter.names import FILTER, MANGLE, NAT, RuleKey
 
-SERVICES = "KUBE-SERVICES"
-EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"
-NODE_PORTS = "KUBE-NODEPORTS"
+SERVICES = "KUBE-SERVICES"  # nat: by destination address; filter: cluster IPs without endpoints
+EXTERNAL_SERVICES = "KUBE-EXTERNAL-SERVICES"  # filter: other destinations without endpoints
+NODE_PORTS = "KUBE-NODEPORTS"  # nat: by port; filter: health check node ports
 FORWARD = "KUBE-FORWARD"
-PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"
+PROXY_FIREWALL = "KUBE-PROXY-FIREWALL"  # filter: drops by source ranges
 POSTROUTING = "KUBE-POSTROUTING"
 MARK_MASQ = "KUBE-MARK-MASQ"
-CANARY = "KUBE-PROXY-CANARY"
+CANARY = "KUBE-PROXY-CANARY"  # empty; its absence shows that tables were flushed
 KUBELET_FIREWALL = "KUBE-FIREWALL"
 
 INVALID_DROPPED, LOCALHOST_ACCEPTED = "ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"

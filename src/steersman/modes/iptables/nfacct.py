@@ -76,7 +76,7 @@ class PacketCounters:
     async def delete(self) -> None:
         """Delete the counters; one that foreign rules use stays."""
         left = list(COUNTERS)
-        for _ in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):  # EBUSY for as long as a rule uses one
             for name in tuple(left):
                 try:
                     self._request(_DELETE, name)

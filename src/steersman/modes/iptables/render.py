@@ -161,6 +161,8 @@ class _ServicePort:
         self._dispatch(frontend, chain)
         if not action.masquerade:
             return
+        # KUBE-SVC begins with a rule that marks connections to be masqueraded. It matches the
+        # cluster IP again, because external addresses lead to the same chain.
         before = after = ""
         detector = self.settings.family(self.plan.key.family).detector
         if detector and not frontend.pod.masquerade:
@@ -175,7 +177,7 @@ class _ServicePort:
         if _forwards(frontend):
             target = self._external_chain(frontend)
             if frontend.source_ranges:
-                # KUBE-FW accepts the ranges; the filter table drops what it does not translate.
+                # KUBE-FW accepts the ranges; the filter table drops the packets it leaves alone.
                 chain = FW + self.hash
                 if chain not in self.chains:
                     comment = f'-m comment --comment "{self.name} loadbalancer IP"'
@@ -199,6 +201,7 @@ class _ServicePort:
         if _forwards(frontend):
             rest = f' -p {protocol} -m comment --comment "{self.name}" {port}'
             target = self._external_chain(frontend)
+            # First a rule that only counts packets from loopback, if the kernel can count.
             counted = family is Family.IPV4 and self.settings.ipv4.localhost_node_ports
             if counted and self.features.nfacct:
                 counter = f"-m nfacct --nfacct-name  {LOCALHOST_ACCEPTED}"

@@ -157,6 +157,7 @@ class VirtualServers:
 
     def read(self) -> dict[ServerKey, Server]:
         """List all virtual servers, foreign ones included, without real servers of weight 0."""
+        # Generic netlink lists the real servers of one virtual server per request, the file all.
         reals = parse_servers(self.table())
         self._draining = {
             (k, r.target) for k, group in reals.items() for r in group if not r.weight
@@ -208,6 +209,8 @@ class VirtualServers:
         elif old.settings != new.settings:
             request = service(family, Command.SET_SERVICE, key, new)
             out.append(Operation(_name(key, scheduled), request))
+
+        # Real servers: add, change, let drain.
         present, wanted = old.weight_of if old else {}, new.weight_of
         for target, weight in wanted.items():
             if target not in present:

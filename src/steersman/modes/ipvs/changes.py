@@ -84,6 +84,7 @@ class ChangeSet:
                 self.makes_device = True
             else:
                 added[key] = value
+        # The value of a set or the device never changes; that of an entry is always "".
         for key, (old, new) in change.changed.items():
             if type(key) is ServerKey:
                 self.servers.append((key, old, new))
@@ -98,9 +99,9 @@ class ChangeSet:
                 self.servers_gone.append(key)
                 self._use(key.address, -value.assigned)
             elif kind is MemberKey:
-                if key.set in ADDRESS_SETS:
+                if key.set in ADDRESS_SETS:  # only `read` returns these, never rendering
                     self.orphans.add(key.entry)
-                elif key.set not in self.sets_destroyed:
+                elif key.set not in self.sets_destroyed:  # otherwise it goes with its set
                     self.sets_gone.append(f"del {key.set} {key.entry}")
             elif kind is DeviceKey:
                 self.drops_device = True

@@ -148,6 +148,9 @@ class ServerCounters:
 
 def parse_totals(text: str) -> NodeTotals:
     """Parse /proc/net/ip_vs_stats: two lines of headings, then the sums in hexadecimal."""
+    #    Total Incoming Outgoing         Incoming         Outgoing
+    #    Conns  Packets  Packets            Bytes            Bytes
+    #       1F       20       30             4000         1FFFFFFF
     lines = text.splitlines()
     connections, *traffic = (int(word, 16) for word in lines[2].split())
     return NodeTotals(connections, TrafficCounters(*traffic))

@@ -73,6 +73,8 @@ class IpvsKernel:
         """
         ruleset: dict[Any, Any] = {**await self.sets.read()}
         self._sets = {key.set for key in ruleset if type(key) is SetKey}
+
+        # A virtual server is assigned if its address is both on the interface and marked.
         present = await asyncio.to_thread(self.device.addresses)
         marks = [k for k in ruleset if type(k) is MemberKey and k.set in ADDRESS_SETS]
         marked = {key.entry for key in marks}
@@ -155,6 +157,7 @@ class IpvsKernel:
         fewer = {a for a, number in more.items() if number < 0} | changes.orphans
         unbind = sorted(a for a in fewer if usage[a] + more[a] <= 0)
 
+        # Rules refer to sets, and an address must not answer before the rules about it are there.
         await self.sets.restore([*changes.sets, *address_entries("add", bind)])
         if changes.rules:
             steps = _rule_steps(changes.rules)
@@ -176,6 +179,8 @@ class IpvsKernel:
             await asyncio.to_thread(over_netlink)
         if changes.drops_device:
             self.device.remove()
+
+        # Only now: if anything above failed, the next attempt needs the old state.
         self._claimed.update(key for key, _, _ in changes.servers if not self.is_ours(key))
         self._claimed.difference_update(changes.servers_gone)
         self._sets = (self._sets | changes.sets_made) - changes.sets_destroyed

@@ -20,15 +20,15 @@ from steersman.netfilter.names import FILTER, MANGLE, NAT
 DEVICE = "kube-ipvs0"
 """The dummy interface that has the addresses of Services (behaviour 10)."""
 
-SERVICES = "KUBE-IPVS-SERVICES"
+SERVICES = "KUBE-IPVS-SERVICES"  # marks connections to be masqueraded
 MARK_MASQ = "KUBE-IPVS-MARK-MASQ"
 POSTROUTING = "KUBE-IPVS-POSTROUTING"
 FORWARD = "KUBE-IPVS-FORWARD"
 DROPS = "KUBE-IPVS-DROPS"
-SOURCES = "KUBE-IPVS-SOURCES"
+SOURCES = "KUBE-IPVS-SOURCES"  # the source ranges of guarded destinations
 REJECTS = "KUBE-IPVS-REJECTS"
-ACCESS = "KUBE-IPVS-ACCESS"
-HEALTH = "KUBE-IPVS-HEALTH"
+ACCESS = "KUBE-IPVS-ACCESS"  # rejects packets to assigned addresses on ports of no Service
+HEALTH = "KUBE-IPVS-HEALTH"  # accepts health check node ports
 
 CHAINS = frozenset(
     {
@@ -45,11 +45,12 @@ CHAINS = frozenset(
 )
 """Every chain of this mode (table, name); all belong to the node."""
 
-PORTS = "PORTS"
-ADDRESSES = "ADDRESSES"
-GUARDED = "GUARDED"
-ALLOWED = "ALLOWED"
-HEALTH_PORTS = "HEALTH"
+# Roles of sets
+PORTS = "PORTS"  # destinations at assigned addresses
+ADDRESSES = "ADDRESSES"  # assigned addresses
+GUARDED = "GUARDED"  # destinations with source ranges
+ALLOWED = "ALLOWED"  # destinations and their source ranges
+HEALTH_PORTS = "HEALTH"  # health check node ports
 _ROLES = {PORTS: "hash:ip,port", ADDRESSES: "hash:ip", GUARDED: "hash:ip,port"}
 _ROLES[ALLOWED] = "hash:ip,port,net"
 _SHORT = {SourceClass.POD: "POD", SourceClass.NODE: "NODE", SourceClass.EXTERNAL: "OUTSIDE"}

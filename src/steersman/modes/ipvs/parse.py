@@ -66,6 +66,9 @@ class RealServer(NamedTuple):
 
 def parse_servers(text: str) -> dict[ServerKey, list[RealServer]]:
     """Parse /proc/net/ip_vs: real servers by virtual server; those with a fwmark are skipped."""
+    # TCP  0A600001:0050 rr persistent 10800 FFFFFFFF
+    #   -> 0AF40002:1F90      Masq    1      3          4
+    # The last columns are weight, active and inactive connections.
     found: dict[ServerKey, list[RealServer]] = {}
     current: list[RealServer] | None = None
     for line in text.splitlines()[3:]:

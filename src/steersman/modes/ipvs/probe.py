@@ -1,4 +1,4 @@
-"""Check whether this machine can run the ipvs mode, and name what is missing."""
+"""Check whether this machine can run the ipvs mode, and what it lacks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def load_module(execute: Exec, name: str) -> str:
 
 
 async def find_family(execute: Exec, netlink: Netlink, *, loads: bool) -> tuple[int, str]:
-    """Return the number of the IPVS family and "", or 0 and what is missing.
+    """Return the number of the IPVS family and "", or 0 and a sentence.
 
     Args:
         execute: runs modprobe.
@@ -101,6 +101,7 @@ def check_scheduler(netlink: Netlink, family: int, scheduler: str, inside: InNam
         known = list(list_services(netlink, family))
         if any(listed.scheduler == scheduler for listed in known):
             return ""
+        # The kernel loads the module of a scheduler when a virtual server asks for it.
         servers.write([(_TRIAL, None, Server(scheduler))])
         made = any(listed.key == _TRIAL for listed in list_services(netlink, family))
         servers.delete([_TRIAL])

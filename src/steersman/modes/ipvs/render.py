@@ -86,6 +86,7 @@ def render_service(
     weights = {(ip, port): weight for ip, port, weight in plan.scheduling.weights}
     out: dict[tuple[Any, ...], Any] = {}
     for frontend in plan.frontends:
+        # One list for all clients: that for sources outside, if these are forwarded at all.
         targets: tuple[Target, ...] = ()
         for action in (frontend.external, frontend.pod, frontend.node):
             if action.verdict is Verdict.FORWARD:
@@ -94,6 +95,7 @@ def render_service(
         shares = tuple(weights.get(target, 1) for target in targets) if weights else ()
         if all(share == 1 for share in shares):
             shares = ()
+
         assigned = frontend.kind is not FrontendKind.NODE_PORT
         server = Server(scheduler, bits, plan.affinity_seconds, assigned, targets, shares)
         for address in (frontend.address,) if assigned else node_port_addresses(family):
@@ -274,8 +276,9 @@ def _by_class(
         (SourceClass.EXTERNAL, ""),
     )
     for source, match in classes:
-        if source is SourceClass.POD and not match:
+        if source is SourceClass.POD and not match:  # pods are not told from others
             continue
+        # Each class ends with RETURN, so that a packet meets the rules of one class only.
         yield f"{match}{_match(action_set(source, verdict, family))} -j {target}"
         if match:
             yield f"{match}-j RETURN"
