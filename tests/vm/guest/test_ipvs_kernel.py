@@ -13,9 +13,11 @@ from steersman.model.ruleset import diff
 from steersman.modes.ipvs.probe import check_scheduler
 from steersman.modes.ipvs.wire import resolve
 from steersman.modes.specs import IpvsOptions
-from tests.support.lab.ipvs_node import BOTH, ONE, OTHER, VIP, Node, of, table
+from tests.support.lab.ipvs_node import BOTH, ONE, OTHER, VIP, Node, node, of, table
 from tests.support.lab.sockets import Netns
 from tests.vm.guest.ipvs import only_with_all
+
+__all__ = ["node"]
 
 SCHEDULERS = ("rr", "wrr", "lc", "wlc", "sh", "dh", "sed", "nq", "mh", "lblc", "lblcr", "fo", "ovf")
 

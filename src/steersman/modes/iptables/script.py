@@ -22,7 +22,7 @@ from steersman.modes.iptables.names import (
 from steersman.netfilter.names import JUMPS, WHOLE, RuleKey
 from steersman.netfilter.rule_text import Limits, Run, Step, old_and_new, rule_lines, write_steps
 
-# Additions go from endpoints to jumps, removals back: nothing leads to a chain that is not ready.
+# Additions go from endpoints to jumps, removals back: nothing leads to a chain that is incomplete.
 _NODE_CHAINS, _SERVICE_CHAINS, _RULES, _TAIL, _JUMPS, _REMOVE_SERVICE, _REMOVE_NODE = range(7)
 """The phases of a Diff that is cut into several runs."""
 
