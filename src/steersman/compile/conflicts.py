@@ -155,6 +155,7 @@ class ClaimIndex:
         """Return the holder of a destination after the last decision."""
         if claim in self._before:
             return self._before[claim]
+        # Contended, or claimed by a single plan; otherwise ask the index of an earlier Planner.
         found = self._holders.get(claim) or self._contenders.get(claim)
         if found is None and self._predecessor is not None:
             return self._predecessor.holder(claim)
@@ -165,6 +166,7 @@ class ClaimIndex:
 
         Returns the Services whose plans or Findings may change, besides the changed ones.
         """
+        # Health check ports: every contender gets a new Finding, or loses it.
         concerned = {
             key.name.object_name for claim in self._health for key in self.contenders(claim)
         }
@@ -173,6 +175,7 @@ class ClaimIndex:
             if before is None and isinstance(contenders, PlanKey):
                 continue  # almost always: new, and only one plan claims it
             now = _holder_among(claim, contenders, before, services) if contenders else before
+            # Holders are stored only as long as a claim is contended.
             if now is not None and isinstance(contenders, dict):
                 self._holders[claim] = now
             else:
@@ -203,6 +206,7 @@ def resolve(
     losses: dict[PlanKey, Loss] = {}
     explained: _Explainer | None = None
     for key, plan in plans.items():
+        # Almost all claims are not contended, and then absent from the mapping.
         lost = [f for f in plan.frontends if claims.contended.get(claim_of(key, f), key) != key]
         if not (lost or plan.health_check_node_port):
             continue
@@ -236,6 +240,7 @@ class _Explainer:
         """Explain the loss of a destination."""
         claim = claim_of(key, frontend)
         what, holder = describe(key, frontend), self._claims.contended[claim]
+        # The reason is the rule that decided, see the top of this module.
         name = holder.name
         if name.object_name == self._name:
             reason = f"{what} belongs to port {name.port!r}"

@@ -89,6 +89,7 @@ def served_ports(
     service = snapshot.services.get(name)
     if service is None or not is_concerned(service):
         return
+    # TCP and SCTP ports count only if the Service closes connections.
     closes = closes_connections(service)
     plans: dict[PlanKey, ServicePlan] = {}
     for port in service.spec.ports or ():
@@ -99,6 +100,7 @@ def served_ports(
                 plans[key] = plan.services[key]
     if not plans:
         return
+    # Endpoints that are not ready but still serve keep their flows, so plans do not suffice.
     wanted = {(key.name.port, key.name.protocol) for key in plans}
     endpoints = build_endpoints(snapshot.slices.get(name, {}).values(), family, "", wanted)
     for key, held in plans.items():

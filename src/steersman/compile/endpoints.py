@@ -28,7 +28,7 @@ from steersman.compile.findings import FindingCollector
 from steersman.compile.service import MAX_PORT, PROTOCOLS, PortSpec
 from steersman.model.addresses import canonical_ip, special_range
 from steersman.model.findings import Finding, Severity, quoted
-from steersman.model.kube import EndpointSlice, SliceEndpoint
+from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, Value
 
@@ -178,15 +178,21 @@ def read_endpoints(
                 reason += f" {MAX_ENDPOINTS} that are served; the others are ignored"
                 problems.add(f"endpoints[{index}]", reason, Severity.ERROR)
                 break
-            # Conditions and hints are the same for all ports of the slice: read them once.
-            plain = entry.conditions is None and entry.hints is None
-            conditions = () if plain else _conditions(entry)
+            # Null and absent conditions mean ready, serving and not terminating.
+            given, hints = entry.conditions, entry.hints
+            ready = given is None or given.ready is not False
+            serving = given is None or given.serving is not False
+            terminating = given is not None and given.terminating is True
+            zones = tuple([hint.name for hint in hints.for_zones or ()]) if hints else ()
+            nodes = tuple([hint.name for hint in hints.for_nodes or ()]) if hints else ()
+            local = entry.node_name == here
             host = f"[{ip}]" if ":" in ip else ip
             for states, port, printed_port in targets:
-                state = EndpointState(Endpoint(ip, port, entry.node_name == here), *conditions)
                 printed = host + printed_port
-                if not (state.terminating and printed in states):
-                    states[printed] = state
+                if not (terminating and printed in states):
+                    states[printed] = EndpointState(
+                        Endpoint(ip, port, local), ready, serving, terminating, zones, nodes
+                    )
         findings += problems.findings
     by_port = {
         key: tuple([states[name] for name in sorted(states)]) for key, states in found.items()
@@ -232,22 +238,6 @@ def _ports(slice_: EndpointSlice, problems: FindingCollector) -> list[tuple[Port
         elif port.port:
             out.append(((port.name, protocol), port.port))
     return out
-
-
-def _conditions(entry: SliceEndpoint) -> tuple[bool, bool, bool, tuple[str, ...], tuple[str, ...]]:
-    """Return the fields of an EndpointState after the endpoint; absent ones have defaults."""
-    conditions, hints = entry.conditions, entry.hints
-    zones = tuple([hint.name for hint in hints.for_zones or ()]) if hints else ()
-    nodes = tuple([hint.name for hint in hints.for_nodes or ()]) if hints else ()
-    if conditions is None:
-        return True, True, False, zones, nodes
-    return (
-        conditions.ready is not False,
-        conditions.serving is not False,
-        conditions.terminating is True,
-        zones,
-        nodes,
-    )
 
 
 # From endpoints to lists (behaviour 5)

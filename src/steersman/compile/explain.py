@@ -14,7 +14,6 @@ from steersman.model.inputs import Snapshot
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import (
-    Action,
     FrontendKind,
     NodePlan,
     NodeSettings,
@@ -81,8 +80,9 @@ def explain_service(snapshot: Snapshot, plan: NodePlan, name: ObjectName) -> Exp
         if service is not None:  # otherwise the snapshot, a live view, is ahead of the plan
             zone = zone_of(snapshot.node)
             why = why_endpoints(service, slices.values(), plan.settings, zone, key)
-        lines += _port_lines(service_plan, why)
-        ports.append(_port_data(service_plan, why))
+        more, data = _explain_port(service_plan, why)
+        lines += more
+        ports.append(data)
     if not plans and service is None:
         lines.append("  is not known: check namespace and name (headless Services are not kept)")
     elif not plans:
@@ -94,57 +94,53 @@ def explain_service(snapshot: Snapshot, plan: NodePlan, name: ObjectName) -> Exp
     return Explanation("\n".join(lines), data, bool(plans or service))
 
 
-def _port_lines(plan: ServicePlan, why: Iterable[str]) -> list[str]:
-    def words(action: Action) -> str:
-        if action.verdict is not Verdict.FORWARD:
-            return action.verdict.value
-        masqueraded = ", masqueraded" if action.masquerade else ""
-        return f"to {' or '.join(map(str, plan.pool(action.pool)))}{masqueraded}"
-
-    lines = [f"  port {plan.key.name.port!r} {plan.key.name.protocol} {plan.key.family.kubernetes}"]
+def _explain_port(plan: ServicePlan, why: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the lines and the data of one ServicePort."""
+    name, family = plan.key.name, plan.key.family.kubernetes
+    lines = [f"  port {name.port!r} {name.protocol} {family}"]
+    frontends: list[dict[str, Any]] = []
     for frontend in plan.frontends:
         kind = "" if frontend.kind is FrontendKind.NODE_PORT else f"{frontend.kind.value} "
         lines.append(f"    {kind}{describe(plan.key, frontend)}")
         if frontend.source_ranges:
             ranges = ", ".join(frontend.source_ranges)
             lines.append(f"      only for clients in {ranges}, others are dropped")
+        # The Actions: one line if all classes of clients are treated alike.
+        words: dict[str, str] = {}
+        actions: dict[str, dict[str, Any]] = {}
+        for source in SourceClass:
+            action = frontend.action(source)
+            words[source.value] = action.verdict.value
+            actions[source.value] = {"verdict": action.verdict.value}
+            if action.verdict is Verdict.FORWARD:
+                endpoints = [str(endpoint) for endpoint in plan.pool(action.pool)]
+                masqueraded = ", masqueraded" if action.masquerade else ""
+                words[source.value] = f"to {' or '.join(endpoints)}{masqueraded}"
+                more = {"endpoints": endpoints, "masquerade": action.masquerade}
+                actions[source.value] |= more
         if frontend.pod == frontend.node == frontend.external:
-            lines.append(f"      everyone: {words(frontend.external)}")
+            lines.append(f"      everyone: {words['external']}")
         else:
-            actions = {source.value: frontend.action(source) for source in SourceClass}
-            lines += [f"      from {source}: {words(action)}" for source, action in actions.items()]
-    if plan.affinity_seconds:
-        lines.append(f"    session affinity by client address, {plan.affinity_seconds} s")
-    if plan.health_check_node_port:
-        lines.append(f"    health check node port {plan.health_check_node_port}")
-    lines.append("    endpoints:")
-    return lines + [f"      {line}" for line in why]
-
-
-def _port_data(plan: ServicePlan, why: Iterable[str]) -> dict[str, Any]:
-    def action_data(action: Action) -> dict[str, Any]:
-        if action.verdict is not Verdict.FORWARD:
-            return {"verdict": action.verdict.value}
-        return {
-            "verdict": action.verdict.value,
-            "endpoints": [str(endpoint) for endpoint in plan.pool(action.pool)],
-            "masquerade": action.masquerade,
-        }
-
-    return {
-        "port": plan.key.name.port,
-        "protocol": plan.key.name.protocol.value,
-        "family": plan.key.family.kubernetes,
-        "frontends": [
+            lines += [f"      from {source}: {what}" for source, what in words.items()]
+        frontends.append(
             {
                 "kind": frontend.kind.value,
                 "address": frontend.address,
                 "port": frontend.port,
                 "sourceRanges": list(frontend.source_ranges),
-                "actions": {each.value: action_data(frontend.action(each)) for each in SourceClass},
+                "actions": actions,
             }
-            for frontend in plan.frontends
-        ],
+        )
+    if plan.affinity_seconds:
+        lines.append(f"    session affinity by client address, {plan.affinity_seconds} s")
+    if plan.health_check_node_port:
+        lines.append(f"    health check node port {plan.health_check_node_port}")
+    lines += ["    endpoints:", *(f"      {line}" for line in why)]
+    return lines, {
+        "port": name.port,
+        "protocol": name.protocol.value,
+        "family": family,
+        "frontends": frontends,
         "affinitySeconds": plan.affinity_seconds,
         "healthCheckNodePort": plan.health_check_node_port,
         "endpoints": list(why),

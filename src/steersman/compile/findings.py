@@ -62,6 +62,7 @@ class FindingCollector:
             reason: the problem, and how to fix it.
             severity: ERROR if a part of the object is not served.
         """
+        # Without indices all entries of a list are one field.
         key = _INDEX.sub("[]", field), severity
         first = self._problems.get(key)
         if first is None:
@@ -102,9 +103,11 @@ class _ServiceFindings(msgspec.Struct, frozen=True):
     @classmethod
     def limited(cls, name: ObjectName, findings: Sequence[Finding]) -> _ServiceFindings:
         """List the worst Findings about a Service."""
+        # Sorted and without duplicates; equal Findings of two families are one.
         found = sorted({_safe(finding) for finding in findings})
         if len(found) <= PER_SERVICE:
             return cls(tuple(found), {})
+        # Errors first; one place is for the Finding that reports the number of the others.
         found.sort(key=lambda finding: finding.severity is not Severity.ERROR)
         unlisted = Counter(finding.severity for finding in found[PER_SERVICE - 1 :])
         reason = "Findings about this Service and its EndpointSlices are not listed; correct these"

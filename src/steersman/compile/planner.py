@@ -193,6 +193,7 @@ class Planner:
             service, known = snapshot.services.get(name), self._parsed.get(name)
             parsed: ParsedService | None = None
             try:
+                # Parsing needs no endpoints: most events are about slices, and reuse the result.
                 if known is not None and known.service is service and not reparse:
                     parsed = known
                 elif service is not None:
@@ -248,6 +249,7 @@ class Planner:
     ) -> None:
         """Update the index of claims for a Service that changed: claims do not need endpoints."""
         claims = self._claims
+        # The plans are not reduced yet, so `new` has all claims of the Service.
         new = [(claim, key) for key, plan in plans.items() for claim in claims_of(plan)]
         old: set[tuple[Claim, PlanKey]] = set()
         for key, _ in known.ports if known is not None else ():
@@ -270,6 +272,7 @@ class Planner:
 
     def _store(self, name: ObjectName, snapshot: Snapshot, compiled: _Compiled) -> PlanChange:
         """Store a Service's plans without the Frontends that others hold, and its Findings."""
+        # Take away what others hold.
         parsed, plans, findings = compiled
         checks = any(plan.health_check_node_port for plan in plans.values())
         if checks or self._claims.contended or self._lost:  # almost never
@@ -281,6 +284,7 @@ class Planner:
             for key, (kept, lost) in losses.items():
                 plans[key], self._lost[key] = without_frontends(plans[key], kept), lost
         self._findings.put(name, findings)
+        # Store, and note the differences.
         known = self._parsed.get(name)
         if parsed is None:
             self._parsed.pop(name, None)

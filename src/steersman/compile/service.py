@@ -84,6 +84,7 @@ class PortSpec(Value, frozen=True):
 PortSpecs: TypeAlias = dict[ServicePortName, PortSpec]
 _NumberedPort: TypeAlias = tuple[ServicePortName, int, int]
 """Name, port and node port (0 for none)."""
+# The common fields of a Service of type ClusterIP without anything special, shared by all of them.
 _PLAIN = {word: PortSpec("", 0, session_affinity=word or "") for word in _NO_AFFINITY}
 
 
@@ -209,7 +210,7 @@ def _cluster_ips(
     if not spec.ip_families:  # written before dual stack: the only address tells its family
         address = _cluster_ip("spec.clusterIP", spec.cluster_ip or "", problems)
         if address is None or family_of(address) not in families:
-            return {}
+            return {}  # malformed, or of a family that this node does not serve
         return {family_of(address): address}
     out: dict[Family, str] = {}
     texts = spec.cluster_ips or ()
@@ -244,6 +245,7 @@ def _cluster_ip(field: str, text: str, problems: FindingCollector) -> str | None
 def _numbered_ports(service: Service, problems: FindingCollector) -> list[_NumberedPort]:
     """Return the valid ports; the last of several ports of one name counts, as upstream."""
     out: dict[ServicePortName, _NumberedPort] = {}
+    # The limit is on the list as written, so it does not matter which entries are valid.
     listed = service.spec.ports or []
     if len(listed) > MAX_PORTS:
         reason = f"has {len(listed)} entries, of which {MAX_PORTS} are served; divide the Service"
@@ -259,6 +261,7 @@ def _numbered_ports(service: Service, problems: FindingCollector) -> list[_Numbe
         if name in out:
             reason = f"another port is also called {quoted(port.name or '')}"
             problems.add(f"spec.ports[{i}].name", f"{reason}; only this one is served")
+        # A ServicePort without a valid port has a plan without Frontends.
         if not 0 < port.port <= MAX_PORT:
             reason = f"{port.port} must be 1 to {MAX_PORT}; the port is not served"
             problems.add(f"spec.ports[{i}].port", reason, Severity.ERROR)
@@ -278,6 +281,7 @@ def _within_limits(common: PortSpec, ports: int, problems: FindingCollector) -> 
             problems.add(field, f"{reason}; divide the Service", Severity.ERROR)
         return addresses[:most]
 
+    # Each address is a Frontend of each port; each source range is a rule of each of those.
     each = max(1, MAX_DESTINATIONS // max(1, ports))
     external_ips = cut(common.external_ips, each, "spec.externalIPs")
     vips = cut(common.load_balancer_vips, each, "status.loadBalancer.ingress")
@@ -335,7 +339,8 @@ def _common_fields(
         return _PLAIN[spec.session_affinity]  # most Services: worth a short cut
     _check_word("spec.type", spec.type, _TYPES, problems)
     _check_word("spec.externalTrafficPolicy", spec.external_traffic_policy, _POLICIES, problems)
-    # Upstream ignores the policy of a Service that is not accessible by its spec (behaviour 3).
+    # External traffic: policy, addresses, health check. Upstream ignores the policy of a Service
+    # that is not accessible by its spec (behaviour 3).
     accessible = spec.type in ("LoadBalancer", "NodePort") or (
         spec.type == "ClusterIP" and bool(spec.external_ips)
     )
@@ -345,6 +350,7 @@ def _common_fields(
     if spec.type == "LoadBalancer" and external_local and spec.health_check_node_port:
         field = "spec.healthCheckNodePort"
         health_port = port_number(field, spec.health_check_node_port, problems)
+    # Session affinity. The API server sets the time-out; manifests may lack it.
     seconds = 0
     if spec.session_affinity == "ClientIP":
         config = spec.session_affinity_config
@@ -375,6 +381,7 @@ def _external_addresses(
     service: Service, problems: FindingCollector, allow_external_ips: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Return external IPs, load balancer VIPs and source ranges, of both families."""
+    # Dictionaries as ordered sets: an address counts once.
     external_ips: dict[str, None] = {}
     vips: dict[str, None] = {}
     ranges: dict[str, None] = {}
@@ -387,6 +394,7 @@ def _external_addresses(
             external_ips[address] = None
         elif text.strip():
             problems.add(field, f"{quoted(text)} is not an IP address; ignored")
+    # Clients of a VIP of mode Proxy reach the load balancer itself: not served here (KEP-1860).
     balancer = service.status.load_balancer if service.status else None
     for i, ingress in enumerate((balancer.ingress if balancer else None) or ()):
         field = f"status.loadBalancer.ingress[{i}]"
@@ -398,6 +406,8 @@ def _external_addresses(
             problems.add(f"{field}.ip", f"{quoted(ingress.ip)} is not an IP address; ignored")
         else:
             vips[address] = None
+    # A malformed range admits no client; but if all are malformed there is no restriction, as
+    # upstream.
     texts = service.spec.load_balancer_source_ranges or ()
     for i, text in enumerate(texts):
         cidr = canonical_cidr(text.strip())

@@ -171,6 +171,7 @@ def without_frontends(plan: ServicePlan, kept: tuple[Frontend, ...]) -> ServiceP
 
 def internal_actions(spec: PortSpec, found: Categories, settings: NodeSettings) -> Actions:
     """Decide what happens at the clusterIP."""
+    # The list of endpoints by policy, and whether this node has any.
     if not found.has_any:
         return _ALL_REJECT
     if not spec.internal_policy_local:
@@ -195,8 +196,10 @@ def external_actions(
     """Decide what happens at external IPs, load balancer VIPs and the node port."""
     if not found.has_any:
         return _ALL_REJECT
+    # Policy Cluster: an endpoint may be on any node, so answers must come back through this one.
     if not spec.external_policy_local:
         return _ALL_MASQUERADED
+    # Policy Local: local endpoints answer the client directly and see its address.
     terminates = settings.traits.terminates_connections
     if found.local:
         others = TO_LOCAL_MASQUERADED if terminates else TO_LOCAL
@@ -231,6 +234,7 @@ def without_own_addresses(
     In modes that assign VIPs, a Service with such an address would take it away from everything
     else on this node (kubernetes issues 75290, 93175, 127410).
     """
+    # Node ports have the address "", which is never one of the node's.
     problems = FindingCollector("Service", service.metadata)
     out = dict(plans)
     for key, plan in plans.items():

@@ -103,6 +103,7 @@ def trace(plan: NodePlan, flow: Flow) -> Decision:
     Addresses in the Flow may have any spelling. A destination that is not an address matches
     nothing; a source that is not one counts as outside of the cluster.
     """
+    # Spell the addresses canonically, as the plan does.
     source, destination = flow.source, canonical_ip(flow.destination)
     if not isinstance(source, SourceClass):
         source = canonical_ip(source) or SourceClass.EXTERNAL
@@ -167,6 +168,7 @@ class _Tracer:
 
     def at_frontend(self, match: Match) -> Decision:
         """Decide at a destination that a Service has."""
+        # A node port answers only at serving addresses; some modes refuse it at the others.
         flow, frontend = self.flow, match[1]
         if frontend.kind is FrontendKind.NODE_PORT and not self.serves_node_ports():
             verdict = frontend.external.verdict
@@ -179,7 +181,7 @@ class _Tracer:
         # Source ranges come before anything else, also before a drop or reject.
         if frontend.source_ranges:
             ranges = ", ".join(frontend.source_ranges)
-            if isinstance(flow.source, SourceClass):
+            if isinstance(flow.source, SourceClass):  # no address to compare
                 self.say(f"only clients in {ranges} may use it: taken to be one of them")
             elif any(in_cidr(flow.source, cidr) for cidr in frontend.source_ranges):
                 self.say(f"{flow.source} is in the ranges that may use it ({ranges})")
@@ -187,6 +189,7 @@ class _Tracer:
                 self.say(f"{flow.source} is not in the ranges that may use it ({ranges})")
                 self.say("dropped")
                 return self.decide("drop", match)
+        # The class of the client selects the Action.
         source = classify(self.plan.settings, flow)
         self.say(self.client(source))
         action = frontend.action(source)
