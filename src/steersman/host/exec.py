@@ -105,10 +105,11 @@ class SubprocessExec:
         except TimeoutError:
             raise TimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
         except asyncio.CancelledError:
-            if stdin:
+            if stdin:  # a writer may finish
                 await asyncio.wait((talk,), timeout=_GRACE)
             raise
         finally:
+            # Kill the whole process group, but do not wait for longer than the kernel needs.
             if not talk.done():
                 with contextlib.suppress(ProcessLookupError):
                     if sys.platform == "win32":
@@ -123,6 +124,7 @@ class SubprocessExec:
         return Result(process.returncode, stdout, stderr)
 
     async def _start(self, argv: Sequence[str], *, fed: bool) -> asyncio.subprocess.Process:
+        # `process_group`, unlike a `preexec_fn`, does not rule vfork out.
         group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
         try:
             return await asyncio.create_subprocess_exec(
@@ -146,8 +148,8 @@ class SubprocessExec:
             raise OSError(errno.EAGAIN, f"{argv[0]} cannot be waited for: {error}") from error
 
 
+# Signals that others send, such as the OOM killer; a crash may be due to the input instead.
 _KILLED = {9: "SIGKILL", 15: "SIGTERM"}
-"""Signals that others send, such as the OOM killer; a crash may be due to the input instead."""
 
 
 async def run_program(

@@ -40,8 +40,8 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.inputs import HostFacts
 
 _ATTEMPTS = 8  # listings until an inconsistent one is accepted
+# Of the ipvs mode (behaviour 10), and of direct portals of the userspace mode.
 _SERVICE_INTERFACES = frozenset({"kube-ipvs0", "kube-portals"})
-"""Of the ipvs mode (behaviour 10), and of direct portals of the userspace mode."""
 _SETTLE = 0.02  # seconds; adding one address makes several notifications
 
 

@@ -20,7 +20,7 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Self
+from typing import NamedTuple, NoReturn, Self
 
 from steersman.host.nlmsg import (
     NLM_F_ACK,
@@ -114,7 +114,7 @@ class Netlink:
         """
         self._socket = open_socket(protocol, buffer)
         self._socket.settimeout(timeout)
-        self._sequence = 0
+        self._sequence = 0  # of the last message sent; 0 is for notifications
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +151,7 @@ class Netlink:
         interrupted = False
         while True:
             for reply in self._receive():
-                if reply.sequence != sequence:
+                if reply.sequence != sequence:  # of an earlier exchange that was given up
                     continue
                 interrupted |= bool(reply.flags & NLM_F_DUMP_INTR)
                 if reply.kind not in (NLMSG_DONE, NLMSG_ERROR):
@@ -191,6 +191,8 @@ class Netlink:
         and is refused (NFNL_MSG_BATCH_BEGIN, for lack of memory or permission), the call does not
         wait for the others, which the kernel skips.
         """
+        # The kernel answers each message in order, with an acknowledgement if it asked for one and
+        # with an error in any case. Sequence numbers tell which message an answer is for.
         first = self._send(requests)
         waiting = {first + i for i, r in enumerate(requests) if r.flags & NLM_F_ACK}
         refused: dict[int, NetlinkError] = {}
@@ -219,7 +221,7 @@ class Netlink:
             message(r.kind, r.flags | NLM_F_REQUEST, first + i, r.payload)
             for i, r in enumerate(requests)
         ]
-        if len(data) > _BUFFERS:
+        if len(data) > _BUFFERS:  # joining costs a copy, so it is avoided if possible
             data = [b"".join(data)]
         self._socket.sendmsg(data)
         return first
@@ -263,6 +265,7 @@ class Subscription:
         """
         self._socket = open_socket(protocol, buffer)
         self._socket.setblocking(False)
+        # The filter comes before the groups: no unwanted message is ever queued.
         if wanted:
             program = array("B", b"".join(struct.pack("=HBBI", *each) for each in wanted))
             filter_ = struct.pack("@HP", len(wanted), program.buffer_info()[0])  # sock_fprog
@@ -287,10 +290,7 @@ class Subscription:
         try:
             return list(messages(await loop.sock_recv(self._socket, _RECEIVE)))
         except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise
-            self._drain()
-            raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
+            self._raise_lost(error)
 
     def waiting(self) -> list[Message]:
         """Return the notifications received so far, without waiting.
@@ -305,21 +305,20 @@ class Subscription:
         except BlockingIOError:
             return found
         except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise
-            self._drain()
-            raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error
+            self._raise_lost(error)
 
-    def _drain(self) -> None:
-        """Empty the queue: until then the kernel keeps dropping, and reports that only once.
-
-        The queue can overflow again at the same time.
-        """
+    def _raise_lost(self, error: OSError) -> NoReturn:
+        """Raise AnswersLostError if the queue overflowed, else the error itself."""
+        if error.errno != errno.ENOBUFS:
+            raise error
+        # Empty the queue: until then the kernel keeps dropping, and reports that only once. It can
+        # overflow again at the same time.
         while True:
             try:
                 self._socket.recv(_RECEIVE)
             except BlockingIOError:
-                return
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
+                break
+            except OSError as again:
+                if again.errno != errno.ENOBUFS:
                     raise
+        raise AnswersLostError(errno.ENOBUFS, "notifications were lost") from error

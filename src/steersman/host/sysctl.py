@@ -92,6 +92,7 @@ def ipvs_settings(kernel: tuple[int, int], strict_arp: bool) -> tuple[Setting, .
     `conn_reuse_mode` exists since 4.1 and is harmful until 5.9, which fixed it.
     """
     vs, all_ = "proc/sys/net/ipv4/vs/", "proc/sys/net/ipv4/conf/all/"
+    # With 1, the first SYN from a client port that is used again is dropped: a second is lost.
     reuse = (4, 1) <= kernel < (5, 9)
     return (
         Setting(f"{vs}conntrack", 1),

@@ -10,8 +10,8 @@ from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, KubeObject
 from steersman.model.names import ObjectName
 
+# Cost of the objects handled at a time, in microseconds: 10 for one, 1 for an endpoint.
 _SLICE = 3000
-"""Cost of the objects handled at a time, in microseconds: 10 for one, 1 for an endpoint."""
 
 
 class EventHandler(Protocol):

@@ -151,7 +151,7 @@ class ApiClient:
         access, timing = self._access, self._timing
         last: Exception | None = None
         for _ in access.servers:
-            server = access.servers[self._current]
+            server = access.servers[self._current]  # `failed` moves on to the next one
             secure = server.startswith("https:")
             try:
                 tls = self._tls.current(await self._credentials.key_pair()) if secure else None
@@ -190,8 +190,10 @@ class ApiClient:
             return
         if status == 401:
             self._credentials.refused()
+        # Another server may do better: after errors, overload, or if this one is no API server.
         if status >= 500 or status in (200, 429):
             self.failed(server)
+        # Read a part of the body, for the message.
         body = b""
         async for chunk in body_chunks(response):
             body += chunk
@@ -210,7 +212,7 @@ class ApiClient:
         wait = response.headers.get("Retry-After", "")  # its other form, a date, is not used
         seconds = float(wait) if wait.isascii() and wait.isdigit() else 0.0
         error = found.error(seconds, status)
-        if status == 401:
+        if status == 401:  # say which credential was not accepted
             sent = self._credentials.description if server.startswith("https:") else ""
             error.args = (f"{error}; sent: {sent or 'nothing'}",)
         raise error

@@ -32,6 +32,7 @@ def decode_object(kind: str, raw: bytes | msgspec.Raw) -> KubeObject | Finding:
     try:
         return _checked(kind, _DECODERS[kind].decode(raw))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # Decode it again without a type, to find its name.
         try:
             value = msgspec.json.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -56,11 +57,12 @@ def decode_items(
         msgspec.DecodeError: it is not a JSON array at all.
     """
     try:
+        # All at once, which is faster; only a malformed item makes it fail.
         objects = _LIST_DECODERS[kind].decode(raw)
         if all(_named(kind, obj) for obj in objects):
             return objects, ()
     except (msgspec.ValidationError, UnicodeDecodeError):
-        pass  # some item is malformed: decode them one by one
+        pass
     return partition(decode_object(kind, item) for item in _RAW_LIST.decode(raw))
 
 
@@ -100,6 +102,7 @@ def _finding(kind: str, value: Any, message: str) -> Finding:
     meta = value.get("metadata") if isinstance(value, dict) else None
     parts = (meta.get("namespace"), meta.get("name")) if isinstance(meta, dict) else ()
     name = "/".join(part for part in parts if isinstance(part, str) and part) or "(unnamed)"
+    # msgspec's messages: "Expected `int`, got `str` - at `$.spec.ports[0].port`"
     reason, _, path = message.partition(" - at `")
     field = path.rstrip("`").removeprefix("$").lstrip(".")
     return Finding(

@@ -27,8 +27,8 @@ _MAX_BYTES = 8 << 20
 _MAX_NODES = 100_000  # of YAML, aliases expanded
 _MAX_DEPTH = 50
 _PROXY_SCHEMES = ("http", "https")
+# Reserved name of the extension with the plugin's settings for a cluster.
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
-"""Reserved name of the extension with the plugin's settings for a cluster."""
 
 
 class KubeconfigError(Exception):
@@ -221,6 +221,8 @@ def _in_cluster(environ: Mapping[str, str], folder: Path) -> ClusterAccess:
 def _from_file(path: Path, masters: tuple[str, ...], context: str) -> ClusterAccess:
     file = str(path)
     config = _parse(path)
+
+    # Context, cluster and user; only --master can replace a cluster.
     name = context or config.current_context
     if not name and (config.contexts or not masters):
         raise KubeconfigError(file, "current-context", "is not set; set it or name a context")
@@ -231,6 +233,8 @@ def _from_file(path: Path, masters: tuple[str, ...], context: str) -> ClusterAcc
     if cluster is None and not masters:
         raise KubeconfigError(file, f"contexts[{name}].cluster", "is not set; name a cluster")
     cluster = cluster or _Cluster()
+
+    # A user name of the kubeconfig takes precedence over one in the URL of a server.
     field = f"clusters[{chosen.cluster}]"
     if masters:
         fields = _servers("--master", "", masters)
@@ -397,6 +401,7 @@ class _Reader:
             raise KubeconfigError(self._file, f"{field}.interactiveMode", problem)
         info: dict[str, Any] | None = None
         if plugin.provide_cluster_info:
+            # As client-go does, pass the content of a CA file.
             data = cluster.certificate_authority_data
             if not data and cluster.certificate_authority:
                 authority = Path(self._path(cluster.certificate_authority))

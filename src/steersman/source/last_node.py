@@ -27,12 +27,12 @@ class LastNode:
         """Whether the API server has deleted the object."""
         self.kept: tuple[str, ...] = ()
         """Names of the fields that the object has lost and keeps, for messages."""
-        self._replaced = False
-        """Whether the object was created again and has no zone yet."""
+        self._replaced = False  # whether the object was created again and has no zone yet
 
     def update(self, node: Node | None) -> None:
         """Process the object as the API server has it; None if it was deleted."""
         known = self.node
+        # The first object, or a deletion: keep the last object.
         if known is None or node is None:
             self.deleted = node is None and known is not None
             self._replaced |= self.deleted
@@ -40,6 +40,8 @@ class LastNode:
             return
         self.deleted, kept = False, []
         self._replaced |= known.metadata.uid != node.metadata.uid
+
+        # Addresses are kept by family; those of a family that is still there are replaced.
         addresses = _addresses(node)
         if lost := _addresses(known).keys() - addresses.keys():
             kept += [f"{family.kubernetes} addresses" for family in sorted(lost)]
@@ -47,11 +49,14 @@ class LastNode:
             others = [each for each in _listed(node) if each.type not in _HOST_TYPES]
             status = NodeStatus([*(a for some in ordered.values() for a in some), *others])
             node = msgspec.structs.replace(node, status=status)
+
         if not _has_pod_cidrs(node) and _has_pod_cidrs(known):
             kept.append("pod CIDRs")
             cidr, cidrs = known.spec.pod_cidr, known.spec.pod_cidrs
             spec = msgspec.structs.replace(node.spec, pod_cidr=cidr, pod_cidrs=cidrs)
             node = msgspec.structs.replace(node, spec=spec)
+
+        # A zone is kept only for a new object: from the same one, somebody has removed the label.
         if _zone(node):
             self._replaced = False
         elif self._replaced and (zone := _zone(known)):
@@ -59,6 +64,7 @@ class LastNode:
             labels = msgspec.structs.replace(node.metadata.labels or Labels(), zone=zone)
             meta = msgspec.structs.replace(node.metadata, labels=labels)
             node = msgspec.structs.replace(node, metadata=meta)
+
         self.node, self.kept = node, tuple(kept)
 
 

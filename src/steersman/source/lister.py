@@ -39,8 +39,7 @@ FIRST_PAGE = 25
 """Objects of the first page; later pages have as many as fit into about _PAGE_BYTES."""
 LARGEST_PAGE = 500
 """client-go's number."""
-_PAGE_BYTES = 1 << 20
-"""Bytes of JSON decoded at a time, in about five milliseconds."""
+_PAGE_BYTES = 1 << 20  # bytes of JSON decoded at a time, in about five milliseconds
 MAX_BODY = 128 << 20
 """Maximum bytes of one page; a server that ignores `limit` sends all objects at once."""
 LARGE_BODY = 16 << 20
@@ -48,13 +47,13 @@ LARGE_BODY = 16 << 20
 MAX_LIST = 1 << 30
 """Maximum bytes of a whole list; that of 150,000 pods is about 40 MB."""
 MAX_PAGES = 5000
+# Status codes of a server without WatchList: it is not tried again.
 _UNSUPPORTED = frozenset({400, 405, 422})
-"""Status codes of a server without WatchList: it is not tried again."""
+# Status codes after which pages are tried, whose answer then decides: a server that has just
+# started forbids for a moment what it allows.
 _REFUSED = _UNSUPPORTED | {403, 404}
-"""Status codes after which pages are tried, whose answer then decides: a server that has just
-started forbids for a moment what it allows."""
+# Bytes of JSON whose objects are packed at once, in about two milliseconds.
 _PACKED_TOGETHER = 512 << 10
-"""Bytes of JSON whose objects are packed at once, in about two milliseconds."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
@@ -102,6 +101,7 @@ class Lister:
         Raises:
             ApiError, ValueError: the request failed, or the answer is something else.
         """
+        # A WatchList costs the server less memory than pages (KEP-3157).
         streaming = self._watch_list and not self._avoid_once
         self._avoid_once = False
         if streaming:
@@ -114,6 +114,7 @@ class Lister:
                 log.info("%s: no WatchList (%s), listing by pages", self._resource.kind, error)
             except LineTooLongError as error:
                 log.info("%s: WatchList: %s, listing by pages", self._resource.kind, error)
+        # Pages expire (410) if etcd compacts their revision: try once more.
         for limit in (FIRST_PAGE, FIRST_PAGE):
             try:
                 return await self._list_pages(limit)
@@ -170,7 +171,7 @@ class Lister:
         params = {"limit": str(limit)} if limit else {}
         for _ in range(MAX_PAGES):
             count = 0
-            async with AsyncExitStack() as alone:
+            async with AsyncExitStack() as alone:  # see LARGE_BODY
                 page, size = await self._page(params, alone)
                 received = _checked_size(received + size)
                 for items, part_size in _parts(page.items):
@@ -181,6 +182,7 @@ class Lister:
                     await asyncio.sleep(0)
             if not page.metadata.continue_:
                 return Listing(objects.drain(), findings, page.metadata.resource_version)
+            # The next page should have about _PAGE_BYTES, by the average size of these objects.
             limit = min(LARGEST_PAGE, max(1, count * _PAGE_BYTES // max(size, 1)))
             params = {"limit": str(limit), "continue": page.metadata.continue_}
         raise ApiError("too_long", f"a list of more than {MAX_PAGES} pages")

@@ -56,8 +56,8 @@ _MAX_LIST_DEPTH = 9  # Lists in Lists; an alias can even make a List contain its
 _AFFINITY_SECONDS = 10800  # the API server's default for ClientIP affinity
 
 _DOCUMENT_START = re.compile(r"^---(?=[ \t\n]|$)", re.MULTILINE)
+# Directives, which apply to later documents, and line ends that only YAML counts.
 _UNCERTAIN = re.compile(r"^%|\r(?!\n)|[\x85\u2028\u2029]", re.MULTILINE)
-"""Directives, which apply to later documents, and line ends that only YAML counts."""
 _LIST_ITEMS = re.compile(r"^items: *\r?\n( *)- ", re.MULTILINE)
 
 
@@ -128,6 +128,8 @@ def combine_manifests(files: Mapping[str, Manifest]) -> CombinedManifests:
             else:
                 reason = f"is also in {first}, which counts: remove it from {where}"
                 found.append(Finding(f"{kind} {name}", "", reason))
+
+    # Endpoints without EndpointSlices get a Finding.
     have_slices = {
         ObjectName(name.namespace, obj.metadata.labels.service_name or "")
         for name, obj in objects["EndpointSlice"].items()
@@ -225,6 +227,8 @@ def _cut_document(document: str, line: int) -> Iterator[Piece]:
     if not begin:
         yield Piece(document, line)
         return
+
+    # Cut the items out: the rest must still be a List, and one document.
     at, indent = begin.start(1), begin[1]
     # The items end at the first line that is indented less, or as much without a dash.
     rest = re.compile(rf"^ {{0,{len(indent)}}}(?=[^\s#-])", re.MULTILINE).search(document, at)
@@ -233,6 +237,8 @@ def _cut_document(document: str, line: int) -> Iterator[Piece]:
     if shell is None:
         yield Piece(document, line)
         return
+
+    # Each item becomes a List of its own.
     kind, version = (msgspec.json.encode(word).decode() for word in shell)
     head = f"kind: {kind}\napiVersion: {version}\nitems:\n"
     dash = re.compile(rf"^{indent}- ", re.MULTILINE)

@@ -130,26 +130,40 @@ class Reflector:
 
     async def run(self) -> None:
         """Follow until cancelled."""
+        stats, timing, backoff = self._stats, self._timing, self._backoff
         while True:
             failure = await self._attempt()
             if failure.status == 410 or failure.reason == "relist":
                 self._version = ""
-            self._stats.errors[failure.reason] += 1
+            stats.errors[failure.reason] += 1
             if self._resource.optional and failure.status in _ABSENT:
-                delay = self._absent(failure)
+                # Continue without the kind, as if its list were empty.
+                if not stats.lists:
+                    self._updater.set_empty()
+                    stats.connected = True
+                delay = timing.optional_retry * (0.5 + timing.random())
+                # A server that has just started forbids for a moment what it allows, so the first
+                # attempts after a 403 come soon.
+                if failure.status == 403 and not backoff.grown:
+                    delay = min(delay, backoff.next(failure.retry_after))
             else:
                 self._suspect = True
-                self._stats.connected = False
-                self._stats.retries += 1
-                delay = self._backoff.next(failure.retry_after)
-            self._log(failure, delay)
-            await self._timing.sleep(delay)
+                stats.connected = False
+                stats.retries += 1
+                delay = backoff.next(failure.retry_after)
+
+            # Log the same failure again only when the delays have grown. A server that fails meets
+            # all kinds; the throttle makes the first one log it.
+            key = (backoff.level, str(failure))
+            known = key == self._logged
+            level = logging.DEBUG if known else self._client.throttle.level(str(failure))
+            self._logged = key
+            text = "%s: %s; keeping previous state, retrying in %.1fs"
+            log.log(level, text, self._resource.kind, failure, delay)
+            await timing.sleep(delay)
 
     async def _attempt(self) -> ApiError:
-        """List or watch for as long as that works; return the failure that ended it.
-
-        Its traceback is cleared, as it would keep all received data in memory during the wait.
-        """
+        """List or watch for as long as that works; return the failure that ended it."""
         try:
             while True:
                 if not self._version:
@@ -160,6 +174,7 @@ class Reflector:
         except RelistError as error:
             return ApiError("relist", str(error))
         except ApiError as error:
+            # Tracebacks would keep all received data in memory during the wait.
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
@@ -170,32 +185,6 @@ class Reflector:
         listing = await self._lister.fetch()
         await self._updater.replace(listing.objects, listing.findings)
         self._version, self._suspect = listing.version, False
-
-    def _absent(self, error: ApiError) -> float:
-        """Continue without an optional kind; return the seconds until the next attempt.
-
-        A server that has just started forbids for a moment what it allows, so the first attempts
-        after a 403 come soon.
-        """
-        if not self._stats.lists:
-            self._updater.set_empty()
-            self._stats.connected = True
-        delay = self._timing.optional_retry * (0.5 + self._timing.random())
-        if error.status == 403 and not self._backoff.grown:
-            delay = min(delay, self._backoff.next(error.retry_after))
-        return delay
-
-    def _log(self, error: ApiError, delay: float) -> None:
-        """Log a failure, but the same one again only if the delays have grown.
-
-        A server that fails meets all kinds: only the first one logs it.
-        """
-        key = (self._backoff.level, str(error))
-        known = key == self._logged
-        level = logging.DEBUG if known else self._client.throttle.level(str(error))
-        self._logged = key
-        kind = self._resource.kind
-        log.log(level, "%s: %s; keeping previous state, retrying in %.1fs", kind, error, delay)
 
     async def _watch(self) -> None:
         """Watch from the last resourceVersion until the server ends it, as it does in time."""
@@ -211,6 +200,7 @@ class Reflector:
         }
         stats, splitter = self._stats, LineSplitter()
         began, received_before = timing.now(), stats.received_bytes
+        # The server ends the watch after timeoutSeconds; our own timeout is for one that does not.
         try:
             async with (
                 asyncio.timeout(seconds + timing.grace),
@@ -239,6 +229,7 @@ class Reflector:
                 self._backoff.reset()
         if timing.now() - began < 1.0:  # or a server that ends each watch at once makes us spin
             raise ApiError("short_watch", "the watch ended at once")
+        # Not even a bookmark: the server may wait for a resourceVersion that it will never reach.
         if stats.received_bytes == received_before:
             self._suspect = True
 

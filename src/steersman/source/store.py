@@ -212,7 +212,7 @@ class Store:
             case _:
                 node = self.own_node.node
                 known = [node.metadata.object_name] if node else []
-        changed = kind not in self._synced
+        changed = kind not in self._synced  # an empty initial list is a change, too
         for name in [name for name in known if name not in names]:
             if f"{kind} {name}" not in keep:
                 changed |= self._remove(kind, name)
@@ -242,7 +242,7 @@ class Store:
                 return self._put_cidr(name, None)
 
     def _put_service(self, name: ObjectName, service: Service | None) -> bool:
-        old = self._services.get(name)
+        old = self._services.get(name)  # trimmed, which keeps sync_fields
         was = (self._sync_fields(old) if old else None) or None
         now = (self._sync_fields(service) if service else None) or None
         self.seen["Service"] += was != now
@@ -263,6 +263,7 @@ class Store:
         owner = None
         if meta.name and meta.namespace and labels.service_name and labels.headless is None:
             owner = ObjectName(intern(meta.namespace), labels.service_name)
+        # A slice can move to another Service: both have changed.
         moved = not self._slices.belongs(name, owner) and self._remove_slice(name)
         if owner is None or not self._slices.put(name, owner, slice_):
             return moved
