@@ -29,7 +29,7 @@ from steersman.modes.base import Mode
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.run.collector import collect_seldom, keep_what_is_there
+from steersman.run.gc_tuning import collect_rarely, freeze_live_objects
 
 MODE = "ebpf"
 _CHUNK = 1 << 18
@@ -77,7 +77,7 @@ class EbpfNode(Node):
 
 def start(services: int, options: EbpfOptions) -> tuple[float, float, float, float]:
     """In a fresh process: seconds whole and in the kernel, MB resident and in maps."""
-    collect_seldom()
+    collect_rarely()
     events = events_of(range(services))
     gc.collect()
     node = EbpfNode(options)
@@ -126,7 +126,7 @@ def _changes(services: int, runs: int) -> list[Figure]:
     """One endpoint replaced: from its slice, as JSON, to the maps."""
     node = EbpfNode()
     node.feed(events_of(range(services)))
-    keep_what_is_there()
+    freeze_live_objects()
     took = []
     for count in range(1, runs + 1):
         number = count * 37 % services
@@ -197,7 +197,7 @@ def _throughput(services: int, runs: int, size: int) -> list[Figure]:
 
 def run(quick: bool) -> list[Figure]:
     """Measure at 1,000, 10,000 and 50,000 Services (500 when quick)."""
-    collect_seldom()
+    collect_rarely()
     if quick:
         return [*_cold(500, 1), *_changes(500, 50), *_throughput(500, 3, _TRANSFER >> 3)]
     return [

@@ -19,11 +19,11 @@ def measure(path: Path, services: int) -> tuple[float, float]:
     from steersman.model.findings import Finding  # noqa: PLC0415
     from steersman.model.inputs import HostFacts, NodeConfig  # noqa: PLC0415
     from steersman.modes.iptables.mode import IptablesMode  # noqa: PLC0415
-    from steersman.run.collector import collect_seldom  # noqa: PLC0415
+    from steersman.run.gc_tuning import collect_rarely  # noqa: PLC0415
     from steersman.source.decode import decode_object  # noqa: PLC0415
     from steersman.source.store import Store  # noqa: PLC0415
 
-    collect_seldom()
+    collect_rarely()
     config = NodeConfig(node_name=world.NODE, cluster_cidrs=(world.CLUSTER_CIDR,))
     mode = IptablesMode(SubprocessExec())
     begun = time.perf_counter()

@@ -20,7 +20,7 @@ from steersman.host.facts import read_facts
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.run.collector import collect_seldom, keep_what_is_there
+from steersman.run.gc_tuning import collect_rarely, freeze_live_objects
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 
@@ -79,12 +79,12 @@ class NftNode(Node):
         )
         facts = await read_facts()
         mode = NftablesMode(self.exec)
-        collect_seldom()  # as at the start of a process
+        collect_rarely()  # as at the start of a process
         begun = time.perf_counter()
         assert (await mode.probe()).usable
         report = await Sync(store, Planner(config, mode.traits), mode, facts).run()
         took = time.perf_counter() - begun
-        keep_what_is_there()
+        freeze_live_objects()
         assert report is not None
         return took, len(report.written)
 
@@ -126,7 +126,7 @@ def _cold(services: int, count: int, runs: int) -> list[Figure]:
     for _ in range(runs):
         node = NftNode()
         gc.collect()
-        collect_seldom()
+        collect_rarely()
         whole.append(node.feed(events) / 1e3)
         kernel.append(node.kernel)
         node.close()
@@ -143,7 +143,7 @@ class _Changes:
         self.services, self.runs, self.count = services, runs, 0
         self.node = NftNode()
         self.node.feed(events_of(range(services)))
-        keep_what_is_there()
+        freeze_live_objects()
 
     def _figures(self, name: str, values: list[float], flat: list[float]) -> list[Figure]:
         values.sort()
@@ -209,7 +209,7 @@ def _healing(services: int, runs: int) -> list[Figure]:
     """Somebody flushes the ruleset."""
     node = NftNode()
     node.feed(events_of(range(services)))
-    keep_what_is_there()
+    freeze_live_objects()
     took = [node.heal() for _ in range(runs)]
     node.close()
     return [figure("healed after flush", MODE, services, (statistics.median(took), "ms"))]
@@ -274,7 +274,7 @@ def _memory(services: int) -> list[Figure]:
 
 def run(quick: bool) -> list[Figure]:
     """Measure at 1,000, 10,000 and 50,000 Services (500 when quick)."""
-    collect_seldom()
+    collect_rarely()
     if quick:
         return [
             *_cold(500, 3, 1),

@@ -20,7 +20,7 @@ from benchmarks.process import api_server, get, steersman, wait_ready
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Action, Endpoint, Frontend, FrontendKind, ServicePlan, Verdict
 from steersman.model.stats import ConnectionStats
-from steersman.run.exposition import exposition
+from steersman.run.metrics import exposition
 from steersman.run.mode_metrics import counts_of
 from steersman.run.service_metrics import Filter, Ledger
 

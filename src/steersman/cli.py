@@ -47,11 +47,10 @@ from steersman.modes.registry import dump
 from steersman.modes.specs import SPECS, ModeSpec
 from steersman.run.assemble import preview, run_daemon
 from steersman.run.cleanup import clean_up
+from steersman.run.event_loop import MeasuredLoop, run_to_end
 from steersman.run.instance import Instance, running
 from steersman.run.klog import Logging
-from steersman.run.loop import MeasuredLoop
 from steersman.run.machine import Machine
-from steersman.run.report import status_text
 from steersman.run.startup import (
     StartError,
     allow_localhost_node_ports,
@@ -61,7 +60,7 @@ from steersman.run.startup import (
     prepared_mode,
     set_conntrack,
 )
-from steersman.run.tasks import run_to_end
+from steersman.run.state import status_text
 from steersman.source.kubeconfig import KubeconfigError
 
 EXPLAIN_FLAGS: Final = (

@@ -20,7 +20,7 @@ from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint
 from steersman.run.health import Moment, ProxyHealth, ServiceHealth
 from steersman.run.http import Answer
-from steersman.run.node import NodeTimeoutError, host_ips, pod_cidrs, wait_for_node
+from steersman.run.node_watcher import NodeTimeoutError, host_ips, pod_cidrs, wait_for_node
 from steersman.run.runner import Runner
 from tests.support.clock import FakeClock, settle
 

@@ -19,14 +19,14 @@ from steersman.model.findings import Finding
 from steersman.run import fallback
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.daemon import Daemon, NodeLock, Stop
+from steersman.run.event_loop import on_signal, until
 from steersman.run.klog import Logging
 from steersman.run.machine import Machine
+from steersman.run.node_watcher import NodeWatcher
 from steersman.run.observers import FindingsLog, SyncObservers
-from steersman.run.own_node import OwnNode
 from steersman.run.servers import Servers
 from steersman.run.startup import StartError, load_store, make_mode, make_source, node_config
 from steersman.run.sync import Sync
-from steersman.run.tasks import on_signal, until
 from steersman.source.store import Store
 
 log = logging.getLogger("steersman")
@@ -112,8 +112,10 @@ async def assemble(
         servers=servers,
         observers=observers,
         findings=findings,
-        own_node=OwnNode(node, store, stop.request),
-        reloader=ConfigReloader(parsed, store, mode.traits, machine),
+        node_watcher=NodeWatcher(node, store, stop.request),
+        reloader=ConfigReloader(
+            parsed, store, mode.traits, machine.file_changes, machine.set_conntrack
+        ),
     )
     changed.target, reported.target = daemon.changed, daemon.reported
     fallback.tell(chosen, servers.recorder, store, servers.metrics)

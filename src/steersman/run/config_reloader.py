@@ -6,45 +6,62 @@ instead: behaviour 1.1, step 8).
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from steersman.config import ConfigError, Parsed, ProxyConfig, applied, reload_file, reload_plan
 from steersman.config import findings as config_findings
+from steersman.host.files import Inotify, Polling
 from steersman.host.sysctl import SysctlError
 from steersman.model.plan import Traits
-from steersman.run.machine import Machine
 from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 1.0  # without inotify
+_WRITER_SECONDS = 2.0  # that a writer gets to close the file
+_RESCAN_SECONDS = 60.0
+"""A file behind links (a ConfigMap's `..data`) may change without an event in its directory."""
 
 
 class ConfigReloader:
     """The configuration in force, and its changes."""
 
-    def __init__(self, parsed: Parsed, store: Store, traits: Traits, machine: Machine) -> None:
+    def __init__(
+        self,
+        parsed: Parsed,
+        store: Store,
+        traits: Traits,
+        file_changes: Callable[[Path], AsyncIterator[None]],
+        set_conntrack: Callable[[ProxyConfig, Traits], None],
+    ) -> None:
         """Start with the configuration of the command line.
 
         Args:
             parsed: the command line.
             store: receives Findings about the file.
             traits: traits of the mode.
-            machine: reports changes of the file, and has conntrack's settings.
+            file_changes: yields each time that a file changed, as the function of that name.
+            set_conntrack: applies conntrack's settings.
         """
         self.current = parsed.config
         self._parsed = parsed
         self._file = parsed.config_file
         self._store = store
         self._traits = traits
-        self._machine = machine
+        self._file_changes = file_changes
+        self._set_conntrack = set_conntrack
 
     async def changes(self) -> AsyncIterator[ProxyConfig]:
         """Reload the file whenever it changes; yield each configuration to apply."""
         if not self._file:
             return
         try:
-            async for _ in self._machine.file_changes(Path(self._file)):
+            async for _ in self._file_changes(Path(self._file)):
                 if (config := self.reload()) is not None:
                     yield config
         except OSError as error:
@@ -77,7 +94,46 @@ class ConfigReloader:
         log.info("applied: %s", ", ".join(plan.applied_live))
         self.current = applied(self.current, fresh)
         try:
-            self._machine.set_conntrack(self.current, self._traits)
+            self._set_conntrack(self.current, self._traits)
         except SysctlError as error:
             log.error("conntrack settings are not all applied: %s", error.strerror)
         return self.current
+
+
+async def file_changes(path: Path) -> AsyncIterator[None]:
+    """Yield each time that a file has other contents; never while it is missing.
+
+    Waits a moment for a writer that has the file open, but not for ever.
+
+    Raises:
+        OSError: the directory of the file cannot be watched.
+    """
+    clock = asyncio.get_running_loop().time
+    watch = Polling(_POLL_SECONDS) if sys.platform == "win32" else Inotify()
+    try:
+        seen = _identity(path)
+        watch.watch([path.parent])
+        wait_until = 0.0  # for a writer
+        while True:
+            now = _identity(path)
+            for event in watch.read():  # after _identity: events up to here are about it
+                if event.name == path.name:
+                    wait_until = (wait_until or clock() + _WRITER_SECONDS) if event.writing else 0.0
+                    now = _identity(path)
+            if wait_until <= clock():
+                wait_until = 0.0
+            if now is not None and now != seen and not wait_until:
+                seen = now
+                yield
+            await watch.wait(wait_until - clock() if wait_until else _RESCAN_SECONDS)
+    finally:
+        watch.close()
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """Return inode, time and size of a file, which differ if it was written or replaced."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

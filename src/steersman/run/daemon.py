@@ -25,17 +25,17 @@ from steersman.host.facts import watch_addresses
 from steersman.model.errors import BusyError
 from steersman.model.inputs import NodeConfig
 from steersman.run.config_reloader import ConfigReloader
+from steersman.run.event_loop import InterruptibleSleep, guarded, on_signal
 from steersman.run.instance import Holder, Instance
 from steersman.run.klog import Logging, v
 from steersman.run.machine import Machine
+from steersman.run.node_watcher import NodeWatcher
 from steersman.run.observers import FindingsLog, SyncObservers
-from steersman.run.own_node import OwnNode
 from steersman.run.runner import Runner
 from steersman.run.servers import Servers
 from steersman.run.startup import StartError, node_config
 from steersman.run.switch import leave
 from steersman.run.sync import Sync
-from steersman.run.tasks import Wake, guarded, on_signal
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
 
@@ -98,7 +98,7 @@ class Daemon:
         servers: Servers,
         observers: SyncObservers,
         findings: FindingsLog,
-        own_node: OwnNode,
+        node_watcher: NodeWatcher,
         reloader: ConfigReloader,
     ) -> None:
         """Create the daemon of assembled parts; nothing runs before `run`."""
@@ -112,7 +112,7 @@ class Daemon:
         self._servers = servers
         self._observers = observers
         self._findings = findings
-        self._own_node = own_node
+        self._node_watcher = node_watcher
         self._reloader = reloader
         config = reloader.current
         least = config.min_sync_interval.seconds
@@ -125,8 +125,8 @@ class Daemon:
         )
         self.serving = asyncio.Event()
         """The first sync reached the kernel."""
-        self._changes = Wake()
-        self._new_period = Wake()
+        self._until_change = InterruptibleSleep()
+        self._drift_timer = InterruptibleSleep()
 
     async def run(self) -> None:
         """Run until a stop is requested; the rules stay in force."""
@@ -191,7 +191,7 @@ class Daemon:
         if score is not None and (warning := self._machine.set_oom_score(score)):
             log.info("%s", warning)
         if isinstance(self._source, ApiServerSource):
-            await self._own_node.wait(self._changes.sleep)
+            await self._node_watcher.wait(self._until_change.sleep)
         log.info("Using %s Proxier", self.sync.mode.name)
         self._servers.recorder.starting()
         self._observers.started(self._node_config.families)
@@ -224,11 +224,11 @@ class Daemon:
 
     def changed(self) -> None:
         """Sync soon: the Store changed."""
-        self._changes.up()
+        self._until_change.interrupt()
         if self.sync.store.synced:  # before, a run would only delay the first real one
             self._runner.request()
             self._observers.queued(self._node_config.families)
-        self._own_node.follow()
+        self._node_watcher.follow()
 
     def reported(self) -> None:
         """Log other Findings of sources with the next sync; at once if none is possible yet."""
@@ -243,7 +243,7 @@ class Daemon:
 
     async def _check_for_drift(self) -> None:
         while True:
-            await self._new_period.sleep(self._reloader.current.sync_period.seconds)
+            await self._drift_timer.sleep(self._reloader.current.sync_period.seconds)
             self._suspect()
 
     async def _watch_for_external_changes(self) -> None:
@@ -286,8 +286,8 @@ class Daemon:
         )
         self._logs.set_verbosity(config.logging.verbosity)
         self._servers.use(config)
-        self._own_node.use(self._node_config)
-        self._new_period.up()
+        self._node_watcher.use(self._node_config)
+        self._drift_timer.interrupt()
         self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
         self.sync.use_planner(Planner(self._node_config, mode.traits))
         self._runner.request()

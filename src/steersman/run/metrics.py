@@ -9,7 +9,8 @@ register a function with `Metrics.on_scrape`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast, overload
+from itertools import islice
+from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,13 +20,14 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from steersman import __version__
 from steersman.model.names import Family
 from steersman.modes.specs import spec_of
-from steersman.run.exposition import exposition
 
 SYNC_BUCKETS = tuple(0.001 * 2**k for k in range(15))
 PROGRAMMING_BUCKETS = (
@@ -38,6 +40,13 @@ PROGRAMMING_BUCKETS = (
 _PHASE_BUCKETS = tuple(0.0001 * 4**k for k in range(10))
 _FAMILY = ("ip_family",)
 _PROXY, _SYNC = "kubeproxy_", "kubeproxy_sync_proxy_rules_"
+
+_TOGETHER = 500
+"""Series that are encoded at once, some 70 kB."""
+_PIECE = 1 << 16
+"""Minimum size of a piece in bytes, apart from the last one."""
+_HEAD_LINES = 2  # HELP and TYPE
+Encoder = Callable[[Collector], bytes]
 
 MetricT = TypeVar("MetricT", bound=Counter | Gauge | Histogram)
 
@@ -388,3 +397,73 @@ def nfacct_packets(packets: Callable[[], Mapping[str, int]]) -> Callable[[], Ite
                 yield CounterMetricFamily(metric, text, counts[name])
 
     return collect
+
+
+# As text, piece by piece: a cluster has tens of thousands of series
+
+
+class Series(Metric):
+    """A counter whose series are created while they are written: it can be written once."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: Sequence[str],
+        rows: Iterable[tuple[Sequence[str], float]],
+    ) -> None:
+        """Create it of a name with `_total`, and of label values and counts."""
+        super().__init__(name.removesuffix("_total"), documentation, "counter")
+        made = (Sample(name, dict(zip(labels, values, strict=True)), n) for values, n in rows)
+        self.samples: Iterator[Sample] = made  # type: ignore[assignment]
+
+
+def exposition(metrics: Iterable[Metric], accept: str = "") -> tuple[Iterator[bytes], str]:
+    """Encode metrics in the format that a client accepts.
+
+    Args:
+        metrics: read while the pieces are consumed; do that off the event loop.
+        accept: the Accept header.
+
+    Returns:
+        The pieces and the content type.
+    """
+    encoder, content_type = choose_encoder(accept)
+
+    def pieces() -> Iterator[bytes]:
+        waiting: list[bytes] = []
+        size = 0
+        for part in _parts(metrics, encoder):
+            waiting.append(part)
+            size += len(part)
+            if size >= _PIECE:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+        yield b"".join(waiting)
+
+    return pieces(), content_type
+
+
+class _Only(NamedTuple):
+    """The part of a registry that an encoder needs."""
+
+    metric: Metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self.metric,)
+
+
+def _parts(metrics: Iterable[Metric], encoder: Encoder) -> Iterator[bytes]:
+    """Encode a metric at a time; of Series some at a time, the first ones with the head."""
+    end = encoder(CollectorRegistry())  # OpenMetrics has one
+    for metric in metrics:
+        if not isinstance(metric, Series):
+            yield encoder(_Only(metric)).removesuffix(end)
+            continue
+        head, samples = 0, iter(metric.samples)
+        while (some := list(islice(samples, _TOGETHER))) or not head:  # the head, even if empty
+            part = Metric(metric.name, metric.documentation, metric.type)
+            part.samples = some
+            yield encoder(_Only(part)).split(b"\n", head)[-1].removesuffix(end)
+            head = _HEAD_LINES
+    yield end

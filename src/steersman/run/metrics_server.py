@@ -27,7 +27,6 @@ from prometheus_client.metrics_core import Metric
 from steersman import __version__
 from steersman.model.addresses import without_password
 from steersman.model.errors import ApplyError, BusyError
-from steersman.run.exposition import exposition
 from steersman.run.http import (
     RETRY_AFTER,
     Answer,
@@ -36,7 +35,7 @@ from steersman.run.http import (
     TooManyPagesError,
     application,
 )
-from steersman.run.metrics import Metrics
+from steersman.run.metrics import Metrics, exposition
 from steersman.run.service_metrics import MOST_SERIES, Filter
 
 _NOT_FOR_MACHINES = (

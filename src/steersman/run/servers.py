@@ -21,17 +21,17 @@ from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
+from steersman.run.event_loop import MeasuredLoop
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
 from steersman.run.http import keep_serving
 from steersman.run.klog import Logging
-from steersman.run.loop import MeasuredLoop
 from steersman.run.machine import Machine
 from steersman.run.metrics import Metrics, conntrack_usage, nfacct_packets
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
-from steersman.run.report import state_json
 from steersman.run.startup import cluster_access
+from steersman.run.state import state_json
 from steersman.run.sync import Sync
 from steersman.source.apiserver import ApiEventPoster, NoEvents
 from steersman.source.stats import SourceStats

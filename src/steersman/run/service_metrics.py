@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric
 from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import frontend_label
-from steersman.run.exposition import Series
+from steersman.run.metrics import Series
 
 MOST_SERIES = 5_000
 """Series of a page, and one more for each metric."""

@@ -1,18 +1,29 @@
-"""The State of the daemon, replaced as a whole after each sync; all others only read it."""
+"""The State of the daemon: replaced as a whole after each sync, only read by all others.
+
+Also the State as JSON (`/state`), and as a screen of text (`steersman status`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
+from steersman import __version__
 from steersman.compile.planner import PlanChange
-from steersman.model.findings import Finding, Severity
+from steersman.model.findings import Finding, Severity, printable
 from steersman.model.inputs import Snapshot
-from steersman.model.plan import NodePlan, NodeSettings
+from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff
+from steersman.source.stats import SourceStats
 from steersman.source.store import Changes
+
+_TOGETHER = 100
+"""ServicePlans that are encoded at once, some 80 kB."""
+_MOST_FINDINGS = 12
+"""Findings on the screen of `steersman status`."""
 
 
 class SyncResult(msgspec.Struct, frozen=True):
@@ -102,3 +113,120 @@ class SyncReport(msgspec.Struct, frozen=True):
     """The kernel was read and compared as a whole, not only updated by the changes."""
     refused_batches: RefusedBatches = RefusedBatches()
     """Whole batches that the kernel refused since the last report."""
+
+
+# As JSON and as text
+
+
+def state_json(
+    state: State, stats: SourceStats | None, now: float, started: float
+) -> Iterator[bytes]:
+    """Return the State as of this call as JSON (`/state`), in pieces made on demand.
+
+    The pieces may be made in another thread: everything that may change is read before.
+
+    Args:
+        state: the State.
+        stats: statistics of the connection to the API server; None with manifests.
+        now: seconds since 1970.
+        started: when the process started, in seconds since 1970.
+    """
+    result, plans, plain = state.result, tuple(state.plan.services.values()), msgspec.to_builtins
+    source: dict[str, Any] = {"kind": "manifests"}
+    if stats is not None:
+        source = {
+            "kind": "apiserver",
+            "server": stats.server,
+            "connected": stats.connected,
+            "failovers": stats.failovers,
+            "errors": dict(stats.errors()),
+        }
+
+    def pieces() -> Iterator[bytes]:
+        document = {
+            "version": __version__,
+            "mode": state.mode,
+            "uptimeSeconds": round(now - started, 3),
+            "revision": state.revision,
+            "synced": result is not None,
+            "lastSync": None if result is None else {**plain(result), "at": state.at},
+            "objects": {
+                "services": len(state.snapshot.services),
+                "endpointSlices": state.slices,
+                "servicePorts": len(plans),
+                "kernelObjects": state.objects,
+            },
+            "source": source,
+            "findings": [plain(finding) for finding in state.findings],
+            "node": plain(state.plan.settings),
+            "servicePlans": [],
+        }
+        head = msgspec.json.encode(document).removesuffix(b"]}")
+        for start in range(0, len(plans), _TOGETHER):
+            part = [_plan_json(plan) for plan in plans[start : start + _TOGETHER]]
+            yield head + msgspec.json.encode(part)[1:-1]
+            head = b","
+        yield b"]}" if plans else head + b"]}"
+
+    return pieces()
+
+
+def _plan_json(plan: ServicePlan) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(plan)
+    key = plan.key
+    fields["key"] = {
+        "namespace": key.name.namespace,
+        "service": key.name.service,
+        "port": key.name.port,
+        "protocol": key.name.protocol.value,
+        "family": key.family.kubernetes,
+    }
+    return fields
+
+
+def status_text(document: Mapping[str, Any], now: float) -> str:
+    """Summarize `/state` on one screen (`steersman status`).
+
+    Args:
+        document: `/state`, decoded.
+        now: seconds since 1970.
+    """
+    objects, last, source = document["objects"], document["lastSync"], document["source"]
+    sync = "none has reached the kernel yet"
+    if last is not None:
+        took = sum(last["phases"].values()) * 1e3
+        refused = f", {last['refused']} refused by the kernel" if last["refused"] else ""
+        age = _span(max(0.0, now - last["at"]))
+        sync = f"revision {document['revision']} ({last['reason']}), {age} ago, {took:.1f} ms"
+        sync += refused
+    connection = "manifests"
+    if source["kind"] != "manifests":
+        state = "connected" if source["connected"] else "NOT CONNECTED"
+        errors = ", ".join(f"{count} {why}" for why, count in sorted(source["errors"].items()))
+        connection = f"{source['server']}, {state}" + (f" (so far: {errors})" if errors else "")
+    findings = document["findings"]
+    counts = Counter(finding["severity"] for finding in findings)
+    problems = ", ".join(f"{counts[kind]} {kind}s" for kind in sorted(counts)) or "none"
+    lines = [
+        f"steersman {document['version']}, {document['mode']} mode, "
+        f"up {_span(document['uptimeSeconds'])}",
+        f"  sync      {sync}",
+        f"  source    {connection}",
+        f"  objects   {objects['services']} Services, {objects['endpointSlices']} EndpointSlices, "
+        f"{objects['servicePorts']} ServicePorts, {objects['kernelObjects']} kernel objects",
+        f"  findings  {problems}",
+    ]
+    for each in findings[:_MOST_FINDINGS]:
+        finding = Finding(each["object"], each["field"], each["reason"])
+        lines.append(f"    {printable(str(finding))}")
+    if (more := len(findings) - _MOST_FINDINGS) > 0:
+        lines.append(f"    and {more} more; see /state")
+    return "\n".join(lines)
+
+
+def _span(seconds: float) -> str:
+    whole = int(seconds)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if whole >= 2 * size:
+            return f"{whole // size} {unit}"
+    return f"{seconds:.1f} s"

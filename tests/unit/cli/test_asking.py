@@ -12,8 +12,7 @@ import pytest
 
 from steersman import __version__, cli
 from steersman.cli import main
-from steersman.run.report import state_json
-from steersman.run.state import State
+from steersman.run.state import State, state_json
 
 
 @pytest.mark.parametrize("command", [["cleanup"], ["status"], ["config", "show"], ["explain"]])

@@ -17,8 +17,7 @@ from steersman.modes.base import Mode
 from steersman.modes.ebpf import layout
 from steersman.modes.specs import SPECS
 from steersman.run import mode_metrics
-from steersman.run.exposition import exposition
-from steersman.run.metrics import Metrics
+from steersman.run.metrics import Metrics, exposition
 from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.service_metrics import MOST_SERIES, REST, Filter
 from tests.support.builders import nftables_plans as make

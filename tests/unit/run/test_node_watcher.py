@@ -7,8 +7,9 @@ import pytest
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import ObjectName
-from steersman.run.node import (
+from steersman.run.node_watcher import (
     NodeTimeoutError,
+    NodeWatcher,
     Reaction,
     Wait,
     host_ips,
@@ -17,7 +18,6 @@ from steersman.run.node import (
     react,
     wait_for_node,
 )
-from steersman.run.own_node import OwnNode
 from steersman.source.store import Store
 
 
@@ -109,7 +109,7 @@ async def test_going_on_without_addresses_is_said(
     async def sleep(_: float) -> None:
         seconds[0] += 10
 
-    own = OwnNode(NodeConfig(node_name="n"), store, stopped.append)
+    own = NodeWatcher(NodeConfig(node_name="n"), store, stopped.append)
     await own.wait(sleep, lambda: seconds[0])
     assert f"{said}, going on without" in caplog.text
     assert (seconds, stopped) == ([30.0], [])
@@ -118,7 +118,7 @@ async def test_going_on_without_addresses_is_said(
 async def test_nothing_is_said_of_a_node_that_is_whole(caplog: pytest.LogCaptureFixture) -> None:
     store = Store("n")
     store.upsert(WHOLE)
-    await OwnNode(NodeConfig(node_name="n"), store, pytest.fail).wait(asyncio.sleep)
+    await NodeWatcher(NodeConfig(node_name="n"), store, pytest.fail).wait(asyncio.sleep)
     assert caplog.text == ""
 
 
@@ -129,7 +129,7 @@ async def test_a_node_that_is_deleted_and_registered_again_is_logged_and_ends_no
     config = NodeConfig(node_name="n", detect_local_mode=DetectLocalMode.NODE_CIDR)
     store, stopped = Store("n"), list[str]()
     store.upsert(WHOLE)
-    own = OwnNode(config, store, stopped.append)
+    own = NodeWatcher(config, store, stopped.append)
     await own.wait(asyncio.sleep)
 
     def last_line() -> str:

@@ -9,8 +9,7 @@ import pytest
 
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
-from steersman.run.report import state_json
-from steersman.run.state import State
+from steersman.run.state import State, state_json
 
 
 def plan(number: int) -> ServicePlan:

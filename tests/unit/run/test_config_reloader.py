@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from steersman.run import reload
-from steersman.run.reload import file_changes
+from steersman.run import config_reloader
+from steersman.run.config_reloader import file_changes
 
 
 class Followed:
@@ -66,7 +66,7 @@ async def turns() -> None:
 async def test_a_file_that_stays_open_is_read_in_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reload, "_WRITER_SECONDS", 0.05)
+    monkeypatch.setattr(config_reloader, "_WRITER_SECONDS", 0.05)
     async with followed(tmp_path) as changes:
         with changes.path.open("a") as file:
             for text in ("one: 1\n", "two: 2\n"):

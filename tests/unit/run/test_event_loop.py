@@ -7,9 +7,16 @@ import sys
 
 import pytest
 
-from steersman.run import tasks
+from steersman.run import event_loop
 from steersman.run.connections import ListenError
-from steersman.run.tasks import Wake, guarded, until
+from steersman.run.event_loop import (
+    BUCKETS,
+    Holds,
+    InterruptibleSleep,
+    MeasuredLoop,
+    guarded,
+    until,
+)
 
 
 async def nothing() -> None:
@@ -56,10 +63,10 @@ async def test_a_cancelled_task_is_cancelled() -> None:
 
 
 async def test_news_cut_a_sleep_short_and_are_forgotten_then() -> None:
-    wake = Wake()
+    wake = InterruptibleSleep()
     sleep = asyncio.create_task(wake.sleep(3600.0))
     await asyncio.sleep(0)
-    wake.up()
+    wake.interrupt()
     async with asyncio.timeout(10):
         await sleep
     with pytest.raises(TimeoutError):
@@ -68,8 +75,8 @@ async def test_news_cut_a_sleep_short_and_are_forgotten_then() -> None:
 
 
 async def test_news_before_the_sleep_count_and_a_sleep_ends_by_itself() -> None:
-    wake = Wake()
-    wake.up()
+    wake = InterruptibleSleep()
+    wake.interrupt()
     async with asyncio.timeout(10):
         await wake.sleep(3600.0)
         await wake.sleep(0.0)
@@ -96,7 +103,7 @@ async def test_work_is_done_unless_it_is_to_stop() -> None:
 async def test_work_that_does_not_end_when_cancelled_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tasks, "_GIVEN_UP", 0.01)
+    monkeypatch.setattr(event_loop, "_CANCEL_SECONDS", 0.01)
     stop, go_on = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
@@ -113,7 +120,7 @@ async def test_work_that_does_not_end_when_cancelled_is_not_waited_for(
 
 HANGS = """
 import asyncio, logging, sys, threading
-from steersman.run.tasks import run_to_end
+from steersman.run.event_loop import run_to_end
 
 async def main():
     task = asyncio.create_task(asyncio.to_thread(threading.Event().wait))
@@ -133,3 +140,73 @@ def test_a_thread_that_hangs_does_not_hold_up_the_end(end: str, status: int, out
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stdout) == (status, out)
     assert "a system call does not return" in done.stderr
+
+
+# test_loop.py
+
+
+class Clocks:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.wall = self.cpu = 0.0
+
+    def pass_by(self, wall: float, cpu: float) -> None:
+        self.wall += wall
+        self.cpu += cpu
+
+    def holds(self) -> Holds:
+        return Holds(lambda: self.wall, lambda: self.cpu)
+
+
+def buckets(holds: Holds) -> dict[tuple[str, float], float]:
+    (family,) = holds.collect()
+    return {
+        (sample.labels["clock"], float(sample.labels["le"])): sample.value
+        for sample in family.samples
+        if sample.name.endswith("_bucket")
+    }
+
+
+def sums(holds: Holds) -> dict[str, float]:
+    (family,) = holds.collect()
+    return {s.labels["clock"]: s.value for s in family.samples if s.name.endswith("_sum")}
+
+
+def test_an_iteration_is_counted_by_both_clocks() -> None:
+    clocks = Clocks()
+    holds = clocks.holds()
+    holds.end()  # the loop waits for the first time: nothing has run
+    holds.begin()
+    clocks.pass_by(0.03, 0.004)
+    holds.end()
+    found = buckets(holds)
+    assert [found["wall", bound] for bound in (0.025, 0.05, float("inf"))] == [0, 1, 1]
+    assert [found["cpu", bound] for bound in (0.002, 0.005, 5.0)] == [0, 1, 1]
+    assert sums(holds) == {"wall": 0.03, "cpu": 0.004}
+
+
+def test_the_longest_hold_has_a_bucket_of_its_own() -> None:
+    clocks = Clocks()
+    holds = clocks.holds()
+    holds.begin()
+    clocks.pass_by(60, 60)
+    holds.end()
+    assert buckets(holds)["wall", BUCKETS[-1]] == 0
+    assert buckets(holds)["wall", float("inf")] == 1
+
+
+def test_a_loop_counts_what_runs_on_it_and_not_its_waiting() -> None:
+    clocks = Clocks()
+    holds = clocks.holds()
+
+    async def work() -> None:
+        clocks.pass_by(0.2, 0.2)
+        await asyncio.sleep(0.001)
+        clocks.pass_by(0.01, 0.01)
+
+    with asyncio.Runner(loop_factory=lambda: MeasuredLoop(holds)) as runner:
+        runner.run(work())
+    found = buckets(holds)
+    assert found["wall", 0.25] - found["wall", 0.1] == 1
+    assert sums(holds)["wall"] == 0.2 + 0.01

@@ -1,0 +1,206 @@
+"""This node's Node object: awaited at the start, watched afterwards (behaviour 13).
+
+The rules are pure functions: `judge` decides at the start whether to wait on, `react` decides
+what a later change means.
+
+    until 30 s     wait for the addresses, then start without them
+    until 330 s    wait for PodCIDRs if local pods are detected by them (NodeCIDR), then fail
+    afterwards     other PodCIDRs: restart, as the detection depends on them; addresses: log only
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from steersman.compile.node import UNDETERMINED, node_ips
+from steersman.model.inputs import DetectLocalMode, NodeConfig
+from steersman.model.kube import Node
+from steersman.model.names import Family
+from steersman.source.store import Store
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+NODE_IPS_SECONDS = 30.0
+POD_CIDRS_SECONDS = 300.0
+
+
+class Wait(enum.Enum):
+    """The decision at the start."""
+
+    ON = "wait on"
+    START = "start"
+    FAIL = "fail"
+
+
+class NodeTimeoutError(Exception):
+    """This node has no PodCIDRs, without which NodeCIDR detection cannot work."""
+
+
+class Reaction(msgspec.Struct, frozen=True):
+    """The effect of a change of this node's object, apart from a new plan."""
+
+    exits: bool = False
+    """Whether the process ends with code 1, so that a supervisor restarts it."""
+    message: str = ""
+    """The message to log; "" for none."""
+
+
+def pod_cidrs(node: Node | None) -> tuple[str, ...]:
+    """Return the CIDRs of this node's pods, as written."""
+    if node is None:
+        return ()
+    spec = node.spec
+    return tuple(spec.pod_cidrs or ([spec.pod_cidr] if spec.pod_cidr else ()))
+
+
+def host_ips(node: Node | None) -> tuple[str, ...]:
+    """Return this node's addresses, the primary family first; () while it has none."""
+    ips = node_ips(node, NodeConfig())
+    families = sorted(Family, key=lambda family: family is not ips.primary)
+    return tuple(ips.of(f) for f in families if ips.of(f) != UNDETERMINED[f])
+
+
+def judge(node: Node | None, waited: float, *, needs_pod_cidrs: bool) -> Wait:
+    """Decide whether to start with a node's object as it is.
+
+    Args:
+        node: this node's object; None while there is none.
+        waited: seconds since the process began to wait.
+        needs_pod_cidrs: local pods are detected by this node's PodCIDRs (NodeCIDR).
+    """
+    patience = NODE_IPS_SECONDS + POD_CIDRS_SECONDS
+    if needs_pod_cidrs and not pod_cidrs(node):
+        return Wait.FAIL if waited >= patience else Wait.ON
+    if host_ips(node) or waited >= NODE_IPS_SECONDS:
+        return Wait.START
+    return Wait.ON
+
+
+def react(started_with: Node | None, node: Node | None, *, needs_pod_cidrs: bool) -> Reaction:
+    """Decide what a change means, compared with the object that the process started with."""
+
+    def words(values: tuple[str, ...]) -> str:
+        return ", ".join(values) or "none"
+
+    before, after = pod_cidrs(started_with), pod_cidrs(node)
+    if needs_pod_cidrs and before != after:
+        text = f"PodCIDRs of this node changed from {words(before)} to {words(after)}"
+        return Reaction(exits=True, message=f"{text}; restarting to detect local pods by them")
+    old, new = host_ips(started_with), host_ips(node)
+    if old != new:
+        text = f"addresses of this node changed from {words(old)} to {words(new)}"
+        return Reaction(message=text)
+    return Reaction()
+
+
+async def wait_for_node(
+    node: Callable[[], Node | None],
+    name: str,
+    *,
+    needs_pod_cidrs: bool,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> Node | None:
+    """Wait until it is time to start; return this node's object, None if it is still missing.
+
+    Args:
+        node: returns the object as last seen.
+        name: this node's name.
+        needs_pod_cidrs: local pods are detected by this node's PodCIDRs.
+        clock: monotonic seconds.
+        sleep: waits for a number of seconds.
+
+    Raises:
+        NodeTimeoutError: the PodCIDRs did not come in time.
+    """
+    began = clock()
+    while True:
+        current = node()
+        match judge(current, clock() - began, needs_pod_cidrs=needs_pod_cidrs):
+            case Wait.START:
+                return current
+            case Wait.FAIL:
+                what = f'node "{name}"'  # upstream's words, which people search for
+                what = f"PodCIDR allocation on {what}" if current else f"{what} to exist"
+                raise NodeTimeoutError(f"timeout waiting for {what}")
+        await sleep(POLL_SECONDS)
+
+
+class NodeWatcher:
+    """Compares this node's object with the one at the start; requests a restart if necessary."""
+
+    def __init__(self, config: NodeConfig, store: Store, stop: Callable[[str], None]) -> None:
+        """Create a watcher.
+
+        Args:
+            config: the name of the Node, and how local pods are detected.
+            store: has the Node.
+            stop: ends the process with a reason, so that a supervisor restarts it.
+        """
+        self._name = config.node_name
+        self._needs_pod_cidrs = config.detect_local_mode is DetectLocalMode.NODE_CIDR
+        self._store = store
+        self._stop = stop
+        self._started_with: Node | None = None
+        self._logged = ""
+        self._followed: object = None
+        """The input of the last `follow`."""
+
+    async def wait(
+        self,
+        sleep: Callable[[float], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Return when it is time to start; `sleep` waits for seconds, or for a change."""
+        what = "PodCIDRs" if self._needs_pod_cidrs else "addresses"
+        if self._store.snapshot.node is None:
+            log.info('waiting for node "%s" and its %s', self._name, what)
+        try:
+            self._started_with = await wait_for_node(
+                lambda: self._store.snapshot.node,
+                self._name,
+                needs_pod_cidrs=self._needs_pod_cidrs,
+                clock=clock,
+                sleep=sleep,
+            )
+        except NodeTimeoutError as error:
+            self._stop(str(error))
+            return
+        if self._started_with is None:
+            text = 'node "%s" is not known, going on without it; is --hostname-override its name?'
+            log.warning(text, self._name)
+        elif not host_ips(self._started_with):
+            text = 'node "%s" has no addresses, going on without them; its kubelet reports them'
+            log.warning(text, self._name)
+
+    def use(self, config: NodeConfig) -> None:
+        """Use a changed configuration."""
+        self._needs_pod_cidrs = config.detect_local_mode is DetectLocalMode.NODE_CIDR
+
+    def follow(self) -> None:
+        """Log what a change of the object means; end the process if it has to be restarted."""
+        if self._started_with is None:
+            return
+        own, message = self._store.own_node, ""
+        state = own.node, own.deleted, own.kept, self._needs_pod_cidrs
+        if state == self._followed:  # most changes are of other objects
+            return
+        self._followed = state
+        if own.deleted:
+            message = "this node's object was deleted; keeping its last addresses and pod CIDRs"
+        elif own.kept:
+            message = f"this node's object has no {', '.join(own.kept)}; keeping the last ones"
+        reaction = react(self._started_with, own.node, needs_pod_cidrs=self._needs_pod_cidrs)
+        message = reaction.message or message
+        if message != self._logged:
+            log.warning("%s", message or "this node's object is complete again")
+        self._logged = message
+        if reaction.exits:
+            self._stop(reaction.message)
