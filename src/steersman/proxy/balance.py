@@ -64,16 +64,19 @@ class Balancer:
         """
         if not endpoints:
             return []
+        # Round robin: start with the next endpoint.
         start, count = self._next % len(endpoints), len(endpoints)
         self._next += 1
         ranked: list[Endpoint]
         if self._failed or least_connections:
             ranked = [*endpoints[start:], *endpoints[:start]]
+            # Stable sorts: of equal endpoints the round robin decides. Failed ones are last.
             if least_connections:
                 ranked.sort(key=self.active.__getitem__)
             ranked.sort(key=lambda endpoint: self._failed.get(endpoint, now) > now)
-        else:
+        else:  # the common case does not copy thousands of endpoints
             ranked = [endpoints[(start + i) % count] for i in range(min(most, count))]
+        # Affinity: the client's last endpoint is the first, unless it has failed or is gone.
         if affinity_seconds:
             sticky, used = self._affinity.get(client, (None, 0.0))
             if (
@@ -93,7 +96,7 @@ class Balancer:
         self._failed.pop(endpoint, None)
         if not affinity_seconds:
             return
-        self._affinity.pop(client, None)
+        self._affinity.pop(client, None)  # so that the order is by last use
         self._affinity[client] = (endpoint, now)
         while self._affinity:
             oldest, (_, used) = next(iter(self._affinity.items()))

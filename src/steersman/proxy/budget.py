@@ -74,6 +74,7 @@ class Ranking(Generic[K]):
             self._counts[key] = before + count
             self._levels.setdefault(before + count, OrderedDict())[key] = None
         self._highest = max(self._highest, before + count)
+        # Counts change by a few at a time, so the next level is near.
         while self._highest and self._highest not in self._levels:
             self._highest -= 1
 
@@ -107,6 +108,7 @@ class _Share:
         """Choose for a newcomer of another ServicePort (rule 1)."""
         first = self.clients.first()
         assert first is not None
+        # If it has only one connection, an unassured session goes first.
         if len(self.reservations[first]) == 1 and self.unassured:
             return next(iter(self.unassured))
         return next(iter(self.reservations[first]))
@@ -178,6 +180,7 @@ class DescriptorBudget:
 
     def _victim(self, newcomer: Reservation, is_udp: bool) -> Reservation | None:
         """Choose the reservation to evict (see the rules at the top); None to refuse."""
+        # A client that is at its own limit evicts its own session.
         share = self._shares.get(newcomer.owner)
         if is_udp and share is not None and self._is_full(newcomer):
             return next(iter(share.reservations[newcomer.client]))
@@ -185,11 +188,13 @@ class DescriptorBudget:
         kinds = (True,) if is_udp and self.sessions >= self.max_sessions else (True, False)
         rankings = [self._services[kind] for kind in kinds]
         ranking = max(rankings, key=lambda ranking: ranking[ranking.first()])
+        # Rule 1: another ServicePort has more.
         first = ranking.first()
         mine = self._services[is_udp][newcomer.owner]
         if first not in (None, newcomer.owner) and ranking[first] > mine + newcomer.count:
             assert first is not None
             return self._shares[first].victim_of_largest()
+        # Rules 2 to 4: within the newcomer's ServicePort.
         return share.victim_for(newcomer.client, newcomer.count) if share is not None else None
 
     def grow(self, reservation: Reservation, count: int) -> bool:

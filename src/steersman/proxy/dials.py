@@ -102,6 +102,7 @@ class DialRegistry:
         dials = self._known.get((protocol, *_plain(peer)), ())
         if reached is None:
             return next(iter(dials), None)
+        # TCP: of the dials with this local address, the one to our address.
         found = {_plain(address) for address in reached} if dials else ()
         return next((d for d in dials if (d.endpoint.ip, d.endpoint.port) in found), None)
 

@@ -124,6 +124,7 @@ def _name(message: bytes, at: int) -> tuple[tuple[bytes, ...], int]:
     labels, end = [], 0
     for _ in range(_MAX_LABELS):
         size = _byte(message, at)
+        # A length, or a pointer of two bytes to another place in the message.
         if size & _POINTER == _POINTER:
             end = end or at + 2
             at = (size & ~_POINTER) << 8 | _byte(message, at + 1)
@@ -177,6 +178,7 @@ class SearchingSession(Session):
             self._pending[data[:2]] = [query, *left[1:]]
             super().send(left[0])
             return
+        # Success, or no suffix left: the client gets this reply.
         del self._pending[data[:2]]
         try:
             answer = restored(data, query)

@@ -1,4 +1,15 @@
-"""The listeners of this process: start, change, stop and drain them."""
+"""The listeners of this process: start, change, stop and drain them.
+
+A change has two halves, because rules may have to be switched from one listener to another in
+between. A listener is replaced if its address or port changes, otherwise only its plan is:
+
+    replaced = await proxy.start(wanted)      old and new listeners accept
+    (lead the rules to the new listeners)
+    proxy.stop(replaced.values())             or `put_back(replaced)`, if the rules were refused
+
+The listeners of a ServicePort share a balancer and counters. All listeners share a descriptor
+budget. Connections outlive their listener: `drain` waits for them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +47,7 @@ from steersman.proxy.udp import MakeSession, UdpListener
 
 RunningListener = TcpListener | UdpListener
 _DRAIN_POLL = 0.05  # seconds
-_CLOSING_ROUNDS = 3  # of the loop until aborted transports are closed
+_CLOSING_ROUNDS = 3
 
 
 class InheritedSockets:
@@ -83,7 +94,7 @@ class InheritedSockets:
             if key in self._claimed:
                 with contextlib.suppress(OSError):  # no descriptors: a new socket has to do
                     again = _listener_key(key, listener.route.plan)
-                    self._waiting[again] = listener.listening.dup()
+                    self._waiting[again] = listener.socket.dup()
         self._claimed -= listeners.keys()
 
 
@@ -187,7 +198,7 @@ class Proxy:
     def sockets(self) -> dict[ListenerKey, socket.socket]:
         """Return the listening sockets, for the next process."""
         return {
-            _listener_key(key, listener.route.plan): listener.listening
+            _listener_key(key, listener.route.plan): listener.socket
             for key, listener in self._listeners.items()
         }
 
@@ -220,6 +231,7 @@ class Proxy:
         Raises:
             ApplyError: one cannot be started; then none is, and no plan has changed.
         """
+        # Open all new listeners first: only this can fail.
         fresh: dict[FrontendKey, RunningListener] = {}
         try:
             for key, plan in wanted.items():
@@ -234,12 +246,13 @@ class Proxy:
             raise ApplyError(
                 f"{plan.owner}: {at} cannot be listened on: {why}; end what else uses it"
             ) from error
+        # Then change the plans of the others.
         replaced = {key: self._listeners[key] for key in fresh if key in self._listeners}
         for key in wanted.keys() - fresh.keys():
             listener, plan = self._listeners[key], wanted[key]
             before = listener.route.plan.owner
             listener.follow(plan)
-            if plan.owner != before:
+            if plan.owner != before:  # the Service has another name now, but the same address
                 self.shared.add(plan.owner, listener)
                 listener.route.balancer = self.shared.balancer(plan.owner)
                 self.shared.remove(before, listener)
@@ -286,6 +299,7 @@ class Proxy:
         cut = self.open_connections
         for listener in self._stopped:
             listener.abort()
+        # Aborted transports close their sockets a few rounds of the loop later.
         for _ in range(_CLOSING_ROUNDS):
             await asyncio.sleep(0)
         return cut
@@ -297,6 +311,7 @@ class Proxy:
             address = plan.bind or wildcard(key.family is Family.IPV6)
             sock = self._open_socket(address, key.protocol)
             try:
+                # The next process may bind a fixed port, too; proxy ports are handed over or new.
                 prepare(sock, shared=bool(plan.port))
                 if plan.port:
                     sock.bind((address, plan.port))
@@ -327,7 +342,7 @@ class Proxy:
             destination=(key.address, key.port),
         )
         if key.protocol is Protocol.TCP:
-            request_arrivals(sock)
+            request_arrivals(sock)  # accepted connections inherit it
             sock.listen(BACKLOG)
             return TcpListener(sock, route)
         make: MakeSession | None = None

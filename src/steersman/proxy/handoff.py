@@ -179,6 +179,7 @@ class HandoffChannel:
                 trusted = await asyncio.to_thread(trusts, other)
             except OSError:
                 trusted = False
+            # 1. Refuse a process that is not ours.
             if not trusted:
                 self._warn_once(
                     "refused to hand over the listening sockets: the process that asked has not "
@@ -186,6 +187,7 @@ class HandoffChannel:
                 )
                 self._accept_next()
                 return
+            # 2. Hand over, and wait for its messages until it ends.
             retired = False
             try:
                 other.setblocking(False)
@@ -193,7 +195,7 @@ class HandoffChannel:
                     await _send_sockets(other, self._process.offer())
                     with contextlib.suppress(ConnectionError):
                         while message := await loop.sock_recv(other, len(_PASSED_ON)):
-                            limit.reschedule(None)
+                            limit.reschedule(None)  # it serves, and may do so for months
                             if message == _PASSED_ON:
                                 return
                             self._release_name()
@@ -206,6 +208,7 @@ class HandoffChannel:
                             retired = True
             except OSError as error:
                 log.warning("could not hand over the listening sockets: %s", error)
+        # 3. It has gone: serve again.
         log.warning("the process that took over has gone; this one serves again")
         self._process.resume()
         if retired:

@@ -183,7 +183,7 @@ class RelaySide(asyncio.Protocol):
         """Pass the end of this direction on; the other direction continues."""
         self.ended = True
         peer = self.peer
-        if peer.ended:
+        if peer.ended:  # both directions have ended: close in order
             self.transport.close()
             peer.transport.close()
         elif not peer.transport.is_closing():
@@ -191,7 +191,7 @@ class RelaySide(asyncio.Protocol):
                 peer.transport.write_eof()
             except OSError:  # it was reset, and its transport has not noticed yet
                 abort(peer.transport)
-        return True
+        return True  # keep the transport open: its other direction continues
 
     def pause_writing(self) -> None:
         """Stop reading from the peer: this side reads slowly."""
@@ -223,6 +223,7 @@ class RelaySide(asyncio.Protocol):
         self._bulk = -1
         if not splice_supported() or not self._connection.budget.has_free(SPLICE_DESCRIPTORS):
             return
+        # The bytes that were copied must reach the socket before those of the pipe.
         self._splice_pending = True
         self.transport.pause_reading()
         peer = self.peer.transport
@@ -314,6 +315,7 @@ class RelayedConnection:
             OSError: one of them is broken.
         """
         loop = asyncio.get_running_loop()
+        # Both sides pause reading as soon as they are connected; see `connection_made`.
         await loop.create_connection(lambda: self.server, sock=server)
         if greeting:
             self.server.transport.write(greeting)

@@ -97,6 +97,7 @@ class PortAllocator:
         if self._next < 0:
             self._next = random.randrange(len(self._range))
         for _ in self._range:
+            # If the kernel chooses, the range is just port 0.
             port = self._range[self._next]
             self._next = (self._next + 1) % len(self._range)
             if port and self._freed.get(port, 0.0) > self._clock():
@@ -136,7 +137,7 @@ def prepare(sock: socket.socket, *, shared: bool) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    if sock.family == socket.AF_INET6:
+    if sock.family == socket.AF_INET6:  # another listener has the IPv4 address
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     if _LINUX:  # a new IPv6 address cannot be bound while duplicate address detection runs
         with contextlib.suppress(OSError):

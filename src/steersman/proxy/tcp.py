@@ -46,7 +46,8 @@ class TcpListener:
     def __init__(self, sock: socket.socket, route: Route) -> None:
         """Start to accept from a listening socket, on the running loop."""
         self.route = route
-        self._socket = sock
+        self.socket = sock
+        self.port = int(sock.getsockname()[1])
         self._loop = asyncio.get_running_loop()
         self._dialling: dict[asyncio.Task[bool], tuple[socket.socket, Reservation]] = {}
         """The tasks that bring clients to endpoints."""
@@ -54,16 +55,6 @@ class TcpListener:
         self._proactor: asyncio.Task[None] | None = None
         self.connections: set[RelayedConnection] = set()
         self._start()
-
-    @property
-    def listening(self) -> socket.socket:
-        """The listening socket."""
-        return self._socket
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return int(self._socket.getsockname()[1])
 
     @property
     def open_connections(self) -> int:
@@ -75,7 +66,7 @@ class TcpListener:
     def _start(self) -> None:
         self._retry = None
         try:
-            self._loop.add_reader(self._socket, self._acceptable)
+            self._loop.add_reader(self.socket, self._acceptable)
         except NotImplementedError:  # Windows' Proactor loop has no readers
             self._proactor = self._loop.create_task(self._accept_forever())
 
@@ -84,12 +75,12 @@ class TcpListener:
         scarce = not self.route.budget.has_free(_DESCRIPTORS * _ACCEPT_AT_ONCE)
         for _ in range(most or (_ACCEPT_IF_SCARCE if scarce else _ACCEPT_AT_ONCE)):
             try:
-                client, peer = self._socket.accept()
+                client, peer = self.socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                return  # the loop calls again if there are more
             except OSError as error:  # no descriptors or no memory: stop for a moment
                 self.route.budget.refused += error.errno in _EXHAUSTED
-                self._loop.remove_reader(self._socket)
+                self._loop.remove_reader(self.socket)
                 self._retry = self._loop.call_later(_ACCEPT_AGAIN, self._start)
                 return
             self._admit(client, peer)
@@ -97,7 +88,7 @@ class TcpListener:
     async def _accept_forever(self) -> None:
         while True:
             try:
-                client, peer = await self._loop.sock_accept(self._socket)
+                client, peer = await self._loop.sock_accept(self.socket)
             except ConnectionError:
                 continue
             except OSError as error:
@@ -133,12 +124,14 @@ class TcpListener:
         if self._proactor is not None:
             self._proactor.cancel()
         else:
+            # Clients that the kernel has connected would be reset with the socket. If another
+            # process has the same socket, they wait there.
             if self._retry is None and not self.route.shared:
                 self._acceptable(BACKLOG)
             if self._retry is not None:
                 self._retry.cancel()
-            self._loop.remove_reader(self._socket)
-        self._socket.close()
+            self._loop.remove_reader(self.socket)
+        self.socket.close()
 
     def abort(self) -> None:
         """Reset every connection."""
@@ -171,7 +164,7 @@ class TcpListener:
                 dial = await self._dial(endpoints, caller) if allowed else None
             if dial is None:
                 return False
-            # Relay. The plan and the balancer may be replaced while the connection lasts.
+            # Relay. The route may get another balancer while the connection lasts.
             balancer = route.balancer
             counters = route.reached(peer[0], dial.endpoint, self._loop.time() - started)
             on_end = partial(self._ended, balancer, dial)
@@ -193,7 +186,7 @@ class TcpListener:
                 raise
             self.connections.add(connection)
             reservation.evict = connection.abort
-            self._reset_unwanted([connection])
+            self._reset_unwanted([connection])  # the plan may have changed during the dial
         except OSError:  # the client is gone already
             return False
         return True

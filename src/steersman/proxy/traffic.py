@@ -72,10 +72,12 @@ class Traffic:
     def of(self, owner: PlanKey, endpoint: Endpoint) -> EndpointCounters:
         """Return the counters of an endpoint; new ones are kept only while the owner is known."""
         counters = self._counters.get(owner, {})
+        # Connections may outlive their ServicePort; their counters then only feed the total.
         return counters.setdefault(endpoint, EndpointCounters(self.total))
 
     def keep(self, owner: PlanKey, endpoints: Collection[Endpoint]) -> None:
         """Drop the counters of a ServicePort's other endpoints, but for the latest former ones."""
+        # Dicts keep their order: the first ones have been gone for longest.
         gone = [endpoint for endpoint in self._counters.get(owner, {}) if endpoint not in endpoints]
         for endpoint in gone[: max(len(gone) - MAX_FORMER, 0)]:
             del self._counters[owner][endpoint]

@@ -78,7 +78,7 @@ class Session(asyncio.DatagramProtocol):
     def send(self, data: bytes) -> None:
         """Pass on a datagram of the client."""
         budget = self._listener.route.budget
-        if self._answered:
+        if self._answered:  # a reply alone may be to a forged address
             budget.mark_assured(self._reservation)
         budget.touch(self._reservation)
         self._used, self._unanswered = self._listener.loop.time(), True
@@ -125,6 +125,7 @@ class Session(asyncio.DatagramProtocol):
         loop, patience = self._listener.loop, self._listener.idle_seconds
         if self._unanswered and not self._listener.route.budget.is_scarce:
             patience = max(patience, ANSWER_SECONDS)
+        # Traffic only notes the time; a timer per datagram would cost more than this check.
         left = self._used + patience - loop.time()
         if left > 0:
             self._timer = loop.call_later(min(left, self._listener.idle_seconds), self._check_idle)
@@ -168,7 +169,8 @@ class UdpListener(asyncio.DatagramProtocol):
         self.route = route
         self.idle_seconds = idle_seconds
         self.loop = asyncio.get_running_loop()
-        self._socket = sock
+        self.socket = sock
+        self.port = int(sock.getsockname()[1])
         self._transport: asyncio.DatagramTransport | None = None
         """Only if the kernel cannot tell how datagrams come in."""
         self._sessions: dict[Client, Session] = {}
@@ -178,21 +180,11 @@ class UdpListener(asyncio.DatagramProtocol):
 
     async def start(self) -> None:
         """Receive datagrams from now on."""
-        if request_arrivals(self._socket):
-            self.loop.add_reader(self._socket, self._readable)
+        if request_arrivals(self.socket):
+            self.loop.add_reader(self.socket, self._readable)
             self._reads = True
         else:  # Windows' Proactor loop has no readers
-            await self.loop.create_datagram_endpoint(lambda: self, sock=self._socket)
-
-    @property
-    def listening(self) -> socket.socket:
-        """The socket that clients send to."""
-        return self._socket
-
-    @property
-    def port(self) -> int:
-        """The port that it is bound to."""
-        return int(self._socket.getsockname()[1])
+            await self.loop.create_datagram_endpoint(lambda: self, sock=self.socket)
 
     @property
     def open_connections(self) -> int:
@@ -206,7 +198,7 @@ class UdpListener(asyncio.DatagramProtocol):
     def _readable(self) -> None:
         for _ in range(_READ_AT_ONCE):
             try:
-                data, ancillary, _, sender = self._socket.recvmsg(_MAX_DATAGRAM, _ANCILLARY)
+                data, ancillary, _, sender = self.socket.recvmsg(_MAX_DATAGRAM, _ANCILLARY)
             except OSError:
                 return
             self._receive(data, Client(sender, arrival_of(ancillary)))
@@ -225,14 +217,16 @@ class UdpListener(asyncio.DatagramProtocol):
         caller = route.dials.find(Protocol.UDP, client.address)
         if caller is not None and route.dials.refuses(caller, route.plan.owner):
             return
+        # Find the session, unless its endpoint has left the plan.
         session = self._sessions.get(client)
         if session is not None and not route.serves(session.endpoint):
             session.close()
             session = None
+        # Or open one. Its first datagrams wait until the socket is there.
         if session is None:
             by_interface = not route.plan.same_for_all
             index = client.arrival.interface
-            interface = interface_name(self._socket, index) if by_interface else ""
+            interface = interface_name(self.socket, index) if by_interface else ""
             endpoints = route.endpoints(client.address[0], interface)
             if not endpoints:
                 return
@@ -275,9 +269,9 @@ class UdpListener(asyncio.DatagramProtocol):
             return
         with contextlib.suppress(OSError):  # asyncio's transports send no empty datagrams
             if client.arrival.address:
-                self._socket.sendmsg([data], reply_options(client.arrival), 0, client.address)
+                self.socket.sendmsg([data], reply_options(client.arrival), 0, client.address)
             else:
-                self._socket.sendto(data, client.address)
+                self.socket.sendto(data, client.address)
 
     def follow(self, plan: ListenerPlan) -> None:
         """Use another plan. A session whose endpoint is gone ends with its next datagram."""
@@ -288,17 +282,17 @@ class UdpListener(asyncio.DatagramProtocol):
         if self._sessions.get(client) is session:
             del self._sessions[client]
             if self._stopped and not self._sessions:
-                self._socket.close()
+                self.socket.close()
 
     def pause(self) -> None:
         """Leave new datagrams to another process that has the same socket."""
         if self._reads:
-            self.loop.remove_reader(self._socket)
+            self.loop.remove_reader(self.socket)
 
     def resume(self) -> None:
         """Receive datagrams again."""
         if self._reads and not self._stopped:
-            self.loop.add_reader(self._socket, self._readable)
+            self.loop.add_reader(self.socket, self._readable)
 
     def stop(self) -> None:
         """Receive no more, and end the sessions, whose replies have no socket to leave by.
@@ -306,7 +300,7 @@ class UdpListener(asyncio.DatagramProtocol):
         If another process has the same socket, sessions go on until they are idle.
         """
         if self._reads:
-            self.loop.remove_reader(self._socket)
+            self.loop.remove_reader(self.socket)
         if self._reads and self.route.shared and self._sessions:
             self._stopped = True
             return
@@ -314,7 +308,7 @@ class UdpListener(asyncio.DatagramProtocol):
         if self._transport is not None:
             self._transport.close()
         else:
-            self._socket.close()
+            self.socket.close()
 
     def abort(self) -> None:
         """End every session."""

@@ -63,8 +63,8 @@ async def test_accepting_is_resumed_when_there_are_descriptors_again() -> None:
         await made.start({key(): listener(one)})
         (server,) = made._listeners.values()
         assert isinstance(server, tcp.TcpListener)
-        exhausted = Exhausted(server._socket, 2)
-        server._socket = exhausted  # type: ignore[assignment]
+        exhausted = Exhausted(server.socket, 2)
+        server.socket = exhausted  # type: ignore[assignment]
         assert await ask(made.port(key())) == b"one"
         assert exhausted.failures == 0
         assert made.budget.refused == 2

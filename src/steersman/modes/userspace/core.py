@@ -155,10 +155,13 @@ class UserspaceMode(Mode):
         """Change listeners and portals; while a successor serves, only existing listeners."""
         async with self._lock:
             wanted = listeners_of(change)
+            # While a successor starts or serves, rules and new listeners are its business.
             if self._handoff.stage is not Stage.SERVING:
                 without_endpoints = left_without_endpoints(change)
                 await self._handoff.follow(wanted, without_endpoints, removed_listeners(change))
                 return
+            # The first listener claims the predecessor's sockets. A mode that only removes
+            # leftovers has no listener, and must not take anything over.
             if wanted:
                 await self._handoff.take_over()
             await self.portals.apply(change, self.proxy)
@@ -185,7 +188,7 @@ class UserspaceMode(Mode):
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop listening and let connections end; return how many were reset after `drain` s."""
         self._handoff.close()
-        listeners = self.proxy.listeners
+        listeners = self.proxy.listeners  # draining forgets them
         cut = await self.proxy.drain(drain)
         await self.portals.aclose(listeners)
         return cut

@@ -123,6 +123,7 @@ class LinuxAddresses(Addresses):
     async def _create(self) -> None:
         if self._created:
             return
+        # Kernels differ in which kinds they have: try one after the other.
         if not await self._exists():
             for kind in _KINDS:
                 result = await self._ip("link", "add", self.interface, "type", kind)
@@ -227,6 +228,7 @@ class DirectPortals(LocalPortals):
 
     async def apply(self, change: Diff, proxy: Proxy) -> None:
         """Add addresses, change listeners, remove addresses that nothing needs any more."""
+        # Addresses come first, because sockets bind them, and go last.
         before = _service_addresses({**proxy.listeners, **self._refusing})
         fresh = _service_addresses({**listeners_of(change), **portals_of(change)})
         try:

@@ -8,7 +8,7 @@ wanted ones compare as sets.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from itertools import chain
 from typing import NamedTuple
 
@@ -71,13 +71,14 @@ class FoundRules(NamedTuple):
         return self.chains >= ALL_CHAINS and self.jumps >= ALL_JUMPS
 
 
-# Text: pure
+# The text of rules: pure functions
 
 
 def parse(text: str) -> FoundRules:
     """Find our rules in the output of iptables-save."""
     rules, jumps, chains, table = set(), set(), set(), ""
     for line in text.splitlines():
+        # A table's name, then its chains, then rules; rules of other chains may jump to ours.
         ours = CHAINS.get(table, ())
         words = line.split()
         if line.startswith("*"):
@@ -112,6 +113,7 @@ def portal_rules(key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...
         address, at = portal.host, port
         match = _match(key, portal.name, address, at)
         rules.append(Rule(FILTER, f"-A {FIREWALL} {match} -m conntrack ! --ctstate DNAT -j DROP"))
+    # Only pods and this node: drop clients that are neither.
     if portal.internal_only is not None:
         detector = portal.internal_only
         source = f"! -s {detector.cidr}" if detector.cidr else ""
@@ -122,6 +124,7 @@ def portal_rules(key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...
             match = match.replace(" -p ", f" ! -i {interface} -p ", 1)
         local = "-m addrtype ! --src-type LOCAL"
         rules.append(Rule(FILTER, f"-A {FIREWALL} {match} {local} -j DROP"))
+    # Source ranges: clients in one of them return before the last rule drops all others.
     for cidr in portal.source_ranges:
         match = _match(key, portal.name, address, at, f"-s {cidr}")
         rules.append(Rule(FILTER, f"-A {FIREWALL} {match} -j RETURN"))
@@ -156,14 +159,14 @@ def write(
     delete, append = _by_table(removed), _by_table(added)
     text: list[str] = []
     for table in (FILTER, NAT):
-        if gone is not None:
+        if gone is not None:  # chains must be empty and unused before they are deleted
             names = sorted(name for where, name in gone.chains if where == table)
             lines = [f":{name} - [0:0]" for name in names]
             lines += _deletions(rule.line for rule in sorted(gone.jumps) if rule.table == table)
             lines += [f"-X {name}" for name in names]
         else:
             lines = []
-            if fresh is not None:
+            if fresh is not None:  # jumps go first in their chains: old ones may be further down
                 lines += [f":{name} - [0:0]" for name in CHAINS[table]]
                 lines += _deletions(rule.line for rule in sorted(fresh) if rule.table == table)
                 lines += [line.replace("-A", "-I", 1) for line in JUMPS[table]]
@@ -242,44 +245,43 @@ class IptablesPortals(RulePortals[Rule]):
                 found[StrayKey(STRAY, family, rule.table, rule.line)] = rule.line
         return found
 
+    def parts_of(self, key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...]:
+        """Return the rules of a portal."""
+        return portal_rules(key, portal, port)
+
     async def write_rules(
         self,
-        gone: Iterable[Key],
-        wanted: Mapping[FrontendKey, Portal],
-        bases: Iterable[BaseKey],
-        ports: Mapping[FrontendKey, int],
+        family: Family,
+        gone: Set[Key],
+        new: Mapping[FrontendKey, Collection[Rule]],
+        *,
+        base: bool,
     ) -> None:
-        """Write rules, in one run per family."""
-        gone = set(gone)
+        """Write rules by iptables-restore."""
         iptables = await self._tool()
-        for family in self.families:
-            kernel = self._found.get(family, FoundRules())
-            new = {
-                key: portal_rules(key, portal, ports[key])
-                for key, portal in wanted.items()
-                if key.family is family
-            }
-            here = self.written.of(family)
-            if BaseKey(BASE, family) in bases:
-                # Create or flush the chains, and write all portals.
-                kept = [key for key in here if key not in gone and key not in new]
-                every = chain(self.written.parts_of(kept), *new.values())
-                text = write((), every, fresh=kernel.jumps)
-            elif gone & {BaseKey(BASE, family), StrayKey(STRAY, family, "", BASE)}:
-                text = write((), (), gone=kernel)
-            else:
-                changed = {k: rules for k, rules in new.items() if self.written.parts(k) != rules}
-                old = [key for key in here if key in gone or key in changed]
-                removed = list(self.written.parts_of(old))
-                for key in gone:
-                    if isinstance(key, StrayKey) and key.family is family and key.where in CHAINS:
-                        removed.append(Rule(key.where, key.text))
-                text = write(removed, chain.from_iterable(changed.values()))
-            if text:
-                await iptables.restore(Run(int(family), text))
-            self.written.remove(key for key in here if key in gone)
-            for key, rules in new.items():
-                self.written.add(key, wanted[key], rules)
+        if family not in self.families:
+            return
+        kernel = self._found.get(family, FoundRules())
+        if base:
+            # Create or flush the chains, and write all portals.
+            kept = [key for key in self.written.of(family) if key not in gone and key not in new]
+            every = chain(self.written.all_parts(kept), *new.values())
+            text = write((), every, fresh=kernel.jumps)
+        elif gone & {BaseKey(BASE, family), StrayKey(STRAY, family, "", BASE)}:
+            text = write((), (), gone=kernel)
+        else:
+            # A rule cannot be replaced without its number: delete the old and append the new.
+            changed = {k: rules for k, rules in new.items() if self.written.parts(k) != rules}
+            old = [key for key in self.written.of(family) if key in gone or key in changed]
+            strays = [
+                Rule(key.where, key.text)
+                for key in gone
+                if isinstance(key, StrayKey) and key.where in CHAINS
+            ]
+            removed = chain(self.written.all_parts(old), strays)
+            text = write(removed, chain.from_iterable(changed.values()))
+        if text:
+            await iptables.restore(Run(int(family), text))
 
     async def _tool(self) -> Iptables:
         if self._iptables is None:

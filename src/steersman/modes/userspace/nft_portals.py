@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from itertools import chain
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ class Chain(NamedTuple):
 
 Object = Element | Chain
 
-# Text: pure
+# The text of rules: pure functions
 
 
 def table_of(family: Family) -> str:
@@ -138,6 +138,7 @@ def objects(key: FrontendKey, portal: Portal, port: int) -> frozenset[Object]:
         merged = ipaddress.collapse_addresses(networks)  # type: ignore[type-var]  # one family
         # nft refuses overlapping ranges.
         rules.append(f"{ip} saddr != {{ {', '.join(map(str, merged))} }} drop")
+    # Most portals need no chain of their own: `proxied` has their only rule.
     if rules == [_NOT_BY_PORTAL]:
         found.add(_element(GUARDS, key, address, at, "goto proxied"))
     elif rules:
@@ -274,46 +275,37 @@ class NftPortals(RulePortals[Object]):
                 found[StrayKey(STRAY, family, TABLE, BASE)] = ""
         return found
 
+    def parts_of(self, key: FrontendKey, portal: Portal, port: int) -> frozenset[Object]:
+        """Return the objects of a portal."""
+        return objects(key, portal, port)
+
     async def write_rules(
         self,
-        gone: Iterable[Key],
-        wanted: Mapping[FrontendKey, Portal],
-        bases: Iterable[BaseKey],
-        ports: Mapping[FrontendKey, int],
+        family: Family,
+        gone: Set[Key],
+        new: Mapping[FrontendKey, Collection[Object]],
+        *,
+        base: bool,
     ) -> None:
-        """Write the changes, in one transaction per family."""
-        gone = set(gone)
-        new = {key: objects(key, portal, ports[key]) for key, portal in wanted.items()}
-        for family in self.families:
-            mine = {key: some for key, some in new.items() if key.family is family}
-            away = {key for key in gone if key.family is family}
-            here = self.written.of(family)
-            if BaseKey(BASE, family) in bases:
-                await self._write_all(family, away, mine)
-            elif away & {BaseKey(BASE, family), StrayKey(STRAY, family, TABLE, BASE)}:
-                await self._write(remove(family))
-            elif mine or away:
-                old = [key for key in here if key in away or key in mine]
+        """Write the changes; write the whole table if another program has changed it."""
+        here = self.written.of(family)
+        if not base and gone & {BaseKey(BASE, family), StrayKey(STRAY, family, TABLE, BASE)}:
+            text = remove(family)
+        else:
+            if not base:
+                old = [key for key in here if key in gone or key in new]
                 strays = {
                     Element(key.where, key.text) if key.where else Chain(key.text, ())
-                    for key in away
+                    for key in gone
                     if isinstance(key, StrayKey)
                 }
-                removed = chain(strays, self.written.parts_of(old))
-                text = change(family, removed, chain.from_iterable(mine.values()))
-                if text and (await self._nft("-f", "-", stdin=text)).returncode:
-                    await self._write_all(family, away, mine)  # another program changed the table
-            self.written.remove(key for key in here if key in away)
-            for key, parts in mine.items():
-                self.written.add(key, wanted[key], parts)
-
-    async def _write_all(
-        self, family: Family, gone: Set[Key], new: Mapping[FrontendKey, frozenset[Object]]
-    ) -> None:
-        kept = [key for key in self.written.of(family) if key not in gone and key not in new]
-        await self._write(whole(family, chain(self.written.parts_of(kept), *new.values())))
-
-    async def _write(self, text: str) -> None:
+                removed = chain(strays, self.written.all_parts(old))
+                text = change(family, removed, chain.from_iterable(new.values()))
+                # A refusal means that the kernel does not have what this process wrote.
+                if not text or not (await self._nft("-f", "-", stdin=text)).returncode:
+                    return
+            kept = [key for key in here if key not in gone and key not in new]
+            text = whole(family, chain(self.written.all_parts(kept), *new.values()))
         result = await self._nft("-f", "-", stdin=text)
         if result.returncode:
             raise ApplyError(f"nft: {result.message or f'exit status {result.returncode}'}")

@@ -47,6 +47,7 @@ def render_redirect(plan: ServicePlan, settings: NodeSettings) -> Ruleset:
     for frontend in _served_frontends(plan):
         is_node_port = frontend.kind is FrontendKind.NODE_PORT
         verdict = _verdict(frontend)
+        # No listener: rules drop or reject.
         if verdict is not Verdict.FORWARD:
             portal = Portal(name, verdict, source_ranges=frontend.source_ranges)
         elif is_node_port or host:
@@ -93,6 +94,7 @@ def render_direct(
                 portal = Portal(printed_name(plan.key.name), Verdict.REJECT)
                 ruleset[_key(plan, frontend, address)] = portal
             continue
+        # One socket for all addresses, unless node ports are only at some of them.
         everywhere = is_node_port and family.node_port_addresses is None
         for bind in ("",) if everywhere else _addresses(plan, frontend, family):
             key = _key(plan, frontend, bind).of(LISTENER)

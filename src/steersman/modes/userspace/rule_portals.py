@@ -72,7 +72,7 @@ class WrittenPortals(Generic[T]):
         """Return the parts of a destination's portal; () if it has none."""
         return self._written[key][1] if key in self._written else ()
 
-    def parts_of(self, keys: Iterable[FrontendKey]) -> Iterator[T]:
+    def all_parts(self, keys: Iterable[FrontendKey]) -> Iterator[T]:
         """Return the parts of several portals."""
         return chain.from_iterable(self.parts(key) for key in keys)
 
@@ -110,20 +110,25 @@ class RulePortals(Portals, Generic[T]):
         """Return the portals in force, and strays. See `Mode.read`."""
 
     @abstractmethod
+    def parts_of(self, key: FrontendKey, portal: Portal, port: int) -> Collection[T]:
+        """Return the parts of a portal whose listener is bound to a port (0 for no listener)."""
+
+    @abstractmethod
     async def write_rules(
         self,
-        gone: Iterable[Key],
-        wanted: Mapping[FrontendKey, Portal],
-        bases: Iterable[BaseKey],
-        ports: Mapping[FrontendKey, int],
+        family: Family,
+        gone: Set[Key],
+        new: Mapping[FrontendKey, Collection[T]],
+        *,
+        base: bool,
     ) -> None:
-        """Write rules, in one transaction per family.
+        """Write rules, in one transaction; do nothing for a family that is not in `families`.
 
         Args:
-            gone: portals, strays and bases to remove.
-            wanted: portals to write, also if only the port of the listener has changed.
-            bases: families whose chains and jumps are to be made.
-            ports: the port of each portal's listener.
+            family: the family of everything here.
+            gone: portals, strays and the base to remove.
+            new: the parts of portals, which may be written already.
+            base: create the chains and jumps, and write all portals.
         """
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
@@ -159,10 +164,17 @@ class RulePortals(Portals, Generic[T]):
                 portal = self.written.portal(key.of(PORTAL))
                 if portal is not None and key.of(PORTAL) not in change.removed:
                     portals.setdefault(key.of(PORTAL), portal)
-            gone = [key for key in change.removed if key[0] != LISTENER and key not in portals]
-            bases = [key for key in change.added if isinstance(key, BaseKey)]
-            ports = {key: proxy.port(key.of(LISTENER)) for key in portals}
-            await self.write_rules(gone, portals, bases, ports)
+            gone = {key for key in change.removed if key[0] != LISTENER and key not in portals}
+            new = {
+                key: self.parts_of(key, portal, proxy.port(key.of(LISTENER)))
+                for key, portal in portals.items()
+            }
+            base = any(isinstance(key, BaseKey) for key in change.added)
+            await self.write_rules(family, gone, new, base=base)
+            if family in self.families:
+                self.written.remove(key for key in gone if isinstance(key, FrontendKey))
+                for key, parts in new.items():
+                    self.written.add(key, portals[key], parts)
         except BaseException:  # a cancellation, too: it is followed by a clean-up
             # Go back. The predecessor's rules may lead to the sockets that it handed over.
             proxy.put_back(replaced)

@@ -82,6 +82,7 @@ class NetshAddresses(Addresses):
         family = family_of(address)
         if address in await self._present(family):
             return
+        # netsh takes the mask of an IPv4 address as a parameter of its own.
         words = [f"address={address}{SINGLE[family]}"]
         if family is Family.IPV4:
             words = [f"address={address}", "mask=255.255.255.255"]
