@@ -12,10 +12,9 @@ from steersman.host.netlink import (
     AnswersLostError,
     Netlink,
     NetlinkError,
-    Request,
     Subscription,
 )
-from steersman.host.nlmsg import Message
+from steersman.host.nlmsg import Message, Request
 from steersman.host.rtnetlink import NOT_LINK_LOCAL
 from steersman.model.inputs import HostFacts
 from tests.support.lab.namespace import in_namespace, sh

@@ -10,8 +10,8 @@ import pytest
 
 from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
-from steersman.host.nlmsg import Message
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.nlmsg import Message, Request
 from steersman.model.ruleset import diff
 from steersman.modes.nftables.layout import affinity_map_name, base_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe

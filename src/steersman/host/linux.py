@@ -20,10 +20,9 @@ from steersman.host.netlink import (
     AnswersLostError,
     DumpInterruptedError,
     Netlink,
-    Request,
     Subscription,
 )
-from steersman.host.nlmsg import Message
+from steersman.host.nlmsg import Message, Request
 from steersman.host.rtnetlink import (
     LIST_ADDRESSES,
     LIST_LINKS,

@@ -30,6 +30,7 @@ from steersman.host.nlmsg import (
     NLMSG_DONE,
     NLMSG_ERROR,
     Message,
+    Request,
     answer,
     message,
     messages,
@@ -67,15 +68,6 @@ class DumpInterruptedError(NetlinkError):
 
 class AnswersLostError(NetlinkError):
     """The receive buffer overflowed (ENOBUFS): messages for this socket are gone."""
-
-
-class Request(NamedTuple):
-    """One message to the kernel."""
-
-    kind: int
-    payload: bytes
-    flags: int = 0
-    """In addition to NLM_F_REQUEST."""
 
 
 def open_socket(protocol: int, buffer: int) -> socket.socket:

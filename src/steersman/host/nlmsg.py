@@ -42,6 +42,15 @@ _ERROR = struct.Struct("=i")
 _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 
 
+class Request(NamedTuple):
+    """One message to the kernel."""
+
+    kind: int
+    payload: bytes
+    flags: int = 0
+    """In addition to NLM_F_REQUEST."""
+
+
 class Message(NamedTuple):
     """One netlink message as received."""
 

@@ -17,12 +17,13 @@ import struct
 import sys
 from typing import NamedTuple
 
-from steersman.host.netlink import BpfInstruction, Request
+from steersman.host.netlink import BpfInstruction
 from steersman.host.nlmsg import (
     NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,
     Message,
+    Request,
     attr,
     attributes,
     nested,

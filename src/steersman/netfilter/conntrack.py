@@ -22,9 +22,8 @@ from steersman.host.netlink import (
     DumpInterruptedError,
     Netlink,
     NetlinkError,
-    Request,
 )
-from steersman.host.nlmsg import NLA_F_NESTED, NLM_F_ACK, attr, attributes, nested, u8, u32
+from steersman.host.nlmsg import NLA_F_NESTED, NLM_F_ACK, Request, attr, attributes, nested, u8, u32
 from steersman.host.rtnetlink import get_route, is_local_route
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.conntrack import Cleanup, Confirm, Stale

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import TypeAlias
 
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
-from steersman.host.nlmsg import attributes
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.nlmsg import Request, attributes
 
 Token: TypeAlias = tuple[int, int]
 

@@ -15,11 +15,12 @@ import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError, Request
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
 from steersman.host.nlmsg import (
     NLM_F_ACK,
     NLM_F_CREATE,
     NLM_F_EXCL,
+    Request,
     attr,
     attributes,
     be32,

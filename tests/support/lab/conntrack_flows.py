@@ -6,8 +6,18 @@ import socket
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Request
-from steersman.host.nlmsg import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, attr, be16, be32, nested, u8
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.nlmsg import (
+    NLM_F_ACK,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Request,
+    attr,
+    be16,
+    be32,
+    nested,
+    u8,
+)
 from steersman.model.conntrack import Entry
 from steersman.model.names import Family
 from steersman.netfilter import conntrack

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from steersman.host.exec import Result
-from steersman.host.netlink import NetlinkError, Request
-from steersman.host.nlmsg import NLMSG_NOOP
+from steersman.host.netlink import NetlinkError
+from steersman.host.nlmsg import NLMSG_NOOP, Request
 from steersman.modes.ipvs.backends import VirtualServers
 from steersman.modes.ipvs.wire import Command
 

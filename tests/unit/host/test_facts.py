@@ -10,8 +10,8 @@ import pytest
 
 from steersman.host import linux
 from steersman.host.facts import hostname, read_facts
-from steersman.host.netlink import DumpInterruptedError, Request
-from steersman.host.nlmsg import Message, attr, text
+from steersman.host.netlink import DumpInterruptedError
+from steersman.host.nlmsg import Message, Request, attr, text
 from steersman.host.process import set_oom_score_adjustment
 
 

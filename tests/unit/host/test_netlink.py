@@ -14,7 +14,6 @@ from steersman.host.netlink import (
     DumpInterruptedError,
     Netlink,
     NetlinkError,
-    Request,
     Subscription,
 )
 from steersman.host.nlmsg import (
@@ -26,6 +25,7 @@ from steersman.host.nlmsg import (
     NLMSG_DONE,
     NLMSG_ERROR,
     NLMSGERR_ATTR_MSG,
+    Request,
     message,
     messages,
     text,

@@ -4,8 +4,7 @@ import socket
 
 import pytest
 
-from steersman.host.netlink import Request
-from steersman.host.nlmsg import Message, attr, attributes, message, messages, text, u32
+from steersman.host.nlmsg import Message, Request, attr, attributes, message, messages, text, u32
 from steersman.host.rtnetlink import (
     RTM_NEWLINK,
     Address,

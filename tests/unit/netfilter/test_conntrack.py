@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from steersman.compile.conntrack import ServedPort, stale
-from steersman.host.netlink import DumpInterruptedError, NetlinkError, Request
-from steersman.host.nlmsg import Message, attr, attributes, be32, nested, u8
+from steersman.host.netlink import DumpInterruptedError, NetlinkError
+from steersman.host.nlmsg import Message, Request, attr, attributes, be32, nested, u8
 from steersman.host.sysctl import SysctlError
 from steersman.model.conntrack import Entry, Stale
 from steersman.model.names import Family, Protocol

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from msgspec.structs import replace
 
-from steersman.host.netlink import NETLINK_GENERIC, Netlink, Request
-from steersman.host.nlmsg import attributes
+from steersman.host.netlink import NETLINK_GENERIC, Netlink
+from steersman.host.nlmsg import Request, attributes
 from steersman.model.plan import Scheduling, ServicePlan
 from steersman.modes.ipvs.wire import Command, get_info, resolve
 from steersman.modes.specs import IpvsOptions

@@ -19,11 +19,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from steersman.host.netlink import Netlink, Request
+from steersman.host.netlink import Netlink
 from steersman.host.nlmsg import (
     NLM_F_CREATE,
     NLM_F_EXCL,
     NLM_F_REPLACE,
+    Request,
     attributes,
     nested,
     string,

@@ -13,8 +13,8 @@ import logging
 import struct
 
 from steersman.host.exec import Exec
-from steersman.host.netlink import DumpInterruptedError, Request
-from steersman.host.nlmsg import attributes
+from steersman.host.netlink import DumpInterruptedError
+from steersman.host.nlmsg import Request, attributes
 from steersman.modes.ebpf.netns import NodeNetns
 
 TABLE = "steersman-hold"

@@ -27,7 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from steersman.host.netlink import Netlink, NetlinkError, Request
+from steersman.host.netlink import Netlink, NetlinkError
+from steersman.host.nlmsg import Request
 from steersman.model.conntrack import Stale
 from steersman.model.names import Protocol
 from steersman.modes.ebpf import layout

@@ -10,8 +10,8 @@ import asyncio
 import errno
 from collections.abc import Callable
 
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError, Request
-from steersman.host.nlmsg import NLM_F_CREATE, attributes, text
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
+from steersman.host.nlmsg import NLM_F_CREATE, Request, attributes, text
 from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff
 from steersman.modes.iptables.names import FORWARD, INVALID_DROPPED, LOCALHOST_ACCEPTED

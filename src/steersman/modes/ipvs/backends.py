@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from steersman.host.exec import Exec, run_program
-from steersman.host.netlink import Netlink, NetlinkError, Request
-from steersman.host.nlmsg import NLMSG_NOOP, u8
+from steersman.host.netlink import Netlink, NetlinkError
+from steersman.host.nlmsg import NLMSG_NOOP, Request, u8
 from steersman.host.rtnetlink import (
     LIST_ADDRESSES,
     delete_address,

@@ -10,10 +10,11 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 
-from steersman.host.netlink import Netlink, Request
+from steersman.host.netlink import Netlink
 from steersman.host.nlmsg import (
     NLM_F_ACK,
     Message,
+    Request,
     attr,
     attributes,
     be16,

@@ -21,8 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from steersman.host.netlink import Request
-from steersman.host.nlmsg import attr, be32, nested, text, u8
+from steersman.host.nlmsg import Request, attr, be32, nested, text, u8
 from steersman.model.names import Family, Protocol
 from steersman.model.ruleset import Ruleset
 from steersman.modes.nftables.layout import (

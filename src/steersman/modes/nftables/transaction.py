@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from steersman.host.netlink import Request
+from steersman.host.nlmsg import Request
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables import wire
 from steersman.modes.nftables.layout import (

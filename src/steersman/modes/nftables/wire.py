@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import itemgetter
 
-from steersman.host.netlink import Request
 from steersman.host.nlmsg import (
     HEADER,
     NLA_F_NESTED,
     NLM_F_ACK,
     NLM_F_APPEND,
     NLM_F_CREATE,
+    Request,
     attr,
     attributes,
     be32,

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from steersman.host.netlink import Request
+from steersman.host.nlmsg import Request
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.backends import Ipsets, Operation, send
