@@ -16,6 +16,7 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def mode_behind(execute: Exec) -> EbpfMode:
 
 def _mode_in(path: str, execute: Exec) -> EbpfMode:
     for other in [other for other in _modes if not os.path.exists(other)]:
-        asyncio.run(_modes.pop(other).aclose())
+        _close(_modes.pop(other))
     if path not in _modes:
         number = next(_serial)
         cgroup = new_cgroup(number)
@@ -80,6 +81,13 @@ def _mode_in(path: str, execute: Exec) -> EbpfMode:
         netns = NodeNetns(lab_sockets.Netns(path).call)
         _modes[path] = EbpfMode(execute, options, netns)
     return _modes[path]
+
+
+def _close(mode: EbpfMode) -> None:
+    """Close a mode, also if this thread has a running event loop."""
+    thread = threading.Thread(target=lambda: asyncio.run(mode.aclose()))
+    thread.start()
+    thread.join()
 
 
 def forget_connections(path: str) -> None:
@@ -110,7 +118,7 @@ def bpffs() -> Path:
 
 def _unmount(place: Path) -> None:
     for mode in _modes.values():
-        asyncio.run(mode.aclose())
+        _close(mode)
     subprocess.run(["umount", "-l", place], check=False)
     place.rmdir()
 
