@@ -79,6 +79,7 @@ def render_service(
     """
     family = settings.family(plan.key.family)
     protocol = plan.key.name.protocol
+    number = protocol.number
     scheduler = plan.scheduling.scheduler or ("lc" if plan.least_connections else scheduler)
     bits = scheduler_flags(scheduler, plan.scheduling.scheduler_flags or flags)
     if plan.affinity_seconds:
@@ -101,7 +102,7 @@ def render_service(
         for address in (frontend.address,) if assigned else node_port_addresses(family):
             out[ServerKey(protocol, address, frontend.port)] = server
             # ipset looks up the name of a protocol in /etc/protocols for every entry, so: a number
-            place = f"{address},{protocol.number}:{frontend.port}"
+            place = f"{address},{number}:{frontend.port}"
             for member in _members(plan.key.family, frontend, place):
                 out[member] = ""
     if plan.health_check_node_port:
