@@ -27,6 +27,30 @@ def test_packed_elements_are_what_nested_attributes_make(form: Form, keys_only: 
     assert packed == nested(1, begin, b"" if keys_only and form is not Form.INTERVALS else rest)
 
 
+@pytest.mark.parametrize(
+    ("form", "values"),
+    [
+        (Form.SET, [b"", b"words"]),
+        (Form.VERDICTS, [b"lb-4\0words", b"lb-4\0", b"drop\0words", b"continue\0"]),
+        (Form.ENDPOINTS, [b"addrpor1", b"addrpor0"]),
+        (Form.INTERVALS, [b"last"]),
+    ],
+)
+def test_elements_are_read_back_as_they_were_sent(form: Form, values: list[bytes]) -> None:
+    pairs = [(bytes((number,)) * 12, value) for number, value in enumerate(values)]
+    items = wire.encode(form, pairs, keys_only=False)
+    answer = wire.elements(wire.NEWSETELEM, Family.IPV4, "some", items).payload
+    key, value = wire.key_getter(12), wire.value_getter(form, 12, 4)
+    contents = list(wire.element_contents(answer))
+    assert [(key(content), value(content)) for content in contents] == pairs
+
+
+def test_a_verdict_of_another_program_is_unknown() -> None:
+    jump = nested(wire.ELEMENT_DATA, nested(2, attr(1, b"\xff\xff\xff\xfb")))  # NFT_RETURN
+    content = nested(wire.ELEMENT_KEY, attr(1, b"k" * 12)) + jump
+    assert wire.value_getter(Form.VERDICTS, 12, 4)(content) == b"?\0"
+
+
 def test_comments_come_back() -> None:
     assert wire.comment_of(wire.userdata(b"ns/name")[4:]) == b"ns/name"
     assert wire.comment_of(b"") == wire.comment_of(b"\1\2x\0") == b""
@@ -46,3 +70,18 @@ def test_answers_are_taken_apart_as_far_as_they_make_sense() -> None:
     listed = nested(3, nested(1, b"ab"), nested(1, b"cdef"))
     assert list(wire.element_contents(bytes(4) + text(1, "table") + listed)) == [b"ab", b"cdef"]
     assert list(wire.element_contents(bytes(4) + attr(3, nested(1, b"ab") + bytes(4)))) == [b"ab"]
+
+
+@pytest.mark.parametrize("family", list(Family))
+def test_every_request_names_our_table(family: Family) -> None:
+    requests = (
+        wire.delete_table(family),
+        wire.new_chain(family, "chain"),
+        wire.delete_chain(family, "chain"),
+        wire.flush_chain(family, "chain"),
+        wire.flush_set(family, "set"),
+        wire.delete_set(family, "set"),
+        wire.new_members_set(family, "set"),
+        wire.new_affinity_map(family, "map"),
+    )
+    assert {wire.table_of(request.payload) for request in requests} == {"kube-proxy"}
