@@ -225,7 +225,7 @@ def test_other_words_are_not(text: str) -> None:
     assert not policy(text)
 
 
-LAYOUTS = {"nftables": "layout.py"}
+LAYOUTS = {"nftables": "layout.py", "ebpf": "layout.py"}
 """Modes whose keys and values are packed bytes, and the module that knows the offsets in them."""
 PACKED = {"key", "value", "endpoint", "member", "client", "start", "content"}
 """Names of variables that hold packed bytes."""

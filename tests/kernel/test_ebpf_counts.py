@@ -12,8 +12,8 @@ from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import NodePlan
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.ebpf import flows
+from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.loader import LoadedObject
-from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.tracking import Counts, FlowTable
 from steersman.run.mode_metrics import ModeMetrics
 from tests.support.builders.ebpf_node_plan import (

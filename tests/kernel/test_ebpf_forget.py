@@ -13,7 +13,7 @@ import pytest
 from steersman.model.conntrack import Confirm, Stale, pack_socket
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, NodePlan
-from steersman.modes.ebpf.maps import HashMap
+from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.sockets import destroy, namespaces
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,

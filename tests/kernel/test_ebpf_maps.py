@@ -14,9 +14,9 @@ from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import diff
 from steersman.modes.ebpf import flows, layout, render
+from steersman.modes.ebpf.bpf import ArrayMap, FullError, HashMap
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.loader import LoadedObject
-from steersman.modes.ebpf.maps import ArrayMap, FullError, HashMap
 from steersman.modes.ebpf.services import SlotAllocator
 from steersman.modes.ebpf.tables import Tables
 from tests.support.builders import plans

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from steersman.modes.ebpf import flows, layout
+from steersman.modes.ebpf.bpf import ArrayMap
 from steersman.modes.ebpf.layout import L3_DEVICE_PLACES, OFFSETS, PRESENCE_BITS, pack_address
-from steersman.modes.ebpf.maps import ArrayMap
 from steersman.modes.ebpf.presence import PresenceFilter, place_of
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (

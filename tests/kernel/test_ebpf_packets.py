@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.flows import TO_ENDPOINT
-from steersman.modes.ebpf.maps import HashMap
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     ANYWHERE,

@@ -22,11 +22,10 @@ from steersman.model.names import Family, Protocol
 from steersman.model.plan import Action, Endpoint, NodePlan, Verdict
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.bpf import Link
+from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Link
 from steersman.modes.ebpf.devices import describe, list_devices
 from steersman.modes.ebpf.dump import DUMPS, dump
 from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT
-from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from steersman.modes.ebpf.netns import NodeNetns
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,

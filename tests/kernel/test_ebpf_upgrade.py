@@ -18,7 +18,7 @@ import hatch_build
 from steersman.model.errors import ApplyError
 from steersman.model.plan import Endpoint
 from steersman.modes.ebpf import bpf, datapath, layout, loader, migrate
-from steersman.modes.ebpf.maps import ArrayMap, HashMap
+from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     LAYOUT,

@@ -24,10 +24,10 @@ import hatch_build
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.plan import NodePlan
 from steersman.modes.ebpf import bpf
+from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.dump import describe
 from steersman.modes.ebpf.loader import FILE
-from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import cgroup_root

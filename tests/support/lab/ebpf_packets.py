@@ -20,8 +20,8 @@ from steersman.model.plan import (
 )
 from steersman.model.ruleset import diff
 from steersman.modes.ebpf import layout, render
+from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.loader import LoadedObject
-from steersman.modes.ebpf.maps import HashMap
 from steersman.modes.ebpf.tables import Tables
 from tests.support.lab.ebpf import compiled, run_packet
 

@@ -27,8 +27,8 @@ from steersman.modes.ebpf.netns import NodeNetns
 
 log = logging.getLogger("steersman.ebpf")
 _XDP_PIN = "xdp_"
+# Errors of a device that is gone: before a link is made, and before one is used again.
 _DEVICE_GONE = (errno.ENODEV, errno.ENOLINK)
-"""Errors of a device that is gone: before a link is made, and before one is used again."""
 DEVICE_PROGRAMS = {"sm_ingress": TCX_INGRESS, "sm_egress": TCX_EGRESS}
 """Attach type by program."""
 
@@ -69,6 +69,7 @@ class Pins:
         except BlockingIOError as error:
             os.close(lock)
             raise LockedError(f"{self.root} is held{lock_holder(self.root)}") from error
+        # The lock ends with the descriptor, also if the process is killed.
         self._lock = lock
 
     def unlock(self) -> None:
@@ -112,19 +113,20 @@ class Pins:
             name: name of the pin.
             program: descriptor.
             target: the cgroup or device as bpf(2) takes it, and as links report it.
-            attach_type: where on the target.
+            attach_type: hook of the target.
         """
-        where, identity = target
+        argument, identity = target
         link = self.link(name)
-        if link is not None and link.target == identity:
-            if not link.has(program):  # replacing waits for a grace period of RCU
-                link.replace(program)
-        else:
-            if link is not None:
-                (self.links / name).unlink()
-                link.close()
-            link = Link.attach(program, where, attach_type)
+        # The pin of a device that is gone, or of another cgroup, is of no use.
+        if link is not None and link.target != identity:
+            (self.links / name).unlink()
+            link.close()
+            link = None
+        if link is None:
+            link = Link.attach(program, argument, attach_type)
             link.pin(self.links / name)
+        elif not link.has(program):  # replacing waits for a grace period of RCU
+            link.replace(program)
         link.close()
 
     def target(self, name: str) -> int:
@@ -186,8 +188,8 @@ class XdpPrograms:
         self._pins = pins
         self._netns = netns
         self._names = names
+        # Devices whose refusal is logged.
         self._refused: set[str] = set()
-        """Devices whose refusal is logged."""
 
     def attach(self, program: int, devices: Iterable[Interface]) -> set[int]:
         """Attach the program to the named devices, and to no other; return their indices.
@@ -196,9 +198,11 @@ class XdpPrograms:
         tc. That is logged once.
         """
         wanted = {device.number: device.name for device in devices if device.name in self._names}
+        # Detach from devices that are no longer named.
         for pin in self._pins.link_names():
             if pin.startswith(_XDP_PIN) and int(pin.removeprefix(_XDP_PIN)) not in wanted:
                 self._pins.detach(pin)
+
         attached: set[int] = set()
 
         def attach_all() -> None:
@@ -217,6 +221,7 @@ class XdpPrograms:
 
 def attach_sockets(pins: Pins, programs: Mapping[str, int], cgroup: Path) -> None:
     """Attach every socket program to a cgroup, or replace it."""
+    # bpf(2) takes a cgroup by descriptor; a link reports its id, which is the inode number.
     target, identity = os.open(cgroup, os.O_RDONLY | os.O_CLOEXEC), cgroup.stat().st_ino
     try:
         for name, attach_type in CGROUP_ATTACH_TYPES.items():

@@ -43,9 +43,9 @@ _CLSACT, _CLSACT_HANDLE = 0xFFFFFFF1, 0xFFFF0000
 PARENTS = {"sm_ingress": 0xFFFFFFF2, "sm_egress": 0xFFFFFFF3}
 """Parent of each program's filter: ffff:fff2 and ffff:fff3, as tc(8) writes it."""
 _ALL = socket.htons(0x0003)  # ETH_P_ALL
+# Of new filters. The first priority, or else the first free one: a filter of others may end the
+# packet's way through them, or be of a kind or for a protocol that excludes ours.
 _PRIORITY, _HANDLE = 1, 0x736D
-"""Of new filters. The first priority, or else the first free one: a filter of others may end the
-packet's way through them, or be of a kind or for a protocol that excludes ours."""
 _GONE = (errno.ENODEV, errno.ENOENT, errno.EINVAL)
 
 
@@ -87,6 +87,7 @@ class Filters:
                         ) from error
 
     def _create_qdisc(self, netlink: Netlink, index: int) -> None:
+        # The note is made first: a process that is killed in between must not leave a qdisc.
         noted = not self._note(f"{index}-qdisc")
         payload = _TCMSG.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0) + text(_TCA_KIND, "clsact")
         try:
@@ -175,6 +176,7 @@ def _put_filter(netlink: Netlink, index: int, parent: int, name: str, program: i
     except OSError as error:
         if have or error.errno != errno.EINVAL:
             raise
+        # The first priority belongs to a filter of another kind or protocol.
         taken = {each.priority for each in _list(netlink, index, parent)}
         free = next(number for number in range(1, 1 << 16) if number not in taken)
         which = Filter(free, _HANDLE, "")

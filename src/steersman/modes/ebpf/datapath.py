@@ -108,7 +108,7 @@ class Datapath:
         """Write the maps, then attach the programs; to remove everything, detach them first."""
         if not change:  # create nothing for nothing
             return
-        if Kind.CONFIG.value in change.removed:
+        if Kind.CONFIG.value in change.removed:  # everything goes
             if self.tables is not None:
                 self.tables.presence.allow_new_flows(False)
             with self._attaching:
@@ -118,6 +118,8 @@ class Datapath:
             return
         tables = self._open()
         tables.write(change)
+        # Programs are attached after the maps are written; a new configuration may move pods to
+        # other devices.
         programs = change.added.get(Kind.PROGRAMS.value)
         if programs is None and Kind.PROGRAMS.value in change.changed:
             programs = change.changed[Kind.PROGRAMS.value][1]
@@ -136,16 +138,22 @@ class Datapath:
         cookie = self._netns.cookie() if cgroup else 0  # 0: packet programs serve the node, too
         tables.node.programs = bytes(16)
         tables.node.identify(cookie, self._netns.port_range())
+
+        # Devices. Without programs on all of them no flow may be opened.
         if self._migration:
             tables.presence.allow_new_flows(True)  # the old programs are on every device
             self._migration.switch()
         self._devices.invalidate()
         self.attach_devices(self.write_devices())
         tables.presence.allow_new_flows(True)
+
+        # Sockets, which send connections to endpoints from now on.
         if cgroup:
             attach_sockets(self.pins, self._loaded.programs, cgroup)
         else:
             detach_sockets(self.pins)
+
+        # From here on, all programs are new: copy the last entries, and trust the filter.
         if self._migration:
             self._migration.finish()
             self._migration = None

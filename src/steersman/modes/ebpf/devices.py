@@ -64,6 +64,7 @@ class Inventory(NamedTuple):
             elif is_bridge_port(each):
                 continue
             elif each.kind == RTM_DELLINK:
+                # The kernel removes the addresses of the device without a message for each.
                 gone = devices.pop(parse_link(each).number, None)
                 if gone and (gone.number in self.addresses or gone.number in self.deprecated):
                     return None
@@ -121,6 +122,7 @@ def describe(
         numbers: indices of the devices to describe; None for all.
     """
     names = {device.number: device.name for device in inventory.devices}
+    # Sources in the order of preference: of the device, then of all; deprecated ones after both.
     of_device = (inventory.addresses, inventory.deprecated)
     of_all = [
         [
@@ -143,6 +145,7 @@ def describe(
         ipv6 = next(
             (each for each in sources if not layout.is_ipv4(each)), bytes(layout.ADDRESS_SIZE)
         )
+        # A port of a bridge is a pod's device if its bridge is.
         flags = 0
         for name in filter(None, (device.name, names.get(device.master, ""))):
             if name == interface or (prefix and name.startswith(prefix)):
@@ -180,10 +183,10 @@ class DeviceTracker:
         self._xdp = XdpPrograms(pins, netns, xdp_devices)
         self._links = Links(pins, netns)
         self.filters = Filters(pins.root / "filters", netns)
+        # The inventory in the map; None if it must be listed again.
         self._written: Inventory | None = None
-        """The inventory in the map; None if it must be listed again."""
+        # Devices to which this process has attached the programs.
         self._attached: set[int] = set()
-        """Devices to which this process has attached the programs."""
 
     @functools.cached_property
     def _programs(self) -> Links | Filters:
@@ -237,6 +240,7 @@ class DeviceTracker:
         values = describe(inventory, interface, prefix, accelerated, changed)
         tables.devices.put_all((layout.number_key(n), value) for n, value in values.items())
 
+        # Devices that are gone. Without an inventory their pins and entries tell which they were.
         if before:
             gone = old.keys() - new.keys()
             self._programs.drop(gone)
@@ -245,6 +249,7 @@ class DeviceTracker:
             self._programs.keep_only(new)
         tables.devices.delete_all(map(layout.number_key, gone))
         self._attached &= new.keys()
+
         without_ethernet = [n for n, each in new.items() if each.kind != ARPHRD_ETHER]
         tables.presence.set_l3_devices(without_ethernet)
         self._written = inventory

@@ -12,8 +12,8 @@ from pathlib import Path
 from steersman.model.addresses import join_host_port
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family
 from steersman.modes.ebpf import bpf, layout
+from steersman.modes.ebpf.bpf import HashMap, SumMap
 from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, print_address
-from steersman.modes.ebpf.maps import HashMap, SumMap
 from steersman.modes.ebpf.tables import Tables
 
 PINS = Path("/sys/fs/bpf/steersman")
@@ -27,7 +27,7 @@ _HOOKS = ("ingress", "egress")
 def describe(item: tuple[bytes, bytes]) -> str:
     """Describe one object of the Ruleset in a line."""
     key, value = item
-    kind, rest = Kind(layout.kind_of(key)), key[1:]
+    kind, rest = layout.split_key(key)
     match kind:
         case Kind.SERVICE:
             own = ServiceValue.unpack(value)

@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 from steersman.model.names import Family, PlanKey
 from steersman.model.plan import Action, Endpoint, Pool, Verdict
 
+# The structs, by their names in C.
 FRONTEND_KEY = struct.Struct(">16sHB5x")
 FRONTEND = struct.Struct("=IHBx")
 POOL = struct.Struct("=II")
@@ -135,6 +136,7 @@ IPV4_PREFIX = bytes(10) + b"\xff\xff"
 UNSPECIFIED: Mapping[Family, bytes] = {Family.IPV4: IPV4_PREFIX + bytes(4), Family.IPV6: bytes(16)}
 """Address in the frontend of a node port."""
 
+# Numbers of c/constants.h.
 FRONTEND_RANGES = 1
 FRONTEND_CLUSTER_IP = 2
 FRONTEND_MARKER = 4
@@ -177,17 +179,18 @@ COUNTERS = (
 )
 """Events that the programs count, in the order of `enum counter`."""
 
+# Values of the Ruleset: FrontendValue, ServiceValue, and a config without cookie and programs.
 FRONTEND_VALUE = struct.Struct("=HB")
 SERVICE_VALUE = struct.Struct("=II")
 NODE_VALUE = struct.Struct("=16s16sI16s16s")
 _CIDR_SIZE = 1 + ADDRESS_SIZE
 _PREFIX_NUMBER_SIZE = 4
+# Bits of a trie's key before the address: its number.
 _PREFIX_FIXED_BITS = 32
-"""Bits of a trie's key before the address: its number."""
 _FLOW_PROTOCOL_AT = OFFSETS["flow_key"]["protocol"]
 _FLOW_KIND_AT, _FLOW_STATE_AT = OFFSETS["flow"]["kind"], OFFSETS["flow"]["state"]
+# First bytes of an affinity's client that is a network namespace; its cookie follows.
 _NETNS_CLIENT = b"\xff" * 8
-"""First bytes of an affinity's client that is a network namespace; its cookie follows."""
 
 
 class ServiceValue(NamedTuple):
@@ -320,6 +323,11 @@ def service_name(key: PlanKey) -> bytes:
 def kind_of(key: bytes) -> bytes:
     """Return the kind of an object, as bytes."""
     return key[:1]
+
+
+def split_key(key: bytes) -> tuple[Kind, bytes]:
+    """Return the kind of an object, and the rest of its key."""
+    return Kind(key[:1]), key[1:]
 
 
 def of_kind(kind: Kind, objects: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:

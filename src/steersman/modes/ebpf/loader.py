@@ -30,8 +30,8 @@ FILE = Path(__file__).with_name(f"steersman-{'el' if sys.byteorder == 'little' e
 _BTF_KIND_STRUCT = 4
 _MAP_INFO = struct.Struct("=6I16sIIQQ3I")  # the start of struct bpf_map_info
 _MAP_INFO_SIZE = 80
+# Lines of libbpf's messages in an error.
 _LINES = 40
-"""Lines of libbpf's messages in an error."""
 _Pointer = ctypes.c_void_p
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -42,6 +42,7 @@ class _OpenOptions(ctypes.Structure):
     _fields_ = (("size", ctypes.c_size_t), ("object_name", ctypes.c_char_p))
 
 
+# Result and arguments of the functions that we call.
 _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "bpf_object__open_mem": (_Pointer, (ctypes.c_char_p, ctypes.c_size_t, _Pointer)),
     "bpf_object__load": (ctypes.c_int, (_Pointer,)),
@@ -70,7 +71,6 @@ _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
     "btf__name_by_offset": (ctypes.c_char_p, (_Pointer, ctypes.c_uint32)),
     "libbpf_set_print": (_Pointer, (_PRINT,)),
 }
-"""Result and arguments of the functions that we call."""
 
 
 @functools.cache
@@ -174,6 +174,7 @@ def read_fields(btf: int | None, number: int) -> dict[str, tuple[int, int]]:
     """Return the fields of a type; none if BTF does not know it."""
     if not btf or not number:
         return {}
+    # libbpf has no accessors: read struct btf_type, and the struct btf_member after it.
     number = library().btf__resolve_type(btf, number)
     size = library().btf__resolve_size(btf, number)
     address = library().btf__type_by_id(btf, number)
@@ -204,6 +205,7 @@ class LoadedObject:
             ObjectError: libbpf or the kernel refused it, or its structs are not ours.
             StaleMapsError: maps of another shape are pinned.
         """
+        # Open: libbpf reads the object, but loads nothing yet.
         data = path.read_bytes()
         options = _OpenOptions(ctypes.sizeof(_OpenOptions), b"steersman")
         _warnings.clear()
@@ -215,6 +217,7 @@ class LoadedObject:
                 raise _error(errno.EINVAL, f"{path} has other structs than this version: {wrong}")
             if pins:
                 self._use_pins(pins)
+            # Load: the verifier checks every program.
             if failed := library().bpf_object__load(self._object):
                 raise _error(-failed, f"the kernel does not load {path}")
         except BaseException:
@@ -225,6 +228,7 @@ class LoadedObject:
         self.maps = self._descriptors("map")
 
     def _use_pins(self, pins: Path) -> None:
+        """Set the pins of all maps; StaleMapsError if some have another shape."""
         btf, stale = library().bpf_object__btf(self._object), set()
         for name, handle in self._each("map"):
             if name.startswith((".", "steersma")):  # created by the compiler

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.bpf import Object
+from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Object
 from steersman.modes.ebpf.loader import Fields, LoadedObject, Shape, StaleMapsError
-from steersman.modes.ebpf.maps import ArrayMap, HashMap
 
 _HASH, _ARRAY, _PERCPU_ARRAY, _LRU_HASH, _LPM_TRIE = 1, 2, 6, 9, 11
 _HASHES = (_HASH, _LRU_HASH, _LPM_TRIE)
@@ -66,8 +65,8 @@ class _Copy:
         self._shape, self._target = was, now = Shape.of_map(self._old.fd), Shape.of_map(new)
         self._key = converter(was.key, now.key, now.key_size)
         self._value = converter(was.value, now.value, now.value_size)
+        # Entries of the previous round.
         self._copied: dict[bytes, bytes] = {}
-        """Entries of the previous round."""
 
     def close(self) -> None:
         self._old.close()
@@ -99,6 +98,7 @@ class _Copy:
             self._copy_hash()
 
     def _copy_hash(self) -> None:
+        # An entry that new programs have written since the last round is newer than the old one.
         target = HashMap(self._new)
         found = {self._key(k): self._value(v) for k, v in HashMap(self._old.fd).items()}
         changed = {key: value for key, value in found.items() if self._copied.get(key) != value}
@@ -202,6 +202,7 @@ def load(file: Path, maps: Path) -> tuple[LoadedObject, Migration | None]:
 
 def _load_beside(file: Path, maps: Path, changed: frozenset[str]) -> tuple[LoadedObject, Migration]:
     """Load an object into `maps-next`: step 1."""
+    # Maps that have kept their shape get a second pin.
     place = maps_next(maps)
     place.mkdir(mode=0o700)
     shutil.rmtree(maps_old(maps), ignore_errors=True)  # of a third version
@@ -210,6 +211,7 @@ def _load_beside(file: Path, maps: Path, changed: frozenset[str]) -> tuple[Loade
             pinned = Object.pinned(path)
             pinned.pin(place / path.name)
             pinned.close()
+    # The object creates the others.
     loaded = LoadedObject(file, place)
     migration = Migration(maps, loaded, changed)
     migration.copy()

@@ -20,9 +20,9 @@ from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import ByOthers, Mode, Support
 from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import LockedError
+from steersman.modes.ebpf.bpf import FullError
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import Kind, kind_of
-from steersman.modes.ebpf.maps import FullError
 from steersman.modes.ebpf.nat_hooks import NatHookGuard
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import mount_bpffs, probe
@@ -32,9 +32,9 @@ from steersman.modes.specs import ModeOptions
 
 T = TypeVar("T")
 
+# Errors that say nothing about the written objects. EPERM may: some processes are allowed to
+# write maps, but not to load programs.
 _BUSY = TRANSIENT_ERRNOS | {errno.EBUSY, errno.EMFILE, errno.ENFILE}
-"""Errors that say nothing about the written objects. EPERM may: some processes are allowed to write
-maps, but not to load programs."""
 
 
 class EbpfMode(Mode):
@@ -100,11 +100,15 @@ class EbpfMode(Mode):
         async with self._lock:
             if Kind.PROGRAMS.value in change.added and not self.datapath.pins.exist:
                 await asyncio.to_thread(mount_bpffs, self._options.pins.parent)
-            if (
-                len(change) <= INLINE_OBJECTS
-                and self.datapath.tables is not None
-                and _writes_maps_only(change)
-            ):
+            # A few stores and system calls take less time than a thread; but attaching programs
+            # waits for grace periods of RCU.
+            attaches = any(
+                kind.value in part
+                for part in (change.added, change.removed, change.changed)
+                for kind in (Kind.CONFIG, Kind.PROGRAMS)
+            )
+            opened = self.datapath.tables is not None
+            if opened and not attaches and len(change) <= INLINE_OBJECTS:
                 guarded(lambda: self.datapath.apply(change))
             else:
                 await asyncio.to_thread(guarded, lambda: self.datapath.apply(change))
@@ -118,16 +122,9 @@ class EbpfMode(Mode):
             tracking = self.datapath.tracking
             if tracking is None:
                 return ConnectionStats({}, {})
-            reader = guarded(tracking.reader)
-
-        def read() -> ConnectionStats:
-            try:
-                return guarded(lambda: reader.stats(plans))
-            finally:
-                reader.close()
-
-        # Shielded: the thread must close the reader.
-        return await asyncio.shield(asyncio.to_thread(read))
+            read = guarded(lambda: tracking.prepare_stats(plans))
+        # Shielded: the thread must close the descriptors.
+        return await asyncio.shield(asyncio.to_thread(guarded, read))
 
     async def node_totals(self) -> NodeTotals:
         """Return the programs' event counters, and the fill level of the map of flows."""
@@ -144,6 +141,7 @@ class EbpfMode(Mode):
             found = await asyncio.to_thread(guarded, lambda: tracking.find_stale(stale))
         if not found:
             return 0
+        # Ask again: endpoints may have come back while the maps were read.
         fresh = await confirm()
         async with self._lock:
             if tracking is not self.datapath.tracking:
@@ -185,12 +183,6 @@ class EbpfMode(Mode):
         self._watcher.stop()
         self.datapath.close()
         return await super().aclose(drain)
-
-
-def _writes_maps_only(change: Diff) -> bool:
-    """Whether a Diff attaches nothing: attaching waits for grace periods of RCU."""
-    parts = (change.added, change.removed, change.changed)
-    return not any(kind.value in part for part in parts for kind in (Kind.CONFIG, Kind.PROGRAMS))
 
 
 def guarded(work: Callable[[], T]) -> T:

@@ -45,8 +45,8 @@ class NatHookGuard:
         """
         self._exec = execute
         self._netns = netns
+        # None until it is known: an earlier process may have left the table.
         self._exists: bool | None = None
-        """None until it is known: an earlier process may have left the table."""
 
     async def create(self) -> None:
         """Create the table if netfilter translates connections now."""
@@ -77,6 +77,7 @@ class NatHookGuard:
 
     def _count_translated(self) -> int:
         """Count the connections that netfilter translates; 0 if conntrack does not answer."""
+        # A list that changes while it is read is good enough: any translated connection counts.
         count = 0
         try:
             with self._netns.netfilter() as netlink:

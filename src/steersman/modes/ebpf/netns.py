@@ -28,9 +28,13 @@ from steersman.modes.ebpf import layout
 
 T = TypeVar("T")
 _SO_NETNS_COOKIE = 71
+# Of the network namespace of the thread that reads it; both families.
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""Of the network namespace of the thread that reads it; both families."""
 _TYPE_AT = 4 if layout.BYTE_ORDER == "little" else 5  # low byte of nlmsg_type
+# Socket filter for links and global addresses. A pod that starts or stops also brings messages
+# that would wake the process for nothing: link-local addresses, ports of a bridge (AF_BRIDGE),
+# and changes of flags such as IFF_UP. ifi_change is the mask of changed flags, all ones for a new
+# link, and 0 for all other changes.
 _WANTED_CHANGES = (
     BpfInstruction(0x30, 0, 0, _TYPE_AT),  # load a byte
     BpfInstruction(0x15, 6, 0, RTM_NEWADDR),
@@ -45,10 +49,6 @@ _WANTED_CHANGES = (
     BpfInstruction(0x06, 0, 0, 0),  # drop
     BpfInstruction(0x06, 0, 0, 0xFFFFFFFF),  # keep
 )
-"""Socket filter for links and global addresses. A pod that starts or stops also brings messages
-that would wake the process for nothing: link-local addresses, ports of a bridge (AF_BRIDGE), and
-changes of flags such as IFF_UP. ifi_change is the mask of changed flags, all ones for a new link,
-and 0 for all other changes."""
 assert max(RTM_NEWLINK, RTM_DELLINK, RTM_NEWADDR, RTM_DELADDR) < 1 << 8
 
 

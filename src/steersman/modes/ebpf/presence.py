@@ -18,13 +18,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 
+from steersman.modes.ebpf.bpf import ArrayMap
 from steersman.modes.ebpf.layout import (
     L3_DEVICE_PLACES,
     OFFSETS,
     PRESENCE_BITS,
     PRESENCE_FACTOR,
 )
-from steersman.modes.ebpf.maps import ArrayMap
 
 _WORDS = struct.Struct("=IIII")
 _PLACES = 1 << PRESENCE_BITS
@@ -87,6 +87,7 @@ class PresenceFilter:
         Args:
             clients: returns packed addresses of all present flows.
         """
+        # Step 2 comes first: it needs a pause after step 1, as programs may still fill the old one.
         filling = self._memory[_AT["filling"]] & 1
         other = self._clients[1 - filling]
         if any(other.tobytes()):

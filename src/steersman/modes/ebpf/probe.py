@@ -1,4 +1,4 @@
-"""Whether the ebpf mode can run on this machine, and which sentences tell the user what is missing.
+"""Whether the ebpf mode can run on this machine, in sentences that name missing parts.
 
 Kernel features are found by trying the smallest programs and maps that need them: a version number
 says little, because distributions backport features. A feature that needs privileges counts as
@@ -33,8 +33,8 @@ _SCHED_CLS, _SOCK_ADDR = 3, 18
 _CONNECT4, _GETPEERNAME4 = 10, 29
 _NETNS_COOKIE, _REDIRECT_NEIGH, _SET_RETVAL = 122, 152, 187
 _SO_NETNS_COOKIE = 71
+# Index that no device has.
 _NO_DEVICE = 0x7FFFFFFF
-"""Index that no device has."""
 _DENIED = (errno.EPERM, errno.EACCES)
 
 
@@ -78,6 +78,9 @@ def load(kind: int, attach_type: int, code: bytes) -> int:
     return bpf.call(
         _PROG_LOAD, layout, kind, len(code) // 8, *at, 0, 0, 0, 0, 0, 0, 0, 0, attach_type
     )
+
+
+# Programs of a few instructions, in the byte order of this machine (struct bpf_insn).
 
 
 def _set(register: int, value: int) -> bytes:
@@ -143,7 +146,7 @@ FEATURES = (
     ),
     Feature("the getpeername hook", "5.8", _loads(_SOCK_ADDR, _GETPEERNAME4)),
     Feature(
-        "bpf_redirect_neigh, by which this node's own packets find their way",
+        "bpf_redirect_neigh, which sends this node's own packets",
         "5.10",
         _loads(_SCHED_CLS, 0, *map(_set, (1, 2, 3, 4), (1, 0, 0, 0)), _call(_REDIRECT_NEIGH)),
     ),
@@ -153,12 +156,12 @@ FEATURES = (
         _has_netns_cookies,
     ),
     Feature(
-        "bpf_set_retval, by which a connection is refused",
+        "bpf_set_retval, which refuses connections",
         "5.18",
         _loads(_SOCK_ADDR, _CONNECT4, _set(1, -errno.ECONNREFUSED), _call(_SET_RETVAL)),
     ),
     Feature(
-        "TCX, by which devices have programs",
+        "TCX, which attaches programs to devices",
         "6.6",
         tcx,
         "filters of tc (clsact) take its place",
@@ -186,6 +189,7 @@ def probe(
         features: returns the features that the kernel lacks.
         pins: directory of the bpffs, mounted or to be mounted; None to skip that check.
     """
+    # Without the fatal parts the mode cannot run; for the mild ones there is a replacement.
     fatal: list[str] = []
     mild: list[str] = []
     for feature in features():
@@ -245,6 +249,7 @@ def choose_mount(mounts: str, usual: str) -> Path | None:
     """
     found: list[tuple[bool, bool, bool, int, str]] = []
     for number, line in enumerate(mounts.splitlines()):
+        # ID PARENT MAJOR:MINOR ROOT MOUNTPOINT OPTIONS FIELDS... - TYPE SOURCE OPTIONS
         words = line.split()
         if "-" in words[6:-1] and words[words.index("-", 6) + 1] == "cgroup2":
             root, place = (_ESCAPE.sub(lambda m: chr(int(m[1], 8)), word) for word in words[3:5])

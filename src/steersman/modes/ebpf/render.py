@@ -31,8 +31,8 @@ MAGLEV_SIZE = 4093
 to two milliseconds: a quarter of the cost of the usual 16,381 places."""
 MAGLEV_PADDED = 4096
 """Places of a table in the map."""
+# In the order of `enum source_class`.
 _CLASSES = (SourceClass.POD, SourceClass.NODE, SourceClass.EXTERNAL)
-"""In the order of `enum source_class`."""
 
 
 class Programs(msgspec.Struct, frozen=True):
@@ -104,6 +104,7 @@ def render_service(plan: ServicePlan) -> dict[bytes, bytes]:
         out[Kind.FRONTEND + key] = FrontendValue(actions, flags, name).pack()
         for cidr in frontend.source_ranges:
             out[Kind.RANGE + pack_cidr(cidr) + name] = b""
+    # Endpoints only matter if a frontend leads to them.
     if out:
         cluster = _endpoints(plan, Pool.CLUSTER) if plan.uses_cluster else b""
         local = _endpoints(plan, Pool.LOCAL) if plan.uses_local else b""
@@ -136,6 +137,7 @@ def maglev_table(endpoints: Sequence[bytes]) -> bytes:
     taken = bytearray(MAGLEV_SIZE)
     orders = [_maglev_order(endpoint) for endpoint in endpoints[:MAGLEV_SIZE]]
     left = MAGLEV_SIZE if orders else 0
+    # In turn, each endpoint takes the next free place in its own order.
     while left:
         for number, order in enumerate(orders):
             place = next(order)

@@ -21,21 +21,21 @@ from typing import NamedTuple, TypeAlias
 
 from steersman.model.names import Protocol
 from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.bpf import ArrayMap, FullError, HashMap
 from steersman.modes.ebpf.layout import ENDPOINT_SIZE, ServiceValue, cut
-from steersman.modes.ebpf.maps import ArrayMap, FullError, HashMap
 
 QUARANTINE = 1.0
 """Seconds before a run is used again; a program runs for microseconds."""
 Run: TypeAlias = tuple[int, int]
 """First slot and number of endpoints."""
 _NO_RUN: Run = (0, 0)
+# Offsets of the two pools in a record.
 _POOLS_AT = (0, 8)
-"""Offsets of the two pools in a record."""
 _SECONDS_AT = layout.OFFSETS["service"]["affinity_seconds"]
 _PADDING = bytes(layout.SLOT.size - ENDPOINT_SIZE)
 _UDP_IN_NAME = f" {Protocol.UDP} ".encode()
+# Flags of a member: its pools.
 _IN_CLUSTER, _IN_LOCAL = 1, 2
-"""Flags of a member: its pools."""
 
 
 class SlotAllocator:
@@ -45,10 +45,10 @@ class SlotAllocator:
         self._capacity = capacity
         self._clock = clock
         self._top = 0
+        # Free runs below `_top`, by length.
         self._free: dict[int, list[int]] = {}
-        """Free runs below `_top`, by length."""
+        # Runs given back: when they become free, place, length.
         self._resting: deque[tuple[float, int, int]] = deque()
-        """Runs given back: when they become free, place, length."""
 
     def take(self, count: int) -> int:
         """Return the place of a run for `count` records; FullError if there is none."""
@@ -140,10 +140,10 @@ class ServiceTable:
         self._services = ArrayMap(maps["services"])
         self._pools = Pools(maps["slots"], clock)
         self._numbers = SlotAllocator(self._services.capacity, clock)
+        # ServicePorts with a pool to empty, and their new values.
         self._emptied: dict[bytes, ServiceValue] = {}
-        """ServicePorts with a pool to empty, and their new values."""
+        # Members to delete; those that could not be deleted go with the next write.
         self._doomed: set[bytes] = set()
-        """Members to delete; those that could not be deleted go with the next write."""
         self.records: dict[bytes, Record] = {}
         for key, name in self.names.items():
             number = layout.read_number(key)
@@ -162,7 +162,7 @@ class ServiceTable:
         return {record.number: name for name, record in self.records.items()}
 
     def begin(self) -> None:
-        """Begin a write: drop what a failed one had still to empty, delete what it had to."""
+        """Begin a write: forget pools that a failed one has not emptied, delete its members."""
         self._emptied.clear()
         self._delete_doomed()
 
@@ -172,6 +172,7 @@ class ServiceTable:
         A name is written before everything else of its ServicePort, and deleted after it: whenever
         a process ends, a number without a name is free.
         """
+        # The record is cleared before the name makes it valid.
         new = [(name, self._numbers.take(1)) for name in names if name not in self.records]
         for _, number in new:
             for field in (*_POOLS_AT, _SECONDS_AT):
@@ -187,6 +188,8 @@ class ServiceTable:
     def put(self, name: bytes, wanted: ServiceValue) -> None:
         """Write a ServicePort, except pools that become empty: `empty_pools` must follow."""
         number, before = old = self.records[name]
+
+        # Members: new ones first, so that no client loses its endpoint; old ones go at the end.
         pools = wanted.cluster, wanted.local
         wanted_ends = set(wanted.endpoints()) if _binds(name, wanted) else set()
         if wanted_ends:
@@ -253,6 +256,7 @@ class ServiceTable:
 
     def remove(self, name: bytes) -> None:
         """Remove a ServicePort that no frontend leads to."""
+        # Free the number last: a second attempt after a failure must find the name.
         record = self.records[name]
         number = record.number
         ends = self._bound_endpoints(name, record)

@@ -32,17 +32,17 @@ from steersman.host.nlmsg import Request
 from steersman.model.conntrack import Stale
 from steersman.model.names import Protocol
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.maps import ArrayMap, HashMap
+from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 
 NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
 _CLONE_NEWNET = 0x40000000
+# `struct inet_diag_req_v2` before its `id`: family, protocol, states.
 _REQUEST = struct.Struct("=BBxxI")
-"""`struct inet_diag_req_v2` before its `id`: family, protocol, states."""
+# `struct inet_diag_sockid`: ports, source, destination, interface, cookie.
 _ID = struct.Struct("=4s16s16sIQ")
-"""`struct inet_diag_sockid`: ports, source, destination, interface, cookie."""
+# Offset of `id` in `struct inet_diag_msg`, after family, state and two timers.
 _ID_AT = 4
-"""Offset of `id` in `struct inet_diag_msg`, after family, state and two timers."""
 _CONNECTED = 1 << 1  # TCP_ESTABLISHED; the kernel uses it for connected UDP sockets, too
 _UDP = Protocol.UDP.number
 _NAMESPACES = (Path("/run/netns"), Path("/proc"))
@@ -75,6 +75,7 @@ def read_peers(maps: Mapping[str, int]) -> Iterator[Peer]:
         endpoint, frontend, *ports = layout.PEER.unpack(value)
         cookie = int.from_bytes(key, layout.BYTE_ORDER)
         yield Peer(cookie, frontend + ports[1], endpoint + ports[0])
+    # Programs write in between; `destroy` compares the peers with the kernel's list of sockets.
     for slot in layout.SOCKET_SLOT.iter_unpack(ArrayMap(maps["seats"]).whole()):
         cookie, endpoint, frontend, *ports = slot
         if cookie:

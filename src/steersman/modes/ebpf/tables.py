@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, of_kind
-from steersman.modes.ebpf.maps import ArrayMap, HashMap
 from steersman.modes.ebpf.presence import PresenceFilter
 from steersman.modes.ebpf.services import Record, ServiceTable
 
@@ -36,8 +36,8 @@ class FrontendTable:
     def __init__(self, fd: int) -> None:
         """Read what the map holds."""
         self.map = HashMap(fd)
+        # The frontends of each clusterIP. Sets, because a failed write is repeated.
         self._cluster_ips: defaultdict[bytes, set[bytes]] = defaultdict(set)
-        """The frontends of each clusterIP. Sets, because a failed write is repeated."""
         self._marked: set[bytes] = set()
         for key, value in self.map.items():
             flags = layout.FRONTEND.unpack(value)[2]
@@ -210,6 +210,8 @@ class Tables:
         """
         new = dict(change.added)
         new.update((key, pair[1]) for key, pair in change.changed.items())
+        # ServicePorts and what belongs to them. A new name comes first, a new list of endpoints
+        # before the word that points to it.
         self.services.begin()
         self.services.add(key for key, _ in of_kind(Kind.SERVICE, change.added))
         for key, value in of_kind(Kind.SERVICE, new):
@@ -219,6 +221,8 @@ class Tables:
         )
         for key in [*self._node_prefixes(new), *self._range_prefixes(new)]:
             self.prefixes.put(key, _ONE)  # tries take no batches before Linux 5.16
+
+        # Addresses and frontends; the presence filter knows an address before it is served.
         node_ips = [key for key, _ in of_kind(Kind.NODE_IP, new)]
         self.presence.serve(node_ips)
         self.presence.serve(layout.address_of(key) for key, _ in of_kind(Kind.FRONTEND, new))
@@ -226,6 +230,8 @@ class Tables:
         for _, value in of_kind(Kind.CONFIG, new):
             self.node.put(value)
         self.frontends.put(new, self.services.records)
+
+        # No frontend leads to removed objects and emptied pools any more, once these are gone.
         self._remove(change.removed)
         self.services.empty_pools()
 

@@ -16,8 +16,8 @@ from steersman.model.names import ServicePortName
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters, frontend_label
 from steersman.modes.ebpf import flows, layout, render
+from steersman.modes.ebpf.bpf import HashMap, SumMap
 from steersman.modes.ebpf.loader import LoadedObject
-from steersman.modes.ebpf.maps import HashMap, SumMap
 from steersman.modes.ebpf.sockets import Peer, read_peers, stale_peers
 from steersman.modes.ebpf.tables import Tables
 
@@ -38,7 +38,6 @@ class Counts:
         self._events = SumMap(maps["counters"])
         self._reached = SumMap(maps["reached"])
         self._used = SumMap(maps["used"])
-        self._capacity = HashMap(maps["flows"]).capacity
 
     def event(self, name: str) -> int:
         """Return how often an event of layout.COUNTERS has happened."""
@@ -65,6 +64,7 @@ class Counts:
     def delete_unplanned(self, tables: Tables) -> None:
         """Delete the counts of endpoints and frontends that are gone."""
         services, names = tables.services, tables.services.names_by_number()
+        # By ServicePort, so that its endpoints are read once.
         used: dict[int, set[bytes]] = {}
         for key, _ in self._used.items():
             number, end = layout.MEMBER_KEY.unpack(key)
@@ -75,57 +75,6 @@ class Counts:
             self._used.delete_all(layout.MEMBER_KEY.pack(number, end) for end in ends - kept)
         gone = [key for key, _ in self._reached.items() if not tables.frontends.map.get(key)]
         self._reached.delete_all(gone)
-
-    def totals(self, state: FlowTable) -> NodeTotals:
-        """Return the counts of the whole node."""
-        events = {name: self.event(name) for name in layout.COUNTERS}
-        return NodeTotals(
-            events=events | {"flows_evicted": state.evicted},
-            tables={"flows": (state.entries, self._capacity)},
-        )
-
-
-class CountsReader:
-    """One pass over the counts, on its own descriptors: the mode may write or close in between."""
-
-    def __init__(self, maps: Mapping[str, int], tables: Tables) -> None:
-        """Duplicate the descriptors; `close` must follow."""
-        self._reached = SumMap(os.dup(maps["reached"]))
-        self._used = SumMap(os.dup(maps["used"]))
-        self._services = tables.services
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        self._reached.close()
-        self._used.close()
-
-    def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
-        """Return the counts by ServicePort, without zeros."""
-        used: dict[int, dict[bytes, tuple[int, ...]]] = {}
-        for key, tally in self._used.sums():
-            number, end = layout.MEMBER_KEY.unpack(key)
-            used.setdefault(number, {})[end] = tally
-        reached = {key: values[0] for key, values in self._reached.sums()}
-        records = self._services.records if used else {}
-        frontends: Counter[tuple[ServicePortName, str]] = Counter()
-        endpoints: dict[tuple[ServicePortName, str], tuple[int, ...]] = {}
-        for plan in plans if used or reached else ():
-            name = plan.key.name
-            for frontend in plan.frontends if reached else ():
-                if count := reached.get(render.frontend_key(plan, frontend)):
-                    frontends[name, frontend_label(frontend)] += count
-            record = records.get(layout.service_name(plan.key))
-            tallies = used.get(record.number) if record else None
-            for endpoint in plan.reachable if tallies else ():
-                if tallies and (own := tallies.get(layout.pack_endpoint(endpoint))):
-                    endpoints[name, str(endpoint)] = own
-        return ConnectionStats(
-            frontends,
-            {name: tally[0] for name, tally in endpoints.items()},
-            traffic_by_endpoint={
-                name: TrafficCounters(*tally[1:]) for name, tally in endpoints.items()
-            },
-        )
 
 
 def _event_key(name: str) -> bytes:
@@ -190,13 +139,55 @@ class Tracking:
         """Make programs rely on the presence filter: all of them write it now."""
         self._tables.presence.trust(flows.clients(self._flows), self._tables.served())
 
-    def reader(self) -> CountsReader:
-        """Begin to read the counts by frontend and endpoint."""
-        return CountsReader(self._maps, self._tables)
+    def prepare_stats(self, plans: Collection[ServicePlan]) -> Callable[[], ConnectionStats]:
+        """Return a function that reads the counts by ServicePort, without zeros.
+
+        It has its own descriptors, as that of `prepare_expiry`.
+        """
+        services = self._tables.services
+        reached_map = SumMap(os.dup(self._maps["reached"]))
+        used_map = SumMap(os.dup(self._maps["used"]))
+
+        def read() -> ConnectionStats:
+            try:
+                reached = {key: values[0] for key, values in reached_map.sums()}
+                used: dict[int, dict[bytes, tuple[int, ...]]] = {}
+                for key, tally in used_map.sums():
+                    number, end = layout.MEMBER_KEY.unpack(key)
+                    used.setdefault(number, {})[end] = tally
+            finally:
+                reached_map.close()
+                used_map.close()
+            # The maps have entries for used endpoints only, often few: visit plans with these.
+            frontends: Counter[tuple[ServicePortName, str]] = Counter()
+            endpoints: dict[tuple[ServicePortName, str], tuple[int, ...]] = {}
+            for plan in plans if used or reached else ():
+                name = plan.key.name
+                for frontend in plan.frontends if reached else ():
+                    if count := reached.get(render.frontend_key(plan, frontend)):
+                        frontends[name, frontend_label(frontend)] += count
+                record = services.records.get(layout.service_name(plan.key)) if used else None
+                tallies = used.get(record.number) if record else None
+                for endpoint in plan.reachable if tallies else ():
+                    if tallies and (own := tallies.get(layout.pack_endpoint(endpoint))):
+                        endpoints[name, str(endpoint)] = own
+            return ConnectionStats(
+                frontends,
+                {name: tally[0] for name, tally in endpoints.items()},
+                traffic_by_endpoint={
+                    name: TrafficCounters(*tally[1:]) for name, tally in endpoints.items()
+                },
+            )
+
+        return read
 
     def totals(self) -> NodeTotals:
         """Return the counts of the whole node."""
-        return self._counts.totals(self._state)
+        events = {name: self._counts.event(name) for name in layout.COUNTERS}
+        return NodeTotals(
+            events=events | {"flows_evicted": self._state.evicted},
+            tables={"flows": (self._state.entries, self._flows.capacity)},
+        )
 
     def count_open(self) -> int:
         """Count the connections that have not ended."""

@@ -31,8 +31,8 @@ class DeviceWatcher:
         self._guard = guard
         self._lock = lock
         self._task: asyncio.Task[None] | None = None
+        # The last failure that was logged; the same one is not logged again.
         self._failure = ""
-        """The last failure that was logged; the same one is not logged again."""
 
     def ensure_running(self) -> None:
         """Start the task unless it runs on this event loop."""
@@ -53,11 +53,13 @@ class DeviceWatcher:
             list_at = clock()  # devices may have come before we subscribed
             while self._datapath.tables is not None:
                 change = await self._next_change(subscription, min(collect_at, list_at))
+                # Messages were lost, the first pass, or a failure to repeat: list everything.
                 if change is None or clock() >= list_at:
                     done = await self._update_devices(None)
                     list_at = math.inf if done else clock() + _RETRY
                 elif change.before != change.after and not await self._update_devices(change):
                     list_at = clock() + _RETRY
+                # Every 30 s, however restless the devices are.
                 if clock() >= collect_at:
                     await self._collect()
                     await self._guard.remove()
@@ -71,6 +73,7 @@ class DeviceWatcher:
                 async with asyncio.timeout_at(until):
                     news = await subscription.receive()
             change = self._datapath.device_change(news)
+            # A new device brings several messages: wait for the rest of them.
             if change and change.before != change.after:
                 await asyncio.sleep(_SETTLE)
                 if more := subscription.waiting():

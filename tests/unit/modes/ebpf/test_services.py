@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.modes.ebpf.maps import FullError
+from steersman.modes.ebpf.bpf import FullError
 from steersman.modes.ebpf.services import QUARANTINE, SlotAllocator, run_length
 
 
