@@ -2,18 +2,7 @@
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 
-# Modules that are pure: every branch of them is tested (comma-separated for coverage).
-PURE := */model/*,*/run/ledger.py,*/run/owed.py,*/compile/*,*/modes/*/render*.py
-PURE := $(PURE),*/proxy/budget.py
-PURE := $(PURE),*/run/service_metrics.py
-NFT := */modes/nftables
-PURE := $(PURE),$(NFT)/derived.py,$(NFT)/layout.py,$(NFT)/rules.py,$(NFT)/skeleton.py,$(NFT)/text.py
-PURE := $(PURE),$(NFT)/totals.py,$(NFT)/transaction.py,$(NFT)/wire.py
 BPF := src/steersman/modes/ebpf/c/*.[ch]
-IPVS := */modes/ipvs
-PURE := $(PURE),*/netfilter/names.py,*/netfilter/rule_text.py,*/modes/iptables/names.py
-PURE := $(PURE),*/modes/iptables/parse.py,*/modes/iptables/script.py
-PURE := $(PURE),$(IPVS)/changes.py,$(IPVS)/names.py,$(IPVS)/parse.py,$(IPVS)/counters.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test sim demo bench image lock clean
@@ -40,7 +29,7 @@ format: setup ## Put the code in shape
 
 test: setup ## Every test, kernel tests as root, and full coverage of the pure modules
 	pytest -q --cov --cov-report= --durations=10
-	coverage report --include='$(PURE)' --fail-under=100 --skip-covered
+	coverage report --include="$$(python scripts/pure.py)" --fail-under=100 --skip-covered
 
 sim: setup ## Simulated lives of nodes on all cores: SEEDS=n HOURS=h, see tests/sim
 	@python -m tests.sim --seeds $(or $(SEEDS),1000) --hours $(or $(HOURS),4) --first $(or $(FIRST),0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tokenize
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,11 +30,10 @@ LAYERS: dict[str, set[str]] = {
     "cli": {"model", "host", "source", "compile", "proxy", "netfilter", "modes", "config", "run"},
     "__main__": {"cli"},
 }
-PURE_IN_MODES = {
-    *("render", "render_node", "names", "parse"),
-    *("script", "specs"),
-}
-"""Modules of modes that do not touch the kernel; the others may import host."""
+PURE_PATTERNS: list[str] = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["tool"][
+    "steersman"
+]["pure"]
+PURE = {path for pattern in PURE_PATTERNS for path in PACKAGE.glob(pattern)}
 IMPURE = {"asyncio", "logging", "os", "subprocess", "time", "random"}
 POLICY_WORDS = re.compile(
     r"(?<![a-z])(ready|readiness|terminating|zones?|traffic_?polic(y|ies))(?![a-z])"
@@ -77,13 +77,6 @@ def needs(path: Path, seen: set[Path]) -> set[Path]:
     return seen
 
 
-def is_pure(path: Path) -> bool:
-    part = part_of(path)
-    if part == "netfilter":
-        return path.stem in {"names", "rule_text"}
-    return part in {"model", "compile"} or (part == "modes" and path.stem in PURE_IN_MODES)
-
-
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -122,17 +115,15 @@ def test_the_configuration_knows_only_the_rows_of_modes(path: Path) -> None:
     assert all(name.startswith("steersman.modes.specs") for name in found)
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if is_pure(p)], ids=relative)
+@pytest.mark.parametrize("path", sorted(PURE), ids=relative)
 def test_pure_modules_know_no_world(path: Path) -> None:
-    assert {name.split(".")[0] for name in imports(path)} & IMPURE == set()
-    assert "host" not in ours(path)
-
-
-@pytest.mark.parametrize("path", [p for p in MODULES if is_pure(p)], ids=relative)
-def test_what_pure_modules_need_is_pure(path: Path) -> None:
     for needed in needs(path, set()):
         assert {name.split(".")[0] for name in imports(needed)} & IMPURE == set(), needed
-        assert part_of(needed) in {"model", "compile", "proxy", "netfilter", "modes"}
+
+
+@pytest.mark.parametrize("pattern", PURE_PATTERNS)
+def test_patterns_of_pure_modules_match(pattern: str) -> None:
+    assert list(PACKAGE.glob(pattern))
 
 
 VIOLATIONS = {
@@ -197,6 +188,32 @@ def names_of_modes(path: Path) -> Iterator[str]:
 )
 def test_only_modes_name_a_mode(path: Path) -> None:
     assert list(names_of_modes(path)) == [], "ask the row of the mode: modes/specs.py"
+
+
+def imported_modes(path: Path) -> set[str]:
+    """Names of modes whose modules a file imports."""
+    names = [name.split(".") for name in imports(path)]
+    found = {name[2] for name in names if len(name) > 2 and name[:2] == ["steersman", "modes"]}
+    return {name for name in found if (PACKAGE / "modes" / name).is_dir()}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_no_mode_is_imported_by_another_one(path: Path) -> None:
+    own = {path.parent.name} if path.parent.parent == PACKAGE / "modes" else set[str]()
+    assert imported_modes(path) <= own, "put what modes share into netfilter/ or proxy/"
+
+
+@pytest.mark.parametrize(
+    ("text", "modes"),
+    [
+        ("from steersman.modes.ipvs.names import DEVICE", {"ipvs"}),
+        ("from steersman.modes.ebpf import layout", {"ebpf"}),
+        ("from steersman.modes.base import Mode", set()),
+    ],
+)
+def test_imports_of_modes_are_found(text: str, modes: set[str], tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(text)
+    assert imported_modes(tmp_path / "module.py") == modes
 
 
 @pytest.mark.parametrize("text", ['mode = "ipvs"', "from steersman.modes import ebpf"])
