@@ -101,9 +101,9 @@ class InheritedSockets:
 class SharedState:
     """What the listeners of a ServicePort share, until the last of them stops."""
 
-    def __init__(self) -> None:
-        self.traffic = Traffic()
+    def __init__(self, traffic: Traffic) -> None:
         self.dials = DialRegistry()
+        self._traffic = traffic
         self.balancers: dict[PlanKey, Balancer] = {}
         self._users: dict[PlanKey, set[RunningListener]] = {}
         """The listeners of each ServicePort that are not stopped."""
@@ -115,7 +115,7 @@ class SharedState:
     def add(self, owner: PlanKey, listener: RunningListener) -> None:
         """Note that a listener uses the state of a ServicePort."""
         self._users.setdefault(owner, set()).add(listener)
-        self.traffic.begin(owner)
+        self._traffic.begin(owner)
 
     def remove(self, owner: PlanKey, listener: RunningListener) -> None:
         """Note that a listener no longer uses it; drop it with the last one."""
@@ -123,14 +123,14 @@ class SharedState:
         if not self._users[owner]:
             del self._users[owner]
             self.balancers.pop(owner, None)
-            self.traffic.forget(owner)
+            self._traffic.forget(owner)
             self.dials.forget(owner)
 
     def drop_former_endpoints(self, owner: PlanKey) -> None:
         """Drop counters of endpoints that no plan has and no connection uses."""
         active = self.balancer(owner).active.keys()
         plans = (listener.route.plan for listener in self._users[owner])
-        self.traffic.keep(owner, active | frozenset().union(*(plan.endpoints for plan in plans)))
+        self._traffic.keep(owner, active | frozenset().union(*(plan.endpoints for plan in plans)))
 
 
 class Proxy:
@@ -148,7 +148,8 @@ class Proxy:
             limit: descriptors for listeners and connections; 0 for all that the system allows.
         """
         self.budget = DescriptorBudget(limit or descriptor_limit())
-        self.shared = SharedState()
+        self.traffic = Traffic()
+        self.shared = SharedState(self.traffic)
         self.inherited = InheritedSockets()
         self.dns_search: tuple[str, ...] = ()
         """Suffixes to try for queries to DNS Services (dns.py)."""
@@ -158,11 +159,6 @@ class Proxy:
         self._listeners: dict[FrontendKey, RunningListener] = {}
         self._stopped: list[RunningListener] = []
         """Stopped listeners that still have connections."""
-
-    @property
-    def traffic(self) -> Traffic:
-        """The counters of all endpoints."""
-        return self.shared.traffic
 
     @property
     def listeners(self) -> dict[FrontendKey, ListenerPlan]:
@@ -306,51 +302,43 @@ class Proxy:
 
     async def _open(self, key: FrontendKey, plan: ListenerPlan) -> RunningListener:
         """Start a listener on the predecessor's socket or a new one."""
-        sock = self.inherited.claim(key, plan, self._ports)
-        if sock is None:
-            address = plan.bind or wildcard(key.family is Family.IPV6)
-            sock = self._open_socket(address, key.protocol)
-            try:
+        inherited = self.inherited.claim(key, plan, self._ports)
+        address = plan.bind or wildcard(key.family is Family.IPV6)
+        sock = inherited or self._open_socket(address, key.protocol)
+        listener: RunningListener
+        try:
+            if inherited is None:
                 # The next process may bind a fixed port, too; proxy ports are handed over or new.
                 prepare(sock, shared=bool(plan.port))
                 if plan.port:
                     sock.bind((address, plan.port))
                 else:
                     self._ports.bind(sock, address)
-            except OSError:
-                sock.close()
-                raise
-        try:
-            listener = await self._listen(sock, key, plan)
+            route = Route(
+                plan,
+                self.shared.balancer(plan.owner),
+                self.traffic,
+                self.budget,
+                self._open_socket,
+                dials=self.shared.dials,
+                destination=(key.address, key.port),
+            )
+            if key.protocol is Protocol.TCP:
+                request_arrivals(sock)  # accepted connections inherit it
+                sock.listen(BACKLOG)
+                listener = TcpListener(sock, route)
+            else:
+                session: MakeSession | None = None
+                if self.dns_search and plan.owner.name.port == PORT_NAME:
+                    session = partial(SearchingSession, suffixes=self.dns_search)
+                listener = UdpListener(sock, route, self._udp_idle, session)
+                await listener.start()
         except OSError:
             sock.close()
             raise
         self.budget.used += 1
         self.shared.add(plan.owner, listener)
         return listener
-
-    async def _listen(
-        self, sock: socket.socket, key: FrontendKey, plan: ListenerPlan
-    ) -> RunningListener:
-        route = Route(
-            plan,
-            self.shared.balancer(plan.owner),
-            self.shared.traffic,
-            self.budget,
-            self._open_socket,
-            dials=self.shared.dials,
-            destination=(key.address, key.port),
-        )
-        if key.protocol is Protocol.TCP:
-            request_arrivals(sock)  # accepted connections inherit it
-            sock.listen(BACKLOG)
-            return TcpListener(sock, route)
-        make: MakeSession | None = None
-        if self.dns_search and plan.owner.name.port == PORT_NAME:
-            make = partial(SearchingSession, suffixes=self.dns_search)
-        udp = UdpListener(sock, route, self._udp_idle, make)
-        await udp.start()
-        return udp
 
 
 def _listener_key(key: FrontendKey, plan: ListenerPlan) -> ListenerKey:

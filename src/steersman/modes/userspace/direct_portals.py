@@ -160,11 +160,6 @@ class LocalPortals(Portals):
         """Name the destinations that are not served."""
         return Support(usable=True, missing=(_ONLY_OWN,))
 
-    def render_node(self, settings: NodeSettings) -> Ruleset:
-        """Return nothing: there are no rules."""
-        del settings
-        return {}
-
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:
         """Render the listeners at addresses that this machine has."""
         own = settings.family(plan.key.family).local_addresses
@@ -182,11 +177,6 @@ class LocalPortals(Portals):
         for key in change.removed:
             self._refusing.pop(key, None)
         self._refusing.update(portals_of(change))
-
-    def find_leftovers(self, families: Iterable[Family]) -> str:
-        """Return "": nothing can be left."""
-        del families
-        return ""
 
     async def aclose(self, listeners: Iterable[FrontendKey]) -> None:
         """Forget the destinations that are refused."""
