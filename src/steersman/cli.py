@@ -46,11 +46,11 @@ from steersman.model.plan import SourceClass
 from steersman.modes.registry import dump
 from steersman.modes.specs import SPECS, ModeSpec
 from steersman.run.assemble import preview, run_daemon
-from steersman.run.cleanup import clean_up
 from steersman.run.event_loop import MeasuredLoop, run_to_end
 from steersman.run.instance import Instance, running
 from steersman.run.klog import Logging
 from steersman.run.machine import Machine
+from steersman.run.mode_transition import clean_up
 from steersman.run.startup import (
     StartError,
     allow_localhost_node_ports,

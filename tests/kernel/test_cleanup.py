@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from steersman.host.exec import SubprocessExec
-from steersman.run.switch import clean_leftovers, others
+from steersman.run.mode_transition import other_modes, remove_leftovers_once
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import NOBODY, manifests, rules, steersman, world
 
@@ -145,7 +145,8 @@ def test_an_instance_that_runs_is_named(tmp_path: Path) -> None:
 def test_kubelets_chains_are_no_leftovers_and_looking_makes_no_tables() -> None:
     async def body() -> None:
         sh("iptables-nft -N KUBE-FIREWALL; iptables-nft -I OUTPUT -j KUBE-FIREWALL")
-        assert await clean_leftovers(others("nftables", SubprocessExec())) == []
+        removal = await remove_leftovers_once(other_modes("nftables", SubprocessExec()))
+        assert removal.messages == []
         assert ":KUBE-FIREWALL " in sh("iptables-nft-save")
         assert sh("cat /proc/net/ip_tables_names /proc/net/ip6_tables_names") == ""
 

@@ -17,7 +17,7 @@ from steersman.modes.ebpf import attach, clsact
 from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.specs import IpvsOptions, ModeOptions
-from steersman.run.switch import clean_leftovers, others
+from steersman.run.mode_transition import other_modes, remove_leftovers_once
 from tests.support.lab.cluster import Lab
 from tests.support.lab.switches import (
     NODE,
@@ -91,7 +91,7 @@ def test_connections_live_through_a_switch(
         await program(mode)
         clients.check()
         left = [(name, mode_of(lab, *old)) for name in (old[0],) if name in MODES]
-        said = await clean_leftovers(left, current=mode)
+        said = (await remove_leftovers_once(left, current=mode)).messages
         assert [s for s in said if "removed" in s] == said
         assert len(said) == len(left)
 
@@ -168,7 +168,8 @@ def test_connections_begin_between_any_two_steps_of_a_switch(
     async def switch() -> None:
         serving = mode_of(lab, *new)
         await program(serving)
-        assert await clean_leftovers([(old[0], mode_of(lab, *old))], current=serving)
+        removal = await remove_leftovers_once([(old[0], mode_of(lab, *old))], current=serving)
+        assert removal.messages
 
     mode_of(lab, *new)  # so that sockets are in its cgroup, if it has one
     asyncio.run(program(mode_of(lab, *old)))
@@ -193,14 +194,14 @@ def test_the_ebpf_mode_is_left_when_its_connections_have_ended(
     async def switch() -> list[str]:
         await program(mode_of(lab, *new))
         await asyncio.to_thread(clients.check)
-        left = asyncio.create_task(clean_leftovers([("ebpf", mode_of(lab, *old))], 60))
+        left = asyncio.create_task(remove_leftovers_once([("ebpf", mode_of(lab, *old))], 60))
         before = clients.opened
         while clients.opened < before + 20:
             await asyncio.to_thread(clients.check)
         assert not left.done(), "the old mode carries what it has made"
         for sock in clients.live:
             sock.close()
-        return await left
+        return (await left).messages
 
     asyncio.run(program(mode_of(lab, *old)))
     clients = Clients(lab)
@@ -239,14 +240,14 @@ def test_what_is_held_is_let_go_when_nothing_is_translated(lab: Lab) -> None:
 
 
 def test_each_mode_leaves_the_other_behind() -> None:
-    names = [name for name, _ in others("nftables", SubprocessExec())]
+    names = [name for name, _ in other_modes("nftables", SubprocessExec())]
     assert {"iptables (nft)", "iptables (legacy)"} <= set(names)
-    assert "nftables" in [name for name, _ in others("iptables", SubprocessExec())]
-    assert [name for name, _ in others("elsewhere", SubprocessExec())] == []
+    assert "nftables" in [name for name, _ in other_modes("iptables", SubprocessExec())]
+    assert [name for name, _ in other_modes("elsewhere", SubprocessExec())] == []
 
 
 def test_what_others_balance_by_ipvs_stays_theirs() -> None:
     options = ModeOptions(ipvs=IpvsOptions(exclude_cidrs=("192.0.2.0/24",)))
-    left: dict[str, Any] = dict(others("iptables", SubprocessExec(), "nft", options))
+    left: dict[str, Any] = dict(other_modes("iptables", SubprocessExec(), "nft", options))
     assert left["ipvs"]._options.exclude_cidrs == ("192.0.2.0/24",)
     assert not left["ipvs"]._options.load_modules

@@ -11,8 +11,7 @@ from steersman.modes.base import Mode
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.direct_portals import DEFAULT_INTERFACE
-from steersman.run.cleanup import clean_up
-from steersman.run.switch import clean_leftovers, others
+from steersman.run.mode_transition import clean_up, other_modes, remove_leftovers_once
 from tests.support.lab.namespace import sh
 from tests.support.lab.userspace import userspace_mode
 from tests.support.lab.userspace_node import (
@@ -34,7 +33,7 @@ async def serve(mode: Mode, one: Endpoint) -> None:
     assert (await mode.probe()).usable
     wanted = {**mode.render_node(SETTINGS), **mode.render_service(plan(one), SETTINGS)}
     await mode.apply(diff(await mode.read(), wanted))
-    await clean_leftovers(others(mode.name, SubprocessExec()), 0.0, mode)
+    await remove_leftovers_once(other_modes(mode.name, SubprocessExec()), 0.0, mode)
 
 
 @VARIANTS
@@ -74,7 +73,7 @@ def test_nothing_is_left_of_another_mode_when_this_one_serves(variant: str) -> N
 def test_who_changes_nothing_here_cleans_nothing_here() -> None:
     mode = create("userspace", SubprocessExec(), ModeOptions(portals="none"))
     variant = str(getattr(mode, "variant", ""))
-    assert list(others(mode.name, SubprocessExec(), variant)) == []
+    assert list(other_modes(mode.name, SubprocessExec(), variant)) == []
 
 
 @pytest.mark.parametrize("kind", ["nft", "legacy", "nftables", "direct"])

@@ -18,7 +18,7 @@ from typing import Any
 
 from steersman.compile import planner
 from steersman.config import ConfigError, parse_command_line
-from steersman.host import facts, netlink
+from steersman.host import linux, netlink
 from steersman.model.errors import BusyError
 from steersman.run import assemble, http
 from steersman.run.connections import POOL
@@ -99,7 +99,7 @@ class Node:
     def _replace_doors(self) -> None:
         doors: tuple[tuple[object, str, object], ...] = (
             (netlink, "open_socket", self.netlink.open),
-            (facts, "has_ipv6", lambda *_: True),
+            (linux, "has_ipv6", lambda *_: True),
             (http, "listening_socket", self.universe.network.listen),
             (planner, "plan_service", partial(_counted, self.kernel, _PLAN_SERVICE)),
             (assemble, "assemble", self._assemble),

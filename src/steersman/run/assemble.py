@@ -16,12 +16,12 @@ from steersman.compile.planner import Planner
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.facts import read_facts
 from steersman.model.findings import Finding
-from steersman.run import fallback
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.daemon import Daemon, NodeLock, Stop
 from steersman.run.event_loop import on_signal, until
 from steersman.run.klog import Logging
 from steersman.run.machine import Machine
+from steersman.run.mode_transition import report_fallback
 from steersman.run.node_watcher import NodeWatcher
 from steersman.run.observers import FindingsLog, SyncObservers
 from steersman.run.servers import Servers
@@ -118,7 +118,7 @@ async def assemble(
         ),
     )
     changed.target, reported.target = daemon.changed, daemon.reported
-    fallback.tell(chosen, servers.recorder, store, servers.metrics)
+    report_fallback(chosen, servers.recorder, store, servers.metrics)
     return daemon
 
 

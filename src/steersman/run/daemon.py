@@ -29,12 +29,12 @@ from steersman.run.event_loop import InterruptibleSleep, guarded, on_signal
 from steersman.run.instance import Holder, Instance
 from steersman.run.klog import Logging, v
 from steersman.run.machine import Machine
+from steersman.run.mode_transition import remove_leftovers
 from steersman.run.node_watcher import NodeWatcher
 from steersman.run.observers import FindingsLog, SyncObservers
 from steersman.run.runner import Runner
 from steersman.run.servers import Servers
 from steersman.run.startup import StartError, node_config
-from steersman.run.switch import leave
 from steersman.run.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
@@ -299,4 +299,4 @@ class Daemon:
         await self.serving.wait()
         mode, config = self.sync.mode, self._reloader.current
         left = self._machine.leftovers(mode, config)
-        await leave(left, config.steersman.drain_period.seconds, mode)
+        await remove_leftovers(left, config.steersman.drain_period.seconds, mode)

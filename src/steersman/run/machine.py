@@ -18,15 +18,14 @@ from steersman.model.plan import Traits
 from steersman.modes.base import Mode
 from steersman.modes.registry import Factory, create
 from steersman.run.config_reloader import file_changes
-from steersman.run.fallback import Chosen
 from steersman.run.gc_tuning import freeze_live_objects, tune_at_start
 from steersman.run.instance import Instance
+from steersman.run.mode_transition import Chosen, other_modes
 from steersman.run.startup import (
     allow_localhost_node_ports,
     choose_mode,
     set_conntrack,
 )
-from steersman.run.switch import others
 
 
 def conntrack_usage() -> tuple[int, int]:
@@ -72,4 +71,4 @@ class Machine:
     def leftovers(self, mode: Mode, config: ProxyConfig) -> Iterable[tuple[str, Mode]]:
         """Return the other modes whose leftovers are removed once this one serves, by name."""
         options = to_mode_options(config)
-        return others(mode.name, SubprocessExec(), mode.variant, options, self.create_mode)
+        return other_modes(mode.name, SubprocessExec(), mode.variant, options, self.create_mode)

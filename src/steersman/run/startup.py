@@ -27,7 +27,7 @@ from steersman.model.plan import Traits
 from steersman.modes.base import Mode, Support
 from steersman.modes.registry import Factory, create
 from steersman.modes.specs import SPECS
-from steersman.run.fallback import Chosen, choose
+from steersman.run.mode_transition import Chosen, choose
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
 from steersman.source.files import FileSource

@@ -13,10 +13,9 @@ from steersman.host.netlink import NetlinkError
 from steersman.modes.base import Mode, Support
 from steersman.modes.ipvs import probe
 from steersman.modes.ipvs.probe import check_ipset, check_matches, find_family, load_module
-from steersman.run import fallback
 from steersman.run.events import Recorder
-from steersman.run.fallback import Chosen, choose
 from steersman.run.metrics import Metrics
+from steersman.run.mode_transition import Chosen, choose, report_fallback
 from steersman.source.store import Store
 
 
@@ -76,7 +75,7 @@ class Poster:
 
 def told(chosen: Chosen) -> tuple[Store, Metrics, Recorder]:
     store, metrics, recorder = Store("n"), Metrics("iptables"), Recorder(Poster(), "n")
-    fallback.tell(chosen, recorder, store, metrics)
+    report_fallback(chosen, recorder, store, metrics)
     return store, metrics, recorder
 
 

@@ -11,7 +11,7 @@ import pytest
 from steersman.host.exec import SubprocessExec
 from steersman.modes.base import Mode
 from steersman.modes.ipvs.mode import IpvsMode
-from steersman.run.switch import clean_leftovers
+from steersman.run.mode_transition import remove_leftovers_once
 from tests.support.lab import switches
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.modes.ipvs import mode_behind
@@ -33,7 +33,7 @@ def ipvs(lab: Lab) -> Iterator[IpvsMode]:
     """The mode; what it told the node is removed at the end."""
     mode = mode_behind(SubprocessExec(lab.exec_argv(())))
     yield mode
-    asyncio.run(clean_leftovers([("ipvs", mode)]))
+    asyncio.run(remove_leftovers_once([("ipvs", mode)]))
     asyncio.run(mode.aclose())
 
 
@@ -54,7 +54,7 @@ def other(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Mode]:
     """Another mode, likewise."""
     mode = switches.mode_of(lab, request.param, "nft")
     yield mode
-    asyncio.run(clean_leftovers([(request.param, mode)]))
+    asyncio.run(remove_leftovers_once([(request.param, mode)]))
 
 
 def goes_on(clients: switches.Clients, *, live: bool = True) -> None:
@@ -73,7 +73,7 @@ def test_coming_to_ipvs_nothing_is_lost(lab: Lab, ipvs: IpvsMode, other: Mode) -
     with connected(lab, other) as clients:
         asyncio.run(switches.program(ipvs))
         clients.check()
-        (said,) = asyncio.run(clean_leftovers([("other", other)]))
+        (said,) = asyncio.run(remove_leftovers_once([("other", other)])).messages
         assert "removed" in said
         goes_on(clients)
     assert clients.failed == []
@@ -85,7 +85,7 @@ def test_leaving_ipvs_with_patience_nothing_is_lost(lab: Lab, ipvs: IpvsMode, ot
 
         async def leave() -> list[str]:
             await switches.program(other)
-            leaving = asyncio.create_task(clean_leftovers([("ipvs", ipvs)], 120.0))
+            leaving = asyncio.create_task(remove_leftovers_once([("ipvs", ipvs)], 120.0))
             async with asyncio.timeout(60):
                 while "KUBE-IPVS" in lab.run("iptables-save"):  # noqa: ASYNC110 - it is another's
                     await asyncio.sleep(0.1)
@@ -94,7 +94,7 @@ def test_leaving_ipvs_with_patience_nothing_is_lost(lab: Lab, ipvs: IpvsMode, ot
             assert "->" in virtual_servers(lab)
             for sock in clients.live:
                 sock.close()
-            return await leaving
+            return (await leaving).messages
 
         (said,) = asyncio.run(leave())
         goes_on(clients, live=False)
@@ -110,8 +110,8 @@ def test_leaving_ipvs_at_once_cuts_what_it_carries(lab: Lab, ipvs: IpvsMode) -> 
     with connected(lab, ipvs) as clients:
         asyncio.run(switches.program(iptables))
         clients.check()
-        (said,) = asyncio.run(clean_leftovers([("ipvs", ipvs)]))
+        (said,) = asyncio.run(remove_leftovers_once([("ipvs", ipvs)])).messages
         goes_on(clients, live=False)
     assert f"{len(switches.WAYS)} connections were cut" in said
     assert clients.failed == []
-    asyncio.run(clean_leftovers([("iptables", iptables)]))
+    asyncio.run(remove_leftovers_once([("iptables", iptables)]))

@@ -11,8 +11,8 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.modes.base import Mode, Support
-from steersman.run import switch
-from steersman.run.switch import clean_leftovers, leave
+from steersman.run import mode_transition
+from steersman.run.mode_transition import remove_leftovers, remove_leftovers_once
 
 
 class Carrying(Mode):
@@ -53,13 +53,13 @@ class Carrying(Mode):
 
 
 def left(mode: Carrying, patience: float = 0.0) -> str:
-    (said,) = asyncio.run(clean_leftovers([("carrying", mode)], patience))
+    (said,) = asyncio.run(remove_leftovers_once([("carrying", mode)], patience)).messages
     return said
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switch, "_POLL", 0.0)
+    monkeypatch.setattr(mode_transition, "_POLL", 0.0)
 
 
 def test_they_get_time() -> None:
@@ -110,7 +110,7 @@ def test_what_cannot_be_removed_now_is_removed_later(error: Exception) -> None:
 
     mode, waits = Held(0), list[dict[str, str]]()
     other = Carrying(0)
-    asyncio.run(leave([("held", mode), ("other", other)], sleep=release))
+    asyncio.run(remove_leftovers([("held", mode), ("other", other)], sleep=release))
     assert (mode.have, len(waits), len(other.history)) == ({}, 2, 1)
 
 
@@ -129,6 +129,6 @@ def test_a_mode_that_cannot_be_looked_at_is_looked_at_again(
         return
 
     mode = Hidden(0)
-    asyncio.run(leave([("hidden", mode)], sleep=at_once))
+    asyncio.run(remove_leftovers([("hidden", mode)], sleep=at_once))
     assert (mode.looks, mode.history) == (looks, history)
-    assert "not left yet" not in caplog.text, "there may be nothing of it"
+    assert "remain; retrying" not in caplog.text, "there may be nothing of it"
