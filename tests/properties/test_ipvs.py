@@ -52,7 +52,7 @@ def test_every_changed_server_is_told_however_few_they_are(
     have: dict[ServerKey, Server], want: dict[ServerKey, Server]
 ) -> None:
     change = diff(have, want)
-    told = only_endpoints(change) or ChangeSet(change).servers
+    told = only_endpoints(change, 4) or ChangeSet(change).servers
     assert {k: new for k, _, new in told} == {k: v for k, v in want.items() if have.get(k) != v}
 
 

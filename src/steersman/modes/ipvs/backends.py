@@ -29,7 +29,7 @@ from steersman.host.rtnetlink import (
     parse_link,
 )
 from steersman.model.addresses import canonical_ip
-from steersman.model.errors import ApplyError, BusyError
+from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.changes import ServerChange
 from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey, Target
@@ -79,8 +79,7 @@ class NamespaceSockets:
 _BATCH = 100
 _NOTHING = Request(NLMSG_NOOP, b"")
 _GONE = (errno.ESRCH, errno.ENOENT)
-_TRANSIENT = (errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EINTR, errno.EBUSY)
-"""Errors that do not depend on the object: a retry may succeed."""
+_BUSY = TRANSIENT_ERRNOS | {errno.EBUSY}
 
 
 class Operation(NamedTuple):
@@ -114,7 +113,7 @@ def send(netlink: Netlink, operations: Iterable[Operation]) -> None:
             if operation.instead is not None and error.errno == operation.instead[0]:
                 others.append(Operation(operation.describe, operation.instead[1]()))
             elif error.errno not in operation.harmless:
-                failure = BusyError if error.errno in _TRANSIENT else ApplyError
+                failure = BusyError if error.errno in _BUSY else ApplyError
                 raise failure(f"{operation.describe()}: {error.strerror}") from error
         if others:
             send(netlink, others)

@@ -19,8 +19,6 @@ from steersman.modes.ipvs.names import (
     role_set,
 )
 
-INLINE = 64
-"""Virtual servers and addresses up to which the system calls are not worth a thread."""
 _MAX_ENTRIES = 1 << 20  # of a set; ipset's default of 65,536 is too small for large clusters
 
 
@@ -28,12 +26,12 @@ ServerChange: TypeAlias = tuple[ServerKey, Server | None, Server]
 """A virtual server: its present state (None: it does not exist), and the wanted one."""
 
 
-def only_endpoints(change: Diff) -> list[ServerChange]:
-    """Return the virtual servers of a small Diff that changes only these; [] for any other Diff.
+def only_endpoints(change: Diff, most: int) -> list[ServerChange]:
+    """Return the virtual servers of a Diff that changes at most so many, and nothing else.
 
-    By far the most Diffs are of this kind.
+    [] for any other Diff. By far the most Diffs are of this kind.
     """
-    if change.added or change.removed or len(change.changed) > INLINE:
+    if change.added or change.removed or len(change.changed) > most:
         return []
     found: list[ServerChange] = []
     for key, (old, new) in change.changed.items():

@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
+from steersman.host.process import INLINE_OBJECTS
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.ipvs.backends import Backends, digest_sets
 from steersman.modes.ipvs.changes import (
-    INLINE,
     ChangeSet,
     address_entries,
     assigned_addresses,
@@ -143,7 +143,7 @@ class IpvsKernel:
             BusyError: the kernel cannot be programmed now.
             OSError: a socket failed.
         """
-        if endpoints := only_endpoints(change):
+        if endpoints := only_endpoints(change, INLINE_OBJECTS):
             self.servers.write(endpoints)
             return
         changes = ChangeSet(change)
@@ -173,7 +173,7 @@ class IpvsKernel:
             self.servers.delete(changes.servers_gone)
 
         servers = len(changes.servers) + len(changes.servers_gone)
-        if servers + len(bind) + len(unbind) <= INLINE:
+        if servers + len(bind) + len(unbind) <= INLINE_OBJECTS:
             over_netlink()
         else:
             await asyncio.to_thread(over_netlink)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from steersman.model.names import Protocol
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.ipvs.changes import (
-    INLINE,
     ChangeSet,
     address_entries,
     assigned_addresses,
@@ -22,11 +21,11 @@ RULE = (4, "nat", "KUBE-IPVS-SERVICES", "")
 
 def test_a_change_of_endpoints() -> None:
     wanted = Server("rr", targets=(TWO,))
-    assert only_endpoints(diff({VIP: SERVER}, {VIP: wanted})) == [(VIP, SERVER, wanted)]
+    assert only_endpoints(diff({VIP: SERVER}, {VIP: wanted}), 1) == [(VIP, SERVER, wanted)]
 
 
 def test_everything_else_is_more() -> None:
-    many = {ServerKey(Protocol.TCP, "10.96.0.1", 1 + n): SERVER for n in range(INLINE + 1)}
+    many = {ServerKey(Protocol.TCP, "10.96.0.1", 1 + n): SERVER for n in range(3)}
     others: list[Diff] = [
         Diff(added={VIP: SERVER}),
         Diff(removed={VIP: Server("rr", assigned=False)}),
@@ -41,7 +40,7 @@ def test_everything_else_is_more() -> None:
         Diff(added={DeviceKey(DEVICE): "dummy"}),
         Diff(removed={DeviceKey(DEVICE): "dummy"}),
     ]
-    assert not any(only_endpoints(change) for change in others)
+    assert not any(only_endpoints(change, 2) for change in others)
 
 
 def test_sets_and_their_entries() -> None:
