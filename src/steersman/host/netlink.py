@@ -31,10 +31,10 @@ from steersman.host.nlmsg import (
     NLMSG_ERROR,
     Message,
     Request,
-    answer,
+    blamed_offset,
     message,
     messages,
-    refused_at,
+    parse_ack,
 )
 
 NETLINK_ROUTE = 0
@@ -149,7 +149,7 @@ class Netlink:
                 if reply.kind not in (NLMSG_DONE, NLMSG_ERROR):
                     yield reply
                     continue
-                code, explanation = answer(reply)
+                code, explanation = parse_ack(reply)
                 if code:
                     raise _error(code, explanation, "the kernel refused a listing")
                 if interrupted:
@@ -169,7 +169,7 @@ class Netlink:
                 if reply.sequence != sequence:
                     continue
                 if reply.kind == NLMSG_ERROR:
-                    code, explanation = answer(reply)
+                    code, explanation = parse_ack(reply)
                     if code:
                         raise _error(code, explanation, f"request {request.kind:#x} was refused")
                     return replies
@@ -178,10 +178,10 @@ class Netlink:
     def batch(self, requests: Sequence[Request]) -> dict[int, NetlinkError]:
         """Send requests in one datagram; return the errors of the refused ones by index.
 
-        Set NLM_F_ACK in those whose outcome matters, and always in the last one that the kernel
-        answers: the call waits for all acknowledgements. If the first message did not ask for one
-        and is refused (NFNL_MSG_BATCH_BEGIN, for lack of memory or permission), the call does not
-        wait for the others, which the kernel skips.
+        Set NLM_F_ACK if the outcome of a request matters, and always in the last one that the
+        kernel answers: the call waits for all acknowledgements. If the first message did not ask
+        for one and is refused (NFNL_MSG_BATCH_BEGIN, for lack of memory or permission), the call
+        does not wait for the others, which the kernel skips.
         """
         # The kernel answers each message in order, with an acknowledgement if it asked for one and
         # with an error in any case. Sequence numbers tell which message an answer is for.
@@ -194,11 +194,11 @@ class Netlink:
                 if reply.kind != NLMSG_ERROR or not 0 <= index < len(requests):
                     continue
                 waiting.discard(reply.sequence)
-                code, explanation = answer(reply)
+                code, explanation = parse_ack(reply)
                 if code:
                     what = f"message {index + 1} of {len(requests)} was refused"
                     refused[index] = _error(code, explanation, what)
-                    refused[index].offset = refused_at(reply)
+                    refused[index].offset = blamed_offset(reply)
                     if index == 0 and not requests[0].flags & NLM_F_ACK:
                         waiting.clear()
         return refused

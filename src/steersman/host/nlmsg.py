@@ -142,7 +142,7 @@ def string(value: bytes) -> str:
     return value.split(b"\0", 1)[0].decode(errors="replace")
 
 
-def answer(reply: Message) -> tuple[int, str]:
+def parse_ack(reply: Message) -> tuple[int, str]:
     """Parse NLMSG_ERROR or NLMSG_DONE: errno (0 for success) and the kernel's explanation or ""."""
     if len(reply.payload) < 4:
         return 0, ""
@@ -151,7 +151,7 @@ def answer(reply: Message) -> tuple[int, str]:
     )
 
 
-def refused_at(reply: Message) -> int:
+def blamed_offset(reply: Message) -> int:
     """Return the position in the refused message of the attribute to blame; 0 if there is none."""
     return int.from_bytes(_explained(reply).get(NLMSGERR_ATTR_OFFS, b""), sys.byteorder)
 

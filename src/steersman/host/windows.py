@@ -19,7 +19,7 @@ from steersman.model.names import Family
 SERVICE_INTERFACE = "vEthernet (HNS Internal NIC)"
 SERVICE_INTERFACE_VARIABLE = "INTERFACE_TO_ADD_SERVICE_IP"
 """Environment variable that names another interface, as in upstream kube-proxy."""
-SINGLE = {Family.IPV4: "/32", Family.IPV6: "/128"}
+HOST_PREFIXES = {Family.IPV4: "/32", Family.IPV6: "/128"}
 """Prefix of an address that is alone in its network, as Service addresses are added."""
 _NAMES = {Family.IPV4: "ipv4", Family.IPV6: "ipv6"}
 _SECTIONS = {
@@ -48,7 +48,8 @@ async def read_network(execute: Exec | None = None) -> HostFacts:
         for interface, address in parse(result.stdout.decode(errors="replace"), family):
             found[interface] = (*found.get(interface, ()), address)
     ours = service_interface(os.environ)
-    found[ours] = tuple(a for a in found.get(ours, ()) if not a.endswith(tuple(SINGLE.values())))
+    alone = tuple(HOST_PREFIXES.values())
+    found[ours] = tuple(a for a in found.get(ours, ()) if not a.endswith(alone))
     interfaces = {name: tuple(sorted(found[name])) for name in sorted(found) if found[name]}
     ipv6 = any(":" in address for some in interfaces.values() for address in some)
     return HostFacts(hostname="", interfaces=interfaces, ipv6=ipv6)

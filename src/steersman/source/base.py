@@ -10,8 +10,8 @@ from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, KubeObject
 from steersman.model.names import ObjectName
 
-# Cost of the objects handled at a time, in microseconds: 10 for one, 1 for an endpoint.
-_SLICE = 3000
+# Microseconds until the event loop gets its turn; an object costs 10, an endpoint 1.
+_BATCH_COST = 3000
 
 
 class EventHandler(Protocol):
@@ -23,7 +23,7 @@ class EventHandler(Protocol):
     def retain(self, kind: str, names: Container[ObjectName], keep: Container[str] = ()) -> None:
         """End a complete list of a kind, after `upsert` of each of its objects.
 
-        Objects of other names are removed, except for those whose scope (`Service shop/cart`) is in
+        Objects of other names are removed, except for those with a scope (`Service shop/cart`) in
         `keep`: they could not be read now, so their last good version is kept.
 
         The first call for a kind also completes its initial list.
@@ -51,7 +51,9 @@ class Source(Protocol):
         ...
 
 
-async def upsert_in_slices(handler: EventHandler, objects: Iterable[KubeObject]) -> set[ObjectName]:
+async def upsert_in_batches(
+    handler: EventHandler, objects: Iterable[KubeObject]
+) -> set[ObjectName]:
     """Upsert many objects without blocking the event loop for long; return their names."""
     names: set[ObjectName] = set()
     cost = 0
@@ -59,7 +61,7 @@ async def upsert_in_slices(handler: EventHandler, objects: Iterable[KubeObject])
         names.add(obj.metadata.object_name)
         handler.upsert(obj)
         cost += 10 + (len(obj.endpoints or ()) if isinstance(obj, EndpointSlice) else 0)
-        if cost >= _SLICE:
+        if cost >= _BATCH_COST:
             cost = 0
             await asyncio.sleep(0)
     return names

@@ -25,7 +25,7 @@ PLUGIN_TIMEOUT = 60.0
 EXPIRY_MARGIN = 10.0
 """Seconds before its expiry at which a credential is no longer used."""
 REFUSED_MARGIN = 10.0
-"""Minimum seconds between two runs of a plugin whose credential is refused."""
+"""Minimum seconds between two runs of a plugin if its credential is refused."""
 
 _MAX_TOKEN_BYTES = 1 << 20
 

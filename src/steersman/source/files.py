@@ -25,7 +25,7 @@ from steersman.host.process import in_thread
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
-from steersman.source.base import EventHandler, upsert_in_slices
+from steersman.source.base import EventHandler, upsert_in_batches
 from steersman.source.documents import BrokenFileError
 from steersman.source.manifests import (
     CombinedManifests,
@@ -154,7 +154,7 @@ class FileSource:
         for kind, objects in combined.objects.items():
             fed = self._fed.get(kind, {})
             fresh = (obj for name, obj in objects.items() if fed.get(name) is not obj)
-            await upsert_in_slices(handler, fresh)
+            await upsert_in_batches(handler, fresh)
             handler.retain(kind, objects)
             self._fed[kind] = objects
 

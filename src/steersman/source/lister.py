@@ -49,10 +49,10 @@ MAX_LIST = 1 << 30
 MAX_PAGES = 5000
 # Status codes of a server without WatchList: it is not tried again.
 _UNSUPPORTED = frozenset({400, 405, 422})
-# Status codes after which pages are tried, whose answer then decides: a server that has just
+# Status codes after which pages are tried, and their answer decides: a server that has just
 # started forbids for a moment what it allows.
 _REFUSED = _UNSUPPORTED | {403, 404}
-# Bytes of JSON whose objects are packed at once, in about two milliseconds.
+# Bytes of JSON after which objects are packed, in about two milliseconds.
 _PACKED_TOGETHER = 512 << 10
 
 _ENCODER = msgspec.msgpack.Encoder()

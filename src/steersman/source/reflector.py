@@ -20,7 +20,7 @@ from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.backoff import Backoff, Timing
-from steersman.source.base import EventHandler, upsert_in_slices
+from steersman.source.base import EventHandler, upsert_in_batches
 from steersman.source.client import ApiClient
 from steersman.source.decode import decode_object, scope_of
 from steersman.source.lister import Lister
@@ -58,7 +58,7 @@ class StoreUpdater:
     async def replace(self, objects: Iterable[KubeObject], findings: Iterable[Finding]) -> None:
         """Pass on a complete list; the last good version of its malformed objects is kept."""
         bad = {finding.object: finding for finding in findings}
-        names = await upsert_in_slices(self._handler, objects)
+        names = await upsert_in_batches(self._handler, objects)
         self._handler.retain(self._kind, names, bad)
         for scope in self._malformed - bad.keys():
             self._handler.report(scope, ())

@@ -36,11 +36,11 @@ class Changes(msgspec.Struct, frozen=True):
     """The changes between two syncs."""
 
     services: frozenset[ObjectName] = frozenset()
-    """Services that changed themselves, or one of whose EndpointSlices changed."""
+    """Services that changed themselves, or have a changed EndpointSlice."""
     service_objects: frozenset[ObjectName] = frozenset()
     """Services that changed themselves, and did not change back (behaviour 3)."""
     endpoints: frozenset[ObjectName] = frozenset()
-    """Services one of whose EndpointSlices changed (behaviour 4)."""
+    """Services with a changed EndpointSlice (behaviour 4)."""
     node: bool = False
     """Whether this node's object or the ServiceCIDRs changed in a relevant field."""
     trigger_times: Mapping[ObjectName, tuple[str, ...]] = {}
@@ -108,7 +108,7 @@ class Store:
         self.own_node = LastNode()
         """This node's object, with fields that it has lost since."""
         self._findings: dict[str, tuple[Finding, ...]] = {}
-        self._synced: set[str] = set()  # kinds whose initial list is complete
+        self._synced: set[str] = set()  # kinds with a complete initial list
         self._before: dict[ObjectName, object] = {}  # sync_fields at the last take, if different
         self._endpoints: set[ObjectName] = set()
         self._triggers: dict[ObjectName, list[str]] = {}

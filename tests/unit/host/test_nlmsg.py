@@ -28,7 +28,7 @@ def test_messages_are_read_as_they_were_written(sent: list[tuple[int, bytes]]) -
 @given(st.binary(max_size=200))
 def test_junk_is_no_exception(data: bytes) -> None:
     for reply in nlmsg.messages(data):
-        nlmsg.answer(reply)
+        nlmsg.parse_ack(reply)
     assert isinstance(nlmsg.attributes(data), dict)
 
 
@@ -55,21 +55,21 @@ def _error(code: int, flags: int, tail: bytes) -> nlmsg.Message:
 def test_an_answer_is_a_number_and_an_explanation() -> None:
     header = nlmsg.HEADER.pack(20, 1, 0, 1, 0)
     reason = nlmsg.text(nlmsg.NLMSGERR_ATTR_MSG, "no such thing")
-    assert nlmsg.answer(_error(0, 0, header)) == (0, "")
-    assert nlmsg.answer(_error(2, 0, header + bytes(4))) == (2, "")
+    assert nlmsg.parse_ack(_error(0, 0, header)) == (0, "")
+    assert nlmsg.parse_ack(_error(2, 0, header + bytes(4))) == (2, "")
     flags = nlmsg.NLM_F_ACK_TLVS
-    assert nlmsg.answer(_error(2, flags, header + bytes(4) + reason)) == (2, "no such thing")
+    assert nlmsg.parse_ack(_error(2, flags, header + bytes(4) + reason)) == (2, "no such thing")
     capped = flags | nlmsg.NLM_F_CAPPED
-    assert nlmsg.answer(_error(2, capped, header + reason)) == (2, "no such thing")
+    assert nlmsg.parse_ack(_error(2, capped, header + reason)) == (2, "no such thing")
     done = nlmsg.Message(nlmsg.NLMSG_DONE, flags, 1, struct.pack("=i", -5) + reason)
-    assert nlmsg.answer(done) == (5, "no such thing")
-    assert nlmsg.answer(nlmsg.Message(nlmsg.NLMSG_DONE, 0, 1, b"")) == (0, "")
+    assert nlmsg.parse_ack(done) == (5, "no such thing")
+    assert nlmsg.parse_ack(nlmsg.Message(nlmsg.NLMSG_DONE, 0, 1, b"")) == (0, "")
 
 
 def test_an_answer_says_what_is_to_blame() -> None:
     header = nlmsg.HEADER.pack(20, 1, 0, 1, 0)
     where = nlmsg.u32(nlmsg.NLMSGERR_ATTR_OFFS, 44)
     flags = nlmsg.NLM_F_ACK_TLVS | nlmsg.NLM_F_CAPPED
-    assert nlmsg.refused_at(_error(2, flags, header + where)) == 44
-    assert nlmsg.refused_at(_error(2, flags, header)) == 0
-    assert nlmsg.refused_at(_error(2, 0, header + where)) == 0
+    assert nlmsg.blamed_offset(_error(2, flags, header + where)) == 44
+    assert nlmsg.blamed_offset(_error(2, flags, header)) == 0
+    assert nlmsg.blamed_offset(_error(2, 0, header + where)) == 0

@@ -11,9 +11,9 @@ import re
 
 from steersman.host.exec import Exec, Result
 from steersman.host.windows import (
+    HOST_PREFIXES,
     SERVICE_INTERFACE,
     SERVICE_INTERFACE_VARIABLE,
-    SINGLE,
     service_interface,
 )
 from steersman.model.addresses import canonical_ip, family_of
@@ -83,7 +83,7 @@ class NetshAddresses(Addresses):
         if address in await self._present(family):
             return
         # netsh takes the mask of an IPv4 address as a parameter of its own.
-        words = [f"address={address}{SINGLE[family]}"]
+        words = [f"address={address}{HOST_PREFIXES[family]}"]
         if family is Family.IPV4:
             words = [f"address={address}", "mask=255.255.255.255"]
         result = await self._netsh(family, "add", *words)
