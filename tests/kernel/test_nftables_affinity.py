@@ -46,7 +46,7 @@ def test_a_client_sticks_whatever_service_ip_it_uses(cluster: Cluster, source: s
     assert f"{source} timeout 10m" in cluster.remembered()
 
 
-def test_pools_are_remembered_apart_and_never_mixed(cluster: Cluster) -> None:
+def test_pools_have_entries_of_their_own(cluster: Cluster) -> None:
     cluster.program()
     cluster.program(make.plan(frontends=frontends(make.EXTERNAL_LOCAL), affinity=600))
     local = {cluster.reached(OUTSIDE, *way) for way in WAYS[1:] * 6}
@@ -69,7 +69,7 @@ def test_a_removed_endpoint_is_forgotten(cluster: Cluster) -> None:
     assert {cluster.reached(OUTSIDE, *WAYS[2]) for _ in range(8)} == {second}
 
 
-def test_memory_of_an_unknown_endpoint_is_repaired_at_start(cluster: Cluster) -> None:
+def test_a_stale_affinity_entry_is_removed_at_start(cluster: Cluster) -> None:
     cluster.program()
     plan = make.plan(affinity=600)
     cluster.program(plan)
@@ -183,7 +183,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_what_others_made_begin_anew_is_not_counted_again(cluster: Cluster, damage: str) -> None:
+def test_counters_reset_by_others_are_not_counted_twice(cluster: Cluster, damage: str) -> None:
     plan = make.plan([0])
 
     def reached(times: int) -> None:

@@ -151,7 +151,7 @@ def test_families_and_protocols_share_a_number() -> None:
 
 
 @pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
-def test_a_port_in_use_is_told_and_the_rules_go_in(
+def test_a_port_in_use_is_logged_and_the_rules_go_in(
     protocol: Protocol, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(mode: NftablesMode) -> None:
@@ -170,7 +170,7 @@ def test_a_port_in_use_is_told_and_the_rules_go_in(
     in_node(body)
 
 
-def test_nothing_listens_where_it_is_not_wanted() -> None:
+def test_nothing_listens_if_it_is_turned_off() -> None:
     async def body(mode: NftablesMode) -> None:
         await follow(mode, plan(Family.IPV4, Protocol.TCP, 9), settings=make.SETTINGS)
         assert await ask(Protocol.TCP, "127.0.0.1") == b""

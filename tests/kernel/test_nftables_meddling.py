@@ -149,7 +149,7 @@ def remember(clients: int, endpoint: str) -> None:
     nft(f"add element ip kube-proxy {MEMORY} {{ {', '.join(known)} }}")
 
 
-def test_a_flush_before_clients_are_forgotten_does_not_fail_what_is_in_force() -> None:
+def test_a_flush_during_the_flush_of_affinity_fails_no_sync() -> None:
     async def body() -> None:
         meddler = Meddler(amidst=False)
         mode = meddled(meddler)
@@ -163,7 +163,7 @@ def test_a_flush_before_clients_are_forgotten_does_not_fail_what_is_in_force() -
     in_namespace(body)
 
 
-def test_many_clients_are_forgotten_at_once_and_beside_the_loop() -> None:
+def test_many_affinity_entries_are_flushed_off_the_event_loop() -> None:
     async def body() -> None:
         mode = NftablesMode(SubprocessExec())
         want = await program(mode, [make.plan([1, 3, 5], affinity=600)])

@@ -96,7 +96,7 @@ def test_a_manifest_may_hold_any_name(name: str, table: str) -> None:
     in_namespace(body)
 
 
-def test_listed_elements_say_whose_they_are() -> None:
+def test_listed_elements_name_their_service() -> None:
     async def body() -> None:
         await program(new_mode(), [make.plan()])
         assert "goto cluster-lb-4" in listing()
@@ -319,7 +319,7 @@ def test_damage_is_seen_and_healed(damage: str) -> None:
 @pytest.mark.parametrize(
     "what", ["set ip kube-proxy firewall-allowed", "chain ip kube-proxy firewall"]
 )
-def test_what_nobody_uses_yet_is_missed_when_it_goes(what: str) -> None:
+def test_a_removed_unused_object_is_noticed(what: str) -> None:
     async def body() -> None:
         mode = new_mode()
         want = await program(mode, [make.plan()])
@@ -431,7 +431,7 @@ def test_a_family_can_go() -> None:
 
 
 @pytest.mark.parametrize("script", ["flush ruleset", "delete table ip kube-proxy"])
-def test_a_flush_by_others_is_heard(script: str) -> None:
+def test_a_flush_by_others_is_noticed(script: str) -> None:
     async def body() -> None:
         mode = new_mode()
         want = await program(mode, [make.plan()])
@@ -451,7 +451,7 @@ def test_a_flush_by_others_is_heard(script: str) -> None:
     in_namespace(body)
 
 
-def test_what_others_did_between_two_waits_is_heard() -> None:
+def test_changes_between_two_waits_are_noticed() -> None:
     async def body() -> None:
         mode = new_mode()
         await program(mode, [make.plan()])

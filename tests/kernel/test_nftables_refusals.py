@@ -51,7 +51,7 @@ REFUSALS = [(make.REJECTED, "refused", 3.0), (make.DROPPED, "timeout", 0.3)]
 @pytest.mark.parametrize("address", ["203.0.113.70", "203.0.113.71"])
 @pytest.mark.parametrize("source", [OUTSIDE, ENDS[0], NODE])
 @pytest.mark.parametrize(("actions", "kind", "patience"), REFUSALS)
-def test_what_others_translate_is_refused_where_there_is_no_endpoint(
+def test_packets_translated_by_others_are_rejected_without_endpoints(
     cluster: Cluster,
     foreign: None,
     address: str,
@@ -67,7 +67,7 @@ def test_what_others_translate_is_refused_where_there_is_no_endpoint(
 
 
 @pytest.mark.parametrize("source", [OUTSIDE, ENDS[0], NODE])
-def test_what_others_translate_to_a_cluster_ip_is_never_translated_again(
+def test_packets_translated_to_a_cluster_ip_are_not_translated_again(
     cluster: Cluster, foreign: None, source: str
 ) -> None:
     cluster.program(make.plan())
@@ -75,7 +75,7 @@ def test_what_others_translate_to_a_cluster_ip_is_never_translated_again(
     assert cluster.lab.probe(source, "10.96.0.10", 80).kind == "answered"
 
 
-def test_source_ranges_hold_in_a_table_that_lived_without(cluster: Cluster) -> None:
+def test_source_ranges_hold_in_a_table_that_had_none(cluster: Cluster) -> None:
     vip = Frontend(FrontendKind.LOAD_BALANCER_IP, "198.51.100.1", 80, *make.MASQUERADED)
     cluster.program(make.plan(frontends=[vip]))
     assert "pre-dnat" not in cluster.lab.run("nft", "list", "chains", "ip")

@@ -76,7 +76,7 @@ def test_changes_by_owner_lead_to_the_same_whole(
 
 
 @given(make.worlds())
-def test_every_slot_that_is_drawn_from_is_below_the_chains_size(
+def test_every_slot_is_below_the_size_of_its_chain(
     world: dict[PlanKey, ServicePlan],
 ) -> None:
     """Slots are dense, and the chain draws from the smallest size that holds them all."""

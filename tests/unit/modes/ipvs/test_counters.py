@@ -77,7 +77,7 @@ def test_what_was_away_goes_on_where_it_was() -> None:
     assert [after(n) for n in (5, 7, 2, None, 1, 4)] == [5, 7, 9, 9, 10, 13]
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_totals_of_removed_endpoints_are_dropped() -> None:
     totals = MonotonicStats()
     totals.update({(VIP, None): stats(5)}, ServerOwners([PLAN]))
     assert totals.update({}, ServerOwners([])) == ConnectionStats({}, {})

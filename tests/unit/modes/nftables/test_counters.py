@@ -1,4 +1,4 @@
-"""ElementCounters beside transactions: scrapes that meet one, and counts that are carried over."""
+"""Counters beside transactions: scrapes that meet one, and counts that are carried over."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Socket:
 
 
 class Answers:
-    """ElementCounters with given answers; records whether transactions were held up."""
+    """Counters with given readings; records whether transactions were held up."""
 
     def __init__(self, answers: Iterable[dict[bytes, int] | None], lock: asyncio.Lock) -> None:
         self._answers = list(answers)
@@ -50,18 +50,18 @@ async def scrape(*answers: dict[bytes, int] | None) -> list[bool]:
     return counters.held
 
 
-async def test_transactions_are_held_only_when_they_always_get_in_the_way() -> None:
+async def test_a_scrape_holds_transactions_up_after_three_attempts() -> None:
     assert await scrape({}) == [False]
     assert await scrape(None, None, {}) == [False] * 3
     assert await scrape(None, None, None, {}) == [False] * 3 + [True]
 
 
-async def test_counts_that_cannot_be_read_are_no_counts() -> None:
+async def test_a_scrape_without_a_reading_fails() -> None:
     with pytest.raises(BusyError):
         await scrape(None, None, None, None)
 
 
-def test_counts_that_move_are_not_read() -> None:
+def test_counts_are_not_read_during_a_replacement() -> None:
     class Nothing:
         def dump(self, _request: object) -> tuple[()]:
             return ()
@@ -89,7 +89,7 @@ def test_counts_that_move_are_not_read() -> None:
         (make.plan([0, 1]), make.plan(range(9)), 1),  # another chain
     ],
 )
-def test_only_what_stays_is_read_before_it_is_replaced(
+def test_only_counters_that_stay_are_read_before_a_replacement(
     before: ServicePlan, after: ServicePlan, maps: int
 ) -> None:
     asked = []

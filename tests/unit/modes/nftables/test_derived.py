@@ -1,4 +1,4 @@
-"""Elements that follow from others: known clusterIPs, endpoints that may reach themselves."""
+"""Elements that are derived from others: clusterIPs in use, and hairpins of local endpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.builders import nftables_plans as make
 V4 = Family.IPV4
 
 
-def test_a_cluster_ip_is_known_as_long_as_one_port_has_it() -> None:
+def test_a_cluster_ip_stays_as_long_as_one_port_has_it() -> None:
     one = render_service(make.plan(), make.SETTINGS, {})
     other_port = [make.cluster_ip(port=81)]
     two = render_service(make.plan(frontends=other_port), make.SETTINGS, {})
@@ -46,7 +46,7 @@ def test_other_addresses_are_no_cluster_ips() -> None:
     assert {key[0] for key in DerivedElements().load(rendered)} == {Kind.HAIRPIN_CONNECTIONS}
 
 
-def test_what_follows_is_loaded_with_its_elements() -> None:
+def test_derived_elements_are_loaded_with_their_sources() -> None:
     known = DerivedElements()
     node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.PLAIN)
     plan = make.plan([0, 1], frontends=[make.cluster_ip(), node_port])  # 0 is local
@@ -61,7 +61,7 @@ def test_what_follows_is_loaded_with_its_elements() -> None:
     assert known.complete(change, known.counts_after(change)) != change
 
 
-def test_what_lacks_what_follows_from_it_is_not_in_force() -> None:
+def test_a_source_without_its_derived_element_is_not_in_force() -> None:
     rendered: dict[bytes, Any] = dict(render_service(make.plan([0, 1]), make.SETTINGS, {}))
     follows = DerivedElements().load(rendered)
     stranger = prefix(Kind.CLUSTER_IPS, V4) + bytes((10, 96, 0, 99))
@@ -75,7 +75,7 @@ def test_what_lacks_what_follows_from_it_is_not_in_force() -> None:
 
 
 def hairpins(change: Diff) -> list[str]:
-    """What happens to `hairpin-connections`."""
+    """Return the commands for `hairpin-connections`."""
     words = diff_text(change).splitlines()
     return [line.replace(" element ip kube-proxy", "") for line in words if "hairpin" in line]
 
@@ -97,8 +97,8 @@ def test_an_endpoint_that_comes_to_this_node_can_call_itself() -> None:
         known.commit(counts, set())
 
 
-def test_what_was_nobodys_is_kept_where_something_follows_from_it() -> None:
-    """As a version before wrote it: the element is there, but no word of who is local."""
+def test_an_element_without_sources_stays_if_one_comes() -> None:
+    """As an earlier version wrote it: the element is there, but endpoints have no locality."""
     rendered: dict[bytes, Any] = render_service(make.plan([0, 1]), make.SETTINGS, {})
     endpoints = {k: v for k, v in rendered.items() if k[0] == Kind.SERVICE_ENDPOINTS}
     everyones = {k: v[:-1] + b"\1" for k, v in endpoints.items()}

@@ -53,7 +53,7 @@ from steersman.modes.nftables.render import render_service
 from tests.support.builders import nftables_plans as make
 
 
-def test_names_are_upstreams_and_of_bounded_length() -> None:
+def test_names_are_those_of_upstream_and_limited_in_length() -> None:
     name = ServicePortName("ns1", "svc1", "p80", Protocol.TCP)
     assert base_name(PlanKey(name, Family.IPV4)) == "ULMVA6XW-ns1/svc1/tcp/p80"
     long = name._replace(namespace="n" * 120, service="s" * 120)

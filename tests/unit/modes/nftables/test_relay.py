@@ -1,4 +1,4 @@
-"""Which part of a Diff is for the listeners on loopback."""
+"""The part of a Diff that is for the listeners on loopback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.builders.nftables_plans import ON
 
 
 @given(make.worlds(), make.worlds())
-def test_a_diff_is_parted_without_loss(
+def test_a_diff_is_split_without_loss(
     before: dict[PlanKey, ServicePlan], after: dict[PlanKey, ServicePlan]
 ) -> None:
     have, want = (

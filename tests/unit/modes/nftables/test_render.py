@@ -61,7 +61,7 @@ def test_the_chain_says_what_is_done(actions: make.Actions, chain: str) -> None:
     assert dispatch.endswith(f"goto {chain} }}")
 
 
-def test_sources_with_different_fates_are_looked_up_by_class() -> None:
+def test_sources_with_different_verdicts_are_looked_up_by_class() -> None:
     node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.NONE_HERE)
     text = without("ip kube-proxy", lines(make.plan([1], frontends=[node_port])))
     assert 'service-nodeports { tcp . 30080 comment "shop/web:http node port" : goto ' in text[0]
@@ -72,7 +72,7 @@ def test_sources_with_different_fates_are_looked_up_by_class() -> None:
     ]
 
 
-def test_pods_that_cannot_be_told_are_like_everyone_else() -> None:
+def test_without_a_detector_pods_are_external() -> None:
     front = make.cluster_ip(make.PLAIN)
     dispatch = lines(make.plan([1], frontends=[front]), make.NO_DETECTOR)[0]
     assert dispatch.endswith("goto masquerade-lb-1 }")
@@ -122,7 +122,7 @@ def test_long_names_are_cut_in_comments() -> None:
     assert "..." in lines(plan)[0]
 
 
-def test_the_slots_that_were_are_kept() -> None:
+def test_endpoints_keep_their_slots() -> None:
     slots: Slots = {}
     before = render_service(make.plan(range(100)), make.SETTINGS, slots)
     after = render_service(make.plan([*range(3), *range(4, 100)]), make.SETTINGS, slots)
@@ -131,7 +131,7 @@ def test_the_slots_that_were_are_kept() -> None:
     assert kinds == [Kind.SERVICE_ENDPOINTS] * 2
 
 
-def test_the_node_owns_texts_and_serving_addresses() -> None:
+def test_the_node_part_is_texts_and_node_port_addresses() -> None:
     node = render_node(make.SETTINGS)
     address = prefix(Kind.NODEPORT_IPS, Family.IPV4) + bytes((192, 0, 2, 1))
     kinds = (Kind.SKELETON, Kind.RULES)
@@ -162,7 +162,7 @@ def test_a_node_port_is_served_on_loopback(
     assert listener.node == Decision(Verdict.FORWARD, plan.cluster)
 
 
-def test_this_nodes_own_pool_is_drawn_from() -> None:
+def test_listeners_choose_from_the_pool_of_the_node() -> None:
     plan = make.plan(range(4), frontends=[node_port(make.INTERNAL_LOCAL)])
     [listener] = served(plan)
     assert listener.node.endpoints == plan.local != plan.cluster
@@ -180,7 +180,7 @@ def test_this_nodes_own_pool_is_drawn_from() -> None:
     ],
     ids=["no-node-port", "sctp", "nobody-there", "other-traits", "not-wanted", "cannot"],
 )
-def test_otherwise_nothing_listens(plan: ServicePlan, settings: NodeSettings) -> None:
+def test_no_listener_otherwise(plan: ServicePlan, settings: NodeSettings) -> None:
     assert served(plan, settings) == []
 
 

@@ -48,7 +48,7 @@ def node_port(actions: make.Actions = make.PLAIN, port: int = 30080) -> Frontend
     return Frontend(FrontendKind.NODE_PORT, "", port, *actions)
 
 
-def test_listeners_are_printed_as_what_they_are() -> None:
+def test_listeners_are_printed_as_comments() -> None:
     plan = make.plan([1], frontends=[node_port()])
     text = diff_text(Diff(added=render_localhost(plan, ON)))
     assert text == "# add listener at 127.0.0.1 port 30080: all to 10.244.0.1:8080\n"
@@ -69,7 +69,7 @@ def rendered(affinity: int = 0, actions: make.Actions = make.PLAIN) -> dict[byte
 @pytest.mark.parametrize(
     "actions", [make.PLAIN, make.MASQUERADED, make.UNMASQUERADED], ids=["plain", "all", "none"]
 )
-def test_affinity_is_left_out_and_all_else_is_as_without(actions: make.Actions) -> None:
+def test_loadable_elements_equal_those_without_affinity(actions: make.Actions) -> None:
     assert loadable(V4, rendered(60, actions)) == loadable(V4, rendered(0, actions))
 
 

@@ -1,4 +1,4 @@
-"""Connections by ServicePort: what elements count, added up and never falling."""
+"""Connections by ServicePort: the counters of elements, added up and never falling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NODE_PORT = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.PLAIN)
 
 
 def counts(*plans: ServicePlan, each: int) -> dict[bytes, int]:
-    """Every element that counts has counted as much."""
+    """Return the same count for every element that counts."""
     found = {}
     for plan in plans:
         for key, value in render_service(plan, make.SETTINGS, {}).items():
@@ -56,7 +56,7 @@ def test_an_endpoint_counts_what_came_by_each_frontend() -> None:
     }
 
 
-def test_a_frontend_takes_nothing_along() -> None:
+def test_a_removed_frontend_takes_no_counts_of_endpoints() -> None:
     totals, both = ConnectionTotals(), make.plan([1], frontends=[make.cluster_ip(), NODE_PORT])
     totals.update(counts(both, each=5), [both])
     one = make.plan([1])
@@ -67,14 +67,14 @@ def test_a_frontend_takes_nothing_along() -> None:
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 21}
 
 
-def test_what_begins_anew_is_added() -> None:
+def test_a_counter_that_restarts_at_zero_is_added() -> None:
     totals, plan = ConnectionTotals(), make.plan([1])
     totals.update(counts(plan, each=9), [plan])
     made = totals.update(counts(plan, each=2), [plan])
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 11}
 
 
-def test_what_was_counted_before_a_replacement_is_not_added_again() -> None:
+def test_counts_carried_over_are_not_added_twice() -> None:
     totals, plan = ConnectionTotals(), make.plan([1])
     before = counts(plan, each=4)
     totals.update(counts(plan, each=9), [plan], before)
@@ -82,7 +82,7 @@ def test_what_was_counted_before_a_replacement_is_not_added_again() -> None:
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 10}
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_totals_of_removed_endpoints_are_dropped() -> None:
     totals, plan = ConnectionTotals(), make.plan([1, 2])
     totals.update(counts(plan, each=9), [plan])
     less = make.plan([2])
@@ -103,7 +103,7 @@ def test_sticky_connections_are_counted_once_where_they_are_learned() -> None:
     assert set(made.frontends.values()) == {5}
 
 
-def test_what_is_passed_on_from_loopback_counts_for_the_node_port() -> None:
+def test_relayed_connections_count_for_the_node_port() -> None:
     plan = make.plan([1], frontends=[make.cluster_ip(), NODE_PORT], affinity=60)
     found = counts(plan, each=5)
     (slot,) = (key for key in found if key[0] == Kind.NODEPORT_ENDPOINTS)
@@ -124,7 +124,7 @@ def test_no_count_ever_falls(steps: list[tuple[ServicePlan, int]]) -> None:
 
 
 @given(st.lists(st.tuples(make.plans(0), st.integers(0, 3)), max_size=6))
-def test_what_has_counted_nothing_need_not_be_said(steps: list[tuple[ServicePlan, int]]) -> None:
+def test_counts_of_zero_may_be_left_out(steps: list[tuple[ServicePlan, int]]) -> None:
     dense, sparse = ConnectionTotals(), ConnectionTotals()
     for plan, each in steps:
         found = counts(plan, each=each)
@@ -134,7 +134,7 @@ def test_what_has_counted_nothing_need_not_be_said(steps: list[tuple[ServicePlan
         assert named(one.frontends) == named(other.frontends)
 
 
-def test_what_has_counted_nothing_is_left_out() -> None:
+def test_totals_of_zero_are_left_out() -> None:
     plan = make.plan([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
     made = ConnectionTotals().update({}, [plan])
     assert (made.frontends, made.endpoints) == ({}, {})

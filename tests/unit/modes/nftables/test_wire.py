@@ -56,7 +56,7 @@ def test_comments_come_back() -> None:
     assert wire.comment_of(b"") == wire.comment_of(b"\1\2x\0") == b""
 
 
-def test_the_element_that_is_to_blame_is_found_by_its_place() -> None:
+def test_the_rejected_element_is_found_by_its_offset() -> None:
     pairs = [(bytes((10, 96, 0, n)), b"c" * n) for n in range(9)]
     items = encode(Form.SET, pairs, keys_only=False)
     request = wire.elements(wire.NEWSETELEM, Family.IPV4, "some", items)
@@ -66,7 +66,7 @@ def test_the_element_that_is_to_blame_is_found_by_its_place() -> None:
     assert wire.element_at(request, places[3] + 4) == -1
 
 
-def test_answers_are_taken_apart_as_far_as_they_make_sense() -> None:
+def test_malformed_answers_are_read_as_far_as_possible() -> None:
     listed = nested(3, nested(1, b"ab"), nested(1, b"cdef"))
     assert list(wire.element_contents(bytes(4) + text(1, "table") + listed)) == [b"ab", b"cdef"]
     assert list(wire.element_contents(bytes(4) + attr(3, nested(1, b"ab") + bytes(4)))) == [b"ab"]
