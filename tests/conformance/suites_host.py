@@ -14,7 +14,6 @@ import msgspec
 
 from steersman.compile.conntrack import ServedPort, stale
 from steersman.host.sysctl import ConntrackConfig, conntrack_max, conntrack_settings
-from steersman.model.conntrack import Entry
 from steersman.model.kube import Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import Family, ObjectName, Protocol
 from steersman.model.plan import Endpoint
@@ -23,6 +22,7 @@ from steersman.run.http import Answer
 from steersman.run.node_watcher import NodeTimeoutError, host_ips, pod_cidrs, wait_for_node
 from steersman.run.runner import Runner
 from tests.support.clock import FakeClock, settle
+from tests.support.stale import Entry, contains_entry
 
 Case = Mapping[str, Any]
 
@@ -80,7 +80,7 @@ def conntrack_cleanup(case: Case) -> None:
         for name, port in case["servicePorts"].items()
     ]
     found = stale(family, ports)
-    deleted = [e for e in case["entriesBefore"] if found.contains_entry(_entry(e))]
+    deleted = [e for e in case["entriesBefore"] if contains_entry(found, _entry(e))]
     left = [e for e in case["entriesBefore"] if e not in deleted]
     assert _sorted(deleted) == _sorted(case["expectDeleted"])
     assert _sorted(left) == _sorted(case["expectLeft"])

@@ -7,12 +7,12 @@ import pytest
 
 from steersman.compile.conntrack import ServedPort, stale
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
-from steersman.model.conntrack import Entry
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
 from steersman.netfilter import conntrack
 from tests.support.lab.conntrack_flows import FlowEntry, add_entries, entries
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.stale import Entry
 
 pytestmark = pytest.mark.kernel
 

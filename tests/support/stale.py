@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from steersman.compile.conntrack import Destinations, served_ports, stale
-from steersman.model.conntrack import Stale
+from steersman.model.conntrack import Stale, pack_socket
 from steersman.model.inputs import Snapshot
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodePlan
+
+
+class Entry(NamedTuple):
+    """The fields of a conntrack entry that decide whether it is stale."""
+
+    protocol: int
+    destination: str
+    """The address that the client sent its packet to."""
+    destination_port: int
+    source: str
+    """The address that answers come from: the endpoint, if the packet was translated."""
+    source_port: int
+
+
+def contains_entry(found: Stale, entry: Entry) -> bool:
+    """Whether an entry is stale."""
+    destination = pack_socket(entry.destination, entry.destination_port)
+    source = pack_socket(entry.source, entry.source_port)
+    return found.contains(bytes((entry.protocol,)) + destination, source)
 
 
 def stale_entries(

@@ -13,18 +13,6 @@ from steersman.model.plan import Value
 _UDP = Protocol.UDP.number
 
 
-class Entry(NamedTuple):
-    """The fields of a conntrack entry that decide whether it is stale."""
-
-    protocol: int
-    destination: str
-    """The address that the client sent its packet to."""
-    destination_port: int
-    source: str
-    """The address that answers come from: the endpoint, if the packet was translated."""
-    source_port: int
-
-
 class Stale(Value, frozen=True):
     """The description of the stale entries of one family.
 
@@ -65,12 +53,6 @@ class Stale(Value, frozen=True):
         # An entry without translation belongs to another program. Its UDP entries are deleted
         # too, as upstream does (behaviour 12).
         return destination[0] == _UDP or destination[1:] != source
-
-    def contains_entry(self, entry: Entry) -> bool:
-        """Whether an entry is stale."""
-        destination = pack_socket(entry.destination, entry.destination_port)
-        source = pack_socket(entry.source, entry.source_port)
-        return self.contains(bytes((entry.protocol,)) + destination, source)
 
 
 class Cleanup(NamedTuple):

@@ -87,7 +87,6 @@ class ServicePort(Lean, frozen=True):
     protocol: str | None = None
     """Absent means TCP."""
     node_port: Int32 | None = None
-    app_protocol: str | None = None
 
 
 class ClientIPConfig(Lean, frozen=True):

@@ -18,9 +18,9 @@ from steersman.host.nlmsg import (
     nested,
     u8,
 )
-from steersman.model.conntrack import Entry
 from steersman.model.names import Family
 from steersman.netfilter import conntrack
+from tests.support.stale import Entry
 
 _CT_NEW = 0x100
 _BATCH = 500

@@ -13,11 +13,12 @@ from steersman.compile.conntrack import ServedPort, stale
 from steersman.host.netlink import DumpInterruptedError, NetlinkError
 from steersman.host.nlmsg import Message, Request, attr, attributes, be32, nested, u8
 from steersman.host.sysctl import SysctlError
-from steersman.model.conntrack import Entry, Stale
+from steersman.model.conntrack import Stale
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
 from steersman.netfilter import conntrack
 from tests.support.lab.conntrack_flows import FlowEntry, creation, unpack_entry
+from tests.support.stale import Entry
 
 DNS = ServedPort(Protocol.UDP, 53, ("10.96.0.10",), 0, (Endpoint("10.244.1.5", 53),))
 STALE = stale(Family.IPV4, [DNS])
