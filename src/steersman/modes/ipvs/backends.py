@@ -82,7 +82,7 @@ _GONE = (errno.ESRCH, errno.ENOENT)
 _BUSY = TRANSIENT_ERRNOS | {errno.EBUSY}
 
 
-class Operation(NamedTuple):
+class TolerantRequest(NamedTuple):
     """A request, and how to treat errors of the kernel."""
 
     describe: Callable[[], str]
@@ -94,27 +94,27 @@ class Operation(NamedTuple):
     """An error that means that the object exists, or does not, and the request to send then."""
 
 
-def send(netlink: Netlink, operations: Iterable[Operation]) -> None:
+def send(netlink: Netlink, requests: Iterable[TolerantRequest]) -> None:
     """Send requests in batches, in order.
 
     Raises:
         ApplyError: the kernel rejected one, with an error that is not harmless.
         BusyError: the kernel is short of memory; all can be sent again.
     """
-    operations = list(operations)
-    for start in range(0, len(operations), _BATCH):
-        part = operations[start : start + _BATCH]
+    requests = list(requests)
+    for start in range(0, len(requests), _BATCH):
+        part = requests[start : start + _BATCH]
         # An error for the first message ends the wait for the others, so send an empty one first.
         lead = [_NOTHING] if len(part) > 1 else []
-        refused = netlink.batch([*lead, *[operation.request for operation in part]])
-        others: list[Operation] = []
+        refused = netlink.batch([*lead, *[each.request for each in part]])
+        others: list[TolerantRequest] = []
         for index, error in refused.items():
-            operation = part[index - len(lead)]
-            if operation.instead is not None and error.errno == operation.instead[0]:
-                others.append(Operation(operation.describe, operation.instead[1]()))
-            elif error.errno not in operation.harmless:
+            sent = part[index - len(lead)]
+            if sent.instead is not None and error.errno == sent.instead[0]:
+                others.append(TolerantRequest(sent.describe, sent.instead[1]()))
+            elif error.errno not in sent.harmless:
                 failure = BusyError if error.errno in _BUSY else ApplyError
-                raise failure(f"{operation.describe()}: {error.strerror}") from error
+                raise failure(f"{sent.describe()}: {error.strerror}") from error
         if others:
             send(netlink, others)
 
@@ -189,25 +189,25 @@ class VirtualServers:
             ApplyError: the kernel rejected one.
             BusyError: see `send`.
         """
-        send(self._netlink, [each for change in changes for each in self._operations(*change)])
+        send(self._netlink, [each for change in changes for each in self._requests(*change)])
 
     def delete(self, keys: Iterable[ServerKey]) -> None:
         """Delete virtual servers."""
         command = Command.DEL_SERVICE
-        requests = [(key, service(self._family, command, key)) for key in keys]
-        send(self._netlink, [Operation(_name(key), each, _GONE) for key, each in requests])
+        pairs = [(key, service(self._family, command, key)) for key in keys]
+        send(self._netlink, [TolerantRequest(_name(key), each, _GONE) for key, each in pairs])
 
-    def _operations(self, key: ServerKey, old: Server | None, new: Server) -> list[Operation]:
+    def _requests(self, key: ServerKey, old: Server | None, new: Server) -> list[TolerantRequest]:
         family = self._family
         scheduled = f" with the scheduler {new.scheduler}"
-        out: list[Operation] = []
+        out: list[TolerantRequest] = []
         if old is None:
             make = service(family, Command.NEW_SERVICE, key, new)
             change = partial(service, family, Command.SET_SERVICE, key, new)
-            out.append(Operation(_name(key, scheduled), make, (), (errno.EEXIST, change)))
+            out.append(TolerantRequest(_name(key, scheduled), make, (), (errno.EEXIST, change)))
         elif old.settings != new.settings:
             request = service(family, Command.SET_SERVICE, key, new)
-            out.append(Operation(_name(key, scheduled), request))
+            out.append(TolerantRequest(_name(key, scheduled), request))
 
         # Real servers: add, change, let drain.
         present, wanted = old.weight_of if old else {}, new.weight_of
@@ -220,10 +220,10 @@ class VirtualServers:
                 change = partial(destination, family, Command.SET_DEST, key, target, weight)
                 instead = (errno.ENOENT, add) if drains else (errno.EEXIST, change)
                 request = change() if drains else add()
-                out.append(Operation(_name(key, " to ", target), request, (), instead))
+                out.append(TolerantRequest(_name(key, " to ", target), request, (), instead))
             elif present[target] != weight:
                 request = destination(family, Command.SET_DEST, key, target, weight)
-                out.append(Operation(_name(key, " to ", target), request))
+                out.append(TolerantRequest(_name(key, " to ", target), request))
         for target in present:
             if target in wanted:
                 continue
@@ -232,12 +232,12 @@ class VirtualServers:
                 continue
             self._draining.add((key, target))
             request = destination(family, Command.SET_DEST, key, target, weight=0)
-            out.append(Operation(_name(key, " without ", target), request, (errno.ENOENT,)))
+            out.append(TolerantRequest(_name(key, " without ", target), request, (errno.ENOENT,)))
         return out
 
-    def _removal(self, key: ServerKey, target: Target) -> Operation:
+    def _removal(self, key: ServerKey, target: Target) -> TolerantRequest:
         request = destination(self._family, Command.DEL_DEST, key, target)
-        return Operation(_name(key, " without ", target), request, _GONE)
+        return TolerantRequest(_name(key, " without ", target), request, _GONE)
 
 
 def _name(key: ServerKey, more: str = "", target: Target | None = None) -> Callable[[], str]:
@@ -274,12 +274,12 @@ class AddressDevice:
     def make(self) -> None:
         """Create the interface unless it exists."""
         name = partial("interface {}".format, self._name)
-        send(self._netlink, [Operation(name, new_dummy_link(self._name), (errno.EEXIST,))])
+        send(self._netlink, [TolerantRequest(name, new_dummy_link(self._name), (errno.EEXIST,))])
 
     def remove(self) -> None:
         """Delete the interface, with all addresses on it."""
         name = partial("interface {}".format, self._name)
-        send(self._netlink, [Operation(name, delete_link(self._name), _NO_DEVICE)])
+        send(self._netlink, [TolerantRequest(name, delete_link(self._name), _NO_DEVICE)])
 
     def addresses(self) -> set[str]:
         """Return the addresses on the interface."""
@@ -306,11 +306,11 @@ class AddressDevice:
         if not wanted:
             return
         index = self.index()
-        operations = []
+        requests = []
         for address in wanted:
             name = partial("address {} on {}".format, address, self._name)
-            operations.append(Operation(name, make(index, address), (harmless,)))
-        send(self._netlink, operations)
+            requests.append(TolerantRequest(name, make(index, address), (harmless,)))
+        send(self._netlink, requests)
 
 
 # Sets

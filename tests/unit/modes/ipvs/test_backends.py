@@ -9,7 +9,7 @@ import pytest
 from steersman.host.nlmsg import Request
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Protocol
-from steersman.modes.ipvs.backends import Ipsets, Operation, send
+from steersman.modes.ipvs.backends import Ipsets, TolerantRequest, send
 from steersman.modes.ipvs.names import Server, ServerKey
 from steersman.modes.ipvs.wire import Command
 from tests.support.modes.ipvs_fakes import FakeIpset, FakeNetlink, servers
@@ -19,12 +19,12 @@ UDP = ServerKey(Protocol.UDP, "10.96.0.1", 53)
 ONE, TWO = ("10.244.0.1", 8080), ("10.244.0.2", 8080)
 
 
-def step(number: int, *harmless: int, instead: Request | None = None) -> Operation:
+def step(number: int, *harmless: int, instead: Request | None = None) -> TolerantRequest:
     other = (errno.EEXIST, lambda: instead) if instead else None
-    return Operation(lambda: f"step {number}", Request(100 + number, b""), harmless, other)
+    return TolerantRequest(lambda: f"step {number}", Request(100 + number, b""), harmless, other)
 
 
-def deliver(kernel: FakeNetlink, *steps: Operation) -> list[int]:
+def deliver(kernel: FakeNetlink, *steps: TolerantRequest) -> list[int]:
     send(kernel, steps)  # type: ignore[arg-type]
     return [request.kind - 100 for request in kernel.seen]
 
