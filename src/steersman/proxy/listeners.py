@@ -22,7 +22,7 @@ PORTAL: Literal["portal"] = "portal"
 class FrontendKey(NamedTuple):
     """The key of a listener, or of the portal that leads to it: the destination of the clients."""
 
-    what: str
+    kind: str
     """LISTENER or PORTAL."""
     family: Family
     protocol: Protocol
@@ -33,11 +33,11 @@ class FrontendKey(NamedTuple):
 
     def __str__(self) -> str:
         where = f"node port {self.address}" if self.node_port else self.address
-        return f"{self.what} {where} {self.port}/{self.protocol}"
+        return f"{self.kind} {where} {self.port}/{self.protocol}"
 
-    def of(self, what: str) -> FrontendKey:
+    def of(self, kind: str) -> FrontendKey:
         """Return the key of the listener or portal of the same destination."""
-        return self._replace(what=what)
+        return self._replace(kind=kind)
 
 
 class Decision(Value, frozen=True):

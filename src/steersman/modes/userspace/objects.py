@@ -20,7 +20,7 @@ ADDRESS: Literal["address"] = "address"
 class StrayKey(NamedTuple):
     """An object of ours that this process did not make: an earlier one left it."""
 
-    what: str
+    kind: str
     """STRAY for a rule, ADDRESS for an address of an interface."""
     family: Family
     where: str
@@ -31,7 +31,7 @@ class StrayKey(NamedTuple):
 class BaseKey(NamedTuple):
     """The chains and jumps of a family."""
 
-    what: str
+    kind: str
     family: Family
 
 

@@ -1,4 +1,4 @@
-"""What the userspace modes make of plans, and the text of their portal rules."""
+"""Listeners and portals of plans, in both styles."""
 
 from __future__ import annotations
 
@@ -19,18 +19,6 @@ from steersman.model.plan import (
     SourceClassifier,
     Verdict,
 )
-from steersman.modes.userspace.iptables_portals import (
-    ALL_CHAINS,
-    ALL_JUMPS,
-    FIREWALL,
-    FoundRules,
-    Rule,
-    parse,
-    portal_rules,
-    write,
-)
-from steersman.modes.userspace.nft_portals import Chain, Element, change, objects, remove
-from steersman.modes.userspace.nft_portals import parse as parse_nft
 from steersman.modes.userspace.objects import BASE, BaseKey, Portal
 from steersman.modes.userspace.render import (
     host_address,
@@ -104,7 +92,7 @@ def test_without_forwarding_there_is_a_portal_only() -> None:
             assert not [k for k in ruleset if k[0] == LISTENER]
 
 
-def test_only_insiders_pass_where_others_are_dropped() -> None:
+def test_only_pods_and_this_node_pass_if_others_are_dropped() -> None:
     ruleset = render_redirect(plan(frontend(VIP, CLUSTER, CLUSTER, DROP)), NODE)
     portal = ruleset[at(PORTAL, "198.51.100.1")]
     assert portal.internal_only == FAMILY.detector
@@ -188,205 +176,3 @@ def test_objects_print_themselves() -> None:
         "portal 198.51.100.1 80/TCP: shop/cart:http: forward to 192.168.0.2; "
         "only from pods and this node; only from 10.0.0.0/8",
     ]
-
-
-# -- rules ------------------------------------------------------------------------------------
-
-
-def lines(portal: Portal, node_port: bool = False) -> list[str]:
-    where = at(PORTAL, "192.168.0.2" if node_port else "198.51.100.1", 80, node_port)
-    return [rule.line for rule in portal_rules(where, portal, 4711)]
-
-
-NAME = '-m comment --comment "shop/cart:http" -m tcp'
-TO = f"-d 192.168.0.2/32 -p tcp {NAME} --dport 4711"
-
-
-def test_a_portal_leads_to_its_listener_and_nobody_else_gets_there() -> None:
-    match = f"-d 198.51.100.1/32 -p tcp {NAME} --dport 80"
-    assert lines(Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2")) == [
-        f"-A KUBE-PORTALS-CONTAINER {match} -j DNAT --to-destination 192.168.0.2:4711",
-        f"-A KUBE-PORTALS-HOST {match} -j DNAT --to-destination 192.168.0.2:4711",
-        f"-A {FIREWALL} {TO} -m conntrack ! --ctstate DNAT -j DROP",
-    ]
-
-
-def test_ranges_come_after_everything_else_is_dropped() -> None:
-    portal = Portal(
-        "shop/cart:http",
-        Verdict.FORWARD,
-        "192.168.0.2",
-        LocalDetector(cidr="10.244.0.0/16"),
-        ("203.0.113.0/24",),
-    )
-    assert lines(portal)[3:] == [
-        f"-A {FIREWALL} ! -s 10.244.0.0/16 {TO} -m addrtype ! --src-type LOCAL -j DROP",
-        f"-A {FIREWALL} -s 203.0.113.0/24 {TO} -j RETURN",
-        f"-A {FIREWALL} {TO} -j DROP",
-    ]
-
-
-def test_insiders_by_interface_and_none_at_all() -> None:
-    node_port = Portal("shop/cart:http", Verdict.FORWARD)
-    found = {
-        lines(replace(node_port, internal_only=detector), True)[0].split(" -m comment")[0]
-        for detector in (
-            LocalDetector(interface="cni0"),
-            LocalDetector(interface_prefix="veth"),
-            LocalDetector(),
-        )
-    }
-    start = f"-A {FIREWALL} -d 192.168.0.2/32"
-    assert found == {f"{start} ! -i cni0 -p tcp", f"{start} ! -i veth+ -p tcp", f"{start} -p tcp"}
-    assert lines(node_port, True) == []
-
-
-def test_refusals() -> None:
-    match = f"-A {FIREWALL} -d 198.51.100.1/32 -p tcp {NAME} --dport 80"
-    assert lines(Portal("shop/cart:http", Verdict.DROP)) == [f"{match} -j DROP"]
-    (rejected,) = lines(Portal("shop/cart:http", Verdict.REJECT))
-    assert rejected == f"{match} -j REJECT --reject-with icmp-port-unreachable"
-
-
-JUMP = (
-    '-A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals"'
-    f" -j {FIREWALL}"
-)
-SAVED = f"""*filter
-:INPUT ACCEPT [0:0]
-:{FIREWALL} - [0:0]
-{JUMP}
--A INPUT -p tcp -j ACCEPT
--A {FIREWALL} -d 10.0.0.1/32 -p tcp -m comment --comment shop/cart -m tcp --dport 80 -j DROP
-COMMIT
-*nat
-:PREROUTING ACCEPT [0:0]
-COMMIT
-"""
-
-
-def test_only_what_is_ours_is_read_and_in_one_spelling() -> None:
-    kernel = parse(SAVED)
-    assert kernel.chains == {("filter", FIREWALL)}
-    assert [rule.line[:8] for rule in kernel.jumps] == ["-A INPUT"]
-    (rule,) = kernel.rules
-    assert '--comment "shop/cart" -m' in rule.line
-    assert not kernel.complete
-    assert FoundRules(frozenset(), ALL_JUMPS, ALL_CHAINS).complete
-
-
-def test_what_is_written_deletes_before_it_appends() -> None:
-    old, new = Rule("filter", f"-A {FIREWALL} -j OLD"), Rule("filter", f"-A {FIREWALL} -j NEW")
-    assert write([old], [new]) == (f"*filter\n-D {FIREWALL} -j OLD\n-A {FIREWALL} -j NEW\nCOMMIT\n")
-    assert write((), ()) == ""
-    whole = write((), [new], fresh=ALL_JUMPS)
-    assert whole.index(f":{FIREWALL}") < whole.index("-D INPUT") < whole.index("-I INPUT")
-    assert whole.count("COMMIT") == 2
-    gone = write((), (), gone=parse(SAVED))
-    assert gone.splitlines()[1:] == [
-        f":{FIREWALL} - [0:0]",
-        f'-D INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals"'
-        f" -j {FIREWALL}",
-        f"-X {FIREWALL}",
-        "COMMIT",
-    ]
-
-
-# -- the same for nft -------------------------------------------------------------------------
-
-
-def nft(portal: Portal, node_port: bool = False) -> tuple[list[str], list[str]]:
-    """Its elements, and the rules of its own chain."""
-    where = at(PORTAL, "192.168.0.2" if node_port else "198.51.100.1", 80, node_port)
-    found = objects(where, portal, 0 if node_port else 4711)
-    elements = [f"{each.map}: {each.text}" for each in found if isinstance(each, Element)]
-    return sorted(elements), [r for each in found if isinstance(each, Chain) for r in each.rules]
-
-
-def test_nft_leads_and_guards() -> None:
-    portal = Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2")
-    leads = "portals: 198.51.100.1 . 6 . 80 : 192.168.0.2 . 4711"
-    guard = "guards: 192.168.0.2 . 6 . 4711 : goto "
-    assert nft(portal) == ([f"{guard}proxied", leads], [])
-    ranges = ("203.0.113.0/24", "203.0.113.0/25", "10.0.0.1/32")
-    pods = LocalDetector(cidr="10.244.0.0/16")
-    fenced = replace(portal, internal_only=pods, source_ranges=ranges)
-    assert nft(fenced) == (
-        [f"{guard}to-tcp-192.168.0.2-4711", leads],
-        [
-            "ct status & dnat != dnat drop",
-            "ip saddr != 10.244.0.0/16 fib saddr type != local drop",
-            "ip saddr != { 10.0.0.1/32, 203.0.113.0/24 } drop",
-        ],
-    )
-
-
-def test_nft_insiders_by_interface_and_none_at_all() -> None:
-    node_port = Portal("shop/cart:http", Verdict.FORWARD)
-    found = [
-        nft(replace(node_port, internal_only=LocalDetector(**how)), True)[1]
-        for how in ({"interface": "cni0"}, {"interface_prefix": "veth"}, {})
-    ]
-    rest = "fib saddr type != local drop"
-    assert found == [[f'iifname != "cni0" {rest}'], [f'iifname != "veth*" {rest}'], [rest]]
-    assert nft(node_port, True) == ([], [])
-
-
-def test_nft_refusals_and_removal() -> None:
-    for verdict, word in ((Verdict.DROP, "drop"), (Verdict.REJECT, "goto refuse")):
-        portal = Portal("shop/cart:http", verdict)
-        assert nft(portal) == ([f"guards: 198.51.100.1 . 6 . 80 : {word}"], [])
-    assert remove(Family.IPV6) == "table ip6 kube-portals\ndelete table ip6 kube-portals\n"
-
-
-def test_nft_writes_only_what_differs() -> None:
-    where = at(PORTAL, "198.51.100.1")
-    portal = Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2")
-    old, new = objects(where, portal, 4711), objects(where, portal, 4712)
-    assert change(Family.IPV4, old, old) == ""
-    assert change(Family.IPV4, old, new).splitlines() == [
-        "delete element ip kube-portals guards { 192.168.0.2 . 6 . 4711 }",
-        "delete element ip kube-portals portals { 198.51.100.1 . 6 . 80 }",
-        "add element ip kube-portals guards { 192.168.0.2 . 6 . 4712 : goto proxied }",
-        "add element ip kube-portals portals { 198.51.100.1 . 6 . 80 : 192.168.0.2 . 4712 }",
-    ]
-    one, two = (
-        objects(where, replace(portal, source_ranges=(cidr,)), 4711)
-        for cidr in ("10.0.0.1/32", "10.0.0.2/32")
-    )
-    chain = "chain ip kube-portals to-tcp-192.168.0.2-4711"
-    assert [
-        line.partition(" comment")[0] for line in change(Family.IPV4, one, two).splitlines()
-    ] == [
-        f"add {chain}",
-        f"flush {chain}",
-        f"add rule{chain.removeprefix('chain')} ct status & dnat != dnat drop",
-        f"add rule{chain.removeprefix('chain')} ip saddr != {{ 10.0.0.2/32 }} drop",
-    ]
-    assert change(Family.IPV4, two, old).splitlines()[-2:] == [f"flush {chain}", f"delete {chain}"]
-
-
-def test_nft_reads_what_it_lists() -> None:
-    listed = """table ip kube-portals {
-\tmap portals {
-\t\ttype ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service
-\t}
-
-\tmap guards {
-\t\ttype ipv4_addr . inet_proto . inet_service : verdict
-\t\telements = { 1.1.1.1 . 17 . 3 : drop,
-\t\t\t     192.168.0.2 . 6 . 30009 : goto refuse }
-\t}
-
-\tchain input {
-\t\ttype filter hook input priority 0; policy accept;
-\t\tct state 0x8 jump firewall comment "w"
-\t\ttcp dport 1 drop
-\t}
-}
-"""
-    assert parse_nft(listed) == {
-        Element("guards", "1.1.1.1 . 17 . 3 : drop"),
-        Element("guards", "192.168.0.2 . 6 . 30009 : goto refuse"),
-        Chain("input", ("w", "")),
-    }

@@ -1,0 +1,122 @@
+"""The text of portal rules for iptables: written, and read back."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import LocalDetector, Verdict
+from steersman.modes.userspace.iptables_portals import (
+    ALL_CHAINS,
+    ALL_JUMPS,
+    FIREWALL,
+    FoundRules,
+    Rule,
+    parse,
+    portal_rules,
+    write,
+)
+from steersman.modes.userspace.objects import Portal
+from steersman.proxy.listeners import PORTAL, FrontendKey
+
+SERVICE = FrontendKey(PORTAL, Family.IPV4, Protocol.TCP, "198.51.100.1", 80)
+AT_NODE_PORT = FrontendKey(PORTAL, Family.IPV4, Protocol.TCP, "192.168.0.2", 80, True)
+
+
+def lines(portal: Portal, node_port: bool = False) -> list[str]:
+    where = AT_NODE_PORT if node_port else SERVICE
+    return [rule.line for rule in portal_rules(where, portal, 4711)]
+
+
+NAME = '-m comment --comment "shop/cart:http" -m tcp'
+TO = f"-d 192.168.0.2/32 -p tcp {NAME} --dport 4711"
+
+
+def test_a_portal_leads_to_its_listener_and_nobody_else_gets_there() -> None:
+    match = f"-d 198.51.100.1/32 -p tcp {NAME} --dport 80"
+    assert lines(Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2")) == [
+        f"-A KUBE-PORTALS-CONTAINER {match} -j DNAT --to-destination 192.168.0.2:4711",
+        f"-A KUBE-PORTALS-HOST {match} -j DNAT --to-destination 192.168.0.2:4711",
+        f"-A {FIREWALL} {TO} -m conntrack ! --ctstate DNAT -j DROP",
+    ]
+
+
+def test_ranges_come_after_everything_else_is_dropped() -> None:
+    portal = Portal(
+        "shop/cart:http",
+        Verdict.FORWARD,
+        "192.168.0.2",
+        LocalDetector(cidr="10.244.0.0/16"),
+        ("203.0.113.0/24",),
+    )
+    assert lines(portal)[3:] == [
+        f"-A {FIREWALL} ! -s 10.244.0.0/16 {TO} -m addrtype ! --src-type LOCAL -j DROP",
+        f"-A {FIREWALL} -s 203.0.113.0/24 {TO} -j RETURN",
+        f"-A {FIREWALL} {TO} -j DROP",
+    ]
+
+
+def test_pods_by_interface_and_none_at_all() -> None:
+    node_port = Portal("shop/cart:http", Verdict.FORWARD)
+    found = {
+        lines(replace(node_port, internal_only=detector), True)[0].split(" -m comment")[0]
+        for detector in (
+            LocalDetector(interface="cni0"),
+            LocalDetector(interface_prefix="veth"),
+            LocalDetector(),
+        )
+    }
+    start = f"-A {FIREWALL} -d 192.168.0.2/32"
+    assert found == {f"{start} ! -i cni0 -p tcp", f"{start} ! -i veth+ -p tcp", f"{start} -p tcp"}
+    assert lines(node_port, True) == []
+
+
+def test_refusals() -> None:
+    match = f"-A {FIREWALL} -d 198.51.100.1/32 -p tcp {NAME} --dport 80"
+    assert lines(Portal("shop/cart:http", Verdict.DROP)) == [f"{match} -j DROP"]
+    (rejected,) = lines(Portal("shop/cart:http", Verdict.REJECT))
+    assert rejected == f"{match} -j REJECT --reject-with icmp-port-unreachable"
+
+
+JUMP = (
+    '-A INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals"'
+    f" -j {FIREWALL}"
+)
+SAVED = f"""*filter
+:INPUT ACCEPT [0:0]
+:{FIREWALL} - [0:0]
+{JUMP}
+-A INPUT -p tcp -j ACCEPT
+-A {FIREWALL} -d 10.0.0.1/32 -p tcp -m comment --comment shop/cart -m tcp --dport 80 -j DROP
+COMMIT
+*nat
+:PREROUTING ACCEPT [0:0]
+COMMIT
+"""
+
+
+def test_only_what_is_ours_is_read_and_in_one_spelling() -> None:
+    kernel = parse(SAVED)
+    assert kernel.chains == {("filter", FIREWALL)}
+    assert [rule.line[:8] for rule in kernel.jumps] == ["-A INPUT"]
+    (rule,) = kernel.rules
+    assert '--comment "shop/cart" -m' in rule.line
+    assert not kernel.complete
+    assert FoundRules(frozenset(), ALL_JUMPS, ALL_CHAINS).complete
+
+
+def test_what_is_written_deletes_before_it_appends() -> None:
+    old, new = Rule("filter", f"-A {FIREWALL} -j OLD"), Rule("filter", f"-A {FIREWALL} -j NEW")
+    assert write([old], [new]) == (f"*filter\n-D {FIREWALL} -j OLD\n-A {FIREWALL} -j NEW\nCOMMIT\n")
+    assert write((), ()) == ""
+    whole = write((), [new], fresh=ALL_JUMPS)
+    assert whole.index(f":{FIREWALL}") < whole.index("-D INPUT") < whole.index("-I INPUT")
+    assert whole.count("COMMIT") == 2
+    gone = write((), (), gone=parse(SAVED))
+    assert gone.splitlines()[1:] == [
+        f":{FIREWALL} - [0:0]",
+        f'-D INPUT -m conntrack --ctstate NEW -m comment --comment "kubernetes service portals"'
+        f" -j {FIREWALL}",
+        f"-X {FIREWALL}",
+        "COMMIT",
+    ]
