@@ -1,12 +1,16 @@
-"""Annotations that only some modes can follow, and SCTP where it cannot be served."""
+"""Annotations for single modes, weights, and SCTP in a mode that does not forward it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 import pytest
 
-from steersman.model.kube import Annotations, Service
+from steersman.model.kube import Annotations, EndpointSlice, Service
+from steersman.model.names import ObjectName
 from steersman.model.plan import ServicePlan, Traits
+from steersman.source.packed import PackedSlices
 from tests.support.builders.objects import KEY, endpoint, plan_of, port, service, slice_
 
 USERSPACE = Traits(terminates_connections=True, forwards_sctp=False)
@@ -125,4 +129,78 @@ def test_a_hostile_annotation_is_one_finding() -> None:
     assert "(and 1 more)" in finding  # that there are too many
     plan, (finding,) = planned(load_balancing="\x1b[31m" + "y" * 200_000)
     assert finding.isprintable()
+    assert len(finding) < 400
+
+
+# Weights
+
+
+def weighed(text: str | None, *addresses: str, name: str = "cart-1", **more: Any) -> EndpointSlice:
+    made = slice_(*map(endpoint, addresses), name=name, **more)
+    annotations = Annotations(weight=text, trigger_time="2024-01-01T00:00:00Z")
+    meta = msgspec.structs.replace(made.metadata, annotations=annotations)
+    held, owner = PackedSlices(), ObjectName("shop", "cart")
+    held.put(meta.object_name, owner, msgspec.structs.replace(made, metadata=meta))
+    return held[owner][name]
+
+
+def planned_weights(*slices: EndpointSlice) -> tuple[dict[str, int], list[str]]:
+    plan = plan_of(service(), *slices)
+    weights = {ip: weight for ip, _, weight in plan.services[KEY].scheduling.weights}
+    return weights, [str(finding) for finding in plan.findings]
+
+
+@pytest.mark.parametrize(
+    ("text", "weights"),
+    [
+        (None, {}),
+        ("1", {}),
+        ("65535", {"10.0.0.1": 65535, "10.0.0.2": 65535}),
+        ("10.0.0.2=3", {"10.0.0.2": 3}),
+        ("10.0.0.2=3, 5", {"10.0.0.1": 5, "10.0.0.2": 3}),
+        (" 010.0.0.1 = 2 ,10.0.0.9=7", {"10.0.0.1": 2}),
+    ],
+)
+def test_weights(text: str | None, weights: dict[str, int]) -> None:
+    assert planned_weights(weighed(text, "10.0.0.1", "10.0.0.2")) == (weights, [])
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "65536", "many", "10.0.0.=3", "=3", "3=", "", " "])
+def test_what_is_no_weight(text: str) -> None:
+    weights, findings = planned_weights(weighed(text, "10.0.0.1"))
+    assert weights == {}
+    assert ["steersman/weight" in finding for finding in findings] == ([True] if text else [])
+
+
+def test_what_is_right_counts_beside_what_is_wrong() -> None:
+    weights, (finding,) = planned_weights(weighed("10.0.0.1=2,10.0.0.2=x", "10.0.0.1", "10.0.0.2"))
+    assert weights == {"10.0.0.1": 2}
+    assert "EndpointSlice shop/cart-1" in finding
+
+
+def test_each_slice_has_its_own() -> None:
+    stable = weighed("9", "10.0.0.1", name="stable")
+    canary = weighed(None, "10.0.0.2", name="canary")
+    assert planned_weights(canary, stable) == ({"10.0.0.1": 9}, [])
+
+
+def test_the_last_slice_that_says_something_counts() -> None:
+    one, two = weighed("2", "10.0.0.1", name="a"), weighed("3", "10.0.0.1", name="b")
+    assert planned_weights(two, one)[0] == {"10.0.0.1": 3}
+
+
+def test_endpoints_of_no_use() -> None:
+    odd = slice_(endpoint("what"), {**endpoint("10.0.0.1"), "addresses": []}, name="odd")
+    meta = msgspec.structs.replace(odd.metadata, annotations=Annotations(weight="3"))
+    portless = msgspec.structs.replace(odd, metadata=meta, ports=None)
+    assert planned_weights(portless, weighed("2", "10.0.0.1"))[0] == {"10.0.0.1": 2}
+    assert planned_weights(msgspec.structs.replace(odd, metadata=meta), weighed("2", "10.0.0.1"))[
+        0
+    ] == {"10.0.0.1": 2}
+
+
+def test_hostile_weights_are_one_finding() -> None:
+    weights, (finding,) = planned_weights(weighed("10.0.0.1=3," + "x\n," * 48_000, "10.0.0.1"))
+    assert weights == {"10.0.0.1": 3}
+    assert "'x', 'x', 'x' and 1996 more: ignored" in finding
     assert len(finding) < 400

@@ -8,14 +8,17 @@ import pytest
 
 from steersman.compile.planner import Planner
 from steersman.model.kube import EndpointSlice, Service
-from steersman.model.names import ObjectName
+from steersman.model.names import Family, ObjectName, PlanKey
+from steersman.model.plan import ServicePlan
 from steersman.source.store import Store
 from tests.support.builders.objects import (
     CONFIG,
     FACTS,
+    HTTP,
     IPTABLES,
     NODE,
     endpoint,
+    plan_of,
     port,
     service,
     slice_,
@@ -233,3 +236,124 @@ def test_a_plan_that_stops_half_way_leaves_everything_with_who_has_it(world: Wor
     world.planner = world.planner.fresh()
     world.planner.update(world.store.snapshot, FACTS, (), everything=True)
     assert world.holder() == "web"
+
+
+# Two Services
+
+
+HERE, THERE = endpoint("10.0.0.1", NODE), endpoint("10.0.0.2", "other")
+
+
+def printed(plan: ServicePlan) -> tuple[list[str], list[str], list[str]]:
+    return (
+        [str(e) for e in plan.cluster],
+        [str(e) for e in plan.local],
+        [str(e) for e in plan.reachable],
+    )
+
+
+def clash(
+    first: dict[str, Any], second: dict[str, Any]
+) -> tuple[list[str], list[str], dict[str, str]]:
+    """Kinds of Frontends that Services `a` and `b` keep, and reasons by object and field."""
+    a = service("a", **({"clusterIP": "10.96.0.1"} | first))
+    b = service("b", **({"clusterIP": "10.96.0.2"} | second))
+    plan = plan_of(a, b)
+    kept = {
+        name: [
+            f.kind.value
+            for key, p in plan.services.items()
+            if key.name.service == name
+            for f in p.frontends
+        ]
+        for name in "ab"
+    }
+    return kept["a"], kept["b"], {f"{f.object} {f.field}": f.reason for f in plan.findings}
+
+
+NODE_PORT: dict[str, Any] = {"type": "NodePort", "ports": [port(nodePort=30000)]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "loser", "why"),
+    [
+        ({"created": OLD}, {"created": NEW}, "b", "belongs to the older"),
+        ({"created": NEW}, {"created": OLD}, "a", "belongs to the older"),
+        ({"created": OLD}, {"created": OLD}, "b", "is held by"),
+        ({}, {}, "b", "is held by"),
+        ({}, {"created": NEW}, "a", "is held by"),
+    ],
+)
+def test_the_older_service_gets_a_node_port(
+    first: dict[str, Any], second: dict[str, Any], loser: str, why: str
+) -> None:
+    a, b, reasons = clash(first | NODE_PORT, second | NODE_PORT)
+    kept = {"a": a, "b": b}
+    winner = "a" if loser == "b" else "b"
+    assert kept[winner] == ["clusterIP", "nodePort"]
+    assert kept[loser] == ["clusterIP"]
+    (where,) = reasons
+    assert where == f"Service shop/{loser} spec.ports[0].nodePort"
+    assert f"node port 30000/TCP {why} Service shop/{winner}:http" in reasons[where]
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"clusterIP": "10.96.0.9"}, "spec.clusterIP"),
+        ({"externalIPs": ["192.0.2.1"]}, "spec.externalIPs"),
+        ({"ingress": [{"ip": "192.0.2.1"}]}, "status.loadBalancer.ingress"),
+    ],
+)
+def test_an_address_that_two_services_claim(more: dict[str, Any], field: str) -> None:
+    a, b, reasons = clash(more, more)
+    assert len(a) == len(b) + 1
+    assert list(reasons) == [f"Service shop/b {field}"]
+
+
+def test_one_port_number_and_two_protocols_do_not_clash() -> None:
+    udp = {"type": "NodePort", "ports": [port(nodePort=30000, protocol="UDP")]}
+    assert clash(NODE_PORT, udp)[2] == {}
+
+
+def test_two_ports_of_one_service_on_one_number() -> None:
+    plan = plan_of(service(ports=[port("b"), port("a")]), slice_(HERE))
+    frontends = {key.name.port: p.frontends for key, p in plan.services.items()}
+    assert len(frontends["a"]) == 1
+    assert frontends["b"] == ()
+    assert "10.96.0.10:80/TCP belongs to port 'a'" in plan.findings[0].reason
+
+
+def test_a_lost_frontend_takes_its_endpoints_along() -> None:
+    both = [service(name, clusterIP="10.96.0.9") for name in "ab"]
+    plan = plan_of(*both, slice_(HERE, owner="b"))
+    loser = plan.services[PlanKey(HTTP._replace(service="b"), Family.IPV4)]
+    assert (loser.frontends, printed(loser)) == ((), ([], [], []))
+
+
+def test_ipv6_clash_is_named_in_brackets() -> None:
+    six = {"clusterIP": "fd00::9"}
+    assert "[fd00::9]:80/TCP is held by" in clash(six, six)[2]["Service shop/b spec.clusterIP"]
+
+
+HEALTH: dict[str, Any] = {
+    "type": "LoadBalancer",
+    "externalTrafficPolicy": "Local",
+    "healthCheckNodePort": 30000,
+}
+
+
+def test_a_health_check_port_that_is_a_node_port_is_called_out() -> None:
+    a, b, reasons = clash(NODE_PORT, HEALTH)
+    assert (a, b) == (["clusterIP", "nodePort"], ["clusterIP"])
+    assert "of shop/a:http" in reasons["Service shop/b spec.healthCheckNodePort"]
+
+
+def test_a_health_check_port_of_two_services_is_called_out_on_both() -> None:
+    assert len(clash(HEALTH, HEALTH)[2]) == 2
+
+
+def test_a_health_check_port_that_is_its_own_node_port_is_called_out() -> None:
+    own = HEALTH | {"ports": [port(nodePort=30000), port("other", 81)]}
+    _, _, reasons = clash(own, {})
+    assert list(reasons) == ["Service shop/a spec.healthCheckNodePort"]

@@ -189,3 +189,12 @@ def test_state_keeps_the_keys_of_renamed_fields() -> None:
     shown = msgspec.to_builtins(NodeSettings())
     assert {"many_services", "many_endpoints"} <= shown.keys()
     assert {"holds_addresses", "hides_clients"} <= shown["traits"].keys()
+
+
+def test_frontend_kinds_print_as_in_kubernetes() -> None:
+    assert [kind.value for kind in FrontendKind] == [
+        "clusterIP",
+        "externalIP",
+        "loadBalancerIP",
+        "nodePort",
+    ]
