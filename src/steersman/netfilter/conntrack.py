@@ -12,6 +12,7 @@ import errno
 import socket
 import struct
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -105,16 +106,22 @@ class _Search:
     def __init__(self, listing: Netlink, routes: Netlink, stale: Stale) -> None:
         self.complete = True
         self.layout = _LAYOUTS[stale.family]
-        self._routes = routes
-        self._is_local: dict[bytes, bool] = {}
-        self._found = self._find(listing, stale)
+        self._found = self._find(listing, routes, stale)
 
     def chunk(self) -> list[bytes]:
         """Return the payloads of the next stale entries; [] at the end."""
         return list(islice(self._found, _CHUNK))
 
-    def _find(self, listing: Netlink, stale: Stale) -> Iterator[bytes]:
+    def _find(self, listing: Netlink, routes: Netlink, stale: Stale) -> Iterator[bytes]:
         layout, contains = self.layout, stale.contains
+
+        @cache
+        def is_local(address: bytes) -> bool:
+            try:
+                return all(map(is_local_route, routes.request(get_route(address))))
+            except NetlinkError:  # no route
+                return False
+
         # The requests together cover every entry that can be stale.
         keys = [*stale.by_address, *stale.by_node_port]
         if len(keys) > _FEW:
@@ -124,22 +131,11 @@ class _Search:
                 for reply in listing.dump(_listing(stale.family, key)):
                     destination, source = _keys(reply.payload, layout)
                     if contains(destination, source) and (
-                        destination in stale.by_address or self._ends_here(destination[1:-2])
+                        destination in stale.by_address or is_local(destination[1:-2])
                     ):
                         yield reply.payload
             except DumpInterruptedError:  # the entries seen are enough for now (behaviour 12)
                 self.complete = False
-
-    def _ends_here(self, address: bytes) -> bool:
-        """Return whether the routing tables deliver an address to this node."""
-        known = self._is_local.get(address)
-        if known is None:
-            try:
-                known = all(map(is_local_route, self._routes.request(get_route(address))))
-            except NetlinkError:  # no route
-                known = False
-            self._is_local[address] = known
-        return known
 
 
 def _delete(netlink: Netlink, payloads: list[bytes]) -> tuple[int, int]:

@@ -184,8 +184,21 @@ class Iptables:
         command = f"{self.tool.of(run.family)}-restore"
         argv = [command, *self._wait, "--noflush", "--counters"]
         result = await self._run(argv, run.text.encode())
-        if result.returncode:
-            raise _failure(command, result, run.text)
+        if not result.returncode:
+            return
+        message = _message(result)
+        if "xtables lock" in message:
+            path = os.environ.get("XTABLES_LOCKFILE", _LOCK)
+            holder = lock_holder(Path(path))
+            raise BusyError(f"{command}: the xtables lock {path} is held{holder}")
+        if result.returncode == _RESOURCE_PROBLEM and not _OBJECT_REFUSED.search(message):
+            raise BusyError(f"{command}: {message}")
+        if bad := _BAD_LINE.search(message):
+            lines, number = run.text.split("\n"), int(bad[1])
+            # iptables-legacy names the COMMIT, whichever line the kernel rejected
+            if 0 < number <= len(lines) and lines[number - 1] != "COMMIT":
+                message += f": {lines[number - 1]}"
+        raise ApplyError(f"{command}: {message}")
 
     async def knows_nfacct(self, family: int) -> bool:
         """Return whether iptables has `-m nfacct`; its help text touches no table."""
@@ -199,19 +212,3 @@ class Iptables:
 
 def _message(result: Result) -> str:
     return result.message or f"exit status {result.returncode}"
-
-
-def _failure(command: str, result: Result, text: str) -> Exception:
-    """Return the error for a failed iptables-restore, quoting the rejected line if it is known."""
-    message = _message(result)
-    if "xtables lock" in message:
-        path = os.environ.get("XTABLES_LOCKFILE", _LOCK)
-        return BusyError(f"{command}: the xtables lock {path} is held{lock_holder(Path(path))}")
-    if result.returncode == _RESOURCE_PROBLEM and not _OBJECT_REFUSED.search(message):
-        return BusyError(f"{command}: {message}")
-    if bad := _BAD_LINE.search(message):
-        lines, number = text.split("\n"), int(bad[1])
-        # iptables-legacy names the COMMIT, whichever line the kernel rejected
-        if 0 < number <= len(lines) and lines[number - 1] != "COMMIT":
-            message += f": {lines[number - 1]}"
-    return ApplyError(f"{command}: {message}")

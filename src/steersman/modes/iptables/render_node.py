@@ -89,7 +89,7 @@ def render_node(settings: NodeSettings, features: Features) -> dict[RuleKey, str
         # From the built-in chains to Services and node ports
         if settings.split_dispatch:
             out.update(_buckets(family))
-        if tail := _tail(family, settings.family(family)):
+        if tail := _node_port_rules(family, settings.family(family)):
             out[f, NAT, SERVICES, TAIL] = _lines(SERVICES, tail)
         for table, chain, jumps in _JUMPS:
             out[f, table, chain, JUMPS] = _lines(chain, jumps)
@@ -130,7 +130,7 @@ def _buckets(family: Family) -> dict[RuleKey, str]:
     return out
 
 
-def _tail(family: Family, settings: FamilySettings) -> list[str]:
+def _node_port_rules(family: Family, settings: FamilySettings) -> list[str]:
     """Return the last rules of nat KUBE-SERVICES, which lead to the node ports."""
     comment = _comment(TAIL_COMMENT)
     if settings.node_port_addresses is None:
