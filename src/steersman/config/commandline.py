@@ -250,16 +250,6 @@ def _level(text: str) -> int:
     return parse_int(text, low=0)
 
 
-def _vmodule(text: str) -> tuple[VModule, ...]:
-    pairs = split_pairs(text).items()
-    return tuple(VModule(file_pattern=name, verbosity=_level(level)) for name, level in pairs)
-
-
-def _version(text: str) -> str:
-    claimed = text == "raw" or text.startswith("v")
-    return text if claimed else str(parse_bool(text)).lower()
-
-
 READERS: Final[Mapping[str, Callable[[str], Value]]] = {
     "string": str,
     "strings": split_list,
@@ -271,9 +261,14 @@ READERS: Final[Mapping[str, Callable[[str], Value]]] = {
     "ipport": _ip_port,
     "quantity": Quantity.parse,
     "mapStringBool": lambda text: {k: parse_bool(v) for k, v in split_pairs(text).items()},
-    "pattern=N,...": _vmodule,
+    "pattern=N,...": lambda text: tuple(
+        VModule(file_pattern=name, verbosity=_level(level))
+        for name, level in split_pairs(text).items()
+    ),
     "Level": _level,
-    "version": _version,
+    "version": lambda text: (
+        text if text == "raw" or text.startswith("v") else str(parse_bool(text)).lower()
+    ),
     "ProxyMode": str,
     "LocalMode": str,
 }

@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration, as values with upstream's paths and wording."""
+"""Errors of a configuration, as values with upstream's paths and wording."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from steersman.config.go import Duration
 from steersman.model.findings import Finding, Severity
 
 ROOT = "KubeProxyConfiguration"
-"""Where every path of a FieldError begins (behaviour 1.4)."""
+"""First part of every path of a FieldError (behaviour 1.4)."""
 
 
 class ConfigError(Exception):
-    """A configuration or command line that cannot be used; the text says why and what to do."""
+    """A configuration or command line is invalid; the text says why and what to do."""
 
 
 class UsageError(ConfigError):
@@ -30,9 +30,9 @@ class FieldError(msgspec.Struct, frozen=True):
     kind: str
     """`Invalid value`, `Unsupported value`, `Required value` or `Forbidden`."""
     value: str
-    """The offending value as printed; "" where the kind prints none."""
+    """The offending value as printed; "" if the kind prints none."""
     detail: str
-    """What a right value is."""
+    """The rule for valid values."""
 
     def __str__(self) -> str:
         parts = (self.path, self.kind, self.value, self.detail)
@@ -40,14 +40,14 @@ class FieldError(msgspec.Struct, frozen=True):
 
     @property
     def finding(self) -> Finding:
-        """The same as a Finding on the configuration."""
+        """The error as a Finding on the configuration."""
         field = self.path.removeprefix(ROOT + ".")
         shown = f"{self.kind} {self.value}: {self.detail}" if self.value else self.detail
         return Finding(ROOT, field, shown, Severity.ERROR)
 
 
 class Invalid(ConfigError):
-    """A configuration that was read but breaks rules; all of them are in `errors`."""
+    """A configuration breaks rules; `errors` has all of them."""
 
     def __init__(self, errors: Iterable[FieldError]) -> None:
         self.errors = tuple(errors)
@@ -55,38 +55,40 @@ class Invalid(ConfigError):
 
 
 def findings(error: ConfigError, name: str) -> tuple[Finding, ...]:
-    """What to show of a configuration that was refused: a Finding for each error.
+    """Return a Finding for each error of a configuration that was refused.
 
-    `name` is the file's, for an error that is about the file as a whole.
+    Args:
+        error: of reading or validating it.
+        name: of the file, for an error about the file as a whole.
     """
     if isinstance(error, Invalid):
         return tuple(broken.finding for broken in error.errors)
-    return (Finding(name, "", f"{error}; the old one stays in force", Severity.ERROR),)
+    return (Finding(name, "", f"{error}; keeping the previous configuration", Severity.ERROR),)
 
 
 def printed(value: object) -> str:
-    """A value as upstream prints it in an error: strings and durations quoted, lists as JSON."""
+    """Return a value as upstream prints it in errors: texts and durations quoted, lists as JSON."""
     if isinstance(value, Duration):
         return f'"{value}"'
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
 
 
 def invalid(path: str, value: object, detail: str) -> FieldError:
-    """The error of a value that breaks a rule."""
+    """Return the error of a value that breaks a rule."""
     return FieldError(path, "Invalid value", printed(value), detail)
 
 
 def unsupported(path: str, value: str, choices: Iterable[str]) -> FieldError:
-    """The error of a value that is none of the choices."""
+    """Return the error of a value that is none of the choices."""
     listed = ", ".join(map(printed, choices))
     return FieldError(path, "Unsupported value", printed(value), f"supported values: {listed}")
 
 
 def required(path: str, detail: str) -> FieldError:
-    """The error of a value that is missing."""
+    """Return the error of a missing value."""
     return FieldError(path, "Required value", "", detail)
 
 
 def forbidden(path: str, detail: str) -> FieldError:
-    """The error of a value that is not allowed here."""
+    """Return the error of a value that is not allowed here."""
     return FieldError(path, "Forbidden", "", detail)

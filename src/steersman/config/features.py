@@ -1,7 +1,7 @@
-"""Feature gates: which exist in Kubernetes v1.36, and which once did.
+"""Feature gates of Kubernetes v1.36, and those of earlier releases.
 
-Most steer other components and are accepted here only because a cluster's configuration is often
-shared by all of them.
+Most of them control other components; they are accepted because clusters often share one list of
+gates among all components.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 
 class Gate(NamedTuple):
-    """A feature gate that is known."""
+    """A feature gate of v1.36."""
 
     stage: str
     """ALPHA, BETA or GA."""
@@ -207,7 +207,7 @@ RETIRED: Final = frozenset(
 
 
 def enabled(gates: Mapping[str, bool], name: str) -> bool:
-    """Whether a feature is on: said so itself, or by AllAlpha and AllBeta, or by default."""
+    """Return whether a feature is on: by its gate, by AllAlpha or AllBeta, or by default."""
     if name in gates:
         return gates[name]
     gate = GATES[name]
@@ -215,18 +215,18 @@ def enabled(gates: Mapping[str, bool], name: str) -> bool:
 
 
 def unknown(gates: Mapping[str, bool]) -> Iterator[str]:
-    """Names that no release of Kubernetes knew, sorted."""
+    """Return the gates that no release of Kubernetes had, sorted."""
     return (name for name in sorted(gates) if name not in GATES and name not in RETIRED)
 
 
 def gate_warnings(gates: Mapping[str, bool]) -> Iterator[str]:
-    """A sentence for each gate that is accepted but does nothing any more, sorted."""
+    """Yield a sentence for each gate without effect, sorted."""
     for name in sorted(gates):
         if name in RETIRED:
             yield f"feature gate {name} is retired and has no effect; remove it"
 
 
 def suggest(word: str, choices: Mapping[str, object]) -> str:
-    """` (did you mean X?)` where a choice is close to the word, else ""."""
+    """Return ` (did you mean X?)` if a choice is close to the word, else ""."""
     close = difflib.get_close_matches(word, choices, n=1)
     return f" (did you mean {close[0]}?)" if close else ""

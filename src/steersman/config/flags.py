@@ -1,6 +1,6 @@
-"""Every flag, as one table: upstream's of Kubernetes v1.36, its old ones, and ours.
+"""Every flag in one table: upstream's of Kubernetes v1.36, deprecated ones, and our own.
 
-Not here: how a command line is taken apart (arguments.py), what the values do (commandline.py).
+commandline.py parses a command line and applies the values.
 """
 
 from __future__ import annotations
@@ -8,8 +8,15 @@ from __future__ import annotations
 from typing import Final
 
 from steersman.config.flags_upstream import UPSTREAM_FLAGS, Flag, Group
+from steersman.config.go import seconds
+from steersman.modes.specs import SPECS
 
 _O, _OLD = Group.OWN, Group.OLD
+_SHORT_PERIODS = ", ".join(
+    f"{spec.name}: {seconds(spec.min_sync_seconds)}"
+    for spec in SPECS.values()
+    if spec.min_sync_seconds is not None
+)
 
 _DEPRECATED = (
     Flag(
@@ -36,7 +43,7 @@ _OWN = (
         "strings",
         "",
         _O,
-        "Files or directories of manifests, read instead of an API server.",
+        "Files or directories of manifests to read instead of an API server.",
         "steersman.manifests",
     ),
     Flag(
@@ -44,7 +51,7 @@ _OWN = (
         "string",
         "",
         _O,
-        "Context of the kubeconfig; its current one otherwise.",
+        "Context of the kubeconfig (default: its current one).",
         "steersman.kubeconfig_context",
     ),
     Flag(
@@ -52,7 +59,7 @@ _OWN = (
         "duration",
         "",
         _O,
-        "Least time between two syncs in any mode (nftables, ebpf: 10ms).",
+        f"Minimum time between two syncs in any mode ({_SHORT_PERIODS}).",
         "steersman.min_sync_period",
     ),
     Flag(
@@ -60,7 +67,7 @@ _OWN = (
         "int32",
         "500",
         _O,
-        "Service ports above which long lists of rules are split; 0 never.",
+        "Service ports above which long lists of rules are split; 0 for never.",
         "steersman.split_threshold",
     ),
     Flag(
@@ -76,7 +83,7 @@ _OWN = (
         "duration",
         "0s",
         _O,
-        "How long a mode that was left keeps its connections.",
+        "Time that connections of the previous mode get to end.",
         "steersman.drain_period",
     ),
     Flag(
@@ -84,7 +91,7 @@ _OWN = (
         "string",
         "",
         _O,
-        "nft or legacy; found out otherwise.",
+        "nft or legacy (default: autodetect).",
         "steersman.iptables_variant",
         choices=("nft", "legacy"),
     ),
@@ -93,7 +100,7 @@ _OWN = (
         "bool",
         "false",
         _O,
-        "Fail where the mode cannot run, instead of iptables for ipvs.",
+        "Fail if the mode cannot run, instead of using its fallback.",
         "steersman.strict",
     ),
     Flag(
@@ -101,7 +108,7 @@ _OWN = (
         "bool",
         "false",
         _O,
-        "Take over from an instance that runs on this node, instead of refusing to start.",
+        "Take over from a running instance on this node, instead of failing.",
         "steersman.take_over",
     ),
     Flag(
@@ -117,7 +124,7 @@ _OWN = (
         "bool",
         "false",
         _O,
-        "Policy Local without an endpoint here goes to others, as in upstream's ipvs mode.",
+        "Use remote endpoints if policy Local has no local one, as upstream's ipvs mode does.",
         "steersman.ipvs_local_fallback",
     ),
     Flag(
@@ -125,7 +132,7 @@ _OWN = (
         "bool",
         "true",
         _O,
-        "In the ebpf mode, no process of the node may bind to a node port in use.",
+        "In ebpf mode, processes of the node cannot bind to a node port in use.",
         "steersman.ebpf_guard_node_ports",
     ),
     Flag(
@@ -133,7 +140,7 @@ _OWN = (
         "string",
         "",
         _O,
-        "In the ebpf mode, the cgroup2 directory whose sockets are balanced; the root if empty.",
+        "In ebpf mode, the cgroup2 directory whose sockets are balanced (default: the root).",
         "steersman.ebpf_cgroup_root",
     ),
     Flag(
@@ -141,7 +148,7 @@ _OWN = (
         "strings",
         "",
         _O,
-        "In the ebpf mode, devices whose packets are sent on by XDP where they are known.",
+        "In ebpf mode, devices on which XDP forwards packets of known connections.",
         "steersman.ebpf_xdp_devices",
     ),
     Flag(
@@ -149,7 +156,7 @@ _OWN = (
         "bool",
         "false",
         _O,
-        "Show connections by Service and endpoint on /metrics; /metrics/services does always.",
+        "Show connections by Service and endpoint on /metrics; /metrics/services always does.",
         "steersman.metrics_per_service",
     ),
     Flag(
@@ -157,7 +164,7 @@ _OWN = (
         "string",
         "",
         _O,
-        "Ports to listen on in the userspace modes, as FIRST-LAST.",
+        "Ports that the userspace modes listen on, as FIRST-LAST.",
         "port_range",
     ),
     Flag(
@@ -165,7 +172,7 @@ _OWN = (
         "duration",
         "250ms",
         _O,
-        "When the userspace modes forget an idle UDP client.",
+        "Time after which the userspace modes drop an idle UDP client.",
         "steersman.udp_idle_timeout",
     ),
     Flag(
@@ -173,7 +180,7 @@ _OWN = (
         "string",
         "",
         _O,
-        "What leads clients to the userspace mode; rules as root, else none.",
+        "How clients reach the userspace mode (default: rules as root, else none).",
         "steersman.userspace_portals",
         choices=("iptables", "nftables", "direct", "none"),
     ),
@@ -182,13 +189,13 @@ _OWN = (
         "strings",
         "",
         _O,
-        "Suffixes that winuserspace tries for questions to DNS Services.",
+        "Search suffixes that winuserspace tries for DNS Services.",
         "steersman.dns_search",
     ),
-    Flag("dry-run", "bool", "false", _O, "Show what would change in the kernel, and exit."),
+    Flag("dry-run", "bool", "false", _O, "Print the changes that a sync would make, and exit."),
 )
 
-_NOTHING = "it has no effect any more; remove it"
+_NOTHING = "it has no effect; remove it"
 
 
 def _old(kind: str, names: str) -> tuple[Flag, ...]:
@@ -208,10 +215,10 @@ _RETIRED = (
 """Flags of releases before v1.36 and of other platforms, with what guides print of them."""
 
 FLAGS: Final = {flag.name: flag for flag in (*UPSTREAM_FLAGS, *_DEPRECATED, *_OWN, *_RETIRED)}
-"""Every flag by its name."""
+"""Every flag by name."""
 UPSTREAM: Final = frozenset(flag.name for flag in (*UPSTREAM_FLAGS, *_DEPRECATED))
-"""The flags that upstream's v1.36 has."""
+"""The flags of upstream's v1.36."""
 OWN: Final = frozenset(flag.name for flag in _OWN)
-"""Ours: they hold beside `--config`, too."""
+"""Our own flags; they apply together with `--config`, too."""
 LOGGING: Final = frozenset(flag.name for flag in UPSTREAM_FLAGS if flag.group is Group.LOGGING)
-"""Those that win over the configuration file (behaviour 1.3)."""
+"""The flags that override the configuration file (behaviour 1.3)."""

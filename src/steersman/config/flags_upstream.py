@@ -58,18 +58,26 @@ _MODES = ", ".join(spec.name for spec in SPECS.values() if spec.platform == "lin
 _DETECT_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
 
 UPSTREAM_FLAGS: Final = (
-    Flag("config", "string", "", _G, "Configuration file. With it most flags are ignored."),
-    Flag("write-config-to", "string", "", _G, "Write the configuration in force to a file, exit."),
-    Flag("cleanup", "bool", "false", _G, "Remove everything of ours from the kernel and exit."),
-    Flag("init-only", "bool", "false", _G, "Do only what needs full root privileges, then exit."),
-    Flag("help", "bool", "false", _G, "Show this text.", short="h"),
-    Flag("version", "version", "false", _G, "Show the version; --version=raw shows all of it."),
+    Flag("config", "string", "", _G, "Configuration file. With it, most flags are ignored."),
+    Flag(
+        "write-config-to", "string", "", _G, "Write the configuration in force to a file, and exit."
+    ),
+    Flag("cleanup", "bool", "false", _G, "Remove everything of ours from the kernel, and exit."),
+    Flag(
+        "init-only",
+        "bool",
+        "false",
+        _G,
+        "Do only the steps that need full root privileges, and exit.",
+    ),
+    Flag("help", "bool", "false", _G, "Print this text.", short="h"),
+    Flag("version", "version", "false", _G, "Print the version; --version=raw prints all of it."),
     Flag(
         "hostname-override",
         "string",
         "",
         _G,
-        "Name of this node; the host's name otherwise. Beats the configuration file.",
+        "Name of this node (default: the hostname). Overrides the configuration file.",
     ),
     Flag(
         "feature-gates",
@@ -84,7 +92,7 @@ UPSTREAM_FLAGS: Final = (
         "string",
         "",
         _A,
-        "Kubeconfig file; the pod's service account otherwise.",
+        "Kubeconfig file (default: the pod's service account).",
         "client_connection.kubeconfig",
     ),
     Flag(
@@ -92,7 +100,7 @@ UPSTREAM_FLAGS: Final = (
         "string",
         "",
         _A,
-        "URL of the API server, beats the kubeconfig's. A list is tried in turn.",
+        "URL of the API server; overrides the kubeconfig. A list is tried in turn.",
         repeatable=True,
     ),
     Flag(
@@ -100,7 +108,7 @@ UPSTREAM_FLAGS: Final = (
         "string",
         "application/vnd.kubernetes.protobuf",
         _A,
-        "Content type of requests. Accepted; JSON is spoken.",
+        "Content type of requests. Accepted, but JSON is used.",
         "client_connection.content_type",
     ),
     Flag(
@@ -108,7 +116,7 @@ UPSTREAM_FLAGS: Final = (
         "float32",
         "5",
         _A,
-        "Requests a second to the API server.",
+        "Requests per second to the API server.",
         "client_connection.qps",
     ),
     Flag(
@@ -116,7 +124,7 @@ UPSTREAM_FLAGS: Final = (
         "int32",
         "10",
         _A,
-        "Requests at once to the API server.",
+        "Burst of requests to the API server.",
         "client_connection.burst",
     ),
     Flag(
@@ -124,7 +132,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "15m0s",
         _A,
-        "How often everything is asked of the API server anew.",
+        "Period of full lists from the API server.",
         "config_sync_period",
     ),
     Flag(
@@ -141,7 +149,7 @@ UPSTREAM_FLAGS: Final = (
         "ip",
         "0.0.0.0",
         _M,
-        "This node's IP, unless unspecified; nothing is bound to it.",
+        "IP of this node, unless unspecified; nothing is bound to it.",
         "bind_address",
     ),
     Flag(
@@ -149,7 +157,7 @@ UPSTREAM_FLAGS: Final = (
         "strings",
         "",
         _M,
-        "CIDRs whose local addresses serve node ports, or the word primary.",
+        "CIDRs of local addresses that serve node ports, or the word primary.",
         "node_port_addresses",
     ),
     Flag(
@@ -157,7 +165,7 @@ UPSTREAM_FLAGS: Final = (
         "bool",
         "false",
         _M,
-        "Rewrite the source of all traffic to cluster IPs.",
+        "Masquerade all traffic to cluster IPs.",
         "linux.masquerade_all",
     ),
     Flag(
@@ -165,17 +173,17 @@ UPSTREAM_FLAGS: Final = (
         "LocalMode",
         "",
         _M,
-        "How local pods are recognised; ClusterCIDR by default.",
+        "How to recognise local pods (default: ClusterCIDR).",
         "detect_local_mode",
         choices=_DETECT_MODES,
     ),
-    Flag("cluster-cidr", "string", "", _M, "Pod CIDR of the cluster, or a pair of both families."),
+    Flag("cluster-cidr", "string", "", _M, "Pod CIDR of the cluster, or one of each family."),
     Flag(
         "pod-bridge-interface",
         "string",
         "",
         _M,
-        "Bridge that pods are on, for BridgeInterface.",
+        "Bridge of the pods, for BridgeInterface.",
         "detect_local.bridge_interface",
     ),
     Flag(
@@ -183,7 +191,7 @@ UPSTREAM_FLAGS: Final = (
         "string",
         "",
         _M,
-        "Prefix of pods' interfaces, for InterfaceNamePrefix.",
+        "Prefix of the pods' interfaces, for InterfaceNamePrefix.",
         "detect_local.interface_name_prefix",
     ),
     Flag(
@@ -191,21 +199,21 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "30s",
         _I,
-        "Time between full checks of the kernel; every mode's but ipvs'.",
+        "Time between full checks of the kernel; in every mode but ipvs.",
     ),
     Flag(
         "iptables-min-sync-period",
         "duration",
         "1s",
         _I,
-        "Least time between two syncs; every mode's but ipvs'.",
+        "Minimum time between two syncs; in every mode but ipvs.",
     ),
     Flag(
         "iptables-masquerade-bit",
         "int32",
         "14",
         _I,
-        "Bit of the packet mark that asks for masquerading, 0 to 31.",
+        "Bit of the packet mark for masquerading, 0 to 31.",
         "iptables.masquerade_bit",
     ),
     Flag(
@@ -217,14 +225,14 @@ UPSTREAM_FLAGS: Final = (
         "iptables.localhost_node_ports",
     ),
     Flag("ipvs-sync-period", "duration", "30s", _V, "Time between full checks of the kernel."),
-    Flag("ipvs-min-sync-period", "duration", "1s", _V, "Least time between two syncs."),
-    Flag("ipvs-scheduler", "string", "", _V, "Scheduler, rr by default.", "ipvs.scheduler"),
+    Flag("ipvs-min-sync-period", "duration", "1s", _V, "Minimum time between two syncs."),
+    Flag("ipvs-scheduler", "string", "", _V, "Scheduler (default: rr).", "ipvs.scheduler"),
     Flag(
         "ipvs-exclude-cidrs",
         "strings",
         "",
         _V,
-        "CIDRs whose virtual servers are left alone.",
+        "CIDRs of virtual servers that belong to other programs.",
         "ipvs.exclude_cidrs",
     ),
     Flag(
@@ -240,7 +248,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "0s",
         _V,
-        "Idle TCP connections; 0 leaves it alone.",
+        "Timeout of idle TCP connections; 0 keeps the kernel's.",
         "ipvs.tcp_timeout",
     ),
     Flag(
@@ -248,7 +256,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "0s",
         _V,
-        "TCP connections after a FIN; 0 leaves it alone.",
+        "Timeout of TCP connections after a FIN; 0 keeps the kernel's.",
         "ipvs.tcp_fin_timeout",
     ),
     Flag(
@@ -256,7 +264,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "0s",
         _V,
-        "UDP packets; 0 leaves it alone.",
+        "Timeout after UDP packets; 0 keeps the kernel's.",
         "ipvs.udp_timeout",
     ),
     Flag(
@@ -264,7 +272,7 @@ UPSTREAM_FLAGS: Final = (
         "int32",
         "32768",
         _C,
-        "Entries of the table per CPU; 0 leaves it alone.",
+        "Entries of the table per CPU; 0 keeps the kernel's.",
         "linux.conntrack.max_per_core",
     ),
     Flag(
@@ -272,7 +280,7 @@ UPSTREAM_FLAGS: Final = (
         "int32",
         "131072",
         _C,
-        "Entries of the table at least.",
+        "Minimum number of entries of the table.",
         "linux.conntrack.min",
     ),
     Flag(
@@ -280,7 +288,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "24h0m0s",
         _C,
-        "Idle established TCP connections; 0 leaves it alone.",
+        "Idle established TCP connections; 0 keeps the kernel's.",
         "linux.conntrack.tcp_established_timeout",
     ),
     Flag(
@@ -288,7 +296,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "1h0m0s",
         _C,
-        "TCP connections in CLOSE_WAIT; 0 leaves it alone.",
+        "Timeout of TCP in CLOSE_WAIT; 0 keeps the kernel's.",
         "linux.conntrack.tcp_close_wait_timeout",
     ),
     Flag(
@@ -296,7 +304,7 @@ UPSTREAM_FLAGS: Final = (
         "bool",
         "false",
         _C,
-        "Do not drop packets that are out of the window.",
+        "Do not drop packets that are out of the TCP window.",
         "linux.conntrack.tcp_be_liberal",
     ),
     Flag(
@@ -304,7 +312,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "0s",
         _C,
-        "UDP without an answer; 0 leaves it alone.",
+        "Timeout of UDP without an answer; 0 keeps the kernel's.",
         "linux.conntrack.udp_timeout",
     ),
     Flag(
@@ -312,7 +320,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "0s",
         _C,
-        "UDP that was answered; 0 leaves it alone.",
+        "Timeout of UDP that was answered; 0 keeps the kernel's.",
         "linux.conntrack.udp_stream_timeout",
     ),
     Flag(
@@ -336,7 +344,7 @@ UPSTREAM_FLAGS: Final = (
         "bool",
         "false",
         _S,
-        "End where one of the servers cannot listen.",
+        "Exit if one of the servers cannot listen.",
         "bind_address_hard_fail",
     ),
     Flag(
@@ -378,7 +386,7 @@ UPSTREAM_FLAGS: Final = (
         "duration",
         "5s",
         _L,
-        "Longest time that a line is held back.",
+        "Maximum time that a line is buffered.",
         "logging.flush_frequency",
     ),
     Flag(
@@ -402,7 +410,7 @@ UPSTREAM_FLAGS: Final = (
         "bool",
         "false",
         _L,
-        "The same for json.",
+        "As for text, in json format.",
         "logging.options.json.split_stream",
     ),
     Flag(
@@ -410,7 +418,7 @@ UPSTREAM_FLAGS: Final = (
         "quantity",
         "0",
         _L,
-        "The same for json.",
+        "As for text, in json format.",
         "logging.options.json.info_buffer_size",
     ),
     Flag(

@@ -1,7 +1,4 @@
-"""The scalar spellings of Go that flags and configuration files use: durations, booleans, numbers.
-
-Not here: anything that knows what a value is for.
-"""
+"""Go's spelling of durations, booleans, numbers and lists, in flags and configuration files."""
 
 from __future__ import annotations
 
@@ -34,16 +31,32 @@ class Duration(int):
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Read Go's spelling: a sum such as `1h15m30.5s`, or `0`; ValueError where it is not."""
+        """Return the Duration of Go's spelling: a sum such as `1h15m30.5s`, or `0`.
+
+        Raises:
+            ValueError: it is none.
+        """
         body = text.removeprefix("-").removeprefix("+") if text[:1] in ("+", "-") else text
-        total = 0 if body == "0" else _sum(body, text)
+        total, position = 0, int(body == "0")
+        while match := _PART.match(body, position):
+            whole, fraction, unit = match[1], match[2] or "", match[3]
+            if not whole and not fraction:
+                break
+            fraction = fraction[:30]  # finer than a nanosecond anyway
+            if len(whole) > 19:
+                raise ValueError(f"duration {text!r} is longer than 292 years")
+            scale = _UNITS[unit]
+            total += int(whole or "0") * scale + int(fraction or "0") * scale // 10 ** len(fraction)
+            position = match.end()
+        if not body or position != len(body):
+            raise ValueError(f"{text!r} is not a duration such as 30s, 1m or 2h22m")
         if total > _MAX:
             raise ValueError(f"duration {text!r} is longer than 292 years")
         return cls(-total if text.startswith("-") else total)
 
     @property
     def seconds(self) -> float:
-        """The same span in seconds."""
+        """The span in seconds."""
         return int(self) / 1e9
 
     def __str__(self) -> str:
@@ -51,7 +64,8 @@ class Duration(int):
         if rest == 0:
             return "0s"
         if rest < 1_000_000_000:
-            return sign + _below_second(rest)
+            unit = next((unit for unit in ("ms", "µs") if rest >= _UNITS[unit]), "ns")
+            return sign + _decimal(rest, _UNITS[unit]) + unit
         minutes, nanoseconds = divmod(rest, _UNITS["m"])
         text = _decimal(nanoseconds, 1_000_000_000) + "s"
         if not minutes:
@@ -64,32 +78,8 @@ class Duration(int):
 
 
 def seconds(count: float) -> Duration:
-    """The Duration of so many seconds."""
+    """Return the Duration of a number of seconds."""
     return Duration(round(count * 1_000_000_000))
-
-
-def _sum(body: str, text: str) -> int:
-    total, position = 0, 0
-    while match := _PART.match(body, position):
-        whole, fraction, unit = match[1], match[2] or "", match[3]
-        if not whole and not fraction:
-            break
-        fraction = fraction[:30]  # finer than a nanosecond anyway
-        if len(whole) > 19:
-            raise ValueError(f"duration {text!r} is longer than 292 years")
-        scale = _UNITS[unit]
-        total += int(whole or "0") * scale + int(fraction or "0") * scale // 10 ** len(fraction)
-        position = match.end()
-    if not body or position != len(body):
-        raise ValueError(f"{text!r} is not a duration such as 30s, 1m or 2h22m")
-    return total
-
-
-def _below_second(nanoseconds: int) -> str:
-    for unit in ("ms", "µs"):
-        if nanoseconds >= _UNITS[unit]:
-            return _decimal(nanoseconds, _UNITS[unit]) + unit
-    return f"{nanoseconds}ns"
 
 
 def _decimal(value: int, scale: int) -> str:
@@ -99,14 +89,18 @@ def _decimal(value: int, scale: int) -> str:
 
 
 def parse_bool(text: str) -> bool:
-    """Read one of the spellings that Go takes for a boolean; ValueError where it is none."""
+    """Return the value of Go's spellings of a boolean; raise ValueError for others."""
     if text not in _TRUE | _FALSE:
         raise ValueError(f"{text!r} is neither true nor false")
     return text in _TRUE
 
 
 def parse_int(text: str, *, low: int = -(2**31), high: int = 2**31 - 1) -> int:
-    """Read an integer in decimal, 0x, 0o, 0 or 0b notation, within bounds; else ValueError."""
+    """Return an integer in decimal, 0x, 0o, 0 or 0b notation.
+
+    Raises:
+        ValueError: it is none, or out of bounds.
+    """
     if not _INT.fullmatch(text) or "__" in text or text.endswith("_") or len(text) > 80:
         raise ValueError(f"{text!r} is not a whole number")
     sign = -1 if text[0] == "-" else 1
@@ -125,7 +119,7 @@ class Quantity(str):
 
     @classmethod
     def parse(cls, text: str) -> Quantity:
-        """Check a quantity; ValueError where it is none."""
+        """Return a quantity; raise ValueError if it is none."""
         if not _QUANTITY.fullmatch(text):
             raise ValueError(f"{text!r} is not a quantity such as 512, 4k or 1Mi")
         return cls(text)
@@ -135,7 +129,7 @@ class Quantity(str):
 
 
 def split_address(text: str) -> tuple[str, str] | None:
-    """Take `host:port` or `[host]:port` apart as Go does; None where it is neither.
+    """Split `host:port` or `[host]:port` as Go does; return None for anything else.
 
     Neither half is checked: `:x` gives `("", "x")`.
     """
@@ -154,28 +148,25 @@ def split_address(text: str) -> tuple[str, str] | None:
 
 
 def with_port(address: str, port: int) -> str:
-    """Append a port to an IP address that has none; anything else is left for validation."""
+    """Append a port to an IP address that has none; leave anything else to validation."""
     if split_address(address) is not None or canonical_ip(address) is None:
         return address
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Split a comma list of strings, quoted where an item holds a comma itself; "" is no item."""
+    """Split a comma-separated list; items with a comma are in double quotes; "" has no item."""
     if not text:
         return ()
     items = re.findall(r'(?:^|,)(?:"((?:[^"]|"")*)"|([^,"]*))(?=,|$)', text)
-    if sum(1 for _ in items) != _commas_outside_quotes(text) + 1:
+    commas = sum(part.count(",") for part in text.split('"')[::2])  # outside of quotes
+    if len(items) != commas + 1:
         raise ValueError(f"{text!r} is not a comma-separated list")
     return tuple(quoted.replace('""', '"') or plain for quoted, plain in items)
 
 
-def _commas_outside_quotes(text: str) -> int:
-    return sum(part.count(",") for part in text.split('"')[::2])
-
-
 def split_pairs(text: str) -> dict[str, str]:
-    """Split `key=value,key=value`; empty items are skipped, ValueError where one has no `=`."""
+    """Split `key=value,key=value`, without empty items; raise ValueError if `=` is missing."""
     pairs = {}
     for item in filter(None, text.split(",")):
         key, equals, value = item.partition("=")

@@ -1,9 +1,9 @@
-"""What is said about the flags: `--help`, shell completion, `/flagz`."""
+"""Print the flags: `--help`, shell completion and `/flagz`."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from steersman.config.commandline import Value
@@ -17,91 +17,88 @@ _COLUMN: Final = 44
 _ZERO: Final = frozenset({"", "0", "0s", "false"})
 _FILES: Final = frozenset({"config", "kubeconfig", "manifests", "write-config-to"})
 SHELLS: Final = ("bash", "zsh", "fish")
-"""Shells that `completion` knows."""
+"""Shells that `completion` supports."""
 
 
 def help_text(program: str = "kube-proxy", extra: Sequence[Flag] = ()) -> str:
-    """All flags under their headings, old ones left out."""
-    intro = f"Usage: {program} [flags]\n"
-    sections = [_section(group, extra) for group in Group if group is not Group.OLD]
-    return "\n".join([intro, *filter(None, sections)])
-
-
-def _section(group: Group, extra: Sequence[Flag]) -> str:
-    shown = [f for f in (*FLAGS.values(), *extra) if f.group is group and not f.deprecated]
-    lines = [line for flag in shown for line in _described(flag)]
-    return "\n".join([f"{group}:", *lines, ""]) if lines else ""
-
-
-def _described(flag: Flag) -> Iterator[str]:
-    kind = "" if flag.optional_value else f" {flag.kind}"
-    left = f"  {f'-{flag.short}, ' if flag.short else '    '}--{flag.name}{kind}"
-    text = flag.help
-    if flag.default not in _ZERO:
-        text += f" (default {flag.default})"
-    first, *rest = textwrap.wrap(text, _WIDTH - _COLUMN)
-    if len(left) + 2 > _COLUMN:
-        yield left
-        left = ""
-    yield f"{left:{_COLUMN}}{first}"
-    yield from (" " * _COLUMN + line for line in rest)
+    """Return all flags under their headings, without deprecated ones."""
+    sections = [f"Usage: {program} [flags]\n"]
+    for group in Group:
+        flags = [f for f in (*FLAGS.values(), *extra) if f.group is group and not f.deprecated]
+        if not flags or group is Group.OLD:
+            continue
+        lines = [f"{group}:"]
+        for flag in flags:
+            kind = "" if flag.optional_value else f" {flag.kind}"
+            left = f"  {f'-{flag.short}, ' if flag.short else '    '}--{flag.name}{kind}"
+            text = flag.help
+            if flag.default not in _ZERO:
+                text += f" (default {flag.default})"
+            first, *rest = textwrap.wrap(text, _WIDTH - _COLUMN)
+            if len(left) + 2 > _COLUMN:
+                lines.append(left)
+                left = ""
+            lines.append(f"{left:{_COLUMN}}{first}")
+            lines += [" " * _COLUMN + line for line in rest]
+        sections.append("\n".join([*lines, ""]))
+    return "\n".join(sections)
 
 
 def flagz(values: Mapping[str, Value], program: str = "kube-proxy") -> str:
-    """The body of `/flagz`: upstream's flags and the values that were given for them."""
-    head = (
-        f"\n{program} flagz\n"
+    """Return the body of `/flagz`: upstream's flags and their values."""
+    lines = [
+        f"\n{program} flagz",
         "Warning: This endpoint is not meant to be machine parseable, has no formatting "
-        "compatibility guarantees and is for debugging purposes only.\n"
-    )
-    rows = (f"{name} {_flag_value(FLAGS[name], values)}" for name in sorted(UPSTREAM))
-    return head + without_password("\n".join(rows)) + "\n"
-
-
-def _flag_value(flag: Flag, values: Mapping[str, Value]) -> str:
-    if flag.name not in values:
-        return "[]" if flag.kind == "strings" else flag.default
-    return show_value(flag, values[flag.name])
+        "compatibility guarantees and is for debugging purposes only.",
+    ]
+    for name in sorted(UPSTREAM):
+        flag = FLAGS[name]
+        default = "[]" if flag.kind == "strings" else flag.default
+        lines.append(f"{name} {show_value(flag, values[name]) if name in values else default}")
+    return without_password("\n".join(lines)) + "\n"
 
 
 def show_value(flag: Flag, value: Value) -> str:
-    """A flag's value as upstream prints it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, dict):
-        return ",".join(f"{name}={str(on).lower()}" for name, on in sorted(value.items()))
-    if isinstance(value, tuple):
-        items = ",".join(map(_item, value))
-        return f"[{items}]" if flag.kind == "strings" else items
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """Return a flag's value as upstream prints it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case dict():
+            return ",".join(f"{name}={str(on).lower()}" for name, on in sorted(value.items()))
+        case tuple():
+            items = ",".join(
+                f"{item.file_pattern}={item.verbosity}" if isinstance(item, VModule) else item
+                for item in value
+            )
+            return f"[{items}]" if flag.kind == "strings" else items
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
 
 
-def _item(item: str | VModule) -> str:
-    return f"{item.file_pattern}={item.verbosity}" if isinstance(item, VModule) else item
+# Shell completion
 
 
 def completion(shell: str, *, program: str = "kube-proxy", commands: Sequence[str] = ()) -> str:
-    """A completion script for a shell; ValueError where the shell is none of SHELLS."""
+    """Return a completion script; raise ValueError if the shell is none of SHELLS."""
     scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}
     if shell not in scripts:
         raise ValueError(f"completion for {shell!r}: give one of {', '.join(SHELLS)}")
-    return scripts[shell](program, commands)
+    offered = [flag for flag in FLAGS.values() if not flag.deprecated]
+    return scripts[shell](program, commands, offered)
 
 
-def _offered() -> list[Flag]:
-    return [flag for flag in FLAGS.values() if not flag.deprecated]
-
-
-def _bash(program: str, commands: Sequence[str]) -> str:
+def _bash(program: str, commands: Sequence[str], flags: Sequence[Flag]) -> str:
     function = f"_{program.replace('-', '_')}"
-    names = " ".join(f"--{flag.name}" for flag in _offered())
+    names = " ".join(f"--{flag.name}" for flag in flags)
     cases = "".join(
         f'    --{flag.name}) COMPREPLY=($(compgen -W "{" ".join(flag.choices)}" -- "$cur")); '
         "return ;;\n"
-        for flag in _offered()
+        for flag in flags
         if flag.choices
     )
-    files = "|".join(f"--{flag.name}" for flag in _offered() if flag.name in _FILES)
+    files = "|".join(f"--{flag.name}" for flag in flags if flag.name in _FILES)
     return (
         f"# bash completion of {program}\n"
         f"{function}() {{\n"
@@ -118,39 +115,36 @@ def _bash(program: str, commands: Sequence[str]) -> str:
     )
 
 
-def _zsh(program: str, commands: Sequence[str]) -> str:
-    rows = [f"  '{_zsh_flag(flag)}'" for flag in _offered()]
+def _zsh(program: str, commands: Sequence[str], flags: Sequence[Flag]) -> str:
+    rows = []
+    for flag in flags:
+        text = _escaped(flag.help)
+        if flag.optional_value:
+            rows.append(f"  '--{flag.name}[{text}]'")
+        else:
+            action = f"({' '.join(flag.choices)})" if flag.choices else ""
+            action = "_files" if flag.name in _FILES else action
+            rows.append(f"  '--{flag.name}=[{text}]:{_escaped(flag.kind)}:{action}'")
     if commands:
         rows.append(f"  '1:command:({' '.join(commands)})'")
     return f"#compdef {program}\n_arguments \\\n" + " \\\n".join(rows) + "\n"
 
 
-def _zsh_flag(flag: Flag) -> str:
-    text = _zsh_text(flag.help)
-    if flag.optional_value:
-        return f"--{flag.name}[{text}]"
-    action = f"({' '.join(flag.choices)})" if flag.choices else ""
-    if flag.name in _FILES:
-        action = "_files"
-    return f"--{flag.name}=[{text}]:{_zsh_text(flag.kind)}:{action}"
-
-
-def _zsh_text(text: str) -> str:
+def _escaped(text: str) -> str:
+    """Quote a text for zsh's _arguments."""
     quoted = text.replace("\\", "\\\\").replace("'", "'\\''")
     for mark in "[]:":
         quoted = quoted.replace(mark, "\\" + mark)
     return quoted
 
 
-def _fish(program: str, commands: Sequence[str]) -> str:
+def _fish(program: str, commands: Sequence[str], flags: Sequence[Flag]) -> str:
     lines = [f"complete -c {program} -f"]
     lines += [f"complete -c {program} -n __fish_use_subcommand -a {name}" for name in commands]
-    return "\n".join([*lines, *(_fish_flag(program, flag) for flag in _offered())]) + "\n"
-
-
-def _fish_flag(program: str, flag: Flag) -> str:
-    text = flag.help.replace("\\", "\\\\").replace("'", "\\'")
-    short = f" -s {flag.short}" if flag.short else ""
-    value = "" if flag.optional_value else (" -rF" if flag.name in _FILES else " -x")
-    choices = f" -a '{' '.join(flag.choices)}'" if flag.choices else ""
-    return f"complete -c {program}{short} -l {flag.name}{value}{choices} -d '{text}'"
+    for flag in flags:
+        text = flag.help.replace("\\", "\\\\").replace("'", "\\'")
+        short = f" -s {flag.short}" if flag.short else ""
+        value = "" if flag.optional_value else (" -rF" if flag.name in _FILES else " -x")
+        choices = f" -a '{' '.join(flag.choices)}'" if flag.choices else ""
+        lines.append(f"complete -c {program}{short} -l {flag.name}{value}{choices} -d '{text}'")
+    return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
-"""Every rule that a configuration must keep, in upstream's order and words (behaviour 1.4).
+"""Validate a configuration, in upstream's order and words (behaviour 1.4).
 
-All errors are collected; none is raised. Rules of our own block come last.
+Errors are returned, not raised. Rules of our own block come last.
 """
 
 from __future__ import annotations
@@ -53,58 +53,86 @@ _MAX_VERBOSITY = 2**31 - 1
 
 
 def validate(config: ProxyConfig, *, strict_upstream: bool = False) -> list[FieldError]:
-    """Return everything that is wrong with a configuration, in upstream's order.
+    """Return all errors of a configuration, in upstream's order.
 
-    `strict_upstream` also refuses what only we accept: our own modes, and an empty metrics
-    address (upstream's flags promise that it disables the server, its validation refuses it).
+    Args:
+        config: with all defaults.
+        strict_upstream: refuse what only steersman accepts, too: its own modes, and an empty
+            metrics address (in upstream it disables the server by its help text, but validation
+            refuses it).
     """
-    return [
-        *validate_feature_gates(config.feature_gates, f"{ROOT}.featureGates"),
-        *validate_masquerade_bit(config.iptables, f"{ROOT}.KubeProxyIPTablesConfiguration"),
-        *_validate_mode_section(config),
-        *validate_linux(config.linux, f"{ROOT}.KubeProxyLinuxConfiguration"),
-        *validate_mode(config.mode, f"{ROOT}.Mode", strict_upstream=strict_upstream),
-        *validate_client_connection(config.client_connection, f"{ROOT}.ClientConnection"),
-        *_validate_periods(config),
-        *_validate_addresses(config, strict_upstream=strict_upstream),
-        *validate_hidden_metrics_version(
-            config.show_hidden_metrics_for_version, f"{ROOT}.ShowHiddenMetricsForVersion"
-        ),
-        *validate_detect_local_mode(config.detect_local_mode, f"{ROOT}.DetectLocalMode"),
-        *validate_detect_local(
-            config.detect_local_mode, config.detect_local, f"{ROOT}.DetectLocalConfiguration"
-        ),
-        *validate_logging(config.logging, config.feature_gates, f"{ROOT}.logging"),
-        *_validate_port_range(config),
-        *validate_steersman(config.steersman, f"{ROOT}.steersman"),
-    ]
+    return list(_errors(config, strict_upstream))
+
+
+def _errors(config: ProxyConfig, strict_upstream: bool) -> Iterator[FieldError]:
+    """Yield the errors, section by section."""
+    yield from validate_feature_gates(config.feature_gates, f"{ROOT}.featureGates")
+
+    # Sections: that of iptables always, others if the mode uses them.
+    yield from validate_masquerade_bit(config.iptables, f"{ROOT}.KubeProxyIPTablesConfiguration")
+    spec = spec_of(config.mode)
+    if spec.periods_section == "ipvs":
+        yield from validate_ipvs(config.ipvs, f"{ROOT}.KubeProxyIPVSConfiguration")
+    if spec.periods_section == "nftables":
+        path = f"{ROOT}.KubeProxyNFTablesConfiguration"
+        yield from validate_masquerade_bit(config.nftables, path)
+    yield from validate_linux(config.linux, f"{ROOT}.KubeProxyLinuxConfiguration")
+    yield from validate_mode(config.mode, f"{ROOT}.Mode", strict_upstream=strict_upstream)
+    yield from validate_client_connection(config.client_connection, f"{ROOT}.ClientConnection")
+
+    # Periods
+    if config.config_sync_period <= 0:
+        yield invalid(f"{ROOT}.ConfigSyncPeriod", config.config_sync_period, _POSITIVE)
+    if config.sync_period <= 0:
+        yield invalid(f"{ROOT}.SyncPeriod", config.sync_period, _POSITIVE)
+    yield from _not_negative((f"{ROOT}.MinSyncPeriod", config.min_sync_period))
+    if config.min_sync_period > config.sync_period:
+        # upstream prints the minimum as the value of the period (behaviour 1.4)
+        detail = f"must be greater than or equal to {ROOT}.MinSyncPeriod"
+        yield invalid(f"{ROOT}.SyncPeriod", config.min_sync_period, detail)
+
+    # Addresses
+    if canonical_ip(config.bind_address) is None:
+        detail = "not a valid textual representation of an IP address"
+        yield invalid(f"{ROOT}.BindAddress", config.bind_address, detail)
+    for name, address, may_be_empty in (
+        ("HealthzBindAddress", config.healthz_bind_address, True),
+        ("MetricsBindAddress", config.metrics_bind_address, not strict_upstream),
+    ):
+        if address or not may_be_empty:
+            yield from validate_host_port(address, f"{ROOT}.{name}")
+    addresses = config.node_port_addresses
+    yield from validate_node_port_addresses(addresses, f"{ROOT}.NodePortAddresses")
+
+    # The rest
+    path = f"{ROOT}.ShowHiddenMetricsForVersion"
+    yield from validate_hidden_metrics_version(config.show_hidden_metrics_for_version, path)
+    mode, path = config.detect_local_mode, f"{ROOT}.DetectLocalConfiguration"
+    yield from validate_detect_local_mode(mode, f"{ROOT}.DetectLocalMode")
+    yield from validate_detect_local(mode, config.detect_local, path)
+    yield from validate_logging(config.logging, config.feature_gates, f"{ROOT}.logging")
+    if spec.uses_port_range and parse_port_range(config.port_range) is None:
+        detail = "must be a valid port range (e.g. 300-2000)"
+        yield invalid(f"{ROOT}.PortRange", config.port_range, detail)
+    yield from validate_steersman(config.steersman, f"{ROOT}.steersman")
 
 
 def validate_feature_gates(gates: dict[str, bool], path: str) -> Iterator[FieldError]:
-    """Every gate must be known, now or in an earlier release; the first that is not is named."""
+    """Check that every gate exists, now or in an earlier release; report the first one."""
     for name in unknown(gates):
         yield invalid(path, gates, f"unrecognized feature gate: {name}{suggest(name, GATES)}")
         return
 
 
 def validate_masquerade_bit(section: IPTables | NFTables, path: str) -> Iterator[FieldError]:
-    """A mark has 32 bits."""
+    """Check that the bit is one of the 32 bits of a mark."""
     bit = section.masquerade_bit
     if bit is not None and not 0 <= bit <= 31:
         yield invalid(f"{path}.MasqueradeBit", bit, "must be within the range [0, 31]")
 
 
-def _validate_mode_section(config: ProxyConfig) -> Iterator[FieldError]:
-    section = spec_of(config.mode).periods_section
-    if section == "ipvs":
-        yield from validate_ipvs(config.ipvs, f"{ROOT}.KubeProxyIPVSConfiguration")
-    elif section == "nftables":
-        path = f"{ROOT}.KubeProxyNFTablesConfiguration"
-        yield from validate_masquerade_bit(config.nftables, path)
-
-
 def validate_ipvs(section: IPVS, path: str) -> Iterator[FieldError]:
-    """Timeouts are not negative, the CIDRs to leave alone are CIDRs."""
+    """Check that timeouts are not negative, and that excluded CIDRs are CIDRs."""
     yield from _not_negative(
         (f"{path}.TCPTimeout", section.tcp_timeout),
         (f"{path}.TCPFinTimeout", section.tcp_fin_timeout),
@@ -114,14 +142,14 @@ def validate_ipvs(section: IPVS, path: str) -> Iterator[FieldError]:
 
 
 def validate_exclude_cidrs(cidrs: Iterable[str], path: str) -> Iterator[FieldError]:
-    """Each is a CIDR."""
+    """Check that each is a CIDR."""
     for index, cidr in enumerate(cidrs):
         if canonical_cidr(cidr) is None:
             yield invalid(f"{path}[{index}]", cidr, _CIDR)
 
 
 def validate_linux(section: Linux, path: str) -> Iterator[FieldError]:
-    """Conntrack sysctls, and the OOM score within the kernel's range."""
+    """Check the conntrack sysctls, and that the OOM score is within the kernel's range."""
     yield from validate_conntrack(section.conntrack, f"{path}.KubeProxyConntrackConfiguration")
     score = section.oom_score_adj
     if score is not None and not -1000 <= score <= 1000:
@@ -129,7 +157,7 @@ def validate_linux(section: Linux, path: str) -> Iterator[FieldError]:
 
 
 def validate_conntrack(section: Conntrack, path: str) -> Iterator[FieldError]:
-    """Nothing is negative."""
+    """Check that no value is negative."""
     yield from _not_negative(
         (f"{path}.MaxPerCore", section.max_per_core),
         (f"{path}.Min", section.min),
@@ -141,7 +169,7 @@ def validate_conntrack(section: Conntrack, path: str) -> Iterator[FieldError]:
 
 
 def validate_mode(mode: str, path: str, *, strict_upstream: bool = False) -> Iterator[FieldError]:
-    """The mode is one there is; "" is the default."""
+    """Check that the mode exists; "" is the default."""
     modes = [spec.name for spec in SPECS.values() if spec.upstream or not strict_upstream]
     if mode and mode not in modes:
         listed = ", ".join(sorted(modes))
@@ -154,38 +182,12 @@ def validate_mode(mode: str, path: str, *, strict_upstream: bool = False) -> Ite
 
 
 def validate_client_connection(section: ClientConnection, path: str) -> Iterator[FieldError]:
-    """The burst is not negative."""
+    """Check that the burst is not negative."""
     yield from _not_negative((f"{path}.Burst", section.burst))
 
 
-def _validate_periods(config: ProxyConfig) -> Iterator[FieldError]:
-    if config.config_sync_period <= 0:
-        yield invalid(f"{ROOT}.ConfigSyncPeriod", config.config_sync_period, _POSITIVE)
-    if config.sync_period <= 0:
-        yield invalid(f"{ROOT}.SyncPeriod", config.sync_period, _POSITIVE)
-    yield from _not_negative((f"{ROOT}.MinSyncPeriod", config.min_sync_period))
-    if config.min_sync_period > config.sync_period:
-        # upstream prints the minimum as the value of the period (behaviour 1.4)
-        detail = f"must be greater than or equal to {ROOT}.MinSyncPeriod"
-        yield invalid(f"{ROOT}.SyncPeriod", config.min_sync_period, detail)
-
-
-def _validate_addresses(config: ProxyConfig, *, strict_upstream: bool) -> Iterator[FieldError]:
-    if canonical_ip(config.bind_address) is None:
-        detail = "not a valid textual representation of an IP address"
-        yield invalid(f"{ROOT}.BindAddress", config.bind_address, detail)
-    if config.healthz_bind_address:
-        path = f"{ROOT}.HealthzBindAddress"
-        yield from validate_host_port(config.healthz_bind_address, path)
-    if config.metrics_bind_address or strict_upstream:
-        path = f"{ROOT}.MetricsBindAddress"
-        yield from validate_host_port(config.metrics_bind_address, path)
-    path = f"{ROOT}.NodePortAddresses"
-    yield from validate_node_port_addresses(config.node_port_addresses, path)
-
-
 def validate_host_port(address: str, path: str) -> Iterator[FieldError]:
-    """The address is IP:port; a bad IP and a bad port are two errors."""
+    """Check that the address is IP:port; a bad IP and a bad port are two errors."""
     halves = split_address(address)
     if halves is None:
         yield invalid(path, address, "must be IP:port")
@@ -193,17 +195,13 @@ def validate_host_port(address: str, path: str) -> Iterator[FieldError]:
     host, port = halves
     if canonical_ip(host) is None:
         yield invalid(path, host, "must be a valid IP")
-    if not _is_port(port):
+    digits = port.removeprefix("+")  # upstream's parser accepts a sign
+    if not (digits.isascii() and digits.isdigit() and 0 < int(digits[:20]) < 65536):
         yield invalid(path, port, "must be a valid port")
 
 
-def _is_port(text: str) -> bool:
-    digits = text.removeprefix("+")  # upstream's parser takes a sign
-    return digits.isascii() and digits.isdigit() and 0 < int(digits[:20]) < 65536
-
-
 def validate_node_port_addresses(addresses: Sequence[str], path: str) -> Iterator[FieldError]:
-    """CIDRs, or the one word `primary`; nothing after that word is looked at."""
+    """Check for CIDRs, or the word `primary` alone; stop at that word, as upstream does."""
     for index, address in enumerate(addresses):
         if address == "primary":
             if len(addresses) != 1:
@@ -215,7 +213,7 @@ def validate_node_port_addresses(addresses: Sequence[str], path: str) -> Iterato
 
 
 def validate_hidden_metrics_version(version: str, path: str) -> Iterator[FieldError]:
-    """Only the previous minor release can be asked for."""
+    """Check that it is the previous minor release, or empty."""
     if version not in ("", HIDDEN_METRICS_VERSION):
         yield invalid(
             path,
@@ -226,14 +224,14 @@ def validate_hidden_metrics_version(version: str, path: str) -> Iterator[FieldEr
 
 
 def validate_detect_local_mode(mode: str, path: str) -> Iterator[FieldError]:
-    """One of the four, or "" for the default."""
+    """Check that it is one of the four, or "" for the default."""
     choices = [*DetectLocalMode, ""]
     if mode not in choices:
         yield unsupported(path, mode, map(str, choices))
 
 
 def validate_detect_local(mode: str, section: DetectLocal, path: str) -> Iterator[FieldError]:
-    """What the mode needs is there."""
+    """Check that the settings that the mode needs are given."""
     empty = "must not be empty"
     if mode == DetectLocalMode.BRIDGE_INTERFACE and not section.bridge_interface:
         yield invalid(f"{path}.InterfaceName", "", empty)
@@ -244,7 +242,7 @@ def validate_detect_local(mode: str, section: DetectLocal, path: str) -> Iterato
 
 
 def validate_dual_stack_cidrs(cidrs: Sequence[str], path: str) -> Iterator[FieldError]:
-    """One CIDR, or one of each family."""
+    """Check for one CIDR, or one of each family."""
     if not cidrs:
         yield invalid(path, list(cidrs), "must contain at least one CIDR")
         return
@@ -261,26 +259,15 @@ def validate_dual_stack_cidrs(cidrs: Sequence[str], path: str) -> Iterator[Field
 
 
 def validate_logging(section: Logging, gates: dict[str, bool], path: str) -> Iterator[FieldError]:
-    """Format, verbosity, patterns, and options that need an alpha gate."""
+    """Check format, verbosity, patterns, and options that need an alpha gate."""
     if section.format not in ("text", "json"):
         yield invalid(f"{path}.format", section.format, "Unsupported log format")
     if section.verbosity > _MAX_VERBOSITY:
         yield _too_verbose(f"{path}.verbosity", section.verbosity)
-    yield from _validate_vmodule(section, f"{path}.vmodule")
-    if not enabled(gates, "LoggingAlphaOptions"):
-        yield from _validate_log_options(section.options.text, f"{path}.options.text")
-        yield from _validate_log_options(section.options.json, f"{path}.options.json")
-
-
-def _too_verbose(path: str, verbosity: int) -> FieldError:
-    return invalid(path, verbosity, f"Must be <= {_MAX_VERBOSITY}")
-
-
-def _validate_vmodule(section: Logging, path: str) -> Iterator[FieldError]:
     if section.vmodule and section.format not in ("", "text"):
-        yield forbidden(path, "Only supported for text log format")
+        yield forbidden(f"{path}.vmodule", "Only supported for text log format")
     for index, item in enumerate(section.vmodule):
-        where = f"{path}[{index}]"
+        where = f"{path}.vmodule[{index}]"
         if not item.file_pattern:
             yield required(where, "File pattern must not be empty")
         if set("=,") & set(item.file_pattern):
@@ -288,6 +275,13 @@ def _validate_vmodule(section: Logging, path: str) -> Iterator[FieldError]:
             yield invalid(where, item.file_pattern, detail)
         if item.verbosity > _MAX_VERBOSITY:
             yield _too_verbose(where, item.verbosity)
+    if not enabled(gates, "LoggingAlphaOptions"):
+        yield from _validate_log_options(section.options.text, f"{path}.options.text")
+        yield from _validate_log_options(section.options.json, f"{path}.options.json")
+
+
+def _too_verbose(path: str, verbosity: int) -> FieldError:
+    return invalid(path, verbosity, f"Must be <= {_MAX_VERBOSITY}")
 
 
 def _validate_log_options(options: LogOptions, path: str) -> Iterator[FieldError]:
@@ -298,16 +292,11 @@ def _validate_log_options(options: LogOptions, path: str) -> Iterator[FieldError
         yield forbidden(f"{path}.infoBufferSize", detail)
 
 
-def _validate_port_range(config: ProxyConfig) -> Iterator[FieldError]:
-    if not spec_of(config.mode).uses_port_range:
-        return  # upstream ignores the field, so must every mode that upstream has
-    if parse_port_range(config.port_range) is None:
-        detail = "must be a valid port range (e.g. 300-2000)"
-        yield invalid(f"{ROOT}.PortRange", config.port_range, detail)
-
-
 def parse_port_range(text: str) -> tuple[int, int] | None:
-    """`first-last`, `first+count` or one port; (0, 0) for any port; None where it is no range."""
+    """Return a range of `first-last`, `first+count` or one port.
+
+    (0, 0) means any port; None, that the text is not a range.
+    """
     try:
         if text in ("", "0", "0-0"):
             return 0, 0
@@ -329,7 +318,7 @@ def _port(text: str) -> int:
 
 
 def validate_steersman(block: Steersman, path: str) -> Iterator[FieldError]:
-    """Counts and spans of our own block are not negative, and an idle UDP client is forgotten."""
+    """Check the values of our own block."""
     yield from _not_negative(
         (f"{path}.splitThreshold", block.split_threshold),
         (f"{path}.largeClusterEndpoints", block.large_cluster_endpoints),

@@ -154,7 +154,7 @@ def test_what_older_guides_print() -> None:
     assert got.cleanup
     assert got.warnings == (
         "flag --cleanup-iptables is deprecated: use --cleanup instead",
-        "flag --logtostderr is deprecated: it has no effect any more; remove it",
+        "flag --logtostderr is deprecated: it has no effect; remove it",
         "flag --healthz-port is deprecated: use --healthz-bind-address instead",
         "feature gate ExperimentalCriticalPodAnnotation is retired and has no effect; remove it",
     )

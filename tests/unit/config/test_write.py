@@ -60,7 +60,9 @@ def test_a_refused_configuration_is_shown_as_findings() -> None:
         "Mode.ProxyMode",
     ]
     (finding,) = findings(ConfigError("failed to decode: x"), "/etc/config.yaml")
-    assert str(finding) == "/etc/config.yaml: failed to decode: x; the old one stays in force"
+    assert (
+        str(finding) == "/etc/config.yaml: failed to decode: x; keeping the previous configuration"
+    )
 
 
 def test_showing() -> None:
