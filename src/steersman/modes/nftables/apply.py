@@ -164,7 +164,7 @@ class KernelTables:
             for script in filter(None, scripts):
                 await self._run_nft(script)
 
-        # 3. By netlink, the markers and the lazy chains of what was loaded.
+        # 3. By netlink: markers for the new texts, and the lazy chains that loaded elements need.
         for family in families:
             self._update_marker(family, new)
         self._derived.load(loaded)
@@ -265,7 +265,7 @@ class KernelTables:
         self._active |= lazy
 
     def _delete_leftover(self) -> None:
-        """Delete what earlier transactions had to leave, as far as possible now."""
+        """Delete the objects that earlier transactions had to leave, as far as possible."""
         if not self._leftover or self._try_delete(self._leftover):
             self._leftover = {}
             return

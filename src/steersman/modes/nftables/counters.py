@@ -67,7 +67,7 @@ class CounterReading(NamedTuple):
 
 
 class ElementCounters:
-    """The counters of elements, and what they had counted when they were replaced."""
+    """The counters of elements in the kernel, and the counts of elements that were replaced."""
 
     def __init__(self, netlink: Netlink) -> None:
         """Initialize with the socket that sends transactions."""
@@ -97,7 +97,7 @@ class ElementCounters:
         """Return counts to carry over, and keys to drop."""
         if not self._carried and not _may_stay(change):  # most often
             return [], set()
-        # What elements that go counted for, and what those that come will count for.
+        # Identities of the counters that go, and of those that come.
         kinds = _COUNTED_KINDS
         names = {k: counted_key(k, v) for k, v in change.removed.items() if kind_of(k) in kinds}
         stay = {counted_key(k, v) for k, v in change.added.items() if kind_of(k) in kinds}

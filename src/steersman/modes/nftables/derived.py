@@ -107,7 +107,7 @@ class DerivedElements:
 
 
 def check_derived(objects: dict[bytes, bytes]) -> Counts:
-    """Take derived elements out of what was read; return their reference counts.
+    """Take derived elements out of the objects read; return their reference counts.
 
     If a derived element is missing, the objects that need it are taken out too: they are not in
     force, and are written again.

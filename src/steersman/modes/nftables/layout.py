@@ -1,7 +1,7 @@
 """Names, keys and values of the objects in our tables, byte by byte. Pure.
 
-A key of the mode's Ruleset is bytes: what the kernel wants to see, fast to hash, and a third of the
-size of tuples with 100,000 elements held.
+A key of the mode's Ruleset is bytes: the form that the kernel takes, fast to hash, and a third of
+the size of tuples with 100,000 elements held.
 
     offset 0     1        2
            kind  family   fields of netfilter's own key, each padded to four bytes
@@ -38,7 +38,7 @@ TABLE = "kube-proxy"
 
 
 class Kind(enum.IntEnum):
-    """What a key of the Ruleset names; kinds below CHAIN are elements of the fixed sets."""
+    """Kinds of objects in the Ruleset; those below CHAIN are elements of the fixed sets."""
 
     CLUSTER_IPS = 1
     NODEPORT_IPS = 2
@@ -66,7 +66,7 @@ class Kind(enum.IntEnum):
     SKELETON = 36  # foundation of one family; value: its text
     RULES = 37  # rules that depend on the settings of one family; value: their text
     STALE_AFFINITY = 38  # entry for an endpoint that is gone: map, NUL, client; only ever read
-    RELAY = 39  # socket on loopback: protocol, port; value: its Listener (relay.py)
+    RELAY = 39  # socket on loopback: protocol, port; value: its ListenerPlan (relay.py)
 
 
 class Form(enum.Enum):
@@ -341,7 +341,7 @@ def cluster_ip_key(key: bytes) -> bytes:
     return prefix(Kind.CLUSTER_IPS, key[1]) + key[2:-8]
 
 
-# -- what a counter counts for --------------------------------------------------------------
+# -- identities of counters -----------------------------------------------------------------
 
 
 _FRONTEND_OF = {

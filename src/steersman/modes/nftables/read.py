@@ -1,4 +1,4 @@
-"""What the kernel has of ours, read by raw dumps, in the form that rendering produces.
+"""Our objects in the kernel, read by raw dumps, in the form that rendering produces.
 
 A marker chain without rules, `steersman-...`, is named after hashes of the texts that were loaded
 and of the chains, sets and rules that the kernel made of them. A restart reads everything back,
@@ -44,7 +44,7 @@ _SPECS = {spec.name: spec for spec in SETS.values()}
 
 
 class Marker(NamedTuple):
-    """The name of a marker chain: hashes of the texts, and digests of what the kernel has."""
+    """The name of a marker chain: hashes of the texts, and digests of the kernel's objects."""
 
     foundation: str
     rules: str

@@ -144,7 +144,7 @@ def render_service(plan: ServicePlan, settings: NodeSettings, slots: Slots) -> d
     """Render one ServicePort.
 
     Args:
-        plan: what to do.
+        plan: plan of the ServicePort.
         settings: settings of the node.
         slots: the slots of all endpoints; read, and brought up to date for this plan.
     """
@@ -234,7 +234,7 @@ class _ServiceRender:
     def _chain(self, group: _MapGroup, choice: _PoolChoice) -> bytes:
         """Return the chain that marks and chooses; add it if it is the ServicePort's own.
 
-        The value of such a chain says what its rules do, and is kept in a comment: protocol, chain
+        The value of such a chain describes its rules, and is kept in a comment: protocol, chain
         that marks (`-` for none), pool, chain that chooses.
         """
         local = choice.pool is _LOCAL
@@ -275,7 +275,7 @@ def _lb_chain(group: str, marking: str, local: bool, count: int) -> bytes:
 
 
 class _PoolChoice(NamedTuple):
-    """What an lb- chain does: mark, then choose an endpoint of a pool."""
+    """The work of an lb- chain: mark, then choose an endpoint of a pool."""
 
     marking: str
     """As in the names of chains."""
@@ -309,7 +309,7 @@ def _verdict_plan(pod: Action, node: Action, external: Action) -> _VerdictPlan:
 
 
 def _choice(actions: Sequence[Action]) -> _PoolChoice | None:
-    """Return what one chain does for all three; None if they differ, or send nothing on."""
+    """Return the work of one chain for all three; None if they differ, or send nothing on."""
     marking = _MARKINGS.get(tuple(action.masquerade for action in actions))
     if len({(action.verdict, action.pool) for action in actions}) > 1 or marking is None:
         return None

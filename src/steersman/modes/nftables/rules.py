@@ -3,8 +3,8 @@
 nft 1.0.6 cannot write these rules, so they are built from expressions of the nf_tables machine.
 Registers are the 32-bit ones (NFT_REG32_00 = 8 and up); an IPv6 address takes four.
 
-**Chains of a ServicePort** with session affinity. The value of such a chain in the Ruleset says
-what its rules do (render.py), and is the comment of its first rule, from which it is read back:
+**Chains of a ServicePort** with session affinity. The value of such a chain in the Ruleset
+describes its rules (render.py), and is the comment of its first rule, to be read back from there:
 
     lookup tcp mark-cluster cluster lb-4     mark; send a client with an entry on; else choose
     learn 10800 cluster local                write the client's entry in the map of each pool

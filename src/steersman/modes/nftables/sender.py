@@ -40,7 +40,8 @@ class Sender:
 
     def __init__(self, netlink: Netlink) -> None:
         self.netlink = netlink
-        weakref.finalize(self, netlink.close)  # modes are dropped, not closed
+        # Not in aclose: a thread may still send a transaction when its task has been cancelled.
+        weakref.finalize(self, netlink.close)
         self._generation = generation(netlink)
         self._foreign = 0
         probe = wire.request(wire.DESTROYTABLE, Family.IPV4, text(1, "steersman-no-such-table"))
@@ -116,7 +117,9 @@ def flush_affinity(sender: Sender, removed: Ruleset) -> None:
     for members, gone in endpoints.items():
         family, name = family_of(members), affinity_map_of(name_of(members))
         clients: list[tuple[bytes, bytes]] = []
-        with suppress(NetlinkError):  # another program changes the ruleset: flush what was read
+        with suppress(
+            NetlinkError
+        ):  # another program changes the ruleset: flush the entries read so far
             for client, endpoint in affinity_entries(sender.netlink, family, name):
                 if endpoint in gone:
                     clients.append((client, b""))

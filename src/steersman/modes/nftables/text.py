@@ -74,7 +74,7 @@ def _table_of(key: bytes) -> str:
 
 
 def _command(verb: str, key: bytes, value: bytes | str | ListenerPlan) -> str:
-    """Return an object as an nft command; a comment holds what nft has no words for."""
+    """Return an object as an nft command; as a comment if nft has no words for it."""
     kind = Kind(kind_of(key))
     if isinstance(value, ListenerPlan):
         return f"# {verb} listener at {value}"

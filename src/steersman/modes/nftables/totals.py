@@ -45,7 +45,7 @@ class ConnectionTotals:
         plans: Iterable[ServicePlan],
         carried: Mapping[bytes, int] = _NONE,
     ) -> ConnectionStats:
-        """Add what was counted since the last time; forget frontends and endpoints that are gone.
+        """Add the increase since the last time; forget frontends and endpoints that are gone.
 
         Args:
             counts: by `layout.counted_key`; counts of 0 may be left out, except those of members.

@@ -150,7 +150,7 @@ def element_at(request: Request, offset: int) -> int:
 def element_contents(payload: bytes) -> Iterator[bytes]:
     """Yield the content of each element in a GETSETELEM answer.
 
-    The loop does what iter_attributes does, at two thirds of the cost.
+    The loop works like iter_attributes, at two thirds of the cost.
     """
     for kind, data in iter_attributes(payload, 4):
         at, end = 0, len(data) if kind == _ELEMENTS else 0
@@ -259,7 +259,7 @@ def encode(form: Form, pairs: Sequence[tuple[bytes, bytes]], *, keys_only: bool)
 
 @lru_cache(maxsize=1024)
 def _element_head(key: int, rest: int) -> bytes:
-    """Return all that comes before the key, given its size and that of what follows it."""
+    """Return everything before the key, given the sizes of the key and of the rest."""
     return (
         _ATTRIBUTE.pack(12 + key + rest, _LIST_ELEM | NLA_F_NESTED)
         + _ATTRIBUTE.pack(8 + key, ELEMENT_KEY | NLA_F_NESTED)
@@ -269,7 +269,7 @@ def _element_head(key: int, rest: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _around_comment(size: int) -> tuple[bytes, bytes]:
-    """Return what `userdata` puts before and behind a comment of a size, which is not 0."""
+    """Return the bytes that `userdata` puts before and behind a comment of a size above 0."""
     whole = userdata(bytes(size))
     return whole[:6], whole[6 + size :]
 
