@@ -133,7 +133,7 @@ def test_a_newcomer_takes_over_and_rules_are_there_all_the_time(tmp_path: Path) 
                 tmp_path, *over, name="second", through=OTHER_NAMESPACES
             ) as second:
                 assert await first.process.wait() == 0
-                await second.said("took over from the instance before: pid")
+                await second.said("took over from the previous instance: pid")
                 await second.said("kernel objects 0 added, 0 changed, 0 removed")
                 await answers("/healthz", 10256)
                 watching.cancel()
@@ -305,8 +305,8 @@ def test_who_does_not_let_go_in_time_is_named_and_no_longer_asked() -> None:
         first.make(NAME, Holder(17, "node-a", "iptables", 0).comment)
         newcomer = Instance("iptables", "node-a", take_over=True, patience=0.2)
         said = await refusal(newcomer)
-        assert said.startswith("the instance before (pid 17 on host node-a, iptables mode, ")
-        assert said.endswith("did not let go within 0.2 s; stop it, or kill it")
+        assert said.startswith("the previous instance (pid 17 on host node-a, iptables mode, ")
+        assert said.endswith("did not release the lock within 0.2 s; stop or kill it")
         assert first.comment(NEXT) is None
         first.close()
         await newcomer.claim(lambda _: None)
@@ -354,7 +354,7 @@ def test_where_sockets_are_the_lock_a_stranger_is_not_believed(
         instance = Instance("iptables", "node-a", take_over=False)
         await instance.claim(lambda _: None)
         who = f"process {squatter.pid} of user 65534" if listens else "a process that is silent"
-        assert f"{who} has bound the abstract socket {NAME} and is no instance" in caplog.text
+        assert f"{who} has bound the abstract socket {NAME} and is not an instance" in caplog.text
         instance.release()
         squatter.kill()
         await squatter.communicate()

@@ -1,1 +1,1 @@
-"""The running daemon: the sync loop, its State, and what is reported about it."""
+"""The running daemon: the sync loop, its State, and the observers of it."""

@@ -25,7 +25,13 @@ from steersman.run.mode_transition import report_fallback
 from steersman.run.node_watcher import NodeWatcher
 from steersman.run.observers import FindingsLog, SyncObservers
 from steersman.run.servers import Servers
-from steersman.run.startup import StartError, load_store, make_mode, make_source, node_config
+from steersman.run.startup import (
+    StartError,
+    choose_mode,
+    load_store,
+    make_source,
+    node_config,
+)
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 
@@ -136,7 +142,7 @@ class LateCall:
 
 async def preview(config: ProxyConfig) -> tuple[str, Sequence[Finding]]:
     """Return the changes that a sync would make now as text, and the Findings (`--dry-run`)."""
-    mode = await make_mode(config)
+    mode = (await choose_mode(config)).mode
     store = await load_store(config)
     planner = Planner(node_config(config), mode.traits)
     change = await Sync(store, planner, mode, await read_facts()).preview()

@@ -1,14 +1,19 @@
-"""Deletes stale connections after syncs (behaviour 12): what is owed to conntrack, and paying it.
+"""Delete stale connections after syncs (behaviour 12).
 
-After a sync, clients of a changed Service may still be sent by conntrack where the Service no
-longer sends them. Each such Service is owed a clean-up, in every table that remembers connections
-(conntrack, and the mode's own, if it has one) and in every family. A debt is noted when the sync
-is reported and removed only by a pass that began later and deleted everything it had to; nothing
-else removes it. So a pass may fail, be interrupted or overtaken at any point: what is owed stays
-owed, and is tried again with growing pauses. Every Service that can have stale entries is owed a
-clean-up once an hour in any case, also at the start and after rules were missing from the kernel.
+After a sync, conntrack may still send clients of a changed Service to its previous endpoints. So
+each changed Service is owed a clean-up, in every connection table (conntrack, and the mode's own if
+it has one) and in every family:
 
-All of this happens in a task of its own. Listing takes a thread; the rest yields to the loop.
+    SyncReport --note--> Debts (table, family) --pass--> list the table, delete stale entries
+                           ^                                    |
+                           +-- failed, or changed meanwhile ----+
+
+A debt is removed only by a pass that began after the change and deleted everything it had to. So a
+pass may fail, be interrupted or overtaken at any point: the debt remains, and is retried after
+growing pauses. In addition every Service that can have stale entries is cleaned once an hour, at
+the start, and after rules were missing from the kernel.
+
+All of this runs in a task of its own. Listing takes a thread; the rest yields to the loop.
 """
 
 from __future__ import annotations
@@ -36,17 +41,17 @@ from steersman.run.state import State, SyncReport
 log = logging.getLogger(__name__)
 
 HOUR = 3600.0
-"""Seconds in which every Service is looked at once."""
+"""Seconds in which every Service is cleaned once."""
 AT_ONCE = 1000
-"""Services in one pass; the hourly look at more of them is spread over the hour."""
+"""Services in one pass; the hourly clean-up of more is spread over the hour."""
 _SLICE = 1000
-"""Endpoints (or Services) that are looked at before the loop may go on; about 2 ms."""
+"""Endpoints (or Services) examined before other tasks may run; about 2 ms."""
 _RETRY, _LONGEST = 1.0, 60.0  # seconds after a failure; doubled each time
 _SHARE = 4
-"""After a pass it rests for so many times its duration: a fifth of a core at the most."""
+"""After a pass it rests for this many times its duration: at most a fifth of a core."""
 
 Delete: TypeAlias = Callable[[Stale, Confirm], Awaitable[Cleanup]]
-"""Deletes what is stale in one table."""
+"""Deletes stale entries of one table."""
 
 
 class Debts:
@@ -60,7 +65,7 @@ class Debts:
         self.not_before = 0.0
         """When the next pass may begin."""
         self.answers = True
-        """Whether the last failure was about some entries only: then new debts need not wait."""
+        """Whether the last failure was about some entries only; then new debts need not wait."""
         self.warned = False
         """Whether a failure was logged since the last success."""
 
@@ -68,25 +73,25 @@ class Debts:
         return len(self._marks)
 
     def owe(self, names: Iterable[ObjectName]) -> None:
-        """Note that Services changed: passes that have begun do not count for them."""
+        """Record that Services changed: passes that have begun do not count for them."""
         self._last += 1
         self._marks.update(dict.fromkeys(names, self._last))
         if self.answers:
             self.not_before = 0.0
 
     def oldest(self, count: int) -> Mapping[ObjectName, int]:
-        """Return what has been owed for longest, with marks for `paid`; it stays owed."""
+        """Return the oldest debts, with marks for `paid`; they remain."""
         return dict(pair for pair, _ in zip(self._marks.items(), range(count), strict=False))
 
     def paid(self, debts: Mapping[ObjectName, int]) -> None:
-        """Forget what a pass has paid, but for Services that changed since `oldest`."""
+        """Remove debts that a pass has paid, except of Services that changed since `oldest`."""
         for name, mark in debts.items():
             if self._marks.get(name) == mark:
                 del self._marks[name]
 
 
 class Cleaner:
-    """Keeps account of what is owed, and pays it."""
+    """Keeps account of the debts, and pays them."""
 
     def __init__(
         self,
@@ -96,10 +101,10 @@ class Cleaner:
         delete: Delete | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Owe nothing yet.
+        """Start without debts.
 
         Args:
-            metrics: told of duration and deletions.
+            metrics: counts durations and deletions.
             mode: its own connection table is cleaned, too, if it has one.
             delete: deletes conntrack entries; None for the kernel's.
             clock: for tests.
@@ -113,32 +118,32 @@ class Cleaner:
         self._owed = {(table, family): Debts() for table in tables for family in Family}
         self._destinations = Destinations()
         self._unindexed: list[PlanChange] = []
-        """What the index of destinations does not have yet."""
+        """Changes that are not in the index of destinations yet."""
         self._state: State | None = None
         self._all_owed = 0
         """How often everything became owed."""
         self._all_noted = 0
-        """How much of that is in the debts."""
+        """How many of these are in the debts."""
         self._wake = asyncio.Event()
         self._rest = 0.0
-        """When the next pass may begin, whatever is owed."""
-        self._look_at = 0.0
-        """When the next part of the hourly look is due."""
+        """When the next pass of any kind may begin."""
+        self._hourly_at = 0.0
+        """When the next part of the hourly clean-up is due."""
         self._pause = HOUR
         self._parts: list[list[ObjectName]] = []
-        """What of the hourly look is left."""
+        """The remaining parts of the hourly clean-up."""
 
     @property
     def owed(self) -> int:
-        """How much is owed, over all tables and families."""
+        """Number of debts, over all tables and families."""
         return sum(map(len, self._owed.values())) + (self._all_owed - self._all_noted)
 
-    # What is owed
+    # Debts
 
     def note(self, report: SyncReport) -> None:
-        """Note what a sync may have left behind.
+        """Record the Services whose entries a sync may have made stale.
 
-        Where connections end in this process, entries lead to it; the mode looks after them.
+        If connections end in this process, entries lead to it, and the mode cleans up itself.
         """
         plan = report.state.plan
         if plan.settings.traits.terminates_connections:
@@ -152,7 +157,7 @@ class Cleaner:
             self._destinations.update(change.changed, change.removed)
         starting = result is not None and result.reason == "start"
         if starting or (report.compared and (written.added or written.changed)):
-            self._all_owed += 1  # what came while rules were missing is untranslated
+            self._all_owed += 1  # connections made while rules were missing are not translated
             self._wake.set()
         else:
             # Changed Services, and others that won or lost a destination to them.
@@ -168,8 +173,8 @@ class Cleaner:
                 owed.owe(names)
                 self._wake.set()
 
-    async def _look(self) -> None:
-        """Owe everything, if it is, or the next part of the hourly look at everything."""
+    async def _add_due(self) -> None:
+        """Record all Services as debts if they are, or the next part of them once it is due."""
         if self._state is None:
             return
         if self._all_noted != self._all_owed:
@@ -177,17 +182,17 @@ class Cleaner:
             self._owe(await self._concerned(self._state))
             self._all_noted = count
             self._parts = []
-            self._look_at = self._clock.time() + HOUR
-        elif self._clock.time() >= self._look_at:
+            self._hourly_at = self._clock.time() + HOUR
+        elif self._clock.time() >= self._hourly_at:
             if not self._parts:
                 names = await self._concerned(self._state)
                 self._parts = [names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE)]
                 self._pause = HOUR / max(len(self._parts), 1)
             self._owe(self._parts.pop(0) if self._parts else ())
-            self._look_at = self._clock.time() + self._pause
+            self._hourly_at = self._clock.time() + self._pause
 
     async def _concerned(self, state: State) -> list[ObjectName]:
-        """All Services that can have stale entries; yields to the loop."""
+        """Return all Services that can have stale entries; yields to the loop."""
         services, names = state.snapshot.services, list[ObjectName]()
         for number, name in enumerate(tuple(services)):
             if (service := services.get(name)) is not None and is_concerned(service):
@@ -207,31 +212,28 @@ class Cleaner:
                     await asyncio.sleep(0)
             self._unindexed.pop(0)
 
-    # Paying it
+    # Passes
 
     async def run(self) -> None:
-        """Pay what is owed until cancelled."""
+        """Pay the debts until cancelled."""
         while True:
             self._wake.clear()
             await self._index()
-            await self._look()
+            await self._add_due()
             for (table, family), owed in self._owed.items():
                 if owed and owed.not_before <= self._clock.time() >= self._rest:
                     await self._pay(table, family, owed)
-            wait = self._next() - self._clock.time()
+            # Wait for the next debt, or the next part of the hourly clean-up.
+            due = [owed.not_before for owed in self._owed.values() if owed]
+            times = [max(min(due), self._rest)] if due else []
+            if self._state is not None:
+                times.append(self._hourly_at)
+            wait = min(times, default=self._clock.time() + HOUR) - self._clock.time()
             if wait > 0:
                 await self._clock.wait(self._wake, wait)
 
-    def _next(self) -> float:
-        """When there is something to do, as far as it is known."""
-        due = [owed.not_before for owed in self._owed.values() if owed]
-        times = [max(min(due), self._rest)] if due else []
-        if self._state is not None:
-            times.append(self._look_at)
-        return min(times, default=self._clock.time() + HOUR)
-
     async def _pay(self, table: str, family: Family, owed: Debts) -> None:
-        """Make one pass for what has been owed for longest."""
+        """Make one pass for the oldest debts."""
         debts = owed.oldest(AT_ONCE)
         try:
             result = await self._pass(table, family, debts)
@@ -242,7 +244,7 @@ class Cleaner:
         if result.failed:
             owed.answers = True
             self._failed(table, family, owed, f"the kernel keeps {result.failed} of them")
-        elif not result.complete:  # usual where connections come and go all the time
+        elif not result.complete:  # usual if connections come and go all the time
             owed.answers = True
             self._failed(table, family, owed, "the table changed while it was listed", warn=False)
         else:
@@ -255,7 +257,7 @@ class Cleaner:
     async def _pass(self, table: str, family: Family, debts: Mapping[ObjectName, int]) -> Cleanup:
         """Delete the stale entries of some Services."""
         what = await self._stale(debts, family)
-        if not what:  # the Services are gone by now, or have no endpoints
+        if not what:  # the Services are gone, or have no endpoints
             return Cleanup(0, 0, complete=True)
         began, label = self._clock.time(), family.kubernetes
         result = await self._tables[table](what, lambda: self._stale(debts, family))
@@ -270,17 +272,17 @@ class Cleaner:
     def _failed(
         self, table: str, family: Family, owed: Debts, why: str, *, warn: bool = True
     ) -> None:
-        """Keep what is owed, and try again later; only the first failure in a row is logged."""
+        """Retry later; only the first failure in a row is logged as a warning."""
         pause = min(_RETRY * 2 ** min(owed.failures, 10), _LONGEST)
         owed.failures += 1
         owed.not_before = self._clock.time() + pause
         level = log.warning if warn and not owed.warned else log.debug
         owed.warned |= warn
-        text = "%s %s: stale entries remain: %s; retrying in %g s"
+        text = "%s %s: stale entries remain: %s; retrying in %gs"
         level(text, family.kubernetes, table, why, pause)
 
     async def _stale(self, names: Iterable[ObjectName], family: Family) -> Stale:
-        """Tell stale entries of some Services, as of now; yields to the loop."""
+        """Return how to recognise stale entries of some Services now; yields to the loop."""
         await self._index()
         ports: list[ServedPort] = []
         looked = 0

@@ -1,4 +1,4 @@
-"""The configuration file of a running process: reload it if it changes, apply what is possible.
+"""The configuration file of a running process: reload it if it changes, apply it if possible.
 
 An invalid file is a Finding, and the process keeps its configuration (upstream's process ends
 instead: behaviour 1.1, step 8).

@@ -1,7 +1,8 @@
 """Events about this node and about Services, in events.k8s.io/v1 (behaviour 13).
 
-Recording never waits and never fails; posting happens in a task of its own, in order, and an Event
-that cannot be posted is only logged: nothing depends on them.
+Recording never waits and never fails. A task of its own posts the Events in order; one that cannot
+be posted is only logged: nothing depends on them. The same Event is recorded once in ten minutes,
+and an object has a limit of different ones, as in client-go's EventCorrelator.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _QUEUE = 100
 _NOTE_BYTES = 1024  # the API server's limit
 _REPEAT_SECONDS = 600.0
 _PER_OBJECT = 25
-"""Events about one object in that time, as client-go's spam filter allows at once."""
+"""Events about one object in that time, as the burst of client-go's spam filter."""
 _REMEMBERED = 1000
 
 
@@ -51,7 +52,7 @@ class Regarding(msgspec.Struct, frozen=True):
     uid: str = ""
 
     def reference(self) -> dict[str, str]:
-        """Write it as an ObjectReference."""
+        """Return it as an ObjectReference."""
         fields = {
             "apiVersion": "v1",
             "kind": self.kind,
@@ -63,7 +64,7 @@ class Regarding(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """Takes Events from anywhere in the process and posts them."""
+    """Records Events from anywhere in the process, and posts them."""
 
     def __init__(
         self,
@@ -73,12 +74,12 @@ class Recorder:
         hostname: str = "",
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        """Take where to post to and who reports.
+        """Create a recorder.
 
         Args:
-            poster: creates the Events.
+            poster: creates the Events at the API server.
             node_name: this node, which most Events are about.
-            hostname: of this machine, part of the reporting instance.
+            hostname: hostname of this machine, part of the reporting instance.
             clock: nanoseconds since 1970.
         """
         self._poster = poster
@@ -87,11 +88,11 @@ class Recorder:
         self._clock = clock
         self._queue: asyncio.Queue[tuple[str, Event]] = asyncio.Queue(_QUEUE)
         self._recorded: dict[tuple[Regarding, str, str], int] = {}
-        """When, in that order."""
+        """Time of each recent Event, oldest first."""
         self._counts: Counter[Regarding] = Counter()
 
     def starting(self) -> None:
-        """Say that the proxy starts."""
+        """Record that the proxy starts."""
         self.node("Normal", "Starting", "StartKubeProxy", "")
 
     def node(self, kind: Literal["Normal", "Warning"], reason: str, action: str, note: str) -> None:
@@ -99,7 +100,7 @@ class Recorder:
         self.record(self._node, kind, reason, action, note)
 
     def health_check_failed(self, service: ObjectName, port: int, error: str) -> None:
-        """Say that a Service's health check node port cannot be listened on."""
+        """Record that a Service's health check node port cannot be listened on."""
         note = f'node {self._node.name} failed to start healthcheck "{service}" on port {port}'
         about = Regarding("Service", service.name, service.namespace)
         reason = "FailedToStartServiceHealthcheck"
@@ -113,12 +114,25 @@ class Recorder:
         action: str,
         note: str,
     ) -> None:
-        """Record an Event; the same one is not repeated within ten minutes.
+        """Record an Event, unless it repeats a recent one or its object has too many.
 
-        An object that causes many different ones has 25 of them in that time.
+        Args:
+            regarding: the object.
+            kind: the type of the Event.
+            reason: a word in CamelCase.
+            action: the action that was taken or failed, a word in CamelCase.
+            note: the message; long ones are cut off.
         """
         now = self._clock()
-        self._forget(now)
+        # Forget Events that are old enough to be repeated, or too many to remember.
+        while self._recorded:
+            key, when = next(iter(self._recorded.items()))
+            if now - when < _REPEAT_SECONDS * 1e9 and len(self._recorded) < _REMEMBERED:
+                break
+            del self._recorded[key]
+            self._counts[key[0]] -= 1
+            if not self._counts[key[0]]:
+                del self._counts[key[0]]
         key = (regarding, reason, note)
         if key in self._recorded or self._counts[regarding] >= _PER_OBJECT:
             return
@@ -127,25 +141,16 @@ class Recorder:
             event = self._event(regarding, now, kind=kind, reason=reason, action=action, note=note)
             self._queue.put_nowait((namespace, event))
         except asyncio.QueueFull:
-            log.warning("too many events are waiting: %s %s was dropped", reason, regarding.name)
+            log.warning("event queue is full: dropped %s about %s", reason, regarding.name)
             return
         self._recorded[key] = now
         self._counts[regarding] += 1
 
-    def _forget(self, now: int) -> None:
-        """Drop the oldest Events that no longer count, or are too many to remember."""
-        while self._recorded:
-            key, when = next(iter(self._recorded.items()))
-            if now - when < _REPEAT_SECONDS * 1e9 and len(self._recorded) < _REMEMBERED:
-                return
-            del self._recorded[key]
-            self._counts[key[0]] -= 1
-            if not self._counts[key[0]]:
-                del self._counts[key[0]]
-
     def _event(
         self, regarding: Regarding, now: int, *, kind: str, reason: str, action: str, note: str
     ) -> Event:
+        text = printable(note[:_NOTE_BYTES])
+        text = text.encode()[:_NOTE_BYTES].decode(errors="ignore")
         seconds, fraction = divmod(now, 10**9)
         when = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         return {
@@ -162,11 +167,11 @@ class Recorder:
             "reason": reason,
             "regarding": regarding.reference(),
             "type": kind,
-            **({"note": _cut(note)} if note else {}),
+            **({"note": text} if note else {}),
         }
 
     async def run(self) -> None:
-        """Post what is recorded until cancelled."""
+        """Post recorded Events until cancelled."""
         while True:
             namespace, event = await self._queue.get()
             try:
@@ -177,10 +182,5 @@ class Recorder:
                 self._queue.task_done()
 
     async def flush(self) -> None:
-        """Wait until everything recorded so far was posted or given up."""
+        """Wait until every Event recorded so far was posted, or posting failed."""
         await self._queue.join()
-
-
-def _cut(note: str) -> str:
-    text = printable(note[:_NOTE_BYTES])
-    return text.encode()[:_NOTE_BYTES].decode(errors="ignore")

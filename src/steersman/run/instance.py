@@ -1,31 +1,33 @@
 """One instance for each node: a lock that the kernel holds, and the way to take over from it.
 
-Two instances that program the same network namespace undo each other's work. The lock that keeps
-the second one out has to work between containers that share nothing but that namespace, must be
-gone when its holder was killed, and must not be a means for other local users to keep an instance
-from starting. So it is a table of nf_tables with an owner (NFT_TABLE_F_OWNER, Linux 5.12):
+Two instances that program the same network namespace undo each other's work. The lock has to work
+between containers that share nothing but that namespace, must be gone when its holder was killed,
+and must not let other local users keep an instance from starting. So it is a table of nf_tables
+with an owner (NFT_TABLE_F_OWNER, Linux 5.12):
 
-- the kernel knows one table of a name in a network namespace, whoever asks, from whatever mount or
-  pid namespace;
-- only CAP_NET_ADMIN can make one, so nobody can squat on it who could not change the rules anyway;
-- it belongs to the netlink socket that made it. Nobody else can change or delete it (`nft flush
-  ruleset` passes it over), and it goes when the socket is closed, by kill -9, too;
-- its comment says who holds it, and can be read while the holder is stopped (SIGSTOP).
+- the kernel has one table of a name in a network namespace, for every mount and pid namespace;
+- only CAP_NET_ADMIN can create one, so no one can block it who could not change the rules anyway;
+- it belongs to the netlink socket that created it. No other socket can change or delete it (`nft
+  flush ruleset` skips it), and it goes when the socket is closed, by kill -9, too;
+- its comment identifies the holder, and can be read while the holder is stopped (SIGSTOP).
 
-The table has no chains: packets never see it.
+The table has no chains: packets never see it. To take over (`--take-over`):
 
-To take over (`--take-over`), the newcomer makes a second table of this kind, whose comment says who
-asks, and connects to an abstract Unix socket of the holder to wake it. What is sent there does not
-count, and nothing is: the holder looks whether the kernel has the second table. So only
-CAP_NET_ADMIN can make an instance give up its place; others can at most make it look, ten times a
-second. The holder stops as after SIGTERM and lets go of the lock once it writes no more. Rules stay
-in the kernel, so there is no moment without them. The userspace mode, whose connections end with
-the process, lets go at once, and ends when the newcomer has its listening sockets.
+    newcomer                                        holder
+    creates a second table, with its comment
+    connects to an abstract Unix socket  -------->  wakes, reads the comment of the second table
+                                                    stops as after SIGTERM
+    creates the first table, serves      <--------  releases the lock once it writes no more
 
-Without CAP_NET_ADMIN, or where the kernel has no such tables, the abstract socket itself is the
-lock. Anybody can bind its name: a holder that is neither root nor our own user is not believed, and
-then there is no lock. Everybody binds the name if it is free, so that instances without the right
-to look at tables are kept out by those with it.
+The holder believes the kernel and not the message, so only CAP_NET_ADMIN can make an instance stop;
+others can at most make it look, ten times a second. Rules stay in the kernel, so there is no moment
+without them. The userspace mode, whose connections end with the process, releases the lock at once,
+and ends when the newcomer has its listening sockets.
+
+Without CAP_NET_ADMIN, or if the kernel has no such tables, the abstract socket itself is the lock.
+Anyone can bind its name: a holder that is neither root nor our own user is not trusted, and then
+there is no lock. Every instance binds the name if it is free, so that instances without the right
+to read tables are kept out by those with it.
 """
 
 from __future__ import annotations
@@ -53,42 +55,42 @@ if TYPE_CHECKING:
 log = logging.getLogger("steersman")
 
 NAME = "steersman-instance"
-"""Of the table that is the lock, and of the socket."""
+"""Name of the table that is the lock, and of the socket."""
 NEXT = "steersman-next"
-"""Of the table by which a newcomer asks."""
+"""Name of the table by which a newcomer asks."""
 _PEER = struct.Struct("iII")  # struct ucred: process, user, group
 _PAUSE = 0.1  # seconds between two looks
-_SILENT = 2.0  # seconds that a socket which cannot be connected to counts as one that goes
+_SILENT = 2.0  # seconds that an unreachable socket may belong to an instance that ends
 PATIENCE = 30.0
-"""Seconds that the holder has to let go."""
+"""Seconds that the holder has to release the lock."""
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who an instance is."""
+    """The identity of an instance."""
 
     pid: int
-    """As it sees itself: in its own pid namespace."""
+    """Its pid in its own pid namespace."""
     host: str
     mode: str
     since: int
     """Seconds since 1970."""
     door: str = ""
-    """Name of the abstract socket at which it is woken."""
+    """Name of the abstract socket that wakes it."""
 
     def __str__(self) -> str:
-        """Name it for people."""
+        """Describe it for people."""
         since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return f"pid {self.pid} on host {self.host}, {self.mode} mode, since {since}"
 
     @property
     def comment(self) -> str:
-        """What the kernel keeps, at most 254 bytes."""
+        """The comment of its table, at most 254 bytes."""
         parts = (f"pid={self.pid}", f"mode={self.mode}", f"since={self.since}", f"door={self.door}")
         return " ".join((*parts, f"host={self.host}"))[:254]
 
     @classmethod
     def of(cls, comment: str) -> Holder:
-        """Read what `comment` wrote; what is missing is 0 or ?."""
+        """Parse a comment; missing fields are 0 or ?."""
         words = dict(word.split("=", 1) for word in comment.split() if "=" in word)
 
         def number(name: str) -> int:
@@ -105,7 +107,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 def running() -> Holder | None:
-    """Return the instance that runs on this node, as far as this process may know."""
+    """Return the instance that runs on this node, as far as this process may see it."""
     if sys.platform == "win32":
         return None
     from steersman.netfilter.nf_tables import (  # noqa: PLC0415 - it calls what Windows lacks
@@ -124,18 +126,18 @@ def running() -> Holder | None:
 
 
 class Instance:
-    """The place of this process as the one instance of its network namespace."""
+    """This process as the one instance of its network namespace."""
 
     def __init__(
         self, mode: str, host: str, *, take_over: bool, patience: float = PATIENCE
     ) -> None:
-        """Take who we are; nothing happens before `claim`.
+        """Describe this process; nothing happens before `claim`.
 
         Args:
             mode: the proxy mode.
             host: name of this machine.
-            take_over: whether to ask a running instance to let us have its place.
-            patience: seconds that it has to do so.
+            take_over: whether to take over from a running instance.
+            patience: seconds that it has to release the lock.
         """
         name = host.encode("ascii", "replace").decode()[:64] or "?"
         self._me = Holder(os.getpid(), "".join(name.split()), mode, int(time.time()))
@@ -146,13 +148,13 @@ class Instance:
         self._asked: Callable[[Holder], None] = lambda _: None
 
     async def claim(self, asked: Callable[[Holder], None]) -> None:
-        """Become the instance of this network namespace.
+        """Take the lock of this network namespace.
 
         Args:
-            asked: called when another instance asks for our place, with who it is.
+            asked: called when another instance wants to take over, with its identity.
 
         Raises:
-            StartError: another instance runs, or does not let go.
+            StartError: another instance runs, or does not release the lock.
         """
         from steersman.netfilter.nf_tables import (  # noqa: PLC0415 - it calls what Windows lacks
             NoTablesError,
@@ -164,18 +166,18 @@ class Instance:
             self._tables = OwnedTables()
             await self._claim_table(self._tables)
         except NoTablesError as reason:
-            log.debug("no lock by a table (%s), but by a socket", reason)
+            log.debug("locking by a socket, not by a table: %s", reason)
             if self._tables is not None:
                 self._tables.close()
                 self._tables = None
             await self._claim_socket()
         if self._door is not None:
-            asyncio.get_running_loop().add_reader(self._door, self._woken)
+            asyncio.get_running_loop().add_reader(self._door, self._on_connection)
 
     def release(self) -> None:
-        """Let others have the place; twice is once."""
+        """Release the lock. Idempotent."""
         if self._door is not None:
-            with contextlib.suppress(RuntimeError):  # no loop runs any more
+            with contextlib.suppress(RuntimeError):  # no event loop runs any more
                 asyncio.get_running_loop().remove_reader(self._door)
             self._door.close()
             self._door = None
@@ -200,20 +202,20 @@ class Instance:
                 await self._wait_for_table(tables)
         except TimeoutError:
             self.release()
-            raise StartError(_patience_over(first, self._patience)) from None
+            raise StartError(_timed_out(first, self._patience)) from None
         except BaseException:
             self.release()
             raise
         if first is not None:
-            log.info("took over from the instance before: %s", first)
+            log.info("took over from the previous instance: %s", first)
 
     async def _wait_for_table(self, tables: OwnedTables) -> None:
-        """Ask the holder to let go until the lock is ours."""
+        """Ask the holder to release the lock until it is ours."""
         asks = False
         while not tables.make(NAME, self._me.comment):
             now = _holder(tables, NAME)
             if now is None:
-                tables.remove(NAME)  # nobody's: loaded from a file, say; or gone just now
+                tables.remove(NAME)  # without an owner: loaded from a file, or just released
             elif not self._take_over:  # another newcomer was faster
                 raise StartError(_refusal(now, _connect(now.door)))
             else:
@@ -224,27 +226,31 @@ class Instance:
         if asks:
             tables.remove(NEXT)
 
-    def _woken(self) -> None:
-        """Somebody connects: see who may have asked for our place, at most ten times a second."""
+    def _on_connection(self) -> None:
+        """Look for a newcomer after a connection, at most ten times a second."""
         assert self._door is not None
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._door)
         newcomer: Holder | None = None
-        with contextlib.suppress(OSError):  # BlockingIOError: those were all
+        with contextlib.suppress(OSError):  # BlockingIOError: no more connections
             while True:
                 other, _ = self._door.accept()
-                with other:
-                    newcomer = _asked_by(other) or newcomer
-        if self._tables is not None:
+                with other, contextlib.suppress(OSError):
+                    other.setblocking(False)
+                    message = other.recv(255).decode(errors="replace")
+                    if message and _is_trusted(_peer(other)[1]):
+                        newcomer = Holder.of(message)
+        if self._tables is not None:  # the kernel knows; a message proves nothing
             newcomer = _holder(self._tables, NEXT)
         if newcomer is not None:
             self._asked(newcomer)
         else:
-            loop.call_later(_PAUSE, self._listen)
 
-    def _listen(self) -> None:
-        if self._door is not None:
-            asyncio.get_running_loop().add_reader(self._door, self._woken)
+            def listen_again() -> None:
+                if self._door is not None:
+                    loop.add_reader(self._door, self._on_connection)
+
+            loop.call_later(_PAUSE, listen_again)
 
     # By a socket
 
@@ -265,11 +271,11 @@ class Instance:
                     "--take-over"
                 )
             if trusted and waited > self._patience:
-                raise StartError(_patience_over(None, self._patience))
+                raise StartError(_timed_out(None, self._patience))
             if not trusted and (user >= 0 or waited > _SILENT):
                 who = f"process {pid} of user {user}" if user >= 0 else "a process that is silent"
                 log.warning(
-                    "%s has bound the abstract socket %s and is no instance: this one starts "
+                    "%s has bound the abstract socket %s and is not an instance: starting "
                     "without a lock",
                     *(who, NAME),
                 )
@@ -284,7 +290,7 @@ def _holder(tables: OwnedTables, name: str) -> Holder | None:
 
 
 def _bind(name: str) -> socket.socket | None:
-    """Listen at an abstract name; None where somebody does already."""
+    """Listen at an abstract name; return None if it is in use."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
@@ -297,7 +303,7 @@ def _bind(name: str) -> socket.socket | None:
 
 
 def _connect(name: str, message: str = "") -> tuple[int, int]:
-    """Wake who listens at an abstract name; return its process and user, (0, -1) for nobody."""
+    """Wake the listener at an abstract name; return its pid and user, (0, -1) if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
         try:
@@ -305,19 +311,9 @@ def _connect(name: str, message: str = "") -> tuple[int, int]:
         except OSError:
             return 0, -1
         peer = _peer(sock)
-        with contextlib.suppress(OSError):  # it has looked, and closed the connection
+        with contextlib.suppress(OSError):  # it has already closed the connection
             sock.send(message.encode())
         return peer
-
-
-def _asked_by(other: socket.socket) -> Holder | None:
-    """Return who asks for our place, where sockets are the lock; only root and our own user may."""
-    other.setblocking(False)
-    with contextlib.suppress(OSError):
-        message = other.recv(255).decode(errors="replace")
-        if message and _is_trusted(_peer(other)[1]):
-            return Holder.of(message)
-    return None
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:
@@ -334,6 +330,7 @@ def _refusal(first: Holder, peer: tuple[int, int]) -> str:
     return f"another instance runs on this node ({first}{here}); stop it first, or give --take-over"
 
 
-def _patience_over(first: Holder | None, seconds: float) -> str:
+def _timed_out(first: Holder | None, seconds: float) -> str:
     who = f" ({first})" if first else ""
-    return f"the instance before{who} did not let go within {seconds:g} s; stop it, or kill it"
+    text = f"the previous instance{who} did not release the lock within {seconds:g} s"
+    return f"{text}; stop or kill it"

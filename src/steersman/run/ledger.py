@@ -163,7 +163,7 @@ class ObjectLedger:
         if leftovers:
             self._have[ADOPTED] = leftovers
             names = ", ".join(sorted(map(str, self._adopters))[:3])
-            self.rejected[ADOPTED] = f"kept, as they may belong to what is refused: {names}"
+            self.rejected[ADOPTED] = f"kept, as rejected owners may need them: {names}"
 
     def release_adopted(self) -> bool:
         """Drop the adopted objects if every owner that may need them is in force or gone.

@@ -1,6 +1,7 @@
-"""The metrics server (behaviour 13): `/metrics`, `/proxyMode`, `/configz` and what helps to debug.
+"""The metrics server (behaviour 13): `/metrics`, `/proxyMode`, `/configz` and debugging pages.
 
-Every page is a function of what it is given; nothing here knows how any of it comes about.
+Every page is a function of its source in `Pages`. Expensive pages go through a PageBuilder: one for
+`/metrics`, and another one for all details, so that no other page delays a scrape.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -55,7 +55,7 @@ async def nothing_more() -> Iterable[Metric]:
 
 
 class Pages(msgspec.Struct, frozen=True):
-    """What the server shows; a page whose source is None is not there."""
+    """The sources of the pages; a page whose source is None does not exist."""
 
     metrics: Metrics
     mode: str
@@ -64,9 +64,9 @@ class Pages(msgspec.Struct, frozen=True):
     flags: Callable[[], str] | None = None
     """The page of flags and their values (`/flagz`)."""
     state: Callable[[], Iterator[bytes]] | None = None
-    """The one State as JSON (beyond upstream), in pieces that are made as they are taken."""
+    """The State as JSON (beyond upstream), in pieces made on demand."""
     more: Callable[[], Awaitable[Iterable[Metric]]] = nothing_more
-    """Returns what `/metrics` shows beside the registry."""
+    """Returns the metrics of `/metrics` that are not in the registry."""
     services: Callable[[Filter], Awaitable[Iterable[Metric]]] | None = None
     """Returns the series of Services, for `/metrics/services`."""
     healthy: Callable[[], bool] = lambda: True
@@ -82,70 +82,53 @@ class Pages(msgspec.Struct, frozen=True):
 
 def metrics_app(pages: Pages) -> web.Application:
     """Return the application of `metricsBindAddress`."""
-    scrapes, details = PageBuilder(), PageBuilder()  # so that no other page delays a scrape
+    scrapes, details = PageBuilder(), PageBuilder()
+
+    async def metrics(request: web.Request) -> Answer:
+        accept = request.headers.get("Accept", "")
+        content_type = choose_encoder(accept)[1]
+
+        async def make() -> Iterator[bytes]:
+            more = await pages.more()
+            return exposition(chain(pages.metrics.registry.collect(), more), accept)[0]
+
+        return await _built(scrapes, ("/metrics", content_type), make, content_type)
+
     found: dict[str, Page] = {
         "/healthz": lambda _: Answer("ok"),
         "/proxyMode": lambda _: Answer(pages.mode),
-        "/metrics": partial(_metrics, pages, scrapes),
+        "/metrics": metrics,
         "/metrics/slis": _slis(pages.healthy),
     }
     if (services := pages.services) is not None:
-        found["/metrics/services"] = partial(_services, services, details)
+        found["/metrics/services"] = _services(services, details)
     if (configz := pages.configz) is not None:
         found["/configz"] = lambda _: Answer(configz(), content_type=_JSON)
     if (state := pages.state) is not None:
-        found["/state"] = partial(_state, state, details)
+
+        async def make_state() -> Iterator[bytes]:
+            return state()
+
+        found["/state"] = lambda _: _built(details, "/state", make_state, _JSON, nosniff=True)
     if (flags := pages.flags) is not None:
         found["/flagz"] = lambda _: Answer(flags(), nosniff=False)
     if pages.statusz:
         listed = tuple(sorted(found.keys() - {"/metrics/slis"}))
         found["/statusz"] = lambda _: Answer(statusz(pages, listed), nosniff=False)
     if pages.profiling:
-        found |= _debug(pages)
+        found |= {
+            "/debug/flags/v": lambda request: _verbosity(request, pages.set_verbosity),
+            "/debug/pprof/": lambda _: Answer("cmdline\ngoroutine\nprofile?seconds=30\n"),
+            "/debug/pprof/cmdline": lambda _: Answer(
+                without_password(Path("/proc/self/cmdline").read_bytes().decode(errors="replace"))
+            ),
+            "/debug/pprof/goroutine": lambda _: Answer(stacks()),
+            "/debug/pprof/profile": _profile,
+        }
     return application(found)
 
 
-# Expensive pages (pages.py)
-
-
-async def _metrics(pages: Pages, builder: PageBuilder, request: web.Request) -> Answer:
-    accept = request.headers.get("Accept", "")
-    content_type = choose_encoder(accept)[1]
-
-    async def make() -> Iterator[bytes]:
-        more = await pages.more()
-        return exposition(chain(pages.metrics.registry.collect(), more), accept)[0]
-
-    return await _made(builder, ("/metrics", content_type), make, content_type)
-
-
-async def _services(
-    services: Callable[[Filter], Awaitable[Iterable[Metric]]],
-    builder: PageBuilder,
-    request: web.Request,
-) -> Answer:
-    accept = request.headers.get("Accept", "")
-    content_type = choose_encoder(accept)[1]
-    which = _filter(request.query)
-    if isinstance(which, str):
-        return Answer(f"{which}\n", 400)
-
-    async def make() -> Iterator[bytes]:
-        return exposition(await services(which), accept)[0]
-
-    return await _made(builder, (which, content_type), make, content_type)
-
-
-async def _state(
-    state: Callable[[], Iterator[bytes]], builder: PageBuilder, _: web.Request
-) -> Answer:
-    async def make() -> Iterator[bytes]:
-        return state()
-
-    return await _made(builder, "/state", make, _JSON, nosniff=True)
-
-
-async def _made(
+async def _built(
     builder: PageBuilder,
     key: Hashable,
     make: Callable[[], Awaitable[Iterable[bytes]]],
@@ -153,7 +136,7 @@ async def _made(
     *,
     nosniff: bool = False,
 ) -> Answer:
-    """Have a page made, or say why it cannot be made now."""
+    """Answer with an expensive page, or with the reason why it cannot be built now."""
     later = {"Retry-After": str(RETRY_AFTER)}
     try:
         pieces = await builder.page(key, make)
@@ -165,8 +148,28 @@ async def _made(
     return Answer(pieces=pieces, content_type=content_type, nosniff=nosniff)
 
 
+def _services(
+    services: Callable[[Filter], Awaitable[Iterable[Metric]]], builder: PageBuilder
+) -> Page:
+    """Return the page of `/metrics/services`."""
+
+    async def page(request: web.Request) -> Answer:
+        accept = request.headers.get("Accept", "")
+        content_type = choose_encoder(accept)[1]
+        which = _filter(request.query)
+        if isinstance(which, str):
+            return Answer(f"{which}\n", 400)
+
+        async def make() -> Iterator[bytes]:
+            return exposition(await services(which), accept)[0]
+
+        return await _built(builder, (which, content_type), make, content_type)
+
+    return page
+
+
 def _filter(query: Mapping[str, str]) -> Filter | str:
-    """Return what a query asks for, or what is wrong with it."""
+    """Return the filter of a query, or an error message."""
     if unknown := sorted(query.keys() - Filter._fields):
         return f"{unknown[0][:40]!r} is unknown; there is {', '.join(Filter._fields)}"
     namespace, service = query.get("namespace", ""), query.get("service", "")
@@ -179,12 +182,15 @@ def _filter(query: Mapping[str, str]) -> Filter | str:
 
 
 def _slis(healthy: Callable[[], bool]) -> Page:
-    """Component health as upstream's components show it; looked at whenever it is asked for."""
+    """Return the page of `/metrics/slis`, in the format of Kubernetes components."""
     registry = CollectorRegistry()
     labels = ("name", "type")
-    now = Gauge("kubernetes_healthcheck", "1 while a check succeeds", labels, registry=registry)
+    now = Gauge("kubernetes_healthcheck", "1 while a check succeeds.", labels, registry=registry)
     total = Counter(
-        "kubernetes_healthchecks_total", "Checks by result", (*labels, "status"), registry=registry
+        "kubernetes_healthchecks_total",
+        "Number of checks by result.",
+        (*labels, "status"),
+        registry=registry,
     )
 
     def page(request: web.Request) -> Answer:
@@ -198,7 +204,7 @@ def _slis(healthy: Callable[[], bool]) -> Page:
 
 
 def statusz(pages: Pages, paths: tuple[str, ...]) -> str:
-    """Write what runs and since when, as upstream does."""
+    """Describe the running program and its start time, in upstream's format."""
     minutes, seconds = divmod(max(0, int(pages.clock() - pages.started)), 60)
     hours, minutes = divmod(minutes, 60)
     started = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(pages.started))
@@ -216,18 +222,6 @@ def statusz(pages: Pages, paths: tuple[str, ...]) -> str:
 # /debug
 
 
-def _debug(pages: Pages) -> dict[str, Page]:
-    return {
-        "/debug/flags/v": lambda request: _verbosity(request, pages.set_verbosity),
-        "/debug/pprof/": lambda _: Answer("cmdline\ngoroutine\nprofile?seconds=30\n"),
-        "/debug/pprof/cmdline": lambda _: Answer(
-            without_password(Path("/proc/self/cmdline").read_bytes().decode(errors="replace"))
-        ),
-        "/debug/pprof/goroutine": lambda _: Answer(stacks()),
-        "/debug/pprof/profile": _profile,
-    }
-
-
 async def _verbosity(request: web.Request, set_verbosity: Callable[[int], None]) -> Answer:
     if request.method != "PUT":
         return Answer("only PUT is understood here\n", 405)
@@ -239,7 +233,7 @@ async def _verbosity(request: web.Request, set_verbosity: Callable[[int], None])
 
 
 def stacks() -> str:
-    """Write the stacks of all tasks and threads: what Go's goroutine profile is for."""
+    """Return the stacks of all tasks and threads, as Go's goroutine profile does."""
     out = io.StringIO()
     for task in asyncio.all_tasks():
         task.print_stack(file=out)
@@ -251,7 +245,7 @@ def stacks() -> str:
 
 
 async def _profile(request: web.Request) -> Answer:
-    """Profile the event loop's thread for some seconds."""
+    """Profile the event loop's thread for a number of seconds."""
     import cProfile  # noqa: PLC0415 - 0.7 MB, and hardly anybody asks
     import pstats  # noqa: PLC0415
 

@@ -1,10 +1,14 @@
-"""What a mode counts, as metrics: sums for the node, and series by Service if asked for."""
+"""The counters of the mode as metrics: sums for the node, and series by Service on request.
+
+A scrape reads the mode's counters (`Mode.node_totals`, `Mode.stats`) and does not depend on them:
+if the mode is busy or fails, `/metrics` lacks these series. One collection runs at a time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client.metrics_core import (
@@ -16,11 +20,11 @@ from prometheus_client.metrics_core import (
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import ServicePlan
-from steersman.model.stats import ConnectionStats, NodeTotals, ProxyTotals, TrafficCounters
+from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode
 from steersman.run.service_metrics import Column, Counts, Filter, Ledger, Name, Table, Values, View
 
-_PATIENCE = 5.0  # seconds that a page waits for a mode that is busy
+_TIMEOUT = 5.0  # seconds that a page waits for a busy mode
 _BOTH_WAYS = ("to_endpoint", "to_client")
 
 
@@ -58,7 +62,7 @@ _PROXIED = Table(
 
 
 class ModeMetrics:
-    """What the mode in force counts."""
+    """Collects the counters of the mode."""
 
     def __init__(
         self,
@@ -66,11 +70,11 @@ class ModeMetrics:
         plans: Callable[[], Collection[ServicePlan]],
         per_service: Callable[[], bool],
     ) -> None:
-        """Take the mode; nothing is read before a page is asked for.
+        """Create it; nothing is read before a page is requested.
 
         Args:
-            mode: its counters are read.
-            plans: returns what is in force.
+            mode: the mode whose counters are read.
+            plans: returns the plans that are in force.
             per_service: returns whether `/metrics` shows all Services (`--metrics-per-service`).
         """
         self._mode = mode
@@ -80,11 +84,11 @@ class ModeMetrics:
         self._one = asyncio.Lock()
 
     async def default(self) -> list[Metric]:
-        """Return what `/metrics` shows, without what a busy mode does not tell now."""
+        """Return the metrics for `/metrics`, without those that a busy mode cannot read now."""
         found: list[Metric] = []
         try:
-            async with asyncio.timeout(_PATIENCE):
-                found += await self._totals()
+            async with asyncio.timeout(_TIMEOUT):
+                found += _node_totals(await self._mode.node_totals())
         except (OSError, ApplyError, BusyError):  # TimeoutError is an OSError
             pass
         plans: Iterable[ServicePlan] = tuple(self._plans())
@@ -98,7 +102,7 @@ class ModeMetrics:
         return found
 
     async def services(self, which: Filter) -> list[Metric]:
-        """Return the series of the Services that a filter is about.
+        """Return the series of the Services that match a filter.
 
         Raises:
             OSError, ApplyError, BusyError: they cannot be read now.
@@ -108,76 +112,47 @@ class ModeMetrics:
     async def _services(
         self, listed: Iterable[ServicePlan], view: Callable[[Ledger], View]
     ) -> list[Metric]:
-        """Collect once nobody else does; who loses patience leaves the collection to its end."""
-        async with asyncio.timeout(_PATIENCE):
+        """Collect when no other collection runs; after a timeout, it goes on without the client."""
+        async with asyncio.timeout(_TIMEOUT):
             await self._one.acquire()
             task = asyncio.create_task(self._collect(listed, view))
-            task.add_done_callback(self._collected)
-            return await asyncio.shield(task)
 
-    def _collected(self, task: asyncio.Task[list[Metric]]) -> None:
-        self._one.release()
-        if not task.cancelled():
-            task.exception()  # nobody may be left who waits for it
+            def done(task: asyncio.Task[list[Metric]]) -> None:
+                self._one.release()
+                if not task.cancelled():
+                    task.exception()  # mark it as retrieved: the client may have gone
+
+            task.add_done_callback(done)
+            return await asyncio.shield(task)
 
     async def _collect(
         self, listed: Iterable[ServicePlan], view: Callable[[Ledger], View]
     ) -> list[Metric]:
-        counts = await self._read(tuple(self._plans()))
+        stats = await self._mode.stats(tuple(self._plans()))
 
         def collect() -> list[Metric]:
-            self._ledger.update(counts())
+            self._ledger.update({} if stats is None else counts_of(stats))
             return list(view(self._ledger).metrics(listed, self._ledger.counts))
 
         return await asyncio.to_thread(collect)
 
-    async def _read(self, plans: Collection[ServicePlan]) -> Callable[[], Counts]:
-        stats = await self._mode.stats(plans)
-        return dict if stats is None else lambda: counts_of(stats)
 
-    async def _totals(self) -> Iterable[Metric]:
-        return _node_totals(await self._mode.node_totals())
-
-
-def counts_of(made: ConnectionStats) -> Counts:
-    """Return what a mode has counted as rows."""
-    if made.dials is not None:
-        moved = made.traffic_by_endpoint
-        return {
-            _PROXIED: {
-                name: (made.endpoints[name], *dials, *moved[name][2:])
-                for name, dials in made.dials.items()
-            }
+def counts_of(stats: ConnectionStats) -> Counts:
+    """Return the counters of a mode as rows: connections, packets and bytes as far as counted."""
+    if stats.dials is not None:  # a proxy in this process counts bytes, but no packets
+        traffic = stats.traffic_by_endpoint
+        rows = {
+            name: (stats.endpoints[name], *dials, *traffic[name][2:])
+            for name, dials in stats.dials.items()
         }
-    return {
-        _BY_ENDPOINT: _rows(made.endpoints, made.traffic_by_endpoint),
-        _BY_FRONTEND: _rows(made.frontends, made.traffic_by_frontend),
-    }
-
-
-def _rows(made: Mapping[Name, int], moved: Mapping[Name, TrafficCounters]) -> dict[Name, Values]:
-    """Return rows of connections, and of packets and bytes if the mode counts these."""
-    return {name: (count, *moved.get(name, ())) for name, count in made.items()}
-
-
-def _proxy_totals(totals: ProxyTotals) -> Iterator[Metric]:
-    """Return the metrics that only a proxy in this process has."""
-    yield CounterMetricFamily(
-        "steersman_failed_dials_total", "Number of dials refused or not answered.", totals.failures
-    )
-    dials = HistogramMetricFamily("steersman_dial_seconds", "Seconds until an endpoint answered.")
-    ends = ("+Inf" if math.isinf(end) else str(end) for end, _ in totals.buckets)
-    sizes = accumulate(size for _, size in totals.buckets)
-    dials.add_metric((), list(zip(ends, sizes, strict=True)), totals.seconds)
-    yield dials
-    yield GaugeMetricFamily(
-        "steersman_proxied_connections", "Number of open connections.", totals.open_connections
-    )
-    yield CounterMetricFamily(
-        "steersman_refused_connections_total",
-        "Number of connections and datagrams refused for want of descriptors.",
-        totals.refused,
-    )
+        return {_PROXIED: rows}
+    counts: dict[Table, dict[Name, Values]] = {}
+    for table, connections, by_name in (
+        (_BY_ENDPOINT, stats.endpoints, stats.traffic_by_endpoint),
+        (_BY_FRONTEND, stats.frontends, stats.traffic_by_frontend),
+    ):
+        counts[table] = {name: (n, *by_name.get(name, ())) for name, n in connections.items()}
+    return counts
 
 
 def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
@@ -185,8 +160,27 @@ def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
         moved = totals.traffic or ()
         packets = moved[:2] if totals.proxy is None else ()
         yield from _forwarded(totals.connections, packets, moved[2:])
-    if totals.proxy is not None:
-        yield from _proxy_totals(totals.proxy)
+    if (proxy := totals.proxy) is not None:  # only a proxy in this process has these
+        yield CounterMetricFamily(
+            "steersman_failed_dials_total",
+            "Number of dials refused or not answered.",
+            proxy.failures,
+        )
+        dials = HistogramMetricFamily(
+            "steersman_dial_seconds", "Seconds until an endpoint answered."
+        )
+        ends = ("+Inf" if math.isinf(end) else str(end) for end, _ in proxy.buckets)
+        sizes = accumulate(size for _, size in proxy.buckets)
+        dials.add_metric((), list(zip(ends, sizes, strict=True)), proxy.seconds)
+        yield dials
+        yield GaugeMetricFamily(
+            "steersman_proxied_connections", "Number of open connections.", proxy.open_connections
+        )
+        yield CounterMetricFamily(
+            "steersman_refused_connections_total",
+            "Number of connections and datagrams refused for want of descriptors.",
+            proxy.refused,
+        )
     if totals.events:
         events = CounterMetricFamily(
             "steersman_mode_events_total",
@@ -216,7 +210,7 @@ def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
 def _forwarded(
     connections: int, packets: Sequence[int], moved: Sequence[int]
 ) -> Iterator[CounterMetricFamily]:
-    """Return sums over all Services: connections, and packets and bytes if these are counted."""
+    """Yield sums over all Services: connections, and packets and bytes as far as counted."""
     yield CounterMetricFamily(
         "steersman_forwarded_connections_total",
         "Number of connections to endpoints of all Services.",

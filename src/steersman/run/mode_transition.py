@@ -8,9 +8,9 @@ NAT base chain and a user of conntrack (make before break):
     remove_leftovers   in the background, for each other mode and variant: let its connections
                        drain, hold the NAT hooks, remove its objects; retry until all are gone
 
-`clean_up` is the command that removes everything of ours, whichever mode and variant wrote it. Its
-answer is the truth about what is left: a mode that cannot be probed counts as clean only if the
-kernel shows none of its objects.
+`clean_up` is the command that removes everything of ours, whichever mode and variant wrote it. It
+never claims too much: a mode that cannot be probed counts as clean only if the kernel shows none of
+its objects.
 """
 
 from __future__ import annotations

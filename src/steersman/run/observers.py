@@ -92,7 +92,7 @@ class SyncObservers:
             "latency": self._metrics.observe_latency,
             "gauges": self._metrics.observe_gauges,
             "changes": self._metrics.observe_changes,
-            "health": self._updated,
+            "health": lambda report: self.started(report.state.plan.settings.families),
             "health checks": self.health_checks.observe,
             "conntrack": self.cleaner.note,
             **(others or {}),
@@ -122,9 +122,6 @@ class SyncObservers:
                     await waiting
             if large:
                 await asyncio.sleep(0)  # each may take some milliseconds for everything
-
-    def _updated(self, report: SyncReport) -> None:
-        self.started(report.state.plan.settings.families)
 
 
 class Isolation:

@@ -1,4 +1,4 @@
-"""What is owed to the kernel: changes that were seen and are not known to be in force. Pure.
+"""Changes owed to the kernel: they were seen, and are not known to be in force. Pure.
 
 Theory. A change passes four places, and is a debt until the kernel has it:
 

@@ -1,4 +1,4 @@
-"""When to sync: soon after a request, not too often, never too rarely, again after a failure."""
+"""Run the sync at the right times: on request, not too often, and again after a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Clock(Protocol):
     """Monotonic time, and waiting in it: replaced in tests."""
 
     def time(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return seconds since some fixed moment."""
         ...
 
     async def wait(self, event: asyncio.Event, seconds: float) -> None:
@@ -30,7 +30,7 @@ class MonotonicClock:
     """The machine's clock."""
 
     def time(self) -> float:
-        """Seconds since some fixed moment."""
+        """Return seconds since some fixed moment."""
         return time.monotonic()
 
     async def wait(self, event: asyncio.Event, seconds: float) -> None:
@@ -41,16 +41,16 @@ class MonotonicClock:
 
 
 class Runner:
-    """Runs some work with bounded frequency (behaviour 7).
+    """Runs some work with bounded frequency (behaviour 7), as upstream's BoundedFrequencyRunner.
 
     - A request runs the work at once, but no sooner than `min_interval` after the end of the last
-      run; requests until then make one run together.
+      run; all requests until then cause one run.
     - Without requests, the work runs `max_interval` after the end of the last run.
-    - After a run that failed, the work runs again after `retry_interval` (or `max_interval`, if
-      that is shorter), though never sooner than `min_interval`; any run takes the place of that.
-      With `first_retry`, the first repetition comes after that time, each further one after twice
-      the time of the last: a lock is often held for a moment only.
-    - A run that had nothing to do does not hold back the next one.
+    - After a failed run, the work runs again after `retry_interval` (or `max_interval`, if that is
+      shorter), but never sooner than `min_interval`; any run replaces this retry. With
+      `first_retry`, the first retry comes after that time, each further one after twice the time
+      of the last: a lock is often held for a moment only.
+    - A run without work does not delay the next one.
 
     All intervals are in seconds, counted from the end of a run. Runs never overlap.
     """
@@ -65,16 +65,15 @@ class Runner:
         *,
         first_retry: float | None = None,
     ) -> None:
-        """Set up; nothing runs before `run`.
+        """Create a runner; nothing runs before `run`.
 
         Args:
-            work: what to do; raises an Exception if it fails, returns False if there was nothing
-                to do.
-            min_interval: seconds between the end of a run and the next start, at least.
-            retry_interval: seconds after which a failed run is repeated.
-            max_interval: seconds after which the work runs unasked.
+            work: the work; raises an Exception if it fails, returns False if there was none.
+            min_interval: minimum seconds between the end of a run and the next start.
+            retry_interval: seconds until a failed run is retried.
+            max_interval: seconds until the work runs without a request.
             clock: for tests.
-            first_retry: seconds after which a run is repeated that failed for the first time.
+            first_retry: seconds until the first retry after a success.
 
         Raises:
             ValueError: `max_interval` is below `min_interval`.
@@ -97,7 +96,7 @@ class Runner:
         self._retry = min(retry_interval, self._max)
 
     def request(self) -> None:
-        """Ask for a run. Only from the event loop's thread."""
+        """Request a run. Only from the event loop's thread."""
         self._requested = True
         self._wake.set()
 
@@ -106,18 +105,15 @@ class Runner:
         earliest = self._clock.time()
         latest = earliest + self._max
         while True:
-            await self._wait(earliest, latest)
+            while (left := (earliest if self._requested else latest) - self._clock.time()) > 0:
+                self._wake.clear()
+                await self._clock.wait(self._wake, left)
             self._requested = False  # a request during the run asks for another one
             idle = await self._once() is False
             ended = self._clock.time()
             earliest = earliest if idle else ended + self._min
             failed = self._failures > 0
             latest = max(ended + self._delay, earliest) if failed else ended + self._max
-
-    async def _wait(self, earliest: float, latest: float) -> None:
-        while (left := (earliest if self._requested else latest) - self._clock.time()) > 0:
-            self._wake.clear()
-            await self._clock.wait(self._wake, left)
 
     async def _once(self) -> bool | None:
         try:
@@ -139,7 +135,7 @@ class Runner:
 
     @property
     def _delay(self) -> float:
-        """Seconds until the next repetition."""
+        """Seconds until the next retry."""
         if self._first is None:
             return self._retry
         return min(self._retry, self._first * 2.0 ** min(self._failures - 1, 30))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -85,7 +85,9 @@ class Servers:
             for family in Family
         }
         self._mode_metrics = ModeMetrics(
-            sync.mode, self._plans, lambda: self.config.steersman.metrics_per_service
+            sync.mode,
+            self._plans,
+            lambda: self.config.steersman.metrics_per_service,
         )
         self.metrics = Metrics(config.mode)
         if sys.platform != "win32":
@@ -135,6 +137,9 @@ class Servers:
         for checks in self.health_checks.values():
             await checks.close()
 
+    def _plans(self) -> Collection[ServicePlan]:
+        return self._sync.state.plan.services.values()
+
     def _health_app(self) -> web.Application:
         counters = {"healthz": self.metrics.healthz, "livez": self.metrics.livez}
         return proxy_health_app(
@@ -153,7 +158,7 @@ class Servers:
                 config.mode,
                 configz=lambda: configz(self.config),
                 flags=(lambda: flagz(self._flags)) if flagz_on else None,
-                state=self._state,
+                state=lambda: state_json(self._sync.state, self._stats, time.time(), self._started),
                 more=self._mode_metrics.default,
                 services=self._mode_metrics.services,
                 healthy=lambda: self.health.healthy(now()),
@@ -163,12 +168,6 @@ class Servers:
                 started=self._started,
             )
         )
-
-    def _plans(self) -> Collection[ServicePlan]:
-        return self._sync.state.plan.services.values()
-
-    def _state(self) -> Iterator[bytes]:
-        return state_json(self._sync.state, self._stats, time.time(), self._started)
 
     def _listening_addresses(self, family: Family) -> list[str]:
         """Return the addresses for health check node ports of a family (behaviour 13)."""

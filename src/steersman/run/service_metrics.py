@@ -1,12 +1,17 @@
 """Series by ServicePort, frontend and endpoint, within a limit; all others are summed. Pure.
 
 A cluster has more endpoints than a fleet of nodes can afford series for. So a page (a `View`) lists
-the busiest ServicePorts as far as `MOST_SERIES` goes, and one more series for each metric counts
-what happens to everybody else, under the Service name `REST`.
+the busiest ServicePorts up to `MOST_SERIES`, and one more series for each metric sums all others,
+under the Service name `REST`.
 
 No series falls when a ServicePort enters or leaves the list. A listed row shows its whole count.
 The rest is not the sum of whole counts (which would fall when a row enters the list): it grows by
-what rows count while they are not listed. So the sum of the rates is the node's rate at any time.
+the counts of rows while they are not listed. So the sum of the rates is always the node's rate:
+
+    scrape      1      2      3
+    row a      10     12     15     listed all the time: 10, 12, 15
+    row b       7      9      9     listed from scrape 2: 9, 9
+    rest        7      9      9     b's 7 of before, and 2 until it was listed; never falls
 """
 
 from __future__ import annotations
@@ -25,13 +30,13 @@ from steersman.model.stats import frontend_label
 from steersman.run.metrics import Series
 
 MOST_SERIES = 5_000
-"""Series of a page, and one more for each metric."""
+"""Series of a page, apart from one more for each metric."""
 MOST_VIEWS = 32
-"""Views whose rests are kept; the one that was not asked for the longest is forgotten."""
+"""Views that are kept; beyond that, the least recently used one is dropped."""
 _MOST_GONE = 10_000
-"""Rows that are gone and remembered, as endpoints come back with what they had counted."""
+"""Removed rows that are remembered: endpoints come back with their previous counts."""
 REST = "(rest)"
-"""The name under which all other Services are summed; no Service can have it."""
+"""The name for the sum of all other Services; no Service can have it."""
 
 Name: TypeAlias = tuple[ServicePortName, str]
 """A ServicePort, and one of its frontends or endpoints."""
@@ -39,7 +44,7 @@ Values: TypeAlias = tuple[float, ...]
 
 
 class Column(NamedTuple):
-    """What a place in the values of a row counts."""
+    """The meaning of one position in the values of a row."""
 
     metric: str
     help: str
@@ -53,38 +58,38 @@ class Table:
     label: str
     """`endpoint` or `frontend`."""
     columns: tuple[Column, ...]
-    """The first one counts connections; rows may have fewer values than there are columns."""
+    """The first one counts connections; rows may have fewer values than columns."""
 
 
 Counts: TypeAlias = Mapping[Table, Mapping[Name, Values]]
-"""What has been counted so far; rows that have counted nothing may be left out."""
+"""Counts so far; rows at zero may be missing."""
 
 
 class Filter(NamedTuple):
-    """Which ServicePorts a page is about."""
+    """The ServicePorts of a page."""
 
     namespace: str = ""
     service: str = ""
     top: int = MOST_SERIES
-    """How many ServicePorts are listed at most, the busiest first."""
+    """Maximum number of ServicePorts listed, the busiest first."""
 
     def matches(self, name: ServicePortName) -> bool:
-        """Return whether a ServicePort is in the namespace and of the Service; "" is any."""
+        """Return whether a ServicePort matches; "" matches any namespace or Service."""
         return self.namespace in ("", name.namespace) and self.service in ("", name.service)
 
 
 class View:
-    """What one page lists, and the sums of what it does not list."""
+    """The rows that one page lists, and the sums of all others."""
 
     def __init__(self, of: Filter) -> None:
-        """Begin with nothing listed; the rest begins as the sum of what the first page leaves."""
+        """Start with nothing listed; the rest starts as the sum of rows the first page omits."""
         self.filter = of
         self._listed: dict[tuple[Table, Name], Values] = {}
-        """The rows of the last page, with the values that it showed."""
+        """The rows of the last page, with the values shown."""
         self._rest: dict[Table, Values] | None = None
 
     def note(self, table: Table, name: Name, more: Values) -> None:
-        """Add what a row has counted since the last update, unless it is listed."""
+        """Add the increase of a row since the last update, unless it is listed."""
         if self._rest is not None and (table, name) not in self._listed:
             self._add(self._rest, table, name, more)
 
@@ -115,7 +120,7 @@ class View:
                 for name, values in rows.items():
                     self.note(table, name, values)
         for (table, name), values in before.items():
-            if (table, name) not in self._listed:  # the last page did not show all of it
+            if (table, name) not in self._listed:  # it has counted more since the last page
                 more = _more(values, counts[table].get(name, values))
                 self._add(rest, table, name, more)
         for table, rows in pages.items():
@@ -125,17 +130,17 @@ class View:
 
 
 class Ledger:
-    """What was counted when, and the views of it."""
+    """The counts of the last update, and the views of them."""
 
     def __init__(self, default: Filter | None = None) -> None:
-        """Begin at zero, with the one view that is always kept."""
+        """Start at zero, with the one view that is always kept."""
         self.default = View(default or Filter())
         self.counts: Counts = {}
         self._gone: OrderedDict[tuple[Table, Name], Values] = OrderedDict()
         self._views: OrderedDict[Filter, View] = OrderedDict()
 
     def update(self, counts: Counts) -> None:
-        """Take what has been counted so far."""
+        """Replace the counts; give each view the increases."""
         for table, rows in counts.items():
             last = self.counts.get(table, {})
             for name, values in rows.items():
@@ -167,7 +172,7 @@ class Ledger:
 def _choose(
     plans: Iterable[ServicePlan], counts: Counts, top: int
 ) -> dict[Table, dict[Name, Values]]:
-    """Choose rows of the busiest ServicePorts, and in each the busiest rows."""
+    """Return rows of the busiest ServicePorts, and in each the busiest rows."""
     by_name: dict[ServicePortName, list[ServicePlan]] = {}
     for plan in plans:
         by_name.setdefault(plan.key.name, []).append(plan)
@@ -204,7 +209,7 @@ def _places(label: str, plans: Iterable[ServicePlan]) -> Iterator[str]:
 
 
 def _series(table: Table, lines: Sequence[tuple[tuple[str, ...], Values]]) -> Iterator[Metric]:
-    """Return a counter for each metric of a table, as far as some line has values for it."""
+    """Yield a counter for each metric of a table that some line has values for."""
     width = max(len(values) for _, values in lines)
     places: dict[str, list[tuple[int, Column]]] = {}
     for place, column in enumerate(table.columns[:width]):
@@ -227,7 +232,7 @@ def _samples(
 
 
 def _more(before: Values, now: Values) -> Values:
-    """Return what was counted in between; a row that has counted less began again at zero."""
+    """Return the increase; a row with lower counts has restarted at zero."""
     if len(before) != len(now) or any(new < old for old, new in zip(before, now, strict=True)):
         return now
     return tuple(map(sub, now, before))

@@ -1,4 +1,7 @@
-"""What is done once, before the loop: build the source and the mode, set the kernel's switches."""
+"""Steps before the sync loop: build the source and the mode, set sysctls.
+
+Commands that do not run on (`explain`, `--init-only`, `--dry-run`) use the same steps.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class StartError(Exception):
 
 
 def node_config(config: ProxyConfig) -> NodeConfig:
-    """The part of the configuration that shapes the plan, this node's name filled in.
+    """Return the part of the configuration that shapes the plan, with this node's name.
 
     Raises:
         StartError: this machine has no name.
@@ -54,7 +57,7 @@ def node_config(config: ProxyConfig) -> NodeConfig:
 
 
 def cluster_access(config: ProxyConfig) -> ClusterAccess:
-    """Find out how to reach the API server; KubeconfigError where that is not configured well."""
+    """Return how to reach the API server; raise KubeconfigError if that is misconfigured."""
     block = config.steersman
     return load_cluster_access(
         config.client_connection.kubeconfig or None,
@@ -64,7 +67,7 @@ def cluster_access(config: ProxyConfig) -> ClusterAccess:
 
 
 def make_source(config: ProxyConfig, node_name: str) -> Source:
-    """Build the source of objects that the configuration names."""
+    """Build the configured source of objects: manifests or the API server."""
     if paths := config.steersman.manifests:
         return FileSource([Path(path) for path in paths])
     return ApiServerSource(cluster_access(config), node_name)
@@ -83,7 +86,7 @@ def new_mode(config: ProxyConfig, create: Factory = create) -> Mode:
 
 
 async def choose_mode(config: ProxyConfig, create: Factory = create) -> Chosen:
-    """Build the mode, or what stands in for it, and see that it can run here.
+    """Build the configured mode or its fallback, and check that it can run here.
 
     Raises:
         StartError: something is missing.
@@ -101,25 +104,16 @@ async def choose_mode(config: ProxyConfig, create: Factory = create) -> Chosen:
     return found
 
 
-async def make_mode(config: ProxyConfig) -> Mode:
-    """Build the mode that `choose_mode` finds, for commands that only need the mode.
-
-    Raises:
-        StartError: something is missing.
-    """
-    return (await choose_mode(config)).mode
-
-
 async def prepared_mode(config: ProxyConfig) -> Mode:
-    """Build the mode, or what stands in for it, and have its own switches of the kernel set.
+    """Build the configured mode or its fallback, and set the sysctls of the mode.
 
     Raises:
         StartError: something is missing.
-        BusyError: a switch cannot be set.
+        BusyError: a sysctl cannot be set.
     """
     mode = new_mode(config)
     if mode.needs_sysctls:
-        mode = await make_mode(config)
+        mode = (await choose_mode(config)).mode
         mode.prepare()
     return mode
 
@@ -152,9 +146,9 @@ async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:
 
 
 def set_conntrack(config: ProxyConfig, traits: Traits) -> None:
-    """Set the start-up sysctls of conntrack (behaviour 1.6), where the mode needs conntrack.
+    """Set the start-up sysctls of conntrack (behaviour 1.6), if the mode needs conntrack.
 
-    The table's size belongs to the machine's first network namespace: elsewhere it cannot be set,
+    The table's size belongs to the machine's first network namespace: in others it cannot be set,
     which is only a warning.
 
     Raises:
@@ -187,8 +181,12 @@ def set_conntrack(config: ProxyConfig, traits: Traits) -> None:
 
 
 def allow_localhost_node_ports(config: NodeConfig, mode: Mode, facts: HostFacts) -> NodeConfig:
-    """Route 127.0.0.0/8 where node ports are to answer there; without them where it cannot be."""
-    if mode.traits.relays_localhost:  # nothing is routed there
+    """Route 127.0.0.0/8 if node ports are served there.
+
+    Returns:
+        The configuration to use: without node ports on localhost if the sysctl cannot be set.
+    """
+    if mode.traits.relays_localhost:  # a relay serves them, and needs no route
         return config
     settings, _ = node_settings(Snapshot(), config, facts, mode.traits)
     try:

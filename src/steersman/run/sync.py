@@ -2,11 +2,11 @@
 
     Store --take--> changed --plan--> unrendered --render--> ledger (dirty) --write--> kernel
 
-What is owed to the kernel is one account (owed.py): a run may fail or be cancelled at any await,
-and the next run goes on from there. The Ruleset is kept per owner (ledger.py: a ServicePort in one
-family, or the node), so a sync costs what changed. A batch that the kernel refuses is bisected
-(bisector.py): the rejected owner keeps the objects it had and gets a Finding, and everything else
-goes in. Writing takes one of two ways:
+All changes owed to the kernel are one account (owed.py): a run may fail or be cancelled at any
+await, and the next run goes on from there. The Ruleset is kept per owner (ledger.py: a ServicePort
+in one family, or the node), so a sync costs what changed. A batch that the kernel refuses is
+bisected (bisector.py): the rejected owner keeps the objects it had and gets a Finding, everything
+else goes in. Writing takes one of two ways:
 
     changes     the kernel is as the ledger says: write the Diff of the dirty owners, read nothing
     everything  at the start, after a failed write, or if the fingerprint shows that others touched
@@ -223,7 +223,7 @@ class Sync:
                 owed.unrendered.update(planner.services)
 
     async def _render(self) -> int:
-        """Render what is owed; return the number of ServicePorts rendered."""
+        """Render the unrendered plans; return their number."""
         owed, settings = self._owed, self.planner.settings
         if owed.suspected:  # retry owners that a defect kept from being rendered
             owed.node |= NODE in self._broken
@@ -265,7 +265,7 @@ class Sync:
     # Write
 
     async def _write(self) -> tuple[bool, Diff]:
-        """Write what is owed.
+        """Write the changes of the ledger, or compare everything.
 
         Returns:
             Whether the whole kernel was compared, and what was written.
@@ -283,7 +283,7 @@ class Sync:
         return True, await self._write_everything()
 
     async def _write_everything(self) -> Diff:
-        """Read the kernel and bring it to what is wanted, whatever it has."""
+        """Read the kernel, and write the difference to the ledger."""
         owed, ledger = self._owed, self._ledger
         with owed.comparing():
             owed.unread = True

@@ -193,7 +193,7 @@ async def test_the_other_metrics_do_not_go_with_these(error: Exception) -> None:
 async def test_a_collection_that_takes_too_long_ends_before_the_next_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mode_metrics, "_PATIENCE", 0.05)
+    monkeypatch.setattr(mode_metrics, "_TIMEOUT", 0.05)
     mode, plans = Reading(), [plan("a")]
     metrics = ModeMetrics(mode, lambda: plans, lambda: True)
     with pytest.raises(TimeoutError):
@@ -201,7 +201,7 @@ async def test_a_collection_that_takes_too_long_ends_before_the_next_begins(
     with pytest.raises(TimeoutError):
         await metrics.services(Filter())
     assert mode.asked == 1
-    monkeypatch.setattr(mode_metrics, "_PATIENCE", 10)
+    monkeypatch.setattr(mode_metrics, "_TIMEOUT", 10)
     mode.changed.set()
     assert await metrics.services(Filter())
     assert mode.asked == 2
