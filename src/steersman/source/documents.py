@@ -45,7 +45,7 @@ class Document(NamedTuple):
     """First lines of the entries of its `items`; () if unknown (JSON)."""
 
 
-class Shell(NamedTuple):
+class ListHead(NamedTuple):
     """A List without its items."""
 
     kind: str
@@ -117,7 +117,7 @@ def is_json(text: str) -> bool:
     return text.lstrip()[:1] in ("{", "[")
 
 
-def list_shell(text: str) -> Shell | None:
+def list_head(text: str) -> ListHead | None:
     """Parse the YAML of a List without items; None if it may be something else."""
     try:
         refuse_deep(text, _Loader, _MAX_DEPTH)
@@ -131,7 +131,7 @@ def list_shell(text: str) -> Shell | None:
     kind, version = values[0].get("kind"), values[0].get("apiVersion")
     if keys.count("items") != 1 or not isinstance(kind, str) or not kind.endswith("List"):
         return None
-    return Shell(kind, version) if version is None or isinstance(version, str) else None
+    return ListHead(kind, version) if version is None or isinstance(version, str) else None
 
 
 def _json_documents(text: str) -> Iterator[Document]:

@@ -106,6 +106,7 @@ class FileSource:
                 elif scan != self._scan:
                     self._scan = scan
                     await self._publish(handler, combined)
+                del scan, combined  # free them before the wait
 
                 # Watch the directories that exist now.
                 try:

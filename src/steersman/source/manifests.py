@@ -40,7 +40,7 @@ from steersman.source.documents import (
     Document,
     budget,
     is_json,
-    list_shell,
+    list_head,
     read_documents,
 )
 
@@ -165,38 +165,33 @@ def update_manifest(path: str, data: bytes, known: KnownPieces) -> tuple[Manifes
     try:
         pieces = list(_cut(path, data.decode("utf-8-sig")))
         if len(pieces) > 1:
-            return _read_pieces(path, pieces, known, budget(len(data)))
+            bounds = budget(len(data))
+            parts: list[Manifest] = []
+            now: dict[bytes, tuple[int, tuple[Located, ...]]] = {}
+            for text, line in pieces:
+                piece = text.encode()
+                key = blake2b(piece, digest_size=16).digest()
+                before = known.get(key) or now.get(key)
+                if before is None:
+                    part = read_manifest(path, piece, line, bounds)
+                    if part.findings or part.endpoints:  # they mention lines: parse them each time
+                        parts.append(part)
+                        continue
+                    before = line, part.objects
+                by, objects = line - before[0], before[1]
+                if by:  # the same text at another line
+                    objects = tuple(o._replace(where=f"{path} line {o.line + by}") for o in objects)
+                now[key] = line, objects
+                parts.append(Manifest(objects))
+            whole = Manifest(
+                tuple(each for part in parts for each in part.objects),
+                tuple(each for part in parts for each in part.findings),
+                tuple(each for part in parts for each in part.endpoints),
+            )
+            return whole, now
     except (UnicodeDecodeError, BrokenFileError):
         pass  # a piece may be broken only because it was cut, and the line would be a guess
     return read_manifest(path, data), {}
-
-
-def _read_pieces(
-    path: str, pieces: list[Piece], known: KnownPieces, bounds: Budget
-) -> tuple[Manifest, KnownPieces]:
-    parts: list[Manifest] = []
-    now: dict[bytes, tuple[int, tuple[Located, ...]]] = {}
-    for text, line in pieces:
-        data = text.encode()
-        key = blake2b(data, digest_size=16).digest()
-        before = known.get(key) or now.get(key)
-        if before is None:
-            part = read_manifest(path, data, line, bounds)
-            if part.findings or part.endpoints:  # their text has line numbers
-                parts.append(part)
-                continue
-            before = line, part.objects
-        moved_by, objects = line - before[0], before[1]
-        if moved_by:
-            objects = tuple(o._replace(where=f"{path} line {o.line + moved_by}") for o in objects)
-        now[key] = line, objects
-        parts.append(Manifest(objects))
-    whole = Manifest(
-        tuple(each for part in parts for each in part.objects),
-        tuple(each for part in parts for each in part.findings),
-        tuple(each for part in parts for each in part.endpoints),
-    )
-    return whole, now
 
 
 def _cut(path: str, text: str) -> Iterator[Piece]:
@@ -233,13 +228,13 @@ def _cut_document(document: str, line: int) -> Iterator[Piece]:
     # The items end at the first line that is indented less, or as much without a dash.
     rest = re.compile(rf"^ {{0,{len(indent)}}}(?=[^\s#-])", re.MULTILINE).search(document, at)
     end = rest.start() if rest else len(document)
-    shell = list_shell(f"{document[: begin.start()]}items: []\n{document[end:]}")
-    if shell is None:
+    outer = list_head(f"{document[: begin.start()]}items: []\n{document[end:]}")
+    if outer is None:
         yield Piece(document, line)
         return
 
     # Each item becomes a List of its own.
-    kind, version = (msgspec.json.encode(word).decode() for word in shell)
+    kind, version = (msgspec.json.encode(word).decode() for word in outer)
     head = f"kind: {kind}\napiVersion: {version}\nitems:\n"
     dash = re.compile(rf"^{indent}- ", re.MULTILINE)
     starts = [found.start() for found in dash.finditer(document, at, end)]

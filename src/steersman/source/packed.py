@@ -87,9 +87,11 @@ def trimmed_slice(slice_: EndpointSlice) -> EndpointSlice:
     Conditions that mean the same as none (behaviour 4) are left out, too, and so are annotations
     except for the weight.
     """
-    meta, notes, endpoints = slice_.metadata, slice_.metadata.annotations, slice_.endpoints
-    if notes is not None:
-        notes = Annotations(weight=notes.weight) if notes.weight is not None else None
+    meta, annotations, endpoints = slice_.metadata, slice_.metadata.annotations, slice_.endpoints
+    if annotations is not None:
+        annotations = (
+            Annotations(weight=annotations.weight) if annotations.weight is not None else None
+        )
     if endpoints is not None:
         endpoints = [
             replace(each, conditions=None)
@@ -104,7 +106,7 @@ def trimmed_slice(slice_: EndpointSlice) -> EndpointSlice:
         meta,
         uid="",
         resource_version="",
-        annotations=notes,
+        annotations=annotations,
         creation_timestamp=None,
         deletion_timestamp=None,
     )

@@ -66,10 +66,10 @@ def service_sync_fields(service: Service) -> object:
         return None
     lb = service.status.load_balancer if service.status else None
     ingress = (lb.ingress if lb else None) or None
-    notes = service.metadata.annotations
-    if notes == _NO_ANNOTATIONS:  # the Service has some, but none that is read
-        notes = None
-    return spec, ingress, service.metadata.creation_timestamp, notes
+    annotations = service.metadata.annotations
+    if annotations == _NO_ANNOTATIONS:  # the Service has some, but none that is read
+        annotations = None
+    return spec, ingress, service.metadata.creation_timestamp, annotations
 
 
 def _node_sync_fields(node: Node | None) -> object:

@@ -194,8 +194,8 @@ def initial_end(event: WatchEvent) -> str:
         ApiError: it is another bookmark.
     """
     meta = decode_metadata(event.object)
-    notes = meta.annotations
-    if not isinstance(notes, dict) or notes.get(_INITIAL_END) != "true":
+    annotations = meta.annotations
+    if not isinstance(annotations, dict) or annotations.get(_INITIAL_END) != "true":
         raise ApiError("no_watch_list", "a bookmark before the end of the initial events")
     if not meta.resource_version:
         raise ApiError("malformed", "the bookmark has no resourceVersion")
