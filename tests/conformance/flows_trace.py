@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from steersman.compile.planner import compile_all
-from steersman.compile.trace import Decision, Flow, trace
+from steersman.compile.trace import Flow, TraceResult, trace
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan
 from tests.conformance.world import TRAITS, Case, world
@@ -56,7 +56,7 @@ def wanted(expect: dict[str, Any]) -> tuple[str, set[str], bool]:
     return verdict, set(expect["endpoints"]), bool(expect["masq"]) and verdict == "forward"
 
 
-def seen(decision: Decision, expect: dict[str, Any]) -> tuple[str, set[str], bool]:
-    """Return the same of a Decision; where several endpoints may be a hairpin, per endpoint."""
+def seen(decision: TraceResult, expect: dict[str, Any]) -> tuple[str, set[str], bool]:
+    """Return the same of a TraceResult; where several endpoints may be a hairpin, per endpoint."""
     endpoints = {str(endpoint) for endpoint in decision.endpoints}
     return decision.verdict, endpoints, decision.masquerade

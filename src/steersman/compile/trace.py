@@ -55,7 +55,7 @@ class Flow(Value, frozen=True):
 Outcome: TypeAlias = Literal["forward", "drop", "reject", "accept"]
 
 
-class Decision(Value, frozen=True):
+class TraceResult(Value, frozen=True):
     """The result for a Flow."""
 
     verdict: Outcome
@@ -97,7 +97,7 @@ def classify(settings: NodeSettings, flow: Flow) -> SourceClass:
     return family.sources.classify(flow.source, flow.interface)
 
 
-def trace(plan: NodePlan, flow: Flow) -> Decision:
+def trace(plan: NodePlan, flow: Flow) -> TraceResult:
     """Decide what happens to a Flow on this node.
 
     Addresses in the Flow may have any spelling. A destination that is not an address matches
@@ -142,9 +142,9 @@ class _Tracer:
         match: Match | None = None,
         endpoints: tuple[Endpoint, ...] = (),
         masquerade: bool = False,
-    ) -> Decision:
+    ) -> TraceResult:
         key, frontend = (match[0].key, match[1]) if match else (None, None)
-        return Decision(verdict, endpoints, masquerade, key, frontend, tuple(self.reasons))
+        return TraceResult(verdict, endpoints, masquerade, key, frontend, tuple(self.reasons))
 
     def find(self) -> Match | None:
         """Find the Frontend at the destination: an address precedes a node port."""
@@ -166,7 +166,7 @@ class _Tracer:
                         return plan, frontend
         return None
 
-    def at_frontend(self, match: Match) -> Decision:
+    def at_frontend(self, match: Match) -> TraceResult:
         """Decide at a destination that a Service has."""
         # A node port answers only at serving addresses; some modes refuse it at the others.
         flow, frontend = self.flow, match[1]
@@ -234,7 +234,7 @@ class _Tracer:
         is_pod = "is a pod" if source is SourceClass.POD else "is no pod"
         return f"{name} {is_pod} of this cluster (pods: {how})"
 
-    def forward(self, match: Match, action: Action) -> Decision:
+    def forward(self, match: Match, action: Action) -> TraceResult:
         """Forward to the endpoints of a pool."""
         plan, _ = match
         endpoints = plan.pool(action.pool)
@@ -258,7 +258,7 @@ class _Tracer:
         hairpin = len(own) == len(endpoints)
         return self.decide("forward", match, endpoints, action.masquerade or hairpin)
 
-    def without_frontend(self) -> Decision:
+    def without_frontend(self) -> TraceResult:
         """Decide at a destination that no Service has."""
         flow, services = self.flow, self.plan.services.items()
         where = f"{join_host_port(flow.destination, flow.port)}/{flow.protocol}"

@@ -50,6 +50,9 @@ def _print_ipv6(packed: bytes) -> str:
     return str(ipaddress.IPv6Address(packed)) if "." in text else text  # ::/96 prints dotted
 
 
+# Families and ranges
+
+
 def family_of(address: str) -> Family:
     """Return the family of a canonical address or CIDR."""
     return _IPV6 if ":" in address else _IPV4
@@ -91,6 +94,7 @@ _SPECIAL = re.compile(
     r"|(?P<link_local>169\.254\.|fe[89ab].:)|(?P<multicast>224\.0\.0\.|ff.2:)"
 )
 
+# The first three characters of all of these: a set look-up rules out almost every address.
 _SPECIAL_STARTS = frozenset(
     ["127", "169", "224", "0.0", "::", "::1", "fe8", "fe9", "fea", "feb"]
     + [f"ff{digit}" for digit in "0123456789abcdef"]
@@ -110,6 +114,9 @@ def special_range(address: str) -> str:
         return ""
     words = {"link_local": "link-local", "multicast": "link-local multicast"}
     return words.get(found.lastgroup or "", found.lastgroup or "")
+
+
+# Addresses in other text
 
 
 def join_host_port(address: str, port: int) -> str:

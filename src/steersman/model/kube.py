@@ -21,6 +21,9 @@ class Lean(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=
     """Base of all objects here: immutable, compared by value, not tracked by the collector."""
 
 
+# Metadata
+
+
 class Labels(Lean, frozen=True, rename=None):
     """The labels that are read, of all kinds of objects."""
 
@@ -77,6 +80,9 @@ class ObjectMeta(Lean, frozen=True):
     def object_name(self) -> ObjectName:
         """Namespace and name."""
         return ObjectName(self.namespace, self.name)
+
+
+# Service
 
 
 class ServicePort(Lean, frozen=True):
@@ -146,6 +152,9 @@ class Service(Lean, frozen=True):
     status: ServiceStatus | None = None
 
 
+# EndpointSlice
+
+
 class EndpointConditions(Lean, frozen=True):
     """`conditions` of an endpoint; null and absent mean the same (behaviour 4)."""
 
@@ -194,6 +203,9 @@ class EndpointSlice(Lean, frozen=True):
     ports: list[SlicePort] | None = None
 
 
+# Node
+
+
 class NodeAddress(Lean, frozen=True):
     """An entry of `status.addresses` of a Node."""
 
@@ -228,6 +240,9 @@ class Node(Lean, frozen=True):
     metadata: ObjectMeta
     spec: NodeSpec = NodeSpec()
     status: NodeStatus | None = None
+
+
+# ServiceCIDR
 
 
 class ServiceCIDRSpec(Lean, frozen=True):

@@ -31,6 +31,9 @@ class Value(msgspec.Struct, frozen=True, gc=False):
     """Base of the plan's structs: immutable, compared by value."""
 
 
+# Endpoints, classes of clients, Actions
+
+
 class Endpoint(Value, frozen=True, order=True):
     """An address and port that receive connections."""
 
@@ -88,6 +91,9 @@ class Action(Value, frozen=True):
     """For FORWARD: the endpoints to choose from; never an empty list."""
     masquerade: bool = False
     """For FORWARD: whether the source is rewritten to an address of this node."""
+
+
+# One ServicePort
 
 
 class FrontendKind(enum.StrEnum):
@@ -187,6 +193,9 @@ class ServicePlan(Value, frozen=True):
     def pool(self, pool: Pool) -> tuple[Endpoint, ...]:
         """Return the endpoints of a pool."""
         return self.cluster if pool is _CLUSTER else self.local
+
+
+# The node
 
 
 class LocalDetector(Value, frozen=True):

@@ -77,8 +77,10 @@ def merge(parts: Iterable[Diff]) -> Diff:
         removed.update(part.removed)
         changed.update(part.changed)
         total += len(part)
+    # A key of two parts in one dictionary shows in the sum of the sizes.
     if len(added) + len(removed) + len(changed) != total or changed.keys() & (added | removed):
         raise ValueError("two owners claim the same kernel object")
+    # One owner removes a key and another adds it: a Service took over a destination.
     for key in added.keys() & removed.keys():
         changed[key] = (removed.pop(key), added.pop(key))
     return Diff(added, removed, changed)

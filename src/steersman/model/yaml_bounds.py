@@ -30,6 +30,7 @@ def refuse_deep(text: str, loader: type[Any], deepest: int) -> None:
     indented = re.compile(rf"^[-?: ]{{{deepest},}}", re.MULTILINE)
     if len(text) < _LONG and not _has_deep_brackets(text, deepest) and not indented.search(text):
         return  # no sign of nesting; otherwise only the parser can tell it from strings
+    # Parsing yields events without recursion, so depth does no harm here.
     depth = 0
     for count, event in enumerate(yaml.parse(text, loader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -69,12 +70,13 @@ class Budget:
         self, node: yaml.Node, known: dict[int, tuple[int, int] | None]
     ) -> tuple[int, int]:
         """Return the number of nodes and of levels below a node; `known` is a cache by id."""
+        # An alias is the same node again: count it from the cache, so that this takes linear time.
         if id(node) in known:
             measured = known[id(node)]
             if measured is None:
                 raise _beyond(node, "holds itself by an alias")
             return measured
-        known[id(node)] = None
+        known[id(node)] = None  # in progress
         size, depth = 1, 0
         if isinstance(node, yaml.ScalarNode):
             size += len(node.value) // _SCALAR

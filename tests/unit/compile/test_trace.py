@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from steersman.compile.trace import Decision, Flow, classify, trace
+from steersman.compile.trace import Flow, TraceResult, classify, trace
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan, SourceClass, Traits
@@ -36,11 +36,11 @@ def decide(
     destination: str = "10.96.0.10",
     number: int = 80,
     protocol: Protocol = Protocol.TCP,
-) -> Decision:
+) -> TraceResult:
     return trace(plan, Flow(source, destination, number, protocol))
 
 
-def short(decision: Decision) -> str:
+def short(decision: TraceResult) -> str:
     """Verdict, last octets of the endpoints, and `m` where masqueraded."""
     octets = [e.ip.rpartition(".")[2] for e in decision.endpoints]
     return " ".join([decision.verdict, *octets, *["m"] * decision.masquerade])
@@ -131,7 +131,7 @@ def test_ipv6_and_udp() -> None:
 def test_a_family_that_is_not_served() -> None:
     config = msgspec.structs.replace(CONFIG, families=CONFIG.families[:1])
     decision = decide(plan_of(service(), config=config), POD, "fd00::1")
-    assert decision == Decision(
+    assert decision == TraceResult(
         "accept", reasons=("IPv6 is not served on this node: left as it is",)
     )
 
