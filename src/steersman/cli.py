@@ -1,4 +1,4 @@
-"""The commands `steersman` and `kube-proxy`: parse, call, print; they decide nothing."""
+"""The commands `steersman` and `kube-proxy`: parse the words, call the part, print the answer."""
 
 from __future__ import annotations
 
@@ -64,19 +64,25 @@ from steersman.run.state import status_text
 from steersman.source.kubeconfig import KubeconfigError
 
 EXPLAIN_FLAGS: Final = (
-    Flag("from", "string", "external", Group.OWN, "Who connects: an address, pod, node, external."),
-    Flag("to", "string", "", Group.OWN, "Where to: IP:PORT, IP:PORT/udp or IP:PORT/sctp."),
-    Flag("interface", "string", "", Group.OWN, "Interface that the packet comes in by."),
+    Flag("from", "string", "external", Group.OWN, "Source: an address, pod, node or external."),
+    Flag("to", "string", "", Group.OWN, "Destination: IP:PORT, IP:PORT/udp or IP:PORT/sctp."),
+    Flag("interface", "string", "", Group.OWN, "Interface by which the packet arrives."),
     Flag("output", "string", "text", Group.OWN, "text or json.", choices=("text", "json")),
 )
 OUTPUT: Final = (Flag("output", "string", "yaml", Group.OWN, "yaml or json."),)
 CHECK_FLAGS: Final = (
-    Flag("strict", "bool", "false", Group.OWN, "Refuse what upstream would only warn of."),
+    Flag(
+        "strict",
+        "bool",
+        "false",
+        Group.OWN,
+        "Treat warnings as errors, and refuse modes that upstream lacks.",
+    ),
 )
 
 
 class CommandError(Exception):
-    """A command cannot be carried out; the message says why and what to do."""
+    """A command failed; the message says why and what to do."""
 
 
 _EXPECTED: Final = (
@@ -89,23 +95,52 @@ _EXPECTED: Final = (
     SysctlError,
     TimeoutError,
 )
-"""Errors whose text says all that a user needs."""
+"""Errors whose text is enough for a user; others get a traceback."""
 _PIPE_CLOSED: Final = 128 + 13  # as shells report SIGPIPE
 _INTERRUPTED: Final = 128 + 2
 
 
 def _run(argv: Sequence[str], program: str = "steersman run") -> int:
     parsed = parse_command_line(argv)
-    if _only_asks(parsed, program):
+    if _answered(parsed, program):
         return 0
-    if parsed.write_config_to:
-        _write_config(parsed)
+    config = parsed.config
+    if path := parsed.write_config_to:
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(to_yaml(config))
+        except OSError as error:
+            raise CommandError(f"--write-config-to {path}: {error.strerror}") from error
         return 0
-    return _start(parsed, program.split(maxsplit=1)[0])
+    patterns = ",".join(f"{m.file_pattern}={m.verbosity}" for m in config.logging.vmodule)
+    logs = Logging(config.logging.format or "text", config.logging.verbosity, patterns)
+    for warning in parsed.warnings:
+        logging.getLogger("steersman").warning("%s", warning)
+    if parsed.cleanup:
+        return _remove(config)
+    if parsed.init_only:
+        asyncio.run(_initialize(config))
+        return 0
+    if parsed.dry_run:
+        words, findings = asyncio.run(preview(config))
+        print(words or "nothing to change")
+        for finding in findings:
+            print(f"finding: {finding}", file=sys.stderr)
+        return 0
+    instance, loop_factory = None, None
+    # Windows has no network namespaces, and no mode writes rules there. It waits for its
+    # subprocesses and sockets with another loop, which is not measured.
+    if sys.platform != "win32":
+        instance = Instance(config.mode, hostname(), take_over=config.steersman.take_over)
+        loop_factory = MeasuredLoop
+    daemon = run_daemon(parsed, logs, Machine(instance=instance))
+    name = program.split(maxsplit=1)[0]
+    runner = asyncio.Runner(loop_factory=loop_factory)
+    return run_to_end(runner, daemon, lambda error: _report(error, name))
 
 
-def _only_asks(parsed: Parsed, program: str, extra: Sequence[Flag] = ()) -> bool:
-    """Show help or the version where that was asked for: then nothing else is to be done."""
+def _answered(parsed: Parsed, program: str, extra: Sequence[Flag] = ()) -> bool:
+    """Print help or the version if it was asked for; return whether it was."""
     if parsed.help:
         print(help_text(program, extra))
     elif parsed.version:
@@ -113,60 +148,15 @@ def _only_asks(parsed: Parsed, program: str, extra: Sequence[Flag] = ()) -> bool
     return bool(parsed.help or parsed.version)
 
 
-def _write_config(parsed: Parsed) -> None:
-    try:
-        with open(parsed.write_config_to, "w", encoding="utf-8") as file:
-            file.write(to_yaml(parsed.config))
-    except OSError as error:
-        raise CommandError(
-            f"--write-config-to {parsed.write_config_to}: {error.strerror}"
-        ) from error
-
-
-def _start(parsed: Parsed, program: str) -> int:
-    logs = _logging(parsed.config)
-    for warning in parsed.warnings:
-        logging.getLogger("steersman").warning("%s", warning)
-    if parsed.cleanup:
-        return _remove(parsed.config)
-    if parsed.init_only:
-        asyncio.run(_initialize(parsed.config))
-        return 0
-    if parsed.dry_run:
-        return _preview(parsed.config)
-    daemon = run_daemon(parsed, logs, Machine(instance=_instance(parsed.config)))
-    # Windows waits for its subprocesses and sockets with another loop, which is not measured.
-    runner = asyncio.Runner(loop_factory=None if sys.platform == "win32" else MeasuredLoop)
-    return run_to_end(runner, daemon, lambda error: _report(error, program))
-
-
-def _instance(config: ProxyConfig) -> Instance | None:
-    if sys.platform == "win32":  # it has no network namespaces, and no mode writes rules
-        return None
-    return Instance(config.mode, hostname(), take_over=config.steersman.take_over)
-
-
 async def _initialize(config: ProxyConfig) -> None:
-    """Do what takes more than NET_ADMIN: the kernel's switches (behaviour 1.6)."""
+    """Set the sysctls, which takes more privileges than NET_ADMIN (behaviour 1.6)."""
     mode = await prepared_mode(config)
     set_conntrack(config, mode.traits)
     allow_localhost_node_ports(node_config(config), mode, await read_facts())
 
 
-def _logging(config: ProxyConfig) -> Logging:
-    patterns = ",".join(f"{m.file_pattern}={m.verbosity}" for m in config.logging.vmodule)
-    return Logging(config.logging.format or "text", config.logging.verbosity, patterns)
-
-
-def _preview(config: ProxyConfig) -> int:
-    words, findings = asyncio.run(preview(config))
-    print(words or "nothing to change")
-    for finding in findings:
-        print(f"finding: {finding}", file=sys.stderr)
-    return 0
-
-
 def _remove(config: ProxyConfig) -> int:
+    """Remove everything of ours from the kernel; return 1 if something is left."""
     done = asyncio.run(clean_up(SubprocessExec(), to_mode_options(config), running))
     for mode, removed in done.removed.items():
         print(f"{mode}: {removed} kernel objects removed")
@@ -177,12 +167,12 @@ def _remove(config: ProxyConfig) -> int:
 
 def _cleanup(argv: Sequence[str]) -> int:
     parsed = parse_command_line(argv)
-    return 0 if _only_asks(parsed, "steersman cleanup") else _remove(parsed.config)
+    return 0 if _answered(parsed, "steersman cleanup") else _remove(parsed.config)
 
 
 def _explain(argv: Sequence[str]) -> int:
     parsed = parse_command_line(argv, extra=EXPLAIN_FLAGS, allow_arguments=True)
-    if _only_asks(parsed, "steersman explain [NAMESPACE/SERVICE]", EXPLAIN_FLAGS):
+    if _answered(parsed, "steersman explain [NAMESPACE/SERVICE]", EXPLAIN_FLAGS):
         return 0
     answer = asyncio.run(_explanation(parsed))
     output = str(parsed.values.get("output", "text"))
@@ -191,6 +181,7 @@ def _explain(argv: Sequence[str]) -> int:
 
 
 async def _explanation(parsed: Parsed) -> Explanation:
+    """Explain a Service, or a flow of the flags, on the plan of the current objects."""
     service = parsed.arguments[0] if parsed.arguments else ""
     flow = None if service else _flow(parsed.values)
     namespace, _, name = service.partition("/")
@@ -205,6 +196,7 @@ async def _explanation(parsed: Parsed) -> Explanation:
 
 
 def _flow(values: Mapping[str, object]) -> Flow:
+    """Return the flow that --from, --to and --interface describe."""
     text = str(values.get("to", ""))
     if not text:
         raise CommandError("give a Service (NAMESPACE/NAME), or --to IP:PORT with --from")
@@ -214,24 +206,19 @@ def _flow(values: Mapping[str, object]) -> Flow:
         protocol = Protocol((word or "tcp").upper())
     except ValueError as error:
         raise CommandError(f"--to {text}: {error}") from error
-    return Flow(_who(values), address, port, protocol, str(values.get("interface", "")))
-
-
-def _who(values: Mapping[str, object]) -> str | SourceClass:
-    source = str(values.get("from", "external"))
+    source: str | SourceClass | None = str(values.get("from", "external"))
     if source in tuple(SourceClass):
-        return SourceClass(source)
-    address = canonical_ip(source)
-    if address is None:
-        raise CommandError(f"--from {source}: give an address, pod, node or external")
-    return address
+        source = SourceClass(source)
+    elif (source := canonical_ip(given := str(source))) is None:
+        raise CommandError(f"--from {given}: give an address, pod, node or external")
+    return Flow(source, address, port, protocol, str(values.get("interface", "")))
 
 
 def _config(argv: Sequence[str]) -> int:
     match list(argv):
         case ["check", *rest]:
             parsed = parse_command_line(rest, extra=CHECK_FLAGS, allow_arguments=True)
-            if _only_asks(parsed, "steersman config check FILE", CHECK_FLAGS):
+            if _answered(parsed, "steersman config check FILE", CHECK_FLAGS):
                 return 0
             if len(parsed.arguments) != 1:
                 raise CommandError("give the file: steersman config check FILE")
@@ -243,7 +230,7 @@ def _config(argv: Sequence[str]) -> int:
             answer = check_config(name, data, strict=bool(parsed.values.get("strict")))
         case ["show", *rest]:
             parsed = parse_command_line(rest, extra=OUTPUT)
-            if _only_asks(parsed, "steersman config show", OUTPUT):
+            if _answered(parsed, "steersman config show", OUTPUT):
                 return 0
             answer = show_config(parsed.config, str(parsed.values.get("output", "yaml")))
         case _:
@@ -254,18 +241,20 @@ def _config(argv: Sequence[str]) -> int:
 
 def _status(argv: Sequence[str]) -> int:
     parsed = parse_command_line(argv)
-    if _only_asks(parsed, "steersman status"):
+    if _answered(parsed, "steersman status"):
         return 0
     address = parsed.config.metrics_bind_address
     if not address:
-        raise CommandError("the metrics server is off, so there is nobody to ask")
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never by a proxy
+        raise CommandError("the metrics server is disabled, so there is no status to show")
+    direct = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # never through an HTTP proxy
     try:
         with direct.open(f"http://{address}/state", timeout=10) as reply:
             document = json.load(reply)
     except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
         raise CommandError(
-            f"nobody answers at {address} ({error}); is steersman running here? "
+            f"no answer from {address} ({error}); is steersman running here? "
             "Its address is --metrics-bind-address"
         ) from error
     print(status_text(document, time.time()))
@@ -304,9 +293,9 @@ def _version(_: Sequence[str]) -> int:
 Command = Callable[[Sequence[str]], int]
 COMMANDS: Final[Mapping[str, tuple[Command, str]]] = {
     "run": (_run, "watch Services and program this node's kernel"),
-    "explain": (_explain, "say what happens to a connection, or of a Service, and why"),
-    "status": (_status, "say on one screen how the running process is"),
-    "cleanup": (_cleanup, "remove everything that was written into the kernel"),
+    "explain": (_explain, "explain what happens to a connection or to a Service, and why"),
+    "status": (_status, "show a status summary of the running process"),
+    "cleanup": (_cleanup, "remove everything of ours from the kernel"),
     "config": (_config, "check FILE, or show the configuration in force"),
     **{
         name: (partial(_dump, spec), f"dump {', '.join(first)} or {last} of the {name} mode")
@@ -320,7 +309,7 @@ COMMANDS: Final[Mapping[str, tuple[Command, str]]] = {
 
 
 def usage() -> str:
-    """Name the commands."""
+    """Return the list of commands."""
     lines = [f"  {name:12}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
         [
@@ -336,20 +325,18 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `steersman`; return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return _guarded(lambda: _command(words), "steersman")
 
+    def command() -> int:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(usage())
+            return 0 if words else 2
+        name = "version" if words[0] == "--version" else words[0]
+        if name not in COMMANDS:
+            print(f"steersman: unknown command {name!r}\n\n{usage()}", file=sys.stderr)
+            return 2
+        return COMMANDS[name][0](words[1:])
 
-def _command(words: Sequence[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0 if words else 2
-    if words[0] == "--version":
-        return _version(())
-    command = COMMANDS.get(words[0])
-    if command is None:
-        print(f"steersman: unknown command {words[0]!r}\n\n{usage()}", file=sys.stderr)
-        return 2
-    return command[0](words[1:])
+    return _guarded(command, "steersman")
 
 
 def kube_proxy(argv: Sequence[str] | None = None) -> int:
@@ -359,7 +346,7 @@ def kube_proxy(argv: Sequence[str] | None = None) -> int:
 
 
 def _guarded(call: Callable[[], int], program: str) -> int:
-    """Run a command whose failures, those of writing to standard output too, are reported."""
+    """Run a command; report its failures, also those of writing to standard output."""
     try:
         status = call()
         sys.stdout.flush()
@@ -369,12 +356,12 @@ def _guarded(call: Callable[[], int], program: str) -> int:
 
 
 def _report(error: BaseException, program: str) -> int:
-    """Report a failure, also of tasks of the daemon; return the exit status.
+    """Print an error, also of a task of the daemon; return the exit status.
 
-    Expected errors are a sentence each. All others are defects: they come with a traceback.
+    Expected errors are a sentence each. All others are defects and get a traceback.
     """
     match error:
-        case BrokenPipeError():  # the reader of a pipe has enough: `steersman run --help | head`
+        case BrokenPipeError():  # the reader of a pipe is gone: `steersman run --help | head`
             _drop_output()
             return _PIPE_CLOSED
         case OSError(errno=errno.ENOSPC):
@@ -395,6 +382,6 @@ def _report(error: BaseException, program: str) -> int:
 
 
 def _drop_output() -> None:
-    """Let the interpreter's last flush of standard output go nowhere."""
+    """Discard standard output, so that the interpreter's last flush cannot fail."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())

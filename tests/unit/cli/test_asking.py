@@ -79,4 +79,4 @@ def test_somebody_else_at_the_address_is_no_traceback(capsys: pytest.CaptureFixt
         assert main(["status", f"--metrics-bind-address=127.0.0.1:{port}"]) == 1
         thread.join()
     err = capsys.readouterr().err
-    assert f"nobody answers at 127.0.0.1:{port}" in err
+    assert f"no answer from 127.0.0.1:{port}" in err

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.model.ruleset import Diff, diff, merge, patch
+from steersman.model.ruleset import Diff, diff, format_diff, merge, patch
 
 
 def test_diff_names_what_is_added_removed_and_changed() -> None:
@@ -35,3 +35,20 @@ def test_a_key_that_changes_hands_is_a_change() -> None:
 def test_merge_refuses_a_change_of_what_another_takes() -> None:
     with pytest.raises(ValueError, match="two owners"):
         merge([Diff({}, {}, {"a": (1, 2)}), Diff({"a": 3})])
+
+
+def test_a_diff_is_printed_by_line() -> None:
+    change = Diff(
+        added={("nat", "B", ""): "-A B 1\n-A B 2", "empty": ""},
+        removed={("nat", "A"): "-A A 1"},
+        changed={"c": ("kept\nold", "kept\nnew")},
+    )
+    assert format_diff(change).splitlines() == [
+        "- nat A: -A A 1",
+        "+ nat B: -A B 1",
+        "+ nat B: -A B 2",
+        "+ empty: ",
+        "- c: old",
+        "+ c: new",
+    ]
+    assert format_diff(Diff()) == ""
