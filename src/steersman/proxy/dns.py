@@ -54,6 +54,7 @@ def queries(query: bytes, suffixes: Iterable[str]) -> list[bytes]:
         return [query]
     if int.from_bytes(question.rest[:2], "big") not in (_A, _AAAA):
         return [query]
+    # The rest (EDNS options, say) stays as it is.
     end = _QUESTION_AT + len(question.wire)
     found = [query]
     for suffix in suffixes:

@@ -1,7 +1,7 @@
 """The listeners of this process: start, change, stop and drain them.
 
 A change has two halves, because rules may have to be switched from one listener to another in
-between. A listener is replaced if its address or port changes, otherwise only its plan is:
+between. A listener is replaced if its address or port changes, otherwise only its plan changes:
 
     replaced = await proxy.start(wanted)      old and new listeners accept
     (lead the rules to the new listeners)
@@ -76,6 +76,7 @@ class InheritedSockets:
         sock = self._waiting.pop(_listener_key(key, plan), None)
         if sock is None:
             return None
+        # The range of proxy ports, or the port itself, may be configured differently now.
         port = sock.getsockname()[1]
         if port == plan.port or (not plan.port and ports.allows(port)):
             sock.setblocking(False)
@@ -99,7 +100,7 @@ class InheritedSockets:
 
 
 class SharedState:
-    """What the listeners of a ServicePort share, until the last of them stops."""
+    """The state that listeners of a ServicePort share, until the last of them stops."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.dials = DialRegistry()

@@ -125,10 +125,13 @@ class HandoffChannel:
         self._tell_predecessor(_SERVING)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         sock.setblocking(False)
+        # The name is free once the predecessor has read our message, within milliseconds.
         for _ in range(_ATTEMPTS):
             try:
                 sock.bind(self._name)
-            except OSError:  # the predecessor has not released it yet, or never heard from us
+            except OSError:
+                # It may have been too slow to answer `receive`, and not know of us. Ask again: our
+                # own sockets serve by now, so its sockets are not needed.
                 if self._link is None:
                     for spare in (await asyncio.to_thread(self.receive)).values():
                         spare.close()
@@ -244,6 +247,7 @@ async def _send_sockets(sock: socket.socket, sockets: Sockets) -> None:
     items = list(sockets.items())
     for start in range(0, len(items), _BATCH):
         while True:
+            # A listener may stop while this waits. Its socket is closed then and cannot be sent.
             batch = [item for item in items[start : start + _BATCH] if item[1].fileno() >= 0]
             keys = json.dumps([key for key, _ in batch]).encode()
             try:
@@ -271,6 +275,7 @@ def trusts(sock: socket.socket) -> bool:
         return False
     with _unix_socket() as probe, _unix_socket() as ours:
         socket.send_fds(sock, [_CHALLENGE], [ours.fileno()])
+        # Their challenge: mark the socket that they sent, if we can.
         message, descriptors, *_ = socket.recv_fds(sock, len(_CHALLENGE) + 1, 1)
         for descriptor in descriptors:
             with socket.socket(fileno=descriptor) as theirs:
@@ -280,6 +285,7 @@ def trusts(sock: socket.socket) -> bool:
         sock.send(_DONE)
         if sock.recv(len(_DONE) + 1) != _DONE:
             return False
+        # Our challenge: they must have marked ours, if we could have marked theirs.
         we_are_capable = _set_debug(probe)
         return not we_are_capable or bool(ours.getsockopt(socket.SOL_SOCKET, socket.SO_DEBUG))
 

@@ -267,6 +267,7 @@ class UdpListener(asyncio.DatagramProtocol):
             if not self._transport.is_closing():
                 self._transport.sendto(data, client.address)
             return
+        # A socket that is bound to every address must name the one that the reply comes from.
         with contextlib.suppress(OSError):  # asyncio's transports send no empty datagrams
             if client.arrival.address:
                 self.socket.sendmsg([data], reply_options(client.arrival), 0, client.address)

@@ -1,4 +1,11 @@
-"""The userspace mode on any system: a proxy, and a strategy that leads clients to its listeners."""
+"""The userspace mode on any system: a proxy, and a strategy that leads clients to its listeners.
+
+    IptablesPortals, NftPortals   rules lead Service addresses to a listener at a node address
+    DirectPortals                 Service addresses are added to an interface, and sockets bind them
+    LocalPortals                  sockets bind only the addresses that this machine has
+
+mode.py and windows.py choose the strategy.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +137,7 @@ class UserspaceMode(Mode):
         missing: tuple[str, ...] = ()
         for portals in self._candidates:
             support = await portals.probe()
-            if support.usable:
+            if support.usable:  # its `missing` may still name limits, such as a family
                 self.portals = portals
                 return support
             missing += support.missing

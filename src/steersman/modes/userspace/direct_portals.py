@@ -205,6 +205,7 @@ class DirectPortals(LocalPortals):
     async def read(self, listeners: Mapping[FrontendKey, ListenerPlan]) -> Ruleset:
         """Return the listeners, "" for one whose address is gone, and unknown addresses."""
         objects = {**listeners, **self._refusing}
+        # A listener whose address another program removed gets no clients, so it is incomplete.
         present = await self._addresses.present()
         found: dict[FrontendKey | StrayKey, object] = {
             key: value if key.node_port or key.address in present else ""

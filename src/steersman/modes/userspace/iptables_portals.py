@@ -26,9 +26,11 @@ from steersman.netfilter.rule_text import Run
 from steersman.proxy.listeners import FrontendKey
 
 NAT, FILTER = "nat", "filter"
+# Upstream's names: clients on other machines and in pods, and clients on this node.
 CONTAINER, HOST = "KUBE-PORTALS-CONTAINER", "KUBE-PORTALS-HOST"
 FIREWALL = "KUBE-PORTALS-FIREWALL"
 CHAINS = {NAT: (CONTAINER, HOST), FILTER: (FIREWALL,)}
+# Upstream's jumps, and ours for new connections.
 _PORTALS = '-m comment --comment "handle ClusterIPs; NOTE: this must be before the NodePort rules"'
 _NEW = '-m conntrack --ctstate NEW -m comment --comment "kubernetes service portals"'
 JUMPS = {
@@ -157,6 +159,7 @@ def write(
         gone: if given, remove its chains and jumps, and nothing else.
     """
     delete, append = _by_table(removed), _by_table(added)
+    # The filter is first, so that a guard is in force before clients are led to its listener.
     text: list[str] = []
     for table in (FILTER, NAT):
         if gone is not None:  # chains must be empty and unused before they are deleted

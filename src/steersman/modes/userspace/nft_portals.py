@@ -37,9 +37,12 @@ _NOT_BY_PORTAL = "ct status & dnat != dnat drop"
 _DNAT = "dnat {ip} to {ip} daddr . meta l4proto . th dport map @portals"
 _FILTER = "type filter hook {hook} priority filter; policy accept;"
 _BASE = {
+    # Targets of guards: refuse all, and let only clients of the portal pass.
     "refuse": ("", "reject"),
     "proxied": ("", _NOT_BY_PORTAL),
+    # Every new connection is looked up once in each map.
     "firewall": ("", "{ip} daddr . meta l4proto . th dport vmap @guards"),
+    # From other machines and pods; from this node.
     "container": ("type nat hook prerouting priority dstnat; policy accept;", _DNAT),
     "host": ("type nat hook output priority -100; policy accept;", _DNAT),
     **{
@@ -76,6 +79,7 @@ class Chain(NamedTuple):
     rules: tuple[str, ...] = ()
     """The rules without the comments; () if it was read."""
 
+    # A chain that was read has no rules, so they cannot count.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chain) and self[:2] == other[:2]
 
@@ -209,6 +213,7 @@ def whole(family: Family, added: Iterable[Object]) -> str:
         "}",
         "",
     ]
+    # One transaction: clients never see an empty table.
     chains = sorted(each for each in base(family) if isinstance(each, Chain))
     return "\n".join(lines) + "".join(_rules(family, c) for c in chains) + change(family, (), added)
 

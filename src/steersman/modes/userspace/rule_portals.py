@@ -82,6 +82,8 @@ class WrittenPortals(Generic[T]):
 
     def compare(self, family: Family, have: Set[T]) -> tuple[dict[FrontendKey, Portal], Set[T]]:
         """Return the portals whose parts are all there, and the strays; forget the others."""
+        # Rules do not say which portal they belong to; this process remembers it. So after a
+        # start every rule is a stray, until the first sync has written the portals again.
         found, known = {}, set[T]()
         for key in self.of(family):
             portal, parts = self._written[key]
@@ -208,6 +210,7 @@ def stale_flows(
         portals: the portals in force, by destination; None for none.
         ports: the port of each portal's listener.
     """
+    # An entry is stale if its replies do not come from the portal's listener.
     udp = bytes((Protocol.UDP.number,))
     ways = {
         udp + pack_socket(key.address, key.port): frozenset({pack_socket(portal.host, ports[key])})
