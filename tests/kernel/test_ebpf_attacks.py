@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 from hypothesis import given, settings
@@ -79,8 +79,8 @@ def is_left_alone(programs: Programs, frame: bytes) -> bool:
     return all((left[n], frame) == (a, out) for n, a, out in everywhere(programs, frame))
 
 
-ADDRESSES4 = st.integers(1, 2**32 - 2).map(lambda n: str(ip_address(n)))
-ADDRESSES6 = st.integers(1, 2**128 - 2).map(lambda n: str(ip_address(n)))
+ADDRESSES4 = st.integers(1, 2**32 - 2).map(lambda n: str(IPv4Address(n)))
+ADDRESSES6 = st.integers(1, 2**128 - 2).map(lambda n: str(IPv6Address(n)))
 STRANGERS4 = ADDRESSES4.filter(lambda a: a not in OURS and not a.startswith("127."))
 STRANGERS6 = ADDRESSES6.filter(lambda a: a not in OURS and not a.startswith("::"))
 PORTS = st.integers(0, 65535)
