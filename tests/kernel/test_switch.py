@@ -123,7 +123,7 @@ HOOKS = (
     (attach.Pins, "attach"),
     (attach.Pins, "detach"),
     (clsact, "_put_filter"),
-    (clsact, "_remove_filters"),
+    (clsact.Filters, "remove"),
 )
 """What changes something in the kernel, and may not be all that a switch does."""
 ENOUGH = 60

@@ -140,6 +140,12 @@ class Object:
         call(OBJ_GET_INFO, "=IIQ", self.fd, size, ctypes.addressof(buffer))
         return buffer.raw
 
+    @property
+    def id(self) -> int:
+        """The kernel's id of a map or program."""
+        _, number = struct.unpack("=II", self.info(8))
+        return int(number)
+
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
         if self.fd >= 0:
@@ -162,8 +168,7 @@ class Link(Object):
     def has(self, program: int) -> bool:
         """Whether this program (by descriptor) is the attached one."""
         _, _, own = struct.unpack_from("=III", self.info(32))
-        _, number = struct.unpack_from("=II", Object(program).info(8))
-        return bool(own == number)
+        return bool(own == Object(program).id)
 
     def detach(self) -> None:
         """Detach the program, even if others have the link open."""

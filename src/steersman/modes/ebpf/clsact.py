@@ -129,7 +129,12 @@ class Filters:
         with self._netns.rtnetlink() as netlink:
             for note in noted:  # INDEX-qdisc is sorted after INDEX
                 index, _, qdisc = note.partition("-")
-                (_remove_qdisc if qdisc else _remove_filters)(netlink, int(index))
+                for request in _removal(netlink, int(index), qdisc=bool(qdisc)):
+                    try:
+                        netlink.request(request)
+                    except OSError as error:
+                        if error.errno not in _GONE:
+                            raise
                 (self._notes / note).rmdir()
         self._notes.rmdir()
 
@@ -197,27 +202,14 @@ def _find(netlink: Netlink, index: int, parent: int, program: str) -> Filter | N
     return found[0] if found else None
 
 
-def _remove_filters(netlink: Netlink, index: int) -> None:
-    for name, parent in PARENTS.items():
-        have = _find(netlink, index, parent, name)
-        if have:
-            with _ignoring_gone():
-                netlink.request(_filter_request(_RTM_DELTFILTER, index, parent, have))
-
-
-def _remove_qdisc(netlink: Netlink, index: int) -> None:
-    """Remove the qdisc, unless others have put filters there."""
-    if not any(list(_list(netlink, index, parent)) for parent in PARENTS.values()):
-        with _ignoring_gone():
-            payload = _TCMSG.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0)
-            netlink.request(Request(_RTM_DELQDISC, payload))
-
-
-@contextlib.contextmanager
-def _ignoring_gone() -> Iterator[None]:
-    """Ignore errors about objects that do not exist any more."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _GONE:
-            raise
+def _removal(netlink: Netlink, index: int, *, qdisc: bool) -> list[Request]:
+    """Return requests that delete our filters, or the qdisc unless others have filters there."""
+    if not qdisc:
+        return [
+            _filter_request(_RTM_DELTFILTER, index, parent, have)
+            for name, parent in PARENTS.items()
+            if (have := _find(netlink, index, parent, name))
+        ]
+    if any(list(_list(netlink, index, parent)) for parent in PARENTS.values()):
+        return []
+    return [Request(_RTM_DELQDISC, _TCMSG.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0))]

@@ -118,8 +118,7 @@ class Datapath:
             return
         tables = self._open()
         tables.write(change)
-        # Programs are attached after the maps are written; a new configuration may move pods to
-        # other devices.
+        # Another configuration may name other devices of pods: then write the map of devices again.
         programs = change.added.get(Kind.PROGRAMS.value)
         if programs is None and Kind.PROGRAMS.value in change.changed:
             programs = change.changed[Kind.PROGRAMS.value][1]

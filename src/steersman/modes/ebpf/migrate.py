@@ -194,7 +194,7 @@ def load(file: Path, maps: Path) -> tuple[LoadedObject, Migration | None]:
     for path in maps_old(maps).iterdir():
         if path.name in loaded.maps:
             old = Object.pinned(path)
-            if _map_id(old.fd) != _map_id(loaded.maps[path.name]):
+            if old.id != Object(loaded.maps[path.name]).id:
                 changed.append(path.name)
             old.close()
     return loaded, Migration(maps, loaded, changed)
@@ -216,7 +216,3 @@ def _load_beside(file: Path, maps: Path, changed: frozenset[str]) -> tuple[Loade
     migration = Migration(maps, loaded, changed)
     migration.copy()
     return loaded, migration
-
-
-def _map_id(fd: int) -> bytes:
-    return Object(fd).info(8)[4:]

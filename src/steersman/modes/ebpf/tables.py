@@ -216,8 +216,10 @@ class Tables:
         self.services.add(key for key, _ in of_kind(Kind.SERVICE, change.added))
         for key, value in of_kind(Kind.SERVICE, new):
             self.services.put(key, ServiceValue.unpack(value))
+        records = self.services.records
         self.maglevs.put_all(
-            (self._number_key(name), table) for name, table in of_kind(Kind.MAGLEV, new)
+            (layout.number_key(records[name].number), table)
+            for name, table in of_kind(Kind.MAGLEV, new)
         )
         for key in [*self._node_prefixes(new), *self._range_prefixes(new)]:
             self.prefixes.put(key, _ONE)  # tries take no batches before Linux 5.16
@@ -231,7 +233,7 @@ class Tables:
             self.node.put(value)
         self.frontends.put(new, self.services.records)
 
-        # No frontend leads to removed objects and emptied pools any more, once these are gone.
+        # Removed objects, frontends first. After that no frontend leads to a pool to be emptied.
         self._remove(change.removed)
         self.services.empty_pools()
 
@@ -242,10 +244,13 @@ class Tables:
         self.frontends.remove(removed)
         self.node_ips.delete_all(key for key, _ in of_kind(Kind.NODE_IP, removed))
         self.prefixes.delete_all(self._range_prefixes(removed))
-        known = self.services.records.keys()
-        tables = [name for name, _ in of_kind(Kind.MAGLEV, removed) if name in known]
-        self.maglevs.delete_all(map(self._number_key, tables))
-        for name in [name for name, _ in of_kind(Kind.SERVICE, removed) if name in known]:
+        records = self.services.records
+        self.maglevs.delete_all(
+            layout.number_key(records[name].number)
+            for name, _ in of_kind(Kind.MAGLEV, removed)
+            if name in records
+        )
+        for name in [name for name, _ in of_kind(Kind.SERVICE, removed) if name in records]:
             self.services.remove(name)
 
     def repair(self) -> None:
@@ -257,9 +262,6 @@ class Tables:
         """Yield addresses of frontends, and of this node for its node ports."""
         for table in (self.frontends.map, self.node_ips):
             yield from (layout.address_of(key) for key, _ in table.items())
-
-    def _number_key(self, name: bytes) -> bytes:
-        return layout.number_key(self.services.records[name].number)
 
     def _node_prefixes(self, objects: Mapping[bytes, bytes]) -> list[bytes]:
         """Return the trie keys of the node's prefixes."""

@@ -222,16 +222,16 @@ VERIFIED_ONCE int handle_egress(struct __sk_buff *skb, struct packet *packet)
 	return NEXT;
 }
 
-#define DEVICE_PROGRAM(name, where, look) \
+#define DEVICE_PROGRAM(name, direction, handle) \
 	SEC("tc") int name(struct __sk_buff *skb) \
 	{ \
-		struct packet packet = { .key.hook = where }; \
+		struct packet packet = { .key.hook = direction }; \
 		const struct marks *all = presence_filter(); \
 \
 		packet.l3 = link_header(skb, all); \
 		if (all && parse_plain(skb, &packet) && concerns_no_flow(all, &packet)) \
 			return NEXT; \
-		return look(skb, &packet); \
+		return handle(skb, &packet); \
 	}
 
 DEVICE_PROGRAM(sm_ingress, INGRESS, handle_ingress)
