@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.netfilter.rule_text import canonical
+from steersman.model.names import Family
+from steersman.model.ruleset import Diff
+from steersman.netfilter.rule_text import canonical, count_written
 
 C = '-m comment --comment "ns/a:http cluster IP"'
 
@@ -58,3 +60,13 @@ C = '-m comment --comment "ns/a:http cluster IP"'
 def test_one_spelling(family: int, other: str, ours: str) -> None:
     assert canonical(other, family) == ours
     assert canonical(ours, family) == ours
+
+
+def test_a_diff_is_counted_by_what_it_writes_and_by_its_growth() -> None:
+    a, b, c = ((4, "nat", chain, "") for chain in "ABC")
+    change = Diff(
+        added={a: "-A A -j X\n-A A -j Y"}, removed={b: "-A B -j X"}, changed={c: ("", "-A C -j X")}
+    )
+    written, growth = count_written(change)
+    assert written == {("nat", Family.IPV4): 3}
+    assert growth == {("nat", Family.IPV4): 2}
