@@ -122,6 +122,7 @@ class Inotify:
         watches: dict[int, Path] = {}
         number = errno.ENOENT
         for directory in directories:
+            # Returns the same descriptor for a directory that is watched already.
             wd = self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _MASK)
             if wd >= 0:
                 watches[wd] = directory
@@ -161,6 +162,7 @@ class Inotify:
                 data = os.read(self._fd, 65536)
             except BlockingIOError:
                 return events
+            # One read returns several events; each name is padded with NUL bytes.
             at = 0
             while at < len(data):
                 wd, mask, _, length = _EVENT.unpack_from(data, at)

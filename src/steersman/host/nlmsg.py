@@ -144,7 +144,7 @@ def string(value: bytes) -> str:
 
 def parse_ack(reply: Message) -> tuple[int, str]:
     """Parse NLMSG_ERROR or NLMSG_DONE: errno (0 for success) and the kernel's explanation or ""."""
-    if len(reply.payload) < 4:
+    if len(reply.payload) < 4:  # there is no error code
         return 0, ""
     return -_ERROR.unpack_from(reply.payload)[0], string(
         _explained(reply).get(NLMSGERR_ATTR_MSG, b"")
@@ -160,6 +160,7 @@ def _explained(reply: Message) -> dict[int, bytes]:
     """Return the attributes of an extended acknowledgement (NETLINK_EXT_ACK, since 4.12)."""
     if not reply.flags & NLM_F_ACK_TLVS:
         return {}
+    # After the error code, NLMSG_ERROR repeats the refused message: only its header if capped.
     offset = 4
     if reply.kind == NLMSG_ERROR:
         capped = bool(reply.flags & NLM_F_CAPPED) or len(reply.payload) < 20

@@ -51,6 +51,7 @@ def raise_descriptor_limit(most: int = MOST_DESCRIPTORS) -> int:
         return descriptor_limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
+    # First try to raise both limits, then the soft one up to the hard one.
     if soft != unlimited and soft < most:
         if hard != unlimited and hard < most:
             with contextlib.suppress(OSError, ValueError):  # unprivileged, or above fs.nr_open
@@ -95,6 +96,7 @@ class DaemonThreads(Executor):
             else:
                 future.set_result(result)
 
+        # Running calls cannot be cancelled: asyncio then only drops the result.
         future.set_running_or_notify_cancel()
         threading.Thread(target=work, daemon=True, name=fn.__name__).start()
         return future

@@ -55,6 +55,7 @@ def conntrack_max(max_per_core: int | None, minimum: int | None, cpus: int) -> i
 
     The size by cores is capped at 2**20; above the cap, `minimum` is ignored, as upstream.
     """
+    # The same rules as in upstream's getConntrackMax.
     scaled = (max_per_core or 0) * cpus
     if scaled <= 0:
         return 0

@@ -66,6 +66,7 @@ def parse(text: str, family: Family) -> Iterator[tuple[str, str]]:
         if section := _SECTIONS[family].fullmatch(line):
             name = section["name"]
             continue
+        # A scope (`fe80::1%12`) is no part of the address.
         last = line.split()[-1].partition("%")[0] if line.split() else ""
         prefix = _PREFIX.search(following) if family is Family.IPV4 else None
         address = canonical_ip(last)

@@ -82,6 +82,7 @@ class ApiServerSource:
 
     async def run(self, handler: EventHandler) -> None:
         """Feed the handler until cancelled; failures of the servers are retried inside."""
+        # One client, so that all kinds move to another server together.
         client = ApiClient(self._access, self.stats, self._timing, self._credentials)
         async with client, asyncio.TaskGroup() as tasks:
             for resource in self._resources:

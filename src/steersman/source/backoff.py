@@ -76,6 +76,7 @@ class Backoff:
         delay = self._delay()
         if not self.grown:
             self.level += 1
+        # Jitter keeps the nodes of a cluster from retrying all at the same time.
         jittered = delay * (0.5 + timing.random())
         least = min(retry_after, MAX_RETRY_AFTER)
         return least + jittered * 0.5 if least > jittered else jittered

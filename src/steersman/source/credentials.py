@@ -100,6 +100,7 @@ class Credentials:
             CredentialError: a file or plugin does not provide it.
         """
         access = self._access
+        # The first one of: token file, token, plugin, user name and password.
         headers = list(access.impersonate)
         token = self._token
         if access.token_file:

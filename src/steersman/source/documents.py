@@ -62,6 +62,7 @@ class _Loader(yaml.CSafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own spelling
 
 
+# The plain scalars that go-yaml resolves, by tag: a pattern, and the characters it can start with.
 for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     (
@@ -125,6 +126,7 @@ def list_head(text: str) -> ListHead | None:
         values = [document.value for document in _yaml_documents(text, budget(len(text)))]
     except (yaml.YAMLError, BrokenFileError):
         return None
+    # Several documents, or `items` twice (the last one counts): items cannot be read one by one.
     if len(nodes) != 1 or not isinstance(nodes[0], yaml.MappingNode) or len(values) != 1:
         return None
     keys = [key.value for key, _ in nodes[0].value]
@@ -141,6 +143,7 @@ def _json_documents(text: str) -> Iterator[Document]:
         value = msgspec.json.decode(text)
         yield Document(value, 1 + text.count("\n", 0, at))
         return
+    # A stream of values, or a syntax error: the json module says where a value ends.
     decoder = json.JSONDecoder()
     while at < len(text):
         line, counted = line + text.count("\n", counted, at), at

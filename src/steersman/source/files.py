@@ -141,6 +141,7 @@ class FileSource:
 
     async def _publish(self, handler: EventHandler, combined: CombinedManifests) -> None:
         """Report faults; feed changed objects once each directory has existed."""
+        # The fault of a file or directory comes first among its Findings.
         findings = {path: list(found) for path, found in combined.findings.items()}
         faults = {path: file.fault for path, file in self._scan.files.items() if file.fault}
         for path, fault in (*faults.items(), *self._scan.faults.items()):
@@ -152,6 +153,7 @@ class FileSource:
         self._reported = frozenset(findings)
         if not self._scan.seen.issuperset(self._directories):
             return
+        # An object that was not parsed again is the same object: only others are fed.
         for kind, objects in combined.objects.items():
             fed = self._fed.get(kind, {})
             fresh = (obj for name, obj in objects.items() if fed.get(name) is not obj)

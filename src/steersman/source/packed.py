@@ -154,6 +154,7 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
 
     def owner(self, name: ObjectName) -> ObjectName | None:
         """Return the Service that a slice belongs to; None if there is no such slice."""
+        # Decoding the labels is cheap and rare; an index by name would take memory all the time.
         packed = self._packed.get(name)
         if packed is None:
             return None

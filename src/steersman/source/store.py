@@ -119,6 +119,7 @@ class Store:
     @property
     def snapshot(self) -> Snapshot:
         """A live, read-only view of all objects."""
+        # Malformed CIDRs are skipped; those of several ServiceCIDRs may be the same.
         cidrs = {
             canonical
             for cidr in self._cidrs.values()
@@ -270,6 +271,7 @@ class Store:
         self._endpoints.add(owner)
         self.seen["EndpointSlice"] += 1
         if meta.annotations is not None and meta.annotations.trigger_time:
+            # For the metric network_programming_duration_seconds.
             times = self._triggers.setdefault(owner, [])
             if len(times) < MOST_TRIGGERS:
                 times.append(meta.annotations.trigger_time)

@@ -220,6 +220,8 @@ class LineSplitter:
         Raises:
             LineTooLongError: a line is longer than allowed, whether it ended or not.
         """
+        # All parts but the last one end a line. Parts of a line that spans chunks are joined once,
+        # when it ends: appending to bytes would copy a long line again for each chunk.
         *lines, rest = chunk.split(b"\n")
         if lines and self._parts:
             lines[0] = b"".join((*self._parts, lines[0]))
