@@ -12,7 +12,7 @@ the first reference and removes it with the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from steersman.model.names import Family
@@ -32,27 +32,23 @@ Counts: TypeAlias = dict[bytes, int]
 """Reference counts of derived elements, by their keys."""
 
 _FRONTEND_KINDS = (int(Kind.SERVICE_IPS), int(Kind.NO_ENDPOINT_SERVICES))
-_SOURCE_KINDS = (*_FRONTEND_KINDS, *ENDPOINT_KINDS)
 
 
-def derived_key(key: bytes, value: bytes) -> bytes:
-    """Return the key of the element derived from a frontend or endpoint; b"" for none."""
-    if kind_of(key) in ENDPOINT_KINDS:
-        return hairpin_key(key, value) if is_local(value) else b""
-    return cluster_ip_key(key) if value.endswith(CLUSTER_IP_SUFFIX) else b""
+def derived(objects: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys of frontends and endpoints with the keys of their derived elements."""
+    for key, value in objects:
+        kind = kind_of(key)
+        if kind in ENDPOINT_KINDS:
+            if is_local(value):  # hardly any
+                yield key, hairpin_key(key, value)
+        elif kind in _FRONTEND_KINDS and value.endswith(CLUSTER_IP_SUFFIX):
+            yield key, cluster_ip_key(key)
 
 
 def _count(objects: Iterable[tuple[bytes, bytes]], by: int, counts: Counts) -> None:
     """Add `by` to the counts for each reference by an object."""
-    for key, value in objects:
-        kind = kind_of(key)
-        if kind in ENDPOINT_KINDS:
-            if not is_local(value):  # nearly all of them
-                continue
-        elif kind not in _FRONTEND_KINDS:
-            continue
-        if element := derived_key(key, value):
-            counts[element] = counts.get(element, 0) + by
+    for _, element in derived(objects):
+        counts[element] = counts.get(element, 0) + by
 
 
 class DerivedElements:
@@ -116,8 +112,7 @@ def check_derived(objects: dict[bytes, bytes]) -> Counts:
     _count(objects.items(), 1, counts)
     missing = {element for element in counts if objects.pop(element, None) is None}
     if missing:
-        sources = [(k, value) for k, value in objects.items() if kind_of(k) in _SOURCE_KINDS]
-        for key, value in sources:
-            if derived_key(key, value) in missing:
+        for key, element in list(derived(objects.items())):
+            if element in missing:
                 del objects[key]
     return {element: number for element, number in counts.items() if element not in missing}

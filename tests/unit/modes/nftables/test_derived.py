@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from steersman.model.names import Family
 from steersman.model.plan import Endpoint, Frontend, FrontendKind
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.nftables.derived import DerivedElements, check_derived, derived_key
+from steersman.modes.nftables.derived import DerivedElements, check_derived, derived
 from steersman.modes.nftables.layout import Kind, prefix, without_locality
 from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.text import diff_text, ruleset_text
@@ -69,7 +69,7 @@ def test_a_source_without_its_derived_element_is_not_in_force() -> None:
         objects = {**rendered, **follows, stranger: b""}
         del objects[missing]
         check_derived(objects)
-        lost = {key for key, value in rendered.items() if derived_key(key, value) == missing}
+        lost = {key for key, element in derived(rendered.items()) if element == missing}
         assert lost
         assert objects.keys() == (rendered.keys() - lost) | {stranger}
 
