@@ -72,7 +72,7 @@ def writes_ipv6(argv: Sequence[str], stdin: bytes) -> bool:
 
 
 @VARIANTS
-def test_where_ipv6_cannot_be_written_ipv4_is_served(variant: str) -> None:
+def test_ipv4_is_served_if_ipv6_cannot_be_written(variant: str) -> None:
     async def body(one: Endpoint) -> None:
         execute = Failing(writes_ipv6)
         mode = userspace_mode(execute, variant)
@@ -91,7 +91,7 @@ def test_where_ipv6_cannot_be_written_ipv4_is_served(variant: str) -> None:
 
 
 @VARIANTS
-def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
+def test_a_failed_write_changes_nothing(variant: str) -> None:
     """Though every listener had to move, as this node's address is another one."""
 
     async def body(one: Endpoint) -> None:
@@ -124,7 +124,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(variant: str) -> None:
     on_a_node(body)
 
 
-def test_who_is_stopped_while_it_writes_lets_go_of_every_socket() -> None:
+def test_a_cancelled_write_closes_every_new_socket() -> None:
     async def body(one: Endpoint) -> None:
         execute = Failing(lambda *_: False)
         mode = userspace_mode(execute, options=UserspaceOptions(ports=(21000, 21009)))
@@ -175,7 +175,7 @@ def test_a_node_port_is_served_at_an_address_that_is_not_usable_yet() -> None:
     on_a_node(body)
 
 
-def test_who_cannot_write_at_first_still_serves_what_it_took_over() -> None:
+def test_inherited_sockets_are_served_if_rules_cannot_be_written_yet() -> None:
     async def body(one: Endpoint) -> None:
         name = f"sm-test-{os.getpid()}"
         execute = Failing(writes)
@@ -202,7 +202,7 @@ def test_who_cannot_write_at_first_still_serves_what_it_took_over() -> None:
     on_a_node(body)
 
 
-def test_an_interface_of_ours_that_others_removed_is_made_again() -> None:
+def test_our_interface_is_created_again_if_it_was_removed() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), "direct")
         await mode.probe()
@@ -216,7 +216,7 @@ def test_an_interface_of_ours_that_others_removed_is_made_again() -> None:
     on_a_node(body)
 
 
-def test_what_lost_its_address_and_is_not_wanted_any_more_is_closed() -> None:
+def test_an_unwanted_listener_without_its_address_is_closed() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), "direct")
         await mode.probe()
@@ -230,7 +230,7 @@ def test_what_lost_its_address_and_is_not_wanted_any_more_is_closed() -> None:
     on_a_node(body)
 
 
-def test_addresses_of_the_process_before_stay_where_one_more_is_refused() -> None:
+def test_addresses_of_the_predecessor_stay_if_another_one_is_refused() -> None:
     async def body(one: Endpoint) -> None:
         refused = "10.96.0.11"
         execute = Failing(lambda argv, _: f"{refused}/32" in argv)

@@ -36,8 +36,8 @@ TCP_KEY, UDP_KEY = key(), key(Protocol.UDP)
 class Predecessor:
     """A proxy with a TCP and a UDP listener that hands over on request."""
 
-    def __init__(self, made: Proxy, succession: SocketHandoff) -> None:
-        self.proxy, self.succession = made, succession
+    def __init__(self, made: Proxy, handoff: SocketHandoff) -> None:
+        self.proxy, self.handoff = made, handoff
 
     async def serves(self) -> None:
         """Check that clients of both protocols are served."""
@@ -53,15 +53,15 @@ def on_a_node(body: Callable[[Predecessor, Endpoint], Awaitable[None]]) -> None:
             server(b"2") as (two, _),
             proxy() as made,
         ):
-            succession = SocketHandoff(NAME, made)
-            await succession.take_over()
+            handoff = SocketHandoff(NAME, made)
+            await handoff.take_over()
             udp = listener(two, protocol=Protocol.UDP)
             await made.start({TCP_KEY: listener(one), UDP_KEY: udp})
-            await succession.started()
+            await handoff.started()
             try:
-                await body(Predecessor(made, succession), one)
+                await body(Predecessor(made, handoff), one)
             finally:
-                succession.close()
+                handoff.close()
 
     in_namespace(inside)
 
@@ -92,7 +92,7 @@ def test_root_without_capabilities_gets_nothing() -> None:
     async def body(node: Predecessor, _: Endpoint) -> None:
         async with successor("--without-capabilities") as (_process, count):
             assert count == 0
-            assert node.succession.stage is Stage.SERVING
+            assert node.handoff.stage is Stage.SERVING
             await node.serves()
         async with successor() as (_process, count):
             assert count == 2
@@ -105,15 +105,15 @@ def test_sockets_of_a_process_without_capabilities_are_not_taken(trusted: bool) 
     """It could share them in order to accept other programs' clients."""
 
     async def body(node: Predecessor, _: Endpoint) -> None:
-        node.succession.close()
+        node.handoff.close()
         async with successor(*[] if trusted else ["--without-capabilities"]) as (process, _count):
             await serve(process)
-            handover = HandoffChannel(NAME, node.succession)
-            sockets = await asyncio.to_thread(handover.receive)
+            channel = HandoffChannel(NAME, node.handoff)
+            sockets = await asyncio.to_thread(channel.receive)
             assert len(sockets) == trusted
             for sock in sockets.values():
                 sock.close()
-            handover.close()
+            channel.close()
 
     on_a_node(body)
 
@@ -122,13 +122,13 @@ def test_a_successor_that_dies_before_it_serves_changes_nothing() -> None:
     async def body(node: Predecessor, one: Endpoint) -> None:
         async with successor() as (process, count):
             assert count == 2
-            assert node.succession.stage is Stage.OFFERED
+            assert node.handoff.stage is Stage.OFFERED
             await node.serves()
             with pytest.raises(BusyError):
-                await node.succession.follow({TCP_KEY: listener(one)}, (), ())
+                await node.handoff.follow({TCP_KEY: listener(one)}, (), ())
             process.kill()
-            await until(lambda: node.succession.stage is Stage.SERVING)
-        await node.succession.wait_until_resumed()
+            await until(lambda: node.handoff.stage is Stage.SERVING)
+        await node.handoff.wait_until_resumed()
         await node.serves()
         async with successor() as (_process, count):
             assert count == 2
@@ -136,33 +136,33 @@ def test_a_successor_that_dies_before_it_serves_changes_nothing() -> None:
     on_a_node(body)
 
 
-def test_a_successor_that_dies_while_it_serves_is_stood_in_for() -> None:
+def test_the_predecessor_serves_again_if_its_successor_dies() -> None:
     async def body(node: Predecessor, _: Endpoint) -> None:
         for _round in range(2):
             async with successor() as (process, count):
                 assert count == 2
                 await serve(process)
-                await until(lambda: node.succession.stage is Stage.RETIRED)
+                await until(lambda: node.handoff.stage is Stage.RETIRED)
                 process.kill()
-                await until(lambda: node.succession.stage is Stage.SERVING)
+                await until(lambda: node.handoff.stage is Stage.SERVING)
             await node.serves()
-            await until(lambda: node.succession._channel._listening is not None)  # type: ignore[union-attr]
+            await until(lambda: node.handoff._channel._listening is not None)  # type: ignore[union-attr]
 
     on_a_node(body)
 
 
-def test_the_successor_of_a_successor_leaves_the_first_one_at_rest() -> None:
+def test_the_first_process_stays_retired_if_its_successor_has_a_successor() -> None:
     async def body(node: Predecessor, _: Endpoint) -> None:
         async with successor() as (second, _count):
             await serve(second)
-            await until(lambda: node.succession.stage is Stage.RETIRED)
+            await until(lambda: node.handoff.stage is Stage.RETIRED)
             async with successor() as (third, count):
                 await serve(third)
                 assert count == 1
                 second.kill()
                 await second.wait()
                 assert third.returncode is None
-                await until(lambda: not node.succession._channel._tasks)  # type: ignore[union-attr]
-                assert node.succession.stage is Stage.RETIRED
+                await until(lambda: not node.handoff._channel._tasks)  # type: ignore[union-attr]
+                assert node.handoff.stage is Stage.RETIRED
 
     on_a_node(body)

@@ -90,7 +90,7 @@ def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> 
     on_a_node(body)
 
 
-def test_the_proxy_port_itself_is_closed_to_everybody() -> None:
+def test_clients_cannot_use_a_proxy_port_directly() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), options=UserspaceOptions(ports=(21000, 21001)))
         await mode.probe()
@@ -107,7 +107,7 @@ def test_the_proxy_port_itself_is_closed_to_everybody() -> None:
     on_a_node(body)
 
 
-def test_nft_is_used_where_there_is_no_iptables() -> None:
+def test_nft_is_used_without_iptables() -> None:
     class NoIptables(SubprocessExec):
         async def run(
             self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0

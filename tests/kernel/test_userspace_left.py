@@ -70,14 +70,14 @@ def test_nothing_is_left_of_another_mode_when_this_one_serves(variant: str) -> N
     on_a_node(body)
 
 
-def test_who_changes_nothing_here_cleans_nothing_here() -> None:
+def test_a_mode_that_changes_nothing_cleans_nothing() -> None:
     mode = create("userspace", SubprocessExec(), ModeOptions(portals="none"))
     variant = str(getattr(mode, "variant", ""))
     assert list(other_modes(mode.name, SubprocessExec(), variant)) == []
 
 
 @pytest.mark.parametrize("kind", ["nft", "legacy", "nftables", "direct"])
-def test_cleanup_removes_whatever_led_here(kind: str) -> None:
+def test_cleanup_removes_every_kind_of_portals(kind: str) -> None:
     async def body(one: Endpoint) -> None:
         old = userspace_mode(SubprocessExec(), kind)
         await old.probe()
@@ -93,7 +93,7 @@ def test_cleanup_removes_whatever_led_here(kind: str) -> None:
     on_a_node(body)
 
 
-def test_cleanup_makes_nothing() -> None:
+def test_cleanup_creates_nothing() -> None:
     async def body(_: Endpoint) -> None:
         await clean_up(SubprocessExec(), ModeOptions())
         assert DEFAULT_INTERFACE not in sh("ip link")

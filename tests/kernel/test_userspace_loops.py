@@ -38,7 +38,7 @@ def other(one: Endpoint) -> ServicePlan:
 
 
 @VARIANTS
-def test_what_leads_back_by_a_portal_or_node_port_is_refused(
+def test_a_loop_by_a_portal_or_node_port_is_refused(
     variant: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(one: Endpoint) -> None:

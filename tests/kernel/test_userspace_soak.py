@@ -114,7 +114,7 @@ async def test_no_byte_is_lost_while_endpoints_come_and_go(
     await until(lambda: descriptors() <= before + 1)
 
 
-async def test_rude_peers_leave_nothing_behind() -> None:
+async def test_resets_leave_nothing_behind() -> None:
     """Resets, ends without a word, silence, and floods of connections that are dropped at once."""
     async with endpoint(digest) as one, proxy() as made:
         await made.start({key(): listener(one)})
@@ -187,7 +187,7 @@ async def test_memory_of_an_idle_connection() -> None:
     assert each <= 20_000, f"{each:.0f} bytes"
 
 
-async def test_idle_connections_of_one_client_refuse_nobody_else() -> None:
+async def test_idle_connections_of_one_client_do_not_block_others() -> None:
     """Neither clients of another Service nor other clients of the same one."""
     async with (
         endpoint(answering(b"1")) as one,

@@ -45,7 +45,7 @@ def test_a_listener_decides_as_trace_does(seed: int) -> None:
 
 @settings(deadline=None)
 @given(seeds, seeds)
-def test_keys_of_two_service_ports_never_meet(one: int, other: int) -> None:
+def test_keys_of_two_service_ports_differ(one: int, other: int) -> None:
     first = some_plan(one)
     second = random_plan(Random(other), 2, first.key.family)
     for render in (render_redirect, render_direct):
@@ -78,7 +78,7 @@ endpoints = st.lists(
 
 
 @given(endpoints, st.integers(1, 5))
-def test_going_round_is_fair(some: list[Endpoint], rounds: int) -> None:
+def test_round_robin_is_fair(some: list[Endpoint], rounds: int) -> None:
     balancer = Balancer()
     firsts = [balancer.order("x", some, 0.0)[0] for _ in range(rounds * len(some))]
     assert all(firsts.count(endpoint) == rounds for endpoint in some)

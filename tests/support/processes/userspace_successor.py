@@ -38,11 +38,11 @@ def drop_capabilities() -> None:
 async def main(name: str, *options: str) -> None:
     if "--without-capabilities" in options:
         drop_capabilities()
-    handover = HandoffChannel(name, Giver())
-    print(len(handover.receive()), flush=True)
+    channel = HandoffChannel(name, Giver())
+    print(len(channel.receive()), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         assert line == "serve\n"
-        await handover.listen()
+        await channel.listen()
         print("serving", flush=True)
 
 

@@ -13,7 +13,7 @@ def first(balancer: Balancer, now: float = 0.0, client: str = "x", **more: float
     return balancer.order(client, ALL, now, affinity_seconds=more.get("affinity", 0))[0]
 
 
-def test_round_and_round() -> None:
+def test_round_robin() -> None:
     balancer = Balancer()
     assert [first(balancer) for _ in range(6)] == [A, B, C, A, B, C]
 
@@ -25,7 +25,7 @@ def test_every_endpoint_is_tried_once_and_not_too_many() -> None:
     assert balancer.order("x", (), 0) == []
 
 
-def test_the_failed_come_last_for_a_while() -> None:
+def test_failed_endpoints_come_last_for_a_while() -> None:
     balancer = Balancer()
     balancer.failed(A, 0)
     assert {first(balancer, 1) for _ in range(6)} == {B, C}
@@ -33,7 +33,7 @@ def test_the_failed_come_last_for_a_while() -> None:
     assert A in {first(balancer, PENALTY) for _ in range(3)}
 
 
-def test_a_failure_is_forgotten_when_it_answers() -> None:
+def test_an_endpoint_that_answers_is_no_longer_failed() -> None:
     balancer = Balancer()
     balancer.failed(A, 0)
     balancer.reached("x", A, 1)

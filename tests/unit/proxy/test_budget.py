@@ -51,7 +51,7 @@ class Crowd:
         )
 
 
-def test_idle_connections_of_one_client_leave_room_for_all_others() -> None:
+def test_idle_connections_of_one_client_do_not_exclude_others() -> None:
     crowd = Crowd(DescriptorBudget(20))
     for _ in range(20):
         crowd.come("web", "10.0.0.1")
@@ -63,7 +63,7 @@ def test_idle_connections_of_one_client_leave_room_for_all_others() -> None:
     assert crowd.budget.evicted == 3
 
 
-def test_what_has_been_silent_for_longest_gives_way() -> None:
+def test_the_connection_idle_for_longest_is_evicted() -> None:
     crowd = Crowd(DescriptorBudget(6))
     first, second, third = (crowd.come("web", "10.0.0.1") for _ in range(3))
     assert first
@@ -74,7 +74,7 @@ def test_what_has_been_silent_for_longest_gives_way() -> None:
     assert third in crowd.open
 
 
-def test_many_clients_of_one_service_take_nothing_from_another() -> None:
+def test_many_clients_of_one_service_evict_none_of_another() -> None:
     crowd = Crowd(DescriptorBudget(40))
     kept = [crowd.come("shop", f"10.0.0.{number}") for number in range(5)]
     for number in range(200):
@@ -134,7 +134,7 @@ def test_a_service_whose_sessions_are_all_in_use_refuses_more() -> None:
     assert not crowd.come("dns", "10.0.0.9", UDP, 1)
 
 
-def test_splicing_makes_nobody_give_way() -> None:
+def test_splicing_evicts_no_connection() -> None:
     crowd = Crowd(DescriptorBudget(8))
     one, two = crowd.come("web", "10.0.0.1"), crowd.come("web", "10.0.0.2")
     assert one
@@ -155,7 +155,7 @@ def test_splicing_makes_nobody_give_way() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-4, 4))))
-def test_a_ranking_knows_the_highest_count(changes: list[tuple[str, int]]) -> None:
+def test_a_ranking_returns_the_highest_count(changes: list[tuple[str, int]]) -> None:
     ranking: Ranking[str] = Ranking()
     counts: Counter[str] = Counter()
     for name, change in changes:
@@ -174,7 +174,7 @@ ACTIONS = st.tuples(SERVICES, st.integers(1, 5), st.sampled_from(["come", "use",
 
 
 @given(st.integers(1, 30), st.lists(ACTIONS, max_size=120))
-def test_nobody_gives_way_to_who_has_as_much(
+def test_no_client_is_evicted_for_one_that_has_as_much(
     limit: int, actions: list[tuple[tuple[str, Protocol], int, str]]
 ) -> None:
     crowd = Crowd(budget := DescriptorBudget(limit))
@@ -209,7 +209,7 @@ def services(holdings: list[Reservation]) -> Counter[PlanKey]:
     return counts
 
 
-async def test_idle_clients_of_one_service_keep_nobody_from_another() -> None:
+async def test_idle_clients_of_one_service_do_not_block_another() -> None:
     async with endpoint(answering(b"one")) as one, proxy(limit=40) as made:
         other = key(address="10.96.0.2")
         plan = msgspec.structs.replace(listener(one), owner=owner(name="other"))
@@ -224,7 +224,7 @@ async def test_idle_clients_of_one_service_keep_nobody_from_another() -> None:
         await until(lambda: made.budget.used == 2)
 
 
-async def test_datagrams_of_one_service_keep_nobody_from_another() -> None:
+async def test_datagrams_of_one_service_do_not_block_another() -> None:
     async with server(b"1") as (one, _), proxy(limit=40) as made:
         other = key(UDP, address="10.96.0.2")
         plan = listener(one, protocol=UDP)

@@ -137,7 +137,7 @@ async def test_a_service_that_is_its_own_endpoint_is_dialled_once(
 
 
 @BOTH
-async def test_a_circle_of_two_services_is_cut(
+async def test_a_loop_of_two_services_is_refused(
     protocol: Protocol, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b = free_ports(2, protocol)
@@ -151,7 +151,7 @@ async def test_a_circle_of_two_services_is_cut(
 
 
 @BOTH
-async def test_of_a_chain_of_services_two_are_relayed(
+async def test_only_two_services_of_a_chain_are_relayed(
     protocol: Protocol, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, b, c, nobody = free_ports(4, protocol)
@@ -246,7 +246,7 @@ async def test_a_dial_that_is_refused_is_forgotten(protocol: Protocol) -> None:
         assert len(made.proxy.shared.dials) == 0
 
 
-async def test_a_session_that_gives_way_before_it_begins_leaves_no_dial() -> None:
+async def test_a_session_evicted_before_it_begins_leaves_no_dial() -> None:
     (port,) = free_ports(1, UDP)
     async with world(limit=4) as made:  # one session for each client address
         with open_socket(LOCAL, UDP) as one, udp_client(port) as first, udp_client(port) as second:
@@ -281,7 +281,7 @@ def test_a_dial_is_known_before_its_task_runs_again_and_as_an_ipv4_mapped_addres
         assert len(dials) == 0
 
 
-def test_what_is_logged_is_logged_again_for_a_service_that_was_gone(
+def test_a_loop_is_logged_again_after_its_service_was_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     dials = DialRegistry()

@@ -61,7 +61,7 @@ def test_other_messages_are_left_alone(asked: bytes) -> None:
     assert queries(asked, SUFFIXES) == [asked]
 
 
-def test_the_client_is_answered_what_it_asked() -> None:
+def test_the_reply_answers_the_clients_own_query() -> None:
     asked = query("cart")
     tried = queries(asked, SUFFIXES)[1]
     alias = record(TO_QUESTION, 5, b"\x03web" + b"\xc0\x11")  # web.shop.svc.cluster.local
@@ -82,7 +82,7 @@ def test_a_name_that_goes_in_circles_is_an_error() -> None:
 
 
 @given(st.binary(max_size=80), st.integers(0, 40))
-def test_no_message_breaks_anything(junk: bytes, cut: int) -> None:
+def test_no_message_raises_another_error(junk: bytes, cut: int) -> None:
     asked = query("cart")
     assert queries(junk, SUFFIXES)[0] == junk
     failed(junk)

@@ -23,7 +23,7 @@ from tests.support.modes.userspace_proxy import (
 )
 
 
-async def test_a_client_cut_before_it_was_looked_at_leaves_nothing() -> None:
+async def test_a_client_reset_before_it_is_served_leaves_nothing() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         await made.start({key(): listener(one, kept=())})
         server = made._listeners[key()]
@@ -53,7 +53,7 @@ async def test_a_dial_that_fails_when_its_service_port_is_gone_counts_nowhere(
             assert made.budget.used == 0
 
 
-async def test_a_connection_made_to_an_endpoint_that_left_meanwhile_is_reset() -> None:
+async def test_a_connection_to_an_endpoint_removed_during_the_dial_is_reset() -> None:
     async with endpoint(answering(b"1")) as one, endpoint(answering(b"2")) as two, proxy() as made:
         await made.start({key(): listener(one, kept=(one,))})
         server = made._listeners[key()]
@@ -66,7 +66,7 @@ async def test_a_connection_made_to_an_endpoint_that_left_meanwhile_is_reset() -
         assert made.budget.used == 1
 
 
-async def test_stopped_listeners_are_forgotten_though_nobody_asks_for_counts() -> None:
+async def test_stopped_listeners_are_forgotten_without_a_scrape() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         for _ in range(5):
             await made.start({key(): listener(one)})
@@ -99,7 +99,7 @@ async def test_counts_of_endpoints_that_are_gone_are_dropped_with_their_last_con
         assert [(e, counters.connections) for _, e, counters in made.traffic] == [(two, 1)]
 
 
-async def test_connections_count_where_they_were_made_though_the_service_port_is_renamed() -> None:
+async def test_connections_count_for_their_service_port_after_a_rename() -> None:
     renamed = owner(name="renamed")
     async with endpoint(answering(b"1")) as one, proxy() as made:
         await made.start({key(): listener(one)})
@@ -116,7 +116,7 @@ async def test_connections_count_where_they_were_made_though_the_service_port_is
         assert made.shared.balancers[renamed].active == {}
 
 
-async def test_who_waits_to_be_accepted_is_cut_too_when_no_endpoint_is_left() -> None:
+async def test_clients_waiting_to_be_accepted_are_reset_if_no_endpoint_is_left() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         await made.start({key(): listener(one, kept=(one,))})
         with socket.create_connection((LOCAL, made.port(key()))):  # no turn of the loop

@@ -41,14 +41,14 @@ Wanted = dict[FrontendKey, ListenerPlan]
 @asynccontextmanager
 async def serving(made: Proxy, wanted: Wanted) -> AsyncIterator[SocketHandoff]:
     """What a mode does with a Proxy."""
-    succession = SocketHandoff(NAME, made)
-    await succession.take_over()
+    started = SocketHandoff(NAME, made)
+    await started.take_over()
     await made.start(wanted)
-    await succession.started()
+    await started.started()
     try:
-        yield succession
+        yield started
     finally:
-        succession.close()
+        started.close()
 
 
 def many(to: Endpoint, count: int) -> Wanted:
@@ -59,7 +59,7 @@ def datagrams(to: Endpoint) -> Wanted:
     return {key(Protocol.UDP): listener(to, protocol=Protocol.UDP)}
 
 
-async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> None:
+async def test_all_sockets_are_handed_over_without_losing_a_client() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
         wanted = many(one, 230)  # more than one message holds
         async with serving(old, wanted) as before:
@@ -77,7 +77,7 @@ async def test_all_sockets_go_to_the_next_one_and_clients_notice_nothing() -> No
                     assert await ask(port) == b"1"
 
 
-async def test_what_nobody_wants_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unclaimed_sockets_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handoff, "_UNCLAIMED", 0.01)
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
         wanted = many(one, 2)
@@ -91,7 +91,7 @@ async def test_what_nobody_wants_any_more_is_closed(monkeypatch: pytest.MonkeyPa
                     await ask(second)
 
 
-async def test_a_port_outside_of_the_range_is_not_taken() -> None:
+async def test_a_port_outside_of_the_range_is_not_taken_over() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as spare:
         spare._ports = PortAllocator((23_000, 23_999))
         async with serving(old, many(one, 1)), serving(spare, many(one, 1)):
@@ -100,7 +100,7 @@ async def test_a_port_outside_of_the_range_is_not_taken() -> None:
             assert await ask(port) == b"1"
 
 
-async def test_until_it_ends_the_old_one_follows_plans_but_takes_no_datagrams() -> None:
+async def test_a_retired_process_follows_plans_but_reads_no_datagrams() -> None:
     async with (
         server(b"3") as (three, _),
         endpoint(answering(b"1")) as one,
@@ -120,12 +120,12 @@ async def test_until_it_ends_the_old_one_follows_plans_but_takes_no_datagrams() 
         assert list(old.listeners.values()) == list(many(two, 1).values())
 
 
-async def test_where_nobody_was_before_nothing_is_taken() -> None:
+async def test_without_a_predecessor_nothing_is_received() -> None:
     async with proxy() as made:
         assert handoff.HandoffChannel(NAME, SocketHandoff(NAME, made)).receive() == {}
 
 
-async def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_of_another_user_receives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     user = os.geteuid()
 
     def asks() -> bytes:
@@ -141,7 +141,7 @@ async def test_other_users_get_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert before.stage is Stage.SERVING
 
 
-async def test_who_has_connected_is_served_though_the_listener_goes() -> None:
+async def test_a_connected_client_is_served_after_its_listener_stops() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         await made.start({key(): listener(one)})
         with socket.create_connection((LOCAL, made.port(key()))) as sock:  # no turn of the loop
@@ -151,7 +151,7 @@ async def test_who_has_connected_is_served_though_the_listener_goes() -> None:
         await until(lambda: made.open_connections == 0)
 
 
-async def test_a_refused_service_port_costs_the_others_no_socket() -> None:
+async def test_a_refused_service_port_loses_no_socket_of_others() -> None:
     """A batch that is refused is halved: the rest comes bit by bit."""
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
         first, second = wanted = many(one, 2)
@@ -173,7 +173,7 @@ async def test_a_refused_service_port_costs_the_others_no_socket() -> None:
                 after.close()
 
 
-async def test_who_stood_still_when_it_was_asked_steps_back_later(
+async def test_a_predecessor_that_answered_too_late_retires_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handoff, "_TIMEOUT", 0.2)
@@ -194,7 +194,7 @@ async def test_who_stood_still_when_it_was_asked_steps_back_later(
                 await until(lambda: after.stage is Stage.RETIRED)
 
 
-async def test_connections_of_the_old_one_are_cut_too_when_no_endpoint_is_left() -> None:
+async def test_a_retired_process_resets_connections_if_no_endpoint_is_left() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as old, proxy() as new:
         wanted = {key(): listener(one, kept=(one,))}
         async with serving(old, wanted) as before:

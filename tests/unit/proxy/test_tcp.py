@@ -73,7 +73,7 @@ async def test_half_close_is_passed_on() -> None:
 
 
 @BOTH_WAYS
-async def test_the_server_may_end_first_and_the_client_go_on() -> None:
+async def test_the_server_may_end_first() -> None:
     got = asyncio.get_running_loop().create_future()
 
     async def ends(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -166,7 +166,7 @@ async def test_long_streams_arrive_whole_both_ways_at_once_and_are_counted() -> 
 
 
 @BOTH_WAYS
-async def test_an_endpoint_that_resets_takes_the_client_along() -> None:
+async def test_a_reset_by_the_endpoint_resets_the_client() -> None:
     async def breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"!")
         await reader.readexactly(1 << 20)
@@ -209,7 +209,7 @@ async def test_an_endpoint_that_is_gone_before_it_is_greeted_resets_the_client()
         assert ended == []
 
 
-async def test_where_splicing_is_not_possible_streams_are_copied(
+async def test_streams_are_copied_if_splicing_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fails(*_: Any) -> None:
@@ -237,7 +237,7 @@ async def test_the_next_endpoint_is_dialled_and_the_failed_one_comes_last() -> N
         assert sum(tallies[one].dial_buckets) == 6
 
 
-async def test_a_silent_endpoint_is_left_for_the_next_one(monkeypatch: Any) -> None:
+async def test_the_next_endpoint_is_tried_after_a_silent_one(monkeypatch: Any) -> None:
     monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.05, 5.0, 5.0, 5.0))
     async with endpoint(answering(b"one")) as one, proxy() as made:
         with silent() as deaf:
@@ -245,7 +245,7 @@ async def test_a_silent_endpoint_is_left_for_the_next_one(monkeypatch: Any) -> N
             assert await ask(made.port(key())) == b"one"
 
 
-async def test_no_endpoint_is_blamed_when_this_process_stood_still(monkeypatch: Any) -> None:
+async def test_a_stall_of_this_process_is_no_failure_of_the_endpoint(monkeypatch: Any) -> None:
     monkeypatch.setattr(tcp, "DIAL_TIMEOUTS", (0.9,))  # less than until a SYN is sent again
 
     def stand_still() -> None:
@@ -277,7 +277,7 @@ async def test_a_client_that_no_endpoint_takes_is_reset() -> None:
         await until(lambda: made.budget.used == 1)
 
 
-async def test_who_is_not_wanted_is_reset() -> None:
+async def test_a_client_outside_of_the_source_ranges_is_reset() -> None:
     async with endpoint(answering(b"one")) as one, proxy() as made:
         ranges = ("203.0.113.0/24",)
         await made.start({key(): listener(one, source_ranges=ranges)})
@@ -286,7 +286,7 @@ async def test_who_is_not_wanted_is_reset() -> None:
         assert not list(made.traffic)
 
 
-async def test_endpoints_are_told_the_client_when_asked() -> None:
+async def test_the_proxy_protocol_names_the_client() -> None:
     async with endpoint(answering(b"")) as one, proxy() as made:
         await made.start({key(): listener(one, proxy_protocol=True)})
         said = await ask(made.port(key()), b"hello")
@@ -296,7 +296,7 @@ async def test_endpoints_are_told_the_client_when_asked() -> None:
         assert said[28:] == b"hello"
 
 
-async def test_at_a_node_port_the_address_that_was_used_is_told() -> None:
+async def test_the_proxy_protocol_names_the_address_of_a_node_port() -> None:
     async with endpoint(answering(b"")) as one, proxy() as made:
         where = key(address="", port=30080)._replace(node_port=True)
         await made.start({where: listener(one, proxy_protocol=True)})
@@ -320,7 +320,7 @@ async def test_least_connections_fill_up_evenly() -> None:
 
 
 @BOTH_WAYS
-async def test_another_plan_touches_no_connection() -> None:
+async def test_another_plan_keeps_connections() -> None:
     async with (
         endpoint(answering(b"1")) as one,
         endpoint(answering(b"2")) as two,
@@ -382,7 +382,7 @@ async def test_affinity_and_counts_outlive_another_plan() -> None:
         assert [counters.connections for _, _, counters in made.traffic] == [4]
 
 
-async def test_a_port_in_use_is_said_and_nothing_is_started() -> None:
+async def test_a_port_in_use_is_an_error_and_nothing_is_started() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         other = key(address="10.96.0.2")
         wanted = {other: listener(one), key(): listener(one, port=one.port)}
@@ -422,7 +422,7 @@ async def test_draining_ends_at_the_limit() -> None:
         writer.close()
 
 
-async def test_what_a_service_port_had_is_forgotten_with_its_last_listener() -> None:
+async def test_shared_state_is_dropped_with_the_last_listener() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         await made.start({key(): listener(one)})
         assert await ask(made.port(key())) == b"1"
@@ -433,7 +433,7 @@ async def test_what_a_service_port_had_is_forgotten_with_its_last_listener() -> 
         assert not made.shared.balancers
 
 
-async def test_everybody_is_dropped_without_a_choice() -> None:
+async def test_every_client_is_dropped_if_the_plan_says_so() -> None:
     drop = Decision(Verdict.DROP)
     plan = listener()
     async with proxy() as made:
@@ -442,7 +442,7 @@ async def test_everybody_is_dropped_without_a_choice() -> None:
             await ask(made.port(key()))
 
 
-def test_protocols_are_listened_on_apart() -> None:
+def test_keys_of_tcp_and_udp_differ() -> None:
     assert key(Protocol.UDP) != key(Protocol.TCP)
 
 

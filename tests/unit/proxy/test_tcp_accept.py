@@ -26,7 +26,7 @@ from tests.support.modes.userspace_proxy import (
 )
 
 
-async def test_at_the_limit_new_ones_are_refused_while_old_ones_flow() -> None:
+async def test_at_the_limit_new_clients_are_refused_and_old_ones_served() -> None:
     async with endpoint(answering(b"")) as one, proxy(limit=5) as made:
         await made.start({key(): listener(one)})
         old = [await asyncio.open_connection(LOCAL, made.port(key())) for _ in range(2)]
@@ -70,7 +70,7 @@ async def test_accepting_is_resumed_when_there_are_descriptors_again() -> None:
         assert made.budget.refused == 2
 
 
-async def test_the_loop_of_windows_is_asked_for_clients(monkeypatch: Any) -> None:
+async def test_a_loop_without_readers_accepts(monkeypatch: Any) -> None:
     """Its Proactor has no readers: then clients are awaited one by one."""
 
     def none(*_: object) -> None:
@@ -83,7 +83,7 @@ async def test_the_loop_of_windows_is_asked_for_clients(monkeypatch: Any) -> Non
             assert await ask(made.port(key()), b"!") == b"one!"
 
 
-async def test_silent_endpoints_of_one_service_port_leave_room_for_others() -> None:
+async def test_silent_endpoints_of_one_service_port_do_not_block_others() -> None:
     with silent() as deaf, contextlib.ExitStack() as stack:
         async with endpoint(answering(b"one")) as one, proxy(limit=80) as made:
             other = key(address="10.96.0.2")
@@ -100,7 +100,7 @@ async def test_silent_endpoints_of_one_service_port_leave_room_for_others() -> N
             assert await ask(made.port(other)) == b"one"
 
 
-async def test_a_failed_accept_makes_nobody_deaf_on_windows(monkeypatch: Any) -> None:
+async def test_a_loop_without_readers_accepts_after_a_failure(monkeypatch: Any) -> None:
     def none(*_: object) -> None:
         raise NotImplementedError
 

@@ -52,7 +52,7 @@ async def test_datagrams_up_to_64_kib_pass() -> None:
                 assert await a.ask(bytes(size)) == bytes(size)
 
 
-async def test_an_empty_datagram_is_one_too() -> None:
+async def test_empty_datagrams_pass() -> None:
     loop = asyncio.get_running_loop()
     with socket.socket(type=socket.SOCK_DGRAM) as one, socket.socket(type=socket.SOCK_DGRAM) as us:
         for sock in (one, us):
@@ -90,7 +90,7 @@ async def test_answers_come_from_the_address_that_was_asked(
         assert made.open_connections == len({one, other})
 
 
-async def test_pods_are_told_by_the_interface_that_they_come_in_by() -> None:
+async def test_pods_are_detected_by_their_interface() -> None:
     async with server(b"1") as (one, _), server(b"2") as (two, _), proxy() as made:
         ways = [Decision(Verdict.FORWARD, (end,)) for end in (one, two)]
         for number, name in ((1, b"1!"), (2, b"2!")):
@@ -103,7 +103,7 @@ async def test_pods_are_told_by_the_interface_that_they_come_in_by() -> None:
                 assert await a.ask(b"!") == name
 
 
-async def test_where_the_kernel_does_not_tell_datagrams_pass_too(
+async def test_datagrams_pass_if_the_kernel_does_not_tell_the_interface(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(udp, "request_arrivals", lambda _: False)
@@ -140,7 +140,7 @@ async def test_a_slow_answer_still_finds_its_client(monkeypatch: pytest.MonkeyPa
             await until(lambda: made.open_connections == 0)
 
 
-async def test_what_was_asked_before_another_process_took_over_is_answered() -> None:
+async def test_datagrams_sent_before_a_hand_off_are_answered() -> None:
     async with server(b"1") as (one, answers), proxy() as made:
         await made.start({key(UDP): listener(one, protocol=UDP)})
         answers.keep = b"slow"
@@ -157,7 +157,9 @@ async def test_what_was_asked_before_another_process_took_over_is_answered() -> 
         assert made.open_connections == 0
 
 
-async def test_who_gets_no_answer_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unanswered_clients_end_soon_if_descriptors_are_scarce(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(udp, "ANSWER_SECONDS", 3600.0)
     async with server(b"1") as (one, answers), proxy(limit=9, udp_idle=0.1) as made:
         await made.start({key(UDP): listener(one, protocol=UDP)})
@@ -213,7 +215,7 @@ async def test_a_flood_of_clients_is_bounded() -> None:
             assert made.open_connections == 5
 
 
-async def test_who_is_not_wanted_gets_no_session() -> None:
+async def test_a_client_outside_of_the_source_ranges_gets_no_session() -> None:
     async with server(b"1") as (one, _), proxy() as made:
         ranges = ("203.0.113.0/24",)
         fenced, free = key(UDP), key(UDP, "10.96.0.2")
@@ -247,7 +249,7 @@ async def test_no_two_listeners_share_a_proxy_port() -> None:
             await made.start({key(UDP, "10.96.0.3"): listener(protocol=UDP)})
 
 
-async def test_no_endpoint_is_blamed_when_this_system_has_no_descriptors() -> None:
+async def test_a_lack_of_descriptors_is_no_failure_of_the_endpoint() -> None:
     def none(address: str, protocol: str) -> socket.socket:
         raise OSError(errno.EMFILE, "too many open files")
 

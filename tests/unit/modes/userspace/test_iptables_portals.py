@@ -32,7 +32,7 @@ NAME = '-m comment --comment "shop/cart:http" -m tcp'
 TO = f"-d 192.168.0.2/32 -p tcp {NAME} --dport 4711"
 
 
-def test_a_portal_leads_to_its_listener_and_nobody_else_gets_there() -> None:
+def test_a_portal_leads_to_its_listener_and_guards_it() -> None:
     match = f"-d 198.51.100.1/32 -p tcp {NAME} --dport 80"
     assert lines(Portal("shop/cart:http", Verdict.FORWARD, "192.168.0.2")) == [
         f"-A KUBE-PORTALS-CONTAINER {match} -j DNAT --to-destination 192.168.0.2:4711",
@@ -95,7 +95,7 @@ COMMIT
 """
 
 
-def test_only_what_is_ours_is_read_and_in_one_spelling() -> None:
+def test_only_our_rules_are_read_in_one_spelling() -> None:
     kernel = parse(SAVED)
     assert kernel.chains == {("filter", FIREWALL)}
     assert [rule.line[:8] for rule in kernel.jumps] == ["-A INPUT"]
@@ -105,7 +105,7 @@ def test_only_what_is_ours_is_read_and_in_one_spelling() -> None:
     assert FoundRules(frozenset(), ALL_JUMPS, ALL_CHAINS).complete
 
 
-def test_what_is_written_deletes_before_it_appends() -> None:
+def test_deletions_are_written_before_additions() -> None:
     old, new = Rule("filter", f"-A {FIREWALL} -j OLD"), Rule("filter", f"-A {FIREWALL} -j NEW")
     assert write([old], [new]) == (f"*filter\n-D {FIREWALL} -j OLD\n-A {FIREWALL} -j NEW\nCOMMIT\n")
     assert write((), ()) == ""

@@ -110,7 +110,7 @@ def test_a_listener_asks_the_plan_for_each_class_of_sources() -> None:
     assert listener.decide("192.168.0.1") == Decision(Verdict.DROP)
 
 
-def test_a_node_without_addresses_leads_nobody_anywhere() -> None:
+def test_a_node_without_addresses_has_no_portals() -> None:
     lonely = NodeSettings(families=(Family.IPV4,), ipv4=FamilySettings(local_addresses=("::1",)))
     both = plan(frontend(VIP, CLUSTER), frontend(VIP, REJECT))
     ruleset = render_redirect(both, lonely)
@@ -143,12 +143,12 @@ def test_direct_portals_bind_the_destination() -> None:
     assert {v.bind for v in ruleset.values()} == {"127.0.0.1", "192.168.0.1"}
 
 
-def test_direct_portals_hold_what_they_refuse() -> None:
+def test_direct_portals_keep_the_addresses_that_they_refuse() -> None:
     ruleset = render_direct(plan(frontend(VIP, REJECT), frontend(NODE_PORT, REJECT)), NODE)
     assert ruleset == {at(PORTAL, "198.51.100.1"): Portal("shop/cart:http", Verdict.REJECT)}
 
 
-def test_rootless_serves_what_this_machine_has() -> None:
+def test_without_root_the_addresses_of_this_machine_are_served() -> None:
     both = plan(frontend(VIP, CLUSTER), frontend(NODE_PORT, CLUSTER))
     assert set(render_direct(both, NODE, frozenset())) == {at(LISTENER, "", 30080, True)}
     assert at(LISTENER, "198.51.100.1") in render_direct(both, NODE, frozenset({"198.51.100.1"}))

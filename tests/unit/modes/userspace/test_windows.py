@@ -148,7 +148,7 @@ async def test_an_address_that_others_removed_is_added_again() -> None:
     assert VIP not in netsh.addresses
 
 
-async def test_what_is_rejected_is_held_without_a_socket() -> None:
+async def test_a_rejected_address_has_no_socket() -> None:
     netsh = Netsh()
     mode = mode_of(netsh)
     want = mode.render_service(plan(port=PORT, verdict=Verdict.REJECT), SETTINGS)
@@ -161,7 +161,7 @@ async def test_what_is_rejected_is_held_without_a_socket() -> None:
     assert VIP not in netsh.addresses
 
 
-async def test_connections_are_reset_with_the_last_endpoint_where_that_is_wanted() -> None:
+async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so() -> None:
     mode = mode_of(Netsh())
     async with endpoint(answering(b"one")) as one:
         for kept in ((one,), None):
@@ -198,7 +198,7 @@ async def test_an_address_of_two_ports_stays_for_the_second() -> None:
     assert VIP not in netsh.addresses
 
 
-async def test_netsh_that_refuses_is_an_error_with_its_words() -> None:
+async def test_a_refusal_of_netsh_is_an_error_with_its_output() -> None:
     netsh = Netsh()
     netsh.refuse = "add"
     with pytest.raises(ApplyError, match="already exists"):
@@ -214,7 +214,7 @@ async def test_an_address_that_never_appears_is_tried_again_later() -> None:
         await NetshAddresses(Netsh(delay=1000), poll_seconds=0).add(VIP)
 
 
-async def test_where_there_is_no_netsh_it_cannot_run() -> None:
+async def test_the_mode_cannot_run_without_netsh() -> None:
     class Nothing:
         async def run(
             self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0
