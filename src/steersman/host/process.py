@@ -108,3 +108,16 @@ _THREADS = DaemonThreads()
 async def in_thread(call: Callable[..., T], *args: Any) -> T:
     """Call a blocking function in a thread; when cancelled, stop waiting for it."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call, *args)
+
+
+async def to_thread_to_end(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function in a thread, as asyncio.to_thread; when cancelled, wait for its end first.
+
+    For calls that use descriptors or write: their owner may close once no task is left.
+    """
+    thread = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        await asyncio.wait([thread])
+        raise

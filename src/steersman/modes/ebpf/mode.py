@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from steersman.host.exec import Exec
-from steersman.host.process import INLINE_OBJECTS
+from steersman.host.process import INLINE_OBJECTS, to_thread_to_end
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Family
@@ -88,18 +88,18 @@ class EbpfMode(Mode):
     async def read(self) -> Ruleset:
         """Read the maps, and whether the programs are attached."""
         async with self._lock:
-            return await asyncio.to_thread(guarded, self.datapath.read)
+            return await to_thread_to_end(guarded, self.datapath.read)
 
     async def fingerprint(self) -> Hashable | None:
         """Return whether the programs are attached; other programs write none of our maps."""
         async with self._lock:
-            return ByOthers(await asyncio.to_thread(guarded, self.datapath.fingerprint))
+            return ByOthers(await to_thread_to_end(guarded, self.datapath.fingerprint))
 
     async def apply(self, change: Diff) -> None:
         """Write the maps, then attach the programs; to remove everything, detach them first."""
         async with self._lock:
             if Kind.PROGRAMS.value in change.added and not self.datapath.pins.exist:
-                await asyncio.to_thread(mount_bpffs, self._options.pins.parent)
+                await to_thread_to_end(mount_bpffs, self._options.pins.parent)
             # A few stores and system calls take less time than a thread; but attaching programs
             # waits for grace periods of RCU.
             attaches = any(
@@ -111,7 +111,7 @@ class EbpfMode(Mode):
             if opened and not attaches and len(change) <= INLINE_OBJECTS:
                 guarded(lambda: self.datapath.apply(change))
             else:
-                await asyncio.to_thread(guarded, lambda: self.datapath.apply(change))
+                await to_thread_to_end(guarded, lambda: self.datapath.apply(change))
         if Kind.CONFIG.value in change.removed:
             await self._nat_guard.remove(even_if_used=True)
         self._watcher.ensure_running()
@@ -138,7 +138,7 @@ class EbpfMode(Mode):
             tracking = self.datapath.tracking
             if tracking is None:
                 return 0
-            found = await asyncio.to_thread(guarded, lambda: tracking.find_stale(stale))
+            found = await to_thread_to_end(guarded, lambda: tracking.find_stale(stale))
         if not found:
             return 0
         # Ask again: endpoints may have come back while the maps were read.
@@ -146,7 +146,7 @@ class EbpfMode(Mode):
         async with self._lock:
             if tracking is not self.datapath.tracking:
                 raise BusyError("ebpf: the programs were replaced in the meantime")
-            cut, sockets = await asyncio.to_thread(
+            cut, sockets = await to_thread_to_end(
                 guarded, lambda: tracking.delete_stale(found, fresh)
             )
         return cut + await asyncio.to_thread(guarded, lambda: destroy(sockets))
@@ -160,7 +160,7 @@ class EbpfMode(Mode):
         """Count connections whose packets are rewritten; those of balanced sockets go on alone."""
         async with self._lock:
             tracking = self.datapath.tracking
-            return await asyncio.to_thread(guarded, tracking.count_open) if tracking else 0
+            return await to_thread_to_end(guarded, tracking.count_open) if tracking else 0
 
     async def hold_nat_hooks(self) -> None:
         """Keep connections alive that netfilter translates for the mode before."""
@@ -181,7 +181,8 @@ class EbpfMode(Mode):
     async def aclose(self, drain: float = 0.0) -> int:
         """Close all descriptors; the attached programs keep working."""
         self._watcher.stop()
-        self.datapath.close()
+        async with self._lock:  # the watcher's last step may still be running
+            self.datapath.close()
         return await super().aclose(drain)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from steersman.host.netlink import AnswersLostError, DumpInterruptedError, Subscription
 from steersman.host.nlmsg import Message
+from steersman.host.process import to_thread_to_end
 from steersman.modes.ebpf.datapath import Datapath
 from steersman.modes.ebpf.devices import Change
 from steersman.modes.ebpf.nat_hooks import NatHookGuard
@@ -90,7 +91,7 @@ class DeviceWatcher:
             return False
         if not fresh:
             return True
-        return await self._try(lambda: asyncio.to_thread(self._datapath.attach_devices, fresh))
+        return await self._try(lambda: to_thread_to_end(self._datapath.attach_devices, fresh))
 
     async def _collect(self) -> None:
         """Delete expired connections; syncs may go on during the pass over all of them."""
@@ -131,7 +132,7 @@ class DeviceWatcher:
                 if inline:
                     work()
                 else:
-                    await asyncio.to_thread(until_consistent)
+                    await to_thread_to_end(until_consistent)
 
         return await self._try(locked)
 

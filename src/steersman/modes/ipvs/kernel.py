@@ -8,14 +8,13 @@ and deleted with the last.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
 import msgspec
 
-from steersman.host.process import INLINE_OBJECTS
+from steersman.host.process import INLINE_OBJECTS, to_thread_to_end
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family
 from steersman.model.ruleset import Diff, Ruleset
@@ -75,14 +74,14 @@ class IpvsKernel:
         self._sets = {key.set for key in ruleset if type(key) is SetKey}
 
         # A virtual server is assigned if its address is both on the interface and marked.
-        present = await asyncio.to_thread(self.device.addresses)
+        present = await to_thread_to_end(self.device.addresses)
         marks = [k for k in ruleset if type(k) is MemberKey and k.set in ADDRESS_SETS]
         marked = {key.entry for key in marks}
         for mark in marks:
             del ruleset[mark]
         if self.device.index():
             ruleset[DeviceKey(DEVICE)] = "dummy"
-            for key, server in (await asyncio.to_thread(self._read_servers)).items():
+            for key, server in (await to_thread_to_end(self._read_servers)).items():
                 assigned = key.address in present and key.address in marked
                 ruleset[key] = (
                     msgspec.structs.replace(server, assigned=True) if assigned else server
@@ -128,7 +127,7 @@ class IpvsKernel:
             addresses = frozenset(self.device.addresses())
             return digest_servers(table), self.servers.digest(), sets, addresses
 
-        token = await asyncio.to_thread(digests)
+        token = await to_thread_to_end(digests)
         if token is None:
             return None
         if self.iptables.tool.variant == "nft":
@@ -176,7 +175,7 @@ class IpvsKernel:
         if servers + len(bind) + len(unbind) <= INLINE_OBJECTS:
             over_netlink()
         else:
-            await asyncio.to_thread(over_netlink)
+            await to_thread_to_end(over_netlink)
         if changes.drops_device:
             self.device.remove()
 
