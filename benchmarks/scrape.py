@@ -22,7 +22,7 @@ from steersman.model.plan import Action, Endpoint, Frontend, FrontendKind, Servi
 from steersman.model.stats import ConnectionStats
 from steersman.run.metrics import exposition
 from steersman.run.mode_metrics import counts_of
-from steersman.run.service_metrics import Filter, Ledger
+from steersman.run.service_metrics import Ledger, ServiceFilter
 
 MODES = ("iptables", "nftables", "ebpf")
 _PAGES = ("metrics", "metrics/services", "state")
@@ -87,7 +87,7 @@ def of_a_busy_cluster(services: int) -> Figure:
         )
         begun = time.thread_time()
         ledger.update(counts_of(made))
-        metrics = ledger.view(Filter()).metrics(plans, ledger.counts)
+        metrics = ledger.view(ServiceFilter()).metrics(plans, ledger.counts)
         b"".join(exposition(metrics)[0])
         spent.append((time.thread_time() - begun) * 1e3)
     return figure("/metrics/services: all have traffic", "any", services, (min(spent), "ms"))

@@ -48,7 +48,7 @@ from steersman.modes.specs import SPECS, ModeSpec
 from steersman.run.assemble import preview, run_daemon
 from steersman.run.event_loop import MeasuredLoop, run_to_end
 from steersman.run.instance import Instance, running
-from steersman.run.klog import Logging
+from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.mode_transition import clean_up
 from steersman.run.startup import (
@@ -113,7 +113,7 @@ def _run(argv: Sequence[str], program: str = "steersman run") -> int:
             raise CommandError(f"--write-config-to {path}: {error.strerror}") from error
         return 0
     patterns = ",".join(f"{m.file_pattern}={m.verbosity}" for m in config.logging.vmodule)
-    logs = Logging(config.logging.format or "text", config.logging.verbosity, patterns)
+    logs = ProcessLog(config.logging.format or "text", config.logging.verbosity, patterns)
     for warning in parsed.warnings:
         logging.getLogger("steersman").warning("%s", warning)
     if parsed.cleanup:

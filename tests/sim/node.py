@@ -23,7 +23,7 @@ from steersman.model.errors import BusyError
 from steersman.run import assemble, http
 from steersman.run.connections import POOL
 from steersman.run.daemon import Daemon
-from steersman.run.klog import Logging
+from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.startup import StartError
 from tests.sim.clocks import CLOCK
@@ -189,7 +189,7 @@ class Node:
 
         async def main() -> None:
             parsed = parse_command_line([f"--config={self.file}"])
-            logs = Logging(root=logging.Logger("unused"))
+            logs = ProcessLog(root=logging.Logger("unused"))
             await assemble.run_daemon(parsed, logs, self.machine)
 
         process = Process(self.universe, main)

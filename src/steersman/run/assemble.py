@@ -19,7 +19,7 @@ from steersman.model.findings import Finding
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.daemon import Daemon, NodeLock, Stop
 from steersman.run.event_loop import on_signal, until
-from steersman.run.klog import Logging
+from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.mode_transition import report_fallback
 from steersman.run.node_watcher import NodeWatcher
@@ -38,7 +38,7 @@ from steersman.source.store import Store
 log = logging.getLogger("steersman")
 
 
-async def run_daemon(parsed: Parsed, logs: Logging, machine: Machine) -> None:
+async def run_daemon(parsed: Parsed, logs: ProcessLog, machine: Machine) -> None:
     """Run the process until SIGTERM or SIGINT; the rules stay in force.
 
     Args:
@@ -74,7 +74,7 @@ async def run_daemon(parsed: Parsed, logs: Logging, machine: Machine) -> None:
 
 
 async def assemble(
-    parsed: Parsed, logs: Logging, machine: Machine, stop: Stop, lock: NodeLock
+    parsed: Parsed, logs: ProcessLog, machine: Machine, stop: Stop, lock: NodeLock
 ) -> Daemon:
     """Make the daemon, set the sysctls it needs, and choose the mode.
 
@@ -90,9 +90,11 @@ async def assemble(
     # From here on the machine is changed: a wrong configuration has failed before.
     node = machine.allow_localhost_node_ports(node_config(config), mode, facts)
     machine.set_conntrack(config, mode.traits)
+    # The pipeline: Store -> Planner -> Sync -> mode.
     changed, reported = LateCall(), LateCall()
     store = Store(node.node_name, on_change=changed, on_report=reported)
     sync = Sync(store, Planner(node, mode.traits), mode, facts)
+    # What the process shows of it.
     stats = getattr(source, "stats", None)
     servers = Servers(
         config, parsed.values, node.node_name, sync, stats=stats, logs=logs, machine=machine
@@ -123,6 +125,7 @@ async def assemble(
             parsed, store, mode.traits, machine.file_changes, machine.set_conntrack
         ),
     )
+    # From here on the Store is listened to: the report of a fallback is logged at once.
     changed.target, reported.target = daemon.changed, daemon.reported
     report_fallback(chosen, servers.recorder, store, servers.metrics)
     return daemon

@@ -113,7 +113,12 @@ class Cleaner:
         self._clock = clock or MonotonicClock()
         tables: dict[str, Delete] = {"conntrack": delete or _delete_entries}
         if mode is not None and mode.has_connection_table:
-            tables = {f"{mode.name} mode": _forgetting(mode), **tables}
+            flush_stale = mode.flush_stale
+
+            async def flush(what: Stale, confirm: Confirm) -> Cleanup:
+                return Cleanup(await flush_stale(what, confirm), 0, complete=True)
+
+            tables = {f"{mode.name} mode": flush, **tables}
         self._tables = tables
         self._owed = {(table, family): Debts() for table in tables for family in Family}
         self._destinations = Destinations()
@@ -149,6 +154,7 @@ class Cleaner:
         if plan.settings.traits.terminates_connections:
             return
         self._state = report.state
+        # Index the destinations now if that is cheap, else in the task: a report must not wait.
         change, result, written = report.plans, report.result, report.written
         if self._unindexed or len(change.changed) > _SLICE:
             self._unindexed.append(change)
@@ -177,12 +183,15 @@ class Cleaner:
         """Record all Services as debts if they are, or the next part of them once it is due."""
         if self._state is None:
             return
+        # Everything: after the start, or after rules were missing. The count tells whether this
+        # happened once more while all Services were listed.
         if self._all_noted != self._all_owed:
             count = self._all_owed
             self._owe(await self._concerned(self._state))
             self._all_noted = count
             self._parts = []
             self._hourly_at = self._clock.time() + HOUR
+        # A part of the hourly clean-up; the list is made when the first part is due.
         elif self._clock.time() >= self._hourly_at:
             if not self._parts:
                 names = await self._concerned(self._state)
@@ -261,6 +270,7 @@ class Cleaner:
             return Cleanup(0, 0, complete=True)
         began, label = self._clock.time(), family.kubernetes
         result = await self._tables[table](what, lambda: self._stale(debts, family))
+        # Rest in proportion, so that a full table never costs more than a share of a core.
         seconds = self._clock.time() - began
         self._rest = self._clock.time() + min(_SHARE * seconds, _LONGEST)
         if result.deleted:
@@ -306,10 +316,3 @@ async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
     from steersman.netfilter.conntrack import delete_stale  # noqa: PLC0415 - not on Windows
 
     return await delete_stale(what, confirm)
-
-
-def _forgetting(mode: Mode) -> Delete:
-    async def forget(what: Stale, confirm: Confirm) -> Cleanup:
-        return Cleanup(await mode.flush_stale(what, confirm), 0, complete=True)
-
-    return forget

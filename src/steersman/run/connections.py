@@ -138,7 +138,7 @@ class Newcomer:
 # Clients within bounds
 
 
-class Pool:
+class ClientPool:
     """The clients of all servers of this process."""
 
     def __init__(
@@ -196,7 +196,7 @@ class Pool:
             loop.call_later(_SWEEP, self._sweep)
 
 
-POOL = Pool()
+POOL = ClientPool()
 """The pool of this process: all of it shares the descriptors."""
 
 
@@ -209,7 +209,7 @@ class _Client(Protocol):
 class Clients:
     """The clients of one server, in the order of their last use."""
 
-    def __init__(self, pool: Pool = POOL, reply_to: ReplyTo | None = None) -> None:
+    def __init__(self, pool: ClientPool = POOL, reply_to: ReplyTo | None = None) -> None:
         """Start without clients.
 
         Args:
@@ -256,6 +256,7 @@ class Clients:
             try:
                 accepted, _ = await loop.sock_accept(sock)
             except OSError as error:
+                # Out of descriptors: drop the idlest client of all servers, and wait for a moment.
                 if error.errno in _EXHAUSTED:
                     if loop.time() >= silent_until:
                         log.warning("%s: cannot accept connections: %s", what, error.strerror)
@@ -274,6 +275,7 @@ class Clients:
 
     def _admits(self, sock: socket.socket) -> bool:
         """Make room for a new client; return whether there is room."""
+        # Closed clients are forgotten first: nothing reports that a transport is closed.
         pool = self._pool
         if len(self) >= pool.bounds.per_server:
             self.forget_closed()
@@ -353,7 +355,7 @@ class Clients:
                 del clients[transport]
 
 
-def listening_socket(host: str, port: int, pool: Pool = POOL) -> socket.socket:
+def listening_socket(host: str, port: int, pool: ClientPool = POOL) -> socket.socket:
     """Return a socket that listens on an address, of one family.
 
     Raises:

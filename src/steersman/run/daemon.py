@@ -27,7 +27,7 @@ from steersman.model.inputs import NodeConfig
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.event_loop import InterruptibleSleep, guarded, on_signal
 from steersman.run.instance import Holder, Instance
-from steersman.run.klog import Logging, v
+from steersman.run.klog import ProcessLog, v
 from steersman.run.machine import Machine
 from steersman.run.mode_transition import remove_leftovers
 from steersman.run.node_watcher import NodeWatcher
@@ -89,7 +89,7 @@ class Daemon:
         self,
         *,
         machine: Machine,
-        logs: Logging,
+        logs: ProcessLog,
         stop: Stop,
         lock: NodeLock,
         node: NodeConfig,
@@ -145,6 +145,7 @@ class Daemon:
             "successor": self._hand_over(),
             **self._servers.tasks(),
         }
+        # `guarded` turns the crash of a task into a request to stop, so the group never fails.
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(guarded(name, call, self._stop.request), name=name)
@@ -171,6 +172,7 @@ class Daemon:
             log.warning("another instance takes over from this one: %s", newcomer)
             if not mode.hands_over_sockets or newcomer.mode != mode.name:
                 break  # the lock is released only when nothing is written any more
+            # The newcomer starts to serve beside this process, and fetches the sockets.
             self._lock.release()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_HANDOFF):
@@ -281,6 +283,7 @@ class Daemon:
         """Apply a changed configuration while running."""
         mode = self.sync.mode
         config = msgspec.structs.replace(config, mode=mode.name)  # it may be a fallback
+        # The parts that use the configuration directly, then everything that is planned by it.
         self._node_config = self._machine.allow_localhost_node_ports(
             node_config(config), mode, self.sync.facts
         )

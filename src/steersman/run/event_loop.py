@@ -177,6 +177,7 @@ def run_to_end(
         runner.run(main)
     except BaseException as error:
         status = report(error)
+    # Give threads a moment; a thread that hangs in the kernel must not keep the process alive.
     executor.shutdown(wait=False, cancel_futures=True)
     end = time.monotonic() + _THREAD_SECONDS
     for thread in threading.enumerate():

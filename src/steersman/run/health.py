@@ -120,6 +120,7 @@ class ProxyHealth:
     def _answer(self, now: Moment, node_eligible: bool | None) -> Answer:
         healthy = self.healthy(now)
         good = healthy and node_eligible is not False
+        # Upstream prints the current time while healthy, else the time of the last update.
         latest = now if good else max(self._updated.values(), default=NEVER)
         status = {
             family.kubernetes: _FamilyStatus(
@@ -268,6 +269,7 @@ class ServiceHealthServers:
         A port that cannot be listened on is reported, and retried by the next call.
         """
         self._state.sync_services(ports)
+        # Close first: a port may move from one Service to another.
         addresses = self._addresses()
         wanted = {(name, port, at) for name, port in ports.items() for at in addresses}
         await self._close(key for key in self._running if key not in wanted)

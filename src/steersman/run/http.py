@@ -25,9 +25,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from steersman.model.addresses import join_host_port
 from steersman.run.connections import (
     POOL,
+    ClientPool,
     Clients,
     ListenError,
-    Pool,
     Reply,
     ReplyTo,
     listening_socket,
@@ -107,6 +107,7 @@ def short_pages(pages: Mapping[str, ShortPage], otherwise: ShortPage) -> web.App
 
 def application(pages: Mapping[str, Page], otherwise: Page | None = None) -> web.Application:
     """Return an application of pages by path; a path that ends in `/` is a prefix."""
+    # The longest prefix wins, as in Go's ServeMux.
     prefixes = sorted((path for path in pages if path.endswith("/")), key=len, reverse=True)
 
     def find(path: str) -> Page | None:
@@ -120,6 +121,7 @@ def application(pages: Mapping[str, Page], otherwise: Page | None = None) -> web
         with request.app[_CLIENTS].request(request.transport):
             found = page(request) if page else NOT_FOUND
             answer = found if isinstance(found, Answer) else await found
+            # A body in one piece, or in pieces that are made in a thread while they are sent.
             status, headers = answer.status, answer.headers
             if answer.pieces is None:
                 return web.Response(body=answer.content, status=status, headers=headers)
@@ -187,6 +189,7 @@ class PageBuilder:
         return map(zlib.decompress, await asyncio.shield(task))
 
     async def _build(self, make: Callable[[], Awaitable[Iterable[bytes]]]) -> tuple[bytes, ...]:
+        # The pause before the next page is in proportion to the time that the last one took.
         async with self._one:
             await self._sleep(max(0.0, self._not_before - self._clock()))
             began = self._clock()
@@ -237,7 +240,7 @@ class Listening:
         self._clients.drop_all()
 
 
-async def listen(app: web.Application, host: str, port: int, pool: Pool = POOL) -> Listening:
+async def listen(app: web.Application, host: str, port: int, pool: ClientPool = POOL) -> Listening:
     """Start to serve.
 
     Raises:

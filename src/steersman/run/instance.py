@@ -188,6 +188,7 @@ class Instance:
     # By a table
 
     async def _claim_table(self, tables: OwnedTables) -> None:
+        # If another process has bound the usual name, a random one still lets newcomers wake us.
         self._door = _bind(NAME) or _bind(f"{NAME}-{secrets.token_hex(8)}")
         door = self._door.getsockname()[1:].decode() if self._door else ""
         self._me = msgspec.structs.replace(self._me, door=door)
@@ -211,6 +212,7 @@ class Instance:
 
     async def _wait_for_table(self, tables: OwnedTables) -> None:
         """Ask the holder to release the lock until it is ours."""
+        # The lock may be released, or taken by another newcomer, between any two of these calls.
         asks = False
         while not tables.make(NAME, self._me.comment):
             now = _holder(tables, NAME)
@@ -262,6 +264,7 @@ class Instance:
         message = self._me.comment if self._take_over else ""
         start = time.monotonic()
         while self._door is None:
+            # The listener is an instance, a stranger that squats on the name, or just ended.
             pid, user = _connect(NAME, message)
             waited = time.monotonic() - start
             trusted = _is_trusted(user)

@@ -190,6 +190,7 @@ class LogLimiter:
 
     def admit(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
         """Yield the records to write now: the new one or none, and reports."""
+        # Once the first period with omitted lines is over, report them.
         now = self._clock()
         if self._due and now >= self._due:
             waiting = [kind for kind in self._kinds.values() if kind.left_out]
@@ -203,6 +204,7 @@ class LogLimiter:
         if not burst:
             yield record
             return
+        # A new period begins for a kind with its first line after the last one.
         key = _kind_of(record)
         kind = self._kinds.get(key)
         if kind is None or now - kind.since >= _PERIOD:
@@ -216,6 +218,7 @@ class LogLimiter:
             return
         kind.left_out += 1
         kind.last = record
+        # The first omitted line of a period is announced, so that the gap is visible.
         if kind.left_out == 1:
             self._due = min(self._due or kind.since + _PERIOD, kind.since + _PERIOD)
             rest = kind.since + _PERIOD - now
@@ -281,7 +284,7 @@ class _Handler(logging.StreamHandler[TextIO]):
         super().close()
 
 
-class Logging:
+class ProcessLog:
     """The process's log: its stream, format and verbosity."""
 
     def __init__(

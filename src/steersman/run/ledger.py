@@ -107,6 +107,7 @@ class ObjectLedger:
         if STALE in owners:
             claimed = _keys(map(self._effective, self.owners))
             return Diff(removed={k: v for k, v in kernel.items() if k not in claimed})
+        # These owners may remove the objects they have, unless another owner has claimed them.
         want = _flat(self._want.get(owner, {}) for owner in owners)
         taken = _keys(map(self._effective, self.owners.difference(owners)))
         keys = set(want) | (_keys(self._have.get(owner, {}) for owner in owners) - taken)
@@ -117,6 +118,7 @@ class ObjectLedger:
         self._accept(owners, self.owners.difference(owners))
 
     def _accept(self, owners: Iterable[Owner], losers: set[Owner]) -> None:
+        # `losers` are the owners that may have one of these objects: usually few, or none.
         taken: set[Any] = set()
         for owner in owners:
             self.rejected.pop(owner, None)
@@ -146,6 +148,7 @@ class ObjectLedger:
         self.rejected.update(dict.fromkeys(owners, why))
         fresh = [owner for owner in owners if owner in self._want and owner not in self._have]
         self._adopters.update(fresh)
+        # Give owners without a history the objects that they want and that no other owner has.
         others = self.owners.difference(fresh, {ADOPTED})  # adopted objects stay adopted
         taken = _keys(map(self._effective, others)) | _keys(self._have.get(o, {}) for o in others)
         for owner in fresh:

@@ -288,6 +288,7 @@ class Metrics:
             mode: name of the mode.
             families: the families served; their series exist from the start.
         """
+        # A new registry for each object, so that several can live in one process.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # upstream has no *_created series
         self.registry = CollectorRegistry()
         self._spec = spec_of(mode)
@@ -296,6 +297,7 @@ class Metrics:
             for metric in DECLARED
             if not metric.optional or metric.name in self._spec.metrics
         }
+        # Metrics of all Kubernetes components, and of the process.
         build = Gauge(
             "kubernetes_build_info",
             "The version that runs, with the constant value 1.",

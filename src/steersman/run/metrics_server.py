@@ -36,7 +36,7 @@ from steersman.run.http import (
     application,
 )
 from steersman.run.metrics import Metrics, exposition
-from steersman.run.service_metrics import MOST_SERIES, Filter
+from steersman.run.service_metrics import MOST_SERIES, ServiceFilter
 
 _NOT_FOR_MACHINES = (
     "Warning: This endpoint is not meant to be machine parseable, has no formatting "
@@ -67,7 +67,7 @@ class Pages(msgspec.Struct, frozen=True):
     """The State as JSON (beyond upstream), in pieces made on demand."""
     more: Callable[[], Awaitable[Iterable[Metric]]] = nothing_more
     """Returns the metrics of `/metrics` that are not in the registry."""
-    services: Callable[[Filter], Awaitable[Iterable[Metric]]] | None = None
+    services: Callable[[ServiceFilter], Awaitable[Iterable[Metric]]] | None = None
     """Returns the series of Services, for `/metrics/services`."""
     healthy: Callable[[], bool] = lambda: True
     """Whether the kernel follows the cluster, for `/metrics/slis`."""
@@ -94,6 +94,7 @@ def metrics_app(pages: Pages) -> web.Application:
 
         return await _built(scrapes, ("/metrics", content_type), make, content_type)
 
+    # A page whose source is missing does not exist, and is not listed by /statusz either.
     found: dict[str, Page] = {
         "/healthz": lambda _: Answer("ok"),
         "/proxyMode": lambda _: Answer(pages.mode),
@@ -149,7 +150,7 @@ async def _built(
 
 
 def _services(
-    services: Callable[[Filter], Awaitable[Iterable[Metric]]], builder: PageBuilder
+    services: Callable[[ServiceFilter], Awaitable[Iterable[Metric]]], builder: PageBuilder
 ) -> Page:
     """Return the page of `/metrics/services`."""
 
@@ -168,17 +169,17 @@ def _services(
     return page
 
 
-def _filter(query: Mapping[str, str]) -> Filter | str:
+def _filter(query: Mapping[str, str]) -> ServiceFilter | str:
     """Return the filter of a query, or an error message."""
-    if unknown := sorted(query.keys() - Filter._fields):
-        return f"{unknown[0][:40]!r} is unknown; there is {', '.join(Filter._fields)}"
+    if unknown := sorted(query.keys() - ServiceFilter._fields):
+        return f"{unknown[0][:40]!r} is unknown; there is {', '.join(ServiceFilter._fields)}"
     namespace, service = query.get("namespace", ""), query.get("service", "")
     if max(len(namespace), len(service)) > _LONGEST_NAME:
         return f"names have at most {_LONGEST_NAME} characters"
     top = query.get("top", str(MOST_SERIES))
     if not (top.isascii() and top.isdigit() and len(top) <= _MOST_DIGITS and int(top)):
         return f"top={top[:40]!r} must be a number above 0"
-    return Filter(namespace, service, min(int(top), MOST_SERIES))
+    return ServiceFilter(namespace, service, min(int(top), MOST_SERIES))
 
 
 def _slis(healthy: Callable[[], bool]) -> Page:

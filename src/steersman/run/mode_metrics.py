@@ -22,7 +22,16 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode
-from steersman.run.service_metrics import Column, Counts, Filter, Ledger, Name, Table, Values, View
+from steersman.run.service_metrics import (
+    Column,
+    Counts,
+    Ledger,
+    Name,
+    ServiceFilter,
+    Table,
+    Values,
+    View,
+)
 
 _TIMEOUT = 5.0  # seconds that a page waits for a busy mode
 _BOTH_WAYS = ("to_endpoint", "to_client")
@@ -91,6 +100,7 @@ class ModeMetrics:
                 found += _node_totals(await self._mode.node_totals())
         except (OSError, ApplyError, BusyError):  # TimeoutError is an OSError
             pass
+        # Series by Service: of all if configured, else of those with the annotation.
         plans: Iterable[ServicePlan] = tuple(self._plans())
         if not self._per_service():
             plans = [plan for plan in plans if plan.metrics]
@@ -101,7 +111,7 @@ class ModeMetrics:
             pass
         return found
 
-    async def services(self, which: Filter) -> list[Metric]:
+    async def services(self, which: ServiceFilter) -> list[Metric]:
         """Return the series of the Services that match a filter.
 
         Raises:

@@ -130,6 +130,7 @@ def other_modes(
         options: the operator's settings, which say what belongs to other programs and stays.
         create: builds a mode.
     """
+    # Modes that take part in clean-up remove all others, in the order of their rank.
     ranked = sorted((s for s in SPECS.values() if s.cleanup_rank), key=attrgetter("cleanup_rank"))
     mine = spec_of(current)
     removes = bool(mine.cleanup_rank) and variant != "none"
@@ -191,12 +192,14 @@ async def remove_leftovers_once(
                 log.debug("%s mode: cannot be probed: %s", name, " ".join(support.missing))
                 removal.unprobed.append((name, mode))
             elif before := await mode.read():
+                # Let connections end: the mode keeps their objects, and takes no new ones.
                 if drain > 0 and await mode.connections():
                     await mode.apply(diff(before, mode.without_new_connections(before)))
                     end = time.monotonic() + drain
                     while await mode.connections() and time.monotonic() < end:  # noqa: ASYNC110
                         await asyncio.sleep(min(_POLL, drain))  # the kernel reports no end
                 cut = await mode.connections()
+                # The rules of the old mode may be the last user of NAT: keep its connections.
                 if current is not None:
                     await current.hold_nat_hooks()
                 await mode.apply(diff(await mode.read(), {}))

@@ -177,6 +177,7 @@ class EndpointCounts:
         self._counts.update((policy, key.family) for policy in policies)
         if policies:
             self._without_local[key] = policies
+        # The answers of health checks change with the port or the number of ready endpoints here.
         before = self._health_ports.pop(key, 0), self._ready_here.pop(key, 0)
         self.health_changes += before != (health_port, ready)
         if health_port:
@@ -272,6 +273,7 @@ class SyncMetrics:
     async def observe_gauges(self, report: SyncReport) -> None:
         """Update everything else; yields to the loop."""
         metrics, result = self._metrics, report.result
+        # Refused batches count even if the sync had nothing to write in the end.
         families = report.state.plan.settings.families
         refused = report.refused_batches
         if any(refused):
@@ -279,6 +281,7 @@ class SyncMetrics:
                 metrics.count_refused(family, full=refused.full, partial=refused.partial)
         if result is None:
             return
+        # Durations and times, by family.
         extent = Metrics.full_sync_seconds if report.compared else Metrics.partial_sync_seconds
         for family in families:
             label = family.kubernetes
@@ -291,6 +294,7 @@ class SyncMetrics:
                 metrics.no_local_endpoints(policy, label).set(count)
         if spec_of(report.state.mode).counts_rules:
             await self._count_rules(report)
+        # The outcome of the sync, and the current problems.
         severities = Counter(finding.severity for finding in report.state.findings)
         severities.update(report.state.unlisted)
         for severity in Severity:
@@ -309,6 +313,8 @@ class SyncMetrics:
             written, growth = count_written(report.written)
         else:
             written, growth = await asyncio.to_thread(count_written, report.written)
+        # After a comparison, count all objects in force again: other programs may have changed
+        # them. Otherwise the counts grow by the objects written.
         planned = report.plans.changed or report.plans.removed
         if report.compared and (report.written or planned or not self._rules):
             rules: Rules = Counter()

@@ -109,6 +109,7 @@ class Runner:
                 self._wake.clear()
                 await self._clock.wait(self._wake, left)
             self._requested = False  # a request during the run asks for another one
+            # A run without work does not delay the next one; a failed one is retried.
             idle = await self._once() is False
             ended = self._clock.time()
             earliest = earliest if idle else ended + self._min

@@ -25,7 +25,7 @@ from steersman.run.event_loop import MeasuredLoop
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
 from steersman.run.http import keep_serving
-from steersman.run.klog import Logging
+from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.metrics import Metrics, conntrack_usage, nfacct_packets
 from steersman.run.metrics_server import Pages, metrics_app
@@ -51,7 +51,7 @@ class Servers:
         sync: Sync,
         *,
         stats: SourceStats | None,
-        logs: Logging,
+        logs: ProcessLog,
         machine: Machine,
     ) -> None:
         """Create the servers; nothing is bound before `tasks`.

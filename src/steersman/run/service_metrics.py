@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import add, sub
+from itertools import chain, zip_longest
+from operator import sub
 from typing import NamedTuple, TypeAlias
 
 from prometheus_client.metrics_core import Metric
@@ -65,7 +66,7 @@ Counts: TypeAlias = Mapping[Table, Mapping[Name, Values]]
 """Counts so far; rows at zero may be missing."""
 
 
-class Filter(NamedTuple):
+class ServiceFilter(NamedTuple):
     """The ServicePorts of a page."""
 
     namespace: str = ""
@@ -81,7 +82,7 @@ class Filter(NamedTuple):
 class View:
     """The rows that one page lists, and the sums of all others."""
 
-    def __init__(self, of: Filter) -> None:
+    def __init__(self, of: ServiceFilter) -> None:
         """Start with nothing listed; the rest starts as the sum of rows the first page omits."""
         self.filter = of
         self._listed: dict[tuple[Table, Name], Values] = {}
@@ -95,7 +96,8 @@ class View:
 
     def _add(self, rest: dict[Table, Values], table: Table, name: Name, more: Values) -> None:
         if self.filter.matches(name[0]):
-            rest[table] = _sum(rest.get(table, ()), more)
+            sums = zip_longest(rest.get(table, ()), more, fillvalue=0)
+            rest[table] = tuple(map(sum, sums))
 
     def metrics(self, plans: Iterable[ServicePlan], counts: Counts) -> Iterator[Metric]:
         """Return the series of a page.
@@ -104,6 +106,7 @@ class View:
             plans: the ServicePorts that may be listed.
             counts: as of the last update.
         """
+        # Choose the rows of this page; remember their values for the next one.
         matching = (plan for plan in plans if self.filter.matches(plan.key.name))
         pages = _choose(matching, counts, self.filter.top)
         before, self._listed = (
@@ -114,6 +117,7 @@ class View:
                 for name, values in rows.items()
             },
         )
+        # The first page: everything that it omits has been counted before.
         if (rest := self._rest) is None:
             rest = self._rest = {}
             for table, rows in counts.items():
@@ -132,12 +136,12 @@ class View:
 class Ledger:
     """The counts of the last update, and the views of them."""
 
-    def __init__(self, default: Filter | None = None) -> None:
+    def __init__(self, default: ServiceFilter | None = None) -> None:
         """Start at zero, with the one view that is always kept."""
-        self.default = View(default or Filter())
+        self.default = View(default or ServiceFilter())
         self.counts: Counts = {}
         self._gone: OrderedDict[tuple[Table, Name], Values] = OrderedDict()
-        self._views: OrderedDict[Filter, View] = OrderedDict()
+        self._views: OrderedDict[ServiceFilter, View] = OrderedDict()
 
     def update(self, counts: Counts) -> None:
         """Replace the counts; give each view the increases."""
@@ -159,7 +163,7 @@ class Ledger:
             self._gone.popitem(last=False)
         self.counts = counts
 
-    def view(self, of: Filter) -> View:
+    def view(self, of: ServiceFilter) -> View:
         """Return the view of a filter."""
         if (view := self._views.get(of)) is None:
             view = self._views[of] = View(of)
@@ -173,6 +177,7 @@ def _choose(
     plans: Iterable[ServicePlan], counts: Counts, top: int
 ) -> dict[Table, dict[Name, Values]]:
     """Return rows of the busiest ServicePorts, and in each the busiest rows."""
+    # Rank the ServicePorts by their connections, over both families.
     by_name: dict[ServicePortName, list[ServicePlan]] = {}
     for plan in plans:
         by_name.setdefault(plan.key.name, []).append(plan)
@@ -182,13 +187,20 @@ def _choose(
             busy[name] += int(values[0])
     widths = {table: max(map(len, rows.values()), default=1) for table, rows in counts.items()}
     chosen: dict[Table, dict[Name, Values]] = {table: {} for table in counts}
+    # List them until the series are used up; of the last one only its busiest rows.
     room = MOST_SERIES
     ranked = sorted(by_name, key=lambda name: (-busy[name], name)) if counts else ()
     for name in ranked[:top]:
         for table, rows in counts.items():
             width = widths[table]
             nothing = (0,) * width
-            places = dict.fromkeys(_places(table.label, by_name[name]))
+            ends = [
+                map(frontend_label, plan.frontends)
+                if table.label == "frontend"
+                else map(str, plan.reachable)
+                for plan in by_name[name]
+            ]
+            places = dict.fromkeys(chain.from_iterable(ends))
             found = [((name, place), rows.get((name, place), nothing)) for place in places]
             if room < len(found) * width:
                 found.sort(key=lambda row: -row[1][0])
@@ -198,14 +210,6 @@ def _choose(
         if room < min(widths.values(), default=1):
             break
     return chosen
-
-
-def _places(label: str, plans: Iterable[ServicePlan]) -> Iterator[str]:
-    for plan in plans:
-        if label == "frontend":
-            yield from map(frontend_label, plan.frontends)
-        else:
-            yield from map(str, plan.reachable)
 
 
 def _series(table: Table, lines: Sequence[tuple[tuple[str, ...], Values]]) -> Iterator[Metric]:
@@ -236,9 +240,3 @@ def _more(before: Values, now: Values) -> Values:
     if len(before) != len(now) or any(new < old for old, new in zip(before, now, strict=True)):
         return now
     return tuple(map(sub, now, before))
-
-
-def _sum(one: Values, other: Values) -> Values:
-    width = max(len(one), len(other))
-    padded = (values + (0,) * (width - len(values)) for values in (one, other))
-    return tuple(map(add, *padded))

@@ -170,6 +170,7 @@ def set_conntrack(config: ProxyConfig, traits: Traits) -> None:
         udp_timeout=seconds(block.udp_timeout),
         udp_stream_timeout=seconds(block.udp_stream_timeout),
     )
+    # One setting at a time: the size of the table may be read-only here, the timeouts are not.
     for setting in conntrack_settings(wanted, os.cpu_count() or 1):
         try:
             for warning in apply([setting]):

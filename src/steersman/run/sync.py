@@ -232,6 +232,7 @@ class Sync:
         if not (owed.node or owed.unrendered):
             return 0
         dirty, cost = 0, 0
+        # A plan stays unrendered until its objects are in the ledger, as the run may be cancelled.
         with self._timed("render"):
             if owed.node:
                 self._put(NODE, lambda: self.mode.render_node(settings))
@@ -271,10 +272,14 @@ class Sync:
             Whether the whole kernel was compared, and what was written.
         """
         owed, ledger = self._owed, self._ledger
+        # Somebody may have touched the kernel: if its fingerprint differs, read all of it. Rejected
+        # owners are retried by a comparison only, as their reason may lie outside their objects.
         if owed.suspected and not owed.unread:
             with owed.comparing():
                 token = await self.mode.fingerprint()
                 owed.unread = token is None or token != self._token or bool(ledger.rejected)
+        # The kernel is as the ledger says: write only the changes. Two owners may claim one object
+        # (then there is no Diff), or the kernel may refuse the batch: both need a comparison.
         if not owed.unread:
             change = await self._in_thread(ledger.changes, ledger.outstanding)
             if change is not None and (not change or await self._accepts(change, partial=True)):
@@ -292,6 +297,7 @@ class Sync:
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + ledger.outstanding
                 change = await self._in_thread(lambda: diff(kernel, ledger.effective()), size)
+            # A fingerprint stays valid if nothing is written, or if own writes do not change it.
             if not change or isinstance(token, ByOthers):
                 self._token = token
             if not change or await self._accepts(change, partial=False):
@@ -300,6 +306,7 @@ class Sync:
                 parts = [change, *await self._bisector.retry_rejected()]
             else:
                 parts = await self._bisector.write_all()
+            # Adopted objects that no owner needs any more are removed by another comparison.
             ledger.mark_compared()
             owed.unread = ledger.release_adopted()
         written = Diff(added={}, removed={}, changed={})
@@ -368,6 +375,7 @@ class Sync:
         plan = self.planner.plan
         unwritten = self._unwritten()
         findings = (*self.store.findings, *plan.findings, *unwritten.listed)
+        # Nothing differs from before: keep the State, but report the changes as synced.
         news = bool(written or compared or plans.changed or plans.removed)
         before = self.state
         same = (plan.settings, findings) == (before.plan.settings, before.findings)

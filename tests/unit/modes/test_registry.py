@@ -23,7 +23,7 @@ from steersman.modes.registry import create
 from steersman.modes.specs import SPECS, ModeOptions, ModeSpec, Variant
 from steersman.run.assemble import assemble
 from steersman.run.daemon import NodeLock, Stop
-from steersman.run.klog import Logging
+from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.metrics import DECLARED
 from tests.support.apiserver.reading import until
@@ -135,7 +135,7 @@ async def test_a_mode_is_a_folder_and_a_row(tmp_path: Path) -> None:
     stop = Stop()
     daemon = await assemble(
         parsed,
-        Logging(stream=io.StringIO(), root=logging.Logger("unused")),
+        ProcessLog(stream=io.StringIO(), root=logging.Logger("unused")),
         machine,
         stop,
         NodeLock(None),

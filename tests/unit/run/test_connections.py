@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from steersman.host.process import descriptor_limit, raise_descriptor_limit
 from steersman.model.names import ObjectName
-from steersman.run.connections import Bounds, Clients, ListenError, Pool, simple_path
+from steersman.run.connections import Bounds, ClientPool, Clients, ListenError, simple_path
 from steersman.run.health import ServiceHealthServers
 from steersman.run.http import NOT_FOUND, Answer, application, keep_serving, listen, short_pages
 from tests.support.apiserver.reading import until
@@ -34,7 +34,7 @@ def hello() -> web.Application:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, pool: Pool) -> AsyncIterator[int]:
+async def serving(app: web.Application, pool: ClientPool) -> AsyncIterator[int]:
     port = free_port()
     server = await listen(app, "127.0.0.1", port, pool)
     try:
@@ -67,7 +67,7 @@ class Client:
 
 
 async def test_idle_clients_make_room_for_a_new_one() -> None:
-    pool = Pool(FEW)
+    pool = ClientPool(FEW)
     async with serving(hello(), pool) as port:
         idle = [await Client.connect(port) for _ in range(20)]
         assert (await ask(port)).body == "hello"
@@ -77,7 +77,7 @@ async def test_idle_clients_make_room_for_a_new_one() -> None:
 
 
 async def test_who_asks_again_and_again_outlives_the_idle() -> None:
-    async with serving(hello(), Pool(FEW)) as port:
+    async with serving(hello(), ClientPool(FEW)) as port:
         steady = await Client.connect(port)
         for _ in range(8):
             idle = await Client.connect(port)
@@ -89,7 +89,7 @@ async def test_who_asks_again_and_again_outlives_the_idle() -> None:
 
 async def test_clients_that_are_gone_take_no_room() -> None:
     """Probes come by new connections again and again: none of them pushes anybody out."""
-    async with serving(hello(), Pool(FEW)) as port:
+    async with serving(hello(), ClientPool(FEW)) as port:
         others = [await Client.connect(port) for _ in range(2)]
         for _ in range(20):
             assert (await ask(port)).body == "hello"
@@ -100,7 +100,7 @@ async def test_clients_that_are_gone_take_no_room() -> None:
 
 
 async def test_one_server_does_not_take_the_room_of_another() -> None:
-    pool = Pool(FEW)
+    pool = ClientPool(FEW)
     async with serving(hello(), pool) as attacked, serving(hello(), pool) as other:
         quiet = [await Client.connect(other) for _ in range(2)]
         idle = [await Client.connect(attacked) for _ in range(20)]
@@ -113,18 +113,18 @@ async def test_one_server_does_not_take_the_room_of_another() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "])
 async def test_a_client_that_sends_no_whole_request_is_dropped(text: bytes) -> None:
-    async with serving(hello(), Pool(Bounds(header=0.0))) as port:
+    async with serving(hello(), ClientPool(Bounds(header=0.0))) as port:
         await (await Client.connect(port, text)).closed()
 
 
 async def test_a_client_that_does_not_ask_again_is_dropped() -> None:
-    async with serving(hello(), Pool(Bounds(idle=0.0))) as port:
+    async with serving(hello(), ClientPool(Bounds(idle=0.0))) as port:
         await (await Client.connect(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).closed()
 
 
 async def test_a_client_that_takes_no_answer_is_dropped() -> None:
     endless = application({"/": lambda _: Answer(pieces=iter(lambda: b"x" * 65536, b""))})
-    pool = Pool(Bounds(busy=0.0))
+    pool = ClientPool(Bounds(busy=0.0))
     async with serving(endless, pool) as port:
         client = await Client.connect(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         await client.reader.readexactly(1)
@@ -141,7 +141,7 @@ async def test_clients_that_hang_do_not_hold_up_the_end() -> None:
         await asyncio.Event().wait()
         return Answer()
 
-    async with serving(application({"/": hangs}), Pool()) as port:
+    async with serving(application({"/": hangs}), ClientPool()) as port:
         clients = [await Client.connect(port), await Client.connect(port, b"GET ")]
         clients.append(await Client.connect(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))
         await begun.wait()
@@ -171,7 +171,7 @@ async def test_without_descriptors_accepting_pauses_and_says_so_once(
 
     monkeypatch.setattr(type(loop), "sock_accept", sock_accept)
     monkeypatch.setattr(asyncio, "sleep", pause)
-    async with serving(hello(), Pool()) as port:
+    async with serving(hello(), ClientPool()) as port:
         assert (await ask(port)).body == "hello"
     assert pauses.count(1.0) == 50
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
@@ -185,7 +185,7 @@ async def test_without_descriptors_accepting_pauses_and_says_so_once(
 async def test_what_is_not_http_is_not_logged(
     text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(hello(), Pool()) as port:
+    async with serving(hello(), ClientPool()) as port:
         client = await Client.connect(port, text)
         client.writer.write_eof()
         await client.closed()
@@ -194,18 +194,18 @@ async def test_what_is_not_http_is_not_logged(
 
 
 async def test_what_fails_here_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(application({"/": lambda _: Answer(str(1 // 0))}), Pool()) as port:
+    async with serving(application({"/": lambda _: Answer(str(1 // 0))}), ClientPool()) as port:
         assert (await ask(port)).status == 500
     assert "ZeroDivisionError" in caplog.text
 
 
 async def test_listening_leaves_the_reserve_alone() -> None:
     with pytest.raises(ListenError, match="too few file descriptors"):
-        await listen(hello(), "127.0.0.1", free_port(), Pool(limit=lambda: 4))
+        await listen(hello(), "127.0.0.1", free_port(), ClientPool(limit=lambda: 4))
 
 
 async def test_requests_of_clients_that_are_gone_change_nothing() -> None:
-    clients = Clients(Pool())
+    clients = Clients(ClientPool())
     with clients.request(None), clients.request(asyncio.Transport()):
         assert len(clients) == 0
     assert not clients.drop_one()
@@ -299,7 +299,7 @@ def test_how_far_the_limit_is_raised(
     "path", ["/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/a/..//hello", "/%00", "*", "/%ff"]
 )
 async def test_no_path_leads_elsewhere(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(application({"/hello": lambda _: Answer("hello")}), Pool()) as port:
+    async with serving(application({"/hello": lambda _: Answer("hello")}), ClientPool()) as port:
         client = await Client.connect(
             port, f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
         )
@@ -312,7 +312,7 @@ async def test_no_path_leads_elsewhere(path: str, caplog: pytest.LogCaptureFixtu
 
 async def test_requests_in_a_row_are_answered_in_order() -> None:
     app = application({"/": lambda request: Answer(f"<{request.path}>")})
-    async with serving(app, Pool()) as port:
+    async with serving(app, ClientPool()) as port:
         asked = [f"GET /{number} HTTP/1.1\r\nHost: x\r\n\r\n" for number in range(300)]
         client = await Client.connect(port, "".join(asked).encode())
         for number in range(300):
@@ -330,7 +330,7 @@ async def test_requests_in_a_row_are_answered_in_order() -> None:
 )
 async def test_bodies_are_not_waited_for(head: str) -> None:
     """The answer comes at once, and what is sent after it is not kept."""
-    pool = Pool(Bounds(idle=0.0))
+    pool = ClientPool(Bounds(idle=0.0))
     async with serving(hello(), pool) as port:
         client = await Client.connect(port, head.encode())
         assert b" 200 OK" in await client.reader.readuntil(b"hello")
@@ -413,10 +413,10 @@ def test_no_input_is_an_error(noise: bytes, at: int) -> None:
 
 
 @asynccontextmanager
-async def short_serving(pool: Pool | None = None) -> AsyncIterator[int]:
+async def short_serving(pool: ClientPool | None = None) -> AsyncIterator[int]:
     port = free_port()
     app = short_pages({"/healthz": lambda: Answer("fine", 503)}, lambda: NOT_FOUND)
-    server = await listen(app, "127.0.0.1", port, pool or Pool())
+    server = await listen(app, "127.0.0.1", port, pool or ClientPool())
     try:
         yield port
     finally:
@@ -453,7 +453,7 @@ async def test_a_client_waits_before_it_asks() -> None:
 
 
 async def test_a_client_goes_without_a_word() -> None:
-    pool = Pool()
+    pool = ClientPool()
     async with short_serving(pool) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         await until(lambda: pool.count == 1)
@@ -463,7 +463,7 @@ async def test_a_client_goes_without_a_word() -> None:
 
 
 async def test_who_says_nothing_makes_room_and_is_dropped_in_time() -> None:
-    pool = Pool(Bounds(per_server=2, header=0.0))
+    pool = ClientPool(Bounds(per_server=2, header=0.0))
     async with short_serving(pool) as port:
         idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
         assert (await exchange(port, PROBE))[2] == b"fine"

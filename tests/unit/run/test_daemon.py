@@ -17,7 +17,7 @@ from steersman.model.ruleset import Diff
 from steersman.run.assemble import assemble
 from steersman.run.daemon import Daemon, NodeLock, Stop
 from steersman.run.instance import Holder
-from steersman.run.klog import Logging
+from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from tests.support.modes.memory import MemoryMode
 
@@ -87,7 +87,7 @@ async def running(
             "--metrics-bind-address=",
         ]
     )
-    logs = Logging(stream=io.StringIO(), root=logging.Logger("unused"))
+    logs = ProcessLog(stream=io.StringIO(), root=logging.Logger("unused"))
     stop, lock = Stop(), NotedLock(mode)
     daemon = await assemble(parsed, logs, machine(mode), stop, lock)
     task = asyncio.create_task(daemon.run())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from steersman.run import observers
-from steersman.run.klog import Logging
+from steersman.run.klog import ProcessLog
 from steersman.run.observers import FindingsLog
 from tests.support.builders.store import make, slice_
 from tests.support.modes.memory import World
@@ -20,7 +20,7 @@ def out(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """The log, written by the real handler."""
     logger, stream = logging.getLogger("steersman.test_hostile_tenant"), io.StringIO()
     logger.propagate = False
-    Logging(stream=stream, root=logger)
+    ProcessLog(stream=stream, root=logger)
     monkeypatch.setattr(observers, "log", logger)
     yield stream
     logger.handlers.clear()

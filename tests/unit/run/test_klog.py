@@ -13,7 +13,7 @@ import pytest
 
 from steersman.model.findings import Finding
 from steersman.run import observers
-from steersman.run.klog import Logging, Verbosity, parse_vmodule, v, verbosity_of
+from steersman.run.klog import ProcessLog, Verbosity, parse_vmodule, v, verbosity_of
 from steersman.run.observers import FindingsLog
 
 
@@ -29,7 +29,7 @@ def root() -> Iterator[logging.Logger]:
 
 def test_text_is_klogs(root: logging.Logger) -> None:
     out = io.StringIO()
-    Logging(stream=out, root=root)
+    ProcessLog(stream=out, root=root)
     root.info("Using %s Proxier", "iptables")
     root.warning("odd", extra={"service": 'shop/"cart"', "count": 3})
     root.error("bad")
@@ -45,7 +45,7 @@ def test_text_is_klogs(root: logging.Logger) -> None:
 
 def test_json_is_component_bases(root: logging.Logger) -> None:
     out = io.StringIO()
-    Logging("json", 2, stream=out, root=root)
+    ProcessLog("json", 2, stream=out, root=root)
     root.log(v(2), "two", extra={"service": "shop/cart"})
     try:
         raise OSError("gone")
@@ -63,7 +63,7 @@ def test_json_is_component_bases(root: logging.Logger) -> None:
 
 def test_text_has_the_trace_of_an_exception(root: logging.Logger) -> None:
     out = io.StringIO()
-    Logging(stream=out, root=root)
+    ProcessLog(stream=out, root=root)
     try:
         raise OSError("gone")
     except OSError:
@@ -76,7 +76,7 @@ def test_text_has_the_trace_of_an_exception(root: logging.Logger) -> None:
 @pytest.mark.parametrize(("verbosity", "shown"), [(0, 1), (2, 2), (3, 3), (4, 4), (5, 5)])
 def test_verbosity_lets_more_through(root: logging.Logger, verbosity: int, shown: int) -> None:
     out = io.StringIO()
-    Logging("text", verbosity, stream=out, root=root)
+    ProcessLog("text", verbosity, stream=out, root=root)
     for level in (v(0), v(2), v(3), logging.DEBUG, v(5)):
         root.log(level, "line")
     assert len(out.getvalue().splitlines()) == shown
@@ -84,7 +84,7 @@ def test_verbosity_lets_more_through(root: logging.Logger, verbosity: int, shown
 
 def test_verbosity_can_be_changed_while_running(root: logging.Logger) -> None:
     out = io.StringIO()
-    logs = Logging(stream=out, root=root)
+    logs = ProcessLog(stream=out, root=root)
     root.log(v(3), "hidden")
     logs.set_verbosity(3)
     root.log(v(3), "shown")
@@ -107,7 +107,7 @@ def test_verbosity_can_be_changed_while_running(root: logging.Logger) -> None:
 )
 def test_vmodule_is_by_file(root: logging.Logger, vmodule: str, shown: bool) -> None:
     out = io.StringIO()
-    Logging("text", 0, vmodule, stream=out, root=root)
+    ProcessLog("text", 0, vmodule, stream=out, root=root)
     root.debug("line")
     assert bool(out.getvalue()) is shown
 
@@ -120,7 +120,7 @@ def test_bad_vmodules_are_refused(text: str) -> None:
 
 def test_bad_formats_are_refused(root: logging.Logger) -> None:
     with pytest.raises(ValueError, match="write text or json"):
-        Logging("xml", root=root)
+        ProcessLog("xml", root=root)
 
 
 HOSTILE = "a\nE1121 05:56:57.123456    4711 x.py:1] forged\r\x1b[2J\x00\x85\u2028\u2029\u202e\udcff"
@@ -129,7 +129,7 @@ HOSTILE = "a\nE1121 05:56:57.123456    4711 x.py:1] forged\r\x1b[2J\x00\x85\u202
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_nothing_that_is_logged_can_forge_a_line(root: logging.Logger, form: str) -> None:
     out = io.StringIO()
-    Logging(form, stream=out, root=root)
+    ProcessLog(form, stream=out, root=root)
     root.warning("Service %s: %s", HOSTILE, "odd", extra={"service": HOSTILE})
     root.warning(HOSTILE)
     try:
@@ -146,7 +146,7 @@ def test_nothing_that_is_logged_can_forge_a_line(root: logging.Logger, form: str
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_hostile_objects_are_one_line_each(root: logging.Logger, form: str) -> None:
     out = io.StringIO()
-    Logging(form, stream=out, root=root)
+    ProcessLog(form, stream=out, root=root)
     log = FindingsLog()
     observers.log, before = root, observers.log
     try:
@@ -161,7 +161,7 @@ def test_hostile_objects_are_one_line_each(root: logging.Logger, form: str) -> N
 
 def test_long_tracebacks_keep_their_end(root: logging.Logger) -> None:
     out = io.StringIO()
-    Logging("json", stream=out, root=root)
+    ProcessLog("json", stream=out, root=root)
     try:
         raise OSError("x" * 100_000 + "end")
     except OSError:
@@ -191,7 +191,7 @@ class Log:
         self.logger.propagate = False
         self.out = io.StringIO()
         self.now = 0.0
-        Logging("text", verbosity, stream=self.out, root=self.logger, clock=lambda: self.now)
+        ProcessLog("text", verbosity, stream=self.out, root=self.logger, clock=lambda: self.now)
 
     def warn(self, number: int) -> None:
         self.logger.warning("cannot dial %d", number)

@@ -13,7 +13,7 @@ from steersman.model.errors import BusyError
 from steersman.run import http
 from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
-from steersman.run.service_metrics import Filter
+from steersman.run.service_metrics import ServiceFilter
 from tests.support.http import Reply, ask, serving
 
 
@@ -54,9 +54,9 @@ class Shop:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
-        self.asked: list[Filter] = []
+        self.asked: list[ServiceFilter] = []
 
-    async def services(self, which: Filter) -> list[Metric]:
+    async def services(self, which: ServiceFilter) -> list[Metric]:
         self.asked.append(which)
         if self.error:
             raise self.error
@@ -66,13 +66,13 @@ class Shop:
 @pytest.mark.parametrize(
     ("query", "which"),
     [
-        ("", Filter()),
-        ("?namespace=shop", Filter("shop")),
-        ("?service=cart&top=7&namespace=shop", Filter("shop", "cart", 7)),
-        ("?top=999999999", Filter()),
+        ("", ServiceFilter()),
+        ("?namespace=shop", ServiceFilter("shop")),
+        ("?service=cart&top=7&namespace=shop", ServiceFilter("shop", "cart", 7)),
+        ("?top=999999999", ServiceFilter()),
     ],
 )
-async def test_services_are_filtered(query: str, which: Filter) -> None:
+async def test_services_are_filtered(query: str, which: ServiceFilter) -> None:
     shop = Shop()
     reply = await fetch(pages(services=shop.services), f"/metrics/services{query}")
     assert "steersman_connections_total 7.0" in str(reply.body)

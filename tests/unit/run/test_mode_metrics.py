@@ -19,7 +19,7 @@ from steersman.modes.specs import SPECS
 from steersman.run import mode_metrics
 from steersman.run.metrics import Metrics, exposition
 from steersman.run.mode_metrics import ModeMetrics
-from steersman.run.service_metrics import MOST_SERIES, REST, Filter
+from steersman.run.service_metrics import MOST_SERIES, REST, ServiceFilter
 from tests.support.builders import nftables_plans as make
 from tests.support.modes.bare import BareMode
 from tests.support.modes.userspace_proxy import (
@@ -131,7 +131,7 @@ async def test_sums_of_the_node_are_shown_always() -> None:
 async def test_series_of_services_can_be_had_by_filter() -> None:
     busy = Busy()
     metrics = ModeMetrics(busy, lambda: [plan("a"), plan("b")], lambda: False)
-    found = samples(await metrics.services(Filter(service="a")))
+    found = samples(await metrics.services(ServiceFilter(service="a")))
     name = ("shop", "a", "http", "TCP", "10.244.0.1:8080")
     assert found["steersman_connections_total", *name] == 3
     assert found["steersman_proxied_packets_total", *name, "to_client"] == 20
@@ -167,7 +167,7 @@ class Reading(BareMode):
 async def test_plans_may_change_while_connections_are_counted() -> None:
     mode, plans = Reading(), {name: plan(name) for name in "ab"}
     metrics = ModeMetrics(mode, plans.values, lambda: True)
-    scrape = asyncio.create_task(metrics.services(Filter()))
+    scrape = asyncio.create_task(metrics.services(ServiceFilter()))
     await mode.begun.wait()
     plans["c"] = plan("c")
     mode.changed.set()
@@ -187,7 +187,7 @@ async def test_the_other_metrics_do_not_go_with_these(error: Exception) -> None:
     page = await default(Failing(), [plan("a")], all_of_them=True)
     assert "kubeproxy_sync_proxy_rules_duration_seconds" in page
     with pytest.raises(type(error)):
-        await ModeMetrics(Failing(), lambda: [plan("a")], lambda: True).services(Filter())
+        await ModeMetrics(Failing(), lambda: [plan("a")], lambda: True).services(ServiceFilter())
 
 
 async def test_a_collection_that_takes_too_long_ends_before_the_next_begins(
@@ -197,18 +197,21 @@ async def test_a_collection_that_takes_too_long_ends_before_the_next_begins(
     mode, plans = Reading(), [plan("a")]
     metrics = ModeMetrics(mode, lambda: plans, lambda: True)
     with pytest.raises(TimeoutError):
-        await metrics.services(Filter())
+        await metrics.services(ServiceFilter())
     with pytest.raises(TimeoutError):
-        await metrics.services(Filter())
+        await metrics.services(ServiceFilter())
     assert mode.asked == 1
     monkeypatch.setattr(mode_metrics, "_TIMEOUT", 10)
     mode.changed.set()
-    assert await metrics.services(Filter())
+    assert await metrics.services(ServiceFilter())
     assert mode.asked == 2
 
 
 async def test_a_mode_that_counts_nothing_has_no_series() -> None:
-    assert await ModeMetrics(BareMode(), lambda: [plan("a")], lambda: True).services(Filter()) == []
+    assert (
+        await ModeMetrics(BareMode(), lambda: [plan("a")], lambda: True).services(ServiceFilter())
+        == []
+    )
 
 
 async def test_what_went_through_the_proxy_is_counted() -> None:
@@ -229,7 +232,7 @@ async def test_what_went_through_the_proxy_is_counted() -> None:
         of = ServicePlan(listener(gone, one).owner, (), reachable=(gone, one))
         metrics = ModeMetrics(Userspace(), lambda: [of], lambda: False)
         name = (*of.key.name, str(one))
-        found = samples(await metrics.services(Filter()))
+        found = samples(await metrics.services(ServiceFilter()))
         assert found["steersman_connections_total", *name] == 3
         assert found["steersman_dial_failures_total", *of.key.name, str(gone)] == 1
         assert found["steersman_endpoint_dial_seconds_total", *name] > 0

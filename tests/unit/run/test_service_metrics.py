@@ -17,9 +17,9 @@ from steersman.run.service_metrics import (
     REST,
     Column,
     Counts,
-    Filter,
     Ledger,
     Name,
+    ServiceFilter,
     Table,
     View,
 )
@@ -64,7 +64,7 @@ def test_the_busiest_are_listed_and_the_others_summed() -> None:
     ledger, plans = Ledger(), [plan(name) for name in "abc"]
     counts: Counts = {ENDPOINT: {row("a"): (1, 10, 20), row("b"): (5, 50, 60), row("c"): (3, 4, 5)}}
     ledger.update(counts)
-    found = page(ledger.view(Filter(top=1)), plans, counts)
+    found = page(ledger.view(ServiceFilter(top=1)), plans, counts)
     assert found == {
         ("connections_total", "b", "10.0.0.0:80"): 5,
         ("bytes_total", "b", "10.0.0.0:80", "to_endpoint"): 50,
@@ -94,16 +94,16 @@ def test_a_filter_is_about_its_services_only() -> None:
     counts: Counts = {ENDPOINT: {row("a"): (1,), row("b"): (2,), row("a", namespace="other"): (4,)}}
     ledger = Ledger()
     ledger.update(counts)
-    in_shop = Filter("shop", top=1)
+    in_shop = ServiceFilter("shop", top=1)
     assert page(ledger.view(in_shop), plans, counts) == {
         ("connections_total", "b", "10.0.0.0:80"): 2,
         ("connections_total", REST, ""): 1,
     }
-    assert page(ledger.view(Filter("other", "a")), plans, counts) == {
+    assert page(ledger.view(ServiceFilter("other", "a")), plans, counts) == {
         ("connections_total", "a", "10.0.0.0:80"): 4,
         ("connections_total", REST, ""): 0,
     }
-    assert page(ledger.view(Filter(service="a", top=1)), plans, counts) == {
+    assert page(ledger.view(ServiceFilter(service="a", top=1)), plans, counts) == {
         ("connections_total", "a", "10.0.0.0:80"): 4,
         ("connections_total", REST, ""): 1,
     }
@@ -132,7 +132,7 @@ def test_the_busiest_endpoints_of_a_large_service_are_listed() -> None:
 
 
 def test_an_endpoint_that_comes_back_is_not_counted_again() -> None:
-    ledger = Ledger(Filter(top=0))
+    ledger = Ledger(ServiceFilter(top=0))
     for rows in ({row("a"): (7,)}, {}, {row("a"): (9,)}, {}, {row("a"): (1,)}):
         counts: Counts = {ENDPOINT: rows}
         ledger.update(counts)
@@ -146,12 +146,12 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.update({ENDPOINT: {row("a", n): (1,) for n in range(5)}})
     ledger.update({ENDPOINT: {}})
     assert len(ledger._gone) == 3
-    first = ledger.view(Filter(top=1))
-    assert ledger.view(Filter(top=1)) is first
+    first = ledger.view(ServiceFilter(top=1))
+    assert ledger.view(ServiceFilter(top=1)) is first
     for n in range(MOST_VIEWS):
-        ledger.view(Filter(f"n{n}"))
+        ledger.view(ServiceFilter(f"n{n}"))
     assert len(ledger._views) == MOST_VIEWS
-    assert ledger.view(Filter(top=1)) is not first
+    assert ledger.view(ServiceFilter(top=1)) is not first
 
 
 SERVICES = "abcd"
@@ -169,7 +169,7 @@ STEPS = st.lists(
 def test_no_series_ever_falls_and_the_rates_add_up(
     steps: list[tuple[Mapping[str, int], set[str], bool]], top: int
 ) -> None:
-    ledger, totals = Ledger(Filter(top=top)), dict.fromkeys(SERVICES, 0)
+    ledger, totals = Ledger(ServiceFilter(top=top)), dict.fromkeys(SERVICES, 0)
     highest: dict[tuple[str, ...], float] = {}
     before: dict[tuple[str, ...], float] = {}
     made = made_before = 0
