@@ -167,7 +167,10 @@ class Reflector:
         try:
             while True:
                 if not self._version:
-                    await self._list()
+                    listing = await self._lister.fetch()
+                    await self._updater.replace(listing.objects, listing.findings)
+                    self._version, self._suspect = listing.version, False
+                    del listing  # free the list before the watch, which lasts
                 elif self._suspect:
                     await self._lister.probe(self._version)
                 await self._watch()
@@ -179,12 +182,6 @@ class Reflector:
             return error.with_traceback(None)
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             return ApiError("malformed", f"unexpected answer: {error}")
-
-    async def _list(self) -> None:
-        """List; a function of its own, so that the list is freed before the watch starts."""
-        listing = await self._lister.fetch()
-        await self._updater.replace(listing.objects, listing.findings)
-        self._version, self._suspect = listing.version, False
 
     async def _watch(self) -> None:
         """Watch from the last resourceVersion until the server ends it, as it does in time."""
