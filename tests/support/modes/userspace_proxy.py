@@ -1,4 +1,4 @@
-"""A Proxy on loopback, without rules, and endpoints that do as they are told."""
+"""A proxy on loopback, without rules, and scripted endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gives way when descriptors are short: the rule alone, then with real sockets."""
+"""Which connection yields if descriptors run out: the rule alone, then with real sockets."""
 
 from __future__ import annotations
 

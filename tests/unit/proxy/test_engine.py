@@ -1,4 +1,4 @@
-"""What is left of a proxy's work when something ends at an awkward moment: nothing."""
+"""Nothing is left behind if a connection, listener or endpoint ends at an awkward moment."""
 
 from __future__ import annotations
 

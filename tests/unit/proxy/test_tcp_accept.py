@@ -1,4 +1,4 @@
-"""Accepting: as many clients as there is room for, on any loop."""
+"""Accepting: as many clients as the descriptor budget allows, on any event loop."""
 
 from __future__ import annotations
 
