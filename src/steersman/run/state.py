@@ -173,6 +173,7 @@ def state_json(
 
 def _plan_json(plan: ServicePlan) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(plan)
+    fields |= fields.pop("scheduling") | fields.pop("proxy")  # the keys of earlier versions
     key = plan.key
     fields["key"] = {
         "namespace": key.name.namespace,

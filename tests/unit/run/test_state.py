@@ -36,3 +36,30 @@ def test_it_says_what_was_when_it_was_asked() -> None:
     first = next(pieces)
     plans.clear()
     assert len(msgspec.json.decode(first + b"".join(pieces))["servicePlans"]) == 300
+
+
+def test_the_keys_of_a_plan_stay_as_they_are() -> None:
+    """Whatever structs the program has: tools of operators read them."""
+    only = plan(1)
+    said = json.loads(
+        b"".join(state_json(State(plan=NodePlan(NodeSettings(), {only.key: only})), None, 0.0, 0.0))
+    )
+    (shown,) = said["servicePlans"]
+    assert sorted(shown) == [
+        "affinity_seconds",
+        "cluster",
+        "frontends",
+        "health_check_node_port",
+        "kept",
+        "key",
+        "least_connections",
+        "local",
+        "maglev",
+        "metrics",
+        "proxy_protocol",
+        "reachable",
+        "ready_here",
+        "scheduler",
+        "scheduler_flags",
+        "weights",
+    ]
