@@ -71,7 +71,7 @@ class NodeLock:
         """The instance that asks to take over."""
 
     async def claim(self) -> None:
-        """Take the lock; raise StartError if another instance keeps it."""
+        """Claim the lock; raise StartError if another instance keeps it."""
         self.newcomer = asyncio.get_running_loop().create_future()
         if self._instance is not None:
             await self._instance.claim(self.newcomer.set_result)
@@ -140,9 +140,9 @@ class Daemon:
             "configuration": self._follow_configuration(),
             "conntrack": self._observers.cleaner.run(),
             "health checks": self._observers.health_checks.run(),
-            "losses": self._watch_for_external_changes(),
+            "external changes": self._watch_for_external_changes(),
             "leftovers": self._remove_leftovers(),
-            "successor": self._hand_over(),
+            "hand-over": self._hand_over(),
             **self._servers.tasks(),
         }
         # `guarded` turns the crash of a task into a request to stop, so the group never fails.
@@ -157,7 +157,8 @@ class Daemon:
             log.info("stopping; the rules stay in force")
             for task in tasks:
                 task.cancel()
-        # From here on nothing is written; connections may drain beside the next instance.
+        # All tasks have ended: nothing is written any more. Connections may drain beside the next
+        # instance.
         self._lock.release()
         await self._servers.close()
         cut = await self.sync.mode.aclose(self._reloader.current.steersman.drain_period.seconds)

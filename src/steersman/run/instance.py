@@ -148,7 +148,7 @@ class Instance:
         self._asked: Callable[[Holder], None] = lambda _: None
 
     async def claim(self, asked: Callable[[Holder], None]) -> None:
-        """Take the lock of this network namespace.
+        """Claim the lock of this network namespace.
 
         Args:
             asked: called when another instance wants to take over, with its identity.

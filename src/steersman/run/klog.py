@@ -297,7 +297,7 @@ class ProcessLog:
         root: logging.Logger | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take over the root logger.
+        """Configure the root logger.
 
         Args:
             form: `text` or `json`.

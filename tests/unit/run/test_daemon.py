@@ -136,4 +136,4 @@ async def test_a_task_that_crashes_ends_the_daemon_as_a_failure(
     async with running(tmp_path, mode) as (_, stop, _, task):
         async with asyncio.timeout(20):
             await task
-        assert stop.failure == "task 'losses' crashed: KeyError: 'defect'"
+        assert stop.failure == "task 'external changes' crashed: KeyError: 'defect'"
