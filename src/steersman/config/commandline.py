@@ -272,7 +272,7 @@ READERS: Final[Mapping[str, Callable[[str], Value]]] = {
     "ProxyMode": str,
     "LocalMode": str,
 }
-"""Readers of values by the flag's kind; ValueError tells what is wrong."""
+"""Readers of values by the flag's kind; they raise ValueError with the reason."""
 
 
 # Flags and file together

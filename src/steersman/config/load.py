@@ -118,7 +118,7 @@ def parse_document(text: str) -> tuple[Plain, list[str]]:
         try:
             return cast("Plain", json.loads(text, object_pairs_hook=unite)), duplicates
         except (ValueError, RecursionError):
-            pass  # flow-style YAML begins with a brace, too; its parser reports what is wrong
+            pass  # flow-style YAML begins with a brace, too; its parser reports the error
     builder = _Builder()
     try:
         refuse_deep(text, _Loader, _MAX_DEPTH)

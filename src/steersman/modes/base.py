@@ -21,7 +21,7 @@ class Support(msgspec.Struct, frozen=True):
 
     usable: bool
     missing: tuple[str, ...] = ()
-    """Sentences: what is missing, and how to get it. May be non-empty for a usable mode."""
+    """Sentences: a missing part, and how to get it. A usable mode may have some, too."""
 
 
 class ByOthers(NamedTuple):
@@ -70,6 +70,9 @@ class Mode(ABC):
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Release all resources of this process; kernel objects stay in force.
+
+        Call it when no other call is under way, cancelled ones included: those that use
+        descriptors in a thread end with it (host/process.to_thread_to_end).
 
         Args:
             drain: seconds that connections carried by this process get to end.
