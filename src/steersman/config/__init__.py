@@ -22,12 +22,12 @@ from steersman.config.load import Loaded, load
 from steersman.config.reload import ReloadPlan, applied, reload_plan
 from steersman.config.rules import validate
 from steersman.config.types import KubeProxyConfiguration, ProxyConfig
-from steersman.config.write import Answer, check_config, configz, show_config, to_yaml
+from steersman.config.write import CommandOutput, check_config, configz, show_config, to_yaml
 
 __all__ = [
     "FLAGS",
     "SHELLS",
-    "Answer",
+    "CommandOutput",
     "ConfigError",
     "FieldError",
     "Flag",

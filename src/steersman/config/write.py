@@ -83,15 +83,15 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _represent_text)
 
 
-class Answer(NamedTuple):
-    """The answer of a command."""
+class CommandOutput(NamedTuple):
+    """The exit status and the text of a command."""
 
     status: int
     """0 valid, 1 invalid (if strict, also with warnings), 2 a flag with an unknown value."""
     text: str
 
 
-def check_config(name: str, data: bytes | str, *, strict: bool = False) -> Answer:
+def check_config(name: str, data: bytes | str, *, strict: bool = False) -> CommandOutput:
     """Check a configuration file as the daemon would, and return everything that is wrong.
 
     Args:
@@ -102,7 +102,7 @@ def check_config(name: str, data: bytes | str, *, strict: bool = False) -> Answe
     try:
         loaded = load(data)
     except ConfigError as error:
-        return Answer(1, f"{name}: error: {error}\n")
+        return CommandOutput(1, f"{name}: error: {error}\n")
     config = apply_platform_defaults(loaded.config)
     warnings = [*loaded.warnings, *gate_warnings(config.feature_gates)]
     errors = validate(config, strict_upstream=strict)
@@ -111,17 +111,17 @@ def check_config(name: str, data: bytes | str, *, strict: bool = False) -> Answe
     bad = bool(errors) or (strict and bool(warnings))
     if not bad:
         lines.append(f"{name}: ok, mode {config.mode}")
-    return Answer(int(bad), "\n".join(lines) + "\n")
+    return CommandOutput(int(bad), "\n".join(lines) + "\n")
 
 
-def show_config(config: ProxyConfig, output: str = "yaml") -> Answer:
+def show_config(config: ProxyConfig, output: str = "yaml") -> CommandOutput:
     """Return the configuration in force, with defaults and flags, as `yaml` or `json`.
 
     Passwords in URLs are left out: people paste this into tickets.
     """
     if output == "yaml":
-        return Answer(0, without_password(to_yaml(config)))
+        return CommandOutput(0, without_password(to_yaml(config)))
     if output == "json":
         text = json.dumps(to_document(config), indent=2, ensure_ascii=False)
-        return Answer(0, without_password(text) + "\n")
-    return Answer(2, f"output {output!r}: give yaml or json\n")
+        return CommandOutput(0, without_password(text) + "\n")
+    return CommandOutput(2, f"output {output!r}: give yaml or json\n")

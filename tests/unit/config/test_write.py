@@ -3,7 +3,7 @@ import json
 from msgspec.structs import replace
 
 from steersman.config import (
-    Answer,
+    CommandOutput,
     ConfigError,
     Invalid,
     check_config,
@@ -25,7 +25,7 @@ BASE = apply_platform_defaults(default_config())
 
 
 def test_a_good_file() -> None:
-    assert check_config("f", HEAD) == Answer(0, "f: ok, mode iptables\n")
+    assert check_config("f", HEAD) == CommandOutput(0, "f: ok, mode iptables\n")
 
 
 def test_broken_rules_and_warnings() -> None:
@@ -50,7 +50,7 @@ def test_our_modes_are_refused_when_strict() -> None:
 
 def test_what_cannot_be_read() -> None:
     answer = check_config("f", b"\xff")
-    assert answer == Answer(1, "f: error: failed to decode: yaml: not UTF-8 at byte 0\n")
+    assert answer == CommandOutput(1, "f: error: failed to decode: yaml: not UTF-8 at byte 0\n")
 
 
 def test_a_refused_configuration_is_shown_as_findings() -> None:
@@ -71,7 +71,7 @@ def test_showing() -> None:
     assert load(answer.text).config == apply_platform_defaults(load(answer.text).config)
     document = json.loads(show_config(BASE, "json").text)
     assert document["conntrack"]["tcpEstablishedTimeout"] == "24h0m0s"
-    assert show_config(BASE, "xml") == Answer(2, "output 'xml': give yaml or json\n")
+    assert show_config(BASE, "xml") == CommandOutput(2, "output 'xml': give yaml or json\n")
 
 
 def test_passwords_in_urls_are_not_shown() -> None:
