@@ -92,7 +92,7 @@ def read_timeouts(proc: Path = _PROC) -> Timeouts:
     return Timeouts(*found)
 
 
-class Flow(NamedTuple):
+class FlowEntry(NamedTuple):
     """An entry of the map `flows`; ends are packed endpoints."""
 
     source: bytes
@@ -104,7 +104,7 @@ class Flow(NamedTuple):
     kind: int
 
     @classmethod
-    def unpack(cls, key: bytes, value: bytes) -> Flow:
+    def unpack(cls, key: bytes, value: bytes) -> FlowEntry:
         """Take an entry apart."""
         source, destination, source_port, destination_port, protocol, hook = layout.FLOW_KEY.unpack(
             key
@@ -150,7 +150,7 @@ def find_stale(flows: HashMap, stale: Stale) -> tuple[bytes, ...]:
         for key, value in flows.items()
         if layout.flow_kind(value) == TO_ENDPOINT
         and layout.flow_protocol(key) in protocols
-        and Flow.unpack(key, value).is_stale(stale)
+        and FlowEntry.unpack(key, value).is_stale(stale)
     )
 
 
@@ -162,7 +162,7 @@ def delete_stale(flows: HashMap, found: Iterable[bytes], stale: Stale) -> Remove
         found: keys that `find_stale` has returned.
         stale: endpoints that Services no longer have, as of now.
     """
-    now = ((key, Flow.unpack(key, value)) for key in found if (value := flows.get(key)))
+    now = ((key, FlowEntry.unpack(key, value)) for key in found if (value := flows.get(key)))
     doomed = [(key, flow) for key, flow in now if flow.kind == TO_ENDPOINT and flow.is_stale(stale)]
     keys = []
     for key, flow in doomed:
@@ -172,7 +172,7 @@ def delete_stale(flows: HashMap, found: Iterable[bytes], stale: Stale) -> Remove
         keys += [key, layout.flow_key(endpoint, client, protocol, answers_at)]
         masqueraded = layout.flow_key(client, endpoint, protocol, EGRESS)
         if value := flows.get(masqueraded):
-            node = Flow.unpack(masqueraded, value).rewritten
+            node = FlowEntry.unpack(masqueraded, value).rewritten
             keys += [masqueraded, layout.flow_key(endpoint, node, protocol, INGRESS)]
     return Removed(len(doomed), flows.delete_all(keys))
 

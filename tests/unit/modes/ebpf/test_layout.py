@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT, Flow
+from steersman.modes.ebpf.flows import EGRESS, TO_ENDPOINT, FlowEntry
 from steersman.modes.ebpf.layout import FrontendValue, Kind
 
 addresses = st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)).map(str)
@@ -61,7 +61,9 @@ def test_flows_survive(source: bytes, destination: bytes, to: bytes, one: int, o
     ends = source + one.to_bytes(2, "big"), destination + other.to_bytes(2, "big")
     key = layout.flow_key(*ends, 6, EGRESS)
     value = layout.FLOW.pack(to, 5, ends[0][16:], TO_ENDPOINT, 2, 9)
-    assert Flow.unpack(key, value) == Flow(*ends, 6, EGRESS, to + ends[0][16:], TO_ENDPOINT)
+    assert FlowEntry.unpack(key, value) == FlowEntry(
+        *ends, 6, EGRESS, to + ends[0][16:], TO_ENDPOINT
+    )
     assert layout.flow_protocol(key) == 6
     assert (layout.flow_kind(value), layout.flow_state(value)) == (TO_ENDPOINT, 2)
 
