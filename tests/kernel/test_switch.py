@@ -31,6 +31,7 @@ from tests.support.lab.switches import (
     program,
 )
 from tests.support.modes.registry import MODES
+from tests.support.processes.steersman import until
 
 __all__ = ["lab"]  # a fixture
 
@@ -192,9 +193,18 @@ def test_the_ebpf_mode_is_left_when_its_connections_have_ended(
     old = ("ebpf", "tcx")
 
     async def switch() -> list[str]:
-        await program(mode_of(lab, *new))
+        # The new rules make conntrack track, and drop INVALID packets. A FIN is INVALID if it is
+        # the first packet that conntrack sees of its connection, so none may be on its way.
+        ebpf = mode_of(lab, *old)
+
+        async def none_closes() -> bool:
+            return await ebpf.connections() <= len(clients.live)
+
+        with clients.opening:
+            await until(none_closes)
+            await program(mode_of(lab, *new))
         await asyncio.to_thread(clients.check)
-        left = asyncio.create_task(remove_leftovers_once([("ebpf", mode_of(lab, *old))], 60))
+        left = asyncio.create_task(remove_leftovers_once([("ebpf", ebpf)], 60))
         before = clients.opened
         while clients.opened < before + 20:
             await asyncio.to_thread(clients.check)

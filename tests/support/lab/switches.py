@@ -112,6 +112,8 @@ class Clients:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
         self._stop = threading.Event()
+        self.opening = threading.Lock()
+        """Held from the opening of a connection to its close."""
         self.opened = 0
         self.failed: list[str] = []
         self.live = [connected(lab.socket(way[0], "TCP"), *way) for way in WAYS]
@@ -121,8 +123,9 @@ class Clients:
     def _run(self) -> None:
         while not self._stop.is_set():
             for way in WAYS:
-                if wrong := ask(self._lab.socket(way[0], "TCP"), way):
-                    self.failed.append(wrong)
+                with self.opening:
+                    if wrong := ask(self._lab.socket(way[0], "TCP"), way):
+                        self.failed.append(wrong)
                 self.opened += 1
 
     def check(self) -> None:
