@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 
 import pytest
 
@@ -136,19 +137,22 @@ class Traffic:
             thread.join()
 
     def _run(self, seed: int) -> None:
-        rng = random.Random(seed)
-        while not self._stop.is_set():
-            number = rng.choice(STEADY)
-            source, target, target_port = rng.choice(
-                (
-                    (CLIENT, address(number), 80),
-                    (CLIENT, external_ip(number), 80),
-                    (OUTSIDE, NODE_IP, 30080 + number),
-                    (OUTSIDE, external_ip(number), 80),
-                    (NODE_IP, address(number), 80),
-                    (LOCAL[number], address(number), 80),
-                )
+        ways = [
+            way
+            for number in STEADY
+            for way in (
+                (CLIENT, address(number), 80),
+                (CLIENT, external_ip(number), 80),
+                (OUTSIDE, NODE_IP, 30080 + number),
+                (OUTSIDE, external_ip(number), 80),
+                (NODE_IP, address(number), 80),
+                (LOCAL[number], address(number), 80),
             )
+        ]
+        random.Random(seed).shuffle(ways)
+        for source, target, target_port in cycle(ways):
+            if self._stop.is_set():
+                return
             outcome = self._lab.probe(source, target, target_port, timeout=10, at_once=True)
             if outcome.kind == "answered":
                 self.answered[source, target, target_port] += 1
