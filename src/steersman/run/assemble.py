@@ -95,9 +95,8 @@ async def assemble(
     store = Store(node.node_name, on_change=changed, on_report=reported)
     sync = Sync(store, Planner(node, mode.traits), mode, facts)
     # What the process shows of it.
-    stats = getattr(source, "stats", None)
     servers = Servers(
-        config, parsed.values, node.node_name, sync, stats=stats, logs=logs, machine=machine
+        config, parsed.values, node.node_name, sync, stats=source.stats, logs=logs, machine=machine
     )
     findings = FindingsLog()
     observers = SyncObservers(

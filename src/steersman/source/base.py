@@ -9,6 +9,7 @@ from typing import Protocol
 from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, KubeObject
 from steersman.model.names import ObjectName
+from steersman.source.stats import SourceStats
 
 # Microseconds until the event loop gets its turn; an object costs 10, an endpoint 1.
 _BATCH_COST = 3000
@@ -45,6 +46,11 @@ class EventHandler(Protocol):
 
 class Source(Protocol):
     """Reads Services, EndpointSlices and so on, and follows their changes."""
+
+    @property
+    def stats(self) -> SourceStats | None:
+        """Counts of the connection to the API server; None if there is none."""
+        ...
 
     async def run(self, handler: EventHandler) -> None:
         """Feed the handler until cancelled; external failures are retried inside, forever."""

@@ -85,6 +85,8 @@ class FileSource:
 
     def __init__(self, directories: Sequence[Path]) -> None:
         """Set the directories; each may also be a single file."""
+        self.stats = None
+        """There is no connection to count."""
         self._directories = tuple(directories)
         self._scan = _Scan()
         self._fed: dict[str, dict[ObjectName, KubeObject]] = {}
