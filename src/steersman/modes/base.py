@@ -14,6 +14,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
+from steersman.modes.tracing import Tracer
 
 
 class Support(msgspec.Struct, frozen=True):
@@ -189,3 +190,12 @@ class Mode(ABC):
 
     async def hold_nat_hooks(self) -> None:  # noqa: B027
         """Keep NATed connections of another mode alive while its rules are removed."""
+
+    # Tracing
+
+    def tracer(self) -> Tracer | None:
+        """Return what follows a packet through this mode; None if the mode cannot trace.
+
+        It works in a process that has only built the mode, beside the one that serves.
+        """
+        return None

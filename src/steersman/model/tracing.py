@@ -1,0 +1,86 @@
+"""What the kernel did with one packet: its steps, and the connection that it belongs to."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from steersman.model.addresses import family_of, join_host_port
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import Value
+
+STEERSMAN = "steersman"
+"""Owner of our own rules, in `TraceStep.owner`."""
+
+
+class WatchedFlow(Value, frozen=True):
+    """The packets to follow: those of one connection, or the first that matches."""
+
+    protocol: Protocol
+    destination: str
+    """As the client sends it, before any translation; a canonical address."""
+    port: int
+    source: str = ""
+    """The client's address; "" for any."""
+    source_port: int = 0
+    """0 for any."""
+
+    @property
+    def family(self) -> Family:
+        """Family of the addresses."""
+        return family_of(self.destination)
+
+    def __str__(self) -> str:
+        client = join_host_port(self.source or "any", self.source_port)
+        where = join_host_port(self.destination, self.port)
+        return f"{client.removesuffix(':0')} to {where}/{self.protocol}"
+
+
+class TraceStep(Value, frozen=True):
+    """One thing that the kernel did with the packet."""
+
+    hook: str
+    """Where in the kernel: `prerouting`, `input`, `forward`, `output`, `postrouting`, or a hook
+    of another kind, such as `connect`."""
+    chain: str
+    """The chain, or the program, that decided."""
+    rule: str
+    """The rule in the words of its tool; "" for the end of a chain."""
+    verdict: str
+    """`accept`, `drop`, `reject`, `jump CHAIN`, `goto CHAIN`, `return`, `continue`, ..."""
+    table: str = ""
+    """Family and table of the chain, such as `ip kube-proxy`; "" if there is none."""
+    handle: int = 0
+    """Number by which the rule's tool finds it: the handle of nft, the place in the chain of
+    iptables; 0 for none."""
+    owner: str = STEERSMAN
+    """`STEERSMAN`, or the program that most likely made the rule, such as `Docker`."""
+    note: str = ""
+    """What changed in the packet, such as `the destination is now 10.1.0.5:8080`."""
+    direction: Literal["original", "reply"] = "original"
+
+    @property
+    def ends(self) -> bool:
+        """Whether the packet went no further."""
+        return self.verdict in ("drop", "reject")
+
+
+class TrackedConnection(Value, frozen=True):
+    """A connection as the kernel's connection table has it."""
+
+    source: str
+    source_port: int
+    destination: str
+    port: int
+    endpoint: str
+    """Where the packets really go."""
+    endpoint_port: int
+    seen_source: str
+    """The client that the endpoint sees."""
+    seen_port: int
+    state: str = ""
+    """`replied` if the other side has answered, `unreplied` if not, or the table's own word."""
+
+    @property
+    def masqueraded(self) -> bool:
+        """Whether the endpoint sees another address than the client's."""
+        return self.seen_source != self.source
