@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from steersman.host.netns import namespaces
 from steersman.model.conntrack import Confirm, Stale, pack_socket
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, NodePlan
 from steersman.modes.ebpf.bpf import HashMap
-from steersman.modes.ebpf.sockets import destroy, namespaces
+from steersman.modes.ebpf.sockets import destroy
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,

@@ -15,19 +15,16 @@ expect an error, and the next datagram gets another endpoint anyway.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import logging
-import os
 import socket
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from steersman.host.netlink import Netlink, NetlinkError
+from steersman.host.netns import enter, namespaces
 from steersman.host.nlmsg import Request
 from steersman.model.conntrack import Stale
 from steersman.model.names import Protocol
@@ -36,7 +33,6 @@ from steersman.modes.ebpf.bpf import ArrayMap, HashMap
 
 NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY, _SOCK_DESTROY = 20, 21
-_CLONE_NEWNET = 0x40000000
 # `struct inet_diag_req_v2` before its `id`: family, protocol, states.
 _REQUEST = struct.Struct("=BBxxI")
 # `struct inet_diag_sockid`: ports, source, destination, interface, cookie.
@@ -45,10 +41,7 @@ _ID = struct.Struct("=4s16s16sIQ")
 _ID_AT = 4
 _CONNECTED = 1 << 1  # TCP_ESTABLISHED; the kernel uses it for connected UDP sockets, too
 _UDP = Protocol.UDP.number
-_NAMESPACES = (Path("/run/netns"), Path("/proc"))
 log = logging.getLogger("steersman.ebpf")
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Peer(NamedTuple):
@@ -121,9 +114,9 @@ def destroy(doomed: Collection[tuple[int, bytes]]) -> int:
 
     def visit(wanted: frozenset[tuple[int, bytes]]) -> int:
         destroyed = 0
-        for path in namespaces(_NAMESPACES):
+        for path in namespaces():
             try:
-                _enter(path)
+                enter(path)
                 destroyed += _destroy_here(wanted)
             except OSError as error:
                 # ENOENT: it ended in the meantime. EINVAL: it is no namespace.
@@ -136,34 +129,6 @@ def destroy(doomed: Collection[tuple[int, bytes]]) -> int:
     # In a thread of its own, which stays in the last namespace and ends there.
     with ThreadPoolExecutor(1, thread_name_prefix="ebpf sockets") as pool:
         return pool.submit(visit, frozenset(doomed)).result()
-
-
-def namespaces(folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield a path to each network namespace of this node: those of processes, and named ones."""
-    seen = set()
-    for folder in folders:
-        names: list[str] = []
-        with suppress(OSError):
-            names = os.listdir(folder)
-        if folder.name == "proc":
-            names = [f"{name}/ns/net" for name in names if name.isdigit()]
-        for name in names:
-            with suppress(OSError):
-                found = (folder / name).stat()
-                if (found.st_dev, found.st_ino) not in seen:
-                    seen.add((found.st_dev, found.st_ino))
-                    yield folder / name
-
-
-def _enter(path: Path) -> None:
-    """Move this thread into a network namespace (os.setns exists from Python 3.12)."""
-    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if _libc.setns(opened, _CLONE_NEWNET):
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-    finally:
-        os.close(opened)
 
 
 def _destroy_here(doomed: frozenset[tuple[int, bytes]]) -> int:
