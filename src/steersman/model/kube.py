@@ -107,6 +107,10 @@ class SessionAffinityConfig(Lean, frozen=True):
     client_ip: ClientIPConfig | None = msgspec.field(name="clientIP", default=None)
 
 
+class Selector(Lean, frozen=True):
+    """`spec.selector` of a Service, of which only the presence is read: all of them are equal."""
+
+
 class ServiceSpec(Lean, frozen=True):
     """`spec` of a Service."""
 
@@ -122,6 +126,10 @@ class ServiceSpec(Lean, frozen=True):
     external_traffic_policy: str | None = None
     health_check_node_port: Int32 | None = None
     load_balancer_source_ranges: list[str] | None = None
+    external_name: str | None = None
+    """The host name of an ExternalName Service."""
+    selector: Selector | None = None
+    """None if nobody but the user maintains its EndpointSlices."""
 
 
 class LoadBalancerIngress(Lean, frozen=True):
@@ -176,6 +184,14 @@ class EndpointHints(Lean, frozen=True):
     for_nodes: list[ForZone] | None = None
 
 
+class ObjectReference(Lean, frozen=True):
+    """`targetRef` of an endpoint: the object behind the address, a Pod as a rule."""
+
+    kind: str = ""
+    namespace: str = ""
+    name: str = ""
+
+
 class SliceEndpoint(Lean, frozen=True):
     """An entry of `endpoints` of an EndpointSlice."""
 
@@ -184,6 +200,8 @@ class SliceEndpoint(Lean, frozen=True):
     node_name: str | None = None
     zone: str | None = None
     hints: EndpointHints | None = None
+    target_ref: ObjectReference | None = None
+    """No plan reads it: it is for answers to people."""
 
 
 class SlicePort(Lean, frozen=True):
@@ -201,6 +219,46 @@ class EndpointSlice(Lean, frozen=True):
     address_type: str = ""
     endpoints: list[SliceEndpoint] | None = None
     ports: list[SlicePort] | None = None
+
+
+# Pod: never watched, only fetched to answer a question
+
+
+class PodSpec(Lean, frozen=True):
+    """`spec` of a Pod."""
+
+    node_name: str | None = None
+    host_network: bool | None = None
+
+
+class PodIP(Lean, frozen=True):
+    """An entry of `status.podIPs`."""
+
+    ip: str = ""
+
+
+class PodCondition(Lean, frozen=True):
+    """An entry of `status.conditions`."""
+
+    type: str = ""
+    status: str = ""
+
+
+class PodStatus(Lean, frozen=True):
+    """`status` of a Pod."""
+
+    phase: str | None = None
+    pod_ip: str | None = msgspec.field(name="podIP", default=None)
+    pod_ips: list[PodIP] | None = msgspec.field(name="podIPs", default=None)
+    conditions: list[PodCondition] | None = None
+
+
+class Pod(Lean, frozen=True):
+    """A Pod."""
+
+    metadata: ObjectMeta
+    spec: PodSpec = PodSpec()
+    status: PodStatus | None = None
 
 
 # Node

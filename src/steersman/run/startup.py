@@ -33,9 +33,11 @@ from steersman.modes.specs import SPECS
 from steersman.run.mode_transition import Chosen, choose
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
+from steersman.source.fetch import fetch_objects
 from steersman.source.files import FileSource
 from steersman.source.kubeconfig import ClusterAccess, load_cluster_access
 from steersman.source.store import Store
+from steersman.source.wire import ApiError
 
 log = logging.getLogger(__name__)
 
@@ -119,29 +121,29 @@ async def prepared_mode(config: ProxyConfig) -> Mode:
 
 
 async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:
-    """Read the source once, for commands that do not run on.
+    """Read everything once, for commands that do not run on: manifests or an API server.
+
+    The Store has the Services that are not served and all Nodes, too.
 
     Raises:
-        TimeoutError: the source did not deliver its initial lists in time.
+        StartError: it cannot be read; the message says where it was looked for, and why not.
     """
-    node_name = node_config(config).node_name
-    loaded = asyncio.Event()
-    store = Store(node_name, on_change=lambda: loaded.set() if store.synced else None)
-    source = make_source(config, node_name)
-    task = asyncio.create_task(source.run(store))
+    store = Store(node_config(config).node_name)
+    paths = config.steersman.manifests
     try:
         async with asyncio.timeout(seconds):
-            await loaded.wait()
+            if paths:
+                await FileSource([Path(path) for path in paths]).read_once(store)
+            else:
+                await fetch_objects(cluster_access(config), store)
     except TimeoutError:
-        where = ", ".join(config.steersman.manifests)
-        if isinstance(source, ApiServerSource):
-            where = source.stats.server
-        raise TimeoutError(
-            f"no Services were read from {where} in {seconds:g} s; is it there?"
-        ) from None
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        where = ", ".join(paths) or "the API server"
+        raise StartError(f"no Services were read from {where} in {seconds:g} s") from None
+    except ApiError as error:
+        raise StartError(str(error)) from error
+    if not store.synced:
+        missing = "; ".join(map(str, store.findings)) or "there are no manifests"
+        raise StartError(f"no Services were read from {', '.join(paths)}: {missing}")
     return store
 
 

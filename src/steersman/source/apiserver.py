@@ -15,23 +15,26 @@ from steersman.source.stats import SourceStats
 from steersman.source.wire import Resource
 
 
-def resources(node_name: str) -> tuple[Resource, ...]:
+def resources(node_name: str, *, everything: bool = False) -> tuple[Resource, ...]:
     """Return the resources to read, with the selectors of behaviour 2.
 
     Args:
         node_name: this node's name; if empty, no Node is read.
+        everything: read all Nodes, and the Services of others, too: to answer a question.
     """
     node = Resource(
         kind="Node",
         path="/api/v1/nodes",
-        selectors={"fieldSelector": f"metadata.name={node_name}"},
+        selectors={} if everything else {"fieldSelector": f"metadata.name={node_name}"},
         optional=True,
     )
     return (
         Resource(
             kind="Service",
             path="/api/v1/services",
-            selectors={
+            selectors={}
+            if everything
+            else {
                 "labelSelector": "!service.kubernetes.io/service-proxy-name",
                 "fieldSelector": "spec.clusterIP!=None",
             },
@@ -41,7 +44,7 @@ def resources(node_name: str) -> tuple[Resource, ...]:
             path="/apis/discovery.k8s.io/v1/endpointslices",
             selectors={"labelSelector": "!service.kubernetes.io/headless"},
         ),
-        *((node,) if node_name else ()),
+        *((node,) if node_name or everything else ()),
         Resource(
             kind="ServiceCIDR",
             path="/apis/networking.k8s.io/v1/servicecidrs",

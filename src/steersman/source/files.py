@@ -131,6 +131,14 @@ class FileSource:
         finally:
             watch.close()
 
+    async def read_once(self, handler: EventHandler) -> None:
+        """Feed the handler with what the directories hold now, and return.
+
+        A directory that does not exist is reported; then nothing is fed.
+        """
+        self._scan, combined = await in_thread(_read, self._directories, self._scan, frozenset())
+        await self._publish(handler, combined)
+
     def _note(self, events: Sequence[FileEvent]) -> bool:
         """Record which files are open for writing; return whether there were events."""
         end = asyncio.get_running_loop().time() + _WRITER_SECONDS

@@ -5,12 +5,17 @@ Services are shared. EndpointSlices are kept as msgpack bytes, a third of the si
 few of them are looked at between two syncs, and unpacking one takes a microsecond and half a
 microsecond for each endpoint.
 
+    length of the plan's part | the plan's part: EndpointSlice without targetRefs | targets
+
+The names of the pods behind endpoints are kept for answers to people. They are a part of their own,
+so that plans are made without decoding them, and a change of nothing else is no change.
+
 Objects are stripped with `structs.replace`, so that a new field of a struct is kept by default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from sys import intern
 from typing import TypeVar
 
@@ -22,8 +27,15 @@ from steersman.model.kube import (
     EndpointSlice,
     Labels,
     Lean,
+    Node,
+    NodeSpec,
+    NodeStatus,
+    ObjectMeta,
+    ObjectReference,
+    Selector,
     Service,
     ServicePort,
+    ServiceSpec,
 )
 from steersman.model.names import ObjectName
 
@@ -33,6 +45,7 @@ _MAX_SHARED = 4096  # different values of each sort; later ones are not shared
 
 _ports: dict[tuple[ServicePort, ...], list[ServicePort]] = {}
 _families: dict[tuple[str, ...], list[str]] = {}
+_SELECTOR = Selector()
 
 
 def trimmed_service(service: Service) -> Service:
@@ -62,8 +75,34 @@ def trimmed_service(service: Service) -> Service:
             session_affinity=_interned(spec.session_affinity),
             internal_traffic_policy=_interned(spec.internal_traffic_policy),
             external_traffic_policy=_interned(spec.external_traffic_policy),
+            selector=_SELECTOR if spec.selector is not None else None,
         ),
         status=status,
+    )
+
+
+def trimmed_unserved(service: Service) -> Service:
+    """Return a Service that we do not serve as it is kept: enough to tell why not."""
+    meta, spec = service.metadata, service.spec
+    return Service(
+        ObjectMeta(meta.name, intern(meta.namespace), labels=meta.labels),
+        ServiceSpec(
+            type=_interned(spec.type),
+            cluster_ip=_interned(spec.cluster_ip),
+            ports=_shared(_ports, spec.ports),
+            external_name=spec.external_name,
+            selector=_SELECTOR if spec.selector is not None else None,
+        ),
+    )
+
+
+def trimmed_node(node: Node) -> Node:
+    """Return a Node as it is kept: name, zone, pod CIDRs and addresses."""
+    meta, spec = node.metadata, node.spec
+    return Node(
+        ObjectMeta(meta.name, labels=meta.labels),
+        NodeSpec(spec.pod_cidr, spec.pod_cidrs),
+        NodeStatus(node.status.addresses) if node.status else None,
     )
 
 
@@ -82,7 +121,7 @@ def _shared(known: dict[tuple[T, ...], list[T]], values: list[T] | None) -> list
 
 
 def trimmed_slice(slice_: EndpointSlice) -> EndpointSlice:
-    """Return an EndpointSlice without the fields that no plan depends on.
+    """Return an EndpointSlice without the fields that no plan depends on, targetRefs included.
 
     Conditions that mean the same as none (behaviour 4) are left out, too, and so are annotations
     except for the weight.
@@ -94,12 +133,20 @@ def trimmed_slice(slice_: EndpointSlice) -> EndpointSlice:
         )
     if endpoints is not None:
         endpoints = [
-            replace(each, conditions=None)
-            if (state := each.conditions) is not None
-            and state.ready is not False
-            and state.serving is not False
-            and state.terminating is not True
-            else each
+            each
+            if (state := each.conditions) is None and each.target_ref is None
+            else replace(
+                each,
+                conditions=None
+                if state is None
+                or (
+                    state.ready is not False
+                    and state.serving is not False
+                    and state.terminating is not True
+                )
+                else state,
+                target_ref=None,
+            )
             for each in endpoints
         ]
     meta = replace(
@@ -111,6 +158,52 @@ def trimmed_slice(slice_: EndpointSlice) -> EndpointSlice:
         deletion_timestamp=None,
     )
     return replace(slice_, metadata=meta, endpoints=endpoints)
+
+
+def _targets(slice_: EndpointSlice) -> bytes:
+    """Return the targetRefs of the endpoints in order, packed; b"" if there are none.
+
+    A pod of the slice's namespace is its name without the prefix that all of them share, as those
+    of a Deployment do; anything else is kind, namespace and name.
+    """
+    refs = [each.target_ref for each in slice_.endpoints or ()]
+    if not any(refs):
+        return b""
+    namespace = slice_.metadata.namespace
+    short = [
+        ref.name
+        if ref and (ref.kind, ref.namespace or namespace) == ("Pod", namespace)
+        else ref and [ref.kind, ref.namespace, ref.name]
+        for ref in refs
+    ]
+    names = [name for name in short if isinstance(name, str)]
+    first, last = min(names, default=""), max(names, default="")
+    shared = 0  # letters that the first and the last name share, and so all names between them
+    while first[shared : shared + 1] == last[shared : shared + 1] != "":
+        shared += 1
+    cut = [name[shared:] if isinstance(name, str) else name for name in short]
+    return _ENCODER.encode([first[:shared], *cut])
+
+
+def _with_targets(slice_: EndpointSlice, packed: memoryview) -> EndpointSlice:
+    """Return a slice with the targetRefs that `_targets` packed."""
+    if not packed:
+        return slice_
+    prefix, *short = _TARGETS_DECODER.decode(packed)
+    namespace = slice_.metadata.namespace
+    refs = (
+        ObjectReference(*name)
+        if isinstance(name, list)
+        else None
+        if name is None
+        else ObjectReference("Pod", namespace, f"{prefix}{name}")
+        for name in short
+    )
+    endpoints = [
+        replace(each, target_ref=ref)
+        for each, ref in zip(slice_.endpoints or (), refs, strict=True)
+    ]
+    return replace(slice_, endpoints=endpoints)
 
 
 class _LabelledMeta(Lean, frozen=True):
@@ -126,6 +219,23 @@ class _Labelled(Lean, frozen=True):
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(EndpointSlice)
 _LABELS_DECODER = msgspec.msgpack.Decoder(_Labelled)
+_TARGETS_DECODER = msgspec.msgpack.Decoder(list[str | list[str] | None])
+_LENGTH = 4  # bytes
+
+
+def _plan_part(packed: bytes) -> memoryview:
+    """Return the bytes of a packed slice that plans depend on."""
+    view = memoryview(packed)
+    return view[_LENGTH : _LENGTH + int.from_bytes(view[:_LENGTH])]
+
+
+def _decoded(packed: bytes) -> EndpointSlice:
+    return _DECODER.decode(_plan_part(packed))
+
+
+def _decoded_with_targets(packed: bytes) -> EndpointSlice:
+    part = _plan_part(packed)
+    return _with_targets(_DECODER.decode(part), memoryview(packed)[_LENGTH + len(part) :])
 
 
 class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
@@ -134,9 +244,18 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
     def __init__(self) -> None:
         self._packed: dict[ObjectName, bytes] = {}
         self._by_service: dict[ObjectName, tuple[ObjectName, ...]] = {}
+        self._decode = _decoded
+
+    @property
+    def with_targets(self) -> PackedSlices:
+        """A live view of the same slices, with the targetRefs of their endpoints."""
+        view = PackedSlices()
+        view._packed, view._by_service = self._packed, self._by_service
+        view._decode = _decoded_with_targets
+        return view
 
     def __getitem__(self, service: ObjectName) -> Mapping[str, EndpointSlice]:
-        return _ServiceSlices(self._packed, self._by_service[service])
+        return _ServiceSlices(self._packed, self._by_service[service], self._decode)
 
     def __contains__(self, service: object) -> bool:
         return service in self._by_service
@@ -158,7 +277,7 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         packed = self._packed.get(name)
         if packed is None:
             return None
-        labels = _LABELS_DECODER.decode(packed).metadata.labels
+        labels = _LABELS_DECODER.decode(_plan_part(packed)).metadata.labels
         return ObjectName(name.namespace, labels.service_name or "")
 
     def belongs(self, name: ObjectName, service: ObjectName | None) -> bool:
@@ -168,13 +287,17 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         return name in self._by_service.get(service, ())
 
     def put(self, name: ObjectName, owner: ObjectName, slice_: EndpointSlice) -> bool:
-        """Add or replace a slice of a Service; return whether it is new or different.
+        """Add or replace a slice of a Service; return whether it is new or different to plans.
 
         A slice that belonged to another Service must have been removed before.
         """
-        packed = _ENCODER.encode(trimmed_slice(slice_))
+        part = _ENCODER.encode(trimmed_slice(slice_))
+        packed = b"".join((len(part).to_bytes(_LENGTH), part, _targets(slice_)))
         old = self._packed.get(name)
         if old == packed:
+            return False
+        if old is not None and _plan_part(old) == part:
+            self._packed[name] = packed
             return False
         if old is None:
             name = ObjectName(owner.namespace, name.name)  # with the interned namespace
@@ -193,12 +316,18 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
 class _ServiceSlices(Mapping[str, EndpointSlice]):
     """The slices of one Service in order of name, each unpacked when it is read."""
 
-    def __init__(self, packed: Mapping[ObjectName, bytes], names: tuple[ObjectName, ...]) -> None:
+    def __init__(
+        self,
+        packed: Mapping[ObjectName, bytes],
+        names: tuple[ObjectName, ...],
+        decode: Callable[[bytes], EndpointSlice],
+    ) -> None:
         self._packed = packed
         self._names = {name.name: name for name in sorted(names)}
+        self._decode = decode
 
     def __getitem__(self, name: str) -> EndpointSlice:
-        return _DECODER.decode(self._packed[self._names[name]])
+        return self._decode(self._packed[self._names[name]])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

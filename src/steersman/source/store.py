@@ -26,7 +26,12 @@ from steersman.model.kube import (
 )
 from steersman.model.names import ObjectName
 from steersman.source.last_node import LastNode
-from steersman.source.packed import PackedSlices, trimmed_service
+from steersman.source.packed import (
+    PackedSlices,
+    trimmed_node,
+    trimmed_service,
+    trimmed_unserved,
+)
 
 MOST_TRIGGERS = 16
 """Trigger times kept for a Service between two syncs; more add nothing to the latency metric."""
@@ -69,6 +74,8 @@ def service_sync_fields(service: Service) -> object:
     annotations = service.metadata.annotations
     if annotations == _NO_ANNOTATIONS:  # the Service has some, but none that is read
         annotations = None
+    if spec.selector is not None or spec.external_name is not None:  # for answers to people
+        spec = msgspec.structs.replace(spec, selector=None, external_name=None)
     return spec, ingress, service.metadata.creation_timestamp, annotations
 
 
@@ -103,6 +110,8 @@ class Store:
         self._on_report = on_report
         self._sync_fields = sync_fields
         self._services: dict[ObjectName, Service] = {}
+        self._unserved: dict[ObjectName, Service] = {}
+        self._nodes: dict[ObjectName, Node] = {}
         self._slices = PackedSlices()
         self._cidrs: dict[ObjectName, ServiceCIDR] = {}
         self.own_node = LastNode()
@@ -118,7 +127,29 @@ class Store:
 
     @property
     def snapshot(self) -> Snapshot:
-        """A live, read-only view of all objects."""
+        """A live, read-only view of all objects, without the pods behind endpoints."""
+        return self._view(self._slices)
+
+    @property
+    def detailed_snapshot(self) -> Snapshot:
+        """Like `snapshot`, with the targetRefs of endpoints: for answers to people."""
+        return self._view(self._slices.with_targets)
+
+    @property
+    def unserved(self) -> Mapping[ObjectName, Service]:
+        """The Services that the source sends and we do not serve, a live view.
+
+        They are headless, of type ExternalName, or another proxy's. An API server that is watched
+        is asked only for those of type ExternalName, and for what it takes to serve the others.
+        """
+        return self._unserved
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All Nodes that the source sends, ordered by name; from a watch only this node's."""
+        return tuple(self._nodes[name] for name in sorted(self._nodes))
+
+    def _view(self, slices: PackedSlices) -> Snapshot:
         # Malformed CIDRs are skipped; those of several ServiceCIDRs may be the same.
         cidrs = {
             canonical
@@ -126,7 +157,7 @@ class Store:
             for text in cidr.spec.cidrs or ()
             if (canonical := canonical_cidr(text))
         }
-        return Snapshot(self._services, self._slices, self.own_node.node, tuple(sorted(cidrs)))
+        return Snapshot(self._services, slices, self.own_node.node, tuple(sorted(cidrs)))
 
     @property
     def slices(self) -> int:
@@ -205,14 +236,14 @@ class Store:
         known: Iterable[ObjectName]
         match kind:
             case "Service":
-                known = self._services
+                known = [*self._services, *self._unserved]
             case "EndpointSlice":
                 known = self._slices.names
             case "ServiceCIDR":
                 known = self._cidrs
             case _:
                 node = self.own_node.node
-                known = [node.metadata.object_name] if node else []
+                known = {*self._nodes, *([node.metadata.object_name] if node else ())}
         changed = kind not in self._synced  # an empty initial list is a change, too
         for name in [name for name in known if name not in names]:
             if f"{kind} {name}" not in keep:
@@ -227,6 +258,7 @@ class Store:
             case EndpointSlice():
                 return self._put_slice(obj.metadata.object_name, obj)
             case Node():
+                self._nodes[obj.metadata.object_name] = trimmed_node(obj)
                 return obj.metadata.name == self._node_name and self._put_node(obj)
             case _:
                 return self._put_cidr(obj.metadata.object_name, obj)
@@ -238,6 +270,7 @@ class Store:
             case "EndpointSlice":
                 return self._remove_slice(name)
             case "Node":
+                self._nodes.pop(name, None)
                 return name.name == self._node_name and self._put_node(None)
             case _:
                 return self._put_cidr(name, None)
@@ -255,6 +288,10 @@ class Store:
             self._services.pop(name, None)
         else:
             self._services[name] = trimmed_service(service)
+        if service is None or now is not None:
+            self._unserved.pop(name, None)
+        else:
+            self._unserved[name] = trimmed_unserved(service)
         return bool(self._before)
 
     def _put_slice(self, name: ObjectName, slice_: EndpointSlice) -> bool:

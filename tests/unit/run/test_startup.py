@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from steersman.config import parse_command_line
-from steersman.run.startup import load_store
+from steersman.run.startup import StartError, load_store
+from tests.support.apiserver.reading import WORLD, node
+from tests.support.apiserver.server import ApiServer
 
 
 @pytest.mark.parametrize(
-    ("flag", "where"),
+    ("flag", "says"),
     [
-        ("--master=http://u:s3cret@127.0.0.1:1", "http://127.0.0.1:1"),
-        ("--manifests=/nowhere/a,/nowhere/b", "/nowhere/a, /nowhere/b"),
+        (
+            "--master=http://u:s3cret@127.0.0.1:1",
+            r"API server http://127\.0\.0\.1:1: cannot connect to 127\.0\.0\.1:1: .* refused",
+        ),
+        (
+            "--manifests=/nowhere/a,/nowhere/b",
+            "no Services were read from /nowhere/a, /nowhere/b: /nowhere/a: cannot be read",
+        ),
     ],
 )
-async def test_a_source_that_is_not_there_is_named(flag: str, where: str) -> None:
+async def test_a_source_that_is_not_there_is_named(flag: str, says: str) -> None:
     config = parse_command_line([flag, "--hostname-override=n"]).config
-    with pytest.raises(TimeoutError, match=f"no Services were read from {where} in 0.05 s"):
-        await load_store(config, seconds=0.05)
+    with pytest.raises(StartError, match=says) as failure:
+        await load_store(config)
+    assert "s3cret" not in str(failure.value)
+
+
+async def test_a_source_that_is_slow_is_given_up() -> None:
+    async with ApiServer(WORLD) as server:
+        server.fault("stall", kind="Service", times=-1)
+        flags = [f"--master={server.url}", "--hostname-override=n"]
+        with pytest.raises(StartError, match=r"no Services were read from the API server in 0\.2"):
+            await load_store(parse_command_line(flags).config, seconds=0.2)
+
+
+async def test_an_api_server_is_read_with_this_node_and_the_others() -> None:
+    async with ApiServer((*WORLD, node("node-b"))) as server:
+        flags = [f"--master={server.url}", "--hostname-override=node-b"]
+        store = await load_store(parse_command_line(flags).config)
+    assert store.snapshot.node is not None
+    assert store.snapshot.node.metadata.name == "node-b"
+    assert len(store.nodes) == 2
+
+
+async def test_manifests_are_read_once(tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text("{kind: Node, apiVersion: v1, metadata: {name: node-b}}")
+    flags = [f"--manifests={tmp_path}", "--hostname-override=n"]
+    store = await load_store(parse_command_line(flags).config)
+    assert store.synced
+    assert [each.metadata.name for each in store.nodes] == ["node-b"]

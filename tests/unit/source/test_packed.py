@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from msgspec.structs import fields
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from steersman.model.kube import (
     Annotations,
@@ -16,7 +18,13 @@ from steersman.model.kube import (
     Labels,
     LoadBalancerIngress,
     LoadBalancerStatus,
+    Node,
+    NodeAddress,
+    NodeSpec,
+    NodeStatus,
     ObjectMeta,
+    ObjectReference,
+    Selector,
     Service,
     ServicePort,
     ServiceSpec,
@@ -24,8 +32,16 @@ from steersman.model.kube import (
     SessionAffinityConfig,
     SliceEndpoint,
     SlicePort,
+    Taint,
 )
-from steersman.source.packed import trimmed_service, trimmed_slice
+from steersman.model.names import ObjectName
+from steersman.source.packed import (
+    PackedSlices,
+    trimmed_node,
+    trimmed_service,
+    trimmed_slice,
+    trimmed_unserved,
+)
 from steersman.source.store import service_sync_fields
 
 META = ObjectMeta(
@@ -53,6 +69,8 @@ SERVICE = Service(
         external_traffic_policy="Local",
         health_check_node_port=30000,
         load_balancer_source_ranges=["10.0.0.0/8"],
+        external_name="db.example.net",
+        selector=Selector(),
     ),
     ServiceStatus(LoadBalancerStatus([LoadBalancerIngress(ip="192.0.2.2")])),
 )
@@ -66,6 +84,7 @@ SLICE = EndpointSlice(
             "node-1",
             "zone-a",
             EndpointHints([ForZone("zone-a")]),
+            ObjectReference("Pod", "shop", "web-1"),
         )
     ],
     ports=[SlicePort("http", "TCP", 80)],
@@ -99,7 +118,81 @@ def test_a_trimmed_service_is_the_same_but_for_what_no_plan_reads() -> None:
 
 def test_a_trimmed_slice_is_the_same_but_for_what_no_plan_reads() -> None:
     trimmed = trimmed_slice(SLICE)
-    assert trimmed.endpoints == SLICE.endpoints
-    assert msgspec.structs.replace(trimmed, metadata=META) == SLICE
+    assert trimmed.endpoints == [replace(each, target_ref=None) for each in SLICE.endpoints or ()]
+    assert replace(trimmed, metadata=META, endpoints=SLICE.endpoints) == SLICE
     assert filled(trimmed.metadata) == filled(META) - DROPPED[trimmed_slice]
     assert trimmed.metadata.annotations == Annotations(weight="3")
+
+
+# The objects behind endpoints
+
+OWNER, NAME = ObjectName("shop", "web"), ObjectName("shop", "web-1")
+POD = ObjectReference("Pod", "shop", "web-7d4b9c6f5-abcde")
+REFS = st.one_of(
+    st.none(),
+    st.builds(ObjectReference, st.just("Pod"), st.just("shop"), st.text(max_size=9)),
+    st.builds(ObjectReference, st.text(max_size=5), st.text(max_size=5), st.text(max_size=5)),
+)
+
+
+def of_pods(*refs: ObjectReference | None) -> EndpointSlice:
+    endpoints = [SliceEndpoint([f"10.1.0.{n}"], target_ref=ref) for n, ref in enumerate(refs)]
+    return EndpointSlice(META, address_type="IPv4", endpoints=endpoints)
+
+
+@given(st.lists(REFS, max_size=5))
+def test_targets_are_kept_beside_the_plans_part(refs: list[ObjectReference | None]) -> None:
+    held = PackedSlices()
+    assert held.put(NAME, OWNER, of_pods(*refs))
+    (lean,), (whole,) = held[OWNER].values(), held.with_targets[OWNER].values()
+    assert [each.target_ref for each in lean.endpoints or ()] == [None] * len(refs)
+    got = [each.target_ref for each in whole.endpoints or ()]
+    # A pod without a namespace is one of the slice's.
+    assert got == [
+        replace(ref, namespace="shop") if ref and (ref.kind, ref.namespace) == ("Pod", "") else ref
+        for ref in refs
+    ]
+    assert lean == replace(
+        whole, endpoints=[replace(each, target_ref=None) for each in whole.endpoints or ()]
+    )
+
+
+def test_a_new_pod_name_alone_is_kept_and_no_change() -> None:
+    held = PackedSlices()
+    assert held.put(NAME, OWNER, of_pods(None))
+    assert not held.put(NAME, OWNER, of_pods(POD))
+    [kept] = held.with_targets[OWNER]["web-1"].endpoints or []
+    assert kept.target_ref == POD
+    assert held.owner(NAME) == OWNER
+
+
+def test_pods_of_one_deployment_take_few_bytes() -> None:
+    def size(*refs: ObjectReference | None) -> int:
+        held = PackedSlices()
+        held.put(NAME, OWNER, of_pods(*refs))
+        return sum(len(packed) for packed in held._packed.values())
+
+    pods = [replace(POD, name=f"web-7d4b9c6f5-{n:05}") for n in range(100)]
+    assert size(*pods) - size(*[None] * 100) <= 100 * 6 + 32
+
+
+# Other Services and Nodes
+
+
+def test_an_unserved_service_keeps_what_tells_what_it_is() -> None:
+    meta = replace(META, labels=Labels(proxy_name="other"))
+    kept = trimmed_unserved(replace(SERVICE, metadata=meta))
+    assert kept.metadata == ObjectMeta("web", "shop", labels=Labels(proxy_name="other"))
+    assert filled(kept.spec) == {"type", "cluster_ip", "ports", "external_name", "selector"}
+    assert (kept.spec.external_name, kept.status) == ("db.example.net", None)
+
+
+def test_a_trimmed_node_keeps_zone_and_addresses() -> None:
+    meta = ObjectMeta("n", uid="7", resource_version="9", labels=Labels(zone="z"))
+    spec = NodeSpec("10.1.0.0/24", ["10.1.0.0/24"], [Taint("a", "NoSchedule")])
+    status = NodeStatus([NodeAddress("InternalIP", "192.0.2.1")])
+    kept = trimmed_node(Node(meta, spec, status))
+    assert kept == Node(
+        ObjectMeta("n", labels=Labels(zone="z")), replace(spec, taints=None), status
+    )
+    assert trimmed_node(Node(meta)).status is None

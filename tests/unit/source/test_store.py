@@ -5,9 +5,17 @@ from __future__ import annotations
 import pytest
 
 from steersman.model.findings import Finding
-from steersman.model.kube import EndpointSlice, KubeObject, Node, Service, ServiceCIDR
+from steersman.model.kube import (
+    EndpointSlice,
+    KubeObject,
+    Node,
+    ObjectReference,
+    Service,
+    ServiceCIDR,
+)
 from steersman.model.names import ObjectName
 from steersman.source.store import Store
+from tests.support.builders import kube
 from tests.support.builders.store import make, service, slice_
 
 WEB = ObjectName("shop", "web")
@@ -163,6 +171,48 @@ def test_a_node_that_is_deleted_stays_in_force(listed: bool) -> None:
     assert store.snapshot.node == node()
     assert not store.take()
     assert told == [False, True]
+
+
+def test_services_of_others_are_kept_to_be_explained() -> None:
+    store = Store("me")
+    name = ObjectName("shop", "web")
+    store.upsert(service(clusterIP="None"))
+    assert list(store.unserved) == [name]
+    assert not store.take()
+    store.upsert(service(clusterIP="10.96.0.1"))
+    assert not store.unserved
+    store.upsert(service(labels={"service.kubernetes.io/service-proxy-name": "x"}))
+    assert list(store.unserved) == [name]
+    store.retain("Service", ())
+    assert not store.unserved
+    store.upsert(service(type="ExternalName", externalName="db.example.net", clusterIP=""))
+    assert store.unserved[name].spec.external_name == "db.example.net"
+    store.delete("Service", name)
+    assert not store.unserved
+
+
+def test_other_nodes_are_known_and_no_change() -> None:
+    store = Store("me")
+    store.retain("Node", ())
+    store.take()
+    for name in ("node-y", "node-x"):
+        store.upsert(make("Node", {"metadata": {"name": name}}))
+    assert [each.metadata.name for each in store.nodes] == ["node-x", "node-y"]
+    assert not store.take()
+    store.delete("Node", ObjectName("", "node-x"))
+    store.retain("Node", ())
+    assert not store.nodes
+
+
+def test_the_pods_behind_endpoints_are_in_the_detailed_snapshot() -> None:
+    store, name = Store("me"), ObjectName("shop", "web")
+    value = kube.endpoint_slice(
+        "web-1", "web", {"addresses": ["10.1.0.1"], "targetRef": {"kind": "Pod", "name": "pod-1"}}
+    )
+    store.upsert(make("EndpointSlice", value))
+    [lean] = store.snapshot.slices[name]["web-1"].endpoints or []
+    [whole] = store.detailed_snapshot.slices[name]["web-1"].endpoints or []
+    assert (lean.target_ref, whole.target_ref) == (None, ObjectReference("Pod", "shop", "pod-1"))
 
 
 def test_service_cidrs_are_united_and_canonical() -> None:
