@@ -233,7 +233,8 @@ def _decoded(packed: bytes) -> EndpointSlice:
     return _DECODER.decode(_plan_part(packed))
 
 
-def _decoded_with_targets(packed: bytes) -> EndpointSlice:
+def unpacked(packed: bytes) -> EndpointSlice:
+    """Return an EndpointSlice of `PackedSlices.packed`, with the targetRefs of its endpoints."""
     part = _plan_part(packed)
     return _with_targets(_DECODER.decode(part), memoryview(packed)[_LENGTH + len(part) :])
 
@@ -251,7 +252,7 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         """A live view of the same slices, with the targetRefs of their endpoints."""
         view = PackedSlices()
         view._packed, view._by_service = self._packed, self._by_service
-        view._decode = _decoded_with_targets
+        view._decode = unpacked
         return view
 
     def __getitem__(self, service: ObjectName) -> Mapping[str, EndpointSlice]:
@@ -270,6 +271,11 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
     def names(self) -> Mapping[ObjectName, object]:
         """The names of all slices, as keys."""
         return self._packed
+
+    @property
+    def packed(self) -> list[bytes]:
+        """All slices as of this call; the bytes are no msgpack, but input of `unpacked`."""
+        return list(self._packed.values())
 
     def owner(self, name: ObjectName) -> ObjectName | None:
         """Return the Service that a slice belongs to; None if there is no such slice."""

@@ -165,6 +165,11 @@ class Store:
         return len(self._slices.names)
 
     @property
+    def packed_slices(self) -> list[bytes]:
+        """All EndpointSlices as of this call, each to be read by `packed.unpacked`."""
+        return self._slices.packed
+
+    @property
     def findings(self) -> tuple[Finding, ...]:
         """The Findings that sources reported, ordered by scope."""
         return tuple(f for scope in sorted(self._findings) for f in self._findings[scope])

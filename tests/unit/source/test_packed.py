@@ -41,6 +41,7 @@ from steersman.source.packed import (
     trimmed_service,
     trimmed_slice,
     trimmed_unserved,
+    unpacked,
 )
 from steersman.source.store import service_sync_fields
 
@@ -164,6 +165,7 @@ def test_a_new_pod_name_alone_is_kept_and_no_change() -> None:
     [kept] = held.with_targets[OWNER]["web-1"].endpoints or []
     assert kept.target_ref == POD
     assert held.owner(NAME) == OWNER
+    assert [unpacked(each) for each in held.packed] == [held.with_targets[OWNER]["web-1"]]
 
 
 def test_pods_of_one_deployment_take_few_bytes() -> None:
