@@ -27,7 +27,18 @@ LAYERS: dict[str, set[str]] = {
     "modes": {"model", "host", "proxy", "netfilter"},
     "config": {"model", "modes"},  # of modes only the rows: specs.py
     "run": {"model", "host", "source", "compile", "proxy", "netfilter", "modes", "config"},
-    "cli": {"model", "host", "source", "compile", "proxy", "netfilter", "modes", "config", "run"},
+    "operate": {
+        "model",
+        "host",
+        "source",
+        "compile",
+        "proxy",
+        "netfilter",
+        "modes",
+        "config",
+        "run",
+    },
+    "cli": {"model", "host", "compile", "modes", "config", "run", "source", "operate"},
     "__main__": {"cli"},
 }
 PURE_PATTERNS: list[str] = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["tool"][

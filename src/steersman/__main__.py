@@ -17,7 +17,7 @@ def _end_on_sigterm() -> None:
 def main() -> int:
     """Run `steersman`; return the exit status."""
     _end_on_sigterm()
-    from steersman import cli  # noqa: PLC0415 - signals are heard while it is imported
+    from steersman.cli import main as cli  # noqa: PLC0415 - signals are heard while it is imported
 
     return cli.main()
 
@@ -25,7 +25,7 @@ def main() -> int:
 def kube_proxy() -> int:
     """Run `kube-proxy`; return the exit status."""
     _end_on_sigterm()
-    from steersman import cli  # noqa: PLC0415 - signals are heard while it is imported
+    from steersman.cli import main as cli  # noqa: PLC0415 - signals are heard while it is imported
 
     return cli.kube_proxy()
 

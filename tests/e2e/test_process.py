@@ -108,7 +108,7 @@ def test_sighup_without_a_file_is_only_said(tmp_path: Path) -> None:
 
 CRASHING = """
 import asyncio, os, sys
-from steersman.cli import main
+from steersman.cli.main import main
 from steersman.source.files import FileSource
 
 reading = FileSource.run

@@ -88,6 +88,11 @@ class Planner:
         self._endpoints = 0
         """Reachable endpoints of all plans."""
 
+    @property
+    def config(self) -> NodeConfig:
+        """The configuration that it plans by."""
+        return self._config
+
     def inherit_holders(self, predecessor: Planner) -> None:
         """Let Services keep the destinations that they hold in another Planner's plan."""
         self._claims.inherit_holders(predecessor._claims)

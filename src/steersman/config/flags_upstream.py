@@ -43,6 +43,9 @@ class Flag(msgspec.Struct, frozen=True):
     """What to do instead; such a flag is missing in `--help`, and its use is a warning."""
     choices: tuple[str, ...] = ()
     """Values for shell completion."""
+    completes: str = ""
+    """Kind of names that completion asks the running process for: service, endpoint, pod, node or
+    namespace; `file` for paths, `mode` for modes."""
     repeatable: bool = False
     """Whether a string of upstream is a list here."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-from steersman.config.commandline import Value
 from steersman.config.flags import FLAGS, UPSTREAM
 from steersman.config.flags_upstream import Flag, Group
 from steersman.config.types import VModule
 from steersman.model.addresses import without_password
+
+if TYPE_CHECKING:  # the help of a command needs no parser
+    from steersman.config.commandline import Value
 
 _WIDTH: Final = 100
 _COLUMN: Final = 44
@@ -27,21 +29,25 @@ def help_text(program: str = "kube-proxy", extra: Sequence[Flag] = ()) -> str:
         flags = [f for f in (*FLAGS.values(), *extra) if f.group is group and not f.deprecated]
         if not flags or group is Group.OLD:
             continue
-        lines = [f"{group}:"]
-        for flag in flags:
-            kind = "" if flag.optional_value else f" {flag.kind}"
-            left = f"  {f'-{flag.short}, ' if flag.short else '    '}--{flag.name}{kind}"
-            text = flag.help
-            if flag.default not in _ZERO:
-                text += f" (default {flag.default})"
-            first, *rest = textwrap.wrap(text, _WIDTH - _COLUMN)
-            if len(left) + 2 > _COLUMN:
-                lines.append(left)
-                left = ""
-            lines.append(f"{left:{_COLUMN}}{first}")
-            lines += [" " * _COLUMN + line for line in rest]
+        lines = [f"{group}:", *flag_lines(flags)]
         sections.append("\n".join([*lines, ""]))
     return "\n".join(sections)
+
+
+def flag_lines(flags: Iterable[Flag]) -> Iterator[str]:
+    """Yield the lines of `--help` about some flags."""
+    for flag in flags:
+        kind = "" if flag.optional_value else f" {flag.kind}"
+        left = f"  {f'-{flag.short}, ' if flag.short else '    '}--{flag.name}{kind}"
+        text = flag.help
+        if flag.default not in _ZERO:
+            text += f" (default {flag.default})"
+        first, *rest = textwrap.wrap(text, _WIDTH - _COLUMN)
+        if len(left) + 2 > _COLUMN:
+            yield left
+            left = ""
+        yield f"{left:{_COLUMN}}{first}"
+        yield from (" " * _COLUMN + line for line in rest)
 
 
 def flagz(values: Mapping[str, Value], program: str = "kube-proxy") -> str:

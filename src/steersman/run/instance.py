@@ -38,7 +38,6 @@ import logging
 import os
 import secrets
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -47,6 +46,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from steersman.host.local_socket import is_trusted, peer
 from steersman.run.startup import StartError
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ NAME = "steersman-instance"
 """Name of the table that is the lock, and of the socket."""
 NEXT = "steersman-next"
 """Name of the table by which a newcomer asks."""
-_PEER = struct.Struct("iII")  # struct ucred: process, user, group
 _PAUSE = 0.1  # seconds between two looks
 _SILENT = 2.0  # seconds that an unreachable socket may belong to an instance that ends
 PATIENCE = 30.0
@@ -240,7 +239,7 @@ class Instance:
                 with other, contextlib.suppress(OSError):
                     other.setblocking(False)
                     message = other.recv(255).decode(errors="replace")
-                    if message and _is_trusted(_peer(other)[1]):
+                    if message and is_trusted(peer(other)[1]):
                         newcomer = Holder.of(message)
         if self._tables is not None:  # the kernel knows; a message proves nothing
             newcomer = _holder(self._tables, NEXT)
@@ -267,7 +266,7 @@ class Instance:
             # The listener is an instance, a stranger that squats on the name, or just ended.
             pid, user = _connect(NAME, message)
             waited = time.monotonic() - start
-            trusted = _is_trusted(user)
+            trusted = is_trusted(user)
             if trusted and not self._take_over:
                 raise StartError(
                     f"another instance runs on this node (pid {pid}); stop it first, or give "
@@ -313,19 +312,10 @@ def _connect(name: str, message: str = "") -> tuple[int, int]:
             sock.connect(f"\0{name}")
         except OSError:
             return 0, -1
-        peer = _peer(sock)
+        found = peer(sock)
         with contextlib.suppress(OSError):  # it has already closed the connection
             sock.send(message.encode())
-        return peer
-
-
-def _peer(sock: socket.socket) -> tuple[int, int]:
-    pid, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return pid, user
-
-
-def _is_trusted(user: int) -> bool:
-    return user in (0, os.geteuid())
+        return found
 
 
 def _refusal(first: Holder, peer: tuple[int, int]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from aiohttp import web
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 
+from steersman import __version__
 from steersman.config import ProxyConfig, configz, enabled, flagz
 from steersman.config.commandline import Value
 from steersman.host.facts import hostname
@@ -21,6 +23,8 @@ from steersman.model.addresses import split_host_port
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
+from steersman.model.world import LastSync, ProcessStatus, SourceStatus
+from steersman.run.control import ControlSocket, send_pieces
 from steersman.run.event_loop import MeasuredLoop
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
@@ -33,6 +37,7 @@ from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.startup import cluster_access
 from steersman.run.state import state_json
 from steersman.run.sync import Sync
+from steersman.run.world_wire import Head, encode_world
 from steersman.source.apiserver import ApiEventPoster, NoEvents
 from steersman.source.stats import SourceStats
 
@@ -95,6 +100,12 @@ class Servers:
         if stats is not None:
             self.metrics.on_scrape(partial(_watch_errors, stats))
         self.metrics.on_scrape(nfacct_packets(sync.mode.packets))
+        self.control: ControlSocket | None = None
+        """The local socket, if this process is the instance of its node."""
+        if machine.instance is not None:
+            self.control = ControlSocket()
+            self.control.add("GET", "/world", self._world)
+            self.control.add("GET", "/state", self._state)
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
             self.metrics.on_scrape(loop.holds.collect)
@@ -112,6 +123,8 @@ class Servers:
             "metrics": (config.metrics_bind_address, self._metrics_app, "MetricServer"),
         }
         work: dict[str, Coroutine[Any, Any, None]] = {"events": self.recorder.run()}
+        if self.control is not None:
+            work["local socket"] = self.control.run()
         for name, (address, app, word) in servers.items():
             if address:
                 host, port = split_host_port(address)
@@ -158,7 +171,7 @@ class Servers:
                 config.mode,
                 configz=lambda: configz(self.config),
                 flags=(lambda: flagz(self._flags)) if flagz_on else None,
-                state=lambda: state_json(self._sync.state, self._stats, time.time(), self._started),
+                state=self._state_pieces,
                 more=self._mode_metrics.default,
                 services=self._mode_metrics.services,
                 healthy=lambda: self.health.healthy(now()),
@@ -167,6 +180,72 @@ class Servers:
                 set_verbosity=self._logs.set_verbosity,
                 started=self._started,
             )
+        )
+
+    def _state_pieces(self) -> Iterator[bytes]:
+        return state_json(self._sync.state, self._stats, time.time(), self._started)
+
+    # The local socket
+
+    async def _state(self, request: web.Request) -> web.StreamResponse:
+        return await send_pieces(request, self._state_pieces(), "application/json")
+
+    async def _world(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the World; the pieces are encoded in a thread, of copies made here."""
+        sync, state = self._sync, self._sync.state
+        snapshot = sync.store.snapshot
+        head = Head(
+            version=__version__,
+            mode=state.mode,
+            variant=sync.mode.variant,
+            config=sync.planner.config,
+            facts=sync.facts,
+            node=snapshot.node,
+            service_cidrs=snapshot.service_cidrs,
+            settings=state.plan.settings,
+            plan_findings=state.plan.findings,
+            unlisted=state.unlisted,
+            findings=state.findings,
+            nodes=sync.store.nodes,
+            process=self.status(),
+        )
+        pieces = encode_world(
+            head,
+            list(snapshot.services.values()),
+            sync.store.packed_slices,
+            list(sync.store.unserved.values()),
+            list(state.plan.services.values()),
+        )
+        return await send_pieces(request, pieces, "application/msgpack")
+
+    def status(self) -> ProcessStatus:
+        """Describe this process."""
+        sync, state, stats = self._sync, self._sync.state, self._stats
+        source = SourceStatus()
+        if stats is not None:
+            quiet = None if stats.last_event is None else time.monotonic() - stats.last_event
+            source = SourceStatus(
+                "apiserver",
+                stats.server,
+                stats.connected,
+                stats.failovers,
+                dict(stats.errors()),
+                quiet,
+            )
+        last = None
+        if (result := state.result) is not None:
+            last = LastSync(state.at, result.reason, dict(result.phases), result.refused)
+        return ProcessStatus(
+            pid=os.getpid(),
+            version=__version__,
+            started=self._started,
+            now=time.time(),
+            revision=state.revision,
+            synced=last,
+            owes=sync.owes,
+            healthy=self.health.healthy(now()),
+            objects=state.objects,
+            source=source,
         )
 
     def _listening_addresses(self, family: Family) -> list[str]:

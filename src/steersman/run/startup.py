@@ -17,7 +17,7 @@ from steersman.compile.node import node_settings
 from steersman.config import ProxyConfig, to_mode_options, to_node_config
 from steersman.config.go import Duration
 from steersman.host.exec import SubprocessExec
-from steersman.host.facts import hostname
+from steersman.host.facts import hostname, read_facts
 from steersman.host.sysctl import (
     ConntrackConfig,
     SysctlError,
@@ -118,6 +118,13 @@ async def prepared_mode(config: ProxyConfig) -> Mode:
         mode = (await choose_mode(config)).mode
         mode.prepare()
     return mode
+
+
+async def initialize(config: ProxyConfig) -> None:
+    """Set the sysctls, which takes more privileges than NET_ADMIN (behaviour 1.6)."""
+    mode = await prepared_mode(config)
+    set_conntrack(config, mode.traits)
+    allow_localhost_node_ports(node_config(config), mode, await read_facts())
 
 
 async def load_store(config: ProxyConfig, *, seconds: float = 30.0) -> Store:

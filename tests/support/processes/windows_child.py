@@ -70,7 +70,7 @@ def pretend() -> None:
 
 def main(argv: list[str]) -> Any:
     pretend()
-    from steersman.cli import main as steersman  # noqa: PLC0415
+    from steersman.cli.main import main as steersman  # noqa: PLC0415
     from steersman.compile import endpoints, service  # noqa: PLC0415
 
     # Without a namespace a test has loopback addresses only, which Services may not use.

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from steersman import __version__, cli
-from steersman.cli import main
+from steersman import __version__
+from steersman.cli.main import main
+from steersman.run import mode_transition
 from steersman.run.state import State, state_json
 
 
@@ -24,7 +25,7 @@ def test_who_asks_for_help_or_the_version_gets_only_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[object] = []
-    monkeypatch.setattr(cli, "clean_up", done.append)
+    monkeypatch.setattr(mode_transition, "clean_up", done.append)
     assert main([*command, flag]) == 0
     out, err = capsys.readouterr()
     asked = f"steersman {__version__}\n" if flag == "--version" else "Usage: steersman "

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from steersman.cli import main
+from steersman.cli.main import main
 from tests.support.apiserver.reading import service, slice_
 from tests.support.apiserver.server import ApiServer
 
@@ -43,7 +43,8 @@ def test_a_flow_in_words(
     world: Path, capsys: pytest.CaptureFixture[str], source: str, reason: str
 ) -> None:
     out = explained(capsys, f"--manifests={world}", f"--from={source}", "--to=10.96.0.1:80")
-    first, *reasons = out.splitlines()
+    first, *reasons, origin = out.splitlines()
+    assert origin == f"from the manifests in {world}"
     assert f"forwarded to {POD}:8080" in first
     assert any(reason in line for line in reasons)
 
@@ -101,5 +102,5 @@ async def test_an_api_server_is_asked_by_kubeconfig(
 def test_what_cannot_be_explained_says_why(
     world: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
-    assert main(["explain", f"--manifests={world}", *words]) == 1
+    assert main(["explain", f"--manifests={world}", *words]) == 2
     assert message.lower() in capsys.readouterr().err.lower()

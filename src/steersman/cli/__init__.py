@@ -1,0 +1,1 @@
+"""The command line: parse the words, call a library function, print its answer."""

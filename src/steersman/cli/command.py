@@ -1,0 +1,146 @@
+"""A command: its texts, flags and arguments. Help, man pages and completion are made of these."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from steersman.config.flags import FLAGS
+from steersman.config.flags_upstream import Flag, Group
+from steersman.config.help import flag_lines
+
+if TYPE_CHECKING:
+    from steersman.config.commandline import Parsed
+    from steersman.operate.answer import Answer
+
+_COMMANDS: Final = "steersman.cli.commands"
+OUTPUT: Final = Flag(
+    "output",
+    "string",
+    "text",
+    Group.OWN,
+    "text, wide (more columns), json or yaml.",
+    short="o",
+    choices=("text", "wide", "json", "yaml"),
+)
+WATCH: Final = (
+    Flag("watch", "bool", "false", Group.OWN, "Ask again until interrupted.", short="w"),
+    Flag("interval", "duration", "2s", Group.OWN, "Time between two questions with --watch."),
+)
+NAMESPACE: Final = Flag(
+    "namespace", "string", "", Group.OWN, "Namespace of names without one.", short="n"
+)
+"""For commands that take names."""
+_WHERE: Final = (
+    "manifests",
+    "kubeconfig",
+    "kubeconfig-context",
+    "master",
+    "config",
+    "proxy-mode",
+    "hostname-override",
+    "cluster-cidr",
+)
+"""Flags that say which World a question is about, as the help of a command lists them; all other
+flags of `steersman run` are accepted, too."""
+
+
+class Argument(msgspec.Struct, frozen=True):
+    """A word of the command line that is no flag."""
+
+    name: str
+    """As usage shows it, such as `SERVICE`."""
+    help: str
+    completes: str = ""
+    """Kind of names that completion offers: see Flag.completes."""
+    required: bool = False
+    repeated: bool = False
+
+
+class Example(msgspec.Struct, frozen=True):
+    """A command line, and what it is good for."""
+
+    words: str
+    purpose: str
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """One command of `steersman`. Either `answer` or `main` does the work."""
+
+    name: str
+    summary: str
+    """One line, without a capital and a full stop."""
+    description: str = ""
+    """Paragraphs, with an empty line between two."""
+    group: str = "Ask"
+    """Heading in the list of commands."""
+    arguments: tuple[Argument, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    examples: tuple[Example, ...] = ()
+    answer: Callable[[Parsed], Awaitable[Answer]] | None = None
+    """Answers a question: its output flags, `--watch` and exit status come from the caller."""
+    watch: bool = False
+    """Whether `--watch` makes sense."""
+    exit_codes: tuple[tuple[int, str], ...] = (
+        (0, "All is well."),
+        (1, "The answer is bad news."),
+        (2, "The question could not be answered."),
+    )
+    main: Callable[[Sequence[str]], int] | None = None
+    """Does everything itself, from the words behind the command's name to the exit status."""
+
+    @property
+    def all_flags(self) -> tuple[Flag, ...]:
+        """The flags of this command, without those of the configuration."""
+        if self.answer is None:
+            return self.flags
+        return (*self.flags, OUTPUT, *(WATCH if self.watch else ()))
+
+    @property
+    def usage(self) -> str:
+        """The line that shows how to call it."""
+        words = [f"steersman {self.name}"]
+        for each in self.arguments:
+            word = each.name + ("..." if each.repeated else "")
+            words.append(word if each.required else f"[{word}]")
+        return " ".join([*words, "[flags]"])
+
+
+def command_names() -> tuple[str, ...]:
+    """Return the names of all commands, without importing them."""
+    package = import_module(_COMMANDS)
+    return tuple(sorted(module.name for module in iter_modules(package.__path__)))
+
+
+def find_command(name: str) -> Command:
+    """Import a command; raise KeyError if there is none of this name."""
+    if name not in command_names():
+        raise KeyError(name)
+    command: Command = import_module(f"{_COMMANDS}.{name}").COMMAND
+    return command
+
+
+def command_help(command: Command) -> str:
+    """Return the text of `steersman COMMAND --help`."""
+    parts = [f"Usage: {command.usage}\n", f"{command.description or command.summary}\n"]
+    if command.arguments:
+        width = max(len(each.name) for each in command.arguments)
+        rows = [f"  {each.name:{width}}  {each.help}" for each in command.arguments]
+        parts.append("\n".join(["Arguments:", *rows, ""]))
+    if command.all_flags:
+        parts.append("\n".join(["Flags:", *flag_lines(command.all_flags), ""]))
+    if command.answer is not None:
+        where = [FLAGS[name] for name in _WHERE]
+        note = "  By default, the running process of this node. Other flags of `steersman run` too."
+        parts.append("\n".join(["Where to read from:", *flag_lines(where), note, ""]))
+    if command.examples:
+        rows = [f"  # {each.purpose}\n  {each.words}\n" for each in command.examples]
+        parts.append("\n".join(["Examples:", *rows]))
+    if command.answer is not None:
+        rows = [f"  {code}  {text}" for code, text in command.exit_codes]
+        parts.append("\n".join(["Exit status:", *rows, ""]))
+    return "\n".join(parts).rstrip("\n")

@@ -1,0 +1,57 @@
+"""`steersman cleanup`: remove everything of ours from the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from steersman import __version__
+from steersman.cli.command import Command, Example, command_help
+
+if TYPE_CHECKING:
+    from steersman.config import ProxyConfig
+
+
+def remove(config: ProxyConfig) -> int:
+    """Remove everything of ours from the kernel; return 1 if something is left."""
+    from steersman.config import to_mode_options  # noqa: PLC0415
+    from steersman.host.exec import SubprocessExec  # noqa: PLC0415
+    from steersman.run.instance import running  # noqa: PLC0415
+    from steersman.run.mode_transition import clean_up  # noqa: PLC0415
+
+    done = asyncio.run(clean_up(SubprocessExec(), to_mode_options(config), running))
+    for mode, removed in done.removed.items():
+        print(f"{mode}: {removed} kernel objects removed")
+    for problem in done.problems:
+        print(f"not removed: {problem}", file=sys.stderr)
+    return int(bool(done.problems))
+
+
+def _main(argv: Sequence[str]) -> int:
+    from steersman.config import parse_command_line  # noqa: PLC0415
+
+    parsed = parse_command_line(argv)
+    if parsed.help:
+        print(command_help(COMMAND))
+        return 0
+    if parsed.version:
+        print(f"steersman {__version__}")
+        return 0
+    return remove(parsed.config)
+
+
+COMMAND = Command(
+    name="cleanup",
+    summary="remove everything of ours from the kernel",
+    description=(
+        "Removes the kernel objects of every mode, whichever wrote them, and nothing else.\n"
+        "Stop the running process first: it would write its rules again.\n\n"
+        "Exit status 1 if something is left; the message names it. All flags of `steersman run`\n"
+        "are accepted, so that the command line of a running process can be reused."
+    ),
+    group="Run",
+    examples=(Example("steersman cleanup", "remove everything, in every mode"),),
+    main=_main,
+)

@@ -1,0 +1,81 @@
+"""`steersman config`: check a configuration file, or show the configuration in force."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from steersman import __version__
+from steersman.cli.command import Argument, Command, Example, command_help
+from steersman.config.flags_upstream import Flag, Group
+
+_OUTPUT: Final = Flag(
+    "output", "string", "yaml", Group.OWN, "yaml or json.", short="o", choices=("yaml", "json")
+)
+_STRICT: Final = Flag(
+    "strict",
+    "bool",
+    "false",
+    Group.OWN,
+    "Treat warnings as errors, and refuse modes that upstream lacks.",
+)
+
+
+def _main(argv: Sequence[str]) -> int:
+    from steersman.cli.main import CommandError  # noqa: PLC0415 - it imports this module
+    from steersman.config import (  # noqa: PLC0415
+        ConfigError,
+        check_config,
+        parse_command_line,
+        read_file,
+        show_config,
+    )
+
+    if argv[:1] not in (["check"], ["show"]):
+        if set(argv) & {"--help", "-h"}:
+            print(command_help(COMMAND))
+            return 0
+        raise CommandError("give `check FILE` or `show`")
+    checks = argv[0] == "check"
+    flags = (_STRICT,) if checks else (_OUTPUT,)
+    parsed = parse_command_line(argv[1:], extra=flags, allow_arguments=checks)
+    if parsed.help:
+        print(command_help(COMMAND))
+        return 0
+    if parsed.version:
+        print(f"steersman {__version__}")
+        return 0
+    if checks:
+        if len(parsed.arguments) != 1:
+            raise CommandError("give the file: steersman config check FILE")
+        (name,) = parsed.arguments
+        try:
+            data = read_file(name)
+        except ConfigError as error:
+            raise CommandError(f"{name}: error: {error}") from error
+        answer = check_config(name, data, strict=bool(parsed.values.get("strict")))
+    else:
+        answer = show_config(parsed.config, str(parsed.values.get("output", "yaml")))
+    print(answer.text, end="")
+    return answer.status
+
+
+COMMAND = Command(
+    name="config",
+    summary="check FILE, or show the configuration in force",
+    description=(
+        "`config check FILE` reads a KubeProxyConfiguration and lists everything that is wrong\n"
+        "or ignored; `config show` prints the configuration that the given flags make."
+    ),
+    group="Tools",
+    arguments=(
+        Argument("check|show", "What to do.", required=True),
+        Argument("FILE", "The file to check.", completes="file"),
+    ),
+    flags=(_STRICT, _OUTPUT),
+    examples=(
+        Example("steersman config check /var/lib/kube-proxy/config.conf", "check a file"),
+        Example("steersman config show --cluster-cidr 10.244.0.0/16", "what flags amount to"),
+    ),
+    main=_main,
+)

@@ -1,0 +1,81 @@
+"""`steersman run`: watch Services and program this node's kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from steersman import __version__
+from steersman.cli.command import Command
+
+
+def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
+    """Run the daemon, or do what a flag asks for instead; return the exit status."""
+    from steersman.config import help_text, parse_command_line, to_yaml  # noqa: PLC0415
+    from steersman.run.klog import ProcessLog  # noqa: PLC0415
+
+    parsed = parse_command_line(argv)
+    if parsed.help:
+        print(help_text(program))
+        return 0
+    if parsed.version:
+        print(__version__ if parsed.version == "raw" else f"steersman {__version__}")
+        return 0
+    config = parsed.config
+    if path := parsed.write_config_to:
+        from steersman.cli.main import CommandError  # noqa: PLC0415 - it imports this module
+
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(to_yaml(config))
+        except OSError as error:
+            raise CommandError(f"--write-config-to {path}: {error.strerror}") from error
+        return 0
+    patterns = ",".join(f"{m.file_pattern}={m.verbosity}" for m in config.logging.vmodule)
+    logs = ProcessLog(config.logging.format or "text", config.logging.verbosity, patterns)
+    for warning in parsed.warnings:
+        logging.getLogger("steersman").warning("%s", warning)
+    if parsed.cleanup:
+        from steersman.cli.commands.cleanup import remove  # noqa: PLC0415
+
+        return remove(config)
+    if parsed.init_only:
+        from steersman.run.startup import initialize  # noqa: PLC0415
+
+        asyncio.run(initialize(config))
+        return 0
+    if parsed.dry_run:
+        from steersman.run.assemble import preview  # noqa: PLC0415
+
+        words, findings = asyncio.run(preview(config))
+        print(words or "nothing to change")
+        for finding in findings:
+            print(f"finding: {finding}", file=sys.stderr)
+        return 0
+    from steersman.cli.main import report  # noqa: PLC0415
+    from steersman.host.facts import hostname  # noqa: PLC0415
+    from steersman.run.assemble import run_daemon  # noqa: PLC0415
+    from steersman.run.event_loop import MeasuredLoop, run_to_end  # noqa: PLC0415
+    from steersman.run.instance import Instance  # noqa: PLC0415
+    from steersman.run.machine import Machine  # noqa: PLC0415
+
+    instance, loop_factory = None, None
+    # Windows has no network namespaces, and no mode writes rules there. It waits for its
+    # subprocesses and sockets with another loop, which is not measured.
+    if sys.platform != "win32":
+        instance = Instance(config.mode, hostname(), take_over=config.steersman.take_over)
+        loop_factory = MeasuredLoop
+    daemon = run_daemon(parsed, logs, Machine(instance=instance))
+    name = program.split(maxsplit=1)[0]
+    runner = asyncio.Runner(loop_factory=loop_factory)
+    return run_to_end(runner, daemon, lambda error: report(error, name))
+
+
+COMMAND = Command(
+    name="run",
+    summary="watch Services and program this node's kernel",
+    group="Run",
+    main=run_words,
+)

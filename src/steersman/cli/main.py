@@ -1,0 +1,232 @@
+"""Where the commands begin: find the command, run it, report its failures.
+
+    words --> Command --> main(words)                    run, cleanup, config, ...
+                    \\--> parse --> answer(parsed) --> print, exit status
+
+Exit status of a question: 0 fine, 1 the answer is bad news, 2 it could not be answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from steersman import __version__
+
+if TYPE_CHECKING:
+    from steersman.cli.command import Command
+    from steersman.config import Parsed
+    from steersman.operate.answer import Answer
+
+_PIPE_CLOSED: Final = 128 + 13  # as shells report SIGPIPE
+_INTERRUPTED: Final = 128 + 2
+_CLEAR: Final = "\x1b[H\x1b[2J"
+
+
+class CommandError(Exception):
+    """A command failed; the message says why and what to do."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `steersman`; return the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _dispatch(words), "steersman")
+
+
+def kube_proxy(argv: Sequence[str] | None = None) -> int:
+    """Run `kube-proxy`: upstream's command line; return the exit status."""
+    from steersman.cli.commands.run import run_words  # noqa: PLC0415 - the whole program
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: run_words(words, "kube-proxy"), "kube-proxy")
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    if words in (["version"], ["--version"]):  # without importing anything
+        print(f"steersman {__version__}")
+        return 0
+    from steersman.cli.command import find_command  # noqa: PLC0415
+    from steersman.modes.specs import SPECS  # noqa: PLC0415
+
+    if words[:1] == ["help"] and words[1:]:  # `help run` is `run --help`
+        words = [words[1], "--help"]
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    name = words[0]
+    try:
+        command = find_command(name)
+    except KeyError:
+        if name in SPECS and SPECS[name].dumps:
+            from steersman.cli.mode_dump import dump_table  # noqa: PLC0415 - rarely used
+
+            return dump_table(SPECS[name], words[1:])
+        print(f"steersman: unknown command {name!r}\n\n{usage()}", file=sys.stderr)
+        return 2
+    if command.main is not None:
+        return command.main(words[1:])
+    return ask(command, words[1:])
+
+
+def usage() -> str:
+    """Return the list of commands under their headings."""
+    from steersman.cli.command import command_names, find_command  # noqa: PLC0415
+    from steersman.modes.specs import SPECS  # noqa: PLC0415
+
+    commands = [find_command(name) for name in command_names()]
+    lines = ["Usage: steersman COMMAND [flags]"]
+    for group in ("Run", "Ask", "Change", "Tools"):
+        lines += ["", f"{group}:"]
+        lines += [f"  {c.name:12}{c.summary}" for c in commands if c.group == group]
+    dumps = [spec for spec in SPECS.values() if spec.dumps]
+    for spec in dumps:
+        *first, last = spec.dumps
+        lines.append(f"  {spec.name:12}dump {', '.join(first)} or {last} of the {spec.name} mode")
+    lines += ["", "steersman COMMAND --help shows flags and examples."]
+    return "\n".join(lines)
+
+
+# Questions
+
+
+def ask(command: Command, words: Sequence[str]) -> int:
+    """Answer a question of the command line; return the exit status."""
+    from steersman.cli.command import command_help  # noqa: PLC0415
+
+    try:
+        from steersman.config import parse_command_line  # noqa: PLC0415 - not for `version`
+
+        parsed = parse_command_line(
+            words, extra=command.all_flags, allow_arguments=bool(command.arguments)
+        )
+        if parsed.help:
+            print(command_help(command))
+            return 0
+        if parsed.version:
+            print(f"steersman {__version__}")
+            return 0
+        _check_arguments(command, parsed)
+        return _watched(command, parsed) if parsed.values.get("watch") else _once(command, parsed)
+    except expected_errors() as error:
+        print(f"steersman {command.name}: {error}", file=sys.stderr)
+        return 2
+
+
+def _check_arguments(command: Command, parsed: Parsed) -> None:
+    required = [each for each in command.arguments if each.required]
+    if len(parsed.arguments) < len(required):
+        raise CommandError(f"give {required[len(parsed.arguments)].name}: {command.usage}")
+    repeated = any(each.repeated for each in command.arguments)
+    if len(parsed.arguments) > len(command.arguments) and not repeated:
+        extra = parsed.arguments[len(command.arguments)]
+        raise CommandError(f"unexpected argument {extra!r}: {command.usage}")
+
+
+def _once(command: Command, parsed: Parsed) -> int:
+    from steersman.cli.output import print_answer  # noqa: PLC0415
+
+    answer = _answer(command, parsed)
+    print_answer(answer, str(parsed.values.get("output", "text")))
+    return answer.exit_code
+
+
+def _watched(command: Command, parsed: Parsed) -> int:
+    """Print the answer again whenever it differs, until interrupted; JSON is one line each."""
+    import json  # noqa: PLC0415
+
+    from steersman.cli.output import print_answer  # noqa: PLC0415
+
+    output = str(parsed.values.get("output", "text"))
+    interval = parsed.values.get("interval")
+    seconds = float(getattr(interval, "seconds", 2.0))
+    before: object = None
+    status = 0
+    try:
+        while True:
+            answer = _answer(command, parsed)
+            status = answer.exit_code
+            if (now := answer.data) != before:
+                before = now
+                if output == "json":
+                    print(json.dumps(now, ensure_ascii=False), flush=True)
+                else:
+                    print(_CLEAR if sys.stdout.isatty() else "", end="")
+                    print_answer(answer, output)
+                    sys.stdout.flush()
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return status
+
+
+def _answer(command: Command, parsed: Parsed) -> Answer:
+    assert command.answer is not None
+
+    async def call() -> Answer:
+        assert command.answer is not None
+        return await command.answer(parsed)
+
+    return asyncio.run(call())
+
+
+# Failures
+
+
+def expected_errors() -> tuple[type[BaseException], ...]:
+    """Return the errors whose text is enough for a user; others are defects."""
+    from steersman.config import ConfigError  # noqa: PLC0415 - only a failure needs them
+    from steersman.host.sysctl import SysctlError  # noqa: PLC0415
+    from steersman.model.errors import ApplyError, BusyError  # noqa: PLC0415
+    from steersman.operate.answer import QuestionError  # noqa: PLC0415
+    from steersman.run.startup import StartError  # noqa: PLC0415
+    from steersman.source.kubeconfig import KubeconfigError  # noqa: PLC0415
+
+    known = (ApplyError, BusyError, ConfigError, KubeconfigError, QuestionError)
+    return (CommandError, StartError, SysctlError, TimeoutError, *known)
+
+
+def guarded(call: Callable[[], int], program: str) -> int:
+    """Run a command; report its failures, also those of writing to standard output."""
+    try:
+        status = call()
+        sys.stdout.flush()
+    except BaseException as error:
+        return report(error, program)
+    return status
+
+
+def report(error: BaseException, program: str) -> int:
+    """Print an error, also of a task of the daemon; return the exit status.
+
+    Expected errors are a sentence each. All others are defects and get a traceback.
+    """
+    match error:
+        case BrokenPipeError():  # the reader of a pipe is gone: `steersman run --help | head`
+            _drop_output()
+            return _PIPE_CLOSED
+        case OSError(errno=errno.ENOSPC):
+            _drop_output()
+            print(f"{program}: output: {error.strerror}", file=sys.stderr)
+        case BaseExceptionGroup():
+            for inner in error.exceptions:
+                report(inner, program)
+        case KeyboardInterrupt():
+            return _INTERRUPTED
+        case SystemExit():
+            raise error
+        case _ if isinstance(error, expected_errors()):
+            print(f"{program}: {error}", file=sys.stderr)
+        case _:
+            traceback.print_exception(error)
+    return 1
+
+
+def _drop_output() -> None:
+    """Discard standard output, so that the interpreter's last flush cannot fail."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

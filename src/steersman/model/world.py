@@ -1,0 +1,99 @@
+"""The World: everything that is known when an operator asks a question.
+
+It comes from the running process, from manifests or from an API server, and every answer is
+computed from it in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from steersman.model.findings import Finding
+from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
+from steersman.model.kube import Node, Service
+from steersman.model.names import ObjectName
+from steersman.model.plan import NodePlan
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """The place that a World was read from."""
+
+    kind: Literal["process", "manifests", "apiserver"]
+    text: str
+    """For people, such as `the running process (pid 4211, nftables mode)`."""
+
+
+class SourceStatus(msgspec.Struct, frozen=True):
+    """The connection of the running process to the cluster."""
+
+    kind: Literal["apiserver", "manifests"] = "manifests"
+    server: str = ""
+    """URL of the API server in use."""
+    connected: bool = True
+    failovers: int = 0
+    errors: Mapping[str, int] = {}
+    """Failed requests so far, by reason."""
+    quiet_seconds: float | None = None
+    """Seconds since the API server sent anything; None if it never did."""
+
+
+class LastSync(msgspec.Struct, frozen=True):
+    """The last sync that reached the kernel."""
+
+    at: float
+    """Seconds since 1970."""
+    reason: str = ""
+    phases: Mapping[str, float] = {}
+    """Seconds by phase."""
+    refused: int = 0
+    """Owners whose objects the kernel refuses."""
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """The running process, as it describes itself."""
+
+    pid: int = 0
+    """In its own pid namespace."""
+    version: str = ""
+    started: float = 0.0
+    """Seconds since 1970, as `now`."""
+    now: float = 0.0
+    """When the process was asked."""
+    revision: int = 0
+    """Number of the last sync."""
+    synced: LastSync | None = None
+    """None before the first sync reached the kernel."""
+    owes: bool = False
+    """Whether changes wait for the next sync."""
+    healthy: bool = True
+    """The answer of its health server."""
+    waiting: str = ""
+    """What the process waits for before it syncs; "" if nothing."""
+    objects: int = 0
+    """Kernel objects in force."""
+    source: SourceStatus = SourceStatus()
+
+
+class World(msgspec.Struct, frozen=True):
+    """Everything known about the cluster and this node. Read-only."""
+
+    origin: Origin
+    snapshot: Snapshot
+    plan: NodePlan
+    """The plan of this node; its Findings are in `findings`, too."""
+    mode: str
+    variant: str = ""
+    """Tool or flavour of the mode in use, such as `legacy`; "" if it is not known."""
+    config: NodeConfig = NodeConfig()
+    facts: HostFacts = HostFacts()
+    findings: tuple[Finding, ...] = ()
+    """Findings of the source, of the compiler and, from the running process, of the kernel."""
+    nodes: tuple[Node, ...] = ()
+    """All Nodes that are known, this one included."""
+    unserved: Mapping[ObjectName, Service] = {}
+    """Services that this proxy does not serve: headless, ExternalName, or another proxy's."""
+    process: ProcessStatus | None = None
+    """The running process that this World is of; None if it is read from elsewhere."""

@@ -1,0 +1,62 @@
+"""The form of every answer: typed data, an exit code, and what people see of it.
+
+A library function returns a subclass of Answer. The command line prints its blocks as text or as
+tables, or the struct as JSON or YAML; pages use the same struct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Style: TypeAlias = Literal["", "good", "warn", "bad", "dim", "title"]
+Cell: TypeAlias = "str | tuple[str, Style]"
+
+
+class QuestionError(Exception):
+    """A question could not be answered; the message says why and what to do."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of text."""
+
+    text: str
+    style: Style = ""
+    indent: int = 0
+    """Columns."""
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Rows below the names of their columns."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    title: str = ""
+    empty: str = ""
+    """The line to print if there are no rows; "" for none."""
+
+
+Block: TypeAlias = Line | Table
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of all answers."""
+
+    source: str = ""
+    """The place that the World of this answer was read from, for people."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 if all is well, 1 if the answer is bad news."""
+        return 0
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield the blocks for people; `wide` asks for every column."""
+        raise NotImplementedError
+
+    @property
+    def data(self) -> Any:
+        """The answer as JSON types."""
+        return msgspec.to_builtins(self)

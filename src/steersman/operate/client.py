@@ -1,0 +1,100 @@
+"""The client of the running process's local socket (run/control.py)."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from steersman.host.local_socket import CONTROL, is_trusted, peer
+from steersman.operate.answer import QuestionError
+
+_TIMEOUT = 30.0  # seconds without a byte
+
+
+class NotRunningError(QuestionError):
+    """No process of ours serves the local socket of this network namespace."""
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, name: str, timeout: float) -> None:
+        super().__init__("steersman", timeout=timeout)
+        self._name = name
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(f"\0{self._name}")
+
+
+class Client:
+    """Asks the running process of this network namespace; calls block."""
+
+    def __init__(self, name: str = CONTROL, timeout: float = _TIMEOUT) -> None:
+        """Create a client; nothing is connected before a call.
+
+        Args:
+            name: of the abstract socket.
+            timeout: seconds without a byte after which the process counts as unresponsive.
+        """
+        self._name = name
+        self._timeout = timeout
+
+    def get(self, path: str) -> bytes:
+        """Return the body of a page.
+
+        Raises:
+            NotRunningError: nobody serves the socket.
+            QuestionError: the process refuses, or does not answer.
+        """
+        with self._request("GET", path) as reply:
+            return reply.read()
+
+    def get_json(self, path: str) -> Any:
+        """Return the decoded body of a page of JSON; raises as `get`."""
+        return json.loads(self.get(path))
+
+    def post(self, path: str, document: object) -> Iterator[Any]:
+        """Send a request; yield the lines of the answer, decoded from JSON, as they come."""
+        with self._request("POST", path, json.dumps(document).encode()) as reply:
+            while line := reply.readline():
+                yield json.loads(line)
+
+    @contextmanager
+    def _request(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = _Connection(self._name, self._timeout)
+        try:
+            try:
+                connection.connect()
+            except ConnectionRefusedError as error:
+                raise NotRunningError(
+                    "no steersman runs in this network namespace; give --manifests or "
+                    "--kubeconfig, or run the command on the node or in steersman's pod"
+                ) from error
+            if not is_trusted(peer(connection.sock)[1]):
+                raise QuestionError(
+                    f"the local socket @{self._name} belongs to another user's process, "
+                    "not to steersman"
+                )
+            connection.request(method, path, body)
+            reply = connection.getresponse()
+            if reply.status != http.client.OK:
+                text = reply.read().decode(errors="replace").strip()
+                raise QuestionError(text or f"the running process answered {reply.status}")
+            yield reply
+        except TimeoutError as error:
+            raise QuestionError(
+                f"the running process did not answer within {self._timeout:g} s"
+            ) from error
+        except (ConnectionError, http.client.HTTPException) as error:
+            raise QuestionError(
+                "the running process closed the connection: the local socket serves root and the "
+                "process's own user only"
+            ) from error
+        finally:
+            connection.close()

@@ -1,0 +1,91 @@
+"""Read the World that a question is about: from the running process, manifests or an API server.
+
+--manifests                    the files, as a node that starts with them would see them
+--kubeconfig, --master,
+--config with a kubeconfig     the API server, read once
+otherwise                      the running process of this network namespace; if there is none
+                               and this is a pod, the API server of its service account
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from steersman.compile.planner import compile_all
+from steersman.config import Parsed, ProxyConfig
+from steersman.host.facts import read_facts
+from steersman.model.world import Origin, World
+from steersman.operate.answer import QuestionError
+from steersman.operate.client import Client, NotRunningError
+from steersman.run.startup import cluster_access, load_store, new_mode, node_config
+from steersman.run.world_wire import VersionError, decode_world
+from steersman.source.kubeconfig import SERVICE_ACCOUNT
+
+_FROM_API_SERVER = ("kubeconfig", "master")
+
+
+async def load_world(parsed: Parsed, client: Client | None = None) -> World:
+    """Return the World that the flags of a command line name.
+
+    Raises:
+        QuestionError: it cannot be read.
+        TimeoutError, KubeconfigError, StartError: the source does not answer, or is misconfigured.
+    """
+    config = parsed.config
+    if config.steersman.manifests:
+        where = ", ".join(config.steersman.manifests)
+        return await _read(config, Origin("manifests", f"the manifests in {where}"))
+    access = config.client_connection.kubeconfig
+    if access or any(parsed.values.get(name) for name in _FROM_API_SERVER):
+        return await _from_api_server(config)
+    try:
+        return await world_of_process(client)
+    except NotRunningError:
+        if not SERVICE_ACCOUNT.exists():
+            raise
+        return await _from_api_server(config)
+
+
+async def world_of_process(client: Client | None = None) -> World:
+    """Return the World of the running process.
+
+    Raises:
+        NotRunningError: no process of ours runs in this network namespace.
+        QuestionError: it does not answer, or is another version.
+    """
+    data = await asyncio.to_thread((client or Client()).get, "/world")
+    try:
+        world = await asyncio.to_thread(decode_world, data, Origin("process", ""))
+    except VersionError as error:
+        raise QuestionError(str(error)) from error
+    pid = world.process.pid if world.process else 0
+    text = f"the running process (pid {pid}, {world.mode} mode)"
+    return msgspec.structs.replace(world, origin=Origin("process", text))
+
+
+async def _from_api_server(config: ProxyConfig) -> World:
+    server = cluster_access(config).servers[0]
+    return await _read(config, Origin("apiserver", f"the API server {server}"))
+
+
+async def _read(config: ProxyConfig, origin: Origin) -> World:
+    """Read a source once, and compile what a node of this configuration would do with it."""
+    store = await load_store(config)
+    node, facts = node_config(config), await read_facts()
+    mode = new_mode(config)
+    snapshot = store.snapshot
+    plan = compile_all(snapshot, node, facts, mode.traits)
+    return World(
+        origin,
+        snapshot,
+        plan,
+        config.mode,
+        mode.variant,
+        node,
+        facts,
+        findings=(*store.findings, *plan.findings),
+        nodes=store.nodes,
+        unserved=store.unserved,
+    )

@@ -1,0 +1,110 @@
+"""The local socket: how commands on this node talk to the running process, without a port.
+
+HTTP over an abstract Unix socket. Its name lives in the network namespace, like the lock of
+instance.py: `kubectl exec` into the pod reaches it, and so does root on the node. The kernel tells
+who connects (SO_PEERCRED); only root and the process's own user get an answer. Others can at most
+connect and are closed at once, so they cannot use up descriptors.
+
+Anyone can bind an abstract name first. The client therefore checks the server's user in the same
+way (operate/client.py), and this process waits until the name is free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import TypeAlias
+
+from aiohttp import web
+
+from steersman.host.local_socket import CONTROL, is_trusted, peer
+
+log = logging.getLogger("steersman")
+
+_RETRY = 2.0  # seconds between two attempts to bind the name
+_MOST_CLIENTS = 32
+"""Clients at a time; each is an operator's command or a page."""
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ControlSocket:
+    """Serves pages on the local socket."""
+
+    def __init__(self, name: str = CONTROL) -> None:
+        """Create the socket without pages; nothing is bound before `run`."""
+        self._name = name
+        self._pages: dict[tuple[str, str], Handler] = {}
+        self._clients = 0
+        self.listening = asyncio.Event()
+        """The name is bound."""
+
+    def add(self, method: str, path: str, handler: Handler) -> None:
+        """Serve a page; call it before `run`."""
+        self._pages[method, path] = handler
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        sock = await self._bind()
+        app = web.Application(client_max_size=1 << 20)
+        for (method, path), handler in self._pages.items():
+            app.router.add_route(method, path, self._counted(handler))
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        await runner.setup()
+        assert runner.server is not None
+        loop = asyncio.get_running_loop()
+        self.listening.set()
+        try:
+            while True:
+                client, _ = await loop.sock_accept(sock)
+                if self._clients >= _MOST_CLIENTS or not is_trusted(peer(client)[1]):
+                    client.close()
+                    continue
+                client.setblocking(False)
+                with suppress(OSError):  # it has gone
+                    await loop.connect_accepted_socket(runner.server, client)
+        finally:
+            sock.close()
+            await runner.cleanup()
+
+    async def _bind(self) -> socket.socket:
+        warned = False
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.bind(f"\0{self._name}")
+                sock.listen(16)
+                sock.setblocking(False)
+            except OSError as error:
+                sock.close()
+                if not warned:  # usually the previous instance, which is about to end
+                    log.info("local socket @%s: %s; retrying", self._name, error.strerror)
+                warned = True
+                await asyncio.sleep(_RETRY)
+            else:
+                return sock
+
+    def _counted(self, handler: Handler) -> Handler:
+        async def call(request: web.Request) -> web.StreamResponse:
+            self._clients += 1
+            try:
+                return await handler(request)
+            finally:
+                self._clients -= 1
+
+        return call
+
+
+async def send_pieces(
+    request: web.Request, pieces: Iterator[bytes], content_type: str
+) -> web.StreamResponse:
+    """Answer with pieces that are made in a thread while they are sent."""
+    response = web.StreamResponse(headers={"Content-Type": content_type})
+    await response.prepare(request)
+    while piece := await asyncio.to_thread(next, pieces, b""):
+        await response.write(piece)
+    await response.write_eof()
+    return response

@@ -1,0 +1,95 @@
+"""Commands ask the running process through its local socket; nobody else gets an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from steersman.host.local_socket import CONTROL
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import command, manifests, steersman, until, world
+
+pytestmark = pytest.mark.kernel
+
+
+async def listening() -> bool:
+    return f"@{CONTROL}" in sh("ss -xl")
+
+
+def test_a_command_asks_the_process_without_a_port(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = manifests(tmp_path / "world", *world())
+        async with steersman(
+            tmp_path, "--proxy-mode=nftables", "--metrics-bind-address=", f"--manifests={folder}"
+        ) as process:
+            await process.said("sync 1 (start)")
+            await until(listening)
+            status, out, err = await command("explain", "--to=10.96.0.1:80", "--from=10.244.0.9")
+            assert (status, err) == (0, "")
+            assert "forwarded to 10.244.0.5:8080" in out
+            assert f"from the running process (pid {process.process.pid}, nftables mode)" in out
+
+    in_namespace(scenario)
+
+
+def test_without_a_process_the_command_says_what_to_give() -> None:
+    async def scenario() -> None:
+        status, out, err = await command("explain", "--to=10.96.0.1:80")
+        assert (status, out) == (2, "")
+        assert (
+            "no steersman runs in this network namespace; give --manifests or --kubeconfig" in err
+        )
+        assert err.count("\n") == 1
+
+    in_namespace(scenario)
+
+
+BECOME_NOBODY = "import os, socket, sys; os.setgid(65534); os.setuid(65534)\n"
+
+
+async def nobody(script: str) -> asyncio.subprocess.Process:
+    """Run a script as a user without rights."""
+    pipe = asyncio.subprocess.PIPE
+    words = (sys.executable, "-c", BECOME_NOBODY + script)
+    return await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe)
+
+
+def test_another_user_gets_no_answer(tmp_path: Path) -> None:
+    script = (
+        f"s = socket.socket(socket.AF_UNIX); s.connect('\\0{CONTROL}'); s.settimeout(20)\n"
+        "try: s.send(b'GET /world HTTP/1.0\\r\\n\\r\\n'); print(s.recv(100))\n"
+        "except ConnectionError: print(b'')"
+    )
+
+    async def scenario() -> None:
+        folder = manifests(tmp_path / "world", *world())
+        async with steersman(tmp_path, "--proxy-mode=nftables", f"--manifests={folder}"):
+            await until(listening)
+            out, _ = await (await nobody(script)).communicate()
+            assert out.strip() == b"b''"
+
+    in_namespace(scenario)
+
+
+def test_a_stranger_on_the_name_is_not_believed() -> None:
+    """Somebody else's process has bound the name, and would answer."""
+    script = (
+        f"s = socket.socket(socket.AF_UNIX); s.bind('\\0{CONTROL}'); s.listen()\n"
+        "print('bound', flush=True); sys.stdin.read()"
+    )
+
+    async def scenario() -> None:
+        stranger = await nobody(script)
+        try:
+            assert stranger.stdout is not None
+            await stranger.stdout.readline()
+            status, _, err = await command("explain", "--to=10.96.0.1:80")
+            assert status == 2
+            assert "belongs to another user's process" in err
+        finally:
+            await stranger.communicate(b"")
+
+    in_namespace(scenario)

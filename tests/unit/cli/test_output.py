@@ -1,0 +1,76 @@
+"""Answers as people, scripts and terminals see them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from steersman.cli.output import print_answer
+from steersman.operate.answer import Answer, Block, Line, Table
+
+
+class Shops(Answer, frozen=True, kw_only=True):
+    shop_names: tuple[str, ...]
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        yield Line("Shops", "title")
+        columns = ("NAME", "OPEN", *(("ROOMS",) if wide else ()))
+        rows = [(name, ("no", "bad"), *(("3",) if wide else ())) for name in self.shop_names]
+        yield Table(columns, rows, empty="no shops")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(answer: Answer, output: str, out: io.StringIO) -> str:
+    print_answer(answer, output, out)
+    return out.getvalue()
+
+
+SHOPS = Shops(source="the manifests in demo", shop_names=("a", "long-one"))
+
+
+def test_a_pipe_gets_aligned_plain_text() -> None:
+    lines = printed(SHOPS, "text", io.StringIO()).splitlines()
+    assert lines == [
+        "Shops",
+        "NAME       OPEN",
+        "a          no",
+        "long-one   no",
+        "from the manifests in demo",
+    ]
+
+
+def test_wide_has_more_columns() -> None:
+    assert "ROOMS" in printed(SHOPS, "wide", io.StringIO())
+
+
+def test_a_terminal_gets_colour_and_the_same_words() -> None:
+    text = printed(SHOPS, "text", Terminal())
+    assert "\x1b[31mno" in text
+    assert "long-one" in text
+    assert "from the manifests in demo" in text
+
+
+def test_json_and_yaml_have_the_same_data() -> None:
+    data = json.loads(printed(SHOPS, "json", io.StringIO()))
+    assert data == {"source": "the manifests in demo", "shopNames": ["a", "long-one"]}
+    assert yaml.safe_load(printed(SHOPS, "yaml", io.StringIO())) == data
+
+
+def test_an_empty_table_is_a_sentence() -> None:
+    assert "no shops" in printed(Shops(shop_names=()), "text", io.StringIO())
+    assert "NAME" not in printed(Shops(shop_names=()), "text", Terminal())
+
+
+@pytest.mark.parametrize("out", [io.StringIO(), Terminal()], ids=["pipe", "terminal"])
+def test_control_characters_of_names_are_never_sent(out: io.StringIO) -> None:
+    text = printed(Shops(shop_names=("a\x1b[2Jb\nc",)), "text", out)
+    assert "\x1b[2J" not in text
+    assert "a\\x1b[2Jb\\nc" in text

@@ -1,0 +1,75 @@
+"""The World of the running process arrives as it was sent."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman import __version__
+from steersman.compile.planner import compile_all
+from steersman.model.inputs import HostFacts, NodeConfig
+from steersman.model.kube import KubeObject
+from steersman.model.plan import Traits
+from steersman.model.world import Origin, ProcessStatus
+from steersman.run.world_wire import Head, VersionError, decode_world, encode_world
+from steersman.source.store import Store
+from tests.support.builders.store import service, slice_
+from tests.support.builders.strategies import OBJECTS
+
+CONFIG, FACTS = NodeConfig(node_name="node-a"), HostFacts("node-a", {"lo": ("127.0.0.1/8",)})
+ORIGIN = Origin("process", "a test")
+
+
+def sent(store: Store, version: str = __version__) -> bytes:
+    snapshot = store.snapshot
+    plan = compile_all(snapshot, CONFIG, FACTS, Traits())
+    head = Head(
+        version=version,
+        mode="nftables",
+        variant="",
+        config=CONFIG,
+        facts=FACTS,
+        node=snapshot.node,
+        service_cidrs=snapshot.service_cidrs,
+        settings=plan.settings,
+        plan_findings=plan.findings,
+        unlisted=plan.unlisted,
+        findings=plan.findings,
+        nodes=(),
+        process=ProcessStatus(pid=7),
+    )
+    services = list(snapshot.services.values())
+    plans = list(plan.services.values())
+    unserved = list(store.unserved.values())
+    return b"".join(encode_world(head, services, store.packed_slices, unserved, plans))
+
+
+@given(st.lists(OBJECTS, max_size=8))
+def test_a_world_arrives_as_it_was_sent(objects: list[KubeObject]) -> None:
+    store = Store("node-a")
+    for each in objects:
+        store.upsert(each)
+    snapshot = store.snapshot
+    world = decode_world(sent(store), ORIGIN)
+    assert world.plan == compile_all(snapshot, CONFIG, FACTS, Traits())
+    assert dict(world.snapshot.services) == dict(snapshot.services)
+    assert world.unserved == store.unserved
+    assert world.process == ProcessStatus(pid=7)
+    again = compile_all(world.snapshot, world.config, world.facts, Traits())
+    assert again.services == world.plan.services
+
+
+def test_many_objects_arrive_in_several_documents() -> None:
+    store = Store()
+    for number in range(500):
+        address = f"10.96.{number // 250}.{number % 250 + 1}"
+        store.upsert(service(f"web-{number}", clusterIP=address, clusterIPs=[address]))
+        store.upsert(slice_(f"web-{number}-1", f"web-{number}"))
+    world = decode_world(sent(store), ORIGIN)
+    assert len(world.snapshot.services) == len(world.plan.services) == 500
+
+
+def test_another_version_is_said_to_be_one() -> None:
+    with pytest.raises(VersionError, match=r"steersman 9\.9, this command is"):
+        decode_world(sent(Store(), version="9.9"), ORIGIN)
