@@ -15,6 +15,7 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.tracing import Tracer
+from steersman.modes.words import KernelWords
 
 
 class Support(msgspec.Struct, frozen=True):
@@ -97,6 +98,10 @@ class Mode(ABC):
     def describe(self, change: Diff) -> str:
         """Print a Diff for people, in the words of the mode's tool if it has one."""
         return format_diff(change)
+
+    def words(self) -> KernelWords:
+        """Return what prints the kernel objects of this mode, after a successful `probe`."""
+        return KernelWords(self.read)
 
     # The kernel
 

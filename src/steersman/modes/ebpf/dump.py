@@ -102,13 +102,13 @@ def dump(name: str, pins: Path = PINS) -> Iterator[str]:
 
 def _dump_services(maps: Path) -> Iterator[str]:
     wanted = (Kind.SERVICE.value, Kind.FRONTEND.value, Kind.RANGE.value)
-    ruleset = _open_tables(maps).read()
+    ruleset = open_tables(maps).read()
     return iter(sorted(describe(i) for i in ruleset.items() if layout.kind_of(i[0]) in wanted))
 
 
 def _dump_endpoints(maps: Path) -> Iterator[str]:
     """Bytes are only known of connections whose packets are rewritten here."""
-    tables = _open_tables(maps)
+    tables = open_tables(maps)
     counted = dict(SumMap.pinned(maps / "used").sums())
     for name, record in sorted(tables.services.records.items()):
         for end in sorted(set(tables.services.read(record).endpoints())):
@@ -136,7 +136,7 @@ def _dump_conntrack(maps: Path) -> Iterator[str]:
 
 
 def _dump_affinity(maps: Path) -> Iterator[str]:
-    names = _open_tables(maps).services.names_by_number()
+    names = open_tables(maps).services.names_by_number()
     now = time.monotonic_ns()
     for key, value in HashMap.pinned(maps / "affinities").items():
         client, service = layout.AFFINITY_KEY.unpack(key)
@@ -165,5 +165,6 @@ DUMPS: Mapping[str, Callable[[Path], Iterator[str]]] = {
 """Printers by table: ModeSpec.dumps has the names."""
 
 
-def _open_tables(maps: Path) -> Tables:
+def open_tables(maps: Path) -> Tables:
+    """Open the maps that are pinned in a directory."""
     return Tables({path.name: bpf.Object.pinned(path).fd for path in maps.iterdir()})

@@ -28,6 +28,7 @@ from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import mount_bpffs, probe
 from steersman.modes.ebpf.sockets import destroy
 from steersman.modes.ebpf.watcher import DeviceWatcher
+from steersman.modes.ebpf.words import EbpfWords
 from steersman.modes.specs import ModeOptions
 
 T = TypeVar("T")
@@ -84,6 +85,10 @@ class EbpfMode(Mode):
     def render_service(self, plan: ServicePlan, settings: NodeSettings) -> Ruleset:  # noqa: ARG002 - the Mode protocol
         """Render one ServicePort."""
         return render.render_service(plan)
+
+    def words(self) -> EbpfWords:
+        """Print entries of the pinned maps."""
+        return EbpfWords(self._options.pins)
 
     async def read(self) -> Ruleset:
         """Read the maps, and whether the programs are attached."""

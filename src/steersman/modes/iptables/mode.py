@@ -26,6 +26,7 @@ from steersman.modes.iptables.parse import parse
 from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
 from steersman.modes.iptables.script import write_runs
+from steersman.modes.iptables.words import IptablesWords
 from steersman.modes.specs import ModeOptions
 from steersman.netfilter.generation import ForeignChanges, digest_rules
 from steersman.netfilter.iptables import Iptables, choose_tool
@@ -128,6 +129,10 @@ class IptablesMode(Mode):
         if plan.key.family not in self.families:
             return {}
         return render_service(plan, settings, self.features)
+
+    def words(self) -> IptablesWords:
+        """Print rules as iptables-save does."""
+        return IptablesWords(self.read)
 
     async def read(self) -> Ruleset:
         """Return our objects in the kernel; see `Mode.read`."""

@@ -65,10 +65,13 @@ class IpvsKernel:
         self._claimed: set[ServerKey] = set()  # written by us although in excluded CIDRs
         self._foreign: dict[ServerKey, Server] = {}  # the others there, at the last `read`
 
-    async def read(self) -> Ruleset:
+    async def read(self, *, end_drained: bool = True) -> Ruleset:
         """Return our objects, and delete real servers that are drained by now.
 
         Without our interface no virtual server is ours: another program made them.
+
+        Args:
+            end_drained: False only reads.
         """
         ruleset: dict[Any, Any] = {**await self.sets.read()}
         self._sets = {key.set for key in ruleset if type(key) is SetKey}
@@ -81,7 +84,8 @@ class IpvsKernel:
             del ruleset[mark]
         if self.device.index():
             ruleset[DeviceKey(DEVICE)] = "dummy"
-            for key, server in (await to_thread_to_end(self._read_servers)).items():
+            servers = await to_thread_to_end(lambda: self._read_servers(end_drained))
+            for key, server in servers.items():
                 assigned = key.address in present and key.address in marked
                 ruleset[key] = (
                     msgspec.structs.replace(server, assigned=True) if assigned else server
@@ -94,12 +98,13 @@ class IpvsKernel:
                 ruleset[MemberKey(role_set(ADDRESSES, family_of(address)), address)] = ""
         return ruleset
 
-    def _read_servers(self) -> dict[ServerKey, Server]:
-        """Return our virtual servers, and delete their drained real servers. Blocks."""
+    def _read_servers(self, end_drained: bool) -> dict[ServerKey, Server]:
+        """Return our virtual servers; delete their drained real servers if asked to. Blocks."""
         found = self.servers.read()
         own = {key: server for key, server in found.items() if self.is_ours(key)}
         self._foreign = {key: server for key, server in found.items() if key not in own}
-        self.servers.end_drained(own)
+        if end_drained:
+            self.servers.end_drained(own)
         return own
 
     def is_ours(self, key: ServerKey) -> bool:

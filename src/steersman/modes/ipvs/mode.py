@@ -44,6 +44,7 @@ from steersman.modes.ipvs.parse import parse_servers
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
 from steersman.modes.ipvs.render import render_node, render_service
 from steersman.modes.ipvs.wire import get_info, timeouts
+from steersman.modes.ipvs.words import IpvsWords
 from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.netfilter.iptables import Iptables, choose_tool
 from steersman.netfilter.nf_tables import chains_left
@@ -179,6 +180,19 @@ class IpvsMode(Mode):
                 raise BusyError(f"the kernel's objects cannot be read: {error}") from error
             except ApplyError as error:
                 raise BusyError(f"drained real servers cannot be deleted: {error}") from error
+
+    def words(self) -> IpvsWords:
+        """Print virtual servers as ipvsadm does."""
+
+        async def read() -> Ruleset:
+            async with self._lock:
+                kernel = await self._opened()
+                try:
+                    return await kernel.read(end_drained=False)
+                except OSError as error:
+                    raise BusyError(f"the kernel's objects cannot be read: {error}") from error
+
+        return IpvsWords(read)
 
     async def fingerprint(self) -> Hashable | None:
         """Return digests of the kernel's lists; None if a drained real server is to be deleted.

@@ -44,6 +44,7 @@ from steersman.modes.nftables.sender import removes_members
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text
 from steersman.modes.nftables.wire import NEWGEN, table_of
+from steersman.modes.nftables.words import NftablesWords
 from steersman.modes.specs import ModeOptions
 from steersman.netfilter.generation import generation
 from steersman.netfilter.nf_tables import table_left
@@ -174,6 +175,10 @@ class NftablesMode(Mode):
         ruleset = render.render_service(plan, settings, self.slots)
         listeners = render.render_localhost(plan, settings)
         return {**ruleset, **listeners} if listeners else ruleset
+
+    def words(self) -> NftablesWords:
+        """Print elements and chains as nft does."""
+        return NftablesWords(self.read, self._exec)
 
     async def read(self) -> Ruleset:
         """Dump our tables, unless `probe` has just done that."""

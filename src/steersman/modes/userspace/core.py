@@ -21,10 +21,13 @@ from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Support
 from steersman.modes.userspace.objects import (
+    Portal,
+    StrayKey,
     left_without_endpoints,
     listeners_of,
     removed_listeners,
 )
+from steersman.modes.userspace.words import UserspaceWords
 from steersman.proxy.engine import Proxy
 from steersman.proxy.handoff import SocketHandoff, Stage
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
@@ -78,6 +81,17 @@ class Portals(ABC):
         Raises:
             ApplyError, BusyError: see `Mode.apply`.
         """
+
+    def in_kernel(self, key: FrontendKey, portal: Portal | None, port: int) -> list[StrayKey]:
+        """Return the keys that `read` gives to the parts of a portal that it does not know.
+
+        Args:
+            key: the destination.
+            portal: its portal; None for a destination with a listener only.
+            port: the port of its listener.
+        """
+        del key, portal, port
+        return []
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Name objects that are left. See `Mode.find_leftovers`."""
@@ -176,6 +190,10 @@ class UserspaceMode(Mode):
             await self.portals.apply(change, self.proxy)
             if wanted:
                 await self._handoff.started()
+
+    def words(self) -> UserspaceWords:
+        """Print sockets, rules and addresses; they may be those of another process."""
+        return UserspaceWords(self.portals)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Name objects of the portals in use that are left."""

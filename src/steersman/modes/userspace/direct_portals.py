@@ -217,6 +217,13 @@ class DirectPortals(LocalPortals):
                 found[stray] = ""
         return found
 
+    def in_kernel(self, key: FrontendKey, portal: Portal | None, port: int) -> list[StrayKey]:
+        """Return the key of the destination's address on the interface."""
+        del portal, port
+        if key.node_port:
+            return []
+        return [StrayKey(ADDRESS, key.family, self._addresses.interface, key.address)]
+
     async def apply(self, change: Diff, proxy: Proxy) -> None:
         """Add addresses, change listeners, remove addresses that nothing needs any more."""
         # Addresses come first, because sockets bind them, and go last.

@@ -245,12 +245,16 @@ class IptablesPortals(RulePortals[Rule]):
             portals, strays = self.written.compare(family, kernel.rules)
             found.update(portals.items())
             for rule in sorted(strays):
-                found[StrayKey(STRAY, family, rule.table, rule.line)] = rule.line
+                found[self.stray(family, rule)] = rule.line
         return found
 
     def parts_of(self, key: FrontendKey, portal: Portal, port: int) -> tuple[Rule, ...]:
         """Return the rules of a portal."""
         return portal_rules(key, portal, port)
+
+    def stray(self, family: Family, part: Rule) -> StrayKey:
+        """Return the key of a rule whose portal is not known."""
+        return StrayKey(STRAY, family, part.table, part.line)
 
     async def write_rules(
         self,

@@ -272,8 +272,7 @@ class NftPortals(RulePortals[Object]):
                 portals, strays = self.written.compare(family, have - base(family))
                 found.update(portals.items())
                 for each in sorted(strays, key=str):
-                    at = (each.map, each.text) if isinstance(each, Element) else ("", each.name)
-                    found[StrayKey(STRAY, family, *at)] = ""
+                    found[self.stray(family, each)] = ""
                 continue
             self.written.remove(self.written.of(family))
             if listed:
@@ -283,6 +282,11 @@ class NftPortals(RulePortals[Object]):
     def parts_of(self, key: FrontendKey, portal: Portal, port: int) -> frozenset[Object]:
         """Return the objects of a portal."""
         return objects(key, portal, port)
+
+    def stray(self, family: Family, part: Object) -> StrayKey:
+        """Return the key of an object whose portal is not known."""
+        at = (part.map, part.text) if isinstance(part, Element) else ("", part.name)
+        return StrayKey(STRAY, family, *at)
 
     async def write_rules(
         self,

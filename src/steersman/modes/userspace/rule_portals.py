@@ -34,6 +34,7 @@ from steersman.modes.userspace.objects import (
     BaseKey,
     Key,
     Portal,
+    StrayKey,
     left_without_endpoints,
     listeners_of,
     part_of,
@@ -114,6 +115,15 @@ class RulePortals(Portals, Generic[T]):
     @abstractmethod
     def parts_of(self, key: FrontendKey, portal: Portal, port: int) -> Collection[T]:
         """Return the parts of a portal whose listener is bound to a port (0 for no listener)."""
+
+    @abstractmethod
+    def stray(self, family: Family, part: T) -> StrayKey:
+        """Return the key of a part whose portal is not known."""
+
+    def in_kernel(self, key: FrontendKey, portal: Portal | None, port: int) -> list[StrayKey]:
+        """Return the keys of a portal's parts, as of a process that did not write them."""
+        parts = () if portal is None else self.parts_of(key, portal, port)
+        return [self.stray(key.family, part) for part in parts]
 
     @abstractmethod
     async def write_rules(

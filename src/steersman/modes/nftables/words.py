@@ -1,0 +1,247 @@
+"""The elements of a Service as `nft list` prints them, each with its purpose, and their chains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from hashlib import blake2b
+from typing import Any
+
+from steersman.host.exec import Exec, run_program
+from steersman.host.listening import listening_sockets
+from steersman.model.names import Family
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.ruleset import Ruleset
+from steersman.modes.nftables.layout import (
+    DROP,
+    PROTOCOLS,
+    REJECT,
+    SETS,
+    TABLE,
+    Form,
+    Kind,
+    base_name,
+    base_name_of,
+    family_number,
+    family_of,
+    fields_of,
+    is_local,
+    kind_of,
+    name_of,
+    pack_address,
+    pack_port,
+    printed_fields,
+    split_element,
+    unpack_address,
+    unpack_endpoint,
+    unpack_slot,
+)
+from steersman.modes.nftables.skeleton import HEADER
+from steersman.modes.words import KernelWords, Words
+from steersman.proxy.listeners import ListenerPlan
+
+_LEVELS = 4
+"""Chains are followed so far: by-source, marking, lb-, try-."""
+_BLOCK = re.compile(r"^\tchain (\S+) \{\n(.*?)^\t\}", re.MULTILINE | re.DOTALL)
+_TARGETS = re.compile(r"\b(?:goto|jump) ([\w./-]+)")
+_NODE_TEXTS = (Kind.SKELETON, Kind.RULES)
+_BY_ADDRESS = frozenset(kind for kind, spec in SETS.items() if spec.fields.startswith("apt"))
+_BY_PORT = frozenset(kind for kind, spec in SETS.items() if spec.fields.startswith("pt"))
+_PURPOSES = {
+    Kind.NODEPORT_IPS: "address that serves node ports",
+    Kind.SERVICE_IPS: "new connections to {0} port {2}: {to}",
+    Kind.SERVICE_NODEPORTS: "new connections to node port {1}: {to}",
+    Kind.SERVICE_ENDPOINTS: "slot {slot} of {0} port {2}{local}",
+    Kind.NODEPORT_ENDPOINTS: "slot {slot} of node port {1}{local}",
+    Kind.POD_SERVICE_IPS: "of these, clients in local pods: {to}",
+    Kind.NODE_SERVICE_IPS: "of these, clients on this node: {to}",
+    Kind.EXTERNAL_SERVICE_IPS: "of these, all other clients: {to}",
+    Kind.POD_NODEPORTS: "of these, clients in local pods: {to}",
+    Kind.NODE_NODEPORTS: "of these, clients on this node: {to}",
+    Kind.EXTERNAL_NODEPORTS: "of these, all other clients: {to}",
+    Kind.NO_ENDPOINT_SERVICES: "packets that were sent to no endpoint: {to}",
+    Kind.NO_ENDPOINT_NODEPORTS: "packets that were sent to no endpoint: {to}",
+    Kind.FIREWALL_IPS: "has source ranges: other clients are dropped",
+    Kind.FIREWALL_ALLOWED: "source range: clients from {3} on may use it",
+    Kind.AFFINITY_IPS: "session affinity: remembers the client's endpoint",
+    Kind.AFFINITY_NODEPORTS: "session affinity: remembers the client's endpoint",
+}
+_CHAINS = (
+    # How the name of a chain begins, and what the chain is for.
+    ("nat-", "new connections enter here"),
+    ("by-source", "chooses by the class of the client: pod, this node, others"),
+    ("np-by-source", "chooses by the class of the client: pod, this node, others"),
+    ("mark-", "marks the connection to be masqueraded"),
+    ("try-", "tries slots at random; some may be empty"),
+    ("np-try-", "tries slots at random; some may be empty"),
+    ("affinity-learn", "remembers which endpoint the client was sent to"),
+    ("cluster-ip-refused", "rejects what was sent to no endpoint"),
+)
+
+
+class NftablesWords(KernelWords):
+    """Elements, maps and chains of the nftables mode."""
+
+    def __init__(self, read: Any, execute: Exec) -> None:
+        """Describe what `read` returns; `execute` runs nft."""
+        super().__init__(read)
+        self._exec = execute
+
+    async def read(self) -> Ruleset:
+        """Return our objects. The sockets on loopback belong to the process that serves."""
+        return {
+            key: value
+            for key, value in (await super().read()).items()
+            if kind_of(key) != Kind.RELAY
+        }
+
+    def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
+        """Leave out sockets on loopback that some process listens on."""
+        del kernel
+        sockets = listening_sockets()
+        return {
+            key: value
+            for key, value in rendered.items()
+            if not isinstance(value, ListenerPlan)
+            or (value.owner.name.protocol, value.bind, value.port) not in sockets
+        }
+
+    def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[bytes]:
+        """Yield elements by destination, and the chains and sets of session affinity by name."""
+        destinations, names = set(), set()
+        for plan in plans:
+            family, protocol = int(plan.key.family), PROTOCOLS[plan.key.name.protocol]
+            names.add((family, base_name(plan.key)))
+            for frontend in plan.frontends:
+                address = pack_address(frontend.address) if frontend.address else b""
+                destinations.add((family, address + protocol + pack_port(frontend.port)))
+        for key in kernel:
+            kind, family = kind_of(key), family_number(key)
+            if kind in _BY_ADDRESS:
+                size = Family(family).bits // 8 + 8
+                if (family, fields_of(key)[:size]) in destinations:
+                    yield key
+            elif kind in _BY_PORT:
+                if (family, fields_of(key)[:8]) in destinations:
+                    yield key
+            elif kind in (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS, Kind.MEMBER):
+                name = name_of(key)
+                base = base_name_of(name) if kind == Kind.CHAIN else _base_of_set(name)
+                if (family, base) in names:
+                    yield key
+
+    def is_on_path(self, key: bytes, plans: Collection[ServicePlan]) -> bool:
+        """Whether it is a text of the node in a family of the plans, or a node port's address."""
+        kind, family = kind_of(key), family_number(key)
+        mine = [plan for plan in plans if plan.key.family == family]
+        if kind == Kind.NODEPORT_IPS:
+            return any(not frontend.address for plan in mine for frontend in plan.frontends)
+        return bool(mine) and kind in _NODE_TEXTS
+
+    def words(self, key: bytes, value: Any) -> Iterable[Words]:
+        """Print one object."""
+        kind = Kind(kind_of(key))
+        table = f"table {HEADER[family_of(key)]} {TABLE}"
+        if isinstance(value, ListenerPlan):
+            place = f"{value.owner.name.protocol.lower()} socket of the process"
+            return [Words(place, str(value), "serves the node port on loopback")]
+        if kind in _NODE_TEXTS:
+            digest = blake2b(str(value).encode(), digest_size=4).hexdigest()
+            what = "base chains, sets and maps" if kind == Kind.SKELETON else "rules of this node"
+            return [Words(table, f"{what} (digest {digest})", "what every packet passes")]
+        if kind in SETS:
+            return [_element(kind, key, value, table)]
+        if kind == Kind.MEMBER:
+            members, endpoint = split_element(key)
+            text = " . ".join(map(str, unpack_endpoint(endpoint)))
+            return [Words(f"{table}, set {name_of(members)}", text, "clients may stay with it")]
+        does = {
+            Kind.CHAIN: value.decode() if value else "",
+            Kind.AFFINITY: "session affinity: endpoint of each client",
+            Kind.MEMBERS: "endpoints that clients may stay with",
+        }
+        noun = {Kind.CHAIN: "chain", Kind.MEMBERS: "set"}.get(kind, "map")
+        return [Words(table, f"{noun} {name_of(key)}", does.get(kind, ""))]
+
+    async def beyond(
+        self, lines: Collection[Words], plans: Collection[ServicePlan], settings: NodeSettings
+    ) -> list[Words]:
+        """List the chains that elements go to, and those that these lead to."""
+        del settings
+        out: list[Words] = []
+        for family in sorted({plan.key.family for plan in plans}):
+            table = f"{HEADER[family]} {TABLE}"
+            names = ["nat-prerouting", "nat-output"]
+            for line in lines:
+                if line.place.startswith(f"table {table}, "):
+                    names += _TARGETS.findall(line.text)
+            seen: set[str] = set()
+            for _ in range(_LEVELS):
+                wanted = [name for name in dict.fromkeys(names) if name not in seen]
+                if not wanted:
+                    break
+                seen.update(wanted)
+                found = await self._list_chains(table, wanted)
+                out += found
+                # Only what forwarding passes; the base chains lead to everything.
+                names = [
+                    target
+                    for line in found
+                    if ", chain nat-" not in line.place
+                    for target in _TARGETS.findall(line.text)
+                ]
+        return out
+
+    async def _list_chains(self, table: str, names: Collection[str]) -> list[Words]:
+        """Return the rules of chains; one that is not there has none."""
+        out: list[Words] = []
+        for name in names:
+            argv = ["nft", "--stateless", "list", "chain", *table.split(), name]
+            result = await run_program(self._exec, argv, package="nftables")
+            for chain, body in _BLOCK.findall(result.stdout.decode(errors="replace")):
+                place = f"table {table}, chain {chain}"
+                rules = [line.strip() for line in body.splitlines()]
+                out += [Words(place, rule, _chain_purpose(chain)) for rule in rules if rule]
+        return out
+
+
+def _element(kind: Kind, key: bytes, value: bytes, table: str) -> Words:
+    """Print an element of a fixed set."""
+    spec, fields = SETS[kind], printed_fields(key)
+    text, to, local = " . ".join(fields), "", ""
+    noun = "set" if spec.form in (Form.SET, Form.INTERVALS) else "map"
+    match spec.form:
+        case Form.VERDICTS:
+            chain, _, comment = value.partition(b"\0")
+            to = {DROP: "drop", REJECT: "reject"}.get(chain, f"goto {chain.decode()}")
+            verdict = "continue" if chain == REJECT else to
+            text += (f' comment "{comment.decode()}"' if comment else "") + f" : {verdict}"
+        case Form.ENDPOINTS:
+            address, port = unpack_endpoint(value)
+            text += f" : {address} . {port}"
+            local = ", an endpoint on this node" if is_local(value) else ""
+        case Form.INTERVALS:
+            text += f"-{unpack_address(value)}"
+        case _:
+            text += f' comment "{value.decode()}"' if value else ""
+    slot = unpack_slot(key) if spec.fields.endswith("s") else 0
+    purpose = _PURPOSES.get(kind, spec.comment).format(*fields, to=to, slot=slot, local=local)
+    return Words(f"{table}, {noun} {spec.name}", text, purpose)
+
+
+def _chain_purpose(name: str) -> str:
+    for start, purpose in _CHAINS:
+        if name.startswith(start):
+            return purpose
+    if "lb-" in name:
+        what = (
+            "marks, then goes on to choose" if "masquerade-" in name or "cluster-" in name else ""
+        )
+        pool = " on this node" if "local-" in name else ""
+        return f"{what or 'chooses'} one of up to {name.rpartition('-')[2]} endpoints{pool}"
+    return "session affinity: sends a known client to its endpoint" if "affinity" in name else ""
+
+
+def _base_of_set(name: str) -> str:
+    """Return the ServicePort's base name in the name of its map or set."""
+    return name.partition("-")[2].removeprefix("local-")

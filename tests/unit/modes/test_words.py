@@ -1,0 +1,54 @@
+"""Every object that a mode renders can be printed in the words of its tool, with its purpose."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.builders import case_files
+from tests.support.modes.ipvs import IPVS
+from tests.support.modes.registry import MODES, ModeUnderTest, render
+
+every_mode = pytest.mark.parametrize("under_test", [*MODES.values(), IPVS], ids=lambda m: m.name)
+
+
+@every_mode
+def test_every_line_of_a_service_says_what_it_is_for(under_test: ModeUnderTest) -> None:
+    silent, lines = [], 0
+    for name in case_files.names():
+        mode = under_test.offline()
+        plan = case_files.world(name, mode.traits).plan(mode.traits)
+        words = mode.words()
+        for service in plan.services.values():
+            wanted = words.wanted(mode.render_service(service, plan.settings), {})
+            for key, value in wanted.items():
+                for line in words.words(key, value):
+                    lines += 1
+                    assert line.place
+                    if not line.purpose:
+                        silent.append(f"{name}: {line.place}: {line.text}")
+    assert lines
+    assert not silent
+
+
+@every_mode
+def test_objects_of_a_service_are_found_among_all(under_test: ModeUnderTest) -> None:
+    """All of its own and of no other Service, by what the kernel has."""
+    for name in case_files.names():
+        mode = under_test.offline()
+        plan = case_files.world(name, mode.traits).plan(mode.traits)
+        words = mode.words()
+        kernel = words.wanted(render(plan, mode), {})
+        for service in plan.services.values():
+            own = words.wanted(mode.render_service(service, plan.settings), {})
+            found = set(words.of_services(kernel, [service]))
+            others = {
+                key
+                for other in plan.services.values()
+                if other.key != service.key
+                for key in words.wanted(mode.render_service(other, plan.settings), {})
+            }
+            assert found - own.keys() <= others | {
+                key for key in kernel if words.is_on_path(key, [service])
+            }, name
+            if under_test.name != "userspace":  # sockets are found by the rules that lead there
+                assert own.keys() <= found, name
