@@ -42,6 +42,8 @@ class Result(NamedTuple):
     """Exit status; minus the signal number if a signal ended it."""
     stdout: bytes
     stderr: bytes
+    pid: int = 0
+    """Its process ID; 0 if it is not known."""
 
     @property
     def message(self) -> str:
@@ -121,7 +123,7 @@ class SubprocessExec:
                 talk.cancel()
                 log.warning("%s (pid %d) was killed and does not end", argv[0], process.pid)
         assert process.returncode is not None
-        return Result(process.returncode, stdout, stderr)
+        return Result(process.returncode, stdout, stderr, process.pid)
 
     async def _start(self, argv: Sequence[str], *, fed: bool) -> asyncio.subprocess.Process:
         # `process_group`, unlike a `preexec_fn`, does not rule vfork out.

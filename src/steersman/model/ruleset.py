@@ -33,6 +33,11 @@ class Diff(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.added) + len(self.removed) + len(self.changed)
 
+    @property
+    def parts(self) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, tuple[Any, Any]]]:
+        """Added, removed and changed objects."""
+        return self.added, self.removed, self.changed
+
 
 def diff(have: Ruleset, want: Ruleset) -> Diff:
     """Return the Diff that turns `have` into `want`."""

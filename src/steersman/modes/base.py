@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from steersman.model.conntrack import Confirm, Stale
+from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, format_diff
@@ -134,6 +135,21 @@ class Mode(ABC):
     async def wait_for_external_change(self) -> None:
         """Return when another program may have changed our objects; by default never."""
         await asyncio.get_running_loop().create_future()
+
+    def changed_by_others(self, key: Any) -> bool:
+        """Return whether only another program can make an object differ from what was written.
+
+        False for sockets of this process, and for what the data path itself writes.
+        """
+        del key
+        return True
+
+    def take_writers(self) -> tuple[Writer, ...]:
+        """Return the programs that may have changed our objects since the last call.
+
+        They are known only if the kernel names them, and while `wait_for_external_change` waits.
+        """
+        return ()
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Say which objects of ours the kernel has, without the mode's tools; "" if none.

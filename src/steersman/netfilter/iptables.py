@@ -174,8 +174,11 @@ class Iptables:
             raise BusyError(f"{command}: {_message(result)}")
         return result.stdout.decode(errors="replace")
 
-    async def restore(self, run: Run) -> None:
+    async def restore(self, run: Run) -> int:
         """Write rules; chains that the text does not name stay as they are.
+
+        Returns:
+            The process ID of the program that did it.
 
         Raises:
             ApplyError: a line was rejected.
@@ -185,7 +188,7 @@ class Iptables:
         argv = [command, *self._wait, "--noflush", "--counters"]
         result = await self._run(argv, run.text.encode())
         if not result.returncode:
-            return
+            return result.pid
         message = _message(result)
         if "xtables lock" in message:
             path = os.environ.get("XTABLES_LOCKFILE", _LOCK)

@@ -18,6 +18,7 @@ from steersman.host.facts import read_facts
 from steersman.model.findings import Finding
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.daemon import Daemon, NodeLock, Stop
+from steersman.run.drift import DriftLog
 from steersman.run.event_loop import on_signal, until
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
@@ -99,13 +100,14 @@ async def assemble(
         config, parsed.values, node.node_name, sync, stats=source.stats, logs=logs, machine=machine
     )
     findings = FindingsLog()
+    drift = DriftLog(store, servers.recorder, servers.metrics)
     observers = SyncObservers(
         store,
         servers.metrics,
         servers.health,
         servers.health_checks,
         objects=sync.objects,
-        others={"findings": findings.observe},
+        others={"findings": findings.observe, "drift": drift.observe},
         mode=mode,
     )
     daemon = Daemon(
@@ -119,6 +121,7 @@ async def assemble(
         servers=servers,
         observers=observers,
         findings=findings,
+        drift=drift,
         node_watcher=NodeWatcher(node, store, stop.request),
         reloader=ConfigReloader(
             parsed, store, mode.traits, machine.file_changes, machine.set_conntrack

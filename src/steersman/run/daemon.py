@@ -25,6 +25,7 @@ from steersman.host.facts import watch_addresses
 from steersman.model.errors import BusyError
 from steersman.model.inputs import NodeConfig
 from steersman.run.config_reloader import ConfigReloader
+from steersman.run.drift import DriftLog
 from steersman.run.event_loop import InterruptibleSleep, guarded, on_signal
 from steersman.run.instance import Holder, Instance
 from steersman.run.klog import ProcessLog, v
@@ -98,6 +99,7 @@ class Daemon:
         servers: Servers,
         observers: SyncObservers,
         findings: FindingsLog,
+        drift: DriftLog,
         node_watcher: NodeWatcher,
         reloader: ConfigReloader,
     ) -> None:
@@ -112,6 +114,7 @@ class Daemon:
         self._servers = servers
         self._observers = observers
         self._findings = findings
+        self._drift = drift
         self._node_watcher = node_watcher
         self._reloader = reloader
         config = reloader.current
@@ -208,6 +211,8 @@ class Daemon:
             report = await sync.run()
         except Exception:  # rules that others removed may be missing: health must tell in time
             self._observers.queued(self._node_config.families)
+            if sync.drift is not None:
+                self._drift.unrepaired(sync.drift)
             raise
         if report is not None:
             await self._observers.observe(report)

@@ -274,6 +274,19 @@ class Metrics:
         "steersman_refused_service_ports",
         "Number of ServicePorts that the kernel refuses.",
     )
+    drift_repairs = Declared(
+        Counter,
+        "steersman_drift_repairs_total",
+        "Number of repairs of changes that other programs made to our kernel objects.",
+    )
+    drift_objects = Declared(
+        Counter, "steersman_drift_objects_total", "Number of kernel objects that were repaired."
+    )
+    drift_last = Declared(
+        Gauge,
+        "steersman_drift_last_timestamp_seconds",
+        "When changes by other programs were found last, in seconds since 1970; 0 if never.",
+    )
     mode_fallback = Declared(
         Gauge,
         "steersman_mode_fallback",

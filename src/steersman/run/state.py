@@ -13,6 +13,7 @@ import msgspec
 
 from steersman import __version__
 from steersman.compile.planner import PlanChange
+from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity, printable
 from steersman.model.inputs import Snapshot
 from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
@@ -113,6 +114,8 @@ class SyncReport(msgspec.Struct, frozen=True):
     """The kernel was read and compared as a whole, not only updated by the changes."""
     refused_batches: RefusedBatches = RefusedBatches()
     """Whole batches that the kernel refused since the last report."""
+    drift: Drift | None = None
+    """The changes by other programs that this sync, or failed ones before it, found."""
 
 
 # As JSON and as text

@@ -24,14 +24,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from steersman.compile.findings import FindingIndex
 from steersman.compile.planner import PlanChange, Planner
+from steersman.model.drift import Drift, Writer
 from steersman.model.errors import ApplyError
-from steersman.model.findings import Finding, Severity
+from steersman.model.findings import Finding, Severity, clipped, printable
 from steersman.model.inputs import HostFacts
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import NodePlan, ServicePlan
@@ -49,6 +51,8 @@ log = logging.getLogger(__name__)
 
 _SLICE = 48
 """ServicePorts rendered before other tasks may run, a few milliseconds."""
+_EXAMPLES, _EXAMPLE_LENGTH, _WRITERS = 5, 160, 8
+"""Lines of its repair that a Drift keeps, their characters, and the number of programs."""
 _INLINE = 500
 """Objects or owners up to which a computation on them is not worth a thread."""
 
@@ -96,6 +100,9 @@ class Sync:
         """The kernel's fingerprint when it was last known to equal the ledger."""
         self._phases: dict[str, float] = {}
         self._refused_batches = RefusedBatches()
+        self._running = asyncio.Lock()
+        self.drift: Drift | None = None
+        """Changes by other programs that were found and are not repaired yet."""
 
     def use_planner(self, planner: Planner) -> None:
         """Plan and render everything with another configuration at the next run."""
@@ -148,10 +155,11 @@ class Sync:
             reason = "drift"
         self._phases = {}
         try:
-            owed.take(self.store.take())
-            await self._plan()
-            dirty = await self._render()
-            compared, written = await self._write()
+            async with self._running:
+                owed.take(self.store.take())
+                await self._plan()
+                dirty = await self._render()
+                compared, written = await self._write()
         except BaseException:
             owed.failed = True
             raise
@@ -171,6 +179,12 @@ class Sync:
         """Compare the kernel with the ledger now; see `suspect` and `run`."""
         self.suspect()
         return await self.run()
+
+    async def compare(self) -> Diff:
+        """Return the repair of what other programs changed so far; nothing is written."""
+        async with self._running:
+            change = diff(await self.mode.read(), dict(self._ledger.in_force()))
+        return self._by_others(change, dict(self._ledger.in_force()))
 
     async def preview(self) -> Diff:
         """Return what a sync would write, and write nothing (`--dry-run`)."""
@@ -274,10 +288,12 @@ class Sync:
         owed, ledger = self._owed, self._ledger
         # Somebody may have touched the kernel: if its fingerprint differs, read all of it. Rejected
         # owners are retried by a comparison only, as their reason may lie outside their objects.
+        looks_for_drift = False
         if owed.suspected and not owed.unread:
             with owed.comparing():
                 token = await self.mode.fingerprint()
                 owed.unread = token is None or token != self._token or bool(ledger.rejected)
+                looks_for_drift = owed.unread
         # The kernel is as the ledger says: write only the changes. Two owners may claim one object
         # (then there is no Diff), or the kernel may refuse the batch: both need a comparison.
         if not owed.unread:
@@ -285,10 +301,15 @@ class Sync:
             if change is not None and (not change or await self._accepts(change, partial=True)):
                 await self._in_thread(ledger.mark_written, ledger.outstanding)
                 return False, change
-        return True, await self._write_everything()
+        return True, await self._write_everything(looks_for_drift)
 
-    async def _write_everything(self) -> Diff:
-        """Read the kernel, and write the difference to the ledger."""
+    async def _write_everything(self, looks_for_drift: bool) -> Diff:
+        """Read the kernel, and write the difference to the ledger.
+
+        Args:
+            looks_for_drift: whether the kernel was as the ledger says, so that all other
+                differences come from other programs.
+        """
         owed, ledger = self._owed, self._ledger
         with owed.comparing():
             owed.unread = True
@@ -297,6 +318,9 @@ class Sync:
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + ledger.outstanding
                 change = await self._in_thread(lambda: diff(kernel, ledger.effective()), size)
+            writers = self.mode.take_writers()
+            if looks_for_drift and change:
+                await self._note_drift(change, writers)
             # A fingerprint stays valid if nothing is written, or if own writes do not change it.
             if not change or isinstance(token, ByOthers):
                 self._token = token
@@ -315,6 +339,36 @@ class Sync:
             written.removed.update(part.removed)
             written.changed.update(part.changed)
         return written
+
+    async def _note_drift(self, change: Diff, writers: tuple[Writer, ...]) -> None:
+        """Note which part of a Diff repairs what others changed: the rest is not written yet."""
+        have = await self._in_thread(lambda: dict(self._ledger.in_force()), self._ledger.objects)
+        drift = self._by_others(change, have)
+        if not drift:
+            return
+        some = Diff(*({k: part[k] for k in islice(part, _EXAMPLES)} for part in drift.parts))
+        lines = self.mode.describe(some).splitlines()[:_EXAMPLES]
+        self.drift = Drift(
+            self._wall(),
+            missing=len(drift.added),
+            foreign=len(drift.removed),
+            changed=len(drift.changed),
+            examples=tuple(clipped(printable(line), _EXAMPLE_LENGTH) for line in lines),
+            writers=writers[-_WRITERS:],
+        )
+
+    def _by_others(self, change: Diff, have: Ruleset) -> Diff:
+        """Return the part of a Diff about objects that are not as they were written."""
+        concerns, nothing = self.mode.changed_by_others, object()
+        return Diff(
+            {k: v for k, v in change.added.items() if k in have and concerns(k)},
+            {k: v for k, v in change.removed.items() if have.get(k, nothing) != v and concerns(k)},
+            {
+                k: v
+                for k, v in change.changed.items()
+                if have.get(k, nothing) != v[0] and concerns(k)
+            },
+        )
 
     async def _in_thread(self, work: Callable[[], T], size: int) -> T:
         """Run a pure computation on many objects in a thread, on few at once.
@@ -373,6 +427,9 @@ class Sync:
             self._published.pop(key, None)
         self._published.update(plans.changed)
         plan = self.planner.plan
+        drift, self.drift = self.drift, None
+        if drift is not None:
+            drift = msgspec.structs.replace(drift, repaired_at=self._wall())
         unwritten = self._unwritten()
         findings = (*self.store.findings, *plan.findings, *unwritten.listed)
         # Nothing differs from before: keep the State, but report the changes as synced.
@@ -380,7 +437,7 @@ class Sync:
         before = self.state
         same = (plan.settings, findings) == (before.plan.settings, before.findings)
         if before.result and same and not news:
-            return SyncReport(self.state, None, changes, plans, written, compared, refused)
+            return SyncReport(self.state, None, changes, plans, written, compared, refused, drift)
         self.state = State(
             revision=result.revision,
             mode=self.mode.name,
@@ -393,7 +450,7 @@ class Sync:
             slices=self.store.slices,
             at=self._wall(),
         )
-        return SyncReport(self.state, result, changes, plans, written, compared, refused)
+        return SyncReport(self.state, result, changes, plans, written, compared, refused, drift)
 
     def _unwritten(self) -> FindingIndex:
         """Return Findings of rejected and broken owners, bounded as those of plans."""

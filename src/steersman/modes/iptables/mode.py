@@ -10,6 +10,7 @@ import msgspec
 
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.sysctl import SysctlError, read
+from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
@@ -28,7 +29,7 @@ from steersman.modes.iptables.render_node import render_node
 from steersman.modes.iptables.script import write_runs
 from steersman.modes.iptables.words import IptablesWords
 from steersman.modes.specs import ModeOptions
-from steersman.netfilter.generation import ForeignChanges, digest_rules
+from steersman.netfilter.generation import ForeignChanges, WriterLog, digest_rules
 from steersman.netfilter.iptables import Iptables, choose_tool
 from steersman.netfilter.names import RuleKey
 from steersman.netfilter.nf_tables import chains_left, legacy_left
@@ -83,6 +84,7 @@ class IptablesMode(Mode):
         """Families that can be served; all, until `probe` has run."""
         self._iptables: Iptables | None = None
         self._foreign: ForeignChanges | None = None
+        self._writers = WriterLog()
         # From the last `read`:
         self._spellings: dict[int, dict[str, str]] = {}
         self._referenced: frozenset[tuple[int, str, str]] = frozenset()
@@ -185,6 +187,19 @@ class IptablesMode(Mode):
         if self._counters and removes_everything(change):
             await self._counters.delete()
 
+    async def wait_for_external_change(self) -> None:
+        """Note which programs write nf_tables rules, for `take_writers`; never return.
+
+        Comparing at each of their writes would cost far too much: all rules are read for that.
+        """
+        if self._foreign is not None:
+            await self._writers.follow()
+        await super().wait_for_external_change()
+
+    def take_writers(self) -> tuple[Writer, ...]:
+        """Return the programs that wrote rules of any kind since the last call."""
+        return self._writers.take()
+
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for our chains; those of iptables-legacy only its tool can list."""
         if self._options.variant == "legacy":
@@ -195,7 +210,7 @@ class IptablesMode(Mode):
         """Write one run, and tell its transactions from foreign ones."""
         if self._foreign is not None:
             self._foreign.check()
-        await iptables.restore(run)
+        self._writers.forget(await iptables.restore(run))
         if self._foreign is not None:
             self._foreign.check(ours=run.text.count("\nCOMMIT\n"))
 

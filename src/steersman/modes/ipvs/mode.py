@@ -36,6 +36,7 @@ from steersman.modes.ipvs.names import (
     CHAINS,
     DEVICE,
     DeviceKey,
+    MemberKey,
     Server,
     ServerKey,
     SetKey,
@@ -216,6 +217,10 @@ class IpvsMode(Mode):
                 await kernel.write(change)
             except OSError as error:
                 raise BusyError(f"the kernel cannot be programmed: {error}") from error
+
+    def changed_by_others(self, key: object) -> bool:
+        """Return False for the marks of addresses: they follow from the virtual servers."""
+        return not (isinstance(key, MemberKey) and key.set in ADDRESS_SETS)
 
     async def _opened(self) -> IpvsKernel:
         if self._kernel is None:

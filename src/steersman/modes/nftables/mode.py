@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import socket
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any
@@ -23,6 +24,7 @@ from steersman.host.netlink import (
     Subscription,
 )
 from steersman.host.process import INLINE_OBJECTS, NEEDS_NET_ADMIN
+from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
@@ -34,6 +36,7 @@ from steersman.modes.nftables.counters import Scrape
 from steersman.modes.nftables.layout import (
     ENDPOINT_KINDS,
     TABLE,
+    Kind,
     is_first_slot,
     kind_of,
     pool_key,
@@ -43,10 +46,10 @@ from steersman.modes.nftables.relay import Relay, split_listeners
 from steersman.modes.nftables.sender import removes_members
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text
-from steersman.modes.nftables.wire import NEWGEN, table_of
+from steersman.modes.nftables.wire import table_of
 from steersman.modes.nftables.words import NftablesWords
 from steersman.modes.specs import ModeOptions
-from steersman.netfilter.generation import generation
+from steersman.netfilter.generation import NEWGEN, generation, last_writes, writer_of
 from steersman.netfilter.nf_tables import table_left
 
 _MIN_KERNEL = (5, 13)
@@ -54,6 +57,8 @@ _MIN_NFT = (1, 0, 1)
 _SKIP = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
 _BUFFER = 1 << 28  # bytes of the largest transaction; 50,000 Services take 20 MB
 _NFNLGRP_NFTABLES = 7
+_WRITERS = 32
+"""Writers of which the last are remembered."""
 _TRAITS = Traits(
     filters_without_endpoints=True,
     rejects_unknown_ports=True,
@@ -119,6 +124,8 @@ class NftablesMode(Mode):
         """Foreign generations and objects when the mode was probed, for the first `read`."""
         self._reported = 0
         """Foreign generations that `wait_for_external_change` has reported."""
+        self._writers: list[Writer] = []
+        """The programs that made them, since `take_writers` was called."""
         self.slots: dict[bytes, tuple[bytes, ...]] = {}
         """Endpoints by slot, the only state of rendering (render.py)."""
 
@@ -212,6 +219,7 @@ class NftablesMode(Mode):
         every element, which doubles the cost of a cold start.
         """
         own_port = self._opened().netlink.port
+        writers: list[Writer] = []
         with self._subscribe(own_port) as news:
             while True:
                 async with self._lock:  # a run of our own nft has ended and is accounted for
@@ -220,19 +228,32 @@ class NftablesMode(Mode):
                         self._opened().sender.foreign_generations(),
                     )
                 if self._reported != before:
+                    self._writers = (self._writers + writers)[-_WRITERS:]
                     return
-                concerned = False
-                while not concerned:
+                # A transaction is announced by its changes, then by the process that made it.
+                concerned, writers = False, list[Writer]()
+                while not writers:
                     try:
                         messages = await news.receive()
                     except AnswersLostError:
                         break
-                    concerned = any(
-                        message.port != own_port
-                        and message.kind & 0xFF != NEWGEN
-                        and table_of(message.payload) == TABLE
-                        for message in messages
-                    )
+                    for message in messages:
+                        if message.port == own_port:
+                            continue
+                        if message.kind != NEWGEN:
+                            concerned = concerned or table_of(message.payload) == TABLE
+                        elif concerned:
+                            concerned = False
+                            writers.append(writer_of(message, time.time()))
+
+    def take_writers(self) -> tuple[Writer, ...]:
+        """Return the programs that changed our tables since the last call."""
+        writers, self._writers = self._writers, []
+        return last_writes(writers)
+
+    def changed_by_others(self, key: bytes) -> bool:
+        """Return False for our listeners, and for entries that packets wrote."""
+        return kind_of(key) not in (Kind.RELAY, Kind.STALE_AFFINITY)
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff: at most one run of nft, then one transaction for everything else."""

@@ -25,7 +25,7 @@ from steersman.modes.nftables.layout import (
 from steersman.modes.nftables.read import affinity_entries
 from steersman.modes.nftables.text import describe
 from steersman.modes.nftables.transaction import Operation
-from steersman.netfilter.generation import generation
+from steersman.netfilter.generation import ForeignChanges, generation
 
 IN_USE_KINDS = (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS)
 """Kinds of objects that can still be in use when they are deleted."""
@@ -42,24 +42,18 @@ class Sender:
         self.netlink = netlink
         # Not in aclose: a thread may still send a transaction when its task has been cancelled.
         weakref.finalize(self, netlink.close)
-        self._generation = generation(netlink)
-        self._foreign = 0
+        self._foreign = ForeignChanges(lambda: generation(netlink))
         probe = wire.request(wire.DESTROYTABLE, Family.IPV4, text(1, "steersman-no-such-table"))
         self.destroys = not netlink.batch(wire.batch([probe]))
         """True if the kernel can destroy elements: delete those that may not exist."""
 
     def foreign_generations(self) -> int:
         """Return how often other programs changed the ruleset, as far as it was checked."""
-        now = generation(self.netlink)
-        self._foreign += now != self._generation
-        self._generation = now
-        return self._foreign
+        return self._foreign.check()
 
     def note_own_transaction(self) -> None:
         """Count the transaction that was just made as ours."""
-        now = generation(self.netlink)
-        self._foreign += (now - self._generation) & 0xFFFFFFFF != 1
-        self._generation = now
+        self._foreign.check(ours=1)
 
     def send(self, operations: Sequence[Operation]) -> None:
         """Send one transaction.

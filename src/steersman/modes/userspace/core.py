@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -30,7 +31,7 @@ from steersman.modes.userspace.objects import (
 from steersman.modes.userspace.words import UserspaceWords
 from steersman.proxy.engine import Proxy
 from steersman.proxy.handoff import SocketHandoff, Stage
-from steersman.proxy.listeners import FrontendKey, ListenerPlan
+from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
 from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
 
 
@@ -169,6 +170,10 @@ class UserspaceMode(Mode):
         """Return the listeners and the portals in force."""
         async with self._lock:
             return await self.portals.read(self.proxy.listeners)
+
+    def changed_by_others(self, key: tuple[Any, ...]) -> bool:
+        """Return False for listeners, which are sockets of this process."""
+        return bool(key[0] != LISTENER)
 
     async def wait_for_external_change(self) -> None:
         """Return when a successor has gone: rules and listeners may be different."""

@@ -1,0 +1,184 @@
+"""Drift: found by the sync, repaired, and told by log, metrics, Event and Finding."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from steersman.model.drift import Drift, Writer
+from steersman.model.errors import BusyError
+from steersman.run.drift import DriftLog
+from steersman.run.events import Recorder
+from steersman.run.metrics import Metrics
+from steersman.run.state import SyncReport
+from tests.support.builders.store import slice_
+from tests.support.modes.memory import World
+
+OTHER = Writer("iptables-restor", 77)
+
+
+class Drifting:
+    """A World with a sync that was done, and everyone who is told about drift."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.metrics = Metrics("iptables")
+        self.now = 1000.0
+        self.posted: list[str] = []
+        recorder = Recorder(self, "me", clock=lambda: int(self.now * 1e9))
+        self.recorder = recorder
+        self.log = DriftLog(self.world.store, recorder, self.metrics, wall=lambda: self.now)
+        self.world.sync._wall = lambda: self.now
+
+    async def post_event(self, namespace: str, event: dict[str, Any]) -> None: ...
+
+    @property
+    def events(self) -> list[str]:
+        found = []
+        while not self.recorder._queue.empty():
+            found.append(self.recorder._queue.get_nowait()[1]["note"])
+        return found
+
+    @property
+    def found(self) -> list[str]:
+        return [each.reason for each in self.world.store.findings]
+
+    async def check(self) -> Drift | None:
+        self.world.sync.suspect()
+        try:
+            report = await self.world.sync.run()
+        except BusyError:
+            assert self.world.sync.drift
+            self.log.unrepaired(self.world.sync.drift)
+            return None
+        assert report
+        self.log.observe(report)
+        return report.drift
+
+    async def disturb(self) -> Drift:
+        """Another program removes an object, and it is repaired."""
+        self.world.mode.kernel.pop("node")
+        drift = await self.check()
+        assert drift
+        return drift
+
+
+@pytest.fixture
+async def here(monkeypatch: pytest.MonkeyPatch) -> Drifting:
+    drifting = Drifting()
+    await drifting.world.sync.run()
+    monkeypatch.setattr(drifting.world.mode, "take_writers", lambda: (OTHER,))
+    return drifting
+
+
+async def test_what_others_changed_is_told_apart_from_our_own_changes(here: Drifting) -> None:
+    kernel = here.world.mode.kernel
+    gone = next(key for key in kernel if "s1" in key)
+    kernel.pop(gone)
+    kernel["node"] = "theirs"
+    kernel["their own"] = "x"
+    here.world.store.upsert(slice_("s2-x", "s2", ("10.1.0.2", "10.1.0.99")))
+    drift = await here.check()
+    assert drift
+    assert (drift.missing, drift.changed, drift.foreign) == (1, 1, 1)
+    assert drift.writers == (OTHER,)
+    assert any(gone in line for line in drift.examples)
+    assert not any("10.1.0.99" in line for line in drift.examples)
+    assert here.world.mode.kernel == here.world.fresh()
+    assert await here.check() is None
+
+
+async def test_neither_a_start_nor_a_retry_nor_a_change_of_ours_is_drift(here: Drifting) -> None:
+    world = here.world
+    world.store.upsert(slice_("s2-x", "s2", ("10.1.0.98",)))
+    world.mode.busy = True
+    with pytest.raises(BusyError):
+        await world.sync.run()
+    world.mode.busy = False
+    report = await world.sync.run()
+    assert report
+    assert report.drift is None
+    world.start()
+    world.mode.kernel["left by an earlier process"] = "x"
+    report = await world.sync.run()
+    assert report
+    assert report.written.removed
+    assert report.drift is None
+
+
+async def test_objects_of_the_process_itself_are_no_drift(
+    here: Drifting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here.world.mode, "changed_by_others", lambda key: key != "node")
+    here.world.mode.kernel.pop("node")
+    assert await here.check() is None
+    assert "node" in here.world.mode.kernel
+
+
+async def test_a_comparison_on_request_writes_nothing(here: Drifting) -> None:
+    assert not await here.world.sync.compare()
+    here.world.mode.kernel.pop("node")
+    here.world.store.upsert(slice_("s2-x", "s2", ("10.1.0.97",)))  # ours, not written yet
+    change = await here.world.sync.compare()
+    assert list(change.added) == ["node"]
+    assert not change.removed
+    assert "node" not in here.world.mode.kernel
+
+
+async def test_a_repair_is_logged_counted_and_an_event(
+    here: Drifting, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "steersman"):
+        await here.disturb()
+    assert "1 kernel object (1 missing), such as + node" in caplog.text
+    assert "iptables-restor (pid 77): repaired" in caplog.text
+    assert here.events == ["rules of Services were changed by iptables-restor: repaired"]
+    value = here.metrics.registry.get_sample_value
+    assert value("steersman_drift_repairs_total") == 1
+    assert value("steersman_drift_objects_total") == 1
+    assert value("steersman_drift_last_timestamp_seconds") == here.now
+    assert here.found == []
+
+
+async def test_a_fight_is_a_finding_until_it_is_over_and_floods_nothing(
+    here: Drifting, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "steersman"):
+        for _ in range(200):
+            await here.disturb()
+            here.now += 0.5
+    assert len([line for line in caplog.messages if line.startswith("drift:")]) == 2
+    assert "119 more such changes were not logged" in caplog.text
+    assert len(here.events) == 1
+    assert len(here.log.repairs) == 32
+    (text,) = here.found
+    assert "rewrites our rules more than once a second" in text
+    assert "'iptables-restor'" in text
+    here.now += 601
+    await here.check()
+    assert here.found == []
+
+
+async def test_what_cannot_be_repaired_is_a_finding_until_it_is(here: Drifting) -> None:
+    here.world.mode.busy = True
+    here.world.mode.kernel.pop("node")
+    await here.check()
+    (text,) = here.found
+    assert "changed by iptables-restor (pid 77); they are not repaired yet" in text
+    here.now += 30
+    await here.check()
+    here.world.mode.busy = False
+    drift = await here.check()
+    assert drift
+    assert drift.repaired_at - drift.at == 30
+    assert here.found == []
+
+
+async def test_nothing_is_said_while_nothing_drifts(here: Drifting) -> None:
+    report = await here.world.sync.run()
+    assert isinstance(report, SyncReport)
+    here.log.observe(report)
+    assert here.events == []
+    assert here.found == []
