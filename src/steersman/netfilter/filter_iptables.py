@@ -1,0 +1,158 @@
+"""Parse iptables-save into the form of packet_filter.py. Pure.
+
+Only what decides about the first packet of a connection is understood; every other match counts as
+unknown, every other target lets the walk go on.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from steersman.model.addresses import canonical_cidr
+from steersman.model.names import Family
+from steersman.netfilter.names import BUILT_IN
+from steersman.netfilter.packet_filter import (
+    Chain,
+    Fate,
+    FilterTable,
+    Match,
+    Rule,
+    either,
+    in_network,
+    negated,
+    of_protocol,
+    on_interface,
+    to_ports,
+    translated,
+    unknown_match,
+    with_mark,
+)
+
+_FATES: dict[str, Fate] = {
+    "ACCEPT": "accept",
+    "DROP": "drop",
+    "REJECT": "reject",
+    "RETURN": "return",
+}
+_PROTOCOLS = {"tcp": 6, "udp": 17, "sctp": 132, "icmp": 1, "ipv6-icmp": 58, "all": 0}
+_PRIORITIES = {"raw": -300, "mangle": -150, "filter": 0, "security": 50}
+"""Tables that filter; of nat no rule drops a packet."""
+_WITHOUT_MATCH = frozenset({"-m", "--comment", "--ctproto"})
+"""Options that match nothing by themselves, each with one word."""
+
+
+def parse_saved(text: str, family: Family, tool: str = "iptables") -> list[FilterTable]:
+    """Return the tables that iptables-save printed, without nat.
+
+    Args:
+        text: its output.
+        family: of the command.
+        tool: for the names of the tables, as in `filter (iptables-legacy)`.
+    """
+    tables: list[FilterTable] = []
+    chains: dict[str, Chain] = {}
+    rules: dict[str, list[Rule]] = {}
+    name = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            name, chains, rules = line[1:].strip(), {}, {}
+        elif line.startswith(":"):
+            chain, policy = line[1:].split()[:2]
+            rules[chain] = []
+            hook = chain.lower() if chain in BUILT_IN else ""
+            fate = _FATES.get(policy, "accept")
+            chains[chain] = Chain(rules[chain], hook, _PRIORITIES.get(name, 0), fate)
+        elif line.startswith("-A ") and name in _PRIORITIES:
+            chain = line.split(maxsplit=2)[1]
+            rules.setdefault(chain, []).append(parse_rule(line))
+        elif line == "COMMIT" and name in _PRIORITIES:
+            tables.append(FilterTable(f"table {name} ({tool})", frozenset({family}), chains))
+    return tables
+
+
+def parse_rule(line: str) -> Rule:
+    """Parse a line of iptables-save that begins with -A."""
+    try:
+        words = shlex.split(line)[2:]
+    except ValueError:  # a comment with an odd quotation
+        return Rule((unknown_match,), "", line)
+    matches: list[Match] = []
+    place = 0
+    while place < len(words):
+        word = words[place]
+        inverted = word == "!"
+        place += inverted
+        if place >= len(words):
+            break
+        option, place = words[place], place + 1
+        # The values of an option are the words up to the next one, which may be inverted.
+        end = place
+        while end < len(words) and words[end] != "!" and not words[end].startswith("-"):
+            end += 1
+        values, place = words[place:end], end
+        if option in ("-j", "-g"):
+            target = values[0] if values else ""
+            fate = _FATES.get(target) or _leads_on(target, option)
+            return Rule(tuple(matches), fate, line, target if fate in ("jump", "goto") else "")
+        if option in _WITHOUT_MATCH:
+            continue
+        match = _match(option, values)
+        matches.append(negated(match) if inverted else match)
+    return Rule(tuple(matches), "", line)
+
+
+_CONTINUING = frozenset(
+    {
+        *("LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "LED", "RATEEST", "IDLETIMER"),
+        *("MARK", "CONNMARK", "SECMARK", "CONNSECMARK", "CT", "NOTRACK", "SET", "CLASSIFY"),
+        *("DSCP", "TOS", "TTL", "HL", "TCPMSS", "CHECKSUM", "TEE", "TPROXY", "SYNPROXY"),
+        *("QUEUE", "NFQUEUE"),
+    }
+)
+"""Extensions that iptables calls targets; anything else is a chain."""
+
+
+def _leads_on(target: str, option: str) -> Fate:
+    if not target or target in _CONTINUING:
+        return ""
+    return "goto" if option == "-g" else "jump"
+
+
+def _match(option: str, values: list[str]) -> Match:
+    """Return the match of one option with its values."""
+    value = values[0] if values else ""
+    match option:
+        case "-s" | "-d":
+            cidr = canonical_cidr(value) if "/" in value else None
+            return in_network(cidr, source=option == "-s") if cidr else unknown_match
+        case "-i" | "-o":
+            return on_interface(value, out=option == "-o")
+        case "-p":
+            number = _PROTOCOLS.get(value, int(value) if value.isdigit() else -1)
+            return of_protocol(number)
+        case "--dport" | "--dports":
+            return either(list(map(_ports, value.split(","))))
+        case "--ctstate" | "--state":
+            return _states(value.split(","))
+        case "--mark":
+            wanted, _, mask = value.partition("/")
+            return with_mark(int(wanted, 0), int(mask or "0xffffffff", 0))
+        case _:
+            return unknown_match
+
+
+def _ports(text: str) -> Match:
+    first, colon, last = text.partition(":")
+    if not (first or "0").isdigit() or not (last or "0").isdigit():
+        return unknown_match
+    low = int(first or 0)
+    return to_ports(low, int(last or 65535) if colon else low)
+
+
+def _states(wanted: list[str]) -> Match:
+    """Match the connection states of the first packet: NEW, and DNAT if it was translated."""
+    if "NEW" in wanted:
+        return lambda _: True
+    if "DNAT" in wanted:
+        return translated
+    return lambda _: False

@@ -1,0 +1,214 @@
+"""Parse `nft -j -nn list ...` into the form of packet_filter.py (libnftables-json(5)). Pure.
+
+Only what decides about the first packet of a connection is understood; everything else counts as
+unknown. Elements of sets by name are not looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias, cast
+
+from steersman.model.addresses import canonical_cidr
+from steersman.model.names import Family, Protocol
+from steersman.netfilter.packet_filter import (
+    Chain,
+    Fate,
+    FilterTable,
+    Match,
+    Rule,
+    either,
+    in_network,
+    negated,
+    of_protocol,
+    on_interface,
+    to_ports,
+    translated,
+    unknown_match,
+    with_mark,
+)
+
+Json: TypeAlias = Any
+_FAMILIES = {
+    "ip": frozenset({Family.IPV4}),
+    "ip6": frozenset({Family.IPV6}),
+    "inet": frozenset(Family),
+}
+"""Families whose chains see routed packets; bridge, arp and netdev do not."""
+_FATES: tuple[Fate, ...] = ("accept", "drop", "reject", "return", "jump", "goto")
+_IPS_DST_NAT = 32  # linux/netfilter/nf_conntrack_common.h
+_STATE_NEW = 8  # of `ct state`, as numbers
+_PROTOCOLS = {"tcp": Protocol.TCP, "udp": Protocol.UDP, "sctp": Protocol.SCTP}
+_NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
+_SILENT = frozenset({"counter", "log", "comment", "mangle", "notrack", "ct helper", "nflog"})
+"""Statements that match everything."""
+
+
+def parse_ruleset(
+    objects: Iterable[Mapping[str, Json]], skip: Callable[[str, str], bool] = lambda *_: False
+) -> list[FilterTable]:
+    """Return the tables of a listing.
+
+    Args:
+        objects: the list under `nftables`.
+        skip: whether to leave out a table, by its family and name.
+    """
+    chains: dict[tuple[str, str], dict[str, Chain]] = {}
+    rules: dict[tuple[str, str, str], list[Rule]] = {}
+    for entry in objects:
+        for kind, value in entry.items():
+            if kind not in ("chain", "rule") or value.get("family") not in _FAMILIES:
+                continue
+            family, table = value["family"], value["table"]
+            if skip(family, table):
+                continue
+            if kind == "rule":
+                rules.setdefault((family, table, value["chain"]), []).extend(parse_rule(value))
+            else:
+                name = value["name"]
+                chains.setdefault((family, table), {})[name] = Chain(
+                    rules.setdefault((family, table, name), []),
+                    value.get("hook", "") if value.get("type") == "filter" else "",
+                    value.get("prio", 0) if isinstance(value.get("prio", 0), int) else 0,
+                    "drop" if value.get("policy") == "drop" else "accept",
+                )
+    return [
+        FilterTable(f"table {family} {table}", _FAMILIES[family], of_table)
+        for (family, table), of_table in chains.items()
+    ]
+
+
+def parse_rule(value: Mapping[str, Json]) -> Iterator[Rule]:
+    """Yield a rule; a verdict map is one for each element."""
+    place = f"handle {value.get('handle', '?')}"
+    matches: list[Match] = []
+    for statement in value.get("expr", ()):
+        ((kind, what),) = statement.items()
+        if kind in _FATES:
+            target = what["target"] if kind in ("jump", "goto") else ""
+            yield Rule(tuple(matches), cast(Fate, kind), place, target)
+            return
+        if kind == "vmap":
+            yield from _verdict_map(what, tuple(matches), place)
+        elif kind == "match":
+            matches.append(_match(what))
+        elif kind not in _SILENT:
+            matches.append(unknown_match)
+
+
+def _verdict_map(what: Json, matches: tuple[Match, ...], place: str) -> Iterator[Rule]:
+    data = what["data"]
+    elements = data.get("set", ()) if isinstance(data, dict) else ()
+    for key, verdict in elements:
+        ((kind, more),) = verdict.items()
+        target = more["target"] if kind in ("jump", "goto") else ""
+        same = _match({"left": what["key"], "op": "==", "right": key})
+        yield Rule((*matches, same), cast(Fate, kind), place, target)
+    if not elements:  # a map by name: any of its verdicts may be a drop
+        yield Rule((*matches, unknown_match), "", place)
+
+
+def _match(what: Json) -> Match:
+    """Return the match of a relation."""
+    operation, left, right = what["op"], what["left"], what["right"]
+    if operation not in ("==", "!=", "in") or not isinstance(left, dict):
+        return unknown_match
+    ((kind, key),) = left.items()
+    make: Callable[[Json], Match] | None = None
+    only: Match | None = None
+    mask = None
+    if kind == "&" and isinstance(key[0], dict) and isinstance(key[1], int):
+        mask, ((kind, key),) = key[1], key[0].items()
+    if kind == "payload" and "field" in key:
+        make, only = _payload(key["protocol"], key["field"])
+    elif kind == "meta":
+        make = _meta(key["key"], mask)
+    elif kind == "ct" and key["key"] in ("state", "status"):
+        make = _state if key["key"] == "state" else _status
+    if make is None:
+        return unknown_match
+    found = either([make(value) for value in _values(right)])
+    found = negated(found) if operation == "!=" else found
+    # `tcp dport != 80` does not match UDP either: the protocol is a match of its own.
+    return _and(only, found) if only else found
+
+
+def _and(first: Match, second: Match) -> Match:
+    return lambda packet: first(packet) and second(packet)
+
+
+def _values(right: Json) -> list[Json]:
+    """Return the alternatives of the right side."""
+    if isinstance(right, dict) and "set" in right:
+        found = right["set"]
+        return list(found) if isinstance(found, list) else [found]
+    return list(right) if isinstance(right, list) else [right]
+
+
+def _payload(protocol: str, field: str) -> tuple[Callable[[Json], Match] | None, Match | None]:
+    """Return the match of a header field, and of the header itself."""
+    if protocol in ("ip", "ip6"):
+        family = Family.IPV4 if protocol == "ip" else Family.IPV6
+        if field in ("saddr", "daddr"):
+            return lambda value: _address(value, source=field == "saddr"), _of(family)
+        if field in ("protocol", "nexthdr"):
+            return _protocol, _of(family)
+    elif field == "dport" and (protocol in _PROTOCOLS or protocol == "th"):
+        number = _PROTOCOLS[protocol].number if protocol in _PROTOCOLS else 0
+        return _port, of_protocol(number)
+    elif protocol in _PROTOCOLS:
+        return (lambda _: unknown_match), of_protocol(_PROTOCOLS[protocol].number)
+    return None, None
+
+
+def _of(family: Family) -> Match:
+    return lambda packet: packet.family is family
+
+
+def _meta(key: str, mask: int | None) -> Callable[[Json], Match] | None:
+    match key:
+        case "iifname" | "oifname" | "iif" | "oif":
+            return lambda value: (
+                on_interface(value, out=key[0] == "o") if isinstance(value, str) else unknown_match
+            )
+        case "l4proto":
+            return _protocol
+        case "nfproto":
+            return lambda value: lambda packet: _NFPROTO[packet.family] == value
+        case "mark":
+            return lambda value: (
+                with_mark(value, 0xFFFFFFFF if mask is None else mask)
+                if isinstance(value, int)
+                else unknown_match
+            )
+        case _:
+            return None
+
+
+def _protocol(value: Json) -> Match:
+    return of_protocol(value) if isinstance(value, int) else unknown_match
+
+
+def _port(value: Json) -> Match:
+    if isinstance(value, dict) and "range" in value:
+        first, last = value["range"]
+        return to_ports(first, last)
+    return to_ports(value, value) if isinstance(value, int) else unknown_match
+
+
+def _address(value: Json, *, source: bool) -> Match:
+    """Match an address, a prefix or a range."""
+    if isinstance(value, dict) and "prefix" in value:
+        value = f"{value['prefix']['addr']}/{value['prefix']['len']}"
+    elif isinstance(value, str) and not value.startswith("@"):
+        value = f"{value}/{128 if ':' in value else 32}"
+    cidr = canonical_cidr(value) if isinstance(value, str) else None
+    return in_network(cidr, source=source) if cidr else unknown_match
+
+
+def _state(value: Json) -> Match:
+    return lambda _: bool(value & _STATE_NEW) if isinstance(value, int) else None
+
+
+def _status(value: Json) -> Match:
+    return translated if value == _IPS_DST_NAT else unknown_match

@@ -1,0 +1,241 @@
+"""What the rules of a packet filter do to one packet, as far as it can be told without sending it.
+
+Rules come from iptables-save (filter_iptables.py) or from `nft -j` (filter_nft.py) in one form. A
+match is true, false, or unknown: rates, sets by name, extensions and properties that the Packet
+does not say. So a walk ends in one of three ways: the packet passes, it is certainly dropped, or it
+may be dropped. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+from steersman.model.addresses import family_of, in_cidr
+from steersman.model.names import Family, Protocol
+
+
+class Packet(NamedTuple):
+    """The first packet of a connection at one hook."""
+
+    family: Family
+    protocol: Protocol
+    destination: str
+    port: int
+    source: str = ""
+    """"" if it is not known, as the next ones."""
+    came_in: str = ""
+    """Interface by which it came."""
+    goes_out: str = ""
+    """Interface by which it goes on."""
+    mark: int | None = None
+    """None if it is not known."""
+    translated: bool | None = None
+    """Whether its destination was changed by NAT (conntrack's status DNAT)."""
+
+    def __str__(self) -> str:
+        """Return it as in `192.0.2.1 to 10.0.0.5:80/TCP`."""
+        source = self.source or "anyone"
+        return f"{source} to {self.destination}:{self.port}/{self.protocol}"
+
+
+Match: TypeAlias = Callable[[Packet], bool | None]
+Fate: TypeAlias = Literal["accept", "drop", "reject", "return", "jump", "goto", ""]
+"""The verdict of a rule; "" if the walk goes on."""
+Hook: TypeAlias = Literal["prerouting", "input", "forward", "output", "postrouting"]
+
+
+class Rule(NamedTuple):
+    """A rule in a chain."""
+
+    matches: tuple[Match, ...]
+    fate: Fate
+    place: str
+    """How an operator finds it: its text, or `handle 7`."""
+    target: str = ""
+    """The chain that a jump leads to."""
+
+
+class Chain(NamedTuple):
+    """A chain; without a hook only jumps lead to it."""
+
+    rules: Sequence[Rule]
+    hook: str = ""
+    priority: int = 0
+    policy: Fate = "accept"
+
+
+class FilterTable(NamedTuple):
+    """A table, whose chains know each other."""
+
+    name: str
+    """As in `inet firewall`, or `filter (iptables)`."""
+    families: frozenset[Family]
+    chains: Mapping[str, Chain]
+
+
+class Drop(NamedTuple):
+    """A place where a packet ends."""
+
+    table: str
+    chain: str
+    place: str
+    """The rule, or `policy drop`."""
+    certain: bool
+    """False if it depends on something that is not known."""
+    fate: Fate = "drop"
+
+    def __str__(self) -> str:
+        """Return it as in `inet firewall, chain forward: policy drop`."""
+        return f"{self.table}, chain {self.chain}: {self.place}"
+
+
+def drops(tables: Iterable[FilterTable], hook: Hook, packet: Packet) -> list[Drop]:
+    """Return where a packet ends, or may end, at a hook; the certain places first.
+
+    Every base chain of a hook sees the packet: an accept ends only the walk of its own chain.
+    """
+    found = []
+    for table in tables:
+        if packet.family not in table.families:
+            continue
+        for name, chain in table.chains.items():
+            if chain.hook == hook:
+                walk = _Walk(table)
+                settled = walk.through(name, packet, sure=True)
+                if not settled and chain.policy == "drop":
+                    walk.ends(name, "policy drop", "drop")
+                found += [walk.drop] if walk.drop else []
+    return sorted(found, key=lambda drop: not drop.certain)
+
+
+class _Walk:
+    """The way of one packet through the chains that a base chain leads to."""
+
+    def __init__(self, table: FilterTable) -> None:
+        self.table = table
+        self.drop: Drop | None = None
+        """The first place where it may end, or the one where it does."""
+        self._may_be_accepted = False
+        self._inside: list[str] = []
+
+    def ends(self, chain: str, place: str, fate: Fate, *, sure: bool = True) -> None:
+        """Note that the packet ends, if it comes here."""
+        certain = sure and not self._may_be_accepted
+        if self.drop is None or (certain and not self.drop.certain):
+            self.drop = Drop(self.table.name, chain, place, certain, fate)
+
+    def through(self, name: str, packet: Packet, *, sure: bool) -> bool:
+        """Walk a chain; return whether the fate is settled.
+
+        Args:
+            name: the chain.
+            packet: the packet.
+            sure: whether it certainly comes here.
+        """
+        chain = self.table.chains.get(name)
+        if chain is None or name in self._inside:  # the kernel refuses loops
+            return False
+        self._inside.append(name)
+        try:
+            for rule in chain.rules:
+                hit = _all(match(packet) for match in rule.matches)
+                if hit is False or not rule.fate:
+                    continue
+                here = sure and hit is True
+                if rule.fate in ("drop", "reject"):
+                    self.ends(name, rule.place, rule.fate, sure=here)
+                elif rule.fate == "accept":
+                    self._may_be_accepted = True
+                elif rule.fate != "return" and self.through(rule.target, packet, sure=here):
+                    return True
+                if here and rule.fate != "jump":
+                    return rule.fate in ("accept", "drop", "reject")
+                # The rest of this chain is reached only if these do not match.
+                sure = sure and rule.fate not in ("return", "goto")
+            return False
+        finally:
+            self._inside.pop()
+
+
+def _all(hits: Iterable[bool | None]) -> bool | None:
+    """Return False if one is false, else None if one is unknown, else True."""
+    known = True
+    for hit in hits:
+        if hit is False:
+            return False
+        known = known and hit is not None
+    return True if known else None
+
+
+# Matches that both parsers need
+
+
+def unknown_match(_: Packet) -> None:
+    """Match maybe."""
+
+
+def negated(match: Match) -> Match:
+    """Return the opposite of a match; what is unknown stays so."""
+
+    def opposite(packet: Packet) -> bool | None:
+        hit = match(packet)
+        return None if hit is None else not hit
+
+    return opposite
+
+
+def either(matches: Sequence[Match]) -> Match:
+    """Match if one of several does."""
+
+    def one(packet: Packet) -> bool | None:
+        hits = [match(packet) for match in matches]
+        return True if True in hits else None if None in hits else False
+
+    return one
+
+
+def on_interface(pattern: str, *, out: bool) -> Match:
+    """Match the name of an interface; a trailing `+` or `*` stands for anything."""
+
+    def named(packet: Packet) -> bool | None:
+        name = packet.goes_out if out else packet.came_in
+        if not name:
+            return None
+        if pattern.endswith(("+", "*")):
+            return name.startswith(pattern[:-1])
+        return name == pattern
+
+    return named
+
+
+def in_network(cidr: str, *, source: bool) -> Match:
+    """Match an address in a canonical CIDR, of the source or of the destination."""
+
+    def inside(packet: Packet) -> bool | None:
+        if family_of(cidr) is not packet.family:
+            return False
+        address = packet.source if source else packet.destination
+        return in_cidr(address, cidr) if address else None
+
+    return inside
+
+
+def to_ports(first: int, last: int) -> Match:
+    """Match destination ports from `first` to `last`."""
+    return lambda packet: first <= packet.port <= last
+
+
+def of_protocol(number: int) -> Match:
+    """Match a protocol number; 0 matches all."""
+    return lambda packet: number in (0, packet.protocol.number)
+
+
+def with_mark(value: int, mask: int) -> Match:
+    """Match a packet mark."""
+    return lambda packet: None if packet.mark is None else packet.mark & mask == value
+
+
+def translated(packet: Packet) -> bool | None:
+    """Match connections whose destination was changed."""
+    return packet.translated

@@ -1,0 +1,279 @@
+"""What other programs' rules do to a packet: as iptables-save and `nft -j` print them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steersman.model.names import Family, Protocol
+from steersman.netfilter import filter_iptables, filter_nft
+from steersman.netfilter.packet_filter import Chain, FilterTable, Hook, Packet, Rule, drops
+
+WEB = Packet(
+    Family.IPV4,
+    Protocol.TCP,
+    "10.0.0.5",
+    8080,
+    source="192.0.2.9",
+    came_in="eth0",
+    goes_out="pod3",
+    mark=0x4000,
+    translated=True,
+)
+UNKNOWN = Packet(Family.IPV4, Protocol.TCP, "10.0.0.5", 8080)
+
+
+def saved(*lines: str, policy: str = "ACCEPT", table: str = "filter") -> str:
+    chains = f":INPUT ACCEPT [0:0]\n:FORWARD {policy} [7:300]\n:OTHER - [0:0]\n:MORE - [0:0]"
+    return "\n".join(("# comment", f"*{table}", chains, *lines, "COMMIT", ""))
+
+
+def end(text: str, packet: Packet = WEB, hook: Hook = "forward") -> str:
+    """Where a packet ends in some iptables rules: `yes`, `maybe` and the rule, or nothing."""
+    found = drops(filter_iptables.parse_saved(text, Family.IPV4), hook, packet)
+    return "; ".join(f"{'yes' if drop.certain else 'maybe'} {drop.place}" for drop in found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "hit"),
+    [
+        ("", "yes"),
+        ("-s 192.0.2.0/24", "yes"),
+        ("! -s 192.0.2.0/24", ""),
+        ("-d 10.0.0.5/32", "yes"),
+        ("-d 10.0.0.6/32", ""),
+        ("-d 2001:db8::/32", ""),
+        ("-s example.org", "maybe"),
+        ("-i eth0", "yes"),
+        ("-i eth+", "yes"),
+        ("! -i docker0", "yes"),
+        ("-o eth0", ""),
+        ("-p tcp", "yes"),
+        ("-p udp", ""),
+        ("-p 6", "yes"),
+        ("-p all", "yes"),
+        ("-p tcp -m tcp --dport 8080", "yes"),
+        ("-p tcp -m tcp --dport 8000:9000", "yes"),
+        ("-p tcp -m tcp --dport :80", ""),
+        ("-p tcp -m tcp --dport 8000:", "yes"),
+        ("-p tcp -m multiport --dports 80,8000:8080", "yes"),
+        ("-p tcp -m multiport ! --dports 80,443", "yes"),
+        ("-p tcp -m tcp --dport http", "maybe"),
+        ("-m conntrack --ctstate NEW", "yes"),
+        ("-m conntrack --ctstate RELATED,ESTABLISHED", ""),
+        ("-m conntrack ! --ctstate DNAT", ""),
+        ("-m state --state INVALID", ""),
+        ("-m mark --mark 0x4000/0x4000", "yes"),
+        ("-m mark --mark 0x1", ""),
+        ('-m comment --comment "not -j ACCEPT"', "yes"),
+        ("-m set --match-set blocked src", "maybe"),
+        ("-m limit --limit 5/sec", "maybe"),
+        ("-f", "maybe"),
+    ],
+)
+def test_matches_of_iptables(rule: str, hit: str) -> None:
+    for target in ("DROP", "REJECT --reject-with icmp-port-unreachable"):
+        line = f"-A FORWARD {rule} -j {target}"
+        assert end(saved(line)) == (f"{hit} {line}" if hit else "")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *("-s 192.0.2.0/24", "! -s 192.0.2.0/24", "-i eth0", "-o pod3"),
+        *("-m mark --mark 0x4000/0x4000", "-m conntrack --ctstate DNAT"),
+        *("! -i eth0", "-m conntrack ! --ctstate DNAT"),
+    ],
+)
+def test_what_the_packet_does_not_say_is_unknown(rule: str) -> None:
+    line = f"-A FORWARD {rule} -j DROP"
+    assert end(saved(line), UNKNOWN) == f"maybe {line}"
+
+
+def test_rules_of_iptables_are_walked_in_order() -> None:
+    drop = "-A FORWARD -j DROP"
+    assert end(saved("-A FORWARD -p tcp -j ACCEPT", drop)) == ""
+    assert end(saved("-A FORWARD -p udp -j ACCEPT", drop)) == f"yes {drop}"
+    assert end(saved("-A FORWARD -m set --match-set a src -j ACCEPT", drop)) == f"maybe {drop}"
+    assert end(saved("-A FORWARD -j LOG", "-A FORWARD -j MARK --set-mark 1", drop)) == f"yes {drop}"
+    assert end(saved("-A FORWARD -m set --match-set a src", drop)) == f"yes {drop}"
+    inner = "-A OTHER -p tcp -j DROP"
+    assert end(saved("-A FORWARD -j OTHER", inner)) == f"yes {inner}"
+    assert end(saved("-A FORWARD -m limit --limit 5/sec -j OTHER", inner, drop)) == f"yes {drop}"
+    assert end(saved("-A FORWARD -m limit --limit 5/sec -j OTHER", inner)) == f"maybe {inner}"
+    assert end(saved("-A FORWARD -j OTHER", "-A OTHER -j RETURN", inner, drop)) == f"yes {drop}"
+    maybe = "-A OTHER -m limit --limit 5/sec -j RETURN"
+    assert end(saved("-A FORWARD -j OTHER", maybe, inner)) == f"maybe {inner}"
+    assert end(saved("-A FORWARD -m set --match-set a src -j DROP", drop)) == f"yes {drop}"
+    perhaps = "-A FORWARD -m set --match-set a src -j DROP"
+    assert end(saved(perhaps, perhaps.replace("src", "dst"))) == f"maybe {perhaps}"
+    # goto does not come back to the rest of the chain, only to the policy
+    assert end(saved("-A FORWARD -g OTHER", drop)) == ""
+    assert end(saved("-A FORWARD -g OTHER", drop, policy="DROP")) == "yes policy drop"
+    assert end(saved("-A FORWARD -j GONE", "-A FORWARD -j")) == ""
+    assert end(saved("-A FORWARD -j OTHER", "-A OTHER -j FORWARD", drop)) == f"yes {drop}"
+
+
+def test_policies() -> None:
+    assert end(saved(policy="DROP")) == "yes policy drop"
+    assert end(saved("-A FORWARD -d 10.0.0.0/8 -j ACCEPT", policy="DROP")) == ""
+    maybe = "-A FORWARD -m set --match-set a src -j ACCEPT"
+    assert end(saved(maybe, policy="DROP")) == "maybe policy drop"
+    assert end(saved(policy="DROP"), hook="input") == ""
+
+
+def test_only_filtering_tables_of_the_family_count() -> None:
+    drop = "-A FORWARD -j DROP"
+    assert end(saved(drop, table="nat")) == ""
+    assert end(saved(drop, table="mangle")) == f"yes {drop}"
+    packet = WEB._replace(family=Family.IPV6, destination="fd00::5", source="")
+    assert end(saved(drop), packet) == ""
+
+
+def test_lines_that_no_iptables_prints_end_nothing() -> None:
+    assert end(saved('-A FORWARD -m comment --comment "odd -j DROP')) == ""
+    assert end(saved("-A FORWARD !")) == ""
+    assert end(saved("-A FORWARD -s 10.0.0.0/8")) == ""
+
+
+def nft(*statements: dict[str, Any], policy: str = "accept", **chain: Any) -> list[FilterTable]:
+    """One rule of these statements in a chain at the forward hook."""
+    place = {"family": "inet", "table": "fw"}
+    hook = {"type": "filter", "hook": "forward", "prio": 0, "policy": policy} | chain
+    return filter_nft.parse_ruleset(
+        [
+            {"metainfo": {"version": "1.0.6"}},
+            {"table": {"family": "inet", "name": "fw"}},
+            {"chain": {**place, "name": "forward", **hook}},
+            {"chain": {**place, "name": "other"}},
+            {"rule": {**place, "chain": "other", "handle": 9, "expr": [{"drop": None}]}},
+            {"rule": {**place, "chain": "forward", "handle": 4, "expr": list(statements)}},
+        ]
+    )
+
+
+def match(left: Any, right: Any, op: str = "==") -> dict[str, Any]:
+    return {"match": {"op": op, "left": left, "right": right}}
+
+
+def payload(protocol: str, field: str) -> dict[str, Any]:
+    return {"payload": {"protocol": protocol, "field": field}}
+
+
+def meta(key: str) -> dict[str, Any]:
+    return {"meta": {"key": key}}
+
+
+def hits(tables: list[FilterTable], packet: Packet = WEB) -> str:
+    found = drops(tables, "forward", packet)
+    return "; ".join(f"{'yes' if drop.certain else 'maybe'} {drop}" for drop in found)
+
+
+DROP: dict[str, Any] = {"drop": None}
+STATE, STATUS = {"ct": {"key": "state"}}, {"ct": {"key": "status"}}
+
+
+@pytest.mark.parametrize(
+    ("statement", "hit"),
+    [
+        (match(payload("ip", "daddr"), "10.0.0.5"), True),
+        (match(payload("ip", "daddr"), {"prefix": {"addr": "10.0.0.0", "len": 8}}), True),
+        (match(payload("ip", "saddr"), "192.0.2.9", "!="), False),
+        (match(payload("ip", "saddr"), {"set": ["192.0.2.8", "192.0.2.9"]}), True),
+        (match(payload("ip", "saddr"), {"range": ["192.0.2.1", "192.0.2.9"]}), None),
+        (match(payload("ip", "saddr"), "@blocked"), None),
+        (match(payload("ip6", "daddr"), "fd00::5"), False),
+        (match(payload("ip6", "daddr"), "fd00::5", "!="), False),
+        (match(payload("ip", "protocol"), 6), True),
+        (match(payload("ip", "protocol"), "tcp"), None),
+        (match(payload("ip", "ttl"), 64), None),
+        (match(payload("tcp", "dport"), 8080), True),
+        (match(payload("tcp", "dport"), {"range": [8000, 9000]}), True),
+        (match(payload("tcp", "dport"), {"set": [80, {"range": [90, 99]}]}), False),
+        (match(payload("tcp", "dport"), 8080, "!="), False),
+        (match(payload("udp", "dport"), 53, "!="), False),
+        (match(payload("th", "dport"), 8080), True),
+        (match(payload("tcp", "dport"), "@ports"), None),
+        (match(payload("tcp", "sport"), 1), None),
+        (match(payload("icmp", "type"), 8), None),
+        (match(payload("udp", "sport"), 1), False),
+        (match(meta("iifname"), "eth0"), True),
+        (match(meta("iifname"), "pod*"), False),
+        (match(meta("oifname"), {"set": ["eth0", "pod*"]}), True),
+        (match(meta("iif"), 3), None),
+        (match(meta("l4proto"), {"set": [6, 17]}), True),
+        (match(meta("nfproto"), 2), True),
+        (match(meta("nfproto"), 10), False),
+        (match(meta("mark"), 0x4000), True),
+        (match({"&": [meta("mark"), 0xFF]}, 0), True),
+        (match(meta("mark"), {"range": [1, 2]}), None),
+        (match(meta("cgroup"), 1), None),
+        (match(STATE, [2, 4], "in"), False),
+        (match(STATE, [8, 2], "in"), True),
+        (match(STATE, "new"), None),
+        (match(STATE, {"set": 8}), True),
+        (match(STATUS, 32, "in"), True),
+        (match(STATUS, 1, "in"), None),
+        (match({"ct": {"key": "mark"}}, 1), None),
+        (match(payload("tcp", "dport"), 9000, "<"), None),
+        (match("@s", 1), None),
+        (match({"concat": [payload("ip", "daddr"), payload("tcp", "dport")]}, "@s"), None),
+        ({"limit": {"rate": 5, "per": "second"}}, None),
+        ({"xt": {"type": "match", "name": "bpf"}}, None),
+        ({"counter": {"packets": 0, "bytes": 0}}, True),
+    ],
+)
+def test_matches_of_nft(statement: dict[str, Any], hit: bool | None) -> None:
+    where = "table inet fw, chain forward: handle 4"
+    expected = {True: f"yes {where}", False: "", None: f"maybe {where}"}[hit]
+    assert hits(nft(statement, DROP)) == expected
+
+
+def test_verdict_maps() -> None:
+    def vmap(data: Any) -> dict[str, Any]:
+        return {"vmap": {"key": payload("tcp", "dport"), "data": data}}
+
+    jump = {"jump": {"target": "other"}}
+    assert hits(nft(vmap({"set": [[80, DROP], [8080, {"accept": None}]]}))) == ""
+    assert hits(nft(vmap({"set": [[8080, jump]]}))) == "yes table inet fw, chain other: handle 9"
+    assert hits(nft(vmap({"set": [[8080, DROP]]}))) == "yes table inet fw, chain forward: handle 4"
+    assert hits(nft(vmap("@m"))) == ""
+
+
+def test_chains_of_nft() -> None:
+    accept = match(payload("tcp", "dport"), 8080), {"accept": None}
+    assert hits(nft(*accept, policy="drop")) == ""
+    assert hits(nft(DROP, hook="input")) == ""
+    assert hits(nft(DROP, type="nat")) == ""
+    assert hits(nft(DROP, prio="filter")) != ""
+    assert hits(nft(policy="drop")) == "yes table inet fw, chain forward: policy drop"
+    assert hits(nft({"goto": {"target": "other"}})) == "yes table inet fw, chain other: handle 9"
+    reject = {"reject": {"type": "tcp reset"}}
+    assert drops(nft(reject), "forward", WEB)[0].fate == "reject"
+
+
+def test_tables_of_nft_can_be_left_out() -> None:
+    chain = {"name": "c", "type": "filter", "hook": "forward", "prio": 0, "policy": "drop"}
+    objects = [
+        {"chain": {"family": family, "table": table, **chain}}
+        for family in ("ip", "ip6", "bridge")
+        for table in ("ours", "theirs")
+    ]
+    tables = filter_nft.parse_ruleset(objects, skip=lambda _, table: table == "ours")
+    assert [table.name for table in tables] == ["table ip theirs", "table ip6 theirs"]
+
+
+def test_certain_ends_come_first() -> None:
+    def table(name: str, rule: Rule) -> FilterTable:
+        return FilterTable(name, frozenset(Family), {"c": Chain([rule], "forward")})
+
+    unsure = Rule((lambda _: None,), "drop", "one")
+    sure = Rule((), "drop", "two")
+    found = drops([table("a", unsure), table("b", sure)], "forward", WEB)
+    assert [drop.place for drop in found] == ["two", "one"]
+
+
+def test_a_packet_is_printed() -> None:
+    assert str(WEB) == "192.0.2.9 to 10.0.0.5:8080/TCP"
+    assert str(UNKNOWN) == "anyone to 10.0.0.5:8080/TCP"
