@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from steersman.host.sysctl import Setting
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.drift import Writer
 from steersman.model.names import Family
@@ -25,6 +26,31 @@ class Support(msgspec.Struct, frozen=True):
     usable: bool
     missing: tuple[str, ...] = ()
     """Sentences: a missing part, and how to get it. A usable mode may have some, too."""
+
+
+class Requirements(msgspec.Struct, frozen=True):
+    """What a mode in service needs of its node, beside what `probe` looks for."""
+
+    delivery: Literal["forwarded", "local", "translated"] = "forwarded"
+    """Which packets of a connection netfilter's hooks see. `forwarded`: the client's, and after
+    prerouting with the endpoint as destination. `local`: the client's, delivered to this node
+    itself, which sends others to the endpoint. `translated`: only those to the endpoint."""
+    own_tables: frozenset[str] = frozenset()
+    """Names of tables of nf_tables that are the mode's own."""
+    own_jumps: str = ""
+    """Beginning of the names of its chains in tables of others; "" for none."""
+    bridge_netfilter: bool = False
+    """Whether netfilter must see what passes between two ports of a bridge: otherwise the answers
+    of a pod on the client's bridge come back untranslated."""
+    settings: tuple[Setting, ...] = ()
+    """Kernel settings without which some traffic fails."""
+    lock: str = ""
+    """The file that writers of its rules lock; "" for none."""
+    most_rules: int = 0
+    """Rules that packets pass one by one: above this number, new connections get slow. 0 if their
+    number does not matter."""
+    instead: str = ""
+    """What to do then."""
 
 
 class ByOthers(NamedTuple):
@@ -60,6 +86,10 @@ class Mode(ABC):
     @abstractmethod
     async def probe(self) -> Support:
         """Check whether this mode can run here."""
+
+    def requirements(self) -> Requirements:
+        """Return what the mode needs of the node while it serves; call it after `probe`."""
+        return Requirements()
 
     def prepare(self) -> None:  # noqa: B027 - a default, not an abstract method
         """Set the sysctls that the mode needs, after a successful `probe`.

@@ -92,8 +92,11 @@ def parse_rule(line: str) -> Rule:
         values, place = words[place:end], end
         if option in ("-j", "-g"):
             target = values[0] if values else ""
-            fate = _FATES.get(target) or _leads_on(target, option)
-            return Rule(tuple(matches), fate, line, target if fate in ("jump", "goto") else "")
+            if fate := _FATES.get(target):
+                return Rule(tuple(matches), fate, line)
+            if not target or target in _CONTINUING:
+                return Rule(tuple(matches), "", line)
+            return Rule(tuple(matches), "goto" if option == "-g" else "jump", line, target)
         if option in _WITHOUT_MATCH:
             continue
         match = _match(option, values)
@@ -112,12 +115,6 @@ _CONTINUING = frozenset(
 """Extensions that iptables calls targets; anything else is a chain."""
 
 
-def _leads_on(target: str, option: str) -> Fate:
-    if not target or target in _CONTINUING:
-        return ""
-    return "goto" if option == "-g" else "jump"
-
-
 def _match(option: str, values: list[str]) -> Match:
     """Return the match of one option with its values."""
     value = values[0] if values else ""
@@ -133,7 +130,11 @@ def _match(option: str, values: list[str]) -> Match:
         case "--dport" | "--dports":
             return either(list(map(_ports, value.split(","))))
         case "--ctstate" | "--state":
-            return _states(value.split(","))
+            # A first packet is NEW, and DNAT if it was translated.
+            states = value.split(",")
+            if "DNAT" in states and "NEW" not in states:
+                return translated
+            return lambda _: "NEW" in states
         case "--mark":
             wanted, _, mask = value.partition("/")
             return with_mark(int(wanted, 0), int(mask or "0xffffffff", 0))
@@ -147,12 +148,3 @@ def _ports(text: str) -> Match:
         return unknown_match
     low = int(first or 0)
     return to_ports(low, int(last or 65535) if colon else low)
-
-
-def _states(wanted: list[str]) -> Match:
-    """Match the connection states of the first packet: NEW, and DNAT if it was translated."""
-    if "NEW" in wanted:
-        return lambda _: True
-    if "DNAT" in wanted:
-        return translated
-    return lambda _: False

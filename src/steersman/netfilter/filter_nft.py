@@ -38,6 +38,11 @@ _FAMILIES = {
 _FATES: tuple[Fate, ...] = ("accept", "drop", "reject", "return", "jump", "goto")
 _IPS_DST_NAT = 32  # linux/netfilter/nf_conntrack_common.h
 _STATE_NEW = 8  # of `ct state`, as numbers
+_STATES: dict[str, Callable[[Json], Match]] = {
+    "state": lambda value: lambda _: bool(value & _STATE_NEW) if isinstance(value, int) else None,
+    "status": lambda value: translated if value == _IPS_DST_NAT else unknown_match,
+}
+"""The match of a property of the connection with a value."""
 _PROTOCOLS = {"tcp": Protocol.TCP, "udp": Protocol.UDP, "sctp": Protocol.SCTP}
 _NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
 _SILENT = frozenset({"counter", "log", "comment", "mangle", "notrack", "ct helper", "nflog"})
@@ -123,18 +128,14 @@ def _match(what: Json) -> Match:
         make, only = _payload(key["protocol"], key["field"])
     elif kind == "meta":
         make = _meta(key["key"], mask)
-    elif kind == "ct" and key["key"] in ("state", "status"):
-        make = _state if key["key"] == "state" else _status
+    elif kind == "ct" and key["key"] in _STATES:
+        make = _STATES[key["key"]]
     if make is None:
         return unknown_match
     found = either([make(value) for value in _values(right)])
     found = negated(found) if operation == "!=" else found
     # `tcp dport != 80` does not match UDP either: the protocol is a match of its own.
-    return _and(only, found) if only else found
-
-
-def _and(first: Match, second: Match) -> Match:
-    return lambda packet: first(packet) and second(packet)
+    return (lambda packet: only(packet) and found(packet)) if only else found
 
 
 def _values(right: Json) -> list[Json]:
@@ -204,11 +205,3 @@ def _address(value: Json, *, source: bool) -> Match:
         value = f"{value}/{128 if ':' in value else 32}"
     cidr = canonical_cidr(value) if isinstance(value, str) else None
     return in_network(cidr, source=source) if cidr else unknown_match
-
-
-def _state(value: Json) -> Match:
-    return lambda _: bool(value & _STATE_NEW) if isinstance(value, int) else None
-
-
-def _status(value: Json) -> Match:
-    return translated if value == _IPS_DST_NAT else unknown_match

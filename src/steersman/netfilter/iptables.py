@@ -32,7 +32,8 @@ _RESOURCE_PROBLEM = 4
 _OBJECT_REFUSED = re.compile(r"[A-Z]+_[A-Z_]+ failed \((?!Resource temp|Cannot alloc|No buffer)")
 """iptables-nft also exits with 4 if the kernel rejected an object; then it names the operation."""
 _BAD_LINE = re.compile(r"line:? (\d+)")
-_LOCK = "/run/xtables.lock"
+LOCK = "/run/xtables.lock"
+"""The file that iptables-legacy locks while it reads and writes rules."""
 
 
 class Tool(NamedTuple):
@@ -191,7 +192,7 @@ class Iptables:
             return result.pid
         message = _message(result)
         if "xtables lock" in message:
-            path = os.environ.get("XTABLES_LOCKFILE", _LOCK)
+            path = os.environ.get("XTABLES_LOCKFILE", LOCK)
             holder = lock_holder(Path(path))
             raise BusyError(f"{command}: the xtables lock {path} is held{holder}")
         if result.returncode == _RESOURCE_PROBLEM and not _OBJECT_REFUSED.search(message):

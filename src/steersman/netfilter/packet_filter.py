@@ -1,4 +1,4 @@
-"""What the rules of a packet filter do to one packet, as far as it can be told without sending it.
+"""What the rules of a packet filter do to one packet, as far as rules alone can tell.
 
 Rules come from iptables-save (filter_iptables.py) or from `nft -j` (filter_nft.py) in one form. A
 match is true, false, or unknown: rates, sets by name, extensions and properties that the Packet
@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from steersman.model.addresses import family_of, in_cidr
 from steersman.model.names import Family, Protocol
+
+_NAT = -100  # NF_IP_PRI_NAT_DST
 
 
 class Packet(NamedTuple):
@@ -90,10 +92,18 @@ class Drop(NamedTuple):
         return f"{self.table}, chain {self.chain}: {self.place}"
 
 
-def drops(tables: Iterable[FilterTable], hook: Hook, packet: Packet) -> list[Drop]:
+def drops(
+    tables: Iterable[FilterTable], hook: Hook, packet: Packet, before: Packet | None = None
+) -> list[Drop]:
     """Return where a packet ends, or may end, at a hook; the certain places first.
 
     Every base chain of a hook sees the packet: an accept ends only the walk of its own chain.
+
+    Args:
+        tables: all tables.
+        hook: the hook.
+        packet: the packet.
+        before: the packet as chains see it that come before NAT of destinations, if it differs.
     """
     found = []
     for table in tables:
@@ -102,7 +112,8 @@ def drops(tables: Iterable[FilterTable], hook: Hook, packet: Packet) -> list[Dro
         for name, chain in table.chains.items():
             if chain.hook == hook:
                 walk = _Walk(table)
-                settled = walk.through(name, packet, sure=True)
+                seen = before if before and chain.priority < _NAT else packet
+                settled = walk.through(name, seen, sure=True)
                 if not settled and chain.policy == "drop":
                     walk.ends(name, "policy drop", "drop")
                 found += [walk.drop] if walk.drop else []
@@ -176,7 +187,7 @@ def unknown_match(_: Packet) -> None:
 
 
 def negated(match: Match) -> Match:
-    """Return the opposite of a match; what is unknown stays so."""
+    """Return the opposite of a match; unknown stays unknown."""
 
     def opposite(packet: Packet) -> bool | None:
         hit = match(packet)

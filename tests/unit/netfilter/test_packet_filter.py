@@ -274,6 +274,14 @@ def test_certain_ends_come_first() -> None:
     assert [drop.place for drop in found] == ["two", "one"]
 
 
+def test_chains_before_nat_see_the_address_of_the_service() -> None:
+    before = WEB._replace(destination="10.96.0.1", port=80)
+    rule = "-A FORWARD -d 10.96.0.1/32 -j DROP"
+    for table, ends in (("raw", 1), ("mangle", 1), ("filter", 0)):
+        tables = filter_iptables.parse_saved(saved(rule, table=table), Family.IPV4)
+        assert len(drops(tables, "forward", WEB, before)) == ends
+
+
 def test_a_packet_is_printed() -> None:
     assert str(WEB) == "192.0.2.9 to 10.0.0.5:8080/TCP"
     assert str(UNKNOWN) == "anyone to 10.0.0.5:8080/TCP"

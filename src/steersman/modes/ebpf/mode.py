@@ -17,13 +17,13 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import ByOthers, Mode, Support
+from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import LockedError
 from steersman.modes.ebpf.bpf import FullError
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
 from steersman.modes.ebpf.layout import Kind, kind_of
-from steersman.modes.ebpf.nat_hooks import NatHookGuard
+from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import mount_bpffs, probe
 from steersman.modes.ebpf.sockets import destroy
@@ -74,6 +74,10 @@ class EbpfMode(Mode):
         options = self._options
         pins = options.pins.parent
         return await asyncio.to_thread(probe, options.file, options.cgroup, pins=pins)
+
+    def requirements(self) -> Requirements:
+        """Return that netfilter sees packets after the programs, with the endpoint's address."""
+        return Requirements(delivery="translated", own_tables=frozenset({TABLE}))
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Render the node's objects."""

@@ -15,7 +15,7 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
-from steersman.modes.base import ByOthers, Mode, Support
+from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.iptables.names import is_kubelets, is_ours
 from steersman.modes.iptables.nfacct import (
     COUNTERS,
@@ -30,11 +30,13 @@ from steersman.modes.iptables.script import write_runs
 from steersman.modes.iptables.words import IptablesWords
 from steersman.modes.specs import ModeOptions
 from steersman.netfilter.generation import ForeignChanges, WriterLog, digest_rules
-from steersman.netfilter.iptables import Iptables, choose_tool
+from steersman.netfilter.iptables import LOCK, Iptables, choose_tool
 from steersman.netfilter.names import RuleKey
 from steersman.netfilter.nf_tables import chains_left, legacy_left
 from steersman.netfilter.rule_text import LIMITS, Run
 
+_MOST_RULES = 10_000
+"""Rules above which rule by rule takes too long: a new connection passes half of a long list."""
 _TCP_LIBERAL = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 
 
@@ -120,6 +122,16 @@ class IptablesMode(Mode):
             with suppress(OSError):
                 self._foreign = ForeignChanges()
         return Support(usable=True, missing=choice.missing)
+
+    def requirements(self) -> Requirements:
+        """Return what rules need: the lock is only that of iptables-legacy."""
+        return Requirements(
+            own_jumps="KUBE-",
+            bridge_netfilter=True,
+            lock=LOCK if self.variant == "legacy" else "",
+            most_rules=_MOST_RULES,
+            instead="switch to the nftables mode, whose maps do not get slower (steersman switch)",
+        )
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Render the fixed part, in the families that can be served."""

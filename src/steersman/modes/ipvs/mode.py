@@ -19,7 +19,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import Mode, Support
+from steersman.modes.base import Mode, Requirements, Support
 from steersman.modes.ipvs.backends import (
     AddressDevice,
     Backends,
@@ -137,6 +137,14 @@ class IpvsMode(Mode):
         self._kernel = None
         self._sockets.close()
 
+    def requirements(self) -> Requirements:
+        """Return the sysctls that IPVS needs (behaviour 1.6); packets are delivered locally."""
+        major, minor = _NUMBER.findall(os.uname().release)[:2]
+        settings = ipvs_settings((int(major), int(minor)), self._options.strict_arp)
+        return Requirements(
+            delivery="local", own_jumps="KUBE-IPVS-", bridge_netfilter=True, settings=settings
+        )
+
     def prepare(self) -> None:
         """Set the sysctls that IPVS needs (behaviour 1.6); only the first call does anything.
 
@@ -145,8 +153,7 @@ class IpvsMode(Mode):
         """
         if self._prepared:
             return
-        major, minor = _NUMBER.findall(os.uname().release)[:2]
-        settings = ipvs_settings((int(major), int(minor)), self._options.strict_arp)
+        settings = self.requirements().settings
         try:
             for warning in self._sockets.inside(lambda: apply(settings)):
                 log.warning("%s", warning)

@@ -29,7 +29,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats
-from steersman.modes.base import ByOthers, Mode, Support
+from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import KernelTables, has_texts, resolve_texts
 from steersman.modes.nftables.counters import Scrape
@@ -166,6 +166,10 @@ class NftablesMode(Mode):
                 self._probed = (before, objects)
             self.slots = slots_of(objects)
         return Support(not missing, tuple(missing))
+
+    def requirements(self) -> Requirements:
+        """Return what answers between ports of a bridge need; a map has no slow length."""
+        return Requirements(own_tables=frozenset({TABLE}), bridge_netfilter=True)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for our tables."""

@@ -20,7 +20,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import Mode, Support
+from steersman.modes.base import Mode, Requirements, Support
 from steersman.modes.userspace.objects import (
     Portal,
     StrayKey,
@@ -57,6 +57,8 @@ class Portals(ABC):
     """Whether conntrack has an entry for each connection from a client to a listener."""
     variant = ""
     """See `Mode.variant`."""
+    own_tables: frozenset[str] = frozenset()
+    """Names of tables of nf_tables that the portals are in."""
 
     @abstractmethod
     async def probe(self) -> Support:
@@ -157,6 +159,11 @@ class UserspaceMode(Mode):
                 return support
             missing += support.missing
         return Support(usable=False, missing=missing)
+
+    def requirements(self) -> Requirements:
+        """Return that clients' packets end in this process."""
+        tables = self.portals.own_tables
+        return Requirements(delivery="local", own_tables=tables, own_jumps="KUBE-PORTALS-")
 
     def render_node(self, settings: NodeSettings) -> Ruleset:
         """Render the fixed part of the portals."""

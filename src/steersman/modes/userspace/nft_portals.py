@@ -236,6 +236,8 @@ def _rules(family: Family, chain: Chain) -> str:
 class NftPortals(RulePortals[Object]):
     """The portals of this node, written by nft."""
 
+    own_tables = frozenset({TABLE})
+
     def __init__(self, execute: Exec, delete_stale: DeleteStale | None = None) -> None:
         """Make portals; nothing is run before `probe`."""
         super().__init__(delete_stale)

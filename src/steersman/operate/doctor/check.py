@@ -1,0 +1,463 @@
+"""The framework of `steersman doctor`: checks as rows, run together, their results put in order.
+
+    Check      a row: name, title, when it applies, the function that looks
+    Context    what a check may use: the World, the question, this machine
+    Finished   a CheckResult with the name of its check
+    Diagnosis  the answer: every result, worst first, and the likely cause
+
+A check never stops another one: if it raises or takes too long, its result is "unknown" with the
+reason. Checks that need the same slow fact (a listing of all rules) share one call: Context.once.
+
+Several errors often have one cause. So each result has a Cause, from the cluster's objects down to
+the packets: an error is explained by the errors above it, and the uppermost is the likely cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from steersman.compile.trace import Flow
+from steersman.host.exec import Exec
+from steersman.model.names import Family, ObjectName
+from steersman.model.plan import FrontendKind, ServicePlan
+from steersman.model.world import World
+from steersman.modes.base import Mode
+from steersman.operate.answer import Answer, Block, Line, Style
+
+T = TypeVar("T")
+
+LONGEST = 10.0
+"""Seconds after which the answer is given, whatever is still unknown."""
+USUAL = 6.0
+"""Seconds that one check may take."""
+_EVIDENCE = 8
+"""Lines of evidence that are shown of one result; the data has all of them."""
+
+
+class Verdict(enum.StrEnum):
+    """The result of a check, the worst first."""
+
+    ERROR = "error"  # traffic fails because of it
+    WARNING = "warning"  # some traffic may fail, or it will
+    UNKNOWN = "unknown"  # it could not be checked
+    OK = "ok"
+    SKIPPED = "skipped"  # it has nothing to do with the question
+
+
+_RANKS = {verdict: rank for rank, verdict in enumerate(Verdict)}
+_STYLES: Mapping[Verdict, Style] = {
+    Verdict.ERROR: "bad",
+    Verdict.WARNING: "warn",
+    Verdict.UNKNOWN: "dim",
+    Verdict.OK: "good",
+    Verdict.SKIPPED: "dim",
+}
+
+
+class Cause(enum.IntEnum):
+    """Where a problem is. A problem is explained by those of smaller numbers.
+
+    Numbers are ten apart: a result may use one in between, such as `Cause.NODE + 1`.
+    """
+
+    OBJECT = 10  # the Service is missing or malformed
+    ENDPOINTS = 20  # its endpoints: selector, readiness, names of ports
+    POLICY = 30  # what the Service asks for: traffic policies, source ranges, affinity, hints
+    PROXY = 40  # our process: not running, cut off from the API server, another proxy
+    RULES = 50  # the kernel does not have what the plan says
+    NODE = 60  # this machine: firewall, sysctls, modules, full tables
+    PATH = 70  # between the node and the endpoints: routes, MTU
+    ENDPOINT = 80  # the endpoint itself refuses or does not answer
+    SYMPTOM = 90  # a connection to the Service fails
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One thing that a check has found; a check may find several."""
+
+    verdict: Verdict
+    text: str
+    """A sentence without a full stop that states the fact."""
+    evidence: tuple[str, ...] = ()
+    """Lines that prove it, as a tool or the kernel prints them."""
+    remedy: str = ""
+    """What to do."""
+    cause: int = 0
+    """A Cause, or a number in between; 0 for that of the check."""
+    suspect: bool = False
+    """For a warning: it may well be the reason why connections fail. If some do and no error
+    explains it, this is the likely cause."""
+
+
+def ok(text: str, *evidence: str) -> CheckResult:
+    """Return a good result."""
+    return CheckResult(verdict=Verdict.OK, text=text, evidence=evidence)
+
+
+def warning(
+    text: str, *evidence: str, remedy: str = "", cause: int = 0, suspect: bool = False
+) -> CheckResult:
+    """Return a result that may explain failures of some traffic, or foretells them."""
+    return CheckResult(
+        verdict=Verdict.WARNING,
+        text=text,
+        evidence=evidence,
+        remedy=remedy,
+        cause=cause,
+        suspect=suspect,
+    )
+
+
+def error(text: str, *evidence: str, remedy: str = "", cause: int = 0) -> CheckResult:
+    """Return a result that explains why traffic of the question fails."""
+    return CheckResult(
+        verdict=Verdict.ERROR, text=text, evidence=evidence, remedy=remedy, cause=cause
+    )
+
+
+def unknown(text: str, *evidence: str, remedy: str = "") -> CheckResult:
+    """Return that something could not be checked, and why."""
+    return CheckResult(verdict=Verdict.UNKNOWN, text=text, evidence=evidence, remedy=remedy)
+
+
+def skipped(text: str) -> CheckResult:
+    """Return that there is nothing to check."""
+    return CheckResult(verdict=Verdict.SKIPPED, text=text)
+
+
+# What a check may use
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What the operator asked; without a Service, the whole node."""
+
+    service: ObjectName | None = None
+    port: str | None = None
+    """Name or number of one port; None for all of them."""
+    flow: Flow | None = None
+    """A connection, if one was asked for."""
+    pod: str = ""
+    """The pod to dial from, as the operator named it."""
+    netns: str = ""
+    """Path of that pod's network namespace."""
+
+
+class Context:
+    """The World, the question and this machine, for all checks of one run."""
+
+    def __init__(
+        self,
+        world: World,
+        question: Question | None = None,
+        *,
+        execute: Exec,
+        mode: Mode | None = None,
+        root: Path = Path("/"),
+        here: bool = True,
+        now: Callable[[], float] = time.time,
+        ask_api: Callable[[str], Awaitable[ApiReply]] | None = None,
+        ask_process: Callable[[str], Awaitable[Any]] | None = None,
+    ) -> None:
+        """Describe the question and the place to look at.
+
+        Args:
+            world: everything known.
+            question: the operator's; None for the whole node.
+            execute: runs programs, on the node of the World.
+            mode: the mode of the World, to read the kernel with; None if it cannot be built here.
+            root: of the file system with /proc and /sys.
+            here: whether this machine is the node of the World. If not, the checks that look at
+                the machine are skipped.
+            now: the time, in seconds since 1970.
+            ask_api: sends a GET request to the API server; None if it is not known.
+            ask_process: returns a page of the running process's local socket, decoded from JSON;
+                None if the World is not of a running process.
+        """
+        self.world = world
+        self.question = question or Question()
+        self.execute = execute
+        self.mode = mode
+        self.root = root
+        self.here = here
+        self.now = now
+        self.ask_api = ask_api
+        self.ask_process = ask_process
+        self._shared: dict[object, asyncio.Future[Any]] = {}
+
+    async def once(self, fact: Callable[[Context], Awaitable[T]]) -> T:
+        """Return what `fact` returns for this context; it is called once for all checks.
+
+        An exception is shared, too. The fact goes on if a check that waits for it is cancelled.
+        """
+        if (found := self._shared.get(fact)) is None:
+            found = self._shared[fact] = asyncio.ensure_future(fact(self))
+            # A fact that fails after everyone stopped waiting is nobody's problem.
+            found.add_done_callback(lambda done: done.cancelled() or done.exception())
+        result: T = await asyncio.shield(found)
+        return result
+
+    async def aclose(self) -> None:
+        """End the facts that nobody waits for any more."""
+        for task in self._shared.values():
+            task.cancel()
+        await asyncio.gather(*self._shared.values(), return_exceptions=True)
+
+    @property
+    def plans(self) -> tuple[ServicePlan, ...]:
+        """The plans that the question is about; all of them if it names no Service."""
+        asked, plans = self.question, self.world.plan.services.items()
+        if asked.service is None:
+            return tuple(plan for _, plan in plans)
+        return tuple(
+            plan
+            for key, plan in plans
+            if key.name.object_name == asked.service
+            and asked.port in (None, key.name.port, *(str(f.port) for f in plan.frontends))
+        )
+
+    @property
+    def families(self) -> tuple[Family, ...]:
+        """The families that the question is about."""
+        asked = {plan.key.family for plan in self.plans} if self.question.service else None
+        return tuple(f for f in self.world.plan.settings.families if asked is None or f in asked)
+
+    @property
+    def node_ports(self) -> frozenset[int]:
+        """Numbers of the node ports that the question is about."""
+        return frozenset(
+            frontend.port
+            for plan in self.plans
+            for frontend in plan.frontends
+            if frontend.kind is FrontendKind.NODE_PORT
+        )
+
+    def path(self, name: str) -> Path:
+        """Return a file of the node, such as `proc/sys/net/ipv4/ip_forward`."""
+        return self.root / name
+
+    def read(self, name: str) -> str:
+        """Return the content of a file of the node without white space at its ends; see `path`.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return self.path(name).read_text(errors="replace").strip()
+
+
+class ApiReply(NamedTuple):
+    """An answer of the API server."""
+
+    status: int
+    """HTTP status; 403 if the credentials may not ask this."""
+    headers: Mapping[str, str]
+    """By name in lower case."""
+    body: Any
+    """Decoded from JSON; None if it is not JSON."""
+
+
+# Checks, and the run of all of them
+
+Applies: TypeAlias = Callable[[Context], str]
+"""Returns "" if a check applies to a context, else why it does not."""
+
+
+def always(_: Context) -> str:
+    """The check applies to every question."""
+    return ""
+
+
+def on_the_node(context: Context) -> str:
+    """The check looks at the machine: it applies where the World's node is this machine."""
+    if context.here:
+        return ""
+    node = context.world.plan.settings.node_name or "another machine"
+    return f"it looks at the machine: run it on {node}"
+
+
+def with_service(context: Context) -> str:
+    """The check is about one Service."""
+    return "" if context.question.service else "no Service was asked for"
+
+
+def both(*conditions: Applies) -> Applies:
+    """The check applies if all conditions are true."""
+    return lambda context: next(filter(None, (each(context) for each in conditions)), "")
+
+
+class Check(NamedTuple):
+    """One check."""
+
+    name: str
+    """A word for JSON and scripts, such as `ip-forward`."""
+    title: str
+    """What it looks at, in a few words."""
+    run: Callable[[Context], Awaitable[Iterable[CheckResult]]]
+    applies: Applies = always
+    cause: int = Cause.NODE
+    """Of its results that name none."""
+    seconds: float = USUAL
+    """It is given up after this time."""
+
+
+class Finished(CheckResult, frozen=True, kw_only=True, rename="camel"):
+    """A result, and the check that it is of."""
+
+    check: str
+    title: str
+
+
+class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
+    """The answer of `steersman doctor`."""
+
+    asked: str
+    """What was asked, such as `Service shop/web on node-a`."""
+    cause: str = ""
+    """The likely cause in a sentence; "" if nothing is wrong."""
+    remedy: str = ""
+    """What to do about it."""
+    results: tuple[Finished, ...] = ()
+    """Worst first; of equally bad ones, the one that explains the others first."""
+    seconds: float = 0.0
+    """How long the checks took together."""
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a check found an error."""
+        return int(any(result.verdict is Verdict.ERROR for result in self.results))
+
+    def of(self, verdict: Verdict) -> Sequence[Finished]:
+        """Return the results with a verdict, in order."""
+        return [result for result in self.results if result.verdict is verdict]
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield the cause, every problem with evidence and remedy, then the good checks."""
+        counts = {verdict: len(self.of(verdict)) for verdict in Verdict}
+        yield Line(self.asked, style="title")
+        if self.cause:
+            style: Style = "bad" if self.exit_code else "warn"
+            yield Line(f"Likely cause: {self.cause}", style=style)
+            if self.remedy:
+                yield Line(f"What to do: {self.remedy}")
+        else:
+            yield Line("Nothing wrong was found", style="good")
+        yield Line("")
+        for result in self.results:
+            shown = result.verdict in (Verdict.ERROR, Verdict.WARNING, Verdict.UNKNOWN)
+            if not (shown or wide):
+                continue
+            words = f"{result.verdict.value:8} {result.title}: {result.text}"
+            yield Line(words, style=_STYLES[result.verdict])
+            for line in result.evidence[:_EVIDENCE]:
+                yield Line(line, style="dim", indent=9)
+            if (more := len(result.evidence) - _EVIDENCE) > 0:
+                yield Line(f"and {more} more lines (-o json)", style="dim", indent=9)
+            if result.remedy:
+                yield Line(f"remedy: {result.remedy}", indent=9)
+        fine = dict.fromkeys(result.title for result in self.of(Verdict.OK))
+        if fine and not wide:
+            yield Line(f"{'ok':8} {', '.join(fine)}", style="good")
+        words = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+        yield Line(f"{words}; {self.seconds:.1f} s", style="dim")
+
+
+async def diagnose(
+    context: Context, checks: Sequence[Check], *, longest: float = LONGEST, source: str = ""
+) -> Diagnosis:
+    """Run the checks that apply, all at once, and put their results in order.
+
+    Args:
+        context: the question, and the place to look at.
+        checks: the rows.
+        longest: seconds after which unfinished checks are given up.
+        source: for `Answer.source`.
+    """
+    began = time.monotonic()
+    tasks = [asyncio.create_task(_finish(context, check)) for check in checks]
+    _, late = await asyncio.wait(tasks, timeout=longest) if tasks else (tasks, set())
+    for task in late:
+        task.cancel()
+    done: list[Finished] = []
+    for check, task in zip(checks, tasks, strict=True):
+        if task in late:
+            done.append(_named(check, unknown(f"it did not end within {longest:g} s")))
+        else:
+            done += task.result()
+    await asyncio.gather(*late, return_exceptions=True)
+    await context.aclose()
+    done.sort(key=lambda result: (_RANKS[result.verdict], result.cause))
+    first = likely_cause(done)
+    return Diagnosis(
+        source=source,
+        asked=_asked(context),
+        cause=first.text if first else "",
+        remedy=first.remedy if first else "",
+        results=tuple(done),
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+def likely_cause(results: Sequence[Finished]) -> Finished | None:
+    """Return the result that explains the others, None if nothing is wrong.
+
+    Args:
+        results: in the order of a Diagnosis.
+    """
+    bad = [each for each in results if each.verdict in (Verdict.ERROR, Verdict.WARNING)]
+    if not bad:
+        return None
+    # A failed connection alone explains nothing: a suspect does, if there is one.
+    if bad[0].verdict is Verdict.ERROR and bad[0].cause >= Cause.ENDPOINT:
+        return next((each for each in bad if each.suspect), bad[0])
+    return bad[0]
+
+
+async def _finish(context: Context, check: Check) -> list[Finished]:
+    """Run one check; whatever happens to it is a result."""
+    try:
+        if why := check.applies(context):
+            return [_named(check, skipped(why))]
+        async with asyncio.timeout(check.seconds):
+            results = tuple(await check.run(context))
+    except TimeoutError as late:
+        why = str(late) or f"it did not end within {check.seconds:g} s"
+        return [_named(check, unknown(why))]
+    except PermissionError as denied:
+        why = str(denied.strerror or denied)
+        return [_named(check, unknown(f"this needs root: {why}", remedy="run it as root"))]
+    except Exception as failure:
+        why = str(failure) or type(failure).__name__
+        return [_named(check, unknown(f"it could not be checked: {why}"))]
+    return [_named(check, result) for result in results] or [
+        _named(check, skipped("there is nothing to check"))
+    ]
+
+
+def _named(check: Check, result: CheckResult) -> Finished:
+    return Finished(
+        check=check.name,
+        title=check.title,
+        verdict=result.verdict,
+        text=result.text,
+        evidence=result.evidence,
+        remedy=result.remedy,
+        cause=result.cause or check.cause,
+        suspect=result.suspect,
+    )
+
+
+def _asked(context: Context) -> str:
+    """Say what was asked, for people."""
+    asked, settings = context.question, context.world.plan.settings
+    node = f"node {settings.node_name}" if settings.node_name else "this node"
+    what = f"{node} ({context.world.mode} mode)"
+    if asked.flow is not None:
+        return f"{asked.flow}, on {what}"
+    if asked.service is not None:
+        return f"Service {asked.service}, on {what}"
+    return what[0].upper() + what[1:]
