@@ -10,6 +10,7 @@ from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import (
     Process,
     answers,
+    command,
     get,
     manifests,
     steersman,
@@ -100,5 +101,25 @@ def test_a_program_that_rewrites_the_chains_again_and_again_becomes_a_finding(
             assert f"changed by {who}" in lines[0]
             assert "web" in sh(f"iptables-{variant}-save -t nat")
             assert "2 kernel objects (2 missing)" in lines[0]
+
+    in_namespace(body)
+
+
+def test_drift_asks_the_running_process_and_shows_who_did_it(tmp_path: Path) -> None:
+    async def body() -> None:
+        assert (await command("drift"))[0] == 2  # nobody runs here
+        folder = manifests(tmp_path / "objects", *world())
+        flags = (f"--manifests={folder}", "--iptables-sync-period=1h")
+        async with steersman(tmp_path, *flags) as process:
+            await started(process)
+            code, out, _ = await command("drift")
+            assert code == 0
+            assert "as the process wrote them" in out
+            sh("iptables -t nat -F KUBE-POSTROUTING")
+            code, out, _ = await command("drift")
+            assert code == 1, out
+            assert "1 kernel object (1 changed) differ from what the process wrote" in out
+            assert "-j MASQUERADE" in out
+            assert (await command("drift"))[0] == 1  # asking repairs nothing
 
     in_namespace(body)

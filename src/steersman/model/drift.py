@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from steersman.model.findings import listed, printable
+from steersman.model.ruleset import Diff, Ruleset
 
 FIGHT_SECONDS = 600.0
 """Repairs within this time are counted together."""
@@ -69,6 +71,42 @@ class Drift(msgspec.Struct, frozen=True):
             return "an unknown program"
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         return " and ".join(names[:2]) + more
+
+
+def by_others(change: Diff, have: Ruleset, concerns: Callable[[Any], bool]) -> Diff:
+    """Return the part of a repair that is due to other programs.
+
+    Args:
+        change: turns the kernel's objects into the wanted ones.
+        have: the objects as they were written last.
+        concerns: whether only other programs can make the object of a key differ.
+    """
+    nothing = object()
+    return Diff(
+        {k: v for k, v in change.added.items() if k in have and concerns(k)},
+        {k: v for k, v in change.removed.items() if have.get(k, nothing) != v and concerns(k)},
+        {k: v for k, v in change.changed.items() if have.get(k, nothing) != v[0] and concerns(k)},
+    )
+
+
+class DriftState(msgspec.Struct, frozen=True):
+    """The drift that a running process has found so far, and what differs at this moment."""
+
+    mode: str
+    at: float = 0.0
+    """When the kernel was compared, in seconds since 1970."""
+    started: float = 0.0
+    """Since when the process has looked, in seconds since 1970."""
+    objects: int = 0
+    """Kernel objects in force."""
+    differs: Drift | None = None
+    """What differs now; None if nothing does."""
+    repairs: tuple[Drift, ...] = ()
+    """The last repairs, oldest first."""
+    repaired: int = 0
+    """Number of all repairs."""
+    fight: str = ""
+    """A sentence about a program that rewrites our rules again and again; "" if none does."""
 
 
 def fight(repairs: Sequence[Drift], now: float) -> str:

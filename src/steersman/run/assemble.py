@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -101,6 +102,8 @@ async def assemble(
     )
     findings = FindingsLog()
     drift = DriftLog(store, servers.recorder, servers.metrics)
+    if servers.control is not None:
+        servers.control.add("GET", "/drift", partial(drift.serve, sync))
     observers = SyncObservers(
         store,
         servers.metrics,

@@ -11,16 +11,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from steersman.model.drift import Drift, fight
+import msgspec
+from aiohttp import web
+
+from steersman.model.drift import Drift, DriftState, fight
+from steersman.model.errors import BusyError
 from steersman.model.findings import Finding, Severity
 from steersman.run.events import Recorder
 from steersman.run.metrics import Metrics
 from steersman.run.state import SyncReport
+from steersman.run.sync import Sync
 from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 32
+_MOST_LINES = 1000
 _QUIET = 60.0
 """Seconds between two log lines, and two texts of the Finding, while another program goes on."""
 
@@ -35,7 +41,7 @@ class DriftLog:
         metrics: Metrics,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Start without any drift.
+        """Start without drift.
 
         Args:
             store: takes the Finding.
@@ -49,6 +55,8 @@ class DriftLog:
         self._wall = wall
         self.repairs: deque[Drift] = deque(maxlen=_REMEMBERED)
         """What was repaired, oldest first."""
+        self._repaired = 0
+        self._started = wall()
         self._not_repaired: Drift | None = None
         self._unlogged = 0
         self._logged_at = float("-inf")
@@ -59,6 +67,7 @@ class DriftLog:
         self._not_repaired = None
         if (drift := report.drift) is not None:
             self.repairs.append(drift)
+            self._repaired += 1
             metrics = self._metrics
             metrics.drift_repairs().inc()
             metrics.drift_objects().inc(drift.objects)
@@ -71,6 +80,29 @@ class DriftLog:
             self._not_repaired = drift
             self._tell(drift, "not repaired yet, retrying")
         self._report()
+
+    async def serve(self, sync: Sync, request: web.Request) -> web.Response:
+        """Answer `/drift?lines=N` of the local socket: compare now, and tell what was repaired."""
+        try:
+            most = int(request.query.get("lines", "10"))
+        except ValueError:
+            return web.Response(status=400, text="lines: give a number")
+        try:
+            differs = await sync.compare(max(0, min(most, _MOST_LINES)))
+        except (BusyError, OSError) as error:
+            return web.Response(status=503, text=f"the kernel cannot be read now: {error}")
+        now = self._wall()
+        state = DriftState(
+            mode=sync.mode.name,
+            at=now,
+            started=self._started,
+            objects=sync.state.objects,
+            differs=differs or self._not_repaired,
+            repairs=tuple(self.repairs),
+            repaired=self._repaired,
+            fight=fight(self.repairs, now),
+        )
+        return web.Response(body=msgspec.json.encode(state), content_type="application/json")
 
     def _tell(self, drift: Drift, outcome: str) -> None:
         self._metrics.drift_last().set(drift.at)

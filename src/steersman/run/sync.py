@@ -31,7 +31,7 @@ import msgspec
 
 from steersman.compile.findings import FindingIndex
 from steersman.compile.planner import PlanChange, Planner
-from steersman.model.drift import Drift, Writer
+from steersman.model.drift import Drift, Writer, by_others
 from steersman.model.errors import ApplyError
 from steersman.model.findings import Finding, Severity, clipped, printable
 from steersman.model.inputs import HostFacts
@@ -180,11 +180,21 @@ class Sync:
         self.suspect()
         return await self.run()
 
-    async def compare(self) -> Diff:
-        """Return the repair of what other programs changed so far; nothing is written."""
+    async def compare(self, most: int = _EXAMPLES) -> Drift | None:
+        """Compare the kernel with the objects in force, and write nothing.
+
+        Args:
+            most: lines of the repair that the Drift keeps.
+
+        Returns:
+            What other programs changed; None if nothing, or if no sync has reached the kernel.
+        """
         async with self._running:
-            change = diff(await self.mode.read(), dict(self._ledger.in_force()))
-        return self._by_others(change, dict(self._ledger.in_force()))
+            if self.state.result is None or self._owed.unread:
+                return None
+            kernel, have = await self.mode.read(), dict(self._ledger.in_force())
+            change = await self._in_thread(lambda: diff(kernel, have), len(have))
+        return self._drift(by_others(change, have, self.mode.changed_by_others), (), most)
 
     async def preview(self) -> Diff:
         """Return what a sync would write, and write nothing (`--dry-run`)."""
@@ -343,31 +353,21 @@ class Sync:
     async def _note_drift(self, change: Diff, writers: tuple[Writer, ...]) -> None:
         """Note which part of a Diff repairs what others changed: the rest is not written yet."""
         have = await self._in_thread(lambda: dict(self._ledger.in_force()), self._ledger.objects)
-        drift = self._by_others(change, have)
-        if not drift:
-            return
-        some = Diff(*({k: part[k] for k in islice(part, _EXAMPLES)} for part in drift.parts))
-        lines = self.mode.describe(some).splitlines()[:_EXAMPLES]
-        self.drift = Drift(
-            self._wall(),
-            missing=len(drift.added),
-            foreign=len(drift.removed),
-            changed=len(drift.changed),
-            examples=tuple(clipped(printable(line), _EXAMPLE_LENGTH) for line in lines),
-            writers=writers[-_WRITERS:],
-        )
+        repair = by_others(change, have, self.mode.changed_by_others)
+        self.drift = self._drift(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
 
-    def _by_others(self, change: Diff, have: Ruleset) -> Diff:
-        """Return the part of a Diff about objects that are not as they were written."""
-        concerns, nothing = self.mode.changed_by_others, object()
-        return Diff(
-            {k: v for k, v in change.added.items() if k in have and concerns(k)},
-            {k: v for k, v in change.removed.items() if have.get(k, nothing) != v and concerns(k)},
-            {
-                k: v
-                for k, v in change.changed.items()
-                if have.get(k, nothing) != v[0] and concerns(k)
-            },
+    def _drift(self, repair: Diff, writers: tuple[Writer, ...], most: int) -> Drift | None:
+        if not repair:
+            return None
+        some = Diff(*({k: part[k] for k in islice(part, most)} for part in repair.parts))
+        lines = self.mode.describe(some).splitlines()[:most]
+        return Drift(
+            self._wall(),
+            missing=len(repair.added),
+            foreign=len(repair.removed),
+            changed=len(repair.changed),
+            examples=tuple(clipped(printable(line), _EXAMPLE_LENGTH) for line in lines),
+            writers=writers,
         )
 
     async def _in_thread(self, work: Callable[[], T], size: int) -> T:

@@ -1,0 +1,50 @@
+"""`steersman drift`: what other programs changed in our rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steersman.cli.command import Command, Example
+from steersman.config.flags_upstream import Flag, Group
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+    from steersman.operate.answer import Answer
+
+
+async def _answer(parsed: Parsed) -> Answer:
+    from steersman.operate.answer import QuestionError  # noqa: PLC0415
+    from steersman.operate.drift import find_drift  # noqa: PLC0415
+
+    if parsed.config.steersman.manifests or parsed.config.client_connection.kubeconfig:
+        raise QuestionError(
+            "drift asks the running process of this node; `steersman plan` compares the kernel "
+            "with manifests or an API server"
+        )
+    return await find_drift(lines=int(str(parsed.values.get("lines", 10))))
+
+
+COMMAND = Command(
+    name="drift",
+    summary="compare the kernel with what the running process wrote",
+    description=(
+        "Lets the running process compare the kernel with what it wrote, and shows what other\n"
+        "programs changed, which programs these were, and when it was repaired. The kernel names\n"
+        "the program that changed rules of nf_tables (nft, iptables-nft); others stay unknown.\n"
+        "The process itself compares every sync period, or at once if its mode notices a change,\n"
+        "and repairs what it finds."
+    ),
+    flags=(Flag("lines", "int", "10", Group.OWN, "Kernel objects to show of what differs now."),),
+    examples=(
+        Example("steersman drift", "whether anything differs now, and who changed what so far"),
+        Example("steersman drift -o wide", "with the first objects of each repair"),
+        Example("steersman drift --watch", "see another program at work"),
+    ),
+    exit_codes=(
+        (0, "The kernel is as the process wrote it."),
+        (1, "Something differs, or another program changes it again and again."),
+        (2, "The question could not be answered."),
+    ),
+    answer=_answer,
+    watch=True,
+)
