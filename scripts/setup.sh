@@ -34,6 +34,9 @@ unshare util-linux
 sysctl procps
 mmdebstrap mmdebstrap
 buildah buildah
+zsh zsh
+fish fish
+groff groff-base
 TOOLS
 }
 
@@ -56,8 +59,10 @@ can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 install_packages() {
     say "installing $*"
     export DEBIAN_FRONTEND=noninteractive
-    apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1 ||
-        { apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@" >/dev/null; }
+    # Another apt may hold dpkg's lock, as on a machine that has just booted.
+    local apt=(apt-get -qq -y -o DPkg::Lock::Timeout=300)
+    "${apt[@]}" install --no-install-recommends "$@" >/dev/null 2>&1 ||
+        { "${apt[@]}" update && "${apt[@]}" install --no-install-recommends "$@" >/dev/null; }
 }
 
 system_tools() {

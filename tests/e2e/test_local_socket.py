@@ -31,6 +31,12 @@ def test_a_command_asks_the_process_without_a_port(tmp_path: Path) -> None:
             assert (status, err) == (0, "")
             assert "forwarded to 10.244.0.5:8080" in out
             assert f"from the running process (pid {process.process.pid}, nftables mode)" in out
+            # Completion knows the names, and a kind that has none is no error.
+            for words, found in (
+                (("explain", "shop/"), "shop/web"),
+                (("explain", "kube-"), ""),
+            ):
+                assert (await command("__complete", *words))[1].strip() == found
 
     in_namespace(scenario)
 

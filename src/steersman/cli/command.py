@@ -35,7 +35,7 @@ NAMESPACE: Final = Flag(
     "namespace", "string", "", Group.OWN, "Namespace of names without one.", short="n"
 )
 """For commands that take names."""
-_WHERE: Final = (
+WHERE: Final = (
     "manifests",
     "kubeconfig",
     "kubeconfig-context",
@@ -92,6 +92,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     )
     main: Callable[[Sequence[str]], int] | None = None
     """Does everything itself, from the words behind the command's name to the exit status."""
+    own_help: bool = False
+    """Whether `main` prints the help itself."""
 
     @property
     def all_flags(self) -> tuple[Flag, ...]:
@@ -134,7 +136,7 @@ def command_help(command: Command) -> str:
     if command.all_flags:
         parts.append("\n".join(["Flags:", *flag_lines(command.all_flags), ""]))
     if command.answer is not None:
-        where = [FLAGS[name] for name in _WHERE]
+        where = [FLAGS[name] for name in WHERE]
         note = "  By default, the running process of this node. Other flags of `steersman run` too."
         parts.append("\n".join(["Where to read from:", *flag_lines(where), note, ""]))
     if command.examples:

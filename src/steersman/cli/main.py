@@ -51,9 +51,16 @@ def _dispatch(words: Sequence[str]) -> int:
     if words in (["version"], ["--version"]):  # without importing anything
         print(f"steersman {__version__}")
         return 0
-    from steersman.cli.command import find_command  # noqa: PLC0415
+    from steersman.cli.command import command_help, find_command  # noqa: PLC0415
     from steersman.modes.specs import SPECS  # noqa: PLC0415
 
+    if words[:1] == ["__complete"]:
+        from steersman.cli.completion import candidates  # noqa: PLC0415 - imports all commands
+        from steersman.operate.known_names import known_names  # noqa: PLC0415
+
+        for line in candidates(words[1:], known_names):
+            print(line)
+        return 0
     if words[:1] == ["help"] and words[1:]:  # `help run` is `run --help`
         words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
@@ -70,6 +77,9 @@ def _dispatch(words: Sequence[str]) -> int:
         print(f"steersman: unknown command {name!r}\n\n{usage()}", file=sys.stderr)
         return 2
     if command.main is not None:
+        if set(words[1:]) & {"--help", "-h"} and not command.own_help:
+            print(command_help(command))
+            return 0
         return command.main(words[1:])
     return ask(command, words[1:])
 

@@ -17,7 +17,7 @@ from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError
 from steersman.config.features import enabled
 from steersman.config.flags import FLAGS
 from steersman.config.flags_upstream import Flag, Group
-from steersman.config.help import SHELLS, completion, flagz, help_text
+from steersman.config.help import flagz, help_text
 from steersman.config.load import Loaded, load
 from steersman.config.reload import ReloadPlan, applied, reload_plan
 from steersman.config.rules import validate
@@ -26,7 +26,6 @@ from steersman.config.write import CommandOutput, check_config, configz, show_co
 
 __all__ = [
     "FLAGS",
-    "SHELLS",
     "CommandOutput",
     "ConfigError",
     "FieldError",
@@ -41,7 +40,6 @@ __all__ = [
     "UsageError",
     "applied",
     "check_config",
-    "completion",
     "configz",
     "default_config",
     "enabled",

@@ -1,4 +1,4 @@
-"""Print the flags: `--help`, shell completion and `/flagz`."""
+"""Print the flags: `--help` and `/flagz`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:  # the help of a command needs no parser
 _WIDTH: Final = 100
 _COLUMN: Final = 44
 _ZERO: Final = frozenset({"", "0", "0s", "false"})
-_FILES: Final = frozenset({"config", "kubeconfig", "manifests", "write-config-to"})
-SHELLS: Final = ("bash", "zsh", "fish")
-"""Shells that `completion` supports."""
 
 
 def help_text(program: str = "kube-proxy", extra: Sequence[Flag] = ()) -> str:
@@ -81,76 +78,3 @@ def show_value(flag: Flag, value: Value) -> str:
             return f"{value:g}"
         case _:
             return str(value)
-
-
-# Shell completion
-
-
-def completion(shell: str, *, program: str = "kube-proxy", commands: Sequence[str] = ()) -> str:
-    """Return a completion script; raise ValueError if the shell is none of SHELLS."""
-    scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-    if shell not in scripts:
-        raise ValueError(f"completion for {shell!r}: give one of {', '.join(SHELLS)}")
-    offered = [flag for flag in FLAGS.values() if not flag.deprecated]
-    return scripts[shell](program, commands, offered)
-
-
-def _bash(program: str, commands: Sequence[str], flags: Sequence[Flag]) -> str:
-    function = f"_{program.replace('-', '_')}"
-    names = " ".join(f"--{flag.name}" for flag in flags)
-    cases = "".join(
-        f'    --{flag.name}) COMPREPLY=($(compgen -W "{" ".join(flag.choices)}" -- "$cur")); '
-        "return ;;\n"
-        for flag in flags
-        if flag.choices
-    )
-    files = "|".join(f"--{flag.name}" for flag in flags if flag.name in _FILES)
-    return (
-        f"# bash completion of {program}\n"
-        f"{function}() {{\n"
-        '  local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}"\n'
-        '  [[ $cur == = ]] && cur=""\n'
-        '  [[ $prev == = ]] && prev="${COMP_WORDS[COMP_CWORD-2]}"\n'
-        '  case "$prev" in\n'
-        f"{cases}"
-        f'    {files}) COMPREPLY=($(compgen -f -- "$cur")); return ;;\n'
-        "  esac\n"
-        f'  COMPREPLY=($(compgen -W "{" ".join([*commands, names])}" -- "$cur"))\n'
-        "}\n"
-        f"complete -o default -F {function} {program}\n"
-    )
-
-
-def _zsh(program: str, commands: Sequence[str], flags: Sequence[Flag]) -> str:
-    rows = []
-    for flag in flags:
-        text = _escaped(flag.help)
-        if flag.optional_value:
-            rows.append(f"  '--{flag.name}[{text}]'")
-        else:
-            action = f"({' '.join(flag.choices)})" if flag.choices else ""
-            action = "_files" if flag.name in _FILES else action
-            rows.append(f"  '--{flag.name}=[{text}]:{_escaped(flag.kind)}:{action}'")
-    if commands:
-        rows.append(f"  '1:command:({' '.join(commands)})'")
-    return f"#compdef {program}\n_arguments \\\n" + " \\\n".join(rows) + "\n"
-
-
-def _escaped(text: str) -> str:
-    """Quote a text for zsh's _arguments."""
-    quoted = text.replace("\\", "\\\\").replace("'", "'\\''")
-    for mark in "[]:":
-        quoted = quoted.replace(mark, "\\" + mark)
-    return quoted
-
-
-def _fish(program: str, commands: Sequence[str], flags: Sequence[Flag]) -> str:
-    lines = [f"complete -c {program} -f"]
-    lines += [f"complete -c {program} -n __fish_use_subcommand -a {name}" for name in commands]
-    for flag in flags:
-        text = flag.help.replace("\\", "\\\\").replace("'", "\\'")
-        short = f" -s {flag.short}" if flag.short else ""
-        value = "" if flag.optional_value else (" -rF" if flag.name in _FILES else " -x")
-        choices = f" -a '{' '.join(flag.choices)}'" if flag.choices else ""
-        lines.append(f"complete -c {program}{short} -l {flag.name}{value}{choices} -d '{text}'")
-    return "\n".join(lines) + "\n"

@@ -34,11 +34,13 @@ from steersman.run.machine import Machine
 from steersman.run.metrics import Metrics, conntrack_usage, nfacct_packets
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
+from steersman.run.names_page import names
 from steersman.run.startup import cluster_access
 from steersman.run.state import state_json
 from steersman.run.sync import Sync
 from steersman.run.world_wire import Head, encode_world
 from steersman.source.apiserver import ApiEventPoster, NoEvents
+from steersman.source.packed import unpacked
 from steersman.source.stats import SourceStats
 
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted
@@ -106,6 +108,7 @@ class Servers:
             self.control = ControlSocket()
             self.control.add("GET", "/world", self._world)
             self.control.add("GET", "/state", self._state)
+            self.control.add("GET", "/names", self._names)
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
             self.metrics.on_scrape(loop.holds.collect)
@@ -189,6 +192,15 @@ class Servers:
 
     async def _state(self, request: web.Request) -> web.StreamResponse:
         return await send_pieces(request, self._state_pieces(), "application/json")
+
+    async def _names(self, request: web.Request) -> web.StreamResponse:
+        store = self._sync.store
+        services = [*store.snapshot.services, *store.unserved]
+        slices = map(unpacked, store.packed_slices)
+        plans = tuple(self._plans())
+        kind = request.query.get("kind", "")
+        found = await asyncio.to_thread(names, kind, services, slices, store.nodes, plans)
+        return web.json_response(found)
 
     async def _world(self, request: web.Request) -> web.StreamResponse:
         """Answer with the World; the pieces are encoded in a thread, of copies made here."""

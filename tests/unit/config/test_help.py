@@ -1,10 +1,8 @@
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from steersman.config import FLAGS, Flag, Group, completion, flagz, help_text, parse_command_line
+from steersman.config import FLAGS, Flag, Group, flagz, help_text, parse_command_line
 
 GOLDEN = Path(__file__).parents[3] / "../shared/golden"
 
@@ -67,45 +65,3 @@ def test_flagz_shows_what_was_given() -> None:
     assert shown["kube-api-qps"] == "7.5"
     assert shown["iptables-sync-period"] == "1m30s"
     assert shown["masquerade-all"] == "true"
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_offers_flags_commands_and_choices(shell: str) -> None:
-    script = completion(shell, program="steersman", commands=["run", "explain"])
-    for word in ("steersman", "explain", "proxy-mode", "InterfaceNamePrefix"):
-        assert word in script
-    assert "logtostderr" not in script
-    if shutil.which(shell):
-        argv = [shell, "-n"]
-        done = subprocess.run(argv, input=script, text=True, capture_output=True, check=True)
-        assert done.stderr == ""
-
-
-def test_completion_without_commands() -> None:
-    assert "1:command" not in completion("zsh")
-    assert "__fish_use_subcommand" not in completion("fish")
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
-@pytest.mark.parametrize(
-    ("words", "replies"),
-    [
-        (["kube-proxy", "--proxy-m"], {"--proxy-mode"}),
-        (["kube-proxy", "--proxy-mode", "ip"], {"iptables", "ipvs"}),
-        (["kube-proxy", "--proxy-mode", "=", "nf"], {"nftables"}),
-        (["kube-proxy", "--logging-format", "="], {"text", "json"}),
-    ],
-)
-def test_bash_completes(words: list[str], replies: set[str]) -> None:
-    listed = " ".join(f"'{word}'" for word in words)
-    script = (
-        f"{completion('bash')}\nCOMP_WORDS=({listed})\nCOMP_CWORD={len(words) - 1}\n"
-        '_kube_proxy\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
-    )
-    done = subprocess.run(["bash", "-c", script], text=True, capture_output=True, check=True)
-    assert set(done.stdout.split()) == replies
-
-
-def test_other_shells_are_refused() -> None:
-    with pytest.raises(ValueError, match="give one of bash, zsh, fish"):
-        completion("csh")

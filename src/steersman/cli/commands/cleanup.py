@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from steersman import __version__
-from steersman.cli.command import Command, Example, command_help
+from steersman.cli.command import Command, Example
 
 if TYPE_CHECKING:
     from steersman.config import ProxyConfig
@@ -33,9 +33,6 @@ def _main(argv: Sequence[str]) -> int:
     from steersman.config import parse_command_line  # noqa: PLC0415
 
     parsed = parse_command_line(argv)
-    if parsed.help:
-        print(command_help(COMMAND))
-        return 0
     if parsed.version:
         print(f"steersman {__version__}")
         return 0

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steersman.cli.command import Argument, Command, Example, command_help, command_names
+from steersman.cli.command import Argument, Command, Example
 
 
 def _main(argv: Sequence[str]) -> int:
+    from steersman.cli.completion import SHELLS, script  # noqa: PLC0415 - it imports all commands
     from steersman.cli.main import CommandError  # noqa: PLC0415 - it imports this module
-    from steersman.config.help import SHELLS, completion  # noqa: PLC0415
 
-    if set(argv) & {"--help", "-h"}:
-        print(command_help(COMMAND))
-        return 0
     shell = argv[0] if argv else ""
     if shell not in SHELLS:
         raise CommandError(f"give the shell: {', '.join(SHELLS)}")
-    print(completion(shell, program="steersman", commands=command_names()))
+    print(script(shell), end="")
     return 0
 
 
 COMMAND = Command(
     name="completion",
     summary="print shell completion: bash, zsh or fish",
+    description=(
+        "Completes commands, flags and choices, and the names of Services, endpoints, pods and\n"
+        "nodes that the running process knows."
+    ),
     group="Tools",
     arguments=(Argument("SHELL", "bash, zsh or fish.", completes="shell", required=True),),
-    examples=(Example("source <(steersman completion bash)", "complete in this shell"),),
+    examples=(
+        Example("source <(steersman completion bash)", "complete in this bash"),
+        Example("steersman completion fish | source", "complete in this fish"),
+        Example("steersman completion zsh > ${fpath[1]}/_steersman", "complete in every new zsh"),
+    ),
     main=_main,
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from steersman import __version__
-from steersman.cli.command import Argument, Command, Example, command_help
+from steersman.cli.command import Argument, Command, Example
 from steersman.config.flags_upstream import Flag, Group
 
 _OUTPUT: Final = Flag(
@@ -32,16 +32,10 @@ def _main(argv: Sequence[str]) -> int:
     )
 
     if argv[:1] not in (["check"], ["show"]):
-        if set(argv) & {"--help", "-h"}:
-            print(command_help(COMMAND))
-            return 0
         raise CommandError("give `check FILE` or `show`")
     checks = argv[0] == "check"
     flags = (_STRICT,) if checks else (_OUTPUT,)
     parsed = parse_command_line(argv[1:], extra=flags, allow_arguments=checks)
-    if parsed.help:
-        print(command_help(COMMAND))
-        return 0
     if parsed.version:
         print(f"steersman {__version__}")
         return 0

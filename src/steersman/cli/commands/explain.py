@@ -87,6 +87,7 @@ def _flow(values: Mapping[str, object]) -> Flow:
 COMMAND = Command(
     name="explain",
     summary="explain what happens to a connection or to a Service, and why",
+    description="Explains a Service, or what happens to a connection, rule by rule.",
     arguments=(Argument("NAMESPACE/SERVICE", "The Service to explain.", completes="service"),),
     flags=(
         Flag("from", "string", "external", Group.OWN, "Source: an address, pod, node or external."),

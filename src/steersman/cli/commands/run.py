@@ -78,4 +78,5 @@ COMMAND = Command(
     summary="watch Services and program this node's kernel",
     group="Run",
     main=run_words,
+    own_help=True,
 )

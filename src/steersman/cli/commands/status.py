@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Sequence
 
 from steersman import __version__
-from steersman.cli.command import Command, command_help
+from steersman.cli.command import Command
 
 
 def _main(argv: Sequence[str]) -> int:
@@ -18,9 +18,6 @@ def _main(argv: Sequence[str]) -> int:
     from steersman.run.state import status_text  # noqa: PLC0415
 
     parsed = parse_command_line(argv)
-    if parsed.help:
-        print(command_help(COMMAND))
-        return 0
     if parsed.version:
         print(f"steersman {__version__}")
         return 0
