@@ -27,6 +27,7 @@ from steersman.run.mode_transition import report_fallback
 from steersman.run.node_watcher import NodeWatcher
 from steersman.run.observers import FindingsLog, SyncObservers
 from steersman.run.servers import Servers
+from steersman.run.service_log import ServiceLog
 from steersman.run.startup import (
     StartError,
     choose_mode,
@@ -110,7 +111,11 @@ async def assemble(
         servers.health,
         servers.health_checks,
         objects=sync.objects,
-        others={"findings": findings.observe, "drift": drift.observe},
+        others={
+            "findings": findings.observe,
+            "drift": drift.observe,
+            "service log": ServiceLog().observe,
+        },
         mode=mode,
     )
     daemon = Daemon(

@@ -135,7 +135,7 @@ class JSONFormatter(logging.Formatter):
         """Format a record."""
         line: dict[str, object] = {
             "ts": round(record.created * 1000, 3),
-            "caller": f"{record.name.replace('.', '/')}.py:{record.lineno}",
+            "caller": f"{_source(record.pathname)}:{record.lineno}",
             "msg": _message(record),
         }
         if record.levelno < logging.ERROR:
@@ -144,6 +144,17 @@ class JSONFormatter(logging.Formatter):
         if error:
             line["err"] = error
         return json.dumps(line | _extra(record), default=str)
+
+
+def _source(path: str) -> str:
+    """Return the path of a source file from its package on, as `steersman/run/sync.py`."""
+    parts = PurePath(path).parts
+    for at in range(len(parts) - 1, 0, -1):
+        if parts[at] == "steersman":
+            return "/".join(parts[at:])
+        if parts[at] == "site-packages":
+            return "/".join(parts[at + 1 :])
+    return "/".join(parts[-2:])
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:

@@ -13,7 +13,7 @@ import pytest
 
 from steersman.model.findings import Finding
 from steersman.run import observers
-from steersman.run.klog import ProcessLog, Verbosity, parse_vmodule, v, verbosity_of
+from steersman.run.klog import JSONFormatter, ProcessLog, Verbosity, parse_vmodule, v, verbosity_of
 from steersman.run.observers import FindingsLog
 
 
@@ -55,10 +55,24 @@ def test_json_is_component_bases(root: logging.Logger) -> None:
     assert info["msg"] == "two"
     assert info["v"] == 2
     assert info["service"] == "shop/cart"
-    assert re.fullmatch(r"steersman/run/sync\.py:\d+", info["caller"])
+    assert re.fullmatch(r"run/test_klog\.py:\d+", info["caller"])
     assert info["ts"] > 1e12
     assert "v" not in error
     assert error["err"].endswith("OSError: gone")
+
+
+@pytest.mark.parametrize(
+    ("path", "caller"),
+    [
+        ("/opt/steersman/lib/site-packages/steersman/run/sync.py", "steersman/run/sync.py:7"),
+        ("/opt/steersman/lib/site-packages/aiohttp/web.py", "aiohttp/web.py:7"),
+        ("/usr/lib/python3.11/asyncio/base_events.py", "asyncio/base_events.py:7"),
+    ],
+)
+def test_the_caller_is_the_file_that_logged(path: str, caller: str) -> None:
+    """A module may log under any name, as `steersman`."""
+    record = logging.LogRecord("steersman", logging.INFO, path, 7, "text", (), None)
+    assert json.loads(JSONFormatter().format(record))["caller"] == caller
 
 
 def test_text_has_the_trace_of_an_exception(root: logging.Logger) -> None:
