@@ -1,0 +1,224 @@
+"""Doctor's checks of the Service's objects: it exists, is well formed, and has usable endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from steersman.compile.conflicts import describe
+from steersman.compile.endpoints import EndpointState, read_endpoints
+from steersman.compile.explain import why_endpoints
+from steersman.compile.node import zone_of
+from steersman.model.findings import Severity, printable
+from steersman.model.kube import EndpointSlice, Service
+from steersman.model.names import ObjectName
+from steersman.model.plan import ServicePlan
+from steersman.model.world import World
+from steersman.operate.doctor.check import (
+    Cause,
+    Check,
+    CheckResult,
+    Context,
+    error,
+    ok,
+    skipped,
+    warning,
+    with_service,
+)
+
+
+async def service_exists(context: Context) -> Iterable[CheckResult]:
+    """Find the Service, or names that may have been meant."""
+    name, world = context.question.service, context.world
+    assert name is not None
+    if service := world.snapshot.services.get(name):
+        plans = [p for key, p in world.plan.services.items() if key.name.object_name == name]
+        if not any(plan.frontends for plan in plans):
+            return why_not_planned(service)
+        if not context.plans:
+            ports = ", ".join(
+                dict.fromkeys(
+                    f"{plan.key.name.port or 'unnamed'} ({frontend.port}/{plan.key.name.protocol})"
+                    for plan in plans
+                    for frontend in plan.frontends[:1]
+                )
+            )
+            return [error(f"{name} has no port {context.question.port}; it has {ports}")]
+        frontends = dict.fromkeys(
+            f"{frontend.kind}: {describe(plan.key, frontend)}"
+            for plan in context.plans
+            for frontend in plan.frontends
+        )
+        return [ok(f"{name} is a Service of type {service.spec.type or 'ClusterIP'}", *frontends)]
+    if service := world.unserved.get(name):
+        return [why_unserved(name, service)]
+    # What the operator may have meant: the same name elsewhere, or a similar one here.
+    known = sorted({*world.snapshot.services, *world.unserved})
+    similar = [other for other in known if other.name == name.name]
+    here = [other.name for other in known if other.namespace == name.namespace]
+    similar += [ObjectName(name.namespace, n) for n in get_close_matches(name.name, here, n=3)]
+    remedy = f"did you mean {' or '.join(map(str, similar))}?" if similar else ""
+    if not similar:
+        there = f"the namespace {name.namespace} has {', '.join(here[:5])}" if here else ""
+        remedy = there or f"no Service of the namespace {name.namespace} is known: is it spelt so?"
+    return [error(f"there is no Service {name}, as {world.origin.text} knows it", remedy=remedy)]
+
+
+def why_not_planned(service: Service) -> Iterable[CheckResult]:
+    """Say why a Service that this proxy should serve has no frontend here."""
+    name, spec = service.metadata.object_name, service.spec
+    if not spec.ports:
+        return [error(f"{name} has no ports, so nothing is served", remedy="add spec.ports")]
+    families = ", ".join(spec.ip_families or ()) or "its only family"
+    return [
+        error(
+            f"{name} is not served here: no port of it is valid or free, or it has no clusterIP "
+            "in a family of this node",
+            f"clusterIP {spec.cluster_ip}, families {families}",
+            remedy="correct the fields that its Findings name",
+            cause=Cause.OBJECT + 2,  # a Finding says it better
+        )
+    ]
+
+
+def why_unserved(name: ObjectName, service: Service) -> CheckResult:
+    """Say why no proxy, or another one, serves a Service."""
+    spec, labels = service.spec, service.metadata.labels
+    if spec.type == "ExternalName":
+        return warning(
+            f"{name} is of type ExternalName: it is a name in DNS and has no address; no packet of "
+            "it passes this proxy",
+            remedy="look the name up from a pod, and test its target itself",
+        )
+    if labels is not None and labels.proxy_name is not None:
+        return warning(
+            f"{name} is left to another proxy by the label service.kubernetes.io/service-proxy-name"
+            f" ({labels.proxy_name!r})",
+            remedy="ask that proxy, or remove the label",
+        )
+    return warning(
+        f"{name} is headless (clusterIP None): its name leads to the addresses of the pods, and no "
+        "packet of it passes this proxy",
+        remedy="test the name in DNS, and the pods themselves",
+    )
+
+
+async def service_findings(context: Context) -> Iterable[CheckResult]:
+    """Repeat the Findings about the Service and its EndpointSlices."""
+    name = context.question.service
+    assert name is not None
+    slices = context.world.snapshot.slices.get(name, {})
+    mine = {f"Service {name}"} | {f"EndpointSlice {name.namespace}/{each}" for each in slices}
+    # The plan's Findings are among those of a World of a process, and not twice in the answer.
+    found = dict.fromkeys((*context.world.findings, *context.world.plan.findings))
+    out = [
+        (error if finding.severity is Severity.ERROR else warning)(
+            printable(str(finding)), remedy="correct the object"
+        )
+        for finding in found
+        if finding.object in mine
+    ]
+    return out or [ok(f"no Finding is about {name} or its EndpointSlices")]
+
+
+# Endpoints
+
+
+class Endpoints:
+    """The endpoints of one ServicePort in one family, those that are not used included."""
+
+    def __init__(self, world: World, plan: ServicePlan) -> None:
+        self.name = plan.key.name.object_name
+        self.plan = plan
+        self.slices: tuple[EndpointSlice, ...] = tuple(
+            world.snapshot.slices.get(self.name, {}).values()
+        )
+        port = plan.key.name.port, plan.key.name.protocol
+        found, _ = read_endpoints(
+            self.slices, plan.key.family, world.plan.settings.node_name, {port}
+        )
+        self.states: tuple[EndpointState, ...] = found.get(port, ())
+        self.ready = [state for state in self.states if state.ready]
+        service = world.snapshot.services.get(self.name)
+        self.why: tuple[str, ...] = ()
+        if service is not None:
+            zone = zone_of(world.snapshot.node)
+            self.why = why_endpoints(service, self.slices, world.plan.settings, zone, plan.key)
+
+
+async def service_endpoints(context: Context) -> Iterable[CheckResult]:
+    """Say for each port how many endpoints it has, and why others are out."""
+    out = [endpoints_of_port(Endpoints(context.world, plan)) for plan in context.plans]
+    return out or [skipped("no port of the Service is served here")]
+
+
+def endpoints_of_port(found: Endpoints) -> CheckResult:
+    """Judge the endpoints of one port by their readiness."""
+    key, states = found.plan.key, found.states
+    what = f"{key.name} ({key.family.kubernetes})"
+    if not states:
+        return no_endpoints(found, what)
+    out = [state for state in states if not state.ready]
+    if not found.ready:
+        used = found.plan.reachable
+        if used:
+            return warning(
+                f"no endpoint of {what} is ready; {len(used)} that terminate still serve",
+                *found.why,
+                remedy="see why no new pod becomes ready: kubectl describe pod",
+            )
+        return error(
+            f"none of the {len(states)} endpoints of {what} is ready",
+            *found.why,
+            remedy="the pods fail their readiness probe or do not start: kubectl describe pod",
+        )
+    if out:
+        return warning(
+            f"{len(out)} of {len(states)} endpoints of {what} are not ready and get no traffic",
+            *found.why,
+            remedy="normal during a rollout; otherwise see the pods' readiness probes",
+            cause=Cause.ENDPOINTS + 5,
+        )
+    return ok(f"all {len(states)} endpoints of {what} are ready", *found.why)
+
+
+def no_endpoints(found: Endpoints, what: str) -> CheckResult:
+    """Say why a port has no endpoint at all."""
+    key, slices = found.plan.key, found.slices
+    entries = [entry for slice_ in slices for entry in slice_.endpoints or ()]
+    if not slices:
+        return error(
+            f"no EndpointSlice belongs to {found.name}: its selector matches no pod, or it has no "
+            "selector and nobody wrote one",
+            remedy=f"compare the selector with the pods' labels: kubectl -n {found.name.namespace} "
+            f"get pods --show-labels; kubectl describe service {found.name.name}",
+        )
+    if not entries:
+        return error(
+            f"the EndpointSlices of {found.name} are empty: its selector matches no pod",
+            *(f"EndpointSlice {slice_.metadata.object_name}" for slice_ in slices),
+            remedy=f"compare the selector with the pods' labels: kubectl -n {found.name.namespace} "
+            "get pods --show-labels",
+        )
+    names = sorted({port.name or "" for slice_ in slices for port in slice_.ports or ()})
+    if key.name.port not in names:
+        have = ", ".join(map(repr, names)) or "none at all"
+        return error(
+            f"no endpoint of {what} has a port named {key.name.port!r}: the EndpointSlices have "
+            f"{have}",
+            *found.why,
+            remedy="targetPort must be a number, or the name of a containerPort of the pods; in "
+            "EndpointSlices that you write, ports carry the Service port's name",
+        )
+    return error(
+        f"{what} has no endpoint of this family and protocol",
+        *found.why,
+        remedy="see addressType and ports of the EndpointSlices",
+    )
+
+
+OBJECT_CHECKS = (
+    Check("service-exists", "the Service", service_exists, with_service, Cause.OBJECT),
+    Check("service-findings", "Findings", service_findings, with_service, Cause.OBJECT + 1),
+    Check("service-endpoints", "endpoints", service_endpoints, with_service, Cause.ENDPOINTS),
+)

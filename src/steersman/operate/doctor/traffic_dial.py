@@ -1,0 +1,190 @@
+"""Dial a destination from the node, or from inside a network namespace, and say what came of it.
+
+A dial opens a TCP connection and closes it, as a health check does; for UDP it sends one empty
+datagram, after which only an ICMP error says anything. The kernel queues the ICMP errors of a
+socket with their sender, so a firewall on the way differs from a port where nobody listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from steersman.host.netns import call_inside
+from steersman.host.process import in_thread
+from steersman.model.addresses import join_host_port
+from steersman.model.names import Protocol
+
+Outcome: TypeAlias = Literal["connected", "refused", "timeout", "unreachable", "silent", "failed"]
+TIMEOUT = 3.0
+"""Seconds: TCP has sent its second packet after one second, so one loss is survived."""
+_SILENCE = 0.5
+"""Seconds that an ICMP error for a datagram may take."""
+_TOTAL_RETRANS = 100  # offset in struct tcp_info (linux/tcp.h, since 2.4)
+_IP_RECVERR, _IPV6_RECVERR = 11, 25  # linux/in.h, linux/in6.h
+_MSG_ERRQUEUE = 0x2000
+_ORIGIN_LOCAL = 1  # linux/errqueue.h: this kernel itself, not a packet
+_EXTENDED = struct.Struct("=IBBBxII")  # struct sock_extended_err; the sender's address follows
+_OUTCOMES: dict[int, Outcome] = {
+    errno.ECONNREFUSED: "refused",
+    errno.ECONNRESET: "refused",
+    errno.ETIMEDOUT: "timeout",
+    errno.EHOSTUNREACH: "unreachable",
+    errno.ENETUNREACH: "unreachable",
+    errno.EHOSTDOWN: "unreachable",
+    errno.EACCES: "unreachable",
+    errno.EPERM: "unreachable",
+}
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where to dial."""
+
+    address: str
+    port: int
+    protocol: Protocol = Protocol.TCP
+
+    def __str__(self) -> str:
+        return join_host_port(self.address, self.port)
+
+
+class Dial(msgspec.Struct, frozen=True):
+    """What came of one dial."""
+
+    target: Target
+    outcome: Outcome
+    """`silent`: a datagram was sent and no error came back, which is all that can be known.
+    `failed`: it could not be tried."""
+    seconds: float = 0.0
+    """Until the connection was there, or the error."""
+    by: str = ""
+    """The address that sent the ICMP error; "" if none came (a reset comes from the target)."""
+    repeated: int = 0
+    """Packets that TCP sent again until it was connected."""
+    reason: str = ""
+    """The kernel's words for an error."""
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing speaks against the target."""
+        return self.outcome in ("connected", "silent")
+
+    def __str__(self) -> str:
+        """Say it in words, without the target."""
+        match self.outcome:
+            case "connected":
+                again = f", after {self.repeated} packets were sent again" * bool(self.repeated)
+                return f"connected in {self.seconds * 1e3:.1f} ms{again}"
+            case "refused" if self.by:
+                return f"refused by {self.by} (ICMP), as a REJECT rule does"
+            case "refused":
+                return "refused with a reset: no process listens there"
+            case "timeout":
+                return f"no answer in {self.seconds:.1f} s: something drops the packets"
+            case "unreachable":
+                where = f", says {self.by}" if self.by else ""
+                return f"unreachable{where}: {self.reason}"
+            case "silent":
+                return "no ICMP error came back; more cannot be known of UDP"
+            case _:
+                return f"not tried: {self.reason}"
+
+
+async def dial(
+    target: Target, netns: Path | None = None, timeout: float = TIMEOUT, source: str = ""
+) -> Dial:
+    """Dial a target once.
+
+    Args:
+        target: where to.
+        netns: the network namespace to dial from; None for that of this process.
+        timeout: seconds for TCP to connect.
+        source: the address to dial from; "" if the kernel may choose.
+    """
+    if target.protocol is Protocol.SCTP:
+        return Dial(target, "failed", reason="doctor does not speak SCTP")
+    try:
+        sock = await in_thread(call_inside, netns, _opener(target, source))
+    except OSError as error:
+        what = f"no socket in {netns}" if netns else "no socket"
+        return Dial(target, "failed", reason=f"{what}: {error.strerror or error}")
+    begin = time.monotonic()
+    with sock:
+        try:
+            if target.protocol is Protocol.UDP:
+                return await _send(sock, target)
+            async with asyncio.timeout(timeout):
+                await asyncio.get_running_loop().sock_connect(sock, (target.address, target.port))
+        except TimeoutError:
+            return Dial(target, "timeout", time.monotonic() - begin)
+        except OSError as error:
+            outcome = _OUTCOMES.get(error.errno or 0, "failed")
+            by = icmp_sender(sock) if outcome in ("refused", "unreachable") else ""
+            words = os.strerror(error.errno) if error.errno else str(error)
+            return Dial(target, outcome, time.monotonic() - begin, by, reason=words)
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
+        again = struct.unpack_from("=I", info, _TOTAL_RETRANS)[0] if len(info) > 100 else 0
+        return Dial(target, "connected", time.monotonic() - begin, repeated=again)
+
+
+def _opener(target: Target, source: str) -> Callable[[], socket.socket]:
+    """Return a function that opens the socket of a dial, with a queue for ICMP errors."""
+
+    def open_socket() -> socket.socket:
+        ipv6 = ":" in target.address
+        kind = socket.SOCK_DGRAM if target.protocol is Protocol.UDP else socket.SOCK_STREAM
+        sock = socket.socket(socket.AF_INET6 if ipv6 else socket.AF_INET, kind)
+        try:
+            sock.setblocking(False)
+            if sys.platform == "linux":
+                level = socket.IPPROTO_IPV6 if ipv6 else socket.IPPROTO_IP
+                sock.setsockopt(level, _IPV6_RECVERR if ipv6 else _IP_RECVERR, 1)
+            if source:
+                sock.bind((source, 0))
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+    return open_socket
+
+
+async def _send(sock: socket.socket, target: Target) -> Dial:
+    """Send a datagram, and wait a moment for an ICMP error (raised as OSError)."""
+    sock.connect((target.address, target.port))
+    sock.send(b"")
+    try:
+        async with asyncio.timeout(_SILENCE):
+            await asyncio.get_running_loop().sock_recv(sock, 1)
+    except TimeoutError:
+        return Dial(target, "silent", _SILENCE)
+    return Dial(target, "connected", reason="the server answered")
+
+
+def icmp_sender(sock: socket.socket) -> str:
+    """Return who sent the ICMP error that a socket failed with; "" if it was no ICMP error."""
+    try:
+        _, ancillary, _, _ = sock.recvmsg(0, 512, _MSG_ERRQUEUE)
+    except OSError:  # the queue is empty
+        return ""
+    for _, kind, data in ancillary:
+        if kind in (_IP_RECVERR, _IPV6_RECVERR) and len(data) >= _EXTENDED.size + 8:
+            if _EXTENDED.unpack_from(data)[1] <= _ORIGIN_LOCAL:
+                return ""
+            address = data[_EXTENDED.size :]  # struct sockaddr_in or sockaddr_in6
+            (family,) = struct.unpack_from("=H", address)
+            if family == socket.AF_INET:
+                return socket.inet_ntop(socket.AF_INET, address[4:8])
+            if family == socket.AF_INET6 and len(address) >= 24:
+                return socket.inet_ntop(socket.AF_INET6, address[8:24])
+    return ""
