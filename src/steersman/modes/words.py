@@ -5,6 +5,7 @@ Only reads, and may run beside the process that serves. Nothing here compares: o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,6 +22,14 @@ class Words(NamedTuple):
     """The line as the tool prints it."""
     purpose: str = ""
     """What it does for traffic, in a few words."""
+
+
+def purpose_of(purposes: Iterable[tuple[re.Pattern[str], str]], line: str) -> str:
+    """Return the purpose whose pattern is found first, its groups filled in; "" if none is."""
+    for pattern, purpose in purposes:
+        if found := pattern.search(line):
+            return purpose.format(line, *found.groups())
+    return ""
 
 
 class KernelWords:

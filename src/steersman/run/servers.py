@@ -20,6 +20,7 @@ from steersman.config import ProxyConfig, configz, enabled, flagz
 from steersman.config.commandline import Value
 from steersman.host.facts import hostname
 from steersman.model.addresses import split_host_port
+from steersman.model.errors import BusyError
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
@@ -37,6 +38,7 @@ from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.names_page import names
 from steersman.run.startup import cluster_access
 from steersman.run.state import state_json
+from steersman.run.stats_wire import encode_stats
 from steersman.run.sync import Sync
 from steersman.run.world_wire import Head, encode_world
 from steersman.source.apiserver import ApiEventPoster, NoEvents
@@ -109,6 +111,7 @@ class Servers:
             self.control.add("GET", "/world", self._world)
             self.control.add("GET", "/state", self._state)
             self.control.add("GET", "/names", self._names)
+            self.control.add("GET", "/stats", self._counts)
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
             self.metrics.on_scrape(loop.holds.collect)
@@ -229,6 +232,18 @@ class Servers:
             list(state.plan.services.values()),
         )
         return await send_pieces(request, pieces, "application/msgpack")
+
+    async def _counts(self, request: web.Request) -> web.Response:
+        """Answer with the connections so far of all plans, or of `?service=NAMESPACE/NAME`."""
+        wanted = request.query.get("service")
+        plans = [plan for plan in self._plans() if wanted in (None, str(plan.key.name.object_name))]
+        at = time.monotonic()
+        try:
+            stats = await self._sync.mode.stats(plans)
+        except BusyError as error:
+            return web.Response(status=503, text=f"connections cannot be counted now: {error}")
+        body = await asyncio.to_thread(encode_stats, at, stats)
+        return web.Response(body=body, content_type="application/msgpack")
 
     def status(self) -> ProcessStatus:
         """Describe this process."""

@@ -21,7 +21,7 @@ from steersman.modes.iptables.names import (
     UNKNOWN,
     is_shared,
 )
-from steersman.modes.words import KernelWords, Words
+from steersman.modes.words import KernelWords, Words, purpose_of
 from steersman.netfilter.names import JUMPS, RuleKey, chain_hash, printed_name
 
 _LEADS_TO = re.compile(rf" -j ({SEP}\S+)")
@@ -110,11 +110,5 @@ class IptablesWords(KernelWords):
         place = f"{tool} -t {table}, chain {chain}"
         if not value:
             return [Words(place, f":{chain} - [0:0]", "has no rule")]
-        return [Words(place, line, _purpose(chain, line)) for line in value.split("\n")]
-
-
-def _purpose(chain: str, line: str) -> str:
-    for start, pattern, purpose in _PURPOSES:
-        if chain.startswith(start) and (found := pattern.search(line)):
-            return purpose.format(line, *found.groups())
-    return ""
+        rules = [(rule, what) for start, rule, what in _PURPOSES if chain.startswith(start)]
+        return [Words(place, line, purpose_of(rules, line)) for line in value.split("\n")]

@@ -126,7 +126,10 @@ class NftablesWords(KernelWords):
                     yield key
             elif kind in (Kind.CHAIN, Kind.AFFINITY, Kind.MEMBERS, Kind.MEMBER):
                 name = name_of(key)
-                base = base_name_of(name) if kind == Kind.CHAIN else _base_of_set(name)
+                if kind == Kind.CHAIN:
+                    base = base_name_of(name)
+                else:
+                    base = name.partition("-")[2].removeprefix("local-")
                 if (family, base) in names:
                     yield key
 
@@ -240,8 +243,3 @@ def _chain_purpose(name: str) -> str:
         pool = " on this node" if "local-" in name else ""
         return f"{what or 'chooses'} one of up to {name.rpartition('-')[2]} endpoints{pool}"
     return "session affinity: sends a known client to its endpoint" if "affinity" in name else ""
-
-
-def _base_of_set(name: str) -> str:
-    """Return the ServicePort's base name in the name of its map or set."""
-    return name.partition("-")[2].removeprefix("local-")

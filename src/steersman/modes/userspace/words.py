@@ -17,7 +17,7 @@ from steersman.model.names import Family
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.modes.userspace.objects import STRAY, BaseKey, Portal, StrayKey
-from steersman.modes.words import KernelWords, Words
+from steersman.modes.words import KernelWords, Words, purpose_of
 from steersman.netfilter.names import printed_name
 from steersman.proxy.listeners import PORTAL, FrontendKey, ListenerPlan
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _ANY_PORT = 99999
 """No port: it marks the place of the port in the text of a rule."""
+_TOOLS6 = ("ip6tables", "ip6")
 _EVERYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 _PURPOSES = tuple(
     (re.compile(pattern), purpose)
@@ -130,22 +131,12 @@ class UserspaceWords(KernelWords):
             case StrayKey(kind="address"):
                 return [Words(f"interface {key.where}", key.text, "the node has the address")]
             case StrayKey():
-                return [Words(_place(key), key.text, _purpose(key.text))]
+                tool, table = ("iptables", "ip") if key.family is Family.IPV4 else _TOOLS6
+                where = f"table {table} kube-portals, "
+                where += f"map {key.where}" if key.where else "chain"
+                if key.text.startswith("-A "):
+                    where = f"{tool} -t {key.where}, chain {key.text.split()[1]}"
+                return [Words(where, key.text, purpose_of(_PURPOSES, key.text))]
             case BaseKey():
                 return [Words(key.family.kubernetes, "chains and jumps", "lead to the portals")]
         return super().words(key, value)
-
-
-def _place(key: StrayKey) -> str:
-    if key.text.startswith("-A "):
-        tool = "iptables" if key.family is Family.IPV4 else "ip6tables"
-        return f"{tool} -t {key.where}, chain {key.text.split()[1]}"
-    table = f"table {'ip' if key.family is Family.IPV4 else 'ip6'} kube-portals"
-    return f"{table}, map {key.where}" if key.where else f"{table}, chain"
-
-
-def _purpose(text: str) -> str:
-    for pattern, purpose in _PURPOSES:
-        if found := pattern.search(text):
-            return purpose.format(text, *found.groups())
-    return ""

@@ -1,0 +1,29 @@
+"""`steersman endpoints`: the endpoints of Services, in or out, and why."""
+
+from __future__ import annotations
+
+from steersman.cli.command import Command, Example
+from steersman.cli.lists import ARGUMENT, FLAGS, list_answer
+
+COMMAND = Command(
+    name="endpoints",
+    summary="list endpoints: in or out and why, connections",
+    description="""\
+List the endpoints of Services: a row for each endpoint of each port, with its pod and node, whether
+clients of this node can be sent there, and why. Notes follow: hints, and what the Service lacks.
+
+Connections are those since the Service is served, as far as the running process can count them
+in its mode; --rates and --watch add new connections per second.""",
+    arguments=(ARGUMENT,),
+    flags=FLAGS,
+    examples=(
+        Example("steersman endpoints shop/web", "those of a Service"),
+        Example(
+            "steersman endpoints --pod 10.244.1.5",
+            "does this pod get traffic, and whose",
+        ),
+        Example("steersman endpoints shop/web --watch", "how connections spread, live"),
+    ),
+    answer=list_answer("endpoints"),
+    watch=True,
+)

@@ -1,0 +1,25 @@
+"""`steersman nodeports`: the ports of this node that Services use."""
+
+from __future__ import annotations
+
+from steersman.cli.command import Command, Example
+from steersman.cli.lists import ARGUMENT, FLAGS, list_answer
+
+COMMAND = Command(
+    name="nodeports",
+    summary="list node ports: their Services, addresses and endpoints",
+    description="""\
+List the node ports and health check node ports of this node by number: whose they are, on which
+addresses they answer, and what happens to clients outside.
+
+Connections are those since the Service is served, as far as the running process can count them
+in its mode; --rates and --watch add new connections per second.""",
+    arguments=(ARGUMENT,),
+    flags=FLAGS,
+    examples=(
+        Example("steersman nodeports", "all of them"),
+        Example("steersman nodeports --port 30080", "whose port is this"),
+    ),
+    answer=list_answer("node_ports"),
+    watch=True,
+)

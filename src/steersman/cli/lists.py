@@ -1,0 +1,47 @@
+"""What the commands that list have in common: services, endpoints, nodeports."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from steersman.cli.command import NAMESPACE, Argument
+from steersman.config.flags_upstream import Flag, Group
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+    from steersman.operate.answer import Answer
+    from steersman.operate.inventory import Counter
+
+ARGUMENT: Final = Argument(
+    "NAMESPACE[/NAME]", "Only this namespace, or this Service.", completes="service"
+)
+FLAGS: Final = (
+    NAMESPACE,
+    Flag("name", "string", "", Group.OWN, "Only Services of this name.", completes="service"),
+    Flag("address", "string", "", Group.OWN, "Only those with this frontend or endpoint IP."),
+    Flag("port", "string", "", Group.OWN, "Only those with this port, node port or target port."),
+    Flag("pod", "string", "", Group.OWN, "Only those of this pod, by name or IP.", completes="pod"),
+    Flag("rates", "bool", "false", Group.OWN, "Count for a second; show connections per second."),
+)
+
+
+def list_answer(method: str) -> Callable[[Parsed], Awaitable[Answer]]:
+    """Return what answers with a list of a Lister, by the name of its method.
+
+    With --watch it is called again and again, and counts connections since the last call.
+    """
+    counters: list[Counter] = []
+
+    async def answer(parsed: Parsed) -> Answer:
+        import msgspec  # noqa: PLC0415 - only for this answer, as the others
+
+        from steersman.operate import inventory  # noqa: PLC0415
+
+        wanted = inventory.filter_of(parsed)
+        counters[:] = counters or [inventory.Counter()]
+        world, lister = await inventory.make_lister(parsed, counters[0])
+        made: Answer = getattr(lister, method)(wanted)
+        return msgspec.structs.replace(made, source=world.origin.text)
+
+    return answer

@@ -1,0 +1,274 @@
+"""Lists of Services, endpoints and node ports: the answers, and how they are shown. Pure.
+
+operate/lister.py makes them from a World.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from steersman.model.addresses import join_host_port
+from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table
+
+_MANY = 1000
+_DAY, _HOUR, _MINUTE = 86400, 3600, 60
+
+
+class Counts(msgspec.Struct, frozen=True, rename="camel"):
+    """Connections of a frontend or endpoint."""
+
+    connections: int | None = None
+    """So far; None if they are not known."""
+    rate: float | None = None
+    """New connections per second; None without a second sample."""
+
+
+class ListedFrontend(msgspec.Struct, frozen=True, rename="camel"):
+    """A destination of clients."""
+
+    kind: str
+    """clusterIP, externalIP, loadBalancerIP or nodePort."""
+    address: str
+    """"" for a node port."""
+    port: int
+    clients: Mapping[str, str]
+    """What happens by class of client: forwarded, dropped or rejected."""
+    source_ranges: tuple[str, ...] = ()
+    counts: Counts = Counts()
+
+    def __str__(self) -> str:
+        return f":{self.port}" if not self.address else join_host_port(self.address, self.port)
+
+
+class ListedEndpoint(msgspec.Struct, frozen=True, rename="camel"):
+    """An endpoint of a ServicePort in one family."""
+
+    address: str
+    """Address and port."""
+    used: bool
+    """Whether some client can be sent there."""
+    reason: str
+    """Why it is used or not."""
+    local: bool = False
+    node: str = ""
+    zone: str = ""
+    pod: str = ""
+    """Namespace and name; "" if the EndpointSlice does not tell."""
+    counts: Counts = Counts()
+
+
+class ListedPort(msgspec.Struct, frozen=True, rename="camel"):
+    """A ServicePort in one family."""
+
+    service: str
+    port: str
+    """Name of the port; "" if it has none."""
+    protocol: str
+    family: str
+    type: str
+    frontends: tuple[ListedFrontend, ...]
+    endpoints: tuple[ListedEndpoint, ...]
+    notes: tuple[str, ...]
+    """What else there is to say about the endpoints: hints, or why there are none."""
+    problem: str
+    """Why clients cannot use it, in a few words; "" if they can."""
+    findings: tuple[str, ...] = ()
+    internal_policy: str = "Cluster"
+    external_policy: str = "Cluster"
+    affinity_seconds: int = 0
+    health_check_node_port: int = 0
+    age_seconds: float | None = None
+    objects: tuple[str, ...] = ()
+    """Where the mode keeps it in the kernel; () if that was not asked for."""
+    counts: Counts = Counts()
+    """Of all its frontends."""
+
+    @property
+    def port_text(self) -> str:
+        """The port as lists show it: its name, else its number, and the protocol."""
+        number = str(self.frontends[0].port) if self.frontends else "-"
+        return f"{self.port or number}/{self.protocol}"
+
+    @property
+    def used(self) -> int:
+        """The number of endpoints that clients can be sent to."""
+        return sum(endpoint.used for endpoint in self.endpoints)
+
+
+class Unserved(msgspec.Struct, frozen=True, rename="camel"):
+    """A Service that this node does not serve."""
+
+    service: str
+    type: str
+    reason: str
+
+
+# The answers
+
+
+class _Listing(Answer, frozen=True, kw_only=True, rename="camel"):
+    """What the three lists share."""
+
+    ports: tuple[ListedPort, ...]
+    filtered: bool = False
+    """Whether a filter was given."""
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a filter selected nothing."""
+        return int(self.filtered and not self.ports)
+
+    @property
+    def _counted(self) -> bool:
+        return any(port.counts.connections is not None for port in self.ports)
+
+
+class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
+    """Services by port and family."""
+
+    unserved: tuple[Unserved, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a filter selected nothing."""
+        return int(self.filtered and not (self.ports or self.unserved))
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield a row for each ServicePort, and one for each Service that is not served."""
+        dual = len({port.family for port in self.ports}) > 1
+        counted = self._counted
+        columns = ["SERVICE", "PORT", "FRONTENDS", "ENDPOINTS"]
+        columns += ["FAMILY"] * dual + ["CONNECTIONS", "PER SECOND"] * counted
+        if wide:
+            columns += ["TYPE", "INTERNAL", "EXTERNAL", "AFFINITY", "HEALTH CHECK", "AGE", "KERNEL"]
+        columns.append("STATUS")
+        rows: list[list[Cell]] = []
+        for port in self.ports:
+            shown = _some([*map(str, port.frontends)], _MANY if wide else 3) or "none"
+            out = len(port.endpoints) - port.used
+            share = f"{port.used} in" + (f", {out} out" if out else "")
+            row: list[Cell] = [port.service, port.port_text, shown]
+            row.append((share, "good" if port.used else "bad"))
+            row += [port.family] * dual + _counts(port.counts) * counted
+            if wide:
+                row += [port.type, port.internal_policy, port.external_policy]
+                row.append(f"{port.affinity_seconds} s" if port.affinity_seconds else "-")
+                row += [str(port.health_check_node_port or "-"), age_text(port.age_seconds)]
+                row.append(_some([each.rpartition(" ")[2] for each in port.objects], 3) or "-")
+            # Worst first: clients cannot use it, then Findings.
+            if port.problem:
+                row.append((port.problem, "bad"))
+            elif port.findings:
+                row.append((_some(port.findings, 1), "warn"))
+            else:
+                row.append(("ok", "good"))
+            rows.append(row)
+        yield Table(columns, rows, empty=_nothing(self.filtered, "Services"))
+        if self.unserved:
+            title = "Not served by this proxy:" if rows else ""
+            others = [[each.service, each.type, each.reason] for each in self.unserved]
+            yield Table(["SERVICE", "TYPE", "WHY"], others, title=title)
+
+
+class EndpointList(_Listing, frozen=True, kw_only=True, rename="camel"):
+    """Endpoints by ServicePort and family."""
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield a row for each endpoint, and the notes of each ServicePort."""
+        counted = self._counted
+        pods = any(endpoint.pod for port in self.ports for endpoint in port.endpoints)
+        columns = ["SERVICE", "PORT", "ENDPOINT", *["POD"] * pods, "NODE", "USED"]
+        columns += ["CONNECTIONS", "PER SECOND"] * counted
+        columns += [*["FAMILY", "ZONE"] * wide, "WHY"]
+        rows: list[list[Cell]] = []
+        for port in self.ports:
+            for each in port.endpoints:
+                used: Cell = ("in", "good") if each.used else ("out", "warn")
+                node = f"{each.node or '-'}{' (here)' if each.local else ''}"
+                row: list[Cell] = [port.service, port.port_text, each.address]
+                row += [*[each.pod or "-"] * pods, node, used]
+                row += _counts(each.counts) * counted
+                row += [*[port.family, each.zone or "-"] * wide, each.reason]
+                rows.append(row)
+        yield Table(columns, rows, empty=_nothing(self.filtered, "endpoints"))
+        for port in self.ports:
+            for note in port.notes:
+                yield Line(f"{port.service} {port.port_text} ({port.family}): {note}", "warn")
+
+
+class NodePort(msgspec.Struct, frozen=True, rename="camel"):
+    """A port that this node answers on for a Service."""
+
+    port: int
+    protocol: str
+    family: str
+    kind: str
+    """`node port` or `health check`."""
+    service: str
+    service_port: str
+    addresses: tuple[str, ...] | None
+    """Addresses of this node that serve it; None for all."""
+    loopback: bool
+    """Whether it answers on a loopback address, too."""
+    external: str
+    """What happens to clients outside the cluster."""
+    endpoints: int
+    """Number of endpoints that clients can be sent to."""
+    counts: Counts = Counts()
+
+
+class NodePortList(Answer, frozen=True, kw_only=True, rename="camel"):
+    """Node ports, sorted by number."""
+
+    node_ports: tuple[NodePort, ...]
+    filtered: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a filter selected nothing."""
+        return int(self.filtered and not self.node_ports)
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield a row for each node port."""
+        counted = any(each.counts.connections is not None for each in self.node_ports)
+        columns = ["PORT", "KIND", "SERVICE", "ADDRESSES", "OUTSIDE CLIENTS", "ENDPOINTS"]
+        columns += ["CONNECTIONS", "PER SECOND"] * counted + ["FAMILY", "LOOPBACK"] * wide
+        rows: list[list[Cell]] = []
+        for each in self.node_ports:
+            bad: Style = "" if each.external.startswith("forward") or each.endpoints else "bad"
+            some = "all" if each.addresses is None else ", ".join(each.addresses) or "none"
+            row: list[Cell] = [f"{each.port}/{each.protocol}", each.kind]
+            row += [f"{each.service}:{each.service_port}".rstrip(":"), some]
+            row += [(each.external, bad), str(each.endpoints)]
+            row += _counts(each.counts) * counted
+            row += [each.family, "yes" if each.loopback else "no"] * wide
+            rows.append(row)
+        yield Table(columns, rows, empty=_nothing(self.filtered, "node ports"))
+
+
+def _some(texts: Sequence[str], most: int) -> str:
+    """Return the first few texts on one line, and the number of the others."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
+def _counts(counts: Counts) -> list[Cell]:
+    known = "-" if counts.connections is None else str(counts.connections)
+    return [known, "-" if counts.rate is None else f"{counts.rate:.1f}"]
+
+
+def _nothing(filtered: bool, what: str) -> str:
+    return f"no {what} match" if filtered else f"there are no {what}"
+
+
+def age_text(seconds: float | None) -> str:
+    """Return an age as kubectl prints it: `3d`, `5h`, `12m`, `40s`; `-` if it is not known."""
+    if seconds is None:
+        return "-"
+    whole = max(0, int(seconds))
+    for unit, size in (("d", _DAY), ("h", _HOUR), ("m", _MINUTE)):
+        if whole >= 2 * size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
