@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH):/usr/sbin:/sbin
 BPF := src/steersman/modes/ebpf/c/*.[ch]
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test sim demo bench image lock clean
+.PHONY: help setup check format test sim demo bench image krew lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -42,6 +42,9 @@ bench: setup ## Figures beside iptables-restore of upstream-shaped rules (root);
 
 image: setup ## The container image, in the builder's storage and in build/image (root is best)
 	@scripts/image.sh
+
+krew: setup ## The kubectl plugin's archive and manifest for krew; URL= of the archive
+	@python scripts/krew.py $(URL)
 
 lock: setup ## Resolve the dependencies anew
 	python -m pip install --quiet pip-tools
