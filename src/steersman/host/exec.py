@@ -3,7 +3,8 @@
 A program gets a process group of its own and is killed with everything that it started. It is not
 tied to the life of this process (PR_SET_PDEATHSIG): that takes code between fork and exec, which is
 unsafe beside threads and gives up vfork, on which the cost of a start depends. A program that
-outlives us after kill -9 ends by itself: its pipes are closed, so its script ends early.
+outlives us after kill -9 ends by itself: its pipes are closed, so its script ends early. A
+`Successor` makes use of that.
 
 A program with input is a writer. If its caller is cancelled (SIGTERM), it gets a moment to finish,
 so that a script is carried out as a whole. A writer that does not finish in time is killed; the
@@ -18,6 +19,7 @@ import errno
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -148,6 +150,38 @@ class SubprocessExec:
             raise OSError(error.errno, text) from error
         except RuntimeError as error:  # asyncio cannot start the thread that waits for it
             raise OSError(errno.EAGAIN, f"{argv[0]} cannot be waited for: {error}") from error
+
+
+class Successor:
+    """A child process that does one thing when this process ends, in whatever way.
+
+    Its standard input is a pipe that only we hold: it ends with us, also after kill -9.
+    """
+
+    def __init__(self, code: str, arguments: Sequence[str]) -> None:
+        """Start the child, in the network namespace of this thread.
+
+        Args:
+            code: Python that first reads standard input to its end; of the standard library only.
+            arguments: its sys.argv[1:].
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us, not for it
+        )
+
+    def finish(self, timeout: float = 10.0) -> None:
+        """Let the child do its work now, and wait for its end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
 
 
 # Signals that others send, such as the OOM killer; a crash may be due to the input instead.

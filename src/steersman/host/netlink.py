@@ -124,6 +124,11 @@ class Netlink:
         """Close the socket."""
         self._socket.close()
 
+    @property
+    def socket(self) -> socket.socket:
+        """The socket, for messages that are no answers (nfnetlink_log sends to one socket)."""
+        return self._socket
+
     def dump(self, request: Request, *, strict: bool = False) -> Iterator[Message]:
         """Yield the objects of a listing; only one datagram of them is in memory.
 

@@ -56,6 +56,8 @@ class TraceStep(Value, frozen=True):
     """`STEERSMAN`, or the program that most likely made the rule, such as `Docker`."""
     note: str = ""
     """What changed in the packet, such as `the destination is now 10.1.0.5:8080`."""
+    endpoint: str = ""
+    """The endpoint that this step chose, as `address:port`; "" if it chose none."""
     direction: Literal["original", "reply"] = "original"
 
     @property
@@ -84,3 +86,12 @@ class TrackedConnection(Value, frozen=True):
     def masqueraded(self) -> bool:
         """Whether the endpoint sees another address than the client's."""
         return self.seen_source != self.source
+
+    def __str__(self) -> str:
+        client = join_host_port(self.source, self.source_port)
+        text = f"{client} to {join_host_port(self.destination, self.port)}"
+        if (self.endpoint, self.endpoint_port) != (self.destination, self.port):
+            text += f", carried to {join_host_port(self.endpoint, self.endpoint_port)}"
+        if self.masqueraded:
+            text += f", which sees {join_host_port(self.seen_source, self.seen_port)}"
+        return f"{text} ({self.state})" if self.state else text

@@ -1,4 +1,4 @@
-"""List and delete conntrack entries over ctnetlink. compile/conntrack.py decides which are stale.
+"""List, find and delete conntrack entries over ctnetlink; compile/conntrack.py says which.
 
 The kernel filters as far as it can (CTA_FILTER, since 5.8; older kernels ignore the filter and
 send every entry). Entries are checked while they stream in, and all of it happens in a thread: so
@@ -12,7 +12,9 @@ import errno
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from ipaddress import ip_address
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -29,10 +31,13 @@ from steersman.host.rtnetlink import get_route, is_local_route
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family
+from steersman.model.tracing import TrackedConnection, WatchedFlow
 
 _CT_GET = 0x101
 _CT_DELETE = 0x102
-_CTA_TUPLE_ORIG, _CTA_TUPLE_REPLY, _CTA_ID, _CTA_ZONE, _CTA_FILTER = 1, 2, 12, 18, 25
+_CTA_TUPLE_ORIG, _CTA_TUPLE_REPLY, _CTA_STATUS = 1, 2, 3
+_CTA_ID, _CTA_ZONE, _CTA_FILTER = 12, 18, 25
+_SEEN_REPLY = 1 << 1  # IPS_SEEN_REPLY
 _CTA_TUPLE_IP, _CTA_TUPLE_PROTO = 1, 2
 _CTA_IP_V4_SRC, _CTA_IP_V4_DST, _CTA_IP_V6_SRC, _CTA_IP_V6_DST = 1, 2, 3, 4
 _CTA_PROTO_NUM, _CTA_PROTO_SRC_PORT, _CTA_PROTO_DST_PORT = 1, 2, 3
@@ -268,4 +273,45 @@ def _parsed_keys(payload: bytes) -> tuple[bytes, bytes]:
     return (
         ports[_CTA_PROTO_NUM] + destination + ports[_CTA_PROTO_DST_PORT],
         source + back_ports[_CTA_PROTO_SRC_PORT],
+    )
+
+
+# One connection
+
+
+def find_connection(flow: WatchedFlow) -> TrackedConnection | None:
+    """Return the entry of a flow with a known client; None if there is none. It blocks.
+
+    Raises:
+        OSError: the entries cannot be listed.
+    """
+    packed = ip_address(flow.destination).packed
+    key = bytes((flow.protocol.number,)) + packed + flow.port.to_bytes(2, "big")
+    wanted = flow.source, flow.source_port, flow.destination, flow.port
+    found: TrackedConnection | None = None
+    with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink, suppress(DumpInterruptedError):
+        for reply in netlink.dump(_listing(flow.family, key)):
+            values = attributes(reply.payload, 4)
+            original = _tuple(values.get(_CTA_TUPLE_ORIG, b""))
+            answer = _tuple(values.get(_CTA_TUPLE_REPLY, b""))
+            if original == wanted and answer:
+                status = int.from_bytes(values.get(_CTA_STATUS, b""), "big")
+                state = "replied" if status & _SEEN_REPLY else "unreplied"
+                found = TrackedConnection(*original, *answer, state)
+    return found
+
+
+def _tuple(data: bytes) -> tuple[str, int, str, int] | None:
+    """Return source and destination of a tuple with ports."""
+    parts = attributes(data)
+    ip, proto = (attributes(parts.get(k, b"")) for k in (_CTA_TUPLE_IP, _CTA_TUPLE_PROTO))
+    source = ip.get(_CTA_IP_V4_SRC) or ip.get(_CTA_IP_V6_SRC)
+    destination = ip.get(_CTA_IP_V4_DST) or ip.get(_CTA_IP_V6_DST)
+    if not source or not destination or _CTA_PROTO_DST_PORT not in proto:
+        return None
+    return (
+        str(ip_address(source)),
+        int.from_bytes(proto.get(_CTA_PROTO_SRC_PORT, b""), "big"),
+        str(ip_address(destination)),
+        int.from_bytes(proto[_CTA_PROTO_DST_PORT], "big"),
     )

@@ -34,3 +34,23 @@ def test_a_connection_is_masqueraded_if_the_endpoint_sees_another_client() -> No
         for source in ("10.1.0.9", "192.0.2.1")
     ]
     assert [each.masqueraded for each in seen] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("connection", "text"),
+    [
+        (
+            TrackedConnection(
+                "10.1.0.9", 40000, "10.96.0.1", 80, "10.1.0.5", 8080, "192.0.2.1", 1024, "replied"
+            ),
+            "10.1.0.9:40000 to 10.96.0.1:80, carried to 10.1.0.5:8080, which sees 192.0.2.1:1024"
+            " (replied)",
+        ),
+        (
+            TrackedConnection("10.1.0.9", 1, "10.1.0.5", 80, "10.1.0.5", 80, "10.1.0.9", 1),
+            "10.1.0.9:1 to 10.1.0.5:80",
+        ),
+    ],
+)
+def test_connections_in_words(connection: TrackedConnection, text: str) -> None:
+    assert str(connection) == text

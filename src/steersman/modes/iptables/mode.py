@@ -28,7 +28,9 @@ from steersman.modes.iptables.render import Features, render_service
 from steersman.modes.iptables.render_node import render_node
 from steersman.modes.iptables.script import write_runs
 from steersman.modes.iptables.words import IptablesWords
+from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.specs import ModeOptions
+from steersman.modes.tracing import Tracer
 from steersman.netfilter.generation import ForeignChanges, WriterLog, digest_rules
 from steersman.netfilter.iptables import LOCK, Iptables, choose_tool
 from steersman.netfilter.names import RuleKey
@@ -252,6 +254,12 @@ class IptablesMode(Mode):
         if not (self._counters and self.features.nfacct):
             return {}
         return dict.fromkeys(COUNTERS, 0) | self._counters.packets()
+
+    def tracer(self) -> Tracer:
+        """Return what follows a packet through rules of either variant."""
+        return NetfilterTracer(
+            self._execute, lambda table, chain: is_ours(table.partition(" ")[2], chain)
+        )
 
 
 def create(execute: Exec, options: ModeOptions) -> IptablesMode:

@@ -30,6 +30,7 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats
 from steersman.modes.base import ByOthers, Mode, Requirements, Support
+from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import KernelTables, has_texts, resolve_texts
 from steersman.modes.nftables.counters import Scrape
@@ -49,6 +50,7 @@ from steersman.modes.nftables.text import diff_text
 from steersman.modes.nftables.wire import table_of
 from steersman.modes.nftables.words import NftablesWords
 from steersman.modes.specs import ModeOptions
+from steersman.modes.tracing import Tracer
 from steersman.netfilter.generation import NEWGEN, generation, last_writes, writer_of
 from steersman.netfilter.nf_tables import table_left
 
@@ -283,6 +285,10 @@ class NftablesMode(Mode):
         if self._tables is None:
             self._tables = KernelTables(self._connect(), self._exec)
         return self._tables
+
+    def tracer(self) -> Tracer:
+        """Return what follows a packet through our tables, and those of others."""
+        return NetfilterTracer(self._exec, lambda table, _: table.endswith(f" {TABLE}"))
 
 
 def create(execute: Exec, options: ModeOptions) -> NftablesMode:  # noqa: ARG001 - it has none

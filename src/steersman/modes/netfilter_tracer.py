@@ -1,0 +1,96 @@
+"""The Tracer of all modes whose packets go through netfilter.
+
+A mode with more to say (virtual servers, sockets of a proxy) derives from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from steersman.host.exec import Exec
+from steersman.host.netlink import AnswersLostError
+from steersman.model.errors import BusyError
+from steersman.modes.tracing import Tracer, TraceStep, TrackedConnection, WatchedFlow
+from steersman.netfilter.conntrack import find_connection
+from steersman.netfilter.nftrace import REPLY_PREFIX, NftTrace
+from steersman.netfilter.rule_reader import read_rule_book
+from steersman.netfilter.trace_event import TraceEvent
+from steersman.netfilter.trace_log import TraceLog, legacy_families
+from steersman.netfilter.trace_steps import first_headers, to_steps
+
+
+class NetfilterTracer(Tracer):
+    """Follows a packet through the rules of nf_tables and iptables, whoever made them."""
+
+    def __init__(self, execute: Exec, owns: Callable[[str, str], bool]) -> None:
+        """Create a tracer.
+
+        Args:
+            execute: runs the programs that print rules.
+            owns: whether a chain is the mode's, by family and table (`ip nat`), and chain.
+        """
+        self._execute = execute
+        self._owns = owns
+        self._nft: NftTrace | None = None
+        self._log: TraceLog | None = None
+        self._events: list[TraceEvent] = []
+        self.flow: WatchedFlow | None = None
+        """The flow, with the client's port as soon as it is known."""
+
+    async def start(self, flow: WatchedFlow) -> None:
+        """Follow the first packet of a flow from now on."""
+        self.flow = flow
+        families = [family for family in legacy_families() if family is flow.family]
+        if families:  # before packets are marked, so that no event is missed
+            self._log = TraceLog(families)
+        self._nft = NftTrace(flow)
+
+    async def first_packet(self) -> WatchedFlow:
+        """Wait for the first packet."""
+        assert self._nft is not None
+        assert self.flow is not None
+        headers = None
+        while not (headers := first_headers(self._events, self._nft.table)):
+            with suppress(AnswersLostError):
+                self._events += await self._nft.receive()
+        self.flow = WatchedFlow(
+            self.flow.protocol,
+            self.flow.destination,
+            self.flow.port,
+            headers.source,
+            headers.source_port,
+        )
+        return self.flow
+
+    async def steps(self) -> tuple[TraceStep, ...]:
+        """Return the steps so far."""
+        assert self._nft is not None
+        assert self.flow is not None
+        with suppress(AnswersLostError):  # 1 MB holds some thousand events
+            self._events += self._nft.waiting()
+        if self._log is not None:
+            self._events += self._log.waiting()
+        return to_steps(
+            self._events,
+            await read_rule_book(self._execute, self._events),
+            self.flow,
+            table=self._nft.table,
+            reply_prefix=REPLY_PREFIX,
+            owns=self._owns,
+        )
+
+    async def connection(self, flow: WatchedFlow) -> TrackedConnection | None:
+        """Return conntrack's entry of a flow."""
+        try:
+            return await asyncio.to_thread(find_connection, flow)
+        except OSError as error:
+            raise BusyError(f"conntrack cannot be listed: {error.strerror}") from error
+
+    async def aclose(self) -> None:
+        """Remove our table, and set the logger back."""
+        if self._nft is not None:
+            self._nft.close()
+        if self._log is not None:
+            await asyncio.to_thread(self._log.close)

@@ -1,0 +1,242 @@
+"""Mark the first packet of a flow for tracing, in a table that vanishes with this process.
+
+    table inet steersman-trace-PID        owned by our socket (NFT_TABLE_F_OWNER, Linux 5.12)
+      first-prerouting, first-output      priority -500: before raw and conntrack
+      reply-prerouting, reply-output      priority -199: after conntrack, the first answer
+
+Each rule matches one packet only (`limit rate 1/day burst 1`), so neither a busy flow nor a
+retransmission floods the reader. The packet itself stays as it is: a mark of ours could select
+another route, or another rule, than the real traffic takes.
+
+`nf_trace` of a packet is one bit for all of netfilter: rules of iptables-legacy report it, too,
+without a TRACE rule, to the logger of the family (trace_log.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Sequence
+from ipaddress import ip_address
+
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, Subscription
+from steersman.host.nlmsg import (
+    NLM_F_ACK,
+    NLM_F_APPEND,
+    NLM_F_CREATE,
+    NLM_F_EXCL,
+    Request,
+    attr,
+    be32,
+    nested,
+    text,
+)
+from steersman.host.process import NEEDS_NET_ADMIN
+from steersman.model.errors import BusyError
+from steersman.model.names import Family, Protocol
+from steersman.model.tracing import WatchedFlow
+from steersman.netfilter.trace_event import TraceEvent, parse_nftrace
+
+TABLE_PREFIX = "steersman-trace-"
+REPLY_PREFIX = "reply-"
+"""Chains of the table whose rules match the first answer, not the first packet."""
+_GROUP = 9  # NFNLGRP_NFTRACE
+_SUBSYSTEM = 10 << 8  # NFNL_SUBSYS_NFTABLES
+_NEWTABLE, _NEWCHAIN, _NEWRULE, _BATCH_BEGIN, _BATCH_END = 0, 3, 6, 16, 17
+_OWNER = 2  # NFT_TABLE_F_OWNER
+_INET = 1  # NFPROTO_INET
+_PREROUTING, _OUTPUT = 0, 3  # NF_INET_*
+_FIRST, _AFTER_CONNTRACK = -500, -199
+_REGISTER = 1  # NFT_REG_1, 16 bytes
+_NETWORK, _TRANSPORT = 1, 2  # NFT_PAYLOAD_*_HEADER
+_META_NFTRACE, _META_NFPROTO, _META_L4PROTO = 12, 15, 16
+_CT_DIRECTION, _CT_PROTOCOL, _CT_PROTO_SRC, _CT_PROTO_DST = 1, 10, 11, 12
+_CT_SRC_IP, _CT_DST_IP, _CT_SRC_IP6, _CT_DST_IP6 = 19, 20, 21, 22
+_DAY = 86400
+_NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
+_ADDRESSES_AT = {Family.IPV4: (12, 16), Family.IPV6: (8, 24)}
+"""Offsets of source and destination in the network header."""
+
+
+class NftTrace:
+    """Events about the first packet of a flow, and about the first answer."""
+
+    def __init__(self, flow: WatchedFlow, *, replies: bool = True) -> None:
+        """Mark the first packet from now on, in the network namespace of this thread.
+
+        Args:
+            flow: which packets.
+            replies: also trace the first answer; this makes the kernel track connections.
+
+        Raises:
+            BusyError: the kernel does not allow it; the message says why.
+        """
+        self.table = f"{TABLE_PREFIX}{os.getpid()}"
+        try:
+            self._netlink = Netlink(NETLINK_NETFILTER, buffer=1 << 18, timeout=10.0)
+        except OSError as error:
+            raise BusyError(f"no netlink socket for nf_tables: {error.strerror}") from error
+        self._events: Subscription | None = None
+        try:
+            self._events = Subscription(NETLINK_NETFILTER, [_GROUP], buffer=1 << 20)
+            refused = self._netlink.batch(batch_of(self.table, flow, replies))
+        except OSError as error:
+            self.close()
+            raise BusyError(_explain(error)) from error
+        if refused:
+            self.close()
+            raise BusyError(_explain(min(refused.items())[1]))
+
+    async def receive(self) -> list[TraceEvent]:
+        """Wait for events.
+
+        Raises:
+            AnswersLostError: some were lost.
+        """
+        assert self._events is not None
+        return [event for each in await self._events.receive() if (event := parse_nftrace(each))]
+
+    def waiting(self) -> list[TraceEvent]:
+        """Return the events received so far, without waiting."""
+        assert self._events is not None
+        return [event for each in self._events.waiting() if (event := parse_nftrace(each))]
+
+    def close(self) -> None:
+        """Close the sockets; the kernel then removes the table."""
+        if self._events is not None:
+            self._events.__exit__(None, None, None)
+        self._netlink.close()
+
+
+def _explain(error: OSError) -> str:
+    """Say why nf_tables refused the table."""
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return f"tracing {NEEDS_NET_ADMIN}"
+    if error.errno in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL):
+        return (
+            "tracing takes nf_tables with tables that have an owner: Linux 5.12 or later with"
+            f" CONFIG_NF_TABLES ({error.strerror})"
+        )
+    return f"nf_tables refuses a table for tracing: {error.strerror}"
+
+
+# Messages
+
+
+def batch_of(table: str, flow: WatchedFlow, replies: bool) -> list[Request]:
+    """Return the transaction that makes the table with its chains and rules."""
+    first, answer = first_packet(flow), first_answer(flow)
+    chains = [
+        ("first-prerouting", _PREROUTING, _FIRST, first),
+        ("first-output", _OUTPUT, _FIRST, first),
+    ]
+    if replies:
+        chains += [
+            (f"{REPLY_PREFIX}prerouting", _PREROUTING, _AFTER_CONNTRACK, answer),
+            (f"{REPLY_PREFIX}output", _OUTPUT, _AFTER_CONNTRACK, answer),
+        ]
+    requests = [_request(_NEWTABLE, text(1, table), be32(2, _OWNER), flags=NLM_F_EXCL)]
+    for name, hook, priority, matches in chains:
+        where = nested(4, be32(1, hook), attr(2, struct.pack("!i", priority)))
+        kind = text(7, "filter")
+        requests.append(_request(_NEWCHAIN, text(1, table), text(3, name), where, kind))
+        expressions = nested(4, *(nested(1, each) for each in (*matches, *_TRACE)))
+        rule = _request(_NEWRULE, text(1, table), text(2, name), expressions, flags=NLM_F_APPEND)
+        requests.append(rule)
+    edge = struct.pack("=BB2s", 0, 0, b"\0\x0a")
+    return [Request(_BATCH_BEGIN, edge), *requests, Request(_BATCH_END, edge)]
+
+
+def _request(kind: int, *parts: bytes, flags: int = 0) -> Request:
+    head = struct.pack("=BB2s", _INET, 0, b"\0\0")
+    return Request(_SUBSYSTEM | kind, head + b"".join(parts), NLM_F_CREATE | NLM_F_ACK | flags)
+
+
+def first_packet(flow: WatchedFlow) -> Sequence[bytes]:
+    """Return expressions that match the packet that opens a connection, or a datagram."""
+    source_at, destination_at = _ADDRESSES_AT[flow.family]
+    number = flow.protocol.number
+    matches = [
+        *_meta_is(_META_NFPROTO, _NFPROTO[flow.family]),
+        *_meta_is(_META_L4PROTO, number),
+        *_payload_is(_NETWORK, destination_at, ip_address(flow.destination).packed),
+        *_payload_is(_TRANSPORT, 2, flow.port.to_bytes(2, "big")),
+    ]
+    if flow.source:
+        matches += _payload_is(_NETWORK, source_at, ip_address(flow.source).packed)
+    if flow.source_port:
+        matches += _payload_is(_TRANSPORT, 0, flow.source_port.to_bytes(2, "big"))
+    if flow.protocol is Protocol.TCP:  # SYN without ACK
+        mask = nested(4, attr(1, b"\x12")), nested(5, attr(1, b"\0"))
+        sizes = be32(1, _REGISTER), be32(2, _REGISTER), be32(3, 1)
+        matches += [
+            _payload(_TRANSPORT, 13, 1),
+            _expression("bitwise", *sizes, *mask),
+            _is(b"\x02"),
+        ]
+    elif flow.protocol is Protocol.SCTP:  # the first chunk is INIT
+        matches += _payload_is(_TRANSPORT, 12, b"\x01")
+    return matches
+
+
+def first_answer(flow: WatchedFlow) -> Sequence[bytes]:
+    """Return expressions that match an answer, ICMP errors included, by its connection."""
+    wide = flow.family is Family.IPV6
+    keys = {
+        _CT_PROTOCOL: bytes((flow.protocol.number,)),
+        _CT_DST_IP6 if wide else _CT_DST_IP: ip_address(flow.destination).packed,
+        _CT_PROTO_DST: flow.port.to_bytes(2, "big"),
+    }
+    if flow.source:
+        keys[_CT_SRC_IP6 if wide else _CT_SRC_IP] = ip_address(flow.source).packed
+    if flow.source_port:
+        keys[_CT_PROTO_SRC] = flow.source_port.to_bytes(2, "big")
+    matches = [
+        *_meta_is(_META_NFPROTO, _NFPROTO[flow.family]),
+        _expression("ct", be32(2, _CT_DIRECTION), be32(1, _REGISTER)),
+        _is(b"\x01"),
+    ]
+    for key, value in keys.items():  # of the original direction
+        matches += [
+            _expression("ct", be32(2, key), be32(1, _REGISTER), attr(3, b"\0")),
+            _is(value),
+        ]
+    return matches
+
+
+def _expression(name: str, *parts: bytes) -> bytes:
+    return text(1, name) + nested(2, *parts)
+
+
+def _is(value: bytes) -> bytes:
+    """Compare the register for equality."""
+    return _expression("cmp", be32(1, _REGISTER), be32(2, 0), nested(3, attr(1, value)))
+
+
+def _meta_is(key: int, value: int) -> list[bytes]:
+    loaded = _expression("meta", be32(2, key), be32(1, _REGISTER))
+    return [loaded, _is(bytes((value,)))]
+
+
+def _payload(base: int, offset: int, size: int) -> bytes:
+    parts = be32(1, _REGISTER), be32(2, base), be32(3, offset), be32(4, size)
+    return _expression("payload", *parts)
+
+
+def _payload_is(base: int, offset: int, value: bytes) -> list[bytes]:
+    return [_payload(base, offset, len(value)), _is(value)]
+
+
+_TRACE = (
+    _expression(
+        "limit",
+        attr(1, struct.pack("!Q", 1)),
+        attr(2, struct.pack("!Q", _DAY)),
+        be32(3, 1),
+        be32(4, 0),
+    ),
+    _expression("immediate", be32(1, _REGISTER), nested(2, attr(1, b"\x01"))),
+    _expression("meta", be32(2, _META_NFTRACE), be32(3, _REGISTER)),
+)
+"""Once: `limit rate 1/day burst 1 packets meta nftrace set 1`."""

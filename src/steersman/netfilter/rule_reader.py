@@ -1,0 +1,105 @@
+"""Read the rules that events of a trace are about, in the words of the tool that made them.
+
+Rules of iptables-nft have handles as all of nf_tables, but only iptables can print them all: so the
+place of each handle is asked from the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+
+from steersman.host.exec import Exec
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.nlmsg import Request, attributes, string
+from steersman.netfilter.rule_book import BaseChain, RuleBook, RuleId, parse_nft, parse_save
+from steersman.netfilter.trace_event import FAMILY_NAMES, HOOKS, TraceEvent
+
+_GETCHAIN, _GETRULE = 10 << 8 | 4, 10 << 8 | 7
+_UNSPEC = bytes(4)  # nfgenmsg: all families
+_IPTABLES_TABLES = frozenset({"raw", "mangle", "nat", "filter", "security"})
+_SAVE = {"ip": "iptables", "ip6": "ip6tables"}
+
+
+async def read_rule_book(execute: Exec, events: Iterable[TraceEvent]) -> RuleBook:
+    """Read the tables that events come from.
+
+    A tool that is not installed, or fails, leaves its rules without text.
+    """
+    tables = {(event.backend, event.family, event.table) for event in events}
+    rules: dict[RuleId, str] = {}
+    policies: dict[tuple[str, str, str], str] = {}
+    places: dict[RuleId, int] = {}
+    bases: dict[tuple[str, str, str], BaseChain] = {}
+    if any(backend == "nft" for backend, *_ in tables):
+        bases, places = await asyncio.to_thread(read_places, tables)
+    saved = {
+        (backend, family): await _save(execute, family, backend)
+        for backend, family, table in tables
+        if family in _SAVE and (backend == "legacy" or table in _IPTABLES_TABLES)
+    }
+    for (backend, family), text in saved.items():
+        by_place, found = parse_save(text)
+        if backend == "legacy":
+            for (table, chain, place), line in by_place.items():
+                rules["legacy", family, table, chain, place] = line
+            policies |= {(family, *where): policy for where, policy in found.items()}
+            continue
+        for rule_id, place in places.items():
+            if rule_id[1] == family and (rule_id[2], rule_id[3], place) in by_place:
+                rules[rule_id] = by_place[rule_id[2], rule_id[3], place]
+    for backend, family, table in sorted(tables):
+        if backend == "nft" and not any(key[:3] == (backend, family, table) for key in rules):
+            argv = ["nft", "-a", "-t", "list", "table", family, table]
+            for (chain, handle), line in parse_nft(await _output(execute, argv)).items():
+                rules["nft", family, table, chain, handle] = line
+    return RuleBook(rules, bases, policies)
+
+
+async def _save(execute: Exec, family: str, backend: str) -> str:
+    """Return what iptables-save of a variant prints; "" if it is not installed."""
+    name = _SAVE[family]
+    text = await _output(execute, [f"{name}-{backend}-save"])
+    if text:
+        return text
+    text = await _output(execute, [f"{name}-save"])
+    wanted = backend == "nft"
+    return text if ("(nf_tables)" in text.partition("\n")[0]) is wanted else ""
+
+
+async def _output(execute: Exec, argv: list[str]) -> str:
+    """Return what a program prints; "" if it fails."""
+    try:
+        result = await execute.run(argv, timeout=20.0)
+    except OSError:
+        return ""
+    return "" if result.returncode else result.stdout.decode(errors="replace")
+
+
+def read_places(
+    tables: Collection[tuple[str, str, str]],
+) -> tuple[dict[tuple[str, str, str], BaseChain], dict[RuleId, int]]:
+    """Return the base chains of nf_tables, and the places of the rules of iptables-nft."""
+    bases: dict[tuple[str, str, str], BaseChain] = {}
+    places: dict[RuleId, int] = {}
+    with Netlink(NETLINK_NETFILTER, buffer=1 << 20) as netlink:
+        for reply in netlink.dump(Request(_GETCHAIN, _UNSPEC)):
+            values = attributes(reply.payload, 4)
+            family = FAMILY_NAMES.get(reply.payload[0], "")
+            hook = attributes(values.get(4, b""))  # NFTA_CHAIN_HOOK
+            number = int.from_bytes(hook.get(1, b""), "big")
+            if hook and number < len(HOOKS):
+                priority = int.from_bytes(hook.get(2, b""), "big", signed=True)
+                name = family, string(values.get(1, b"")), string(values.get(3, b""))
+                bases[name] = BaseChain(HOOKS[number], priority)
+        if not any(table in _IPTABLES_TABLES for backend, _, table in tables if backend == "nft"):
+            return bases, places
+        counts: dict[tuple[str, str, str], int] = {}
+        for reply in netlink.dump(Request(_GETRULE, _UNSPEC)):
+            values = attributes(reply.payload, 4)  # NFTA_RULE_TABLE, CHAIN, HANDLE
+            family = FAMILY_NAMES.get(reply.payload[0], "")
+            name = family, string(values.get(1, b"")), string(values.get(2, b""))
+            if ("nft", *name[:2]) in tables and name[1] in _IPTABLES_TABLES:
+                counts[name] = counts.get(name, 0) + 1
+                places["nft", *name, int.from_bytes(values.get(3, b""), "big")] = counts[name]
+    return bases, places

@@ -1,0 +1,275 @@
+"""What the kernel does with a packet, beside what the plan predicts: `steersman trace`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from steersman.compile.trace import Flow, TraceResult, trace
+from steersman.host.exec import SubprocessExec
+from steersman.host.netns import find_namespace
+from steersman.model.names import Protocol
+from steersman.model.plan import SourceClass
+from steersman.model.world import World
+from steersman.modes.registry import create
+from steersman.modes.specs import ModeOptions
+from steersman.modes.tracing import Tracer, TraceStep, TrackedConnection, WatchedFlow
+from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Table
+from steersman.operate.probe_packet import ProbePacket, Reply
+from steersman.operate.trace_compare import (
+    Difference,
+    Observation,
+    compare,
+    expectation,
+    prediction,
+    short_rule,
+)
+
+_SEEN_WITHIN = 1.0  # seconds for the events of a packet that was answered or given up
+_SETTLED_WITHIN = 3.0  # seconds for the answer to a packet of real traffic
+_PAUSE = 0.05
+_LONGEST_RULE = 90
+
+
+class TraceQuestion(msgspec.Struct, frozen=True):
+    """Which packet to follow."""
+
+    destination: str
+    """A canonical address."""
+    port: int
+    protocol: Protocol = Protocol.TCP
+    source: str = ""
+    """The client's address; "" for this node, or with `wait` for anyone."""
+    netns: Path | None = None
+    """The network namespace to send from; None finds it by `source`."""
+    wait: bool = False
+    """Wait for a packet of real traffic instead of sending one."""
+    timeout: float = 3.0
+    """Seconds to wait for an answer, or for the packet."""
+
+
+class ShownStep(msgspec.Struct, frozen=True, rename="camel"):
+    """A step, and what was predicted about it."""
+
+    number: int
+    step: TraceStep
+    predicted: str = ""
+    matches: bool = True
+
+
+class TraceAnswer(Answer, frozen=True, kw_only=True, rename="camel"):
+    """The way of one packet."""
+
+    flow: str
+    mode: str
+    service: str = ""
+    """Name of the ServicePort at the destination; "" if there is none."""
+    predicted: str
+    reasons: tuple[str, ...] = ()
+    steps: tuple[ShownStep, ...] = ()
+    connection: TrackedConnection | None = None
+    reply: Reply | None = None
+    """None for a packet of real traffic."""
+    endpoint: str = ""
+    differences: tuple[Difference, ...] = ()
+    refused: bool = False
+    """The plan itself drops or rejects the packet."""
+
+    @property
+    def first_difference(self) -> str:
+        """The first difference, or ""."""
+        return self.differences[0].text if self.differences else ""
+
+    @property
+    def exit_code(self) -> int:
+        """1 if something differs, or if the plan refuses the packet."""
+        return int(bool(self.differences) or self.refused)
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield the prediction, the steps, the connection and the verdict."""
+        at = f" ({self.service})" if self.service else ""
+        yield Line(f"{self.flow}{at}, {self.mode} mode", "title")
+        yield Line(f"explain predicts: {self.predicted}")
+        for reason in self.reasons if wide else ():
+            yield Line(reason, "dim", indent=2)
+        yield Line("")
+        columns = ("#", "HOOK", "TABLE", "CHAIN", "HANDLE", "VERDICT", "BY", "PREDICTED", "RULE")
+        rows: list[list[Cell]] = []
+        for shown in self.steps:
+            step = shown.step
+            quiet = not step.rule and not step.handle and not step.ends and not step.note
+            if quiet and not wide:  # the end of a chain where nothing happened
+                continue
+            rows.append(_row(shown, wide))
+        yield Table(columns, rows, empty="no hook of the kernel reported the packet")
+        yield Line("")
+        if self.connection is not None:
+            yield Line(f"connection: {self.connection}")
+        if self.endpoint:
+            yield Line(f"endpoint:   {self.endpoint}")
+        if self.reply is not None:
+            took = f" after {self.reply.milliseconds:g} ms" if self.reply.answered else ""
+            yield Line(f"answer:     {self.reply.text}{took}", "" if took else "warn")
+        for number, difference in enumerate(self.differences):
+            head = "also" if number else "first difference"
+            step_text = f" (step {difference.step})" if difference.step else ""
+            yield Line(f"{head}{step_text}: {difference.text}", "bad")
+        if not self.differences:
+            yield Line("the kernel did what explain predicts", "warn" if self.refused else "good")
+
+
+def _row(shown: ShownStep, wide: bool) -> list[Cell]:
+    step = shown.step
+    rule = short_rule(step.rule)
+    if len(rule) > _LONGEST_RULE and not wide:
+        rule = f"{rule[:_LONGEST_RULE]}…"
+    rule = f"{rule} ({step.note})" if step.note and rule else rule or step.note
+    ours = step.owner == "steersman"
+    return [
+        str(shown.number),
+        step.hook if step.direction == "original" else f"{step.hook}, answer",
+        step.table,
+        step.chain,
+        str(step.handle) if step.handle else "",
+        (step.verdict, "bad" if step.ends else ""),
+        (step.owner, "" if ours else "warn"),
+        (shown.predicted, "" if not shown.predicted else "good" if shown.matches else "bad"),
+        (rule, "dim"),
+    ]
+
+
+# The question
+
+
+def make_tracer(world: World) -> Tracer:
+    """Return the tracer of a World's mode.
+
+    Raises:
+        QuestionError: the mode cannot trace.
+    """
+    options = ModeOptions(
+        asked_for=world.mode, iptables_variant=world.variant if world.variant in _TOOLS else ""
+    )
+    tracer = create(world.mode, SubprocessExec(), options).tracer()
+    if tracer is None:
+        raise QuestionError(f"the {world.mode} mode cannot trace packets")
+    return tracer
+
+
+_TOOLS = ("nft", "legacy")
+
+
+async def trace_packet(
+    world: World, question: TraceQuestion, tracer: Tracer | None = None
+) -> TraceAnswer:
+    """Follow one packet through the kernel of this machine, and compare with the plan.
+
+    Args:
+        world: the plan to compare with.
+        question: the packet.
+        tracer: None for that of the World's mode.
+
+    Raises:
+        QuestionError: the packet cannot be sent, or did not come in time.
+        BusyError: the kernel cannot trace it; the message says why.
+    """
+    tracer = tracer or make_tracer(world)
+    try:
+        if question.wait:
+            return await _wait(world, question, tracer)
+        return await _probe(world, question, tracer)
+    finally:
+        await tracer.aclose()
+
+
+async def _probe(world: World, question: TraceQuestion, tracer: Tracer) -> TraceAnswer:
+    """Send a packet, and report."""
+    netns = question.netns
+    if netns is None and question.source:
+        netns = await asyncio.to_thread(find_namespace, question.source)
+        if netns is None:
+            raise QuestionError(
+                f"no network namespace of this machine has the address {question.source}: run this"
+                " on the client's node, or give --wait to follow its next packet that comes here"
+            )
+    with ProbePacket(
+        question.protocol,
+        question.destination,
+        question.port,
+        source=question.source,
+        netns=None if netns == Path("/proc/self/ns/net") else netns,
+    ) as probe:
+        await tracer.start(probe.flow)
+        reply = await probe.send(question.timeout)
+        flow = probe.flow
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SEEN_WITHIN):
+                flow = await tracer.first_packet()
+        return await _report(world, flow, tracer, reply)
+
+
+async def _wait(world: World, question: TraceQuestion, tracer: Tracer) -> TraceAnswer:
+    """Wait for a packet of real traffic, and report."""
+    watched = WatchedFlow(question.protocol, question.destination, question.port, question.source)
+    await tracer.start(watched)
+    try:
+        async with asyncio.timeout(question.timeout):
+            flow = await tracer.first_packet()
+    except TimeoutError:
+        raise QuestionError(
+            f"no packet that opens a connection from {watched} came within {question.timeout:g} s"
+        ) from None
+    # The packet is real, so its answer is not ours to wait for: conntrack tells.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SETTLED_WITHIN):
+            while True:
+                connection = await tracer.connection(flow)
+                if connection is not None and connection.state == "replied":
+                    break
+                await asyncio.sleep(_PAUSE)
+    return await _report(world, flow, tracer, None)
+
+
+async def _report(
+    world: World, flow: WatchedFlow, tracer: Tracer, reply: Reply | None
+) -> TraceAnswer:
+    steps = await tracer.steps()
+    connection = await tracer.connection(flow)
+    predicted = predict(world, flow)
+    silent = reply is not None and reply.kind == "none" and flow.protocol is Protocol.UDP
+    seen = Observation(
+        steps,
+        connection,
+        "unknown" if reply is None or silent else reply.kind,
+        reply.text if reply else "",
+        world.plan.settings.traits.terminates_connections,
+        world.plan.settings.family(flow.family).local_addresses,
+    )
+    shown = tuple(
+        ShownStep(number, step, *expectation(predicted, seen, step))
+        for number, step in enumerate(steps, 1)
+    )
+    return TraceAnswer(
+        source=world.origin.text,
+        flow=str(flow),
+        mode=world.mode,
+        service=str(predicted.plan.name) if predicted.plan else "",
+        predicted=prediction(predicted),
+        reasons=predicted.reasons,
+        steps=shown,
+        connection=connection,
+        reply=reply,
+        endpoint=seen.endpoint,
+        differences=compare(predicted, seen),
+        refused=predicted.verdict in ("drop", "reject"),
+    )
+
+
+def predict(world: World, flow: WatchedFlow) -> TraceResult:
+    """Return what the plan does with a flow; without a client's address, as if from this node."""
+    source = flow.source or SourceClass.NODE
+    return trace(world.plan, Flow(source, flow.destination, flow.port, flow.protocol))
