@@ -62,8 +62,8 @@ class Process:
             raise AssertionError(f"{text!r} is not in the log:\n{self.log}") from error
 
 
-async def command(*words: str) -> tuple[int, str, str]:
-    argv = [sys.executable, "-m", "steersman", *words]
+async def command(*words: str, through: Sequence[str] = ()) -> tuple[int, str, str]:
+    argv = [*through, sys.executable, "-m", "steersman", *words]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe)
     out, err = await process.communicate()

@@ -56,6 +56,12 @@ class EbpfWords(KernelWords):
             return any(not frontend.address for plan in plans for frontend in plan.frontends)
         return kind in _NODE_KINDS
 
+    def rank(self, key: bytes) -> int:
+        """Order frontends, endpoints, the rest of the ServicePort, the node."""
+        kinds = (Kind.FRONTEND, Kind.SERVICE, Kind.RANGE, Kind.MAGLEV)
+        kind = layout.split_key(key)[0]
+        return kinds.index(kind) if kind in kinds else len(kinds)
+
     def words(self, key: bytes, value: bytes) -> Iterable[Words]:
         """Print one entry; of a ServicePort, each endpoint on a line of its own."""
         kind, rest = layout.split_key(key)

@@ -31,6 +31,7 @@ _PURPOSES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     (chain, re.compile(pattern), purpose)
     for chain, pattern, purpose in (
         # Chain (or how its name begins), what the rule has, and what it is for.
+        ("KUBE-FORWARD", r"INVALID", "drops packets that conntrack cannot place"),
         ("", r"-m nfacct ", "counts packets from loopback addresses"),
         (SEP, rf"-s (\S+?)(?:/\d+)? .*-j {MARK_MASQ}", "{1} calls itself: masquerade, so that "
          "the answer comes back through this node"),
@@ -66,7 +67,6 @@ _PURPOSES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         (POSTROUTING, r"-j MARK", "takes the mark off again"),
         (POSTROUTING, r"-j MASQUERADE", "replaces the source by an address of this node"),
         ("KUBE-FORWARD", r"-m mark", "lets marked connections through, whatever the policy is"),
-        ("KUBE-FORWARD", r"INVALID", "drops packets that conntrack cannot place"),
         ("KUBE-FORWARD", r"ESTABLISHED", "lets known connections through"),
         ("", r"-j KUBE-", "leads packets to this mode's chains"),
     )
@@ -102,6 +102,16 @@ class IptablesWords(KernelWords):
         if all(plan.key.family != family for plan in plans):
             return False
         return part == JUMPS or ((table, chain) in NODE_CHAINS and chain != CANARY)
+
+    def rank(self, key: RuleKey) -> int:
+        """Order jumps, rules by destination, chains of the Service, chains of the node."""
+        _, table, chain, part = key
+        if part == JUMPS:
+            return 0
+        if is_shared(table, chain):
+            return 1
+        ranks = {EXT: 2, FW: 2, SVC: 3, SVL: 3, SEP: 4}
+        return next((rank for start, rank in ranks.items() if chain.startswith(start)), 5)
 
     def words(self, key: RuleKey, value: str) -> Iterable[Words]:
         """Print the rules of a chain, or of a part of it."""

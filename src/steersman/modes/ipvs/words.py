@@ -107,6 +107,11 @@ class IpvsWords(KernelWords):
             return any(plan.key.family == key[0] for plan in plans)
         return isinstance(key, DeviceKey)
 
+    def rank(self, key: Any) -> int:
+        """Order virtual servers, set entries, the node's rules."""
+        kinds = (ServerKey, MemberKey, DeviceKey)
+        return next((rank for rank, kind in enumerate(kinds) if isinstance(key, kind)), 3)
+
     def words(self, key: Any, value: Any) -> Iterable[Words]:
         """Print one object."""
         match key, value:

@@ -47,6 +47,22 @@ _TARGETS = re.compile(r"\b(?:goto|jump) ([\w./-]+)")
 _NODE_TEXTS = (Kind.SKELETON, Kind.RULES)
 _BY_ADDRESS = frozenset(kind for kind, spec in SETS.items() if spec.fields.startswith("apt"))
 _BY_PORT = frozenset(kind for kind, spec in SETS.items() if spec.fields.startswith("pt"))
+_ORDER = (
+    Kind.NODEPORT_IPS,
+    Kind.SERVICE_IPS,
+    Kind.SERVICE_NODEPORTS,
+    Kind.POD_SERVICE_IPS,
+    Kind.NODE_SERVICE_IPS,
+    Kind.EXTERNAL_SERVICE_IPS,
+    Kind.POD_NODEPORTS,
+    Kind.NODE_NODEPORTS,
+    Kind.EXTERNAL_NODEPORTS,
+    Kind.SERVICE_ENDPOINTS,
+    Kind.NODEPORT_ENDPOINTS,
+    Kind.CHAIN,
+    Kind.NO_ENDPOINT_SERVICES,
+    Kind.NO_ENDPOINT_NODEPORTS,
+)
 _PURPOSES = {
     Kind.NODEPORT_IPS: "address that serves node ports",
     Kind.SERVICE_IPS: "new connections to {0} port {2}: {to}",
@@ -141,6 +157,11 @@ class NftablesWords(KernelWords):
             return any(not frontend.address for plan in mine for frontend in plan.frontends)
         return bool(mine) and kind in _NODE_TEXTS
 
+    def rank(self, key: bytes) -> int:
+        """Order dispatch by destination and client, endpoints by slot, affinity, the rest."""
+        kind = kind_of(key)
+        return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
+
     def words(self, key: bytes, value: Any) -> Iterable[Words]:
         """Print one object."""
         kind = Kind(kind_of(key))
@@ -181,30 +202,18 @@ class NftablesWords(KernelWords):
             seen: set[str] = set()
             for _ in range(_LEVELS):
                 wanted = [name for name in dict.fromkeys(names) if name not in seen]
-                if not wanted:
-                    break
                 seen.update(wanted)
-                found = await self._list_chains(table, wanted)
-                out += found
-                # Only what forwarding passes; the base chains lead to everything.
-                names = [
-                    target
-                    for line in found
-                    if ", chain nat-" not in line.place
-                    for target in _TARGETS.findall(line.text)
-                ]
-        return out
-
-    async def _list_chains(self, table: str, names: Collection[str]) -> list[Words]:
-        """Return the rules of chains; one that is not there has none."""
-        out: list[Words] = []
-        for name in names:
-            argv = ["nft", "--stateless", "list", "chain", *table.split(), name]
-            result = await run_program(self._exec, argv, package="nftables")
-            for chain, body in _BLOCK.findall(result.stdout.decode(errors="replace")):
-                place = f"table {table}, chain {chain}"
-                rules = [line.strip() for line in body.splitlines()]
-                out += [Words(place, rule, _chain_purpose(chain)) for rule in rules if rule]
+                names = []
+                for name in wanted:
+                    argv = ["nft", "--stateless", "list", "chain", *table.split(), name]
+                    result = await run_program(self._exec, argv, package="nftables")
+                    for chain, body in _BLOCK.findall(result.stdout.decode(errors="replace")):
+                        place, purpose = f"table {table}, chain {chain}", _chain_purpose(chain)
+                        rules = [rule for each in body.splitlines() if (rule := each.strip())]
+                        out += [Words(place, rule, purpose) for rule in rules]
+                    # Only what forwarding passes: the base chains lead to everything.
+                    if not name.startswith("nat-"):
+                        names += _TARGETS.findall(result.stdout.decode(errors="replace"))
         return out
 
 
@@ -241,5 +250,9 @@ def _chain_purpose(name: str) -> str:
             "marks, then goes on to choose" if "masquerade-" in name or "cluster-" in name else ""
         )
         pool = " on this node" if "local-" in name else ""
-        return f"{what or 'chooses'} one of up to {name.rpartition('-')[2]} endpoints{pool}"
+        size = name.rpartition("-")[2]
+        among = (
+            f"one of up to {size} endpoints" if size != "1" else "the endpoint of the first slot"
+        )
+        return f"{what or 'chooses'} {among}{pool}"
     return "session affinity: sends a known client to its endpoint" if "affinity" in name else ""

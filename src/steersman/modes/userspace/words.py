@@ -118,6 +118,10 @@ class UserspaceWords(KernelWords):
         """Whether it is the base of the portals, in a family of the plans."""
         return isinstance(key, BaseKey) and any(plan.key.family == key.family for plan in plans)
 
+    def rank(self, key: Any) -> int:
+        """Order rules and addresses, sockets, the base."""
+        return 0 if isinstance(key, StrayKey) else 1 if isinstance(key, SocketKey) else 2
+
     def words(self, key: Any, value: Any) -> Iterable[Words]:
         """Print one object."""
         match key:

@@ -1,0 +1,51 @@
+"""`steersman dump`: what the kernel has for a Service, compared with the plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steersman.cli.command import NAMESPACE, Argument, Command, Example
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+    from steersman.operate.answer import Answer
+
+
+async def _answer(parsed: Parsed) -> Answer:
+    from steersman.model.names import ObjectName  # noqa: PLC0415 - only for this command
+    from steersman.operate.dump import dump_service  # noqa: PLC0415
+    from steersman.operate.load import load_world  # noqa: PLC0415
+
+    first, slash, second = parsed.arguments[0].partition("/")
+    namespace = str(parsed.values.get("namespace") or "default")
+    name = ObjectName(first, second) if slash else ObjectName(namespace, first)
+    return await dump_service(await load_world(parsed), name, parsed.config)
+
+
+COMMAND = Command(
+    name="dump",
+    summary="show what the kernel has for a Service, in the words of the mode's tool",
+    description="""\
+Read the kernel of this machine, and print what it has for a Service: rules as iptables-save prints
+them, elements and chains as nft, virtual servers as ipvsadm, ipset entries, entries of eBPF maps,
+or the listening sockets of the process and the rules that lead there. Above the lines stands what
+they are for. Lines that differ from the plan are marked: `-` is missing in the kernel, `+` is there
+and no plan asks for it. Needs root, and reads only.
+
+The plan is that of the running process, or of --manifests or an API server, for the mode that
+--proxy-mode names then.""",
+    arguments=(
+        Argument("SERVICE", "NAMESPACE/NAME, or NAME with -n.", completes="service", required=True),
+    ),
+    flags=(NAMESPACE,),
+    examples=(
+        Example("steersman dump shop/web", "the rules of a Service, each with its purpose"),
+        Example("steersman dump shop/web -o json", "the same for a script"),
+    ),
+    exit_codes=(
+        (0, "The kernel has what the plan says."),
+        (1, "Something is missing, or unexpected."),
+        (2, "The Service is not served, or the kernel cannot be read."),
+    ),
+    answer=_answer,
+)

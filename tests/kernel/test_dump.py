@@ -1,0 +1,171 @@
+"""`steersman dump` on a real kernel: all as planned, and what others changed, in each mode."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steersman.compile.planner import compile_all
+from steersman.model.inputs import HostFacts, NodeConfig
+from steersman.model.names import Family, ObjectName
+from steersman.model.ruleset import diff
+from steersman.model.world import Origin, World
+from steersman.operate.dump import compare
+from steersman.source.store import Store
+from tests.support.builders.ebpf_node_plan import NODE as NODE_IP
+from tests.support.builders.ebpf_node_plan import POD, VIP
+from tests.support.builders.store import service, slice_
+from tests.support.lab.ebpf_node import MARKS, Node, serving
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.modes.registry import render
+from tests.support.processes.steersman import NOBODY, NODE, command, manifests, steersman, world
+
+pytestmark = pytest.mark.kernel
+PATIENCE = 60.0
+
+
+async def dumped(*words: str) -> tuple[int, dict[str, list[str]]]:
+    """The exit status of `dump`, and the lines by state."""
+    status, out, err = await command("dump", "shop/web", "-o", "json", *words)
+    assert status < 2, err
+    lines: dict[str, list[str]] = {}
+    for line in json.loads(out)["lines"]:
+        lines.setdefault(line["state"], []).append(line["text"])
+    return status, lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "present", "break_it", "missing"),
+    [
+        pytest.param(
+            ["--proxy-mode=iptables"],
+            "-j DNAT --to-destination 10.244.0.5:8080",
+            "iptables -t nat -F KUBE-SERVICES",
+            "-d 10.96.0.1/32",
+            id="iptables",
+        ),
+        pytest.param(
+            ["--proxy-mode=iptables"],
+            "-A KUBE-SERVICES -d 10.96.0.1/32",
+            "iptables -t nat -F PREROUTING",
+            "-A PREROUTING",
+            id="iptables-jump",
+        ),
+        pytest.param(
+            ["--proxy-mode=nftables"],
+            "10.96.0.1 . tcp . 80 . 0 : 10.244.0.5 . 8080",
+            "nft delete element ip kube-proxy service-ips { 10.96.0.1 . tcp . 80 }",
+            "10.96.0.1 . tcp . 80 ",
+            id="nftables",
+        ),
+    ],
+)
+def test_what_others_removed_is_missing(
+    tmp_path: Path, flags: Sequence[str], present: str, break_it: str, missing: str
+) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "objects", *world())
+        source = f"--manifests={folder}"
+        async with steersman(tmp_path, source, *flags) as process:
+            await process.said("(start)", PATIENCE)
+            status, lines = await dumped()
+            assert (status, lines.keys() - {"context"}) == (0, {"planned"})
+            assert any(present in line for line in lines["planned"])
+            await process.stop()  # it would repair what is broken now
+        same = (source, *flags, f"--hostname-override={NODE}", "--cluster-cidr=10.244.0.0/16")
+        assert (await dumped(*same))[0] == 0
+        sh(break_it)
+        status, lines = await dumped(*same)
+        assert status == 1
+        assert any(missing in line for line in lines["missing"])
+        assert "unexpected" not in lines
+
+    in_namespace(body)
+
+
+def test_chains_of_nftables_are_listed_as_nft_does(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "objects", *world())
+        flags = (f"--manifests={folder}", "--proxy-mode=nftables")
+        async with steersman(tmp_path, *flags) as process:
+            await process.said("(start)", PATIENCE)
+            _, lines = await dumped()
+            chain = sh("nft list chain ip kube-proxy nat-prerouting")
+            rule = next(line for line in lines["context"] if "vmap @service-ips" in line)
+            assert rule in chain
+            assert any("map @service-endpoints" in line for line in lines["context"])
+
+    in_namespace(body)
+
+
+@pytest.mark.parametrize(
+    ("portals", "rule"),
+    [
+        ("iptables", "-j DNAT --to-destination 192.0.2.7:"),
+        ("nftables", "10.96.0.1 . 6 . 80 : 192.0.2.7 . "),
+        ("direct", "LISTEN 10.96.0.1:80"),
+    ],
+)
+def test_listeners_and_portals_of_another_process_are_found(
+    tmp_path: Path, portals: str, rule: str
+) -> None:
+    async def body() -> None:
+        sh("ip address add 192.0.2.7/32 dev lo")
+        folder = manifests(tmp_path / "objects", *world())
+        flags = ("--proxy-mode=userspace", f"--userspace-portals={portals}")
+        async with steersman(tmp_path, f"--manifests={folder}", *flags) as process:
+            await process.said("(start)", PATIENCE)
+            status, lines = await dumped()
+            assert (status, [*lines]) == (0, ["planned"])
+            assert any(rule in line for line in lines["planned"])
+            assert any(line.startswith("LISTEN ") for line in lines["planned"])
+
+    in_namespace(body)
+
+
+def test_without_rights_it_says_what_it_needs(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "objects", *world())
+        words = ("dump", "shop/web", f"--manifests={folder}", "--proxy-mode=nftables")
+        status, _, err = await command(*words, through=NOBODY)
+        assert status == 2
+        assert "needs root or CAP_NET_ADMIN" in err
+
+    in_namespace(body)
+
+
+@pytest.mark.skipif(MARKS[1].args[0], reason=str(MARKS[1].kwargs["reason"]))
+def test_entries_of_the_maps_are_read_by_another_process() -> None:
+    store = Store("me")
+    store.replace("Service", [service(clusterIP=VIP)])
+    store.replace("EndpointSlice", [slice_(ips=(POD,))])
+    facts = HostFacts("me", {"lo": ("127.0.0.1/8",), "eth0": (f"{NODE_IP}/24",)}, ipv6=False)
+    config = NodeConfig(node_name="me", families=(Family.IPV4,), cluster_cidrs=("10.244.0.0/16",))
+
+    with serving("TCP") as lab:
+        node = Node(lab)
+        try:
+            mode, other = node.mode(), node.mode()
+            plan = compile_all(store.snapshot, config, facts, mode.traits)
+            asked = World(Origin("process", ""), store.snapshot, plan, mode.name)
+            name = ObjectName("shop", "web")
+
+            async def story() -> tuple[Any, Any]:
+                await mode.apply(diff(await mode.read(), render(plan, mode)))
+                before = await compare(asked, name, other)
+                frontend = next(key for key in render(plan, mode) if key[:1] == b"F")
+                await mode.apply(diff({frontend: render(plan, mode)[frontend]}, {}))
+                return before, await compare(asked, name, other)
+
+            before, after = asyncio.run(story())
+        finally:
+            node.close()
+    assert {line.state for line in before} == {"planned"}
+    assert any(f"{POD}:8080" in line.text for line in before)
+    (missing,) = [line.text for line in after if line.state == "missing"]
+    assert missing.startswith(f"{VIP}:80/TCP: ")
