@@ -59,7 +59,7 @@ def metrics_pages(mode: str) -> web.Application:
     return metrics_app(
         Pages(
             Metrics(mode),
-            mode,
+            lambda: mode,
             configz=lambda: b"{}",
             flags=lambda: flagz({"v": 2}),
         )

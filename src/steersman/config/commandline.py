@@ -145,13 +145,18 @@ def default_config() -> ProxyConfig:
     return to_internal(apply_defaults(KubeProxyConfiguration()))
 
 
-def reload_file(parsed: Parsed, *, read: Read | None = None) -> Parsed:
+def reload_file(parsed: Parsed, *, read: Read | None = None, mode: str = "") -> Parsed:
     """Read the configuration file of a running process again, under the same command line.
+
+    Args:
+        parsed: the command line; without a file it is resolved again.
+        read: reads a file.
+        mode: the mode that runs, if it is not the configured one: defaults depend on it.
 
     Raises:
         ConfigError: the file is invalid; the previous configuration should stay in force.
     """
-    return _resolve(parsed.values, parsed.arguments, read or read_file)
+    return _resolve(parsed.values, parsed.arguments, read or read_file, mode)
 
 
 # The words of a command line
@@ -278,10 +283,15 @@ READERS: Final[Mapping[str, Callable[[str], Value]]] = {
 # Flags and file together
 
 
-def _resolve(given: Mapping[str, Value], words: tuple[str, ...], read: Read) -> Parsed:
+def _resolve(
+    given: Mapping[str, Value], words: tuple[str, ...], read: Read, mode: str = ""
+) -> Parsed:
     """Return the valid configuration of flags, and of the file that they name."""
     path = _text(given, "config")
-    config, warnings = from_file(path, given, read) if path else (from_flags(given), ())
+    if path:
+        config, warnings = from_file(path, given, read, mode)
+    else:
+        config, warnings = from_flags({**given, "proxy-mode": mode} if mode else given), ()
     # These two override the file, too.
     name, hostname = _text(given, "hostname-override"), config.hostname_override
     if name and not (hostname := name.strip().lower()):
@@ -319,11 +329,11 @@ def _text(given: Mapping[str, Value], name: str) -> str:
 
 
 def from_file(
-    path: str, given: Mapping[str, Value], read: Read
+    path: str, given: Mapping[str, Value], read: Read, mode: str = ""
 ) -> tuple[ProxyConfig, tuple[str, ...]]:
     """Return the configuration of a file under the flags that override it, and warnings."""
     try:
-        loaded = load(read(path))
+        loaded = load(read(path), mode)
     except ConfigError as error:
         raise ConfigError(f"--config {path}: {error}") from error
     config = loaded.config

@@ -42,8 +42,12 @@ class Loaded(msgspec.Struct, frozen=True):
     """Sentences about what strict decoding refuses: unknown and repeated fields."""
 
 
-def load(data: bytes | str) -> Loaded:
+def load(data: bytes | str, mode: str = "") -> Loaded:
     """Decode a configuration, fill in defaults and convert it; rules.py validates it.
+
+    Args:
+        data: the file.
+        mode: overrides the file's mode, on which sections and defaults depend.
 
     Raises:
         ConfigError: it cannot be decoded, not even leniently.
@@ -57,6 +61,8 @@ def load(data: bytes | str) -> Loaded:
     fields = _check_kind(plain)
     problems += [f"unknown field {path}" for path in _unknown(KubeProxyConfiguration, fields, "")]
     document = decode(fields)
+    if mode:
+        document = msgspec.structs.replace(document, mode=mode)
     return Loaded(document, to_internal(apply_defaults(document)), tuple(problems))
 
 

@@ -239,6 +239,10 @@ class Mode(ABC):
         del have
         return {}
 
+    def with_free_node_ports(self, have: Ruleset) -> Ruleset:
+        """Return a Ruleset changed so that another mode's sockets can bind node ports."""
+        return have
+
     async def hold_nat_hooks(self) -> None:  # noqa: B027
         """Keep NATed connections of another mode alive while its rules are removed."""
 

@@ -133,10 +133,7 @@ class OwnedTables:
         Raises:
             NoTablesError: not permitted, or the kernel has no such tables.
         """
-        data = comment.encode() + b"\0"
-        userdata = attr(_TABLE_USERDATA, bytes((0, len(data))) + data)
-        flags = be32(_TABLE_FLAGS, _OWNER)
-        code = self._change(_NEWTABLE, name, flags, userdata, flags=NLM_F_CREATE | NLM_F_EXCL)
+        code = self._change(_new_table(name, comment))
         if code in (errno.EPERM, errno.EEXIST):  # EPERM: it has another owner
             return False
         if code:
@@ -156,17 +153,25 @@ class OwnedTables:
 
     def remove(self, name: str) -> None:
         """Remove a table that we own, or that has no owner."""
-        self._change(_DELTABLE, name)
+        self._change(_request(_DELTABLE, text(_TABLE_NAME, name), flags=NLM_F_ACK))
+
+    def rename(self, name: str, comment: str) -> bool:
+        """Give a table that we own another comment; return whether it has it now.
+
+        The kernel cannot change the comment of a table. One transaction removes it and makes it
+        again, so there is no moment without it.
+        """
+        gone = _request(_DELTABLE, text(_TABLE_NAME, name), flags=NLM_F_ACK)
+        return not self._change(gone, _new_table(name, comment))
 
     def close(self) -> None:
         """Close the socket; the kernel then removes our tables."""
         self._netlink.close()
 
-    def _change(self, kind: int, name: str, *more: bytes, flags: int = 0) -> int:
-        """Make a transaction of one request; return its error, 0 for none."""
-        request = _request(kind, text(_TABLE_NAME, name), *more, flags=flags | NLM_F_ACK)
+    def _change(self, *requests: Request) -> int:
+        """Make a transaction; return the first error of its requests, 0 for none."""
         edge = _HEAD.pack(0, 0, b"\0\x0a")
-        batch = [Request(_BATCH_BEGIN, edge), request, Request(_BATCH_END, edge)]
+        batch = [Request(_BATCH_BEGIN, edge), *requests, Request(_BATCH_END, edge)]
         try:
             refused = self._netlink.batch(batch)
         except OSError as error:
@@ -174,6 +179,14 @@ class OwnedTables:
         if 0 in refused:
             raise NoTablesError(os.strerror(refused[0].errno or errno.EIO))
         return next((error.errno or errno.EIO for error in refused.values()), 0)
+
+
+def _new_table(name: str, comment: str) -> Request:
+    data = comment.encode() + b"\0"
+    userdata = attr(_TABLE_USERDATA, bytes((0, len(data))) + data)
+    flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL
+    owner = be32(_TABLE_FLAGS, _OWNER)
+    return _request(_NEWTABLE, text(_TABLE_NAME, name), owner, userdata, flags=flags)
 
 
 def _request(kind: int, *parts: bytes, flags: int = 0) -> Request:

@@ -1,15 +1,14 @@
 """Assemble the parts of the process: the daemon of `steersman run`, and a preview of one sync.
 
 Every part is made by its constructor, of parts that exist. Only the Store is older than its
-listener, the Daemon: `LateCall` stands in between.
+listener, the Daemon, which begins to listen at the end.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,9 +16,12 @@ from steersman.compile.planner import Planner
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.facts import read_facts
 from steersman.model.findings import Finding
+from steersman.model.switch import SwitchRequest
 from steersman.run.config_reloader import ConfigReloader
+from steersman.run.control import told_in_lines
 from steersman.run.daemon import Daemon, NodeLock, Stop
 from steersman.run.drift import DriftLog
+from steersman.run.engine import Engine
 from steersman.run.event_loop import on_signal, until
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
@@ -94,17 +96,15 @@ async def assemble(
     node = machine.allow_localhost_node_ports(node_config(config), mode, facts)
     machine.set_conntrack(config, mode.traits)
     # The pipeline: Store -> Planner -> Sync -> mode.
-    changed, reported = LateCall(), LateCall()
-    store = Store(node.node_name, on_change=changed, on_report=reported)
-    sync = Sync(store, Planner(node, mode.traits), mode, facts)
+    store = Store(node.node_name)
+    engine = Engine(mode, config, node, store, facts)
+    sync = engine.sync
     # What the process shows of it.
     servers = Servers(
         config, parsed.values, node.node_name, sync, stats=source.stats, logs=logs, machine=machine
     )
     findings = FindingsLog()
     drift = DriftLog(store, servers.recorder, servers.metrics)
-    if servers.control is not None:
-        servers.control.add("GET", "/drift", partial(drift.serve, sync))
     observers = SyncObservers(
         store,
         servers.metrics,
@@ -123,9 +123,8 @@ async def assemble(
         logs=logs,
         stop=stop,
         lock=lock,
-        node=node,
+        engine=engine,
         source=source,
-        sync=sync,
         servers=servers,
         observers=observers,
         findings=findings,
@@ -135,22 +134,14 @@ async def assemble(
             parsed, store, mode.traits, machine.file_changes, machine.set_conntrack
         ),
     )
+    if servers.control is not None:
+        # A switch replaces the Sync.
+        servers.control.add("GET", "/drift", lambda request: drift.serve(daemon.sync, request))
+        servers.control.add("POST", "/switch", told_in_lines(SwitchRequest, daemon.switch))
     # From here on the Store is listened to: the report of a fallback is logged at once.
-    changed.target, reported.target = daemon.changed, daemon.reported
+    store.listen(daemon.changed, daemon.reported)
     report_fallback(chosen, servers.recorder, store, servers.metrics)
     return daemon
-
-
-class LateCall:
-    """A callback that does nothing until it gets its target."""
-
-    def __init__(self) -> None:
-        self.target: Callable[[], None] | None = None
-
-    def __call__(self) -> None:
-        """Call the target."""
-        if self.target is not None:
-            self.target()
 
 
 async def preview(config: ProxyConfig) -> tuple[str, Sequence[Finding]]:

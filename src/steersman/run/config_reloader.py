@@ -17,6 +17,7 @@ from steersman.config import ConfigError, Parsed, ProxyConfig, applied, reload_f
 from steersman.config import findings as config_findings
 from steersman.host.files import Inotify, Polling
 from steersman.host.sysctl import SysctlError
+from steersman.model.findings import Finding
 from steersman.model.plan import Traits
 from steersman.source.store import Store
 
@@ -55,6 +56,38 @@ class ConfigReloader:
         self._traits = traits
         self._file_changes = file_changes
         self._set_conntrack = set_conntrack
+        self._switched_to = ""
+        """The mode that serves, if it is not the configured one."""
+
+    def in_mode(self, mode: str) -> ProxyConfig:
+        """Return the configuration that this command line gives in another mode.
+
+        Raises:
+            ConfigError: it is invalid in that mode.
+        """
+        return reload_file(self._parsed, mode=mode).config
+
+    @property
+    def configured_mode(self) -> str:
+        """The mode that a restart would run."""
+        try:
+            return reload_file(self._parsed).config.mode
+        except ConfigError:  # reported when the file is reloaded
+            return self._parsed.config.mode
+
+    def use_mode(self, config: ProxyConfig, traits: Traits) -> None:
+        """Go on with the configuration of a mode that serves now."""
+        self.current, self._traits = config, traits
+        self._switched_to = "" if config.mode == self._parsed.config.mode else config.mode
+        self._report_switch()
+
+    def _report_switch(self) -> None:
+        """Report for as long as the mode that serves is not the configured one."""
+        used, configured = self._switched_to, self.configured_mode
+        text = f"{used} serves since a switch; a restart brings {configured} back, as configured"
+        differs = used and used != configured
+        found = (Finding("the node", "mode", text),) if differs else ()
+        self._store.report("switch", found)
 
     async def changes(self) -> AsyncIterator[ProxyConfig]:
         """Reload the file whenever it changes; yield each configuration to apply."""
@@ -78,12 +111,14 @@ class ConfigReloader:
             log.info("there is no configuration file to reload")
             return None
         try:
-            fresh = reload_file(self._parsed).config
+            fresh = reload_file(self._parsed, mode=self._switched_to).config
         except ConfigError as error:
             self._store.report(self._file, config_findings(error, self._file))
             log.error("%s; keeping the previous configuration", error)
             return None
         self._store.report(self._file, ())
+        if self._switched_to:
+            self._report_switch()
         plan = reload_plan(self.current, fresh)
         if fresh.mode != self.current.mode:
             log.warning("takes effect after a restart: mode, and all else that the file changes")

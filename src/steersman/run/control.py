@@ -16,11 +16,13 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from steersman.host.local_socket import CONTROL, is_trusted, peer
+from steersman.model.errors import BusyError
 
 log = logging.getLogger("steersman")
 
@@ -28,6 +30,10 @@ _RETRY = 2.0  # seconds between two attempts to bind the name
 _MOST_CLIENTS = 32
 """Clients at a time; each is an operator's command or a page."""
 
+_working: set[asyncio.Task[None]] = set()
+"""Work of pages whose clients may have left."""
+
+Asked = TypeVar("Asked", bound=msgspec.Struct)
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -96,6 +102,53 @@ class ControlSocket:
                 self._clients -= 1
 
         return call
+
+
+def told_in_lines(
+    kind: type[Asked], work: Callable[[Asked, Callable[[object], None]], Awaitable[object]]
+) -> Handler:
+    """Return a page that does some work, and answers with a line of JSON for each step of it.
+
+    The work goes on if the client leaves.
+
+    Args:
+        kind: type of the request's body.
+        work: gets the request, and a function that sends a step; its result is the last line. A
+            BusyError before the first step is answered with status 409.
+    """
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            asked = msgspec.json.decode(await request.read(), type=kind)
+        except msgspec.MsgspecError as error:
+            return web.Response(status=400, text=f"{error}\n")
+        lines: asyncio.Queue[object] = asyncio.Queue()
+        done = object()
+
+        async def to_end() -> None:
+            try:
+                lines.put_nowait(await work(asked, lines.put_nowait))
+            except BusyError as error:
+                lines.put_nowait(error)
+            finally:
+                lines.put_nowait(done)
+
+        task = asyncio.create_task(to_end())
+        _working.add(task)
+        task.add_done_callback(_working.discard)
+        line = await lines.get()
+        if isinstance(line, BusyError):
+            return web.Response(status=409, text=f"{line}\n")
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        while line is not done:
+            line = {"error": str(line)} if isinstance(line, BusyError) else line
+            await response.write(msgspec.json.encode(line) + b"\n")
+            line = await lines.get()
+        await response.write_eof()
+        return response
+
+    return handle
 
 
 async def send_pieces(

@@ -13,20 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from steersman.compile.planner import Planner
 from steersman.config import ProxyConfig
 from steersman.host.facts import watch_addresses
 from steersman.model.errors import BusyError
 from steersman.model.inputs import NodeConfig
+from steersman.model.switch import SwitchRequest, SwitchResult, Tell
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.drift import DriftLog
-from steersman.run.event_loop import InterruptibleSleep, guarded, on_signal
+from steersman.run.engine import Engine
+from steersman.run.event_loop import InterruptibleSleep, guarded, on_signal, while_unset
 from steersman.run.instance import Holder, Instance
 from steersman.run.klog import ProcessLog, v
 from steersman.run.machine import Machine
@@ -35,7 +36,9 @@ from steersman.run.node_watcher import NodeWatcher
 from steersman.run.observers import FindingsLog, SyncObservers
 from steersman.run.runner import Runner
 from steersman.run.servers import Servers
-from steersman.run.startup import StartError, node_config
+from steersman.run.startup import StartError, new_mode, node_config
+from steersman.run.state import SyncReport
+from steersman.run.switching import Switcher
 from steersman.run.sync import Sync
 from steersman.source.apiserver import ApiServerSource
 from steersman.source.base import Source
@@ -82,6 +85,19 @@ class NodeLock:
         if self._instance is not None:
             self._instance.release()
 
+    def rename(self, mode: str) -> None:
+        """Show another mode to those who look at the lock."""
+        if self._instance is not None:
+            self._instance.rename(mode)
+
+
+class _Asked(NamedTuple):
+    """A switch that an operator has asked for."""
+
+    request: SwitchRequest
+    tell: Tell
+    result: asyncio.Future[SwitchResult]
+
 
 class Daemon:
     """Runs the assembled parts."""
@@ -93,9 +109,8 @@ class Daemon:
         logs: ProcessLog,
         stop: Stop,
         lock: NodeLock,
-        node: NodeConfig,
+        engine: Engine,
         source: Source,
-        sync: Sync,
         servers: Servers,
         observers: SyncObservers,
         findings: FindingsLog,
@@ -108,9 +123,9 @@ class Daemon:
         self._logs = logs
         self._stop = stop
         self._lock = lock
-        self._node_config = node
+        self.engine = engine
+        """The mode that serves; `switch` replaces it."""
         self._source = source
-        self.sync = sync
         self._servers = servers
         self._observers = observers
         self._findings = findings
@@ -126,10 +141,18 @@ class Daemon:
             max(least, _MAX_INTERVAL),
             first_retry=_FIRST_RETRY,
         )
+        self.turn = asyncio.Lock()
+        self.switcher = Switcher(self)
+        self._switches: asyncio.Queue[_Asked] = asyncio.Queue(1)
         self.serving = asyncio.Event()
         """The first sync reached the kernel."""
         self._until_change = InterruptibleSleep()
         self._drift_timer = InterruptibleSleep()
+
+    @property
+    def sync(self) -> Sync:
+        """The body of the sync loop, of the mode that serves."""
+        return self.engine.sync
 
     async def run(self) -> None:
         """Run until a stop is requested; the rules stay in force."""
@@ -141,11 +164,12 @@ class Daemon:
             "addresses": self._follow_addresses(),
             "drift": self._check_for_drift(),
             "configuration": self._follow_configuration(),
-            "conntrack": self._observers.cleaner.run(),
+            "conntrack": self._with_engine(lambda _: self._observers.cleaner.run()),
             "health checks": self._observers.health_checks.run(),
-            "external changes": self._watch_for_external_changes(),
+            "external changes": self._with_engine(self._watch_for_external_changes),
             "leftovers": self._remove_leftovers(),
             "hand-over": self._hand_over(),
+            "switches": self._carry_out_switches(),
             **self._servers.tasks(),
         }
         # `guarded` turns the crash of a task into a request to stop, so the group never fails.
@@ -164,17 +188,25 @@ class Daemon:
         # instance.
         self._lock.release()
         await self._servers.close()
-        cut = await self.sync.mode.aclose(self._reloader.current.steersman.drain_period.seconds)
-        if cut:
+        drain = self._reloader.current.steersman.drain_period.seconds
+        ends = (self.engine.mode.aclose(drain), self.switcher.aclose(drain))
+        if cut := sum(await asyncio.gather(*ends)):
             log.warning("%d connections were cut; --drain-period gives them more time", cut)
+
+    async def _with_engine(self, work: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+        """Do some work with the engine that serves, and begin again with each new one."""
+        while True:
+            engine = self.engine
+            await while_unset(engine.replaced, work(engine))
+            await engine.replaced.wait()
 
     async def _hand_over(self) -> None:
         """Stop when another instance takes over, once it has the sockets that only we can give."""
-        mode = self.sync.mode
         while True:
             newcomer = await asyncio.shield(self._lock.newcomer)
+            mode = self.engine.mode
             log.warning("another instance takes over from this one: %s", newcomer)
-            if not mode.hands_over_sockets or newcomer.mode != mode.name:
+            if not mode.hands_over_sockets or newcomer.mode != mode.name or self.switcher.running:
                 break  # the lock is released only when nothing is written any more
             # The newcomer starts to serve beside this process, and fetches the sockets.
             self._lock.release()
@@ -200,22 +232,23 @@ class Daemon:
             await self._node_watcher.wait(self._until_change.sleep)
         log.info("Using %s Proxier", self.sync.mode.name)
         self._servers.recorder.starting()
-        self._observers.started(self._node_config.families)
+        self._observers.started(self.engine.node.families)
         await self._runner.run()
 
     async def _sync_once(self) -> bool:
         """Sync, and give the report to the observers; return whether there was work."""
-        sync = self.sync
-        first = sync.state.result is None
-        try:
-            report = await sync.run()
-        except Exception:  # rules that others removed may be missing: health must tell in time
-            self._observers.queued(self._node_config.families)
-            if sync.drift is not None:
-                self._drift.unrepaired(sync.drift)
-            raise
-        if report is not None:
-            await self._observers.observe(report)
+        async with self.turn:
+            sync = self.sync
+            first = sync.state.result is None
+            try:
+                report = await sync.run()
+            except Exception:  # rules that others removed may be missing: health must tell in time
+                self._observers.queued(self.engine.node.families)
+                if sync.drift is not None:
+                    self._drift.unrepaired(sync.drift)
+                raise
+            if report is not None:
+                await self._observers.observe(report)
         if sync.store.synced and sync.owes:  # before, the awaited list requests a run
             self._runner.request()
         if report is None or (result := report.result) is None:
@@ -235,7 +268,7 @@ class Daemon:
         self._until_change.interrupt()
         if self.sync.store.synced:  # before, a run would only delay the first real one
             self._runner.request()
-            self._observers.queued(self._node_config.families)
+            self._observers.queued(self.engine.node.families)
         self._node_watcher.follow()
 
     def reported(self) -> None:
@@ -254,13 +287,12 @@ class Daemon:
             await self._drift_timer.sleep(self._reloader.current.sync_period.seconds)
             self._suspect()
 
-    async def _watch_for_external_changes(self) -> None:
+    async def _watch_for_external_changes(self, engine: Engine) -> None:
         """Compare as soon as the mode notices changes by others, not only every sync period."""
-        mode = self.sync.mode
         await self.serving.wait()
         while True:
             try:
-                await mode.wait_for_external_change()
+                await engine.mode.wait_for_external_change()
             except (OSError, BusyError) as error:
                 text = "changes by others cannot be watched: %s; retrying in %gs"
                 log.warning(text, error, _RETRY)
@@ -287,18 +319,20 @@ class Daemon:
 
     def _use(self, config: ProxyConfig) -> None:
         """Apply a changed configuration while running."""
-        mode = self.sync.mode
+        mode = self.engine.mode
         config = msgspec.structs.replace(config, mode=mode.name)  # it may be a fallback
-        # The parts that use the configuration directly, then everything that is planned by it.
-        self._node_config = self._machine.allow_localhost_node_ports(
-            node_config(config), mode, self.sync.facts
-        )
+        # Everything that is planned by it, then the parts that use it directly.
+        node = self._machine.allow_localhost_node_ports(node_config(config), mode, self.sync.facts)
+        self.engine.use(config, node)
         self._logs.set_verbosity(config.logging.verbosity)
+        self._use_directly(config, node)
+
+    def _use_directly(self, config: ProxyConfig, node: NodeConfig) -> None:
+        """Let the parts that are no part of the engine use a configuration."""
         self._servers.use(config)
-        self._node_watcher.use(self._node_config)
+        self._node_watcher.use(node)
         self._drift_timer.interrupt()
         self._runner.set_intervals(config.min_sync_interval.seconds, config.sync_period.seconds)
-        self.sync.use_planner(Planner(self._node_config, mode.traits))
         self._runner.request()
 
     # Other modes
@@ -306,6 +340,101 @@ class Daemon:
     async def _remove_leftovers(self) -> None:
         """Remove the leftovers of other modes, once ours serves (make before break)."""
         await self.serving.wait()
-        mode, config = self.sync.mode, self._reloader.current
-        left = self._machine.leftovers(mode, config)
-        await remove_leftovers(left, config.steersman.drain_period.seconds, mode)
+        while True:
+            engine = self.engine
+            drain = engine.config.steersman.drain_period.seconds
+            left = [
+                (name, mode)
+                for name, mode in self._machine.leftovers(engine.mode, engine.config)
+                if mode.name not in engine.spared
+            ]
+            removal = remove_leftovers(left, drain, engine.mode)
+            await while_unset(self.switcher.began, removal)
+            del left
+            await self.switcher.began.wait()
+            await self.switcher.ended.wait()
+
+    # A switch of the mode: run/switching.py has the steps
+
+    async def switch(self, request: SwitchRequest, tell: Tell) -> SwitchResult:
+        """Switch the mode; it goes on if the caller is cancelled.
+
+        Args:
+            request: the mode, and how.
+            tell: called with each step as soon as it is done.
+
+        Raises:
+            BusyError: another switch is under way.
+        """
+        asked = _Asked(request, tell, asyncio.get_running_loop().create_future())
+        if self.switcher.running or self._switches.full():
+            raise BusyError("another switch is under way; wait until it has ended")
+        self._switches.put_nowait(asked)
+        return await asyncio.shield(asked.result)
+
+    async def _carry_out_switches(self) -> None:
+        """Carry out switches in a task of the daemon, so that it ends before the process does."""
+        while True:
+            asked = await self._switches.get()
+            try:
+                result = await self.switcher.switch(asked.request, asked.tell)
+            except BaseException as error:
+                failure = error if isinstance(error, Exception) else BusyError("the process ends")
+                asked.result.set_exception(failure)
+                asked.result.exception()  # mark it as retrieved: the caller may have gone
+                if not isinstance(error, Exception):
+                    raise
+                log.exception("a switch failed; the mode that serves goes on")
+            else:
+                asked.result.set_result(result)
+
+    @property
+    def configured_mode(self) -> str:
+        """The mode that a restart would run."""
+        return self._reloader.configured_mode
+
+    def new_engine(self, name: str) -> Engine:
+        """Make an engine of another mode; nothing is written.
+
+        Raises:
+            ConfigError, StartError: the configuration is invalid in that mode.
+        """
+        config, before = self._reloader.in_mode(name), self.engine
+        mode = new_mode(config, self._machine.create_mode)
+        store, facts = before.sync.store, before.sync.facts
+        engine = Engine(mode, config, node_config(config), store, facts, before=before)
+        engine.spared = frozenset({before.mode.name})
+        return engine
+
+    def prepare_machine(self, engine: Engine) -> None:
+        """Set the sysctls that an engine needs."""
+        node = node_config(engine.config)
+        allowed = self._machine.allow_localhost_node_ports(node, engine.mode, engine.sync.facts)
+        if allowed != engine.node:
+            engine.use(engine.config, allowed)
+        self._machine.set_conntrack(engine.config, engine.mode.traits)
+
+    async def install(self, engine: Engine, report: SyncReport) -> None:
+        """Let an engine serve whose first sync has this report."""
+        before, self.engine = self.engine, engine
+        # Observers know the plans of the engine before: those that are not planned any more go.
+        gone = before.sync.state.plan.services.keys() - report.plans.changed.keys()
+        plans = msgspec.structs.replace(report.plans, removed=report.plans.removed | gone)
+        engine.sync.use_facts(before.sync.facts)
+        self._servers.use_sync(engine.sync)
+        self._observers.use_mode(engine.mode, engine.sync.objects)
+        before.replaced.set()
+        await self._observers.observe(msgspec.structs.replace(report, plans=plans))
+        self._lock.rename(engine.mode.name)
+        self._reloader.use_mode(engine.config, engine.mode.traits)
+        self._use_directly(engine.config, engine.node)
+        log.info("Using %s Proxier", engine.mode.name)
+
+    async def compare(self) -> SyncReport | None:
+        """Read the kernel back, and repair what differs."""
+        async with self.turn:
+            self.sync.distrust()
+            report = await self.sync.run()
+            if report is not None:
+                await self._observers.observe(report)
+            return report

@@ -152,6 +152,20 @@ async def until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     return doing.result()
 
 
+async def while_unset(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Do some work until it ends or an event is set; it has always ended when this returns."""
+    doing = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        doing.cancel()  # without effect if it is done
+        await asyncio.wait((doing,))
+    if not doing.cancelled():
+        doing.result()
+
+
 def run_to_end(
     runner: asyncio.Runner,
     main: Coroutine[Any, Any, None],

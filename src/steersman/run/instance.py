@@ -184,6 +184,12 @@ class Instance:
             self._tables.close()
             self._tables = None
 
+    def rename(self, mode: str) -> None:
+        """Say in the lock that another mode runs; others only read it to name the holder."""
+        self._me = msgspec.structs.replace(self._me, mode=mode)
+        if self._tables is not None and not self._tables.rename(NAME, self._me.comment):
+            log.warning("the lock still says that another mode runs: the kernel refused to change")
+
     # By a table
 
     async def _claim_table(self, tables: OwnedTables) -> None:

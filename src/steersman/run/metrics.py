@@ -304,12 +304,9 @@ class Metrics:
         # A new registry for each object, so that several can live in one process.
         disable_created_metrics()  # type: ignore[no-untyped-call]  # upstream has no *_created series
         self.registry = CollectorRegistry()
-        self._spec = spec_of(mode)
-        self.by_name: dict[str, Labelled[Any]] = {
-            metric.name: metric.create(self.registry, families)
-            for metric in DECLARED
-            if not metric.optional or metric.name in self._spec.metrics
-        }
+        self._families = families
+        self.by_name: dict[str, Labelled[Any]] = {}
+        self.use_mode(mode)
         # Metrics of all Kubernetes components, and of the process.
         build = Gauge(
             "kubernetes_build_info",
@@ -319,6 +316,16 @@ class Metrics:
         )
         build.labels(__version__).set(1)
         ProcessCollector(registry=self.registry)
+
+    def use_mode(self, mode: str) -> None:
+        """Have the metrics of this mode; those of all modes keep their values."""
+        self._spec = spec_of(mode)
+        for metric in DECLARED:
+            has = not metric.optional or metric.name in self._spec.metrics
+            if has and metric.name not in self.by_name:
+                self.by_name[metric.name] = metric.create(self.registry, self._families)
+            elif not has and metric.name in self.by_name:
+                self.registry.unregister(self.by_name.pop(metric.name).metric)
 
     def find(self, metric: Declared[MetricT]) -> Labelled[MetricT] | None:
         """Return an optional metric, given as `Metrics.NAME`; None if the mode does not have it."""

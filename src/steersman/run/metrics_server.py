@@ -58,7 +58,8 @@ class Pages(msgspec.Struct, frozen=True):
     """The sources of the pages; a page whose source is None does not exist."""
 
     metrics: Metrics
-    mode: str
+    mode: Callable[[], str]
+    """Returns the name of the mode that serves."""
     configz: Callable[[], bytes] | None = None
     """The configuration in force as JSON, under its component name."""
     flags: Callable[[], str] | None = None
@@ -97,7 +98,7 @@ def metrics_app(pages: Pages) -> web.Application:
     # A page whose source is missing does not exist, and is not listed by /statusz either.
     found: dict[str, Page] = {
         "/healthz": lambda _: Answer("ok"),
-        "/proxyMode": lambda _: Answer(pages.mode),
+        "/proxyMode": lambda _: Answer(pages.mode()),
         "/metrics": metrics,
         "/metrics/slis": _slis(pages.healthy),
     }

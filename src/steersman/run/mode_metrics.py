@@ -92,6 +92,10 @@ class ModeMetrics:
         self._ledger = Ledger()
         self._one = asyncio.Lock()
 
+    def use_mode(self, mode: Mode) -> None:
+        """Read the counters of another mode from now on; its counts begin at zero."""
+        self._mode = mode
+
     async def default(self) -> list[Metric]:
         """Return the metrics for `/metrics`, without those that a busy mode cannot read now."""
         found: list[Metric] = []

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
@@ -86,7 +87,9 @@ class SyncObservers:
         self._isolated = Isolation(clock).of
         self._metrics = SyncMetrics(store, metrics, counts, objects, wall)
         self.health_checks = HealthCheckUpdater(servers, counts, self._isolated)
-        self.cleaner = Cleaner(metrics, mode=mode, delete=delete, clock=clock)
+        self._new_cleaner = partial(Cleaner, metrics, delete=delete, clock=clock)
+        self.cleaner = self._new_cleaner(mode=mode)
+        """Replaced with the mode: each mode has debts of its own."""
         self.observers: dict[str, Observer] = {
             "plans": counts.observe,
             "latency": self._metrics.observe_latency,
@@ -94,9 +97,19 @@ class SyncObservers:
             "changes": self._metrics.observe_changes,
             "health": lambda report: self.started(report.state.plan.settings.families),
             "health checks": self.health_checks.observe,
-            "conntrack": self.cleaner.note,
+            "conntrack": lambda report: self.cleaner.note(report),  # noqa: PLW0108 - replaced
             **(others or {}),
         }
+
+    def use_mode(self, mode: Mode, objects: Callable[[], Objects]) -> None:
+        """Observe another mode from now on: its first report replaces all plans.
+
+        Args:
+            mode: the mode that serves.
+            objects: returns its kernel objects in force.
+        """
+        self._metrics.use_objects(objects)
+        self.cleaner = self._new_cleaner(mode=mode)
 
     def started(self, families: Iterable[Family]) -> None:
         """Record that the loop runs: healthy until a change waits too long (behaviour 7)."""
@@ -235,6 +248,11 @@ class SyncMetrics:
         self._shown: dict[str, tuple[int, int]] = {}
         """Changes seen and changes synced, by kind, as the metrics show them."""
         self._synced: Counter[str] = Counter()
+
+    def use_objects(self, objects: Callable[[], Objects]) -> None:
+        """Count other kernel objects: another mode serves."""
+        self._objects = objects
+        self._rules = Counter()
 
     def queued(self, families: Iterable[Family]) -> None:
         """Count the changes that wait."""

@@ -103,7 +103,7 @@ class Servers:
             self.metrics.on_scrape(conntrack_usage(machine.conntrack_usage))
         if stats is not None:
             self.metrics.on_scrape(partial(_watch_errors, stats))
-        self.metrics.on_scrape(nfacct_packets(sync.mode.packets))
+        self.metrics.on_scrape(nfacct_packets(lambda: self._sync.mode.packets()))  # noqa: PLW0108
         self.control: ControlSocket | None = None
         """The local socket, if this process is the instance of its node."""
         if machine.instance is not None:
@@ -120,6 +120,12 @@ class Servers:
         """Use a changed configuration: it is shown, and sets the timeout of health."""
         self.config = config
         self.health.timeout = 2 * config.sync_period.seconds
+
+    def use_sync(self, sync: Sync) -> None:
+        """Show another mode, and the State of its syncs."""
+        self._sync = sync
+        self._mode_metrics.use_mode(sync.mode)
+        self.metrics.use_mode(sync.mode.name)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return coroutines that run as long as the process, by name."""
@@ -174,7 +180,7 @@ class Servers:
         return metrics_app(
             Pages(
                 self.metrics,
-                config.mode,
+                lambda: self._sync.mode.name,
                 configz=lambda: configz(self.config),
                 flags=(lambda: flagz(self._flags)) if flagz_on else None,
                 state=self._state_pieces,

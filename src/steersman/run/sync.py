@@ -67,6 +67,7 @@ class Sync:
         mode: Mode,
         facts: HostFacts,
         *,
+        revision: int = 0,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -77,20 +78,21 @@ class Sync:
             planner: makes the plans.
             mode: renders them, and writes to the kernel.
             facts: this machine.
+            revision: number of the last sync, if another mode served before.
             clock: monotonic seconds.
             wall: seconds since 1970.
         """
         self.store = store
         self.planner = planner
         self.mode = mode
-        self.state = State(mode=mode.name)
+        self.state = State(revision, mode.name)
         self._facts = facts
         self._next: Planner | None = None
         """Replaces `planner` at the next run."""
         self._owed = Owed()
         self._ledger = ObjectLedger()
         self._bisector = Bisector(self._apply, self._read, self._ledger)
-        self._broken: dict[Owner, str] = {}
+        self.broken: dict[Owner, str] = {}
         """The error of each owner whose objects could not be rendered."""
         self._published: dict[PlanKey, ServicePlan] = {}
         """The plans that are in force: those of the last sync that reached the kernel."""
@@ -106,8 +108,13 @@ class Sync:
 
     def use_planner(self, planner: Planner) -> None:
         """Plan and render everything with another configuration at the next run."""
-        planner.inherit_holders(self._next or self.planner)
+        planner.inherit_holders(self.newest_planner)
         self._next = planner
+
+    @property
+    def newest_planner(self) -> Planner:
+        """The Planner of the next run."""
+        return self._next or self.planner
 
     @property
     def facts(self) -> HostFacts:
@@ -132,6 +139,16 @@ class Sync:
         Costs one fingerprint if nothing touched the kernel since the last comparison.
         """
         self._owed.suspected = True
+
+    def distrust(self) -> None:
+        """Read the whole kernel at the next run, whatever its fingerprint says."""
+        self.suspect()
+        self._owed.unread = True
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last run failed."""
+        return self._owed.failed
 
     async def run(self) -> SyncReport | None:
         """Bring the kernel up to date (behaviour 2, 7).
@@ -171,7 +188,7 @@ class Sync:
             removed=len(written.removed),
             changed=len(written.changed),
             phases=self._phases,
-            refused=len(self._ledger.rejected.keys() - {ADOPTED}) + len(self._broken),
+            refused=len(self._ledger.rejected.keys() - {ADOPTED}) + len(self.broken),
         )
         return self._publish(result, written, compared)
 
@@ -199,6 +216,10 @@ class Sync:
     async def preview(self) -> Diff:
         """Return what a sync would write, and write nothing (`--dry-run`)."""
         self._owed.take(self.store.take())
+        return await self.rehearse()
+
+    async def rehearse(self) -> Diff:
+        """As `preview`, but take no changes out of the Store: another Sync needs them."""
         await self._plan()
         await self._render()
         return diff(await self._read(), self._ledger.wanted())
@@ -210,7 +231,7 @@ class Sync:
     # Plan and render, a few milliseconds at a time
 
     async def _plan(self) -> None:
-        owed, planner = self._owed, self._next or self.planner
+        owed, planner = self._owed, self.newest_planner
         if owed.suspected:
             owed.retry_unplanned()
         if not (owed.changed or owed.replan or self._next):
@@ -250,8 +271,8 @@ class Sync:
         """Render the unrendered plans; return their number."""
         owed, settings = self._owed, self.planner.settings
         if owed.suspected:  # retry owners that a defect kept from being rendered
-            owed.node |= NODE in self._broken
-            keys = [owner for owner in self._broken if isinstance(owner, PlanKey)]
+            owed.node |= NODE in self.broken
+            keys = [owner for owner in self.broken if isinstance(owner, PlanKey)]
             owed.unrendered.update({key: self.planner.services.get(key) for key in keys})
         if not (owed.node or owed.unrendered):
             return 0
@@ -273,18 +294,18 @@ class Sync:
                 if cost >= _SLICE:
                     cost = 0
                     await asyncio.sleep(0)
-            self._ledger.drop_claimed(self._broken)
+            self._ledger.drop_claimed(self.broken)
         return dirty
 
     def _put(self, owner: Owner, render: Callable[[], Ruleset]) -> None:
         try:
             ruleset = render()
         except Exception as error:  # a defect: it must not cost the other Services
-            if owner not in self._broken:
+            if owner not in self.broken:
                 log.exception("cannot render the rules of %s", owner)
-            self._broken[owner] = f"{type(error).__name__}: {error}"
+            self.broken[owner] = f"{type(error).__name__}: {error}"
         else:
-            self._broken.pop(owner, None)
+            self.broken.pop(owner, None)
             self._ledger.put(owner, ruleset)
 
     # Write
@@ -461,7 +482,7 @@ class Sync:
         ]
         reasons += [
             (owner, f"its rules cannot be rendered ({why}), please report this")
-            for owner, why in self._broken.items()
+            for owner, why in self.broken.items()
         ]
         for owner, why in reasons:
             name, text = ObjectName("", ""), f"{mode}: {why}; what it had before stays in force"

@@ -125,6 +125,10 @@ class Store:
         self.seen: Counter[str] = Counter()
         """Changes so far, by kind."""
 
+    def listen(self, on_change: Callable[[], None], on_report: Callable[[], None]) -> None:
+        """Call these from now on; see the constructor."""
+        self._on_change, self._on_report = on_change, on_report
+
     @property
     def snapshot(self) -> Snapshot:
         """A live, read-only view of all objects, without the pods behind endpoints."""

@@ -18,7 +18,7 @@ from tests.support.http import Reply, ask, serving
 
 
 def pages(**changes: object) -> Pages:
-    return Pages(Metrics("iptables"), "iptables", **changes)  # type: ignore[arg-type]
+    return Pages(Metrics("iptables"), lambda: "iptables", **changes)  # type: ignore[arg-type]
 
 
 async def fetch(shown: Pages, path: str, method: str = "GET", data: str | None = None) -> Reply:

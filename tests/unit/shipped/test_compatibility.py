@@ -109,7 +109,7 @@ async def test_every_endpoint() -> None:
     metrics = metrics_app(
         Pages(
             Metrics("iptables"),
-            "iptables",
+            lambda: "iptables",
             configz=lambda: b"{}",
             flags=lambda: "",
             state=lambda: iter([b"{}"]),

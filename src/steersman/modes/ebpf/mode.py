@@ -22,7 +22,7 @@ from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import LockedError
 from steersman.modes.ebpf.bpf import FullError
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
-from steersman.modes.ebpf.layout import Kind, kind_of
+from steersman.modes.ebpf.layout import CONFIG_GUARD_NODE_PORTS, NODE_VALUE, Kind, kind_of
 from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import mount_bpffs, probe
@@ -164,6 +164,14 @@ class EbpfMode(Mode):
         """Keep what carries the present connections: programs, without frontends."""
         kinds = (Kind.CONFIG, Kind.PROGRAMS)
         return {key: value for key, value in have.items() if kind_of(key) in kinds}
+
+    def with_free_node_ports(self, have: Ruleset) -> Ruleset:
+        """Let processes of the node bind node ports, a proxy of ours among them."""
+        if not (config := have.get(Kind.CONFIG.value)):
+            return have
+        *addresses, flags, interface, prefix = NODE_VALUE.unpack(config)
+        flags &= ~CONFIG_GUARD_NODE_PORTS
+        return {**have, Kind.CONFIG.value: NODE_VALUE.pack(*addresses, flags, interface, prefix)}
 
     async def connections(self) -> int:
         """Count connections whose packets are rewritten; those of balanced sockets go on alone."""

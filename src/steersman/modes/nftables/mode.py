@@ -279,6 +279,9 @@ class NftablesMode(Mode):
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop serving loopback; return how many connections were cut after `drain` seconds."""
+        if self._tables is not None:
+            self._tables.netlink.close()
+            self._tables = None
         return await self._relay.close(drain)
 
     def _opened(self) -> KernelTables:
