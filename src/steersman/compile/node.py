@@ -21,6 +21,7 @@ from steersman.model.names import Family
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Traits, Value
 
 _LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
+_NODE_ADDRESSES = ("InternalIP", "ExternalIP")
 UNDETERMINED = _LOOPBACK
 """The node IP by family as long as it is unknown (behaviour 1.5)."""
 PRIMARY = "primary"
@@ -62,12 +63,41 @@ def node_name_of(config: NodeConfig, facts: HostFacts) -> str:
     return (config.node_name or facts.hostname).strip().lower()
 
 
+def config_of_node(config: NodeConfig, name: str) -> NodeConfig:
+    """Return the configuration as it would be on another node of the same cluster."""
+    # A bind address is one of the machine that the configuration was written for.
+    return msgspec.structs.replace(config, node_name=name, bind_address="0.0.0.0")
+
+
+def is_this_machine(name: str, node: Node | None, facts: HostFacts) -> bool:
+    """Return whether a node is the machine of these facts.
+
+    The addresses of its Node object decide; without any, the hostname.
+    """
+    of_node = facts_of_node(name, node).interfaces["node"]
+    if not of_node:
+        return name == facts.hostname
+    own = {text.partition("/")[0] for texts in facts.interfaces.values() for text in texts}
+    return any(text.partition("/")[0] in own for text in of_node)
+
+
+def facts_of_node(name: str, node: Node | None) -> HostFacts:
+    """Return the facts of another machine, as far as its Node object tells them.
+
+    Its addresses are those of the Node object and loopback; without an object, loopback alone.
+    """
+    listed = (node.status.addresses if node and node.status else None) or ()
+    found = (canonical_ip(each.address) for each in listed if each.type in _NODE_ADDRESSES)
+    addresses = tuple(dict.fromkeys(f"{ip}/{family_of(ip).bits}" for ip in found if ip))
+    return HostFacts(name, {"lo": ("127.0.0.1/8", "::1/128"), "node": addresses})
+
+
 def node_ips(node: Node | None, config: NodeConfig) -> NodeIPs:
     """Return this node's addresses from its Node object and the bind address (behaviour 1.5)."""
     # The first InternalIP of a family, or else its first ExternalIP.
     addresses = (node.status.addresses if node and node.status else None) or []
     found: dict[Family, str] = {}
-    for kind in ("InternalIP", "ExternalIP"):
+    for kind in _NODE_ADDRESSES:
         for address in addresses:
             ip = canonical_ip(address.address) if address.type == kind else None
             if ip is not None:

@@ -4,6 +4,9 @@ The trace reads only the plan, so it shows what the kernel was given and not wha
 The steps: find the destination; at a node port, check that the address serves it; check the source
 ranges; take the Action for the class of the client. `compile.explain` tells why an endpoint is in
 the plan.
+
+A reason is a sentence of its own, in the order in which the packet meets the rules; none is taken
+back by a later one.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ class TraceResult(Value, frozen=True):
     verdict: Outcome
     """`accept`: it passes unchanged, because it is not for a Service."""
     endpoints: tuple[Endpoint, ...] = ()
-    """Endpoints of a forwarded Flow, all equally likely."""
+    """Endpoints of a forwarded Flow; it goes to one of them."""
     masquerade: bool = False
     """Whether the endpoint sees an address of this node instead of the client's. Also true if
     every endpoint is the client itself; if only some are, those alone see it."""
@@ -73,10 +76,10 @@ class TraceResult(Value, frozen=True):
 
 Match: TypeAlias = tuple[ServicePlan, Frontend]
 _KINDS = {
-    FrontendKind.CLUSTER_IP: "the clusterIP",
-    FrontendKind.EXTERNAL_IP: "an external IP",
-    FrontendKind.LOAD_BALANCER_IP: "a load balancer IP",
-    FrontendKind.NODE_PORT: "the node port",
+    FrontendKind.CLUSTER_IP: "is the clusterIP of",
+    FrontendKind.EXTERNAL_IP: "is an external IP of",
+    FrontendKind.LOAD_BALANCER_IP: "is a load balancer IP of",
+    FrontendKind.NODE_PORT: "belongs to",
 }
 _OUTCOMES: Mapping[Verdict, Outcome] = {
     Verdict.FORWARD: "forward",
@@ -84,9 +87,10 @@ _OUTCOMES: Mapping[Verdict, Outcome] = {
     Verdict.REJECT: "reject",
 }
 _REFUSALS = {
-    Verdict.REJECT: "no endpoint exists anywhere that traffic could go to: rejected",
+    Verdict.REJECT: "no endpoint in the whole cluster can take the traffic: rejected",
     Verdict.DROP: "the traffic policy is Local and no endpoint is on this node: dropped",
 }
+_LISTED = 8  # endpoints that a reason lists
 
 
 def classify(settings: NodeSettings, flow: Flow) -> SourceClass:
@@ -162,7 +166,7 @@ class _Tracer:
                 for frontend in plan.frontends:
                     if (frontend.address, frontend.port) == (address, flow.port):
                         kind = _KINDS[frontend.kind]
-                        self.say(f"{describe(plan.key, frontend)} is {kind} of {plan.key.name}")
+                        self.say(f"{describe(plan.key, frontend)} {kind} {plan.key.name}")
                         return plan, frontend
         return None
 
@@ -173,7 +177,7 @@ class _Tracer:
         if frontend.kind is FrontendKind.NODE_PORT and not self.serves_node_ports():
             verdict = frontend.external.verdict
             if verdict is Verdict.FORWARD or not self.traits.refuses_node_ports_everywhere:
-                self.say("not ours: left as it is")
+                self.say("no rule of the proxy matches: left as it is")
                 return self.decide("accept")
             self.say("this mode refuses a node port without endpoints on every address")
             self.say(_REFUSALS[verdict])
@@ -182,7 +186,7 @@ class _Tracer:
         if frontend.source_ranges:
             ranges = ", ".join(frontend.source_ranges)
             if isinstance(flow.source, SourceClass):  # no address to compare
-                self.say(f"only clients in {ranges} may use it: taken to be one of them")
+                self.say(f"only clients in {ranges} may use it: assumed to be one of them")
             elif any(in_cidr(flow.source, cidr) for cidr in frontend.source_ranges):
                 self.say(f"{flow.source} is in the ranges that may use it ({ranges})")
             else:
@@ -229,7 +233,7 @@ class _Tracer:
         if source is SourceClass.NODE:
             return f"{name} is this node itself"
         if not detector:
-            return f"{name} may be a pod or not: nothing is configured to tell"
+            return f"{name} does not count as a pod: no clusterCIDRs are set to know pods by"
         how = detector.cidr or f"interface {detector.interface or detector.interface_prefix + '*'}"
         is_pod = "is a pod" if source is SourceClass.POD else "is no pod"
         return f"{name} {is_pod} of this cluster (pods: {how})"
@@ -238,9 +242,13 @@ class _Tracer:
         """Forward to the endpoints of a pool."""
         plan, _ = match
         endpoints = plan.pool(action.pool)
-        listed = ", ".join(map(str, endpoints))
         on = " on this node" if action.pool is Pool.LOCAL else ""
-        self.say(f"goes to one of {len(endpoints)} endpoints{on}, each equally likely: {listed}")
+        if len(endpoints) == 1:
+            self.say(f"goes to {endpoints[0]}, the only endpoint{on}")
+        else:
+            listed = ", ".join(map(str, endpoints[:_LISTED]))
+            more = f" and {len(endpoints) - _LISTED} more" if len(endpoints) > _LISTED else ""
+            self.say(f"goes to one of {len(endpoints)} endpoints{on}: {listed}{more}")
         if plan.affinity_seconds:
             self.say(
                 f"a client keeps its endpoint until {plan.affinity_seconds} s after its last"
@@ -249,13 +257,19 @@ class _Tracer:
         # Hairpin: an endpoint that reaches itself would drop a packet from its own address.
         spared = self.traits.spares_hairpins_elsewhere
         own = [e for e in endpoints if e.ip == self.flow.source and (e.local or not spared)]
+        hairpin = len(own) == len(endpoints)
         if action.masquerade:
             self.say("masqueraded: the endpoint sees an address of this node as the client")
+        elif hairpin:
+            self.say(
+                "masqueraded, because the client itself is the endpoint (hairpin): it sees an"
+                " address of this node as the client"
+            )
         else:
-            self.say("not masqueraded: the endpoint sees the client's own address")
-            for endpoint in own:
-                self.say(f"but masqueraded if it goes to {endpoint}, the client itself (hairpin)")
-        hairpin = len(own) == len(endpoints)
+            apart = f", except at {', '.join(map(str, own))}" if own else ""
+            self.say(f"not masqueraded: the endpoint sees the client's own address{apart}")
+            if own:
+                self.say("masqueraded there, because that endpoint is the client itself (hairpin)")
         return self.decide("forward", match, endpoints, action.masquerade or hairpin)
 
     def without_frontend(self) -> TraceResult:
@@ -287,5 +301,5 @@ class _Tracer:
                         f"it is an address for clusterIPs ({cidr}) that is not in use: dropped"
                     )
                     return self.decide("drop")
-        self.say("not ours: left as it is")
+        self.say("no rule of the proxy matches: left as it is")
         return self.decide("accept")

@@ -13,9 +13,11 @@ import asyncio
 
 import msgspec
 
+from steersman.compile.node import facts_of_node, is_this_machine
 from steersman.compile.planner import compile_all
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.facts import read_facts
+from steersman.model.findings import Finding
 from steersman.model.world import Origin, World
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, NotRunningError
@@ -73,9 +75,16 @@ async def _from_api_server(config: ProxyConfig) -> World:
 async def _read(config: ProxyConfig, origin: Origin) -> World:
     """Read a source once, and compile what a node of this configuration would do with it."""
     store = await load_store(config)
-    node, facts = node_config(config), await read_facts()
-    mode = new_mode(config)
-    snapshot = store.snapshot
+    node, facts, mode = node_config(config), await read_facts(), new_mode(config)
+    snapshot = store.detailed_snapshot
+    findings = store.findings
+    if snapshot.node is None:
+        known = ", ".join(each.metadata.name for each in store.nodes[:3]) or "none"
+        reason = f"is not among the Nodes that were read ({known}): its addresses and zone are not"
+        reason += " known; --hostname-override names the node that is meant"
+        findings += (Finding(f"Node {node.node_name}", "", reason),)
+    if not is_this_machine(node.node_name, snapshot.node, facts):
+        facts = facts_of_node(node.node_name, snapshot.node)
     plan = compile_all(snapshot, node, facts, mode.traits)
     return World(
         origin,
@@ -85,7 +94,7 @@ async def _read(config: ProxyConfig, origin: Origin) -> World:
         mode.variant,
         node,
         facts,
-        findings=(*store.findings, *plan.findings),
+        findings=(*findings, *plan.findings),
         nodes=store.nodes,
         unserved=store.unserved,
     )

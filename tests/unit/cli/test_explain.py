@@ -12,8 +12,10 @@ import pytest
 from steersman.cli.main import main
 from tests.support.apiserver.reading import service, slice_
 from tests.support.apiserver.server import ApiServer
+from tests.support.builders import kube
 
 POD = "10.244.0.5"
+DEMO = Path(__file__).parents[3] / "demo"
 
 
 @pytest.fixture
@@ -55,29 +57,48 @@ def test_another_protocol_is_another_destination(
 ) -> None:
     to = f"--to=10.96.0.1:80/{protocol}"
     data = json.loads(explained(capsys, f"--manifests={world}", to, "--output=json"))
-    assert (data["protocol"], data["endpoints"]) == (protocol.upper(), [])
+    (flow,) = data["flows"]
+    assert (flow["protocol"], flow["hops"][0]["endpoints"]) == (protocol.upper(), [])
 
 
 def test_a_service_in_words_and_as_json(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = explained(capsys, "shop/web", f"--manifests={world}")
-    assert text.startswith("Service shop/web\n")
+    assert text.startswith("Service shop/web (ClusterIP), as node n serves it\n")
     assert f"{POD}:8080" in text
     data = json.loads(explained(capsys, "shop/web", f"--manifests={world}", "--output=json"))
     assert data["service"] == "shop/web"
     assert data["ports"][0]["frontends"][0]["address"] == "10.96.0.1"
 
 
-def test_a_service_that_is_not_there_is_a_failure(
+def test_a_node_port_of_the_demo_is_right_on_any_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for flags in (["--hostname-override=node-a"], []):
+        to = ("--from=external", "--to=192.0.2.1:30080")
+        assert main(["explain", f"--manifests={DEMO}", *flags, *to]) == 0
+        first, where, *_ = capsys.readouterr().out.splitlines()
+        assert first.startswith("from outside to 192.0.2.1:30080/TCP: forwarded to one of 3")
+        assert where == "  on node node-a:"
+
+
+def test_all_problems_are_listed_and_bad_news(
     world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["explain", f"--manifests={world}", "shop/nobody"]) == 1
-    assert "Service shop/nobody\n  is not known: check namespace" in capsys.readouterr().out
+    (world / "more.json").write_text(json.dumps(service("empty", "10.96.0.9")))
+    flags = (f"--manifests={world}", "--hostname-override=n")
+    assert main(["explain", *flags, "--problems", "-n", "shop"]) == 1
+    out = capsys.readouterr().out
+    assert "error   shop/empty" in out
+    assert "shop/web" not in out
 
 
 async def test_an_api_server_is_asked_by_kubeconfig(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with ApiServer([service("web"), slice_("web-1", "web", POD)]) as server:
+    target = {"kind": "Pod", "namespace": "shop", "name": "web-abc"}
+    value = {"addresses": [POD], "nodeName": "node-b", "targetRef": target}
+    slices = kube.endpoint_slice("web-1", "web", value)
+    async with ApiServer([service("web"), slices]) as server:
         config: dict[str, Any] = {
             "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "c"}}],
@@ -86,14 +107,16 @@ async def test_an_api_server_is_asked_by_kubeconfig(
         (tmp_path / "config").write_text(json.dumps(config))
         words = (f"--kubeconfig={tmp_path / 'config'}", "--to=10.96.0.1:80", "--output=json")
         out = await asyncio.to_thread(explained, capsys, *words)
-    assert json.loads(out)["endpoints"] == [f"{POD}:8080"]
+    (end,) = json.loads(out)["flows"][0]["hops"][0]["endpoints"]
+    assert end == {"address": f"{POD}:8080", "pod": "shop/web-abc", "node": "node-b"}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ((), "give a Service"),
-        (("web",), "NAMESPACE/NAME"),
+        (("shop/web", "--to=shop/web"), "not both"),
+        (("web",), "no Service, pod or node 'web' is known; similar: shop/web"),
         (("--to=nonsense",), "nonsense"),
         (("--to=10.96.0.1:80/icmp",), "icmp"),
         (("--from=nobody", "--to=10.96.0.1:80"), "nobody"),

@@ -1,36 +1,25 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from steersman.compile.explain import explain_flow, explain_service, why_endpoints
-from steersman.compile.planner import compile_all
-from steersman.compile.trace import Flow
-from steersman.model.kube import EndpointSlice, Node, Service
-from steersman.model.names import Family, ObjectName, PlanKey, Protocol
-from steersman.model.plan import NodePlan
+from steersman.compile.explain import endpoint_report, why_endpoints
+from steersman.model.kube import EndpointSlice, Service
+from steersman.model.names import Family, PlanKey
 from tests.support.builders.objects import (
-    CONFIG,
-    FACTS,
     HTTP,
-    IPTABLES,
     KEY,
     NODE,
     endpoint,
-    node,
-    plan_of,
     port,
     service,
     settings_of,
     slice_,
-    snapshot,
 )
 
 HERE, THERE = endpoint("10.0.0.1", NODE), endpoint("10.0.0.2", "other")
 DRAINING = endpoint("10.0.0.3", NODE, ready=False, serving=True, terminating=True)
-CART = ObjectName("shop", "cart")
 LOCAL: dict[str, Any] = {
     "type": "NodePort",
     "externalTrafficPolicy": "Local",
@@ -145,7 +134,6 @@ def test_hints_that_do_not_count(
 @pytest.mark.parametrize(
     ("slices", "says"),
     [
-        ((), "does its selector match any pod?"),
         ((slice_(HERE, ports=[port("web"), port("")]),), "(there are: '', 'web')"),
         ((slice_(HERE, ports=[]),), "(there are: none)"),
         ((slice_(HERE, ports=[port(protocol="UDP")]),), "has an IPv4 endpoint for TCP"),
@@ -166,115 +154,16 @@ def test_a_port_that_is_not_served() -> None:
     assert "is not served: see the Findings on Service shop/cart" in line
 
 
-# explain
+def test_a_report_tells_what_is_used() -> None:
+    obj = service(**LOCAL)
+    report = endpoint_report(obj, [slice_(HERE, THERE, DRAINING)], settings_of(), "z1", KEY)
+    assert [each.used for each in report.endpoints] == [True, True, False]
+    assert (report.notes, report.findings) == ((), ())
+    inside = service(internalTrafficPolicy="Local")
+    report = endpoint_report(inside, [slice_(HERE, THERE)], settings_of(), "z1", KEY)
+    assert [each.used for each in report.endpoints] == [True, False]
 
 
-def service_text(*objects: Service | EndpointSlice | Node, name: ObjectName = CART) -> str:
-    world = snapshot(*objects)
-    answer = explain_service(world, compile_all(world, CONFIG, FACTS, IPTABLES), name)
-    json.dumps(answer.data)  # is of JSON's types
-    return answer.text
-
-
-def test_explain_a_flow() -> None:
-    plan = plan_of(service(), slice_(HERE, THERE))
-    answer = explain_flow(plan, Flow("203.0.113.5", "10.96.0.10", 80))
-    assert answer.text.splitlines() == [
-        "203.0.113.5 to 10.96.0.10:80/TCP: "
-        "forwarded to 10.0.0.1:8080 or 10.0.0.2:8080, masqueraded",
-        "  1. 10.96.0.10:80/TCP is the clusterIP of shop/cart:http",
-        "  2. the client 203.0.113.5 is no pod of this cluster (pods: 10.0.0.0/8)",
-        "  3. goes to one of 2 endpoints, each equally likely: 10.0.0.1:8080, 10.0.0.2:8080",
-        "  4. masqueraded: the endpoint sees an address of this node as the client",
-    ]
-    assert json.loads(json.dumps(answer.data)) == answer.data
-    assert answer.data["service"] == "shop/cart:http"
-    assert answer.data["frontend"] == "clusterIP"
-    assert answer.data["endpoints"] == ["10.0.0.1:8080", "10.0.0.2:8080"]
-
-
-@pytest.mark.parametrize(
-    ("flow", "says"),
-    [
-        (Flow("10.200.0.9", "10.96.0.10", 80), "rejected (the client gets an error at once)"),
-        (Flow("10.200.0.9", "10.96.0.10", 81), "not touched"),
-    ],
-)
-def test_explain_what_is_not_forwarded(flow: Flow, says: str) -> None:
-    answer = explain_flow(plan_of(service()), flow)
-    assert answer.text.splitlines()[0].endswith(says)
-    assert answer.data["endpoints"] == []
-
-
-def test_explain_not_masqueraded_and_dropped() -> None:
-    plan = plan_of(service(**LOCAL), slice_(THERE))
-    assert (
-        "10.0.0.2:8080, not masqueraded"
-        in explain_flow(plan, Flow("10.200.0.9", "10.96.0.10", 80)).text
-    )
-    assert (
-        "dropped (the client waits"
-        in explain_flow(plan, Flow("203.0.113.5", "192.168.0.2", 30000)).text
-    )
-
-
-def test_explain_a_service() -> None:
-    obj = service(
-        type="LoadBalancer",
-        externalTrafficPolicy="Local",
-        healthCheckNodePort=30100,
-        sessionAffinity="ClientIP",
-        loadBalancerSourceRanges=["203.0.113.0/24", "bad"],
-        ingress=[{"ip": "192.0.2.1"}],
-    )
-    text = service_text(obj, slice_(THERE), node())
-    assert text.splitlines() == [
-        "Service shop/cart",
-        "  port 'http' TCP IPv4",
-        "    clusterIP 10.96.0.10:80/TCP",
-        "      from pod: to 10.0.0.2:8080",
-        "      from node: to 10.0.0.2:8080, masqueraded",
-        "      from external: to 10.0.0.2:8080, masqueraded",
-        "    loadBalancerIP 192.0.2.1:80/TCP",
-        "      only for clients in 203.0.113.0/24, others are dropped",
-        "      from pod: to 10.0.0.2:8080",
-        "      from node: to 10.0.0.2:8080, masqueraded",
-        "      from external: drop",
-        "    session affinity by client address, 10800 s",
-        "    health check node port 30100",
-        "    endpoints:",
-        "      10.0.0.2:8080: for policy Cluster in: ready; for policy Local out: on another node",
-        "  warning: Service shop/cart spec.loadBalancerSourceRanges[1]: 'bad' is not a CIDR such "
-        "as 192.0.2.0/24; it admits no client",
-    ]
-
-
-def test_explain_what_everyone_gets() -> None:
-    text = service_text(service(type="NodePort", ports=[port(nodePort=30000)]))
-    assert "    node port 30000/TCP\n      everyone: reject" in text
-
-
-def test_explain_what_is_not_there() -> None:
-    assert "is not known" in service_text(name=ObjectName("shop", "x"))
-    bad = service(clusterIP="bad")
-    assert "is not served here" in service_text(bad)
-    assert "error: Service shop/cart spec.clusterIP" in service_text(bad)
-
-
-def test_findings_of_slices_are_shown_with_their_service_alone() -> None:
-    other = service("other", clusterIP="bad")
-    text = service_text(service(), slice_(HERE, endpoint("bad")), other)
-    assert "warning: EndpointSlice shop/cart-1" in text
-    assert "shop/other" not in text
-
-
-def test_a_service_that_is_gone_already_is_explained_from_the_plan() -> None:
-    plan: NodePlan = plan_of(service(), slice_(HERE))
-    answer = explain_service(snapshot(), plan, CART)
-    assert "clusterIP 10.96.0.10:80/TCP" in answer.text
-    assert answer.data["ports"][0]["endpoints"] == []
-
-
-def test_protocol_is_spelled_as_in_kubernetes() -> None:
-    data = explain_flow(plan_of(), Flow("10.0.0.1", "10.0.0.2", 53, Protocol.UDP)).data
-    assert (data["protocol"], data["service"], data["frontend"]) == ("UDP", None, None)
+def test_a_service_without_a_selector_needs_somebody_who_writes_its_slices() -> None:
+    assert "it has no selector" in why()[0]
+    assert "does its selector match any pod?" in why(obj=service(selector={"app": "cart"}))[0]

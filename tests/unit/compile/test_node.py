@@ -8,7 +8,10 @@ import pytest
 from steersman.compile.node import (
     NodeIPs,
     PlanSize,
+    config_of_node,
     detectors,
+    facts_of_node,
+    is_this_machine,
     local_addresses,
     node_ips,
     node_name_of,
@@ -21,7 +24,7 @@ from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig, Snaps
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Traits
-from tests.support.builders.objects import FACTS, IPTABLES, NFTABLES, node
+from tests.support.builders.objects import CONFIG, FACTS, IPTABLES, NFTABLES, NODE, node
 
 V4, V6 = Family.IPV4, Family.IPV6
 INTERNAL, EXTERNAL = "InternalIP", "ExternalIP"
@@ -284,3 +287,33 @@ def test_a_threshold_of_zero_keeps_the_flag_off() -> None:
     size = PlanSize(services=9999, split_dispatch=True)
     config = NodeConfig(split_threshold=0)
     assert not with_thresholds(NodeSettings(split_dispatch=True), config, size).split_dispatch
+
+
+# Another node
+
+
+def test_the_facts_of_another_node_are_those_of_its_object() -> None:
+    known = node(addresses=(("InternalIP", "192.0.2.7"), ("Hostname", "x"), ("ExternalIP", "bad")))
+    assert facts_of_node("other", known) == HostFacts(
+        "other", {"lo": ("127.0.0.1/8", "::1/128"), "node": ("192.0.2.7/32",)}
+    )
+    assert facts_of_node("other", None).interfaces["node"] == ()
+    own = msgspec.structs.replace(CONFIG, masquerade_all=True)
+    there = config_of_node(own, "other")
+    assert (there.node_name, there.bind_address, there.masquerade_all) == ("other", "0.0.0.0", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "same"),
+    [
+        ("elsewhere", "192.168.0.2", True),
+        (NODE, "192.0.2.7", False),
+        (NODE, None, True),
+        ("elsewhere", None, False),
+    ],
+)
+def test_the_addresses_of_a_node_tell_whether_it_is_this_machine(
+    name: str, address: str | None, same: bool
+) -> None:
+    known = node(addresses=(("InternalIP", address),)) if address else None
+    assert is_this_machine(name, known, FACTS) is same

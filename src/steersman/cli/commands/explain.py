@@ -1,102 +1,90 @@
-"""`steersman explain`: what happens to a connection or to a Service, and why."""
+"""`steersman explain`: what happens to a connection, a Service or a pod, and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from steersman.cli.command import Argument, Command, Example
+from steersman.cli.command import NAMESPACE, Argument, Command, Example
 from steersman.config.flags_upstream import Flag, Group
-from steersman.operate.answer import Answer, Block, Line, QuestionError
 
 if TYPE_CHECKING:
-    from steersman.compile.trace import Flow
     from steersman.config import Parsed
-
-
-class Explained(Answer, frozen=True, kw_only=True):
-    """An explanation."""
-
-    lines: tuple[str, ...]
-    explanation: dict[str, Any]
-    found: bool = True
-
-    @property
-    def exit_code(self) -> int:
-        """1 if there is no such object."""
-        return 0 if self.found else 1
-
-    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
-        """Yield the lines."""
-        yield from map(Line, self.lines)
-
-    @property
-    def data(self) -> Any:
-        """The explanation as JSON types."""
-        return self.explanation
+    from steersman.operate.answer import Answer
 
 
 async def _answer(parsed: Parsed) -> Answer:
-    """Explain a Service, or a flow of the flags, on the plan of the current objects."""
-    from steersman.compile.explain import explain_flow, explain_service  # noqa: PLC0415
-    from steersman.model.names import ObjectName  # noqa: PLC0415
+    from steersman.operate.explain import Question, explain  # noqa: PLC0415
     from steersman.operate.load import load_world  # noqa: PLC0415
 
-    service = parsed.arguments[0] if parsed.arguments else ""
-    flow = None if service else _flow(parsed.values)
-    namespace, _, name = service.partition("/")
-    if service and not name:
-        raise QuestionError(f"{service!r}: give the Service as NAMESPACE/NAME")
-    world = await load_world(parsed)
-    if flow is not None:
-        made = explain_flow(world.plan, flow)
-    else:
-        made = explain_service(world.snapshot, world.plan, ObjectName(namespace, name))
-    return Explained(
-        source=world.origin.text,
-        lines=tuple(made.text.splitlines()),
-        explanation=made.data,
-        found=made.found,
+    values = parsed.values
+    question = Question(
+        what=parsed.arguments[0] if parsed.arguments else "",
+        client=str(values.get("from", "")),
+        to=str(values.get("to", "")),
+        node=str(values.get("node", "")),
+        interface=str(values.get("interface", "")),
+        namespace=str(values.get("namespace", "")),
+        problems=bool(values.get("problems")),
     )
-
-
-def _flow(values: Mapping[str, object]) -> Flow:
-    """Return the flow that --from, --to and --interface describe."""
-    from steersman.compile.trace import Flow  # noqa: PLC0415
-    from steersman.model.addresses import canonical_ip, split_host_port  # noqa: PLC0415
-    from steersman.model.names import Protocol  # noqa: PLC0415
-    from steersman.model.plan import SourceClass  # noqa: PLC0415
-
-    text = str(values.get("to", ""))
-    if not text:
-        raise QuestionError("give a Service (NAMESPACE/NAME), or --to IP:PORT with --from")
-    destination, _, word = text.partition("/")
-    try:
-        address, port = split_host_port(destination)
-        protocol = Protocol((word or "tcp").upper())
-    except ValueError as error:
-        raise QuestionError(f"--to {text}: {error}") from error
-    source: str | SourceClass | None = str(values.get("from", "external"))
-    if source in tuple(SourceClass):
-        source = SourceClass(source)
-    elif (source := canonical_ip(given := str(source))) is None:
-        raise QuestionError(f"--from {given}: give an address, pod, node or external")
-    return Flow(source, address, port, protocol, str(values.get("interface", "")))
+    question.check()
+    return await explain(await load_world(parsed), question, parsed.config)
 
 
 COMMAND = Command(
     name="explain",
-    summary="explain what happens to a connection or to a Service, and why",
-    description="Explains a Service, or what happens to a connection, rule by rule.",
-    arguments=(Argument("NAMESPACE/SERVICE", "The Service to explain.", completes="service"),),
+    summary="explain what happens to a connection, a Service or a pod, and why",
+    description="""\
+Explain where connections go and by which rules, where a Service is served and why its endpoints are
+used or not, and which Services use a pod. The answer is what the rules of this program do; `trace`
+shows what the kernel does.
+
+Names are shop/web, web.shop, web.shop.svc.cluster.local, or web in the namespace of -n. :80 or
+:http behind a name is a port of it, /udp or /sctp a protocol. pod/shop/web-1, svc/web and
+node/node-a tell the kind. :30080 is a node port of this node. Without a port, all ports are
+explained.""",
+    arguments=(Argument("NAME", "The Service, pod or address to explain.", completes="service"),),
     flags=(
-        Flag("from", "string", "external", Group.OWN, "Source: an address, pod, node or external."),
-        Flag("to", "string", "", Group.OWN, "Destination: IP:PORT, IP:PORT/udp or IP:PORT/sctp."),
-        Flag("interface", "string", "", Group.OWN, "Interface by which the packet arrives."),
+        Flag(
+            "from",
+            "string",
+            "",
+            Group.OWN,
+            "Client: a pod, a node, an address, or the words pod, node and outside.",
+            completes="pod",
+        ),
+        Flag(
+            "to",
+            "string",
+            "",
+            Group.OWN,
+            "Destination: a Service, pod, node or address, with or without a port.",
+            completes="service",
+        ),
+        Flag(
+            "node",
+            "string",
+            "",
+            Group.OWN,
+            "The node that handles the connection first, and whose view of a Service it is.",
+            completes="node",
+        ),
+        Flag("problems", "bool", "false", Group.OWN, "All Services in trouble, worst first."),
+        Flag("interface", "string", "", Group.OWN, "Interface by which the packets arrive."),
+        NAMESPACE,
     ),
     examples=(
         Example("steersman explain shop/web", "where a Service is served, and by which endpoints"),
-        Example("steersman explain --from pod --to 10.96.0.10:80", "the way of a connection"),
+        Example("steersman explain --from shop/cart-1 --to shop/web:http", "one connection"),
+        Example("steersman explain --from outside --to node-a:30080", "a node port"),
+        Example("steersman explain pod/shop/web-1", "which Services use a pod"),
+        Example("steersman explain --from shop/cart-1", "what a pod reaches"),
+        Example("steersman explain --problems", "all Services in trouble, worst first"),
     ),
     answer=_answer,
+    watch=True,
+    exit_codes=(
+        (0, "All is well."),
+        (1, "A connection is dropped or rejected, or a Service has errors."),
+        (2, "The question could not be answered."),
+    ),
 )

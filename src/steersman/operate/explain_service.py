@@ -1,0 +1,482 @@
+"""Explain Services and pods: where they are served, which endpoints are used, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from steersman.compile.conflicts import describe
+from steersman.compile.explain import EndpointReport, endpoint_report
+from steersman.compile.node import zone_of
+from steersman.model.addresses import canonical_ip
+from steersman.model.findings import Finding, Severity
+from steersman.model.kube import Service
+from steersman.model.names import ObjectName, PlanKey, Protocol
+from steersman.model.plan import (
+    Action,
+    Frontend,
+    FrontendKind,
+    Pool,
+    ServicePlan,
+    SourceClass,
+    Verdict,
+)
+from steersman.model.world import World
+from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table
+from steersman.operate.explain_flow import EndpointView, FlowExplainer, endpoint_table
+from steersman.operate.names import Target, label_of
+
+_CLIENTS = {
+    SourceClass.POD: "pods",
+    SourceClass.NODE: "this node",
+    SourceClass.EXTERNAL: "outside",
+}
+_STYLES: dict[Severity, Style] = {Severity.ERROR: "bad", Severity.WARNING: "warn"}
+
+
+# One Service
+
+
+class EndpointUse(msgspec.Struct, frozen=True, rename="camel"):
+    """An endpoint of a ServicePort, in use or not."""
+
+    endpoint: EndpointView
+    used: bool
+    why: str
+
+
+class ActionView(msgspec.Struct, frozen=True, rename="camel"):
+    """What happens to one class of clients at a frontend."""
+
+    verdict: Verdict
+    endpoints: tuple[str, ...] = ()
+    masquerade: bool = False
+    words: str = ""
+
+
+class FrontendView(msgspec.Struct, frozen=True, rename="camel"):
+    """An address and port at which a ServicePort is served."""
+
+    kind: FrontendKind
+    address: str
+    """"" for a node port."""
+    port: int
+    actions: Mapping[str, ActionView]
+    """By class of clients: pod, node, external."""
+    text: str = ""
+    source_ranges: tuple[str, ...] = ()
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the frontend, and what happens there."""
+        yield Line(self.text, "", 4)
+        if self.source_ranges:
+            ranges = ", ".join(self.source_ranges)
+            yield Line(f"only for clients in {ranges}; others are dropped", "", 6)
+        words = {name: each.words for name, each in self.actions.items()}
+        if len(set(words.values())) == 1:
+            words = {"everyone": words[SourceClass.EXTERNAL]}
+        for name, what in words.items():
+            who = name if name == "everyone" else f"from {_CLIENTS[SourceClass(name)]}"
+            bad = what.startswith(("dropped", "rejected"))
+            yield Line(f"{who}: {what}", "bad" if bad else "", 6)
+
+
+class PortView(msgspec.Struct, frozen=True, rename="camel"):
+    """One port of a Service in one address family."""
+
+    port: str
+    """Name of the port; "" if it has none."""
+    protocol: Protocol
+    family: str
+    frontends: tuple[FrontendView, ...]
+    endpoints: tuple[EndpointUse, ...]
+    affinity_seconds: int = 0
+    health_check_node_port: int = 0
+    notes: tuple[str, ...] = ()
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the lines of this port."""
+        yield Line(f"port {self.port or '(unnamed)'}, {self.protocol}, {self.family}", "title", 2)
+        for frontend in self.frontends:
+            yield from frontend.blocks()
+        if self.affinity_seconds:
+            seconds = self.affinity_seconds
+            yield Line(
+                f"a client keeps its endpoint for {seconds} s (session affinity by address)", "", 4
+            )
+        if self.health_check_node_port:
+            yield Line(f"health check node port {self.health_check_node_port}", "", 4)
+        for note in self.notes:
+            yield Line(note, "warn", 4)
+        if self.endpoints:
+            used: list[Cell] = [
+                (each.why, "good" if each.used else "dim") for each in self.endpoints
+            ]
+            yield endpoint_table([each.endpoint for each in self.endpoints], [("USED", used)])
+
+
+class ServiceAnswer(Answer, frozen=True, kw_only=True):
+    """Where a Service is served on a node, and why its endpoints are in use or not."""
+
+    service: str
+    type: str
+    node: str
+    ports: tuple[PortView, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Why it is not served, if it is not; and what else is unknown."""
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """1 if it has an error, or a frontend that serves nobody."""
+        dead = any(
+            all(action.verdict is not Verdict.FORWARD for action in frontend.actions.values())
+            for port in self.ports
+            for frontend in port.frontends
+        )
+        return int(dead or any(each.severity is Severity.ERROR for each in self.findings))
+
+    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
+        """Yield the ports, one after the other."""
+        yield Line(f"Service {self.service} ({self.type}), as node {self.node} serves it", "title")
+        for port in self.ports:
+            yield from port.blocks()
+        for note in self.notes:
+            yield Line(note, "", 2)
+        for finding in self.findings:
+            yield Line(f"{finding.severity.value}: {finding}", _STYLES[finding.severity], 2)
+
+
+def explain_service(explainer: FlowExplainer, name: ObjectName, node: str = "") -> ServiceAnswer:
+    """Explain where a Service is served on a node, and why its endpoints are in or out.
+
+    Args:
+        explainer: of the World; the Service is one that its names resolved.
+        name: the Service.
+        node: name of the node; "" for the one that the World is about.
+    """
+    world, at = explainer.world, node or explainer.names.here
+    plan = explainer.plans.of(at)
+    service = explainer.names.service(name)
+    plans = {key: each for key, each in plan.services.items() if key.name.object_name == name}
+    ports = tuple(
+        explain_port(explainer, each, _report(explainer, key, at)) for key, each in plans.items()
+    )
+    notes: tuple[str, ...] = ()
+    if service is not None and not plans:
+        notes = (why_unserved(service),)
+    elif explainer.names.nodes.get(at) is None:
+        notes = (f"the Node object of {at} is not known: its zone and addresses are not",)
+    return ServiceAnswer(
+        service=str(name),
+        type=(service.spec.type if service else None) or "ClusterIP",
+        node=at,
+        ports=ports,
+        notes=notes,
+        findings=findings_of(world, name),
+    )
+
+
+def why_unserved(service: Service) -> str:
+    """Tell why a Service has no plan: no proxy serves it, or not this one."""
+    spec, labels = service.spec, service.metadata.labels
+    if labels is not None and labels.proxy_name is not None:
+        return (
+            f"another proxy serves it: its label service.kubernetes.io/service-proxy-name is"
+            f" {labels.proxy_name!r}"
+        )
+    if spec.type == "ExternalName":
+        target = spec.external_name or "(no name)"
+        return (
+            f"it is another name for {target} (ExternalName): cluster DNS answers with that name,"
+            " and clients connect there themselves; no proxy takes part"
+        )
+    if spec.cluster_ip == "None":
+        return (
+            "it is headless (clusterIP None): cluster DNS answers with the addresses of its pods,"
+            " and clients connect to one of them directly; no proxy takes part"
+        )
+    if not spec.ports:
+        return "it is not served: it has no port"
+    if not spec.cluster_ip:
+        return "it is not served: it has no clusterIP yet, which the API server assigns"
+    return "it is not served here: it has no valid clusterIP in a family that this node serves"
+
+
+def findings_of(world: World, name: ObjectName) -> tuple[Finding, ...]:
+    """Return the Findings about a Service and its EndpointSlices, worst first."""
+    slices = world.snapshot.slices.get(name, {})
+    mine = {f"Service {name}"} | {f"EndpointSlice {name.namespace}/{slice_}" for slice_ in slices}
+    found = dict.fromkeys(each for each in world.findings if each.object in mine)
+    return tuple(sorted(found, key=lambda each: each.severity is not Severity.ERROR))
+
+
+def _report(explainer: FlowExplainer, key: PlanKey, node: str) -> EndpointReport:
+    """Return why the endpoints of a ServicePort are used on a node."""
+    snapshot = explainer.world.snapshot
+    service = snapshot.services.get(key.name.object_name)
+    if service is None:  # a live view may be ahead of the plan
+        return EndpointReport()
+    slices = snapshot.slices.get(key.name.object_name, {}).values()
+    known = snapshot.node if node == explainer.names.here else explainer.names.nodes.get(node)
+    settings = explainer.plans.of(node).settings
+    return endpoint_report(service, slices, settings, zone_of(known), key)
+
+
+def explain_port(explainer: FlowExplainer, plan: ServicePlan, report: EndpointReport) -> PortView:
+    """Describe one ServicePort.
+
+    Args:
+        explainer: of the World.
+        plan: of the ServicePort on the node whose view is wanted.
+        report: about its endpoints, on the same node.
+    """
+    name = plan.key.name
+    frontends = [
+        FrontendView(
+            each.kind,
+            each.address,
+            each.port,
+            {source.value: _action_view(plan, each.action(source)) for source in SourceClass},
+            f"{'' if each.kind is FrontendKind.NODE_PORT else f'{each.kind.value} '}"
+            f"{describe(plan.key, each)}",
+            each.source_ranges,
+        )
+        for each in plan.frontends
+    ]
+    return PortView(
+        name.port,
+        name.protocol,
+        plan.key.family.kubernetes,
+        tuple(frontends),
+        tuple(
+            EndpointUse(explainer.endpoint(plan.key, each.endpoint), each.used, each.why)
+            for each in report.endpoints
+        ),
+        plan.affinity_seconds,
+        plan.health_check_node_port,
+        report.notes,
+    )
+
+
+def _action_view(plan: ServicePlan, action: Action) -> ActionView:
+    if action.verdict is Verdict.REJECT:
+        return ActionView(action.verdict, words="rejected, no endpoint can take the traffic")
+    if action.verdict is Verdict.DROP:
+        return ActionView(action.verdict, words="dropped, no endpoint is on this node")
+    endpoints = plan.pool(action.pool)
+    on = " on this node" if action.pool is Pool.LOCAL else ""
+    words = f"to {endpoints[0]}" if len(endpoints) == 1 else f"to one of {len(endpoints)} endpoints"
+    words += on + (", masqueraded" if action.masquerade else "")
+    return ActionView(action.verdict, tuple(map(str, endpoints)), action.masquerade, words)
+
+
+# One pod, or an address that may be an endpoint
+
+
+class Membership(msgspec.Struct, frozen=True, rename="camel"):
+    """A ServicePort that lists a pod as an endpoint."""
+
+    service: str
+    endpoint: str
+    used: bool
+    why: str
+
+
+class PodAnswer(Answer, frozen=True, kw_only=True):
+    """The Services that use a pod, as a node sees them."""
+
+    pod: str
+    addresses: tuple[str, ...]
+    runs_on: str
+    """Name of the pod's node; "" if it is not known."""
+    node: str
+    services: tuple[Membership, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """1 if Services list it and none uses it."""
+        return int(bool(self.services) and not any(each.used for each in self.services))
+
+    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
+        """Yield the pod, and a table of Services."""
+        where = f" on node {self.runs_on}" if self.runs_on else ""
+        addresses = [each for each in self.addresses if each != self.pod]
+        known = f" at {', '.join(addresses)}" if addresses else ""
+        yield Line(f"{self.pod}{known}{where}", "title")
+        rows: list[tuple[Cell, ...]] = [
+            (each.service, each.endpoint, (each.why, "good" if each.used else "bad"))
+            for each in self.services
+        ]
+        title = f"Services that list it as an endpoint, as node {self.node} uses them:"
+        if rows:
+            yield Line(title)
+            yield Table(("SERVICE", "ENDPOINT", "USED"), rows)
+        else:
+            yield Line("no Service lists it as an endpoint: no EndpointSlice has its address")
+        for note in self.notes:
+            yield Line(note, "dim")
+
+
+def explain_pod(explainer: FlowExplainer, target: Target, node: str = "") -> PodAnswer:
+    """Explain which Services use a pod or an address, and which do not and why.
+
+    Args:
+        explainer: of the World.
+        target: a pod or an address; with a port, only endpoints with that port count.
+        node: the node whose view it is; "" for the one that the World is about.
+    """
+    at = node or explainer.names.here
+    snapshot, plan = explainer.world.snapshot, explainer.plans.of(at)
+    wanted = set(target.addresses)
+    owners = {
+        owner
+        for owner, slices in snapshot.slices.items()
+        if any(
+            address in wanted or canonical_ip(address) in wanted
+            for slice_ in slices.values()
+            for each in slice_.endpoints or ()
+            for address in each.addresses or ()
+        )
+    }
+    found = [
+        Membership(f"{key.name} ({key.name.protocol})", str(each.endpoint), each.used, each.why)
+        for key in plan.services
+        if key.name.object_name in owners
+        for each in _report(explainer, key, at).endpoints
+        if each.endpoint.ip in wanted and target.port in (0, each.endpoint.port)
+    ]
+    notes = [
+        f"{owner}: {why_unserved(service)}"
+        for owner in sorted(owners)
+        if (service := explainer.world.unserved.get(owner)) is not None
+    ]
+    if target.port:
+        notes.append(
+            f"connections to {label_of(target)} itself are for no Service: proxies leave them alone"
+        )
+    return PodAnswer(
+        pod=target.label,
+        addresses=target.addresses,
+        runs_on=target.node,
+        node=at,
+        services=tuple(sorted(found, key=lambda each: (not each.used, each.service))),
+        notes=tuple(notes),
+    )
+
+
+# All Services in trouble
+
+
+class Problem(msgspec.Struct, frozen=True, rename="camel"):
+    """A Service in trouble."""
+
+    service: str
+    """`namespace/name`; the object of the Finding if it is about something else."""
+    severity: Severity
+    reasons: tuple[str, ...]
+    """Worst first."""
+
+
+class ProblemsAnswer(Answer, frozen=True, kw_only=True):
+    """All Services in trouble, worst first."""
+
+    node: str
+    services: int
+    """Number of Services that were looked at."""
+    problems: tuple[Problem, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if one of them has an error: a policy without an endpoint here is a warning only."""
+        return int(any(each.severity is Severity.ERROR for each in self.problems))
+
+    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
+        """Yield the problems."""
+        errors = sum(each.severity is Severity.ERROR for each in self.problems)
+        total = len(self.problems)
+        if not self.problems:
+            yield Line(f"No problem on node {self.node} ({self.services} Services).", "good")
+            return
+        words = f"{total} {'object' if total == 1 else 'objects'} in trouble on node {self.node}"
+        yield Line(f"{words}, {errors} with errors ({self.services} Services):", "title")
+        for each in self.problems:
+            yield Line(f"{each.severity.value:8}{each.service}", _STYLES[each.severity])
+            for reason in each.reasons:
+                yield Line(reason, "", 8)
+
+
+def explain_problems(explainer: FlowExplainer, namespace: str = "") -> ProblemsAnswer:
+    """List all Services with Findings, without endpoints, or that drop traffic on this node.
+
+    Args:
+        explainer: of the World.
+        namespace: of the Services; "" for all.
+    """
+    world, here = explainer.world, explainer.names.here
+    found: dict[str, list[tuple[Severity, str]]] = {}
+    owners = {
+        f"EndpointSlice {owner.namespace}/{slice_}": owner
+        for owner, slices in world.snapshot.slices.items()
+        for slice_ in slices
+    }
+    for finding in world.findings:
+        kind, _, text = finding.object.partition(" ")
+        about = text if kind == "Service" else str(owners.get(finding.object, finding.object))
+        if namespace and not about.startswith(f"{namespace}/"):
+            continue
+        words = f"{finding.field}: {finding.reason}" if finding.field else finding.reason
+        if about not in (text, finding.object):  # an EndpointSlice: say which one
+            words = str(finding)
+        found.setdefault(about, []).append((finding.severity, words))
+    for key, plan in world.plan.services.items():
+        if namespace in ("", key.name.namespace):
+            for severity, reason in port_problems(explainer, key, plan):
+                found.setdefault(str(key.name.object_name), []).append((severity, reason))
+    planned = {key.name.object_name for key in world.plan.services}
+    for name, service in world.snapshot.services.items():
+        if name not in planned and str(name) not in found and namespace in ("", name.namespace):
+            found[str(name)] = [(Severity.WARNING, why_unserved(service))]
+    problems = []
+    for label, each in found.items():
+        each.sort(key=lambda one: one[0] is not Severity.ERROR)
+        problems.append(Problem(label, each[0][0], tuple(dict.fromkeys(why for _, why in each))))
+    problems.sort(key=lambda each: (each.severity is not Severity.ERROR, each.service))
+    count = sum(namespace in ("", name.namespace) for name in world.snapshot.services)
+    return ProblemsAnswer(node=here, services=count, problems=tuple(problems))
+
+
+def port_problems(
+    explainer: FlowExplainer, key: PlanKey, plan: ServicePlan
+) -> Iterator[tuple[Severity, str]]:
+    """Yield the problems of one ServicePort that its plan shows."""
+    what = f"port {key.name.port}" if key.name.port else "its port"
+    what += f" ({key.name.protocol}, {key.family.kubernetes})"
+    verdicts: dict[Verdict, list[Frontend]] = {}
+    for frontend in plan.frontends:
+        for source in SourceClass:
+            verdicts.setdefault(frontend.action(source).verdict, []).append(frontend)
+    if Verdict.REJECT in verdicts:
+        report = _report(explainer, key, explainer.names.here)
+        why = "; ".join(report.notes) or f"none of {len(report.endpoints)} is ready"
+        yield Severity.ERROR, f"{what}: no endpoint, connections are rejected: {why}"
+        return
+    if dropped := verdicts.get(Verdict.DROP):
+        names = ", ".join(dict.fromkeys(describe(key, each) for each in dropped))
+        yield (
+            Severity.WARNING,
+            f"{what}: the traffic policy is Local and no endpoint is on this node: connections to"
+            f" {names} that arrive here are dropped",
+        )
+    slices = explainer.world.snapshot.slices.get(key.name.object_name, {}).values()
+    if any(
+        each.conditions is not None and each.conditions.terminating
+        for slice_ in slices
+        for each in slice_.endpoints or ()
+    ):
+        report = _report(explainer, key, explainer.names.here)
+        used = [each for each in report.endpoints if each.used]
+        if used and all("terminating" in each.why for each in used):
+            yield Severity.WARNING, f"{what}: only endpoints that terminate are left"

@@ -1,0 +1,599 @@
+"""`explain`: connections, Services, pods and problems, as an operator reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steersman.cli.output import plain_lines
+from steersman.model.findings import Finding, Severity
+from steersman.model.inputs import DetectLocalMode
+from steersman.model.world import World
+from steersman.operate.answer import Answer, QuestionError
+from steersman.operate.explain import Question, answer_question, explain
+from steersman.operate.explain_flow import ExplainedFlow, FlowAnswer, ReachAnswer
+from steersman.operate.explain_service import PodAnswer, ProblemsAnswer, ServiceAnswer
+from steersman.operate.names import Names, UnknownNameError
+from tests.support.builders import kube
+from tests.support.builders.asked import (
+    DEMO,
+    HTTP_TARGET,
+    NODE_A,
+    NODE_B,
+    NODES,
+    POD_A,
+    POD_B,
+    POD_C,
+    PODS,
+    WEB,
+    WEB_SLICE,
+    asked,
+    pod_endpoint,
+)
+from tests.support.builders.objects import IPTABLES
+
+WORLD = asked(*DEMO)
+BEHIND = {f"{ip}:8080" for ip in (POD_A, POD_B, POD_C)}
+
+
+def ask(world: World = WORLD, **words: Any) -> Answer:
+    question = Question(**words)
+    question.check()
+    return answer_question(Names(world, question.namespace), question)
+
+
+def flows(world: World = WORLD, **words: Any) -> tuple[ExplainedFlow, ...]:
+    answer = ask(world, **words)
+    assert isinstance(answer, FlowAnswer)
+    return answer.flows
+
+
+def flow(world: World = WORLD, **words: Any) -> ExplainedFlow:
+    (only,) = flows(world, **words)
+    return only
+
+
+def text(answer: Answer) -> list[str]:
+    return list(plain_lines(answer.blocks(False)))
+
+
+def hops(explained: ExplainedFlow) -> list[tuple[str, str]]:
+    return [(hop.node, hop.verdict) for hop in explained.hops]
+
+
+# Connections
+
+
+def test_a_connection_in_words() -> None:
+    answer = ask(client="shop/web-1", to="shop/web:http")
+    assert answer.exit_code == 0
+    assert text(answer) == [
+        f"from shop/web-1 ({POD_A}) to 10.96.0.10:80/TCP: forwarded to one of 3 endpoints",
+        "  on node node-a:",
+        "    1. 10.96.0.10:80/TCP is the clusterIP of shop/web:http",
+        f"    2. the client {POD_A} is a pod of this cluster (pods: 10.244.0.0/16)",
+        f"    3. goes to one of 3 endpoints: {POD_A}:8080, {POD_B}:8080, {POD_C}:8080",
+        "    4. not masqueraded: the endpoint sees the client's own address, "
+        f"except at {POD_A}:8080",
+        "    5. masqueraded there, because that endpoint is the client itself (hairpin)",
+        "    ENDPOINT           POD          NODE",
+        "    10.244.1.11:8080   shop/web-1   node-a",
+        "    10.244.1.12:8080   shop/web-2   node-a",
+        "    10.244.2.13:8080   shop/web-3   node-b",
+    ]
+
+
+def test_a_single_endpoint_is_named_in_the_first_line() -> None:
+    one = kube.endpoint_slice("web-1", "web", PODS[2], ports=[HTTP_TARGET])
+    lines = text(ask(asked(WEB, one, *NODES), client="node-a", to="shop/web"))
+    assert lines[0] == (
+        "from node-a to 10.96.0.10:80/TCP: forwarded to 10.244.2.13:8080 (shop/web-3), masqueraded"
+    )
+    assert "    3. goes to 10.244.2.13:8080, the only endpoint" in lines
+    assert not any("ENDPOINT" in line for line in lines)
+
+
+def test_a_client_that_is_the_only_endpoint_is_masqueraded_in_both_lines() -> None:
+    one = kube.endpoint_slice("web-1", "web", PODS[0], ports=[HTTP_TARGET])
+    lines = text(ask(asked(WEB, one, *NODES), client="shop/web-1", to="shop/web"))
+    assert lines[0].endswith(", masqueraded")
+    assert lines[-1].startswith("    4. masqueraded, because the client itself is the endpoint")
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "code"),
+    [
+        ({"client": "pod", "to": "10.96.0.99:80"}, "not for a Service: it goes on unchanged", 0),
+        ({"client": "pod", "to": "shop/none"}, "rejected: the client gets an error at once", 1),
+        ({"client": "pod", "to": "shop/local"}, "dropped: the client gets no answer", 1),
+    ],
+)
+def test_other_ends_of_a_connection(words: dict[str, str], says: str, code: int) -> None:
+    world = asked(
+        *NODES,
+        kube.service("none", "10.96.0.30"),
+        kube.service("local", "10.96.0.31", internalTrafficPolicy="Local"),
+        kube.endpoint_slice("local-1", "local", PODS[2]),
+    )
+    answer = ask(world, **words)
+    assert says in text(answer)[0]
+    assert answer.exit_code == code
+
+
+@pytest.mark.parametrize("node", ["node-a", "node-b", "laptop"])
+def test_a_node_port_is_right_on_any_machine(node: str) -> None:
+    found = flow(asked(*DEMO, node=node), client="external", to=f"{NODE_A}:30080")
+    assert hops(found) == [("node-a", "forward")]
+    assert {each.address for each in found.hops[0].endpoints} == BEHIND
+
+
+def test_a_node_port_of_another_node_passes_through_this_one() -> None:
+    found = flow(client="shop/web-1", to="node-b:30080")
+    assert hops(found) == [("node-a", "accept"), ("node-b", "forward")]
+    assert found.destination == NODE_B
+    lines = text(ask(client="shop/web-1", to="node-b:30080"))
+    numbers = [line.split(".")[0].strip() for line in lines if line.startswith("    ")]
+    assert numbers[: len(numbers) - 4] == [str(n + 1) for n in range(len(numbers) - 4)]
+
+
+@pytest.mark.parametrize(("client", "source"), [("node-a", NODE_A), ("node", NODE_A)])
+def test_the_other_node_sees_the_address_of_the_first(client: str, source: str) -> None:
+    found = flow(client=client, to=f"{NODE_B}:30080")
+    assert f"the client {source} is no pod" in " ".join(found.hops[1].reasons)
+
+
+def test_a_client_of_another_node_is_handled_there() -> None:
+    assert hops(flow(client="shop/web-3", to="shop/web")) == [("node-b", "forward")]
+    assert hops(flow(client="node-b", to="shop/web")) == [("node-b", "forward")]
+    assert hops(flow(client="node-b", to="shop/web", node="node-a")) == [("node-a", "forward")]
+    assert "the client 192.0.2.2" in " ".join(
+        flow(client="node-b", to="shop/web", node="node-a").hops[0].reasons
+    )
+
+
+def test_a_node_without_an_object_is_said_to_be_unknown() -> None:
+    world = asked(*DEMO[:2], NODES[0])
+    found = flow(world, client="shop/web-3", to="shop/web")
+    assert "the Node object of node-b is not known here" in found.hops[0].reasons[-1]
+    with pytest.raises(QuestionError, match="no address of node-b is known"):
+        ask(world, client="pod", to="node-b:30080")
+    through = flow(world, client="node-b", to="node-a:30080")
+    assert hops(through) == [("node-b", "accept"), ("node-a", "forward")]
+    assert through.hops[1].reasons[2].startswith("the client is no pod")
+
+
+def test_what_a_client_outside_uses_of_a_service() -> None:
+    balanced = kube.service(
+        "front",
+        "10.96.0.40",
+        type="LoadBalancer",
+        ports=[{"port": 80, "nodePort": 30090}, {"port": 443, "name": "tls"}],
+        externalIPs=["203.0.113.7"],
+        ingress=[{"ip": "203.0.113.8"}],
+    )
+    world = asked(balanced, *NODES)
+    outside = {(each.destination, each.port) for each in flows(world, to="shop/front")}
+    assert outside == {
+        ("203.0.113.7", 80),
+        ("203.0.113.8", 80),
+        (NODE_A, 30090),
+        ("203.0.113.7", 443),
+        ("203.0.113.8", 443),
+    }
+    inside = {(each.destination, each.port) for each in flows(world, client="pod", to="shop/front")}
+    assert inside == {("10.96.0.40", 80), ("10.96.0.40", 443)}
+    by_address = flows(world, client="198.51.100.9", to="shop/front:tls")
+    assert {each.destination for each in by_address} == {"203.0.113.7", "203.0.113.8"}
+    only_inside = asked(kube.service(), *NODES)
+    assert [each.destination for each in flows(only_inside, to="shop/web")] == ["10.96.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("to", "ports"),
+    [("10.96.0.10", [80]), (NODE_A, [30080]), ("node-b", [30080]), (":30080", [30080])],
+)
+def test_without_a_port_all_are_explained(to: str, ports: list[int]) -> None:
+    assert [each.port for each in flows(client="pod", to=to)] == ports
+    assert all(each.verdict == "forward" for each in flows(client="pod", to=to))
+
+
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        ("10.96.0.99", "no Service is at 10.96.0.99: the proxies leave packets to it alone"),
+        ("10.96.0.10/udp", "no Service is at 10.96.0.10"),
+    ],
+)
+def test_nothing_is_there(to: str, says: str) -> None:
+    answer = ask(client="pod", to=to)
+    assert text(answer)[0].startswith(says)
+    assert answer.exit_code == 0
+
+
+def test_a_node_without_node_ports() -> None:
+    answer = ask(asked(*NODES), client="pod", to="node-b")
+    assert text(answer) == ["no Service has a node port at node-b"]
+
+
+def test_a_service_without_an_address_here_is_said_to_have_none() -> None:
+    world = asked(kube.service("bad", "bad"), *NODES)
+    assert "has no address on this node" in text(ask(world, client="pod", to="shop/bad"))[0]
+
+
+def test_a_pod_by_address_is_named() -> None:
+    found = flow(client="pod", to=f"{POD_C}:8080")
+    assert found.hops[0].reasons[-1] == f"{POD_C} is the address of pod shop/web-3"
+
+
+def test_both_families_of_a_service() -> None:
+    dual = kube.service(
+        "dual",
+        "10.96.0.50",
+        clusterIPs=["10.96.0.50", "fd00:96::50"],
+        ipFamilies=["IPv4", "IPv6"],
+    )
+    world = asked(dual, *DEMO)
+    found = flows(world, client="pod", to="shop/dual")
+    assert {each.destination for each in found} == {"10.96.0.50", "fd00:96::50"}
+    assert [each.destination for each in flows(world, client="shop/web-1", to="shop/dual")] == [
+        "10.96.0.50"
+    ]
+    six = asked(kube.service("six", "fd00:96::51", ipFamilies=["IPv6"], clusterIPs=["fd00:96::51"]))
+    with pytest.raises(
+        QuestionError, match=r"no address of 10\.0\.0\.1 is known in an address fam"
+    ):
+        ask(six, client="10.0.0.1", to="shop/six")
+
+
+def test_a_node_port_in_a_family_that_the_node_lacks() -> None:
+    dual = kube.service(
+        "dual",
+        "10.96.0.50",
+        type="NodePort",
+        clusterIPs=["10.96.0.50", "fd00:96::50"],
+        ipFamilies=["IPv4", "IPv6"],
+        ports=[{"port": 80, "nodePort": 30099}],
+    )
+    world = asked(dual, *NODES)
+    both, one = (flows(world, to="shop/dual", node=node) for node in ("node-a", "node-b"))
+    assert {each.destination for each in both} == {NODE_A, "2001:db8::1"}
+    assert {each.destination for each in one} == {NODE_B}
+
+
+def test_many_ports_are_cut() -> None:
+    ports = [{"name": f"p{n}", "port": n + 1} for n in range(300)]
+    answer = ask(asked(kube.service(ports=ports)), client="pod", to="shop/web")
+    assert isinstance(answer, FlowAnswer)
+    assert len(answer.flows) == 200
+    assert text(answer)[-1] == "only the first 200 connections are shown: give a port"
+    assert "" in text(answer)
+
+
+@pytest.mark.parametrize(
+    ("detect", "more"),
+    [
+        (DetectLocalMode.BRIDGE_INTERFACE, {"bridge_interface": "cbr0"}),
+        (DetectLocalMode.INTERFACE_NAME_PREFIX, {"interface_name_prefix": "veth"}),
+    ],
+)
+def test_a_known_pod_arrives_by_the_interface_of_pods(
+    detect: DetectLocalMode, more: dict[str, Any]
+) -> None:
+    world = asked(*DEMO, detect=detect, **more)
+
+    def reasons(client: str, **words: str) -> str:
+        return " ".join(flow(world, client=client, to="shop/web", **words).hops[0].reasons)
+
+    assert "is a pod of this cluster (pods: interface" in reasons("shop/web-1")
+    assert "is no pod" in reasons("10.244.1.99")
+    assert "is no pod" in reasons("shop/web-1", interface="eth0")
+    assert "is no pod" in reasons("external")
+
+
+def test_a_pod_with_the_address_of_its_node_is_the_node() -> None:
+    host = kube.endpoint_slice("web-2", "web", pod_endpoint(NODE_A, "agent", "node-a"))
+    detect = DetectLocalMode.BRIDGE_INTERFACE
+    world = asked(*DEMO, host, detect=detect, bridge_interface="cbr0")
+    found = flow(world, client="shop/agent", to="shop/web")
+    assert "is this node itself" in " ".join(found.hops[0].reasons)
+
+
+def test_what_a_pod_reaches() -> None:
+    other = kube.service("api", "10.96.0.60", namespace="other")
+    six = kube.service("six", "fd00:96::1", ipFamilies=["IPv6"], clusterIPs=["fd00:96::1"])
+    many = kube.endpoint_slice(
+        "web-2", "web", pod_endpoint("10.244.2.14", "web-4", "node-b"), ports=[HTTP_TARGET]
+    )
+    world = asked(*DEMO, other, six, many)
+    answer = ask(world, client="shop/web-1")
+    assert text(answer) == [
+        "From shop/web-1:",
+        "SERVICE         ADDRESS             VERDICT   ENDPOINTS",
+        "other/api       10.96.0.60:80/TCP   reject",
+        "shop/web:http   10.96.0.10:80/TCP   forward   "
+        "10.244.1.11:8080 (shop/web-1), 10.244.1.12:8080 (shop/web-2), "
+        "10.244.2.13:8080 (shop/web-3) and 1 more",
+    ]
+    only = ask(world, client="shop/web-1", namespace="shop")
+    assert isinstance(only, ReachAnswer)
+    assert [each.hops[0].service for each in only.flows] == ["shop/web:http"]
+    assert "no Service has a clusterIP" in text(ask(asked(*NODES), client="node"))
+
+
+def test_of_a_node_only_the_families_that_serve_are_shown() -> None:
+    assert [each.destination for each in flows(client="pod", to="node-a:30080")] == [NODE_A]
+    (neither,) = flows(client="pod", to="node-a:22")
+    assert (neither.destination, neither.verdict) == (NODE_A, "accept")
+
+
+# Services
+
+
+def test_a_service_in_words() -> None:
+    answer = ask(what="shop/web")
+    assert isinstance(answer, ServiceAnswer)
+    assert answer.exit_code == 0
+    assert text(answer) == [
+        "Service shop/web (NodePort), as node node-a serves it",
+        "  port http, TCP, IPv4",
+        "    clusterIP 10.96.0.10:80/TCP",
+        "      from pods: to one of 3 endpoints",
+        "      from this node: to one of 3 endpoints, masqueraded",
+        "      from outside: to one of 3 endpoints, masqueraded",
+        "    node port 30080/TCP",
+        "      everyone: to one of 3 endpoints, masqueraded",
+        "    ENDPOINT           POD          NODE     USED",
+        "    10.244.1.11:8080   shop/web-1   node-a   in: ready",
+        "    10.244.1.12:8080   shop/web-2   node-a   in: ready",
+        "    10.244.2.13:8080   shop/web-3   node-b   in: ready",
+    ]
+
+
+def test_all_that_a_service_may_have() -> None:
+    value = kube.service(
+        "front",
+        "10.96.0.40",
+        type="LoadBalancer",
+        externalTrafficPolicy="Local",
+        healthCheckNodePort=30100,
+        sessionAffinity="ClientIP",
+        loadBalancerSourceRanges=["203.0.113.0/24", "bad"],
+        ingress=[{"ip": "192.0.2.200"}],
+    )
+    slice_ = kube.endpoint_slice("front-1", "front", PODS[2])
+    answer = ask(asked(value, slice_, *NODES), what="shop/front")
+    assert text(answer) == [
+        "Service shop/front (LoadBalancer), as node node-a serves it",
+        "  port (unnamed), TCP, IPv4",
+        "    clusterIP 10.96.0.40:80/TCP",
+        "      from pods: to 10.244.2.13:8080",
+        "      from this node: to 10.244.2.13:8080, masqueraded",
+        "      from outside: to 10.244.2.13:8080, masqueraded",
+        "    loadBalancerIP 192.0.2.200:80/TCP",
+        "      only for clients in 203.0.113.0/24; others are dropped",
+        "      from pods: to 10.244.2.13:8080",
+        "      from this node: to 10.244.2.13:8080, masqueraded",
+        "      from outside: dropped, no endpoint is on this node",
+        "    a client keeps its endpoint for 10800 s (session affinity by address)",
+        "    health check node port 30100",
+        "    ENDPOINT           POD          NODE     USED",
+        "    10.244.2.13:8080   shop/web-3   node-b   "
+        "for policy Cluster in: ready; for policy Local out: on another node",
+        "  warning: Service shop/front spec.loadBalancerSourceRanges[1]: 'bad' is not a CIDR such "
+        "as 192.0.2.0/24; it admits no client",
+    ]
+    there = ask(asked(value, slice_, *NODES), what="shop/front", node="node-b")
+    assert "      from outside: to 10.244.2.13:8080 on this node" in text(there)
+
+
+def test_a_service_without_endpoints_is_bad_news() -> None:
+    answer = ask(asked(WEB, *NODES), what="shop/web")
+    assert answer.exit_code == 1
+    assert "      everyone: rejected, no endpoint can take the traffic" in text(answer)
+    assert any("does its selector match any pod?" in line for line in text(answer))
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (kube.service("x", "None"), "it is headless (clusterIP None)"),
+        (
+            kube.service("x", "", type="ExternalName", externalName="db.example.net"),
+            "it is another name for db.example.net (ExternalName)",
+        ),
+        (
+            kube.service(
+                "x", metadata={"labels": {"service.kubernetes.io/service-proxy-name": "other"}}
+            ),
+            "another proxy serves it: its label service.kubernetes.io/service-proxy-name is 'oth",
+        ),
+        (kube.service("x", ports=[]), "it is not served: it has no port"),
+        (kube.service("x", ""), "it has no clusterIP yet"),
+        (kube.service("x", "bad"), "no valid clusterIP in a family that this node serves"),
+    ],
+)
+def test_why_a_service_is_not_served(value: kube.Object, says: str) -> None:
+    for words in ({"what": "shop/x"}, {"client": "pod", "to": "shop/x"}):
+        lines = text(ask(asked(value, *NODES), **words))
+        if "has no address on this node" not in lines[0]:
+            assert any(says in line for line in lines), lines
+
+
+def test_a_service_of_the_plan_that_is_gone_from_the_snapshot_is_explained() -> None:
+    gone = asked(*DEMO)
+    gone.snapshot.services.pop(next(iter(gone.snapshot.services)))  # type: ignore[attr-defined]
+    with pytest.raises(UnknownNameError):
+        ask(gone, what="shop/web")
+    answer = ask(gone, what="shop/web-1", node="node-a")
+    assert isinstance(answer, PodAnswer)
+    assert answer.services == ()
+
+
+def test_findings_of_slices_are_shown_with_their_service() -> None:
+    bad = kube.endpoint_slice("web-2", "web", "nonsense", ports=[HTTP_TARGET])
+    answer = ask(asked(*DEMO, bad, kube.service("other", "bad")), what="shop/web")
+    assert isinstance(answer, ServiceAnswer)
+    assert [each.object for each in answer.findings] == ["EndpointSlice shop/web-2"]
+    other = ask(asked(kube.service("other", "bad")), what="shop/other")
+    assert other.exit_code == 1
+    assert text(other)[-1].startswith("  error: Service shop/other spec.clusterIP")
+
+
+def test_the_view_of_a_node_without_an_object() -> None:
+    lines = text(ask(asked(WEB, WEB_SLICE, node="node-z"), what="shop/web"))
+    assert lines[-1] == "  the Node object of node-z is not known: its zone and addresses are not"
+
+
+# Pods
+
+
+@pytest.mark.parametrize("name", ["shop/web-3", "pod/shop/web-3", POD_C])
+@pytest.mark.parametrize("field", ["what", "to"])
+def test_which_services_use_a_pod(name: str, field: str) -> None:
+    local = kube.service("near", "10.96.0.70", internalTrafficPolicy="Local")
+    near = kube.endpoint_slice("near-1", "near", PODS[2])
+    answer = ask(asked(*DEMO, local, near), **{field: name})
+    assert isinstance(answer, PodAnswer)
+    assert [(each.service, each.used) for each in answer.services] == [
+        ("shop/web:http (TCP)", True),
+        ("shop/near (TCP)", False),
+    ]
+    assert text(answer)[0].endswith(" on node node-b")
+    assert answer.exit_code == 0
+
+
+def test_a_pod_with_a_port_only_has_the_endpoints_of_that_port() -> None:
+    answer = ask(what="shop/web-1:8080")
+    assert isinstance(answer, PodAnswer)
+    assert len(answer.services) == 1
+    assert "connections to shop/web-1:8080 itself are for no Service" in text(answer)[-1]
+    none = ask(what="shop/web-1:9")
+    assert isinstance(none, PodAnswer)
+    assert none.services == ()
+    assert "no Service lists it as an endpoint" in text(none)[1]
+
+
+def test_a_pod_that_is_out_everywhere_is_bad_news() -> None:
+    out = kube.endpoint_slice(
+        "web-1", "web", pod_endpoint(POD_A, "web-1", "node-a", ready=False), ports=[HTTP_TARGET]
+    )
+    answer = ask(asked(WEB, out, *NODES), what="shop/web-1")
+    assert answer.exit_code == 1
+    assert text(answer)[-1].endswith("out: not ready")
+
+
+def test_a_pod_of_a_headless_service() -> None:
+    quiet = kube.service("quiet", "None")
+    listed = kube.endpoint_slice("quiet-1", "quiet", PODS[0])
+    answer = ask(asked(quiet, listed, *NODES), what="shop/web-1")
+    assert text(answer)[-1].startswith("shop/quiet: it is headless")
+
+
+# Problems
+
+
+def problems(world: World, namespace: str = "") -> dict[str, tuple[str, tuple[str, ...]]]:
+    answer = ask(world, problems=True, namespace=namespace)
+    assert isinstance(answer, ProblemsAnswer)
+    assert answer.exit_code == any(each.severity == "error" for each in answer.problems)
+    return {each.service: (each.severity.value, each.reasons) for each in answer.problems}
+
+
+def test_no_problems() -> None:
+    assert problems(WORLD) == {}
+    assert text(ask(problems=True)) == ["No problem on node node-a (1 Services)."]
+
+
+def test_services_in_trouble_worst_first() -> None:
+    draining = {"ready": False, "serving": True, "terminating": True}
+    world = asked(
+        *DEMO,
+        kube.service("a-local", "10.96.1.1", internalTrafficPolicy="Local"),
+        kube.endpoint_slice("a-local-1", "a-local", PODS[2]),
+        kube.service("none", "10.96.1.2", ports=[{"name": "x", "port": 1}], selector={"a": "b"}),
+        kube.service("unready", "10.96.1.3"),
+        kube.endpoint_slice(
+            "unready-1", "unready", pod_endpoint("10.244.3.1", "u", "node-a", ready=False)
+        ),
+        kube.service("ending", "10.96.1.4"),
+        kube.endpoint_slice(
+            "ending-1", "ending", pod_endpoint("10.244.3.2", "e", "node-a", **draining)
+        ),
+        kube.endpoint_slice("web-9", "web", "nonsense", ports=[HTTP_TARGET]),
+        kube.service("portless", "10.96.1.5", ports=[]),
+        findings=(
+            Finding("configuration", "clusterCIDRs", "is empty"),
+            Finding("Service shop/a-local", "", "the kernel refuses it", Severity.ERROR),
+        ),
+    )
+    found = problems(world)
+    assert list(found) == [
+        *("shop/a-local", "shop/none", "shop/unready"),
+        *("configuration", "shop/ending", "shop/portless", "shop/web"),
+    ]
+    assert found["shop/a-local"][1] == (
+        "the kernel refuses it",
+        "its port (TCP, IPv4): the traffic policy is Local and no endpoint is on this node: "
+        "connections to 10.96.1.1:80/TCP that arrive here are dropped",
+    )
+    assert found["shop/none"][1] == (
+        "port x (TCP, IPv4): no endpoint, connections are rejected: no EndpointSlice belongs to "
+        "the Service: does its selector match any pod?",
+    )
+    assert found["shop/unready"][1][0].endswith("connections are rejected: none of 1 is ready")
+    assert found["shop/ending"] == (
+        "warning",
+        ("its port (TCP, IPv4): only endpoints that terminate are left",),
+    )
+    assert "EndpointSlice shop/web-9" in found["shop/web"][1][0]
+    lines = text(ask(world, problems=True))
+    assert lines[0] == "7 objects in trouble on node node-a, 3 with errors (6 Services):"
+    assert lines[1:3] == ["error   shop/a-local", "        the kernel refuses it"]
+
+
+def test_one_object_in_trouble_and_only_those_of_a_namespace() -> None:
+    world = asked(
+        kube.service("none"), kube.service("gone", "10.96.0.3", namespace="other"), *NODES
+    )
+    assert list(problems(world, "other")) == ["other/gone"]
+    words = text(ask(world, problems=True, namespace="other"))[0]
+    assert words == "1 object in trouble on node node-a, 1 with errors (1 Services):"
+    bad = (Finding("configuration", "x", "bad"),)
+    assert problems(asked(*DEMO, findings=bad), "shop") == {}
+
+
+def test_pods_that_end_while_others_are_ready_are_no_problem() -> None:
+    ending = pod_endpoint("10.244.3.2", "e", "node-a", ready=False, serving=True, terminating=True)
+    more = kube.endpoint_slice("web-2", "web", ending, ports=[HTTP_TARGET])
+    assert problems(asked(*DEMO, more)) == {}
+
+
+# Questions
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({}, "give a Service such as shop/web"),
+        ({"what": "shop/web", "to": "shop/web"}, "not both"),
+        ({"problems": True, "client": "pod"}, "give no name with it"),
+        ({"what": "shop/web", "node": "shop/web"}, "that is a service, not a node"),
+        ({"client": "shop/web", "to": "shop/web"}, "is a Service: connections come from"),
+    ],
+)
+def test_questions_without_an_answer(words: dict[str, Any], says: str) -> None:
+    with pytest.raises(QuestionError, match=says):
+        ask(**words)
+
+
+def test_a_mode_that_serves_loopback_explains_it() -> None:
+    found = flow(asked(*DEMO, traits=IPTABLES), client="node", to="127.0.0.1:30080")
+    assert found.verdict == "forward"
+
+
+async def test_the_origin_is_told() -> None:
+    answer = await explain(WORLD, Question(what="shop/web"))
+    assert answer.source == "test"
+    with pytest.raises(UnknownNameError):
+        await explain(WORLD, Question(what="shop/nobody"))
