@@ -47,10 +47,13 @@ _IFADDRMSG = struct.Struct("=BBBBI")
 _RTMSG = struct.Struct("=BBBBBBBBI")
 _RTN_LOCAL = 2
 
-_IFLA_IFNAME, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_INFO_KIND = 3, 10, 18, 1
+_IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 3, 4, 5, 10, 18
+_IFLA_INFO_KIND, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 4, 5
+_IFLA_BRPORT_MODE = 4  # hairpin
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_CACHEINFO, _IFA_FLAGS = 1, 2, 6, 8
 _IFA_F_NODAD = 0x02
-_RTA_DST = 1
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_METRICS, _RTA_VIA = 1, 4, 5, 8, 18
+_RTAX_MTU = 2
 
 LIST_LINKS = Request(RTM_GETLINK, bytes(_IFINFOMSG.size))
 LIST_ADDRESSES = Request(RTM_GETADDR, bytes(_IFADDRMSG.size))
@@ -80,6 +83,28 @@ class Interface(NamedTuple):
     """Hardware type, ARPHRD_*."""
     master: int
     """Index of the bridge or bond that it belongs to; 0 for none."""
+    mtu: int = 0
+    flags: int = 0
+    """IFF_*."""
+    driver: str = ""
+    """Kind of a virtual interface, such as `bridge` or `vxlan`; "" for a physical one."""
+    below: int = 0
+    """Index of the interface that an overlay or VLAN sends through; 0 if there is none."""
+    hairpin: bool | None = None
+    """For the port of a bridge: whether a frame may leave by the port that it came in by."""
+
+
+class Route(NamedTuple):
+    """The route that the kernel takes to an address."""
+
+    device: int
+    """Index of the interface."""
+    gateway: str = ""
+    """"" if the address is reached directly."""
+    mtu: int = 0
+    """Of the route itself; 0 if it has none."""
+    local: bool = False
+    """Whether the address is one of this machine."""
 
 
 class Address(NamedTuple):
@@ -110,10 +135,28 @@ class Address(NamedTuple):
 
 def parse_link(message: Message) -> Interface:
     """Decode RTM_NEWLINK or RTM_DELLINK."""
-    _, kind, number, _, _ = _IFINFOMSG.unpack_from(message.payload)
+    _, kind, number, flags, _ = _IFINFOMSG.unpack_from(message.payload)
     values = attributes(message.payload, _IFINFOMSG.size)
-    master = int.from_bytes(values.get(_IFLA_MASTER, b""), sys.byteorder)
-    return Interface(number, string(values.get(_IFLA_IFNAME, b"")), kind, master)
+    master, mtu, below = (
+        int.from_bytes(values.get(name, b""), sys.byteorder)
+        for name in (_IFLA_MASTER, _IFLA_MTU, _IFLA_LINK)
+    )
+    info = attributes(values.get(_IFLA_LINKINFO, b""))
+    hairpin = None
+    if string(info.get(_IFLA_INFO_SLAVE_KIND, b"")) == "bridge":
+        port = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))
+        hairpin = any(port.get(_IFLA_BRPORT_MODE, b""))
+    return Interface(
+        number,
+        string(values.get(_IFLA_IFNAME, b"")),
+        kind,
+        master,
+        mtu,
+        flags,
+        string(info.get(_IFLA_INFO_KIND, b"")),
+        below,
+        hairpin,
+    )
 
 
 def is_bridge_port(message: Message) -> bool:
@@ -188,3 +231,17 @@ def is_local_route(message: Message) -> bool:
     """Whether a route delivers packets to this machine itself."""
     kind: int = _RTMSG.unpack_from(message.payload)[7]
     return kind == _RTN_LOCAL
+
+
+def parse_route(message: Message) -> Route:
+    """Decode the answer to `get_route`."""
+    values = attributes(message.payload, _RTMSG.size)
+    gateway = values.get(_RTA_GATEWAY) or values.get(_RTA_VIA, b"")[2:]
+    metrics = attributes(values.get(_RTA_METRICS, b""))
+    family = {4: socket.AF_INET, 16: socket.AF_INET6}.get(len(gateway))
+    return Route(
+        int.from_bytes(values.get(_RTA_OIF, b""), sys.byteorder),
+        socket.inet_ntop(family, gateway) if family else "",
+        int.from_bytes(metrics.get(_RTAX_MTU, b""), sys.byteorder),
+        is_local_route(message),
+    )

@@ -101,6 +101,19 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
     return Cleanup(deleted, failed, search.complete)
 
 
+def find_stale(stale: Stale, most: int = 20) -> list[tuple[bytes, bytes]]:
+    """Return destination and source of the first stale entries, packed; delete none. It blocks.
+
+    Raises:
+        OSError: the entries cannot be listed.
+    """
+    if not stale:
+        return []
+    with Netlink(NETLINK_NETFILTER) as listing, Netlink(NETLINK_ROUTE) as routes:
+        search = _Search(listing, routes, stale)
+        return [_keys(payload, search.layout) for payload in search.chunk()[:most]]
+
+
 class _Search:
     """The stale entries of a family, a chunk at a time. Its methods block.
 

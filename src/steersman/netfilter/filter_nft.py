@@ -132,18 +132,11 @@ def _match(what: Json) -> Match:
         make = _STATES[key["key"]]
     if make is None:
         return unknown_match
-    found = either([make(value) for value in _values(right)])
+    values = right["set"] if isinstance(right, dict) and "set" in right else right
+    found = either([make(value) for value in (values if isinstance(values, list) else [values])])
     found = negated(found) if operation == "!=" else found
     # `tcp dport != 80` does not match UDP either: the protocol is a match of its own.
     return (lambda packet: only(packet) and found(packet)) if only else found
-
-
-def _values(right: Json) -> list[Json]:
-    """Return the alternatives of the right side."""
-    if isinstance(right, dict) and "set" in right:
-        found = right["set"]
-        return list(found) if isinstance(found, list) else [found]
-    return list(right) if isinstance(right, list) else [right]
 
 
 def _payload(protocol: str, field: str) -> tuple[Callable[[Json], Match] | None, Match | None]:

@@ -5,8 +5,9 @@ The running process never asks for the Nodes and Pods that are fetched here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -24,6 +25,7 @@ from steersman.source.transport import body_chunks
 from steersman.source.wire import ApiError, Resource
 
 _TIMING = Timing(connect=5.0, answer=20.0)  # somebody waits for the answer
+_MAX_REPLY = 64 << 20  # bytes
 _MAX_POD = 4 << 20  # bytes; etcd refuses objects above 1.5 MiB
 _NODES = Resource(kind="Node", path="/api/v1/nodes")
 
@@ -105,3 +107,35 @@ async def _client(access: ClusterAccess) -> AsyncIterator[tuple[ApiClient, Sourc
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         text = f"API server {stats.server}: unexpected answer: {error}"
         raise ApiError("malformed", text) from error
+
+
+class Reply(NamedTuple):
+    """An answer of the API server to any request."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By name in lower case; empty if the request was refused."""
+    body: object
+    """Decoded from JSON; None if the request was refused."""
+
+
+async def fetch_reply(access: ClusterAccess, path: str) -> Reply:
+    """Return the answer to a GET request, also if the API server refuses it.
+
+    Raises:
+        ApiError: no server answers.
+    """
+    body = b""
+    async with _client(access) as (client, _):
+        try:
+            async with client.get(path, {}, _TIMING.answer) as response:
+                headers = {name.lower(): value for name, value in response.headers.items()}
+                async for chunk in body_chunks(response):
+                    body += chunk
+                    if len(body) > _MAX_REPLY:
+                        raise ApiError("too_long", f"the answer to {path} has too many bytes")
+        except ApiError as error:
+            if not error.status:
+                raise
+            return Reply(error.status, {}, None)
+    return Reply(200, headers, msgspec.json.decode(body))

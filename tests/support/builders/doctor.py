@@ -21,11 +21,28 @@ from steersman.operate.doctor.check import (
     Verdict,
     diagnose,
 )
+from steersman.operate.doctor.network import Link, Way
 from tests.support.builders import objects
 from tests.support.builders.objects import plan_of, snapshot
 from tests.support.modes.scripted import Scripted
 
 CART = ObjectName("shop", "cart")
+
+
+class FakeNetwork:
+    """Interfaces and ways to addresses that a test names; other addresses have no route."""
+
+    def __init__(self, *links: Link, ways: Mapping[str, Way] | None = None) -> None:
+        self._links = {link.name: link for link in links}
+        self._ways = ways or {}
+
+    async def links(self) -> Mapping[str, Link]:
+        return self._links
+
+    async def way(self, address: str) -> Way:
+        return self._ways.get(address, Way(trouble="Network is unreachable"))
+
+
 NOON = 1_700_000_000.0
 
 
@@ -74,13 +91,13 @@ def context_of(
         (root / name).write_text(text)
     if question is None:
         question = Question(CART if any(isinstance(t, Service) for t in things) else None)
+    fields: dict[str, Any] = {"now": lambda: NOON, "network": FakeNetwork()}
     return Context(
         world_of(*things, **(world or {})),
         question,
         execute=programs or Scripted(),
         root=root or Path("/nowhere"),
-        now=lambda: NOON,
-        **more,
+        **(fields | more),
     )
 
 

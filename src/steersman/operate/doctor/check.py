@@ -28,8 +28,9 @@ from steersman.host.exec import Exec
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.world import World
-from steersman.modes.base import Mode
+from steersman.modes.base import Mode, Requirements
 from steersman.operate.answer import Answer, Block, Line, Style
+from steersman.operate.doctor.network import KernelNetwork, Network
 
 T = TypeVar("T")
 
@@ -158,6 +159,7 @@ class Context:
         *,
         execute: Exec,
         mode: Mode | None = None,
+        network: Network | None = None,
         root: Path = Path("/"),
         here: bool = True,
         now: Callable[[], float] = time.time,
@@ -171,6 +173,7 @@ class Context:
             question: the operator's; None for the whole node.
             execute: runs programs, on the node of the World.
             mode: the mode of the World, to read the kernel with; None if it cannot be built here.
+            network: interfaces and routes; None for those of this process.
             root: of the file system with /proc and /sys.
             here: whether this machine is the node of the World. If not, the checks that look at
                 the machine are skipped.
@@ -183,6 +186,7 @@ class Context:
         self.question = question or Question()
         self.execute = execute
         self.mode = mode
+        self.network = network or KernelNetwork()
         self.root = root
         self.here = here
         self.now = now
@@ -236,6 +240,10 @@ class Context:
             for frontend in plan.frontends
             if frontend.kind is FrontendKind.NODE_PORT
         )
+
+    def requirements(self) -> Requirements:
+        """Return what the mode needs of the node; the defaults if the mode cannot be built."""
+        return self.mode.requirements() if self.mode else Requirements()
 
     def path(self, name: str) -> Path:
         """Return a file of the node, such as `proc/sys/net/ipv4/ip_forward`."""
@@ -341,7 +349,8 @@ class Diagnosis(Answer, frozen=True, kw_only=True, rename="camel"):
         yield Line(self.asked, style="title")
         if self.cause:
             style: Style = "bad" if self.exit_code else "warn"
-            yield Line(f"Likely cause: {self.cause}", style=style)
+            first = "Likely cause" if self.exit_code else "Nothing fails, but"
+            yield Line(f"{first}: {self.cause}", style=style)
             if self.remedy:
                 yield Line(f"What to do: {self.remedy}")
         else:

@@ -1,0 +1,141 @@
+"""Read the rules that filter packets, of iptables and of nft, whoever wrote them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from steersman.host.exec import Exec
+from steersman.model.names import Family
+from steersman.netfilter.filter_iptables import parse_saved
+from steersman.netfilter.filter_nft import parse_ruleset
+from steersman.netfilter.packet_filter import Drop, FilterTable
+
+_TABLES = ("raw", "mangle", "filter", "security")
+"""Tables of iptables whose rules can drop a packet."""
+_TOOLS = {Family.IPV4: ("iptables", "ip"), Family.IPV6: ("ip6tables", "ip6")}
+"""Names of a family's commands, and of its tables in nft."""
+_HELPERS = "steersman-"
+"""Tables of ours that filter nothing: the lock of the instance, and traces."""
+BRIDGE_SETTING = {
+    family: f"proc/sys/net/bridge/bridge-nf-call-{tool}" for family, (tool, _) in _TOOLS.items()
+}
+"""The sysctl by which netfilter sees packets between ports of a bridge."""
+_TIMEOUT = 5.0  # seconds
+
+
+class Firewall(NamedTuple):
+    """The rules that filter packets."""
+
+    tables: list[FilterTable]
+    notes: tuple[str, ...] = ()
+    """Sentences: rules that could not be read, and why."""
+
+
+async def read_firewall(
+    execute: Exec, families: Iterable[Family], own: frozenset[str], root: Path = Path("/")
+) -> Firewall:
+    """Read the rules of iptables-nft, iptables-legacy and nft.
+
+    Args:
+        execute: runs programs.
+        families: the families to look at.
+        own: names of tables of nft to leave out; those of a mode are large.
+        root: of the file system with /proc.
+    """
+    families = tuple(families)
+    runs = []
+    for family in families:
+        prefix, name = _TOOLS[family]
+        in_use: list[str] = []
+        with suppress(OSError):
+            in_use = (root / f"proc/net/{name}_tables_names").read_text().split()
+        runs += [_saved(execute, family, f"{prefix}-nft", table) for table in _TABLES]
+        # Listing a table with iptables-legacy creates it, so only those in use are listed.
+        legacy = [table for table in _TABLES if table in in_use]
+        runs += [_saved(execute, family, f"{prefix}-legacy", table) for table in legacy]
+    tables: list[FilterTable] = []
+    notes: list[str] = []
+    # iptables-nft keeps its rules in tables that nft lists, too, but without its extensions.
+    known = {(_TOOLS[family][1], name) for family in families for name in ("nat",)}
+    for saved, note in await asyncio.gather(*runs):
+        tables += saved.tables
+        notes += note
+        known |= saved.known
+    listed, note = await _nft(execute, ["list", "tables"])
+    notes += note
+    # As text: of a table with an owner, nft 1.0.6 prints broken JSON.
+    wanted = [
+        (words[1], words[2])
+        for line in listed.splitlines()
+        if (words := line.split())[:1] == ["table"]
+        and len(words) == 3
+        and words[1] in ("ip", "ip6", "inet")
+        and words[2] not in own
+        and not words[2].startswith(_HELPERS)
+        and (words[1], words[2]) not in known
+    ]
+    listings = (_nft(execute, ["-j", "-a", "-nn", "list", "table", *table]) for table in wanted)
+    for table, (text, note) in zip(wanted, await asyncio.gather(*listings), strict=True):
+        notes += note
+        try:
+            document = await asyncio.to_thread(msgspec.json.decode, text or '{"nftables": []}')
+        except ValueError as error:
+            notes.append(f"table {' '.join(table)} was not understood: {error}")
+        else:
+            tables += parse_ruleset(document["nftables"])
+    return Firewall(tables, tuple(dict.fromkeys(notes)))
+
+
+class _Saved(NamedTuple):
+    """One table that iptables-save printed."""
+
+    tables: list[FilterTable]
+    known: set[tuple[str, str]]
+    """Its family and name in nft."""
+
+
+async def _saved(execute: Exec, family: Family, tool: str, table: str) -> tuple[_Saved, list[str]]:
+    """Run iptables-save for one table; return it and, if that fails, a note."""
+    nothing = _Saved([], set())
+    try:
+        result = await execute.run([f"{tool}-save", "-t", table], timeout=_TIMEOUT)
+    except FileNotFoundError:
+        legacy = tool.endswith("legacy")
+        return nothing, [f"rules of {tool} were not read: it is not installed"] if legacy else []
+    if result.returncode:
+        return nothing, [f"rules of {tool} were not read: {result.message}"]
+    text = result.stdout.decode(errors="replace")
+    # A table that nft made with other means is `incompatible`: then nft lists it.
+    found = await asyncio.to_thread(parse_saved, text, family, tool)
+    nft = {(_TOOLS[family][1], table)} if found and tool.endswith("nft") else set()
+    return _Saved(found, nft), []
+
+
+async def _nft(execute: Exec, words: Sequence[str]) -> tuple[str, list[str]]:
+    """Run nft without elements of sets; return what it printed and, if it fails, a note."""
+    try:
+        result = await execute.run(["nft", "-t", *words], timeout=_TIMEOUT)
+    except FileNotFoundError:
+        return "", ["rules of nft were not read: it is not installed"]
+    if result.returncode:
+        return "", [f"nft {' '.join(words)}: {result.message}"]
+    return result.stdout.decode(errors="replace"), []
+
+
+async def rule_text(execute: Exec, drop: Drop) -> str:
+    """Return a rule as its tool prints it, with its handle."""
+    if drop.place.startswith("handle "):
+        _, family, table = drop.table.split()
+        argv = ["nft", "-t", "-a", "list", "chain", family, table, drop.chain]
+        with suppress(OSError):
+            result = await execute.run(argv, timeout=_TIMEOUT)
+            for line in result.stdout.decode(errors="replace").splitlines():
+                if line.rstrip().endswith(f"# {drop.place}"):
+                    return line.strip()
+    return drop.place

@@ -1,0 +1,118 @@
+"""Slow facts about the node that several checks share (Context.once)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from steersman.compile.trace import classify
+from steersman.model.plan import Endpoint, Frontend, ServicePlan, SourceClass, Verdict
+from steersman.modes.base import Requirements, Support
+from steersman.netfilter.firewall import Firewall, read_firewall
+from steersman.operate.doctor.check import Context
+from steersman.operate.doctor.network import Way
+
+_MOST_ENDPOINTS = 8
+"""Endpoints of a ServicePort whose ways are looked at: most nodes are reached in the same way."""
+
+
+async def support(context: Context) -> Support | None:
+    """Return what `probe` of the mode says; None if the mode cannot be built here."""
+    return await context.mode.probe() if context.mode else None
+
+
+async def requirements(context: Context) -> Requirements:
+    """Return what the mode needs of the node, as it is known after `probe`."""
+    await context.once(support)
+    return context.requirements()
+
+
+# Paths
+
+
+class Path(NamedTuple):
+    """A way that packets of the question take: from a class of clients to an endpoint."""
+
+    plan: ServicePlan
+    frontend: Frontend
+    source: SourceClass
+    endpoint: Endpoint
+    masquerade: bool
+
+
+async def paths(context: Context) -> tuple[Path, ...]:
+    """Return the ways of packets that the question is about; one for each endpoint and class."""
+    return tuple(_paths(context))
+
+
+def _paths(context: Context) -> Iterable[Path]:
+    flow = context.question.flow
+    asked = classify(context.world.plan.settings, flow) if flow else None
+    for plan in context.plans:
+        for frontend in plan.frontends:
+            if flow and (
+                frontend.port != flow.port or frontend.address not in ("", flow.destination)
+            ):
+                continue
+            for source in SourceClass:
+                action = frontend.action(source)
+                if action.verdict is not Verdict.FORWARD or asked not in (None, source):
+                    continue
+                for endpoint in plan.pool(action.pool)[:_MOST_ENDPOINTS]:
+                    yield Path(plan, frontend, source, endpoint, action.masquerade)
+
+
+async def ways(context: Context) -> dict[str, Way]:
+    """Return the ways to the endpoints of the question, by address."""
+    found = await context.once(paths)
+    addresses = dict.fromkeys(path.endpoint.ip for path in found)
+    looked_up = await asyncio.gather(*map(context.network.way, addresses))
+    return dict(zip(addresses, looked_up, strict=True))
+
+
+# Firewalls
+
+
+async def firewall(context: Context) -> Firewall:
+    """Return the filtering rules of all programs, without tables of the mode itself."""
+    own = (await context.once(requirements)).own_tables
+    return await read_firewall(context.execute, context.families, own, context.root)
+
+
+# Processes
+
+
+class Process(NamedTuple):
+    """A process in the network namespace of the node."""
+
+    pid: int
+    name: str
+    """As in /proc/PID/comm."""
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid})"
+
+
+async def processes(context: Context) -> tuple[Process, ...]:
+    """Return the processes that share this process's network namespace."""
+
+    def read() -> list[Process]:
+        found = []
+        proc = context.path("proc")
+        try:
+            mine = os.stat(proc / "self/ns/net").st_ino
+        except OSError:
+            mine = 0
+        for folder in proc.iterdir():
+            if not folder.name.isdigit():
+                continue
+            with suppress(OSError):  # it has ended, or is another user's
+                if mine in (0, os.stat(folder / "ns/net").st_ino):
+                    name = (folder / "comm").read_text().strip()
+                    found.append(Process(int(folder.name), name))
+        return found
+
+    return tuple(await asyncio.to_thread(read))

@@ -1,0 +1,148 @@
+"""Checks of the way from this node to the endpoints: routes, interfaces, MTU."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from steersman.host.echo import EchoRefusedError, answers_echo
+from steersman.model.names import Family
+from steersman.operate.doctor.check import (
+    Cause,
+    Check,
+    CheckResult,
+    Context,
+    both,
+    error,
+    ok,
+    on_the_node,
+    skipped,
+    unknown,
+    warning,
+    with_service,
+)
+from steersman.operate.doctor.facts import ways
+from steersman.operate.doctor.network import Link, Way
+
+_OVERHEAD = {"vxlan": 50, "geneve": 50, "ipip": 20, "sit": 20, "gre": 24, "wireguard": 60}
+"""Bytes that an encapsulation adds to a packet, over IPv4."""
+_HEADERS = {Family.IPV4: 28, Family.IPV6: 48}
+"""Bytes of the IP and ICMP headers of an echo request."""
+_SMALL = 56
+_PROBED = 4
+"""Endpoints whose path is probed; those of one device share a path more often than not."""
+
+
+async def routes(context: Context) -> Iterable[CheckResult]:
+    """Check that every endpoint, and the Service's addresses, have a route."""
+    links, found = await context.network.links(), await context.once(ways)
+    results: list[CheckResult] = []
+    for address, way in found.items():
+        if way.trouble:
+            results.append(
+                error(
+                    f"this node has no route to the endpoint {address}: {way.trouble}",
+                    f"ip route get {address}: {way.trouble}",
+                    remedy="check the CNI plugin's routes: ip route, and its pod on this node",
+                )
+            )
+        elif way.device in links and not links[way.device].up:
+            results.append(
+                error(
+                    f"the interface {way.device} to the endpoint {address} is down",
+                    remedy=f"ip link set {way.device} up",
+                )
+            )
+    # Without any route to its address, the node's own connections fail before a rule sees them.
+    for address in sorted({f.address for plan in context.plans for f in plan.frontends} - {""}):
+        way = await context.network.way(address)
+        if way.trouble:
+            results.append(
+                error(
+                    f"this node has no route to {address}, the Service's own address, so its own "
+                    f"connections fail before the rules see them: {way.trouble}",
+                    f"ip route get {address}: {way.trouble}",
+                    remedy="add a default route; which one does not matter, the rules change the "
+                    "destination",
+                )
+            )
+    if not found:
+        return results or [skipped("there is no endpoint")]
+    return results or [ok(f"all {len(found)} endpoints have a route")]
+
+
+def packet_size(way: Way, links: Mapping[str, Link]) -> int:
+    """Return the largest packet that a way takes at this node; 0 if it is not known."""
+    device = links.get(way.device)
+    return way.mtu or (device.mtu if device else 0)
+
+
+async def overlays(context: Context) -> Iterable[CheckResult]:
+    """Check that encapsulated packets fit into the interface below."""
+    links, found = await context.network.links(), await context.once(ways)
+    results: list[CheckResult] = []
+    for name in dict.fromkeys(way.device for way in found.values()):
+        link = links.get(name)
+        if link is None or link.driver not in _OVERHEAD:
+            continue
+        below = links.get(link.below)
+        if below is None:
+            results.append(unknown(f"{name} ({link.driver}) does not say what it sends through"))
+        elif link.mtu + _OVERHEAD[link.driver] > below.mtu:
+            room = below.mtu - _OVERHEAD[link.driver]
+            results.append(
+                warning(
+                    f"the MTU {link.mtu} of {name} ({link.driver}) is too large for {below.name}: "
+                    f"large packets are fragmented or lost; at most {room} fit",
+                    f"{name}: mtu {link.mtu}; {below.name}: mtu {below.mtu}",
+                    remedy=f"set the MTU of the CNI plugin to {room}",
+                    suspect=True,
+                )
+            )
+        else:
+            results.append(ok(f"packets of {name} ({link.driver}) fit into {below.name}"))
+    return results or [skipped("no endpoint is reached through an overlay")]
+
+
+async def path_mtu(context: Context) -> Iterable[CheckResult]:
+    """Send large echo requests that must not be fragmented, if small ones are answered."""
+    links, found = await context.network.links(), await context.once(ways)
+    usable = [
+        (address, size)
+        for address, way in found.items()
+        if not way.local and not way.trouble and (size := packet_size(way, links))
+    ][:_PROBED]
+    if not usable:
+        return [skipped("no endpoint is beyond this node's own addresses")]
+
+    async def probe(address: str, size: int) -> CheckResult | None:
+        family = Family.IPV6 if ":" in address else Family.IPV4
+        largest = size - _HEADERS[family]
+        if not await answers_echo(address, _SMALL):
+            return None
+        try:
+            if await answers_echo(address, largest):
+                return ok(f"packets of {size} bytes reach {address}")
+            why = "they vanish"
+        except EchoRefusedError as refused:
+            why = str(refused)
+        return warning(
+            f"packets of {size} bytes, this node's MTU, do not reach the endpoint {address}: "
+            f"{why}; small ones do",
+            f"ping -M do -s {largest} {address}: no answer; ping -s {_SMALL} {address}: answered",
+            remedy="lower the MTU of the CNI plugin, or let ICMP `fragmentation needed` pass",
+            suspect=True,
+        )
+
+    results = [r for r in await asyncio.gather(*(probe(*each) for each in usable)) if r]
+    return results or [unknown("no endpoint answers an echo request (ping)")]
+
+
+_SERVICE = both(on_the_node, with_service)
+PATH_CHECKS: Final = (
+    Check("route", "routes to endpoints", routes, _SERVICE, Cause.PATH),
+    Check("overlay", "MTU of overlays", overlays, on_the_node, Cause.PATH + 1),
+    Check("path-mtu", "MTU of the path", path_mtu, _SERVICE, Cause.PATH + 1),
+)
+"""Checks of the path."""

@@ -1,0 +1,301 @@
+"""Checks of our process and its knowledge: alive, synced, connected, this node, other proxies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from steersman.model.addresses import in_cidr
+from steersman.model.names import Family
+from steersman.model.plan import Pool, ServicePlan, Verdict
+from steersman.model.ruleset import Ruleset
+from steersman.modes.base import Mode
+from steersman.modes.specs import ModeOptions
+from steersman.operate.doctor.check import (
+    Cause,
+    Check,
+    CheckResult,
+    Context,
+    error,
+    ok,
+    on_the_node,
+    unknown,
+    warning,
+)
+from steersman.operate.doctor.facts import processes
+from steersman.run.instance import running
+from steersman.run.mode_transition import other_modes
+
+_PROXIES = frozenset({"kube-proxy", "kube-router", "cilium-agent"})
+"""Names of processes that program Services, in /proc/PID/comm; ours is not among them."""
+_QUIET = 150.0
+"""Seconds without a word of the API server: it sends a bookmark about every minute."""
+_OLD = 60.0
+"""Seconds that a change may wait for a sync."""
+_SKEW = 5.0, 300.0
+"""Seconds that clocks may differ; beyond the second, tokens and certificates are refused."""
+_KUBERNETES = 1, 36
+"""Version whose kube-proxy this program equals."""
+_BEHIND = 3
+"""Minor versions that the proxy may be older than the API server (Kubernetes' skew policy)."""
+
+
+async def process(context: Context) -> Iterable[CheckResult]:
+    """Check that our process runs, and has brought what it knows to the kernel."""
+    status, world = context.world.process, context.world
+    if status is None:
+        holder = await asyncio.to_thread(running)
+        if holder is not None:
+            return [ok(f"it runs ({holder}); this answer is about {world.origin.text}")]
+        return [
+            error(
+                "no steersman runs on this node, so nobody updates its rules",
+                f"the answer is from {world.origin.text}",
+                remedy="start it: systemctl start steersman, or look at its pod with kubectl",
+            )
+        ]
+    about = f"version {status.version}, {world.mode} mode, pid {status.pid}"
+    if status.synced is None:
+        why = f": it waits for {status.waiting}" if status.waiting else ""
+        return [error(f"it has not written any rule yet{why}", about, remedy="look at its log")]
+    age = max(0.0, context.now() - status.synced.at)
+    last = f"last sync {age:.0f} s ago ({status.synced.reason})"
+    if status.owes and age > _OLD:
+        return [
+            error(
+                f"changes wait for a sync, and the last one was {age:.0f} s ago",
+                about,
+                *sorted(f"{name}: {took:.2f} s" for name, took in status.synced.phases.items()),
+                remedy="its log says why syncs fail (steersman status)",
+            )
+        ]
+    if not status.healthy:
+        return [warning("it calls itself unhealthy", about, last, remedy="steersman status")]
+    return [ok(f"{about}; {last}")]
+
+
+async def source(context: Context) -> Iterable[CheckResult]:
+    """Check that changes of the cluster reach the process."""
+    status = context.world.process
+    if status is None:
+        return [unknown("the process was not asked")]
+    found = status.source
+    if found.kind == "manifests":
+        return [ok("objects come from manifests")]
+    errors = sorted(f"{count} times {why}" for why, count in found.errors.items())
+    if not found.connected:
+        return [
+            error(
+                f"it is not connected to the API server {found.server}: changes of Services and "
+                "endpoints do not arrive",
+                *errors,
+                remedy="check that the API server answers from this node, and the credentials",
+            )
+        ]
+    if found.quiet_seconds is not None and found.quiet_seconds > _QUIET:
+        return [
+            warning(
+                f"the API server {found.server} has sent nothing for {found.quiet_seconds:.0f} s",
+                *errors,
+                remedy="a connection may hang: check load balancers and NAT on the way to it",
+                suspect=True,
+            )
+        ]
+    return [ok(f"connected to {found.server}", *errors)]
+
+
+async def node(context: Context) -> Iterable[CheckResult]:
+    """Check that this node is known, and that its pods can be recognised."""
+    world = context.world
+    name = world.config.node_name or world.plan.settings.node_name
+    results = []
+    if world.snapshot.node is None:
+        others = sorted(each.metadata.name for each in world.nodes)
+        by_node = any(
+            not frontend.external.pool == frontend.pod.pool == Pool.CLUSTER
+            or Verdict.DROP in (frontend.external.verdict, frontend.pod.verdict)
+            for plan in context.plans
+            for frontend in plan.frontends
+        )
+        results.append(
+            warning(
+                f"there is no Node object named {name}: no endpoint counts as local, and zone and "
+                "pod networks of this node are unknown",
+                *([f"the nodes are {', '.join(others[:10])}"] if others else []),
+                remedy="--hostname-override gives the name of the Node object",
+                # Only policy Local asks which endpoints are on this node.
+                suspect=by_node,
+            )
+        )
+    else:
+        results.append(ok(f"the Node object {name} is known"))
+    return results
+
+
+async def pods(context: Context) -> Iterable[CheckResult]:
+    """Check that the setting which recognises local pods (such as clusterCIDR) is right."""
+    settings = context.world.plan.settings
+    results: list[CheckResult] = []
+    for family in context.families:
+        own = settings.family(family)
+        label = family.kubernetes
+        local = {
+            endpoint.ip
+            for plan in context.world.plan.services.values()
+            if plan.key.family is family
+            for endpoint in plan.reachable
+            if endpoint.local and not own.sources.is_local(endpoint.ip)
+        }
+        if not own.detector:
+            results.append(
+                warning(
+                    f"{label}: pods of this node cannot be recognised: their traffic to external "
+                    "addresses is treated as that of strangers, and masquerading as well",
+                    remedy="set --cluster-cidr, or another way by --detect-local-mode",
+                )
+            )
+        elif own.detector.cidr and (
+            strangers := sorted(ip for ip in local if not in_cidr(ip, own.detector.cidr))
+        ):
+            results.append(
+                warning(
+                    f"{label}: pods of this node have addresses outside of the pod network "
+                    f"{own.detector.cidr}: {', '.join(strangers[:3])}",
+                    *strangers[3:],
+                    remedy="correct --cluster-cidr (or the Node's podCIDR)",
+                    suspect=True,
+                )
+            )
+        else:
+            how = own.detector.cidr or own.detector.interface or own.detector.interface_prefix
+            results.append(ok(f"{label}: pods of this node are recognised by {how}"))
+    return results
+
+
+async def other_proxy(context: Context) -> Iterable[CheckResult]:
+    """Check that no other program proxies Services on this node."""
+    own = {context.world.process.pid} if context.world.process else set[int]()
+    if (holder := await asyncio.to_thread(running)) is not None:
+        own.add(holder.pid)
+    found = [
+        each
+        for each in await context.once(processes)
+        if each.name in _PROXIES and each.pid not in own
+    ]
+    results: list[CheckResult] = [
+        error(
+            f"another proxy runs on this node: {each}; both rewrite the rules of Services",
+            remedy="stop one of them: delete its DaemonSet, or stop its unit",
+        )
+        for each in found
+    ]
+    # Objects of other modes, of ours or of kube-proxy, that still lead the Service somewhere.
+    if context.mode is not None:
+        modes = other_modes(
+            context.world.mode, context.execute, context.world.variant, ModeOptions()
+        )
+        looks = [_leftovers(context, name, mode) for name, mode in modes]
+        results += [found for found in await asyncio.gather(*looks) if found]
+    return results or [ok("no other proxy runs here, and none has left rules")]
+
+
+async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | None:
+    """Say what another mode left; an error if it leads the Service to other endpoints."""
+    left = await asyncio.to_thread(mode.find_leftovers, tuple(Family))
+    if not left:
+        return None
+    support = await mode.probe()
+    if not support.usable:
+        return unknown(f"rules of the {name} mode may be left: {left}")
+    settings = context.world.plan.settings
+    mode.render_node(settings)
+    words = mode.words()
+    have = await words.read()
+    if not have:
+        return None
+    remedy = "steersman cleanup removes them when no proxy runs; a running steersman does it itself"
+    plans = context.plans if context.question.service else ()
+    if stale := _outdated(mode, plans, have, context):
+        return error(
+            f"rules that the {name} mode left lead {context.question.service} elsewhere: "
+            f"{stale} differ from its present endpoints",
+            left,
+            remedy=remedy,
+            cause=Cause.RULES - 1,
+        )
+    return warning(f"the {name} mode left {len(have)} kernel objects", left, remedy=remedy)
+
+
+def _outdated(mode: Mode, plans: Iterable[ServicePlan], have: Ruleset, context: Context) -> str:
+    """Count the objects of these plans that are there and not as they should be; "" for none."""
+    settings = context.world.plan.settings
+    plans = tuple(plans)
+    wanted = mode.words().wanted(
+        {k: v for plan in plans for k, v in mode.render_service(plan, settings).items()}, have
+    )
+    keys = set(mode.words().of_services(have, plans)) if plans else set[object]()
+    wrong = [key for key in keys | (wanted.keys() & have.keys()) if wanted.get(key) != have[key]]
+    return f"{len(wrong)} objects" if wrong else ""
+
+
+async def api_server(context: Context) -> Iterable[CheckResult]:
+    """Compare the clock and the version of the API server with ours."""
+    if context.ask_api is None:
+        return [unknown("the API server was not asked: no credentials are known here")]
+    before = context.now()
+    reply = await context.ask_api("/version")
+    between = (before + context.now()) / 2
+    if reply.status != 200 or not isinstance(reply.body, dict):
+        return [unknown(f"the API server answered {reply.status} when asked for its version")]
+    return [*_clock(reply.headers.get("date", ""), between), *_version(reply.body)]
+
+
+def _clock(date: str, now: float) -> Iterable[CheckResult]:
+    try:
+        skew = parsedate_to_datetime(date).timestamp() + 0.5 - now  # the header has no fractions
+    except ValueError:
+        yield unknown("the API server sends no date")
+        return
+    words = f"this node's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} "
+    words += "the API server's"
+    remedy = "synchronise the clocks (chronyd, systemd-timesyncd)"
+    if abs(skew) <= _SKEW[0]:
+        yield ok("the clocks of this node and of the API server agree")
+    elif abs(skew) <= _SKEW[1]:
+        yield warning(words, remedy=remedy)
+    else:
+        yield warning(
+            f"{words}: tokens and certificates may be refused", remedy=remedy, suspect=True
+        )
+
+
+def _version(body: dict[str, object]) -> Iterable[CheckResult]:
+    text = str(body.get("gitVersion", ""))
+    digits = [part for part in text.lstrip("v").split(".")[:2] if part.isdigit()]
+    if len(digits) < 2:
+        yield unknown(f"the version {text!r} of the API server is not understood")
+        return
+    theirs, ours = (int(digits[0]), int(digits[1])), _KUBERNETES
+    mine = f"v{ours[0]}.{ours[1]}"
+    if theirs[0] == ours[0] and ours[1] - _BEHIND <= theirs[1] <= ours[1] + _BEHIND:
+        yield ok(f"the API server is {text}; this program behaves as kube-proxy {mine}")
+    else:
+        words = "newer" if theirs > ours else "older"
+        yield warning(
+            f"the API server is {text}, more than {_BEHIND} minor versions {words} than {mine}, "
+            "whose kube-proxy this program equals",
+            remedy="upgrade the older of the two",
+        )
+
+
+PROCESS_CHECKS: Final = (
+    Check("process", "proxy process", process, on_the_node, Cause.PROXY),
+    Check("source", "source of objects", source, on_the_node, Cause.PROXY + 1),
+    Check("node", "this node", node, cause=Cause.PROXY + 2),
+    Check("pods", "pod network", pods, cause=Cause.PROXY + 3),
+    Check("other-proxy", "other proxies", other_proxy, on_the_node, Cause.PROXY + 1),
+    Check("api-server", "clock and version", api_server, cause=Cause.PROXY + 4),
+)
+"""Checks of the process."""

@@ -1,0 +1,205 @@
+"""Checks of the mode: can it run here, has the kernel its rules, who holds the lock, how many."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from steersman.host.files import lock_holder
+from steersman.host.sysctl import SysctlError, read
+from steersman.model.ruleset import Diff, Ruleset
+from steersman.operate.doctor.check import (
+    Cause,
+    Check,
+    CheckResult,
+    Context,
+    error,
+    ok,
+    on_the_node,
+    skipped,
+    unknown,
+    warning,
+)
+from steersman.operate.doctor.facts import requirements, support
+
+_LOOKS, _PAUSE = 8, 0.25
+"""Looks at the lock, and the seconds between two: writers hold it for milliseconds."""
+_PRINTED = 40
+"""Lines of differences in the evidence."""
+
+
+async def probe(context: Context) -> Iterable[CheckResult]:
+    """Check kernel modules, programs and mounts that the mode needs."""
+    found = await context.once(support)
+    if found is None:
+        return [unknown(f"the {context.world.mode} mode is not available on this machine")]
+    if not found.usable:
+        return [
+            error(
+                f"the {context.world.mode} mode cannot run here: {found.missing[0].rstrip('.')}"
+                if found.missing
+                else f"the {context.world.mode} mode cannot run here",
+                *found.missing[1:],
+                remedy="install or load the missing part, then restart steersman",
+            )
+        ]
+    lacks = [warning(sentence.rstrip(".")) for sentence in found.missing]
+    return lacks or [ok("modules, programs and mounts that the mode needs are there")]
+
+
+class KernelRules(NamedTuple):
+    """The objects of the mode in the kernel, beside those that the plan asks for."""
+
+    have: Ruleset
+    change: Diff
+    """What the kernel lacks or has otherwise, as far as the question is about it."""
+    compared: int
+    """Number of objects that were compared."""
+
+
+async def kernel_rules(context: Context) -> KernelRules:
+    """Read the kernel's rules back, and compare those of the question and of the node."""
+    mode, settings, plans = context.mode, context.world.plan.settings, context.plans
+    assert mode is not None
+    await context.once(support)
+
+    def render() -> dict[Any, Any]:
+        wanted = dict(mode.render_node(settings))
+        for plan in plans:
+            wanted.update(mode.render_service(plan, settings))
+        return wanted
+
+    rendered = await asyncio.to_thread(render)
+    words = mode.words()
+    have = await words.read()
+    wanted = words.wanted(rendered, have)
+    extra = set(words.of_services(have, plans)) - wanted.keys() if context.question.service else ()
+    change = Diff(
+        {key: value for key, value in wanted.items() if key not in have},
+        {key: have[key] for key in extra},
+        {k: (have[k], v) for k, v in wanted.items() if k in have and have[k] != v},
+    )
+    return KernelRules(have, change, len(wanted))
+
+
+async def rules(context: Context) -> Iterable[CheckResult]:
+    """Compare the rules in the kernel with the plan."""
+    found = await context.once(support)
+    if context.mode is None or found is None or not found.usable:
+        return [unknown("the rules cannot be read: the mode cannot run here")]
+    try:
+        kernel = await context.once(kernel_rules)
+    except FileNotFoundError:
+        kernel = KernelRules({}, Diff({"": ""}), 0)
+    whose = f"of {context.question.service}" if context.question.service else "of this node"
+    if not kernel.change:
+        return [ok(f"all {kernel.compared} kernel objects {whose} are as planned")]
+    change = kernel.change
+    runs = context.world.process is not None
+    remedy = (
+        "a running steersman repairs this at its next comparison; steersman drift shows who "
+        "changed the rules"
+        if runs
+        else "start steersman, which writes them again"
+    )
+    if not kernel.have:
+        return [error(f"the kernel has no rules of the {context.world.mode} mode", remedy=remedy)]
+    counts = (
+        (len(change.added), "missing"),
+        (len(change.changed), "different"),
+        (len(change.removed), "not planned"),
+    )
+    words = ", ".join(f"{count} {what}" for count, what in counts if count)
+    lines = context.mode.describe(change).splitlines()
+    return [
+        error(
+            f"the kernel's rules {whose} are not as planned: {words}",
+            *lines[:_PRINTED],
+            remedy=remedy,
+        )
+    ]
+
+
+async def lock(context: Context) -> Iterable[CheckResult]:
+    """Check that no program keeps the lock that writers of the rules need."""
+    path = (await context.once(requirements)).lock
+    if not path:
+        return [skipped("writers of these rules need no lock")]
+    path = os.environ.get("XTABLES_LOCKFILE", path)
+    holders = []
+    for look in range(_LOOKS):
+        if look:
+            await asyncio.sleep(_PAUSE)
+        holder = lock_holder(context.path(path.lstrip("/")), context.path("proc"))
+        if not holder:
+            return [ok(f"nobody keeps {path}")]
+        holders.append(holder)
+    names = dict.fromkeys(holders)
+    return [
+        error(
+            f"{path} is kept locked{holders[-1]}: no rule can be written",
+            *(f"held{name}" for name in names),
+            remedy="end that process, or wait until it ends",
+            cause=Cause.RULES - 2,
+        )
+        if len(names) == 1
+        else warning(
+            f"{path} was locked at each of {_LOOKS} looks: writing rules takes long",
+            *(f"held{name}" for name in names),
+            remedy="let fewer programs write rules, or use a mode without a lock",
+        )
+    ]
+
+
+async def number_of_rules(context: Context) -> Iterable[CheckResult]:
+    """Check that packets do not pass too many rules one by one."""
+    needs = await context.once(requirements)
+    if not needs.most_rules:
+        return [skipped("the number of rules does not slow this mode down")]
+    kernel = await context.once(kernel_rules)
+    count = sum(str(value).count("\n") + 1 for value in kernel.have.values() if value)
+    if count <= needs.most_rules:
+        return [ok(f"{count} rules")]
+    return [
+        warning(
+            f"there are {count} rules, more than {needs.most_rules}: new connections are slow, and "
+            "so is every sync",
+            remedy=needs.instead,
+            suspect=True,
+        )
+    ]
+
+
+async def settings_of_mode(context: Context) -> Iterable[CheckResult]:
+    """Check the sysctls that the mode sets when it starts."""
+    results: list[CheckResult] = []
+    wanted = (await context.once(requirements)).settings
+    for setting in wanted:
+        try:
+            value = read(setting.path, context.root)
+        except SysctlError as failure:
+            results.append(unknown(str(failure)))
+            continue
+        if value != setting.value and not (setting.at_least and value > setting.value):
+            results.append(
+                warning(
+                    f"/{setting.path} is {value}, not {setting.value}",
+                    remedy=f"echo {setting.value} >/{setting.path}, and find out who changed it",
+                    suspect=True,
+                )
+            )
+    if not wanted:
+        return [skipped("this mode sets none")]
+    return results or [ok(f"all {len(wanted)} sysctls of the mode are set")]
+
+
+RULES_CHECKS: Final = (
+    Check("mode", "parts of the mode", probe, on_the_node, Cause.PROXY + 5),
+    Check("rules", "rules in the kernel", rules, on_the_node, Cause.RULES, 8.0),
+    Check("lock", "lock of the rules", lock, on_the_node, Cause.RULES - 2),
+    Check("number-of-rules", "number of rules", number_of_rules, on_the_node, Cause.NODE, 8.0),
+    Check("mode-sysctls", "sysctls of the mode", settings_of_mode, on_the_node, Cause.NODE),
+)
+"""Checks of the mode."""

@@ -1,0 +1,211 @@
+"""Doctor's check of firewalls: which packets of which clients pass which hooks, in each mode."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from steersman.compile.trace import Flow
+from steersman.model.plan import SourceClass
+from steersman.modes.base import Requirements
+from steersman.operate.doctor.check import CheckResult, Context, Question, Verdict
+from steersman.operate.doctor.network import Way
+from steersman.operate.doctor.node_firewall import FIREWALL_CHECKS
+from tests.support.builders.doctor import CART, FakeNetwork, context_of, results
+from tests.support.builders.objects import endpoint, port, service, slice_
+from tests.support.modes.memory import MemoryMode
+from tests.support.modes.scripted import Scripted
+
+(FIREWALL,) = FIREWALL_CHECKS
+THINGS = service(type="NodePort", ports=[port(nodePort=30080)]), slice_(endpoint("10.0.0.5"))
+Delivery = Literal["forwarded", "local", "translated"]
+
+
+class Delivering(MemoryMode):
+    def __init__(self, delivery: Delivery = "forwarded") -> None:
+        super().__init__()
+        self.delivery = delivery
+
+    def requirements(self) -> Requirements:
+        return Requirements(delivery=self.delivery, own_jumps="KUBE-")
+
+
+def saved(chains: str, *rules: str) -> str:
+    return "\n".join(("*filter", *chains.split(";"), *rules, "COMMIT", ""))
+
+
+ACCEPTING = ":INPUT ACCEPT [0:0];:FORWARD ACCEPT [0:0];:OUTPUT ACCEPT [0:0]"
+
+
+def programs(filter_table: str, *more: tuple[str, str | int | Exception]) -> Scripted:
+    return Scripted(
+        *more,
+        ("iptables-nft-save -t filter", filter_table),
+        ("iptables-nft-save *", ""),
+        ("ip6tables-nft-save *", ""),
+        ("nft -t list tables", ""),
+    )
+
+
+def context(
+    runs: Scripted,
+    *,
+    way: Way | None = None,
+    delivery: Delivery = "forwarded",
+    question: Question | None = None,
+    root: Path | None = None,
+) -> Context:
+    return context_of(
+        *THINGS,
+        mode=Delivering(delivery),
+        network=FakeNetwork(ways={"10.0.0.5": way or Way("pod1")}),
+        programs=runs,
+        question=question or Question(CART),
+        root=root,
+    )
+
+
+def check(*rules: str, chains: str = ACCEPTING, **more: Any) -> tuple[CheckResult, ...]:
+    return results(FIREWALL, context(programs(saved(chains, *rules)), **more))
+
+
+def test_nothing_is_dropped() -> None:
+    (result,) = check("-A FORWARD -d 10.0.0.6/32 -j DROP", "-A INPUT -p udp -j DROP")
+    assert result.verdict is Verdict.OK
+
+
+def test_a_dropping_rule_is_named_with_its_chain() -> None:
+    rule = "-A FORWARD -p tcp -m tcp --dport 8080 -j DROP"
+    (result,) = check(rule)
+    assert result.verdict is Verdict.ERROR
+    assert result.text == (
+        "a firewall drops packets of pods of this node and clients outside: "
+        f"table filter (iptables-nft), chain FORWARD: {rule}"
+    )
+    assert "pods of this node: anyone to 10.0.0.5:8080/TCP" in result.evidence
+
+
+def test_a_policy_is_named() -> None:
+    (result,) = check(chains=":FORWARD DROP [0:0]")
+    assert result.text.endswith("chain FORWARD: policy drop")
+    accepts = "-A FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT"
+    (masqueraded, *_) = check(accepts, chains=":FORWARD DROP [0:0]")
+    assert masqueraded.verdict is Verdict.ERROR
+    assert "pods" in masqueraded.text
+    assert "clients outside" not in masqueraded.text.partition(":")[0]
+
+
+def test_rules_that_may_match_are_warnings() -> None:
+    (result,) = check("-A FORWARD -m set --match-set blocked src -j REJECT")
+    assert result.verdict is Verdict.WARNING
+    assert result.text.startswith("a firewall may reject packets")
+
+
+def test_chains_of_the_mode_are_not_foreign() -> None:
+    rules = "-A FORWARD -j KUBE-DROPS", "-A KUBE-DROPS -j DROP"
+    (result,) = check(*rules, chains=f"{ACCEPTING};:KUBE-DROPS - [0:0]")
+    assert result.verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("hook", "destination", "delivery", "way", "hit"),
+    [
+        ("INPUT", "192.168.0.2", "local", Way("pod1"), True),
+        ("INPUT", "192.168.0.2", "forwarded", Way("pod1"), False),
+        ("INPUT", "10.0.0.5", "forwarded", Way("lo", local=True), True),
+        ("INPUT", "10.0.0.5", "forwarded", Way("pod1"), False),
+        ("FORWARD", "10.0.0.5", "local", Way("pod1"), False),
+        ("FORWARD", "10.0.0.5", "translated", Way("pod1"), True),
+        ("OUTPUT", "10.0.0.5", "local", Way("pod1"), True),
+        ("OUTPUT", "10.0.0.5", "forwarded", Way("pod1"), True),
+        ("OUTPUT", "10.96.0.10", "forwarded", Way("pod1"), False),
+    ],
+)
+def test_hooks_by_the_way_of_the_mode(
+    hook: str, destination: str, delivery: Delivery, way: Way, hit: bool
+) -> None:
+    found = check(f"-A {hook} -d {destination}/32 -j DROP", delivery=delivery, way=way)
+    assert any(result.verdict is Verdict.ERROR for result in found) == hit
+
+
+def test_a_question_about_a_connection_is_about_its_packets() -> None:
+    rule = "-A FORWARD -s 198.51.100.0/24 -j DROP"
+
+    def asked(source: str) -> Verdict:
+        flow = Flow(source, "192.168.0.2", 30080)
+        (result,) = check(rule, question=Question(CART, flow=flow))
+        return result.verdict
+
+    assert asked("198.51.100.7") is Verdict.ERROR
+    assert asked("203.0.113.7") is Verdict.OK
+    (result,) = check(rule, question=Question(CART, flow=Flow(SourceClass.NODE, "10.96.0.10", 80)))
+    assert result.verdict is Verdict.OK
+    (result,) = check(rule, question=Question(CART, flow=Flow(SourceClass.NODE, "10.96.0.99", 80)))
+    assert result.verdict is Verdict.SKIPPED
+
+
+def test_rules_of_nft_are_named_by_their_text() -> None:
+    place = {"family": "inet", "table": "fw"}
+    chain = {"name": "fwd", "type": "filter", "hook": "forward", "prio": 0, "policy": "accept"}
+    dport = {"payload": {"protocol": "tcp", "field": "dport"}}
+    match = {"match": {"op": "==", "left": dport, "right": 8080}}
+    rule = {**place, "chain": "fwd", "handle": 7, "expr": [match, {"drop": None}]}
+    tables = "table inet fw\ntable ip filter\ntable netdev other\ntable inet steersman-instance\n"
+    runs = programs(
+        saved(ACCEPTING),
+        ("nft -t list tables", tables),
+        (
+            "nft -t -j -a -nn list table inet fw",
+            json.dumps({"nftables": [{"chain": {**place, **chain}}, {"rule": rule}]}),
+        ),
+        (
+            "nft -t -a list chain inet fw fwd",
+            "table inet fw {\n\t\ttcp dport 8080 drop # handle 7\n}",
+        ),
+    )
+    (result,) = results(FIREWALL, context(runs))
+    assert result.verdict is Verdict.ERROR
+    assert result.evidence[0] == "table inet fw, chain fwd: tcp dport 8080 drop # handle 7"
+
+
+def test_broken_output_of_nft_is_told() -> None:
+    runs = programs(
+        saved(ACCEPTING),
+        ("nft -t list tables", "table inet fw\ntable inet empty\n"),
+        ("nft * list table inet fw", '{"nftables": ['),
+        ("nft * list table inet empty", ""),
+    )
+    found = results(FIREWALL, context(runs))
+    assert [result.verdict for result in found] == [Verdict.UNKNOWN]
+    assert found[0].evidence[0].startswith("table inet fw was not understood")
+
+
+def test_tools_that_are_missing_or_fail(tmp_path: Path) -> None:
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/ip_tables_names").write_text("filter\n")
+    runs = Scripted(("iptables-nft-save -t raw", 4), ("iptables-nft-save *", ""))
+    found = results(FIREWALL, context(runs, root=tmp_path))
+    assert [result.verdict for result in found] == [Verdict.UNKNOWN]
+    notes = " ".join(found[0].evidence)
+    assert "rules of iptables-legacy were not read: it is not installed" in notes
+    assert "rules of nft were not read: it is not installed" in notes
+    assert "rules of iptables-nft were not read" in notes
+
+
+def test_legacy_rules_are_read_if_a_table_exists(tmp_path: Path) -> None:
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/ip_tables_names").write_text("nat\nfilter\n")
+    table = saved(ACCEPTING, "-A FORWARD -j DROP")
+    runs = programs(saved(ACCEPTING), ("iptables-legacy-save -t filter", table))
+    (result,) = results(FIREWALL, context(runs, root=tmp_path))
+    assert "table filter (iptables-legacy), chain FORWARD" in result.text
+    assert not any("legacy-save -t nat" in line for line in runs.ran)
+
+
+def test_a_service_without_endpoints_has_no_packets_to_drop() -> None:
+    bare = context_of(service(), mode=Delivering(), programs=Scripted())
+    (result,) = results(FIREWALL, bare)
+    assert result.verdict is Verdict.SKIPPED

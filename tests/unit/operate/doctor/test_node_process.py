@@ -1,0 +1,217 @@
+"""Doctor's checks of the process: what they say of each state it can be in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from steersman.model.inputs import NodeConfig
+from steersman.model.plan import NodeSettings, ServicePlan
+from steersman.model.world import LastSync, ProcessStatus, SourceStatus
+from steersman.modes.base import Mode
+from steersman.operate.doctor import node_process
+from steersman.operate.doctor.check import ApiReply, Check, Context, Verdict
+from steersman.run.instance import Holder
+from tests.support.builders.doctor import NOON, context_of, only, results
+from tests.support.builders.objects import CONFIG, endpoint, node, service, slice_
+from tests.support.modes.memory import MemoryMode
+
+PROCESS, SOURCE, NODE, PODS, OTHER, API = node_process.PROCESS_CHECKS
+
+
+def status(**more: Any) -> ProcessStatus:
+    fields: dict[str, Any] = {"pid": 42, "version": "0.1", "synced": LastSync(NOON - 3, "changes")}
+    return ProcessStatus(**(fields | more))
+
+
+def of_process(found: ProcessStatus | None) -> Context:
+    return context_of(world={"process": found})
+
+
+@pytest.fixture(autouse=True)
+def _no_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_process, "running", lambda: None)
+
+
+def check(check: Check, found: ProcessStatus | None) -> tuple[Verdict, str]:
+    result = only(check, of_process(found))
+    return result.verdict, result.text
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "words"),
+    [
+        (status(), Verdict.OK, "last sync 3 s ago (changes)"),
+        (None, Verdict.ERROR, "no steersman runs on this node"),
+        (status(synced=None), Verdict.ERROR, "it has not written any rule yet"),
+        (status(synced=None, waiting="its Node"), Verdict.ERROR, "it waits for its Node"),
+        (
+            status(synced=LastSync(NOON - 90, "changes"), owes=True),
+            Verdict.ERROR,
+            "wait for a sync",
+        ),
+        (status(owes=True), Verdict.OK, "last sync"),
+        (status(healthy=False), Verdict.WARNING, "unhealthy"),
+    ],
+)
+def test_the_process(found: ProcessStatus | None, verdict: Verdict, words: str) -> None:
+    said, text = check(PROCESS, found)
+    assert said is verdict
+    assert words in text
+
+
+def test_a_process_that_was_not_asked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_process, "running", lambda: Holder(7, "host", "memory", 0))
+    said, text = check(PROCESS, None)
+    assert said is Verdict.OK
+    assert text.endswith("this answer is about test manifests")
+
+
+API_SERVER = SourceStatus(kind="apiserver", server="https://api:6443", quiet_seconds=2.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "verdict", "words"),
+    [
+        (SourceStatus(), Verdict.OK, "manifests"),
+        (API_SERVER, Verdict.OK, "connected to https://api:6443"),
+        (msgspec.structs.replace(API_SERVER, quiet_seconds=None), Verdict.OK, "connected"),
+        (msgspec.structs.replace(API_SERVER, quiet_seconds=999.0), Verdict.WARNING, "for 999 s"),
+        (msgspec.structs.replace(API_SERVER, connected=False), Verdict.ERROR, "not connected"),
+    ],
+)
+def test_the_source(source: SourceStatus, verdict: Verdict, words: str) -> None:
+    said, text = check(SOURCE, status(source=source))
+    assert said is verdict
+    assert words in text
+
+
+def test_errors_of_the_source_are_evidence() -> None:
+    source = msgspec.structs.replace(API_SERVER, connected=False, errors={"timeout": 3})
+    result = only(SOURCE, of_process(status(source=source)))
+    assert result.evidence == ("3 times timeout",)
+    assert only(SOURCE, of_process(None)).verdict is Verdict.UNKNOWN
+
+
+def test_the_node_must_be_known() -> None:
+    assert only(NODE, context_of(node())).verdict is Verdict.OK
+    missing = only(NODE, context_of(world={"nodes": (node(),)}))
+    assert missing.verdict is Verdict.WARNING
+    assert missing.text.startswith("there is no Node object named node-1")
+    assert missing.evidence == ("the nodes are node-1",)
+
+
+def pods(config: NodeConfig, *addresses: str) -> list[tuple[Verdict, str]]:
+    ends = [endpoint(address, node="node-1") for address in addresses]
+    context = context_of(service(), slice_(*ends), world={"config": config})
+    return [(result.verdict, result.text) for result in results(PODS, context)]
+
+
+def test_pods_must_be_recognisable() -> None:
+    assert pods(CONFIG, "10.0.0.5") == [
+        (Verdict.OK, "IPv4: pods of this node are recognised by 10.0.0.0/8")
+    ]
+    # a pod in the node's own network is not a mistake
+    assert pods(CONFIG, "192.168.0.2")[0][0] is Verdict.OK
+    verdict, text = pods(CONFIG, "172.16.0.5", "10.0.0.5")[0]
+    assert verdict is Verdict.WARNING
+    assert text == (
+        "IPv4: pods of this node have addresses outside of the pod network 10.0.0.0/8: 172.16.0.5"
+    )
+    verdict, text = pods(msgspec.structs.replace(CONFIG, cluster_cidrs=()), "10.0.0.5")[0]
+    assert verdict is Verdict.WARNING
+    assert text.startswith("IPv4: pods of this node cannot be recognised")
+
+
+class Named(MemoryMode):
+    """A mode that leaves its objects behind."""
+
+    def find_leftovers(self, families: object) -> str:
+        return "chains are left: 3" if self.kernel else ""
+
+
+def leftovers(monkeypatch: pytest.MonkeyPatch, root: Path, left: Mode, *things: Any) -> Any:
+    monkeypatch.setattr(node_process, "other_modes", lambda *_: [("other", left)])
+    files = {"proc/cpuinfo": ""}
+    return only(OTHER, context_of(*things, mode=MemoryMode(), root=root, files=files))
+
+
+def filled(plans: Mapping[Any, ServicePlan]) -> Named:
+    mode = Named()
+    settings = NodeSettings(node_name="node-1")
+    objects: dict[Any, Any] = dict(mode.render_node(settings))
+    for plan in plans.values():
+        objects |= mode.render_service(plan, settings)
+    mode.kernel = objects
+    return mode
+
+
+def test_rules_of_other_modes_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    things = service(), slice_(endpoint("10.0.0.5"))
+    plans = context_of(*things).world.plan.services
+    assert leftovers(monkeypatch, tmp_path, Named(), *things).verdict is Verdict.OK
+    same = leftovers(monkeypatch, tmp_path, filled(plans), *things)
+    assert (same.verdict, same.text) == (Verdict.WARNING, "the other mode left 4 kernel objects")
+    old = filled(plans)
+    old.kernel["clusterIP 10.96.0.10:80"] = "another"
+    outdated = leftovers(monkeypatch, tmp_path, old, *things)
+    assert outdated.verdict is Verdict.ERROR
+    assert "lead shop/cart elsewhere" in outdated.text
+
+
+def test_other_proxies_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "proc/self/ns/net": "",
+        "proc/17/comm": "kube-proxy\n",
+        "proc/18/comm": "nginx\n",
+        "proc/42/comm": "kube-proxy\n",
+        "proc/cpuinfo": "",
+    }
+    (tmp_path / "proc/17/ns").mkdir(parents=True)
+    for pid in (17, 18, 42):
+        (tmp_path / f"proc/{pid}/ns").mkdir(parents=True, exist_ok=True)
+    context = context_of(root=tmp_path, files=files, world={"process": status()})
+    for pid in (17, 18, 42):
+        (tmp_path / f"proc/{pid}/ns/net").hardlink_to(tmp_path / "proc/self/ns/net")
+    result = only(OTHER, context)
+    assert result.verdict is Verdict.ERROR
+    assert "another proxy runs on this node: kube-proxy (pid 17)" in result.text
+
+
+def api(seconds: float, version: str, http: int = 200) -> list[tuple[Verdict, str]]:
+    async def ask(path: str) -> ApiReply:
+        assert path == "/version"
+        headers = {"date": formatdate(NOON + seconds, usegmt=True)}
+        return ApiReply(http, headers, {"gitVersion": version})
+
+    found = results(API, context_of(ask_api=ask))
+    return [(result.verdict, result.text) for result in found]
+
+
+def test_clock_and_version_of_the_api_server() -> None:
+    assert [verdict for verdict, _ in api(0, "v1.36.2")] == [Verdict.OK, Verdict.OK]
+    assert [verdict for verdict, _ in api(-3, "v1.33.0-eks-1")] == [Verdict.OK, Verdict.OK]
+    found = api(60, "v1.36.2")
+    assert found[0] == (
+        Verdict.WARNING,
+        "this node's clock is 60 s behind the API server's",
+    )
+    assert "ahead of" in api(-3600, "v1.36.2")[0][1]
+    assert "tokens" in api(-3600, "v1.36.2")[0][1]
+    assert "more than 3 minor versions newer" in api(0, "v1.40.0")[0][1]
+    assert "more than 3 minor versions older" in api(0, "v1.30.0")[0][1]
+    assert api(0, "local")[0][0] is Verdict.UNKNOWN
+    assert api(0, "v1.36.0", http=403)[0][0] is Verdict.UNKNOWN
+    assert only(API, context_of()).verdict is Verdict.UNKNOWN
+
+
+def test_an_api_server_without_a_date() -> None:
+    async def ask(_: str) -> ApiReply:
+        return ApiReply(200, {}, {"gitVersion": "v1.36.0"})
+
+    assert results(API, context_of(ask_api=ask))[0].text == "the API server sends no date"
