@@ -1,4 +1,4 @@
-"""Build hook: compiles the BPF programs of the ebpf mode, one object per byte order.
+"""Build hook: compiles the BPF programs of the ebpf mode, one object each per byte order.
 
 Without clang objects that are there already (those of an sdist) are packed as they are; where there
 are none either, the mode's `probe()` says so on the machine. `python hatch_build.py` only compiles.
@@ -21,12 +21,14 @@ except ImportError:  # to compile, hatchling is not needed
 
 MODE = Path("src/steersman/modes/ebpf")
 TARGETS = {"el": "bpfel", "eb": "bpfeb"}
+# Source by the first word of its objects: the mode's programs, and those that trace them.
+SOURCES = {"steersman": "steersman.bpf.c", "trace": "trace.bpf.c"}
 FLAGS = ("-g", "-O2", "-mcpu=v3", "-Wall", "-Werror")
 
 
 def objects(root: Path) -> list[Path]:
     """The objects, whether they are there or not."""
-    return [root / MODE / f"steersman-{order}.o" for order in TARGETS]
+    return [root / MODE / f"{name}-{order}.o" for name in SOURCES for order in TARGETS]
 
 
 def compile_objects(root: Path) -> None:
@@ -35,19 +37,21 @@ def compile_objects(root: Path) -> None:
     Raises:
         subprocess.CalledProcessError: clang found an error, or misses headers (libbpf-dev).
     """
-    for out, target in zip(objects(root), TARGETS.values(), strict=True):
-        compile_object(root / MODE / "c", target, out)
+    for name, source in SOURCES.items():
+        for order, target in TARGETS.items():
+            out = root / MODE / f"{name}-{order}.o"
+            compile_object(root / MODE / "c" / source, target, out)
 
 
 def compile_object(source: Path, target: str, out: Path) -> None:
-    """Compile the programs in a directory for one target of clang, whole or not at all."""
+    """Compile a source for one target of clang, whole or not at all."""
     multiarch = sysconfig.get_config_var("MULTIARCH")
     include = [f"-I/usr/include/{multiarch}"] if multiarch else []
     part = out.with_name(f"{out.name}.{os.getpid()}")
-    place = f"-ffile-prefix-map={source}=c"
+    place = f"-ffile-prefix-map={source.parent}=c"
     argv = ["clang", "-target", target, *FLAGS, place, *include, "-c", "-o", str(part)]
     try:
-        subprocess.run([*argv, str(source / "steersman.bpf.c")], check=True)
+        subprocess.run([*argv, str(source)], check=True)
         if shutil.which("llvm-strip"):
             subprocess.run(["llvm-strip", "-g", str(part)], check=True)
         part.replace(out)

@@ -16,7 +16,7 @@ import hatch_build
 
 ROOT = Path(__file__).parents[1]
 FILES = ("pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE")
-OBJECTS = {f"steersman-{order}.o" for order in hatch_build.TARGETS}
+OBJECTS = {path.name for path in hatch_build.objects(Path())}
 FOUND = "from steersman.modes.ebpf import loader; print(loader.FILE, loader.FILE.exists())"
 
 

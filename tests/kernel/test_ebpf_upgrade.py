@@ -57,7 +57,7 @@ def older(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "places[1 << PRESENCE_BITS];", "places[1 << PRESENCE_BITS];\n__u64 gone;"
             )
         (place / path.name).write_text(text)
-    hatch_build.compile_object(place, TARGET, place / "older.o")
+    hatch_build.compile_object(place / "steersman.bpf.c", TARGET, place / "older.o")
     return place / "older.o"
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+from steersman.modes.ebpf import trace_programs
 from steersman.modes.ebpf.bpf import Object
-from steersman.modes.ebpf.loader import LoadedObject
+from steersman.modes.ebpf.loader import LoadedObject, OpenedObject
 from tests.support.lab.ebpf import compiled
 from tests.support.lab.ebpf_node import MARKS
 
@@ -37,6 +38,11 @@ def test_the_verifier_has_no_more_to_do_than_the_table_says(update: bool) -> Non
     loaded = LoadedObject(compiled(), None)
     found = {name: verified(program) for name, program in sorted(loaded.programs.items())}
     loaded.close()
+    watching = OpenedObject(trace_programs.FILE)  # with maps of its own, as no daemon runs
+    watching.load()
+    programs = sorted(watching.descriptors("program").items())
+    found |= {name: verified(program) for name, program in programs}
+    watching.close()
     if update:
         TABLE.write_text(HEAD + "".join(f"{n:16} {count:7}\n" for n, count in found.items()))
     known = table()

@@ -397,6 +397,11 @@ def flow_state(value: bytes) -> int:
     return value[_FLOW_STATE_AT]
 
 
+def netns_client(cookie: int) -> bytes:
+    """Return the client of affinities that is a network namespace."""
+    return _NETNS_CLIENT + cookie.to_bytes(8, BYTE_ORDER)
+
+
 def netns_of_client(client: bytes) -> int | None:
     """Return the cookie of an affinity's client; None if the client is an address."""
     if not client.startswith(_NETNS_CLIENT):

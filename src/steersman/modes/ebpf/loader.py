@@ -27,13 +27,15 @@ from steersman.modes.ebpf import bpf, layout
 FILE = Path(__file__).with_name(f"steersman-{'el' if sys.byteorder == 'little' else 'eb'}.o")
 """The object for this machine; the build creates it (hatch_build.py)."""
 
-_BTF_KIND_STRUCT = 4
+BTF_KIND_STRUCT = 4
 _MAP_INFO = struct.Struct("=6I16sIIQQ3I")  # the start of struct bpf_map_info
 _MAP_INFO_SIZE = 80
 # Lines of libbpf's messages in an error.
 _LINES = 40
 _Pointer = ctypes.c_void_p
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+SAMPLE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+"""What a ring buffer calls for each record: a context, its address and size."""
 
 
 class _OpenOptions(ctypes.Structure):
@@ -62,11 +64,17 @@ _FUNCTIONS: Mapping[str, tuple[object, tuple[object, ...]]] = {
         )
     },
     "bpf_map__set_pin_path": (ctypes.c_int, (_Pointer, ctypes.c_char_p)),
+    "bpf_map__reuse_fd": (ctypes.c_int, (_Pointer, ctypes.c_int)),
+    "ring_buffer__new": (_Pointer, (ctypes.c_int, SAMPLE, _Pointer, _Pointer)),
+    "ring_buffer__epoll_fd": (ctypes.c_int, (_Pointer,)),
+    "ring_buffer__consume": (ctypes.c_int, (_Pointer,)),
+    "ring_buffer__free": (None, (_Pointer,)),
     "btf__find_by_name_kind": (ctypes.c_int, (_Pointer, ctypes.c_char_p, ctypes.c_uint32)),
     "btf__type_by_id": (_Pointer, (_Pointer, ctypes.c_uint32)),
     "btf__resolve_type": (ctypes.c_int, (_Pointer, ctypes.c_uint32)),
     "btf__resolve_size": (ctypes.c_int64, (_Pointer, ctypes.c_uint32)),
     "btf__load_from_kernel_by_id": (_Pointer, (ctypes.c_uint32,)),
+    "btf__load_vmlinux_btf": (_Pointer, ()),
     "btf__free": (None, (_Pointer,)),
     "btf__name_by_offset": (ctypes.c_char_p, (_Pointer, ctypes.c_uint32)),
     "libbpf_set_print": (_Pointer, (_PRINT,)),
@@ -113,7 +121,8 @@ class StaleMapsError(Exception):
         self.names = names
 
 
-def _error(code: int, problem: str) -> ObjectError:
+def load_error(code: int, problem: str) -> ObjectError:
+    """Return an error with the last messages of libbpf and the verifier."""
     messages = "".join(_warnings).splitlines()[-_LINES:]
     return ObjectError(code, "\n".join([f"{problem}: {os.strerror(code)}", *messages]))
 
@@ -179,7 +188,7 @@ def read_fields(btf: int | None, number: int) -> dict[str, tuple[int, int]]:
     size = library().btf__resolve_size(btf, number)
     address = library().btf__type_by_id(btf, number)
     _, info, _ = struct.unpack("=III", ctypes.string_at(address, 12))
-    if info >> 24 & 0x1F != _BTF_KIND_STRUCT:
+    if info >> 24 & 0x1F != BTF_KIND_STRUCT:
         return {"": (0, size)}
     out = {}
     for place in range(info & 0xFFFF):
@@ -195,8 +204,55 @@ def digest(path: Path = FILE) -> bytes:
     return hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
 
 
-class LoadedObject:
-    """The programs and maps of an object, in the kernel while this is open or they are pinned."""
+class OpenedObject:
+    """An object that libbpf has read; `load` brings its programs and maps into the kernel."""
+
+    def __init__(self, path: Path) -> None:
+        """Read an object.
+
+        Raises:
+            ObjectError: it is none.
+        """
+        self.path = path
+        data = path.read_bytes()
+        options = _OpenOptions(ctypes.sizeof(_OpenOptions), b"steersman")
+        _warnings.clear()
+        self.handle = library().bpf_object__open_mem(data, len(data), ctypes.byref(options))
+        if not self.handle:
+            raise load_error(ctypes.get_errno(), f"{path} is no BPF object")
+
+    def load(self) -> None:
+        """Load everything; the verifier checks every program.
+
+        Raises:
+            ObjectError: libbpf or the kernel refused it.
+        """
+        if failed := library().bpf_object__load(self.handle):
+            raise load_error(-failed, f"the kernel does not load {self.path}")
+
+    def each(self, kind: str) -> Iterator[tuple[str, int]]:
+        """Yield names and handles of libbpf of every `program` or `map`."""
+        next_one = getattr(library(), f"bpf_object__next_{kind}")
+        name_of = getattr(library(), f"bpf_{kind}__name")
+        handle = next_one(self.handle, None)
+        while handle:
+            yield name_of(handle).decode(), handle
+            handle = next_one(self.handle, handle)
+
+    def descriptors(self, kind: str) -> dict[str, int]:
+        """Return the descriptor of every `program` or `map` by name, once they are loaded."""
+        fd_of = getattr(library(), f"bpf_{kind}__fd")
+        return {name: fd_of(handle) for name, handle in self.each(kind)}
+
+    def close(self) -> None:
+        """Close every descriptor. Idempotent."""
+        if self.handle:
+            library().bpf_object__close(self.handle)
+            self.handle = None
+
+
+class LoadedObject(OpenedObject):
+    """The programs and maps of the mode, in the kernel while this is open or they are pinned."""
 
     def __init__(self, path: Path, pins: Path | None) -> None:
         """Load an object; use the maps that are pinned in `pins`, and pin the others there.
@@ -205,32 +261,27 @@ class LoadedObject:
             ObjectError: libbpf or the kernel refused it, or its structs are not ours.
             StaleMapsError: maps of another shape are pinned.
         """
-        # Open: libbpf reads the object, but loads nothing yet.
-        data = path.read_bytes()
-        options = _OpenOptions(ctypes.sizeof(_OpenOptions), b"steersman")
-        _warnings.clear()
-        self._object = library().bpf_object__open_mem(data, len(data), ctypes.byref(options))
-        if not self._object:
-            raise _error(ctypes.get_errno(), f"{path} is no BPF object")
+        super().__init__(path)
         try:
-            if wrong := next(iter(differences(self._object)), ""):
-                raise _error(errno.EINVAL, f"{path} has other structs than this version: {wrong}")
+            wrong = next(iter(differences(self.handle, layout.SIZES, layout.OFFSETS)), "")
+            if wrong:
+                raise load_error(
+                    errno.EINVAL, f"{path} has other structs than this version: {wrong}"
+                )
             if pins:
                 self._use_pins(pins)
-            # Load: the verifier checks every program.
-            if failed := library().bpf_object__load(self._object):
-                raise _error(-failed, f"the kernel does not load {path}")
+            self.load()
         except BaseException:
             self.close()
             raise
-        self.programs = self._descriptors("program")
+        self.programs = self.descriptors("program")
         """Descriptors by name."""
-        self.maps = self._descriptors("map")
+        self.maps = self.descriptors("map")
 
     def _use_pins(self, pins: Path) -> None:
         """Set the pins of all maps; StaleMapsError if some have another shape."""
-        btf, stale = library().bpf_object__btf(self._object), set()
-        for name, handle in self._each("map"):
+        btf, stale = library().bpf_object__btf(self.handle), set()
+        for name, handle in self.each("map"):
             if name.startswith((".", "steersma")):  # created by the compiler
                 continue
             library().bpf_map__set_pin_path(handle, os.fsencode(pins / name))
@@ -243,37 +294,21 @@ class LoadedObject:
         if stale:
             raise StaleMapsError(frozenset(stale))
 
-    def _each(self, kind: str) -> Iterator[tuple[str, int]]:
-        next_one = getattr(library(), f"bpf_object__next_{kind}")
-        name_of = getattr(library(), f"bpf_{kind}__name")
-        handle = next_one(self._object, None)
-        while handle:
-            yield name_of(handle).decode(), handle
-            handle = next_one(self._object, handle)
 
-    def _descriptors(self, kind: str) -> dict[str, int]:
-        fd_of = getattr(library(), f"bpf_{kind}__fd")
-        return {name: fd_of(handle) for name, handle in self._each(kind)}
-
-    def close(self) -> None:
-        """Close every descriptor. Idempotent."""
-        if self._object:
-            library().bpf_object__close(self._object)
-            self._object = None
-
-
-def differences(handle: int) -> Iterator[str]:
-    """Yield differences between the structs of an object and layout.py."""
+def differences(
+    handle: int, sizes: Mapping[str, int], offsets: Mapping[str, Mapping[str, int]]
+) -> Iterator[str]:
+    """Yield differences between the structs of an object and those that Python knows."""
     btf = library().bpf_object__btf(handle)
-    for name, size in layout.SIZES.items():
-        number = library().btf__find_by_name_kind(btf, name.encode(), _BTF_KIND_STRUCT)
+    for name, size in sizes.items():
+        number = library().btf__find_by_name_kind(btf, name.encode(), BTF_KIND_STRUCT)
         if number < 0:
             yield f"struct {name} is missing"
             continue
         if (found := library().btf__resolve_size(btf, number)) != size:
             yield f"struct {name} has {found} bytes, not {size}"
         members = read_fields(btf, number)
-        for member, offset in layout.OFFSETS.get(name, {}).items():
+        for member, offset in offsets.get(name, {}).items():
             at, _ = members.get(member, (None, 0))
             if at != offset:
                 yield f"{name}.{member} is at {at}, not {offset}"

@@ -27,6 +27,7 @@ from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import mount_bpffs, probe
 from steersman.modes.ebpf.sockets import destroy
+from steersman.modes.ebpf.trace import EbpfTracer
 from steersman.modes.ebpf.watcher import DeviceWatcher
 from steersman.modes.ebpf.words import EbpfWords
 from steersman.modes.specs import ModeOptions
@@ -62,7 +63,7 @@ class EbpfMode(Mode):
             netns: network namespace of the node; None for that of this process.
         """
         self._options = options or EbpfOptions()
-        netns = netns or NodeNetns()
+        self._netns = netns = netns or NodeNetns()
         self.datapath = Datapath(self._options, netns)
         self._nat_guard = NatHookGuard(execute, netns)
         self._lock = asyncio.Lock()
@@ -182,6 +183,10 @@ class EbpfMode(Mode):
     async def hold_nat_hooks(self) -> None:
         """Keep connections alive that netfilter translates for the mode before."""
         await self._nat_guard.create()
+
+    def tracer(self) -> EbpfTracer:
+        """Return what watches a packet beside the programs, whichever process has loaded these."""
+        return EbpfTracer(self._options, self._netns)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for the directory of our pins."""
