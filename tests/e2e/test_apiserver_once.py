@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiohttp import web
 from aiohttp.test_utils import unused_port
 
 from steersman.model.names import ObjectName
@@ -15,6 +12,7 @@ from steersman.source.fetch import fetch_nodes, fetch_objects, fetch_pod
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.store import Store
 from steersman.source.wire import ApiError
+from tests.support.apiserver.pods import answering
 from tests.support.apiserver.reading import NODE, WORLD, node, service
 from tests.support.apiserver.server import ApiServer
 from tests.support.builders import kube
@@ -71,30 +69,6 @@ async def test_something_else_than_a_list_is_no_list() -> None:
 
 
 # One pod
-
-
-@asynccontextmanager
-async def answering(
-    value: Any, status: int = 200
-) -> AsyncIterator[tuple[ClusterAccess, list[str]]]:
-    """An API server with one answer, and the paths that it was asked for."""
-    paths: list[str] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        paths.append(request.rel_url.raw_path)
-        return web.json_response(value, status=status)
-
-    app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0]
-        yield ClusterAccess(servers=(f"http://{host}:{port}",)), paths
-    finally:
-        await runner.cleanup()
 
 
 async def test_a_pod_is_fetched() -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from steersman.config import ProxyConfig
-from steersman.model.kube import Pod
-from steersman.model.names import ObjectName
+from steersman.model.kube import Node, Pod
 from steersman.model.plan import SourceClass
 from steersman.model.world import World
 from steersman.operate.answer import Answer, QuestionError
-from steersman.operate.explain_flow import FlowExplainer
-from steersman.operate.explain_service import explain_pod, explain_problems, explain_service
+from steersman.operate.client import Client
+from steersman.operate.explain_flow import FlowAnswer, FlowExplainer
+from steersman.operate.explain_service import (
+    PodAnswer,
+    ServiceAnswer,
+    explain_pod,
+    explain_problems,
+    explain_service,
+)
 from steersman.operate.names import Names, UnknownNameError
 from steersman.run.startup import cluster_access
-from steersman.source.fetch import fetch_nodes, fetch_pod
+from steersman.source.fetch import fetch_pod
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.source.wire import ApiError
 
@@ -45,53 +53,56 @@ class Question(msgspec.Struct, frozen=True):
             )
 
 
-async def explain(world: World, question: Question, config: ProxyConfig | None = None) -> Answer:
+async def explain(
+    world: World,
+    question: Question,
+    config: ProxyConfig | None = None,
+    client: Client | None = None,
+) -> Answer:
     """Answer a question about a World.
 
-    Nodes and pods that the World does not know are looked for at the API server, if the
-    configuration leads to one.
+    If it needs a Node or a pod that the World does not have, they are asked for: Nodes through the
+    running process, pods at the API server of the configuration.
 
     Args:
         world: where to look.
         question: the question.
         config: tells how to reach the API server; None to ask nobody.
+        client: of the running process, for tests.
 
     Raises:
         QuestionError: it cannot be answered.
     """
-    pods: list[Pod] = []
-    tried = False
-    while True:
-        try:
-            answer = answer_question(Names(world, question.namespace, pods), question)
-        except UnknownNameError as error:
-            if config is None or tried:
-                raise
-            tried, more = True, await _look_up(config, world, error.pod)
-            if more is None:
-                raise
-            world, pods = more
-        else:
-            return msgspec.structs.replace(answer, source=world.origin.text)
-
-
-async def _look_up(
-    config: ProxyConfig, world: World, pod: ObjectName | None
-) -> tuple[World, list[Pod]] | None:
-    """Ask the API server for all Nodes and for a pod; None if that brings nothing new."""
-    if world.origin.kind == "manifests":
-        return None
+    names = Names(world, question.namespace)
     try:
-        access = cluster_access(config)
-        nodes = await fetch_nodes(access) if world.origin.kind == "process" else world.nodes
-        found = await fetch_pod(access, *pod) if pod else None
-    except KubeconfigError:
-        return None
-    except ApiError as error:
-        raise QuestionError(f"not known here, and asking the API server failed: {error}") from error
-    if found is None and len(nodes) <= len(world.nodes):
-        return None
-    return msgspec.structs.replace(world, nodes=nodes), [found] if found else []
+        answer, unknown = answer_question(names, question), None
+    except UnknownNameError as error:
+        answer, unknown = None, error
+    problem = ""
+    if config is not None and (unknown or names.missed):
+        nodes, pods = world.nodes, list[Pod]()
+        try:
+            if world.origin.kind == "process":
+                body = await asyncio.to_thread((client or Client()).get, "/nodes")
+                nodes = msgspec.json.decode(body, type=tuple[Node, ...])
+            if unknown and unknown.pod and world.origin.kind != "manifests":
+                found = await fetch_pod(cluster_access(config), *unknown.pod)
+                pods = [found] if found else []
+        except (ApiError, QuestionError, KubeconfigError) as error:
+            problem = str(error)
+        if pods or len(nodes) > len(world.nodes):
+            world = msgspec.structs.replace(world, nodes=nodes)
+            unknown = None
+            answer = answer_question(Names(world, question.namespace, pods), question)
+    if answer is None:
+        assert unknown is not None
+        if problem:
+            raise QuestionError(f"{unknown}; asking for more failed: {problem}") from unknown
+        raise unknown
+    if problem and isinstance(answer, FlowAnswer | PodAnswer | ServiceAnswer):
+        note = f"not all Nodes are known, so this may be incomplete: {problem}"
+        answer = msgspec.structs.replace(answer, notes=(*answer.notes, note))
+    return msgspec.structs.replace(answer, source=world.origin.text)
 
 
 def answer_question(names: Names, question: Question) -> Answer:

@@ -27,7 +27,7 @@ from steersman.model.plan import (
 )
 from steersman.model.world import World
 from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Style, Table
-from steersman.operate.names import Names, Target
+from steersman.operate.names import Names, Target, UnknownNameError
 
 _HEADS: dict[Outcome, tuple[str, Style]] = {
     "forward": ("forwarded to", "good"),
@@ -190,6 +190,8 @@ class Plans:
         plan = self._plans.get(node)
         if plan is None:
             world, known = self._world, self._names.nodes.get(node)
+            if known is None:
+                self._names.missed.add(node)
             plan = self._plans[node] = compile_all(
                 msgspec.structs.replace(world.snapshot, node=known),
                 config_of_node(world.config, node),
@@ -281,6 +283,8 @@ class FlowExplainer:
                 source = next(own, SourceClass.EXTERNAL)
             there = msgspec.structs.replace(flow, source=source, interface="")
             hops.append(self._hop(there, beyond))
+        elif hops[0].verdict == "accept" and flow.destination not in self.names.endpoint_nodes:
+            self.names.missed.add(flow.destination)  # it may be another node's
         source_text = str(flow.source)
         return ExplainedFlow(
             client.label, source_text, flow.destination, flow.port, flow.protocol, tuple(hops)
@@ -354,7 +358,7 @@ class FlowExplainer:
         if to.kind == "service":
             return self._of_service(client, to, first)
         if not to.addresses:
-            raise QuestionError(f"no address of {to.label} is known: give it instead of the name")
+            raise UnknownNameError(f"no address of {to.label} is known: give it, not the name")
         if to.port:
             protocol = to.protocol or Protocol.TCP
             # An address means itself; a node is one machine, whose first addresses are enough.

@@ -149,6 +149,8 @@ class Names:
         self.namespace = namespace or "default"
         self.here = node_name_of(world.config, world.facts)
         """The name of the node that the World is about."""
+        self.missed: set[str] = set()
+        """Nodes and addresses that an answer needed to know more about than the World does."""
         self._more_pods = tuple(pods)
 
     # Known objects

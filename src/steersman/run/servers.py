@@ -6,11 +6,12 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
@@ -42,8 +43,11 @@ from steersman.run.stats_wire import encode_stats
 from steersman.run.sync import Sync
 from steersman.run.world_wire import Head, encode_world
 from steersman.source.apiserver import ApiEventPoster, NoEvents
-from steersman.source.packed import unpacked
+from steersman.source.fetch import fetch_nodes
+from steersman.source.kubeconfig import KubeconfigError
+from steersman.source.packed import trimmed_node, unpacked
 from steersman.source.stats import SourceStats
+from steersman.source.wire import ApiError
 
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
@@ -111,6 +115,7 @@ class Servers:
             self.control.add("GET", "/world", self._world)
             self.control.add("GET", "/state", self._state)
             self.control.add("GET", "/names", self._names)
+            self.control.add("GET", "/nodes", self._nodes)
             self.control.add("GET", "/stats", self._counts)
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
@@ -250,6 +255,18 @@ class Servers:
             return web.Response(status=503, text=f"connections cannot be counted now: {error}")
         body = await asyncio.to_thread(encode_stats, at, stats)
         return web.Response(body=body, content_type="application/msgpack")
+
+    async def _nodes(self, _: web.Request) -> web.StreamResponse:
+        """Answer with all Nodes: this process holds its own one, and asks for the others now."""
+        nodes: Sequence[Node] = self._sync.store.nodes
+        if self._stats is not None:
+            try:
+                nodes = [
+                    trimmed_node(node) for node in await fetch_nodes(cluster_access(self.config))
+                ]
+            except (ApiError, KubeconfigError) as error:
+                return web.Response(status=502, text=str(error))
+        return web.Response(body=msgspec.json.encode(nodes), content_type="application/json")
 
     def status(self) -> ProcessStatus:
         """Describe this process."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from steersman.cli.output import plain_lines
+from steersman.config import parse_command_line
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import DetectLocalMode
 from steersman.model.world import World
 from steersman.operate.answer import Answer, QuestionError
+from steersman.operate.client import Client
 from steersman.operate.explain import Question, answer_question, explain
 from steersman.operate.explain_flow import ExplainedFlow, FlowAnswer, ReachAnswer
 from steersman.operate.explain_service import PodAnswer, ProblemsAnswer, ServiceAnswer
 from steersman.operate.names import Names, UnknownNameError
+from tests.support.apiserver.pods import answering
 from tests.support.builders import kube
 from tests.support.builders.asked import (
     DEMO,
@@ -597,3 +601,81 @@ async def test_the_origin_is_told() -> None:
     assert answer.source == "test"
     with pytest.raises(UnknownNameError):
         await explain(WORLD, Question(what="shop/nobody"))
+
+
+# More than the World has
+
+
+class Process(Client):
+    """A running process that knows these Nodes, or fails."""
+
+    def __init__(self, *values: kube.Object, failure: str = "") -> None:
+        super().__init__()
+        self.values = values
+        self.failure = failure
+        self.asked: list[str] = []
+
+    def get(self, path: str) -> bytes:
+        self.asked.append(path)
+        if self.failure:
+            raise QuestionError(self.failure)
+        return json.dumps(self.values).encode()
+
+
+HELD = asked(WEB, WEB_SLICE, NODES[0], kind="process")
+"""The World of a process that watches an API server: it has this node's object only."""
+CONFIG = parse_command_line(["--master=http://127.0.0.1:1"]).config
+
+
+@pytest.mark.parametrize("to", [f"{NODE_B}:30080", "node-b:30080", "node/node-b:30080"])
+async def test_other_nodes_are_asked_for_when_an_answer_needs_them(to: str) -> None:
+    process = Process(*NODES)
+    answer = await explain(HELD, Question(client="shop/web-1", to=to), CONFIG, process)
+    assert isinstance(answer, FlowAnswer)
+    assert hops(answer.flows[0]) == [("node-a", "accept"), ("node-b", "forward")]
+    assert (process.asked, answer.notes) == (["/nodes"], ())
+
+
+async def test_nobody_is_asked_about_known_objects() -> None:
+    process = Process(*NODES)
+    await explain(HELD, Question(client="shop/web-1", to="shop/web"), CONFIG, process)
+    assert process.asked == []
+
+
+async def test_an_answer_without_the_other_nodes_says_so() -> None:
+    process = Process(failure="403: no right to list nodes")
+    question = Question(client="shop/web-1", to=f"{NODE_B}:30080")
+    answer = await explain(HELD, question, CONFIG, process)
+    note = "not all Nodes are known, so this may be incomplete: 403: no right to list nodes"
+    assert text(answer)[-1] == note
+    with pytest.raises(QuestionError, match=r"'node-x' is known.*; asking for more failed: 403"):
+        await explain(HELD, Question(client="node-x", to="shop/web"), CONFIG, process)
+
+
+async def test_a_pod_without_a_service_is_asked_for() -> None:
+    value = {
+        "metadata": {"namespace": "shop", "name": "job-1"},
+        "spec": {"nodeName": "node-b"},
+        "status": {"podIP": "10.244.2.50"},
+    }
+    async with answering(value) as (access, paths):
+        config = parse_command_line([f"--master={access.servers[0]}"]).config
+        question = Question(client="shop/job-1", to="shop/web")
+        answer = await explain(HELD, question, config, Process(*NODES))
+    assert paths == ["/api/v1/namespaces/shop/pods/job-1"]
+    assert isinstance(answer, FlowAnswer)
+    assert (answer.flows[0].source, answer.flows[0].hops[0].node) == ("10.244.2.50", "node-b")
+
+
+async def test_a_pod_that_does_not_exist_is_unknown() -> None:
+    async with answering({"message": "no such pod"}, 404) as (access, _):
+        config = parse_command_line([f"--master={access.servers[0]}"]).config
+        with pytest.raises(UnknownNameError, match="'shop/job-1' is known"):
+            await explain(HELD, Question(what="shop/job-1"), config, Process(*NODES))
+
+
+async def test_manifests_are_all_there_is() -> None:
+    process = Process()
+    with pytest.raises(UnknownNameError):
+        await explain(WORLD, Question(what="shop/nobody"), CONFIG, process)
+    assert process.asked == []
