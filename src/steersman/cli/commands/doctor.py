@@ -1,0 +1,89 @@
+"""`steersman doctor`: find out why a Service does not work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steersman.cli.command import NAMESPACE, Argument, Command, Example
+from steersman.config.flags_upstream import Flag, Group
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+    from steersman.operate.answer import Answer
+
+
+async def _answer(parsed: Parsed) -> Answer:
+    from steersman.operate.doctor.ask import Asked, doctor  # noqa: PLC0415
+
+    def flag(name: str) -> str:
+        return str(parsed.values.get(name, ""))
+
+    asked = Asked(
+        parsed.arguments[0] if parsed.arguments else "",
+        flag("from"),
+        flag("to"),
+        flag("from-pod"),
+        flag("namespace"),
+    )
+    return await doctor(parsed, asked)
+
+
+COMMAND = Command(
+    name="doctor",
+    summary="check a Service, a connection or the node, and name the likely cause of trouble",
+    description=(
+        "Runs every check that applies at once, within 10 s: the Service and its endpoints, the\n"
+        "process, the rules in the kernel, firewalls of others, sysctls, bridges, conntrack, the\n"
+        "way to the endpoints, and real connections to them and to the Service. Each check has a\n"
+        "verdict (error, warning, unknown, ok, skipped), evidence and a remedy; the likely cause\n"
+        "comes first. It changes nothing. Without a Service it checks the node.\n\n"
+        "Run it as root on the node, or in steersman's pod. Elsewhere, with --manifests or\n"
+        "--kubeconfig, the checks that look at the machine are skipped."
+    ),
+    arguments=(
+        Argument("SERVICE", "NAMESPACE/NAME, or with a port: NAMESPACE/NAME:PORT.", "service"),
+    ),
+    flags=(
+        Flag(
+            "from",
+            "string",
+            "",
+            Group.OWN,
+            "The client: an address, a pod, a node, external.",
+            completes="pod",
+        ),
+        Flag(
+            "to",
+            "string",
+            "",
+            Group.OWN,
+            "The destination: a Service or IP:PORT[/udp].",
+            completes="service",
+        ),
+        Flag(
+            "from-pod",
+            "string",
+            "",
+            Group.OWN,
+            "A pod of this node to dial from, too.",
+            completes="pod",
+        ),
+        NAMESPACE,
+    ),
+    examples=(
+        Example("steersman doctor", "is this node as it should be?"),
+        Example("steersman doctor shop/web", "why does this Service not answer?"),
+        Example("steersman doctor shop/web --from-pod shop/shell-1", "the same, dialled by a pod"),
+        Example(
+            "steersman doctor --from 198.51.100.7 --to 192.0.2.10:30080",
+            "why does a client not reach a node port?",
+        ),
+    ),
+    watch=True,
+    exit_codes=(
+        (0, "No check found an error."),
+        (1, "Something is wrong."),
+        (2, "The checks could not be run."),
+    ),
+    answer=_answer,
+)
