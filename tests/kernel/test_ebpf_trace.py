@@ -8,14 +8,19 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from steersman.cli.output import print_answer
 from steersman.host.exec import SubprocessExec
+from steersman.host.netns import enter
 from steersman.model.errors import BusyError
+from steersman.model.inputs import Snapshot
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
     Action,
@@ -26,11 +31,13 @@ from steersman.model.plan import (
     Verdict,
 )
 from steersman.model.tracing import STEERSMAN, TraceStep, TrackedConnection, WatchedFlow
+from steersman.model.world import Origin, World
 from steersman.modes.ebpf import bpf, loader, trace, trace_programs
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.trace_steps import KERNEL
+from steersman.operate.trace import TraceAnswer, TraceQuestion, trace_packet
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,
@@ -39,6 +46,7 @@ from tests.support.builders.ebpf_node_plan import (
     NODE,
     NODE_PORT,
     PLAIN,
+    POD,
     POD6,
     STICKY,
     VIP,
@@ -194,7 +202,7 @@ async def test_a_node_port_from_outside_is_masqueraded(node: Node) -> None:
     ]
     client = f"{CLIENT}:{told.flow.source_port}"
     assert told.said("reply") == [
-        f"ingress continue: SYN-ACK; the destination is now {client}",
+        f"ingress continue: the destination is now {client}",
         f"egress continue: the source is now {NODE}:{NODE_PORT}",
     ]
     assert told.chosen == [told.answer]
@@ -301,14 +309,23 @@ async def test_nobody_listens_at_the_endpoint(node: Node) -> None:
     assert any(step.note == "a reset" for step in told.steps)
 
 
-async def test_a_firewall_is_named(node: Node) -> None:
-    node.lab.run("nft", "add table ip sm-firewall")
-    node.lab.run("nft", "add chain ip sm-firewall f { type filter hook forward priority 0; }")
-    node.lab.run("nft", f"add rule ip sm-firewall f ip saddr {LOOKER} drop")
-    try:
-        told = await follow(node, impatient(node.socket(VIP)), VIP)
-    finally:
-        node.lab.run("nft", "delete table ip sm-firewall")
+FIREWALL = "table ip firewall { chain f { type filter hook forward priority 0; %s; }; }"
+
+
+@pytest.fixture
+def firewall(node: Node) -> Iterator[Callable[[str], None]]:
+    """Adds a rule of another program to the node's forward chain."""
+
+    def add(rule: str) -> None:
+        node.lab.run("nft", "-f", "-", stdin=FIREWALL % rule)
+
+    yield add
+    node.lab.run("nft", "delete", "table", "ip", "firewall")
+
+
+async def test_a_firewall_drops_the_packet(node: Node, firewall: Callable[[str], None]) -> None:
+    firewall(f"ip saddr {LOOKER} drop")
+    told = await follow(node, impatient(node.socket(VIP)), VIP)
     assert told.said()[-1] == (
         "kernel drop: a rule of netfilter drops it: a firewall, or a NetworkPolicy"
     )
@@ -316,15 +333,85 @@ async def test_a_firewall_is_named(node: Node) -> None:
     assert (last.owner, last.rule) == ("netfilter", "NETFILTER_DROP")
 
 
-async def test_a_firewall_that_drops_the_answer(node: Node) -> None:
-    node.lab.run("nft", "add table ip sm-firewall")
-    node.lab.run("nft", "add chain ip sm-firewall f { type filter hook forward priority 0; }")
-    node.lab.run("nft", f"add rule ip sm-firewall f ip daddr {LOOKER} drop")
-    try:
-        told = await follow(node, impatient(node.socket(VIP)), VIP)
-    finally:
-        node.lab.run("nft", "delete table ip sm-firewall")
+async def test_a_firewall_drops_the_answer(node: Node, firewall: Callable[[str], None]) -> None:
+    firewall(f"ip daddr {LOOKER} drop")
+    told = await follow(node, impatient(node.socket(VIP)), VIP)
     assert [step.direction for step in told.steps if step.ends] == ["reply"]
+
+
+# The whole command
+
+
+def ask_from(node: Node, source: str, to: tuple[str, int], **more: Any) -> TraceAnswer:
+    """Send a probe as `steersman trace` does, from the node or a pod; print what people see."""
+    mode, answers = EbpfMode(SubprocessExec(), node.options), list[TraceAnswer]()
+    known = plan()
+    known = NodePlan(replace(known.settings, traits=mode.traits), known.services)
+    world = World(Origin("manifests", "a test"), Snapshot(), known, mode.name)
+    netns = Path(node.lab.netns(source).path) if source else None
+    question = TraceQuestion(*to, source=source, netns=netns, **more)
+
+    def probe() -> None:
+        enter(Path(node.lab.node.path))
+        (node.cgroup / "cgroup.threads").write_text(str(threading.get_native_id()))
+        answers.append(asyncio.run(trace_packet(world, question, mode.tracer())))
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    thread.join()
+    print_answer(answers[0], "text", sys.stdout)
+    assert "steersman-trace" not in node.lab.run("nft", "list", "tables")
+    return answers[0]
+
+
+@pytest.mark.parametrize("source", ["", LOOKER, POD])
+@pytest.mark.parametrize("to", [(VIP, 80), (NODE, NODE_PORT)])
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UDP])
+def test_a_packet_goes_as_predicted(
+    node: Node, source: str, to: tuple[str, int], protocol: Protocol
+) -> None:
+    answer = ask_from(node, source, to, protocol=protocol)
+    assert answer.differences == ()
+    assert answer.exit_code == 0
+    assert answer.reply
+    assert answer.reply.answered
+    assert answer.endpoint in ENDS
+    chosen = [shown for shown in answer.steps if shown.step.endpoint]
+    assert [shown.predicted for shown in chosen] == ["to one of 3 endpoints"]
+    assert all(shown.matches for shown in answer.steps)
+
+
+@pytest.mark.parametrize("address", [EMPTY, CLOSED])
+def test_refusals(node: Node, address: str) -> None:
+    answer = ask_from(node, LOOKER, (address, 80))
+    assert answer.exit_code == 1
+    closed = f"the endpoint {POD}:9 refuses the connection: RST"
+    assert answer.first_difference == ("" if address == EMPTY else closed)
+
+
+@pytest.mark.parametrize("tool", ["nft", "iptables-nft", "iptables-legacy"])
+def test_the_rule_of_another_program_is_named(node: Node, tool: str) -> None:
+    rule = ("-s", LOOKER, "-j", "DROP")
+    if tool == "nft":
+        node.lab.run("nft", "-f", "-", stdin=FIREWALL % f"ip saddr {LOOKER} drop")
+    else:
+        node.lab.run(tool, "-A", "FORWARD", *rule)
+    try:
+        answer = ask_from(node, LOOKER, (VIP, 80), timeout=QUIET)
+    finally:
+        if tool == "nft":
+            node.lab.run("nft", "delete", "table", "ip", "firewall")
+        else:
+            node.lab.run(tool, "-D", "FORWARD", *rule)
+    (last,) = (shown.step for shown in answer.steps if shown.step.ends)
+    assert (last.hook, last.verdict) == ("forward", "drop")
+    assert LOOKER in last.rule
+    chain = "f of table ip firewall" if tool == "nft" else "FORWARD of table ip filter"
+    assert answer.first_difference.startswith("dropped by a rule of another program in chain")
+    assert chain in answer.first_difference
+    assert f"handle {last.handle}" in answer.first_difference
+    hooks = [shown.step.hook for shown in answer.steps]
+    assert hooks.index("connect") < hooks.index("ingress") < hooks.index("forward")
 
 
 # Which packets

@@ -62,12 +62,16 @@ _ADDRESSES_AT = {Family.IPV4: (12, 16), Family.IPV6: (8, 24)}
 class NftTrace:
     """Events about the first packet of a flow, and about the first answer."""
 
-    def __init__(self, flow: WatchedFlow, *, replies: bool = True) -> None:
+    def __init__(
+        self, flow: WatchedFlow, *, replies: bool = True, to_anywhere: bool = False
+    ) -> None:
         """Mark the first packet from now on, in the network namespace of this thread.
 
         Args:
             flow: which packets.
             replies: also trace the first answer; this makes the kernel track connections.
+            to_anywhere: whatever the destination, as a mode changes it before netfilter sees the
+                packet; the flow has the client's address or port.
 
         Raises:
             BusyError: the kernel does not allow it; the message says why.
@@ -80,7 +84,7 @@ class NftTrace:
         self._events: Subscription | None = None
         try:
             self._events = Subscription(NETLINK_NETFILTER, [_GROUP], buffer=1 << 20)
-            refused = self._netlink.batch(batch_of(self.table, flow, replies))
+            refused = self._netlink.batch(batch_of(self.table, flow, replies, to_anywhere))
         except OSError as error:
             self.close()
             raise BusyError(_explain(error)) from error
@@ -124,9 +128,11 @@ def _explain(error: OSError) -> str:
 # Messages
 
 
-def batch_of(table: str, flow: WatchedFlow, replies: bool) -> list[Request]:
+def batch_of(
+    table: str, flow: WatchedFlow, replies: bool, to_anywhere: bool = False
+) -> list[Request]:
     """Return the transaction that makes the table with its chains and rules."""
-    first, answer = first_packet(flow), first_answer(flow)
+    first, answer = first_packet(flow, to_anywhere), first_answer(flow)
     chains = [
         ("first-prerouting", _PREROUTING, _FIRST, first),
         ("first-output", _OUTPUT, _FIRST, first),
@@ -153,16 +159,17 @@ def _request(kind: int, *parts: bytes, flags: int = 0) -> Request:
     return Request(_SUBSYSTEM | kind, head + b"".join(parts), NLM_F_CREATE | NLM_F_ACK | flags)
 
 
-def first_packet(flow: WatchedFlow) -> Sequence[bytes]:
+def first_packet(flow: WatchedFlow, to_anywhere: bool = False) -> Sequence[bytes]:
     """Return expressions that match the packet that opens a connection, or a datagram."""
     source_at, destination_at = _ADDRESSES_AT[flow.family]
     number = flow.protocol.number
     matches = [
         *_meta_is(_META_NFPROTO, _NFPROTO[flow.family]),
         *_meta_is(_META_L4PROTO, number),
-        *_payload_is(_NETWORK, destination_at, ip_address(flow.destination).packed),
-        *_payload_is(_TRANSPORT, 2, flow.port.to_bytes(2, "big")),
     ]
+    if not to_anywhere:
+        matches += _payload_is(_NETWORK, destination_at, ip_address(flow.destination).packed)
+        matches += _payload_is(_TRANSPORT, 2, flow.port.to_bytes(2, "big"))
     if flow.source:
         matches += _payload_is(_NETWORK, source_at, ip_address(flow.source).packed)
     if flow.source_port:

@@ -58,10 +58,11 @@ class EbpfMode(Mode):
         """Open nothing before it is used.
 
         Args:
-            execute: runs nft, for connections of other modes.
+            execute: runs nft, for connections of other modes, and other tools for `tracer`.
             options: places and features.
             netns: network namespace of the node; None for that of this process.
         """
+        self._execute = execute
         self._options = options or EbpfOptions()
         self._netns = netns = netns or NodeNetns()
         self.datapath = Datapath(self._options, netns)
@@ -186,7 +187,7 @@ class EbpfMode(Mode):
 
     def tracer(self) -> EbpfTracer:
         """Return what watches a packet beside the programs, whichever process has loaded these."""
-        return EbpfTracer(self._options, self._netns)
+        return EbpfTracer(self._options, self._netns, self._execute)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for the directory of our pins."""

@@ -14,6 +14,7 @@ import os
 
 from msgspec.structs import replace
 
+from steersman.host.exec import Exec
 from steersman.host.process import to_thread_to_end
 from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
@@ -25,6 +26,7 @@ from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.trace_maps import TraceMaps
 from steersman.modes.ebpf.trace_programs import FILE, FILTER, Kind, TraceEvent, Watcher
+from steersman.modes.ebpf.trace_rules import RuleTrace, with_rules
 from steersman.modes.ebpf.trace_steps import Story
 from steersman.modes.tracing import Tracer
 
@@ -32,8 +34,17 @@ from steersman.modes.tracing import Tracer
 class EbpfTracer(Tracer):
     """Follows flows with programs of its own; the mode's programs stay as they are."""
 
-    def __init__(self, options: EbpfOptions, netns: NodeNetns) -> None:
+    def __init__(self, options: EbpfOptions, netns: NodeNetns, execute: Exec) -> None:
+        """Create a tracer.
+
+        Args:
+            options: where the mode's maps and cgroup are.
+            netns: network namespace of the node.
+            execute: runs the programs that print rules of netfilter.
+        """
         self._options = options
+        self._execute = execute
+        self._rules: RuleTrace | None = None
         self._netns = netns
         self._watcher: Watcher | None = None
         self._maps: TraceMaps | None = None
@@ -65,6 +76,9 @@ class EbpfTracer(Tracer):
                     cgroup = os.open(root, os.O_RDONLY | os.O_CLOEXEC)
                     stack.callback(os.close, cgroup)
                 self._watcher = Watcher(pins.maps, cgroup, wanted)
+            if flow.source_port:  # by which netfilter recognises the packet
+                with contextlib.suppress(BusyError):  # it has no nf_tables: then it has no rules
+                    self._rules = self._netns.run(lambda: RuleTrace(self._execute, flow))
 
         try:
             await to_thread_to_end(watch)
@@ -108,7 +122,8 @@ class EbpfTracer(Tracer):
         assert self._maps
         events = [event for event in self._events if event.flow == self._followed]
         story = Story(self._wanted, self._maps, self._node)
-        return await asyncio.to_thread(story.tell, events)
+        steps = await asyncio.to_thread(story.tell, events)
+        return with_rules(steps, await self._rules.steps()) if self._rules else steps
 
     async def connection(self, flow: WatchedFlow) -> TrackedConnection | None:
         """Return the addresses with which the packet was seen last; None if it was refused."""
@@ -146,7 +161,9 @@ class EbpfTracer(Tracer):
             await asyncio.to_thread(self._watcher.close)
         if self._maps:
             self._maps.close()
-        self._watcher = self._maps = None
+        if self._rules:
+            await asyncio.to_thread(self._rules.close)
+        self._watcher = self._maps = self._rules = None
 
 
 def explain(error: OSError | StaleMapsError) -> str:

@@ -18,7 +18,7 @@ from steersman.modes.ebpf.trace_programs import Kind, TraceEvent, drop_reasons, 
 KERNEL = "the kernel"
 """Owner of what no rule decides."""
 _NO_PROGRAMS = "lo"  # the device without programs
-_SYN, _RST, _ACK = 2, 4, 16
+_RST = 4  # flag of TCP
 # Reasons that are none: freed after use, or not known.
 _NO_REASON = ("SKB_NOT_DROPPED_YET", "SKB_CONSUMED", "NOT_SPECIFIED", "")
 _BY_PROGRAM = {"TC_INGRESS": ("ingress", "sm_ingress"), "TC_EGRESS": ("egress", "sm_egress")}
@@ -61,6 +61,7 @@ class Story:
         # What the maps say about the packet as its client sent it, and who the client is.
         self._ruling = Ruling("", "")
         self._client = b""
+        self._answered = False
 
     def tell(self, events: Sequence[TraceEvent]) -> tuple[TraceStep, ...]:
         """Return the steps. A repeated packet adds none where it takes the same way."""
@@ -111,6 +112,13 @@ class Story:
         text = f"the destination is now {endpoint_name(endpoint)}"
         return f"{text}, {how}" if how else text
 
+    def _answer(self, event: TraceEvent) -> str:
+        """Say what kind of answer a packet is, where it is seen first."""
+        if not event.reply or not event.tcp_flags or self._answered:
+            return ""
+        self._answered = True
+        return "a reset" if event.tcp_flags & _RST else "SYN-ACK"
+
     # Packets, on devices with the mode's programs
 
     def _received(self, event: TraceEvent) -> None:
@@ -127,7 +135,7 @@ class Story:
         self._steps.append(
             TraceStep(
                 *("ingress", "sm_ingress", rule, "continue", event.name),
-                note=_answer(event),
+                note=self._answer(event),
                 direction=direction,
             )
         )
@@ -163,7 +171,7 @@ class Story:
         self._steps.append(
             TraceStep(
                 *("egress", "sm_egress", rule, "continue", event.name),
-                note="; ".join(notes) or _answer(event),
+                note="; ".join(notes) or self._answer(event),
                 endpoint=endpoint,
                 direction=direction,
             )
@@ -195,7 +203,7 @@ class Story:
                 return
         hook = "send" if event.kind is Kind.SENT else "receive"
         where = "" if event.netns == self._node else f"netns {event.netns}"
-        note = "ICMP error" if event.quoted else _answer(event)
+        note = "ICMP error" if event.quoted else self._answer(event)
         step = TraceStep(hook, event.name, "", "continue", where, owner=KERNEL, note=note)
         self._steps.append(replace(step, direction=_direction(event)))
 
@@ -236,12 +244,3 @@ class Story:
 
 def _direction(event: TraceEvent) -> Direction:
     return "reply" if event.reply else "original"
-
-
-def _answer(event: TraceEvent) -> str:
-    """Say what kind of answer a packet is."""
-    if not event.reply or not event.tcp_flags:
-        return ""
-    if event.tcp_flags & _RST:
-        return "a reset"
-    return "SYN-ACK" if event.tcp_flags & _SYN and event.tcp_flags & _ACK else ""
