@@ -224,12 +224,22 @@ def test_runs_as_the_chart_says(
             argv(root, netns, pod["containers"][0], start), stderr=output, text=True
         ) as process,
     ):
-        wait(process, log, lambda: wanted in inside(netns, *listing))
-        wait(process, log, lambda: page(netns, READY) == "ok")
-        assert page(netns, PROXY_MODE) == mode
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        assert f"Uid:\t{65532 if mode == 'nftables' else 0}\t" in status
-        process.terminate()
+        try:
+            wait(process, log, lambda: wanted in inside(netns, *listing))
+            wait(process, log, lambda: page(netns, READY) == "ok")
+            assert page(netns, PROXY_MODE) == mode
+            # What `kubectl exec` starts asks that process, and reads the kernel as it may.
+            for question in ("services", "drift", "dump shop/web"):
+                words = ["/usr/local/bin/steersman", *question.split()]
+                command = {**pod["containers"][0], "command": words, "args": []}
+                asked = subprocess.run(
+                    argv(root, netns, command, start), capture_output=True, text=True, check=False
+                )
+                assert asked.returncode == 0, (question, asked.stdout, asked.stderr)
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            assert f"Uid:\t{65532 if mode == 'nftables' else 0}\t" in status
+        finally:
+            process.terminate()
         assert process.wait(20) == 0, log.read_text()
     if mode != "userspace":
         assert wanted in inside(netns, *listing)

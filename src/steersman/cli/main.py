@@ -111,6 +111,7 @@ def ask(command: Command, words: Sequence[str]) -> int:
 
     try:
         from steersman.config import parse_command_line  # noqa: PLC0415 - not for `version`
+        from steersman.host.process import gain_net_admin  # noqa: PLC0415
 
         parsed = parse_command_line(
             words, extra=command.all_flags, allow_arguments=bool(command.arguments)
@@ -122,6 +123,7 @@ def ask(command: Command, words: Sequence[str]) -> int:
             print(f"steersman {__version__}")
             return 0
         _check_arguments(command, parsed)
+        gain_net_admin([sys.executable, "-m", "steersman", command.name, *words])
         return _watched(command, parsed) if parsed.values.get("watch") else _once(command, parsed)
     except expected_errors() as error:
         print(f"steersman {command.name}: {error}", file=sys.stderr)

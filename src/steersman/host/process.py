@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -15,7 +18,10 @@ T = TypeVar("T")
 
 NEEDS_NET_ADMIN = "needs root or CAP_NET_ADMIN"
 """Hint for messages about EPERM."""
-CAP_SYS_ADMIN = 21
+CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
+_LAUNCHER = "setpriv-net"
+"""Program of the image that has CAP_NET_ADMIN as a file, for a user who is not root."""
+_TRIED = "STEERSMAN_LAUNCHED_BY"
 INLINE_OBJECTS = 64
 """Number of objects up to which writing them to the kernel takes less time than a thread."""
 MOST_DESCRIPTORS = 1 << 20
@@ -28,6 +34,26 @@ def has_capability(number: int, proc: Path = Path("/proc")) -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)
     return False
+
+
+def gain_net_admin(argv: Sequence[str]) -> None:
+    """Replace this process by one with CAP_NET_ADMIN, if the image's launcher can give it that.
+
+    A command that `kubectl exec` starts in a pod without root has no capabilities, although the
+    process that the pod is for has some. Returns if nothing is to be gained.
+
+    Args:
+        argv: the command line to run again.
+    """
+    if sys.platform != "linux" or os.geteuid() == 0 or has_capability(CAP_NET_ADMIN):
+        return
+    launcher = shutil.which(_LAUNCHER)
+    if launcher is None or _LAUNCHER in os.environ.get(_TRIED, ""):
+        return
+    os.environ[_TRIED] = _LAUNCHER  # it may give nothing: never try twice
+    words = [launcher, "--inh-caps=+net_admin", "--ambient-caps=+net_admin", *argv]
+    with contextlib.suppress(OSError):
+        os.execv(launcher, words)
 
 
 def descriptor_limit() -> int:
