@@ -7,11 +7,11 @@ computed from it in the same way.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
-from steersman.model.findings import Finding
+from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import Node, Service
 from steersman.model.names import ObjectName
@@ -52,6 +52,22 @@ class LastSync(msgspec.Struct, frozen=True):
     """Owners whose objects the kernel refuses."""
 
 
+ConditionStatus: TypeAlias = Literal["True", "False", "Unknown"]
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """A condition of the running process, as those of Kubernetes objects."""
+
+    type: str
+    """Its name; True is good."""
+    status: ConditionStatus
+    reason: str
+    """One word, for programs."""
+    message: str
+    since: float = 0.0
+    """When it got this status, in seconds since 1970; 0 if that is not known."""
+
+
 class ProcessStatus(msgspec.Struct, frozen=True):
     """The running process, as it describes itself."""
 
@@ -72,9 +88,30 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """The answer of its health server."""
     waiting: str = ""
     """What the process waits for before it syncs; "" if nothing."""
+    failure: str = ""
+    """Why the last sync failed; "" if it did not."""
     objects: int = 0
     """Kernel objects in force."""
     source: SourceStatus = SourceStatus()
+    conditions: tuple[Condition, ...] = ()
+    """One for each thing that can be well or not."""
+
+
+class StatusPage(msgspec.Struct, frozen=True):
+    """The running process without the objects that it serves: for `steersman status`."""
+
+    node: str
+    """Name of this node."""
+    mode: str
+    variant: str
+    process: ProcessStatus
+    services: int = 0
+    endpoint_slices: int = 0
+    service_ports: int = 0
+    findings: tuple[Finding, ...] = ()
+    """The listed Findings."""
+    unlisted: Mapping[Severity, int] = {}
+    """The number of others, by severity."""
 
 
 class World(msgspec.Struct, frozen=True):

@@ -161,7 +161,7 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
         others -= words.wanted(_rendered(mode, world, rest), kernel).keys()
 
     keys = sorted([*wanted, *sorted(others, key=str)], key=words.rank)
-    lines = [line for key in keys for line in _lines(words, key, kernel, wanted)]
+    lines = [line for key in keys for line in marked_lines(words, key, kernel, wanted)]
     shown = [Words(line.place, line.text) for line in lines if line.state != "missing"]
     beyond = await words.beyond(shown, own, settings)
     return lines + [KernelLine(*each, state="context") for each in beyond]
@@ -176,7 +176,9 @@ def _rendered(mode: Mode, world: World, keys: Any) -> dict[Any, Any]:
     return out
 
 
-def _lines(words: KernelWords, key: Any, kernel: Ruleset, wanted: Ruleset) -> Iterator[KernelLine]:
+def marked_lines(
+    words: KernelWords, key: Any, kernel: Ruleset, wanted: Ruleset
+) -> Iterator[KernelLine]:
     """Yield the lines of one object, those of the kernel beside the wanted ones."""
     have = list(words.words(key, kernel[key])) if key in kernel else []
     want = list(words.words(key, wanted[key])) if key in wanted else []

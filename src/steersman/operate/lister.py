@@ -103,7 +103,7 @@ class Lister:
             known = {**self._world.snapshot.services, **self._world.unserved}
             for name in sorted(known.keys() - planned):
                 if wanted.namespace in ("", name.namespace) and wanted.name in ("", name.name):
-                    why = self._why_unserved(name, known[name])
+                    why = self.why_unserved(name, known[name])
                     unserved.append(Unserved(str(name), _type(known[name]), why))
         ports = tuple(self.ports(wanted))
         return ServiceList(ports=ports, unserved=tuple(unserved), filtered=bool(wanted))
@@ -172,7 +172,8 @@ class Lister:
             if _selects(wanted, port):
                 yield key, port
 
-    def _why_unserved(self, name: ObjectName, service: Service) -> str:
+    def why_unserved(self, name: ObjectName, service: Service) -> str:
+        """Say why a Service has no plan."""
         spec, labels = service.spec, service.metadata.labels
         if spec.type == "ExternalName":
             return "ExternalName: DNS answers with another name, no proxy takes part"
@@ -197,7 +198,10 @@ class Lister:
                 frontend.kind.value,
                 frontend.address,
                 frontend.port,
-                {source.value: _treatment(plan, frontend.action(source)) for source in SourceClass},
+                {
+                    source.value: treatment_of(plan, frontend.action(source))
+                    for source in SourceClass
+                },
                 frontend.source_ranges,
                 self._count("frontends", (name, frontend_label(frontend))),
             )
@@ -219,7 +223,7 @@ class Lister:
             frontends,
             endpoints,
             notes,
-            _problem(plan),
+            problem_of(plan),
             tuple(each for one in objects for each in self._findings.get(one, ())),
             (spec and spec.internal_traffic_policy) or "Cluster",
             (spec and spec.external_traffic_policy) or "Cluster",
@@ -241,7 +245,7 @@ class Lister:
         if service is None:  # the snapshot, a live view, is ahead of the plan
             return (), ()
         lines = why_endpoints(service, slices.values(), self._world.plan.settings, self._zone, key)
-        places = _places(slices)
+        places = places_of(slices)
         used = {str(endpoint): endpoint for endpoint in plan.reachable}
         found, notes = [], []
         for line in lines:
@@ -278,7 +282,7 @@ class Lister:
         return Counts(values[1], new / seconds if seconds > 0 else None)
 
 
-def _places(slices: Mapping[str, EndpointSlice]) -> dict[str, tuple[str, str, str]]:
+def places_of(slices: Mapping[str, EndpointSlice]) -> dict[str, tuple[str, str, str]]:
     """Return node, zone and pod by canonical address."""
     found: dict[str, tuple[str, str, str]] = {}
     for slice_ in slices.values():
@@ -316,7 +320,7 @@ def _is_pod(wanted: str, endpoint: ListedEndpoint) -> bool:
     return wanted in (endpoint.pod, endpoint.pod.rpartition("/")[2], _split(endpoint)[0])
 
 
-def _treatment(plan: ServicePlan, action: Action) -> str:
+def treatment_of(plan: ServicePlan, action: Action) -> str:
     """Say what happens to clients of a class."""
     if action.verdict is not Verdict.FORWARD:
         return action.verdict.value
@@ -330,7 +334,7 @@ def _type(service: Service) -> str:
     return service.spec.type or "ClusterIP"
 
 
-def _problem(plan: ServicePlan) -> str:
+def problem_of(plan: ServicePlan) -> str:
     """Say why clients cannot use a ServicePort; "" if some class of them can use each frontend."""
     if not plan.frontends:
         return "not served: another Service holds its addresses"

@@ -242,11 +242,13 @@ class Daemon:
             first = sync.state.result is None
             try:
                 report = await sync.run()
-            except Exception:  # rules that others removed may be missing: health must tell in time
+            except Exception as error:  # rules may be missing: health must tell in time
+                self._servers.failure = str(error) or type(error).__name__
                 self._observers.queued(self.engine.node.families)
                 if sync.drift is not None:
                     self._drift.unrepaired(sync.drift)
                 raise
+            self._servers.failure = ""
             if report is not None:
                 await self._observers.observe(report)
         if sync.store.synced and sync.owes:  # before, the awaited list requests a run

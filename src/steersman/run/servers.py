@@ -25,7 +25,8 @@ from steersman.model.errors import BusyError
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
-from steersman.model.world import LastSync, ProcessStatus, SourceStatus
+from steersman.model.world import LastSync, ProcessStatus, SourceStatus, StatusPage
+from steersman.run.conditions import ConditionLog
 from steersman.run.control import ControlSocket, send_pieces
 from steersman.run.event_loop import MeasuredLoop
 from steersman.run.events import Recorder
@@ -49,6 +50,7 @@ from steersman.source.packed import trimmed_node, unpacked
 from steersman.source.stats import SourceStats
 from steersman.source.wire import ApiError
 
+_CONDITIONS = 5.0  # seconds between two looks at the conditions
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
@@ -84,6 +86,9 @@ class Servers:
         self._stats = stats
         self._logs = logs
         self._started = time.time()
+        self.failure = ""
+        """Why the last sync failed; "" if it did not."""
+        self._conditions = ConditionLog(self._started)
         standalone = bool(config.steersman.manifests)
         poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
         self._without_node = Node(ObjectMeta(name=node_name)) if standalone else None
@@ -117,6 +122,7 @@ class Servers:
             self.control.add("GET", "/names", self._names)
             self.control.add("GET", "/nodes", self._nodes)
             self.control.add("GET", "/stats", self._counts)
+            self.control.add("GET", "/status", self._status_page)
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
             self.metrics.on_scrape(loop.holds.collect)
@@ -142,6 +148,7 @@ class Servers:
         work: dict[str, Coroutine[Any, Any, None]] = {"events": self.recorder.run()}
         if self.control is not None:
             work["local socket"] = self.control.run()
+            work["conditions"] = self._follow_conditions()
         for name, (address, app, word) in servers.items():
             if address:
                 host, port = split_host_port(address)
@@ -285,7 +292,7 @@ class Servers:
         last = None
         if (result := state.result) is not None:
             last = LastSync(state.at, result.reason, dict(result.phases), result.refused)
-        return ProcessStatus(
+        status = ProcessStatus(
             pid=os.getpid(),
             version=__version__,
             started=self._started,
@@ -294,9 +301,51 @@ class Servers:
             synced=last,
             owes=sync.owes,
             healthy=self.health.healthy(now()),
+            waiting=self._waiting(),
+            failure=self.failure,
             objects=state.objects,
             source=source,
         )
+        drift = "" if sync.drift is None else f"{sync.drift.what}, by {sync.drift.who}"
+        findings = state.findings if last is not None else sync.store.findings
+        conditions = self._conditions.update(status, findings, state.unlisted, drift)
+        return msgspec.structs.replace(status, conditions=conditions)
+
+    def _waiting(self) -> str:
+        """Say what the first sync waits for; "" once it has reached the kernel."""
+        store, stats = self._sync.store, self._stats
+        if self._sync.state.result is not None or self.failure:
+            return ""
+        if stats is not None and not stats.connected:
+            return f"the API server {stats.server}"
+        if stats is not None and store.snapshot.node is None:
+            name = self._sync.planner.config.node_name
+            return f'node "{name}" to exist (--hostname-override gives its name)'
+        if not store.synced:
+            return "the first lists of Services and EndpointSlices"
+        return "the addresses or PodCIDRs of this node, or for the first sync to end"
+
+    async def _follow_conditions(self) -> None:
+        """Look at the conditions now and then, so that each knows since when it has its status."""
+        while True:
+            self.status()
+            await asyncio.sleep(_CONDITIONS)
+
+    async def _status_page(self, request: web.Request) -> web.Response:
+        del request
+        sync, state = self._sync, self._sync.state
+        page = StatusPage(
+            node=sync.planner.config.node_name,
+            mode=state.mode,
+            variant=sync.mode.variant,
+            process=self.status(),
+            services=len(sync.store.snapshot.services),
+            endpoint_slices=sync.store.slices,
+            service_ports=len(state.plan.services),
+            findings=state.findings if state.result is not None else sync.store.findings,
+            unlisted=state.unlisted,
+        )
+        return web.Response(body=msgspec.msgpack.encode(page), content_type="application/msgpack")
 
     def _listening_addresses(self, family: Family) -> list[str]:
         """Return the addresses for health check node ports of a family (behaviour 13)."""

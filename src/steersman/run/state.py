@@ -1,11 +1,10 @@
 """The State of the daemon: replaced as a whole after each sync, only read by all others.
 
-Also the State as JSON (`/state`), and as a screen of text (`steersman status`).
+Also the State as JSON (`/state`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import msgspec
 from steersman import __version__
 from steersman.compile.planner import PlanChange
 from steersman.model.drift import Drift
-from steersman.model.findings import Finding, Severity, printable
+from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import Snapshot
 from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff
@@ -23,8 +22,6 @@ from steersman.source.store import Changes
 
 _TOGETHER = 100
 """ServicePlans that are encoded at once, some 80 kB."""
-_MOST_FINDINGS = 12
-"""Findings on the screen of `steersman status`."""
 
 
 class SyncResult(msgspec.Struct, frozen=True):
@@ -118,7 +115,7 @@ class SyncReport(msgspec.Struct, frozen=True):
     """The changes by other programs that this sync, or failed ones before it, found."""
 
 
-# As JSON and as text
+# As JSON
 
 
 def state_json(
@@ -186,51 +183,3 @@ def _plan_json(plan: ServicePlan) -> dict[str, Any]:
         "family": key.family.kubernetes,
     }
     return fields
-
-
-def status_text(document: Mapping[str, Any], now: float) -> str:
-    """Summarize `/state` on one screen (`steersman status`).
-
-    Args:
-        document: `/state`, decoded.
-        now: seconds since 1970.
-    """
-    objects, last, source = document["objects"], document["lastSync"], document["source"]
-    sync = "none has reached the kernel yet"
-    if last is not None:
-        took = sum(last["phases"].values()) * 1e3
-        refused = f", {last['refused']} refused by the kernel" if last["refused"] else ""
-        age = _span(max(0.0, now - last["at"]))
-        sync = f"revision {document['revision']} ({last['reason']}), {age} ago, {took:.1f} ms"
-        sync += refused
-    connection = "manifests"
-    if source["kind"] != "manifests":
-        state = "connected" if source["connected"] else "NOT CONNECTED"
-        errors = ", ".join(f"{count} {why}" for why, count in sorted(source["errors"].items()))
-        connection = f"{source['server']}, {state}" + (f" (so far: {errors})" if errors else "")
-    findings = document["findings"]
-    counts = Counter(finding["severity"] for finding in findings)
-    problems = ", ".join(f"{counts[kind]} {kind}s" for kind in sorted(counts)) or "none"
-    lines = [
-        f"steersman {document['version']}, {document['mode']} mode, "
-        f"up {_span(document['uptimeSeconds'])}",
-        f"  sync      {sync}",
-        f"  source    {connection}",
-        f"  objects   {objects['services']} Services, {objects['endpointSlices']} EndpointSlices, "
-        f"{objects['servicePorts']} ServicePorts, {objects['kernelObjects']} kernel objects",
-        f"  findings  {problems}",
-    ]
-    for each in findings[:_MOST_FINDINGS]:
-        finding = Finding(each["object"], each["field"], each["reason"])
-        lines.append(f"    {printable(str(finding))}")
-    if (more := len(findings) - _MOST_FINDINGS) > 0:
-        lines.append(f"    and {more} more; see /state")
-    return "\n".join(lines)
-
-
-def _span(seconds: float) -> str:
-    whole = int(seconds)
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if whole >= 2 * size:
-            return f"{whole // size} {unit}"
-    return f"{seconds:.1f} s"

@@ -1,41 +1,56 @@
-"""`steersman status`: a summary of the running process."""
+"""`steersman status`: how the running process is."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import time
-import urllib.request
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from steersman import __version__
-from steersman.cli.command import Command
+from steersman.cli.command import Command, Example
+from steersman.config.flags_upstream import Flag, Group
 
-
-def _main(argv: Sequence[str]) -> int:
-    from steersman.config import parse_command_line  # noqa: PLC0415
-    from steersman.operate.answer import QuestionError  # noqa: PLC0415
-    from steersman.run.state import status_text  # noqa: PLC0415
-
-    parsed = parse_command_line(argv)
-    if parsed.version:
-        print(f"steersman {__version__}")
-        return 0
-    address = parsed.config.metrics_bind_address
-    if not address:
-        raise QuestionError("the metrics server is disabled, so there is no status to show")
-    # Never through an HTTP proxy.
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with direct.open(f"http://{address}/state", timeout=10) as reply:
-            document = json.load(reply)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError is an OSError
-        raise QuestionError(
-            f"no answer from {address} ({error}); is steersman running here? "
-            "Its address is --metrics-bind-address"
-        ) from error
-    print(status_text(document, time.time()))
-    return 0
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+    from steersman.operate.answer import Answer
 
 
-COMMAND = Command(name="status", summary="show a summary of the running process", main=_main)
+async def _answer(parsed: Parsed) -> Answer:
+    from steersman.operate.status import ask_status, wait_for_status  # noqa: PLC0415
+
+    if parsed.values.get("wait"):
+        timeout = parsed.values.get("timeout")
+        return await wait_for_status(float(getattr(timeout, "seconds", 300.0)))
+    return await ask_status()
+
+
+COMMAND = Command(
+    name="status",
+    summary="show how the running process is, with conditions",
+    description="""\
+Show how the running process of this node is: its syncs, its connection to the API server, its
+Findings, and conditions as those of Kubernetes objects, each with its status, reason, message and
+the time since it has that status.
+
+Running           the process answers on its local socket
+Synced            the first sync reached the kernel, and the last one did not fail
+SourceConnected   the API server, or the manifests, can be read
+KernelMatches     the kernel has what the plan says, as of the last sync or comparison
+NoFindings        no object has an error (warnings are listed, and are no error)
+Healthy           no change waits for longer than the health check allows
+
+It asks the process only; flags that name manifests or an API server mean nothing here.""",
+    flags=(
+        Flag("wait", "bool", "false", Group.OWN, "Wait until every condition is True."),
+        Flag("timeout", "duration", "5m", Group.OWN, "How long --wait waits; 0s: for ever."),
+    ),
+    examples=(
+        Example("steersman status", "how is it"),
+        Example("steersman status --wait --timeout 2m", "go on when the node is ready to serve"),
+        Example("steersman status -o json", "for scripts: conditions, source, Findings"),
+    ),
+    exit_codes=(
+        (0, "Every condition is True."),
+        (1, "A condition is False or Unknown, or no process runs."),
+        (2, "The command line is wrong."),
+    ),
+    answer=_answer,
+    watch=True,
+)

@@ -1,0 +1,170 @@
+"""Answer `steersman status`: how the running process is; wait until all is well."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from steersman.model.findings import Severity, printable
+from steersman.model.world import Condition, StatusPage
+from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Style, Table
+from steersman.operate.client import Client, NotRunningError
+from steersman.operate.listing import age_text
+from steersman.run.conditions import count_words
+from steersman.run.instance import Holder, running
+
+_PATIENCE = 5.0  # seconds for an answer, which takes milliseconds
+_PAUSE = 0.5  # seconds between two questions while waiting
+_MOST_FINDINGS = 12
+"""Findings on the screen."""
+_STYLES: dict[str, Style] = {"True": "good", "False": "bad", "Unknown": "warn"}
+
+
+class Status(Answer, frozen=True, kw_only=True, rename="camel"):
+    """The state of the running process of this node."""
+
+    conditions: tuple[Condition, ...]
+    page: StatusPage | None = None
+    """As the process describes itself; None if it cannot be reached."""
+    now: float
+    """When it was asked, in seconds since 1970."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every condition is True."""
+        return int(any(condition.status != "True" for condition in self.conditions))
+
+    @property
+    def data(self) -> Any:
+        """The answer as JSON types, times in RFC 3339."""
+        conditions = [
+            {**msgspec.to_builtins(each), "since": _rfc3339(each.since)} for each in self.conditions
+        ]
+        out: dict[str, Any] = {"source": self.source, "conditions": conditions}
+        if self.page is not None:
+            page = msgspec.to_builtins(self.page)
+            process = page.pop("process")
+            process.pop("conditions")
+            for name in ("started", "now"):
+                process[name] = _rfc3339(process[name])
+            if process["synced"] is not None:
+                process["synced"]["at"] = _rfc3339(process["synced"]["at"])
+            out |= {**page, **process}
+        return out
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield a summary, the conditions and the first Findings (all of them if `wide`)."""
+        if self.page is not None:
+            yield from self.summary(self.page)
+        rows: list[list[Cell]] = [
+            [
+                each.type,
+                (each.status, _STYLES[each.status]),
+                age_text(self.now - each.since) if each.since else "-",
+                *([each.reason] if wide else []),
+                each.message,
+            ]
+            for each in self.conditions
+        ]
+        columns = ["CONDITION", "STATUS", "SINCE", *(["REASON"] if wide else []), "MESSAGE"]
+        yield Table(columns, rows)
+        findings = self.page.findings if self.page is not None else ()
+        shown = findings if wide else findings[:_MOST_FINDINGS]
+        for each in shown:
+            style: Style = "bad" if each.severity is Severity.ERROR else "warn"
+            yield Line(f"{each.severity}: {printable(str(each))}", style)
+        if more := len(findings) - len(shown):
+            yield Line(f"and {more} more; see steersman status -o wide")
+
+    def summary(self, page: StatusPage) -> Iterator[Block]:
+        """Yield what the process says about itself, on a few lines."""
+        process, last = page.process, page.process.synced
+        variant = f" ({page.variant})" if page.variant else ""
+        up = age_text(process.now - process.started)
+        name = f"steersman {process.version}, {page.mode} mode{variant}"
+        yield Line(f"{name}, node {page.node}, pid {process.pid}, up {up}", "title")
+        sync = "none has reached the kernel yet"
+        if last is not None:
+            took = sum(last.phases.values()) * 1e3
+            age = age_text(process.now - last.at)
+            sync = f"revision {process.revision} ({last.reason}), {age} ago, {took:.1f} ms"
+            if last.refused:
+                sync += f", {last.refused} refused by the kernel"
+        yield Line(f"sync      {sync}", indent=2)
+        source = "manifests"
+        if process.source.kind != "manifests":
+            connected = "connected" if process.source.connected else "NOT CONNECTED"
+            source = f"{process.source.server}, {connected}"
+        yield Line(f"source    {source}", indent=2)
+        objects = f"{page.services} Services, {page.endpoint_slices} EndpointSlices, "
+        objects += f"{page.service_ports} ServicePorts, {process.objects} kernel objects"
+        yield Line(f"objects   {objects}", indent=2)
+        counts = Counter(finding.severity for finding in page.findings)
+        counts.update(page.unlisted)
+        yield Line(f"findings  {count_words(counts)}", indent=2)
+
+
+async def ask_status(
+    client: Client | None = None, holder: Callable[[], Holder | None] = running
+) -> Status:
+    """Ask the running process of this network namespace how it is.
+
+    Args:
+        client: asks it.
+        holder: returns who holds the lock of this node, if anyone.
+
+    Returns:
+        Its status; if it cannot be reached, one whose condition Running says why.
+    """
+    now = time.time()
+    try:
+        data = await asyncio.to_thread((client or Client(timeout=_PATIENCE)).get, "/status")
+        page = msgspec.msgpack.decode(data, type=StatusPage)
+    except (QuestionError, msgspec.DecodeError) as error:
+        found = await asyncio.to_thread(holder)
+        if found is not None:
+            message = f"an instance runs ({found}), but cannot be asked: {error}"
+            condition = Condition("Running", "Unknown", "Unreachable", message, found.since)
+        elif isinstance(error, NotRunningError):
+            message = "no steersman runs in this network namespace"
+            condition = Condition("Running", "False", "NotRunning", message)
+        else:
+            condition = Condition("Running", "Unknown", "Unreachable", str(error))
+        return Status(conditions=(condition,), now=now)
+    process = page.process
+    source = f"the running process (pid {process.pid}, {page.mode} mode)"
+    alive = Condition("Running", "True", "Answers", "the process answers", process.started)
+    return Status(
+        source=source, conditions=(alive, *process.conditions), page=page, now=process.now
+    )
+
+
+async def wait_for_status(
+    seconds: float,
+    ask: Callable[[], Awaitable[Status]] = ask_status,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> Status:
+    """Ask until every condition is True, and return the last status.
+
+    Args:
+        seconds: how long to wait; 0 for ever.
+        ask: asks once.
+        sleep: waits between two questions.
+        clock: seconds that only go forward.
+    """
+    end = clock() + seconds
+    while (status := await ask()).exit_code and (not seconds or clock() < end):
+        await sleep(_PAUSE)
+    return status
+
+
+def _rfc3339(at: float) -> str | None:
+    """Return a time in RFC 3339; None for 0, which is unknown."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else None

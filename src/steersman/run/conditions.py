@@ -1,0 +1,132 @@
+"""The conditions of the running process, as those of a Kubernetes object. Pure.
+
+Synced            the first sync reached the kernel, and the last one did not fail
+SourceConnected   the API server (or the manifests) is read
+KernelMatches     the kernel has what the plan says, as of the last sync or comparison
+NoFindings        no object has an error; warnings are no error
+Healthy           no change waits for longer than health allows: the answer of `/healthz`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from steersman.model.findings import Finding, Severity, clipped, printable
+from steersman.model.world import Condition, ConditionStatus, ProcessStatus
+
+_LONGEST = 300  # characters of an error in a message
+
+
+class _Judged(NamedTuple):
+    type: str
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+class ConditionLog:
+    """The conditions as of the last call of `update`, and since when each has its status."""
+
+    def __init__(self, started: float) -> None:
+        """Start without conditions.
+
+        Args:
+            started: when the process started, in seconds since 1970.
+        """
+        self._now: dict[str, Condition] = {}
+        self._started = started
+
+    def update(
+        self,
+        process: ProcessStatus,
+        findings: tuple[Finding, ...],
+        unlisted: Mapping[Severity, int],
+        drift: str = "",
+    ) -> tuple[Condition, ...]:
+        """Judge the process now, and return the conditions.
+
+        Args:
+            process: the process.
+            findings: the listed Findings.
+            unlisted: the number of others, by severity.
+            drift: what other programs changed and is not repaired; "" for nothing.
+        """
+        for each in judge(process, findings, unlisted, drift):
+            before = self._now.get(each.type)
+            since = process.now if before else self._started
+            if before and before.status == each.status:
+                since = before.since
+            self._now[each.type] = Condition(*each, since=since)
+        return tuple(self._now.values())
+
+
+def judge(  # noqa: PLR0912 - a group of branches for each condition
+    process: ProcessStatus,
+    findings: tuple[Finding, ...],
+    unlisted: Mapping[Severity, int],
+    drift: str,
+) -> Iterator[_Judged]:
+    """Yield every condition of a process; see `ConditionLog.update` for the arguments."""
+    failure = clipped(printable(process.failure), _LONGEST)
+    # Synced
+    if process.waiting:
+        yield _Judged("Synced", "False", "Waiting", f"waiting for {process.waiting}")
+    elif failure:
+        yield _Judged("Synced", "False", "SyncFailed", f"{failure}; it is tried again")
+    else:
+        pending = "changes wait for the next sync" if process.owes else "all changes are in force"
+        yield _Judged("Synced", "True", "UpToDate", pending)
+    # SourceConnected
+    source = process.source
+    if source.kind == "manifests":
+        yield _Judged("SourceConnected", "True", "Manifests", "manifests are watched")
+    elif source.connected:
+        quiet = source.quiet_seconds
+        heard = "" if quiet is None else f", last heard of {quiet:.0f} s ago"
+        yield _Judged("SourceConnected", "True", "Connected", f"{source.server}{heard}")
+    else:
+        errors = ", ".join(f"{count} {why}" for why, count in sorted(source.errors.items()))
+        message = f"{source.server} is not reached" + (f" (so far: {errors})" if errors else "")
+        yield _Judged("SourceConnected", "False", "NotConnected", message)
+    # KernelMatches
+    if process.synced is None:
+        message = "no sync has reached the kernel yet"
+        yield _Judged("KernelMatches", "Unknown", "NotSynced", message)
+    elif process.synced.refused:
+        number = process.synced.refused
+        message = f"the kernel refuses the rules of {number} owner{'s' * (number != 1)}"
+        yield _Judged("KernelMatches", "False", "Refused", f"{message}; see the Findings")
+    elif drift:
+        yield _Judged("KernelMatches", "False", "Drift", f"other programs changed it: {drift}")
+    elif failure:
+        yield _Judged("KernelMatches", "Unknown", "SyncFailed", "parts may be missing")
+    else:
+        message = f"{process.objects} kernel objects are in force"
+        yield _Judged("KernelMatches", "True", "Matches", message)
+    # NoFindings
+    counts = {kind: unlisted.get(kind, 0) for kind in Severity}
+    for finding in findings:
+        counts[finding.severity] += 1
+    errors_first = sorted(findings, key=lambda finding: finding.severity is Severity.WARNING)
+    message = count_words(counts)
+    if errors_first:
+        message += f", such as: {clipped(printable(str(errors_first[0])), _LONGEST)}"
+    if counts[Severity.ERROR]:
+        yield _Judged("NoFindings", "False", "Errors", message)
+    else:
+        reason = "Warnings" if counts[Severity.WARNING] else "NoFindings"
+        yield _Judged("NoFindings", "True", reason, message)
+    # Healthy
+    if process.healthy:
+        yield _Judged("Healthy", "True", "InTime", "no change waits for too long")
+    else:
+        message = "a change waits for longer than twice the sync period"
+        yield _Judged("Healthy", "False", "Late", message)
+
+
+def count_words(counts: Mapping[Severity, int]) -> str:
+    """Return numbers of Findings in words: `2 errors, 1 warning`."""
+    kinds = (Severity.ERROR, Severity.WARNING)
+    parts = [f"{n} {kind}{'s' * (n != 1)}" for kind in kinds if (n := counts.get(kind, 0))]
+    return ", ".join(parts) or "no Findings"

@@ -1,0 +1,172 @@
+"""`steersman status`: the answer, a process that cannot be reached, waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from steersman.cli.output import plain_lines
+from steersman.model.findings import Finding, Severity
+from steersman.model.world import (
+    Condition,
+    ConditionStatus,
+    LastSync,
+    ProcessStatus,
+    SourceStatus,
+    StatusPage,
+)
+from steersman.operate.answer import QuestionError
+from steersman.operate.client import Client, NotRunningError
+from steersman.operate.status import Status, ask_status, wait_for_status
+from steersman.run.instance import Holder
+
+NOON = 1_700_000_000.0
+
+
+def page(status: ConditionStatus = "True", **more: Any) -> StatusPage:
+    process: dict[str, Any] = {
+        "pid": 4211,
+        "version": "1.0",
+        "started": NOON - 7200,
+        "now": NOON,
+        "revision": 5,
+        "synced": LastSync(NOON - 60, "changes", {"plan": 0.001, "apply": 0.002}),
+        "objects": 40,
+        "source": SourceStatus("apiserver", "https://api:6443"),
+        "conditions": (Condition("Synced", status, "Why", "because", NOON - 600),),
+    }
+    return StatusPage("node-a", "nftables", "", ProcessStatus(**(process | more)), 2, 3, 4, (), {})
+
+
+class Fake(Client):
+    def __init__(self, answer: StatusPage | bytes | Exception) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def get(self, path: str) -> bytes:
+        assert path == "/status"
+        match self._answer:
+            case Exception():
+                raise self._answer
+            case bytes():
+                return self._answer
+        return msgspec.msgpack.encode(self._answer)
+
+
+def ask(answer: StatusPage | bytes | Exception, holder: Holder | None = None) -> Status:
+    return asyncio.run(ask_status(Fake(answer), lambda: holder))
+
+
+def text(status: Status, wide: bool = False) -> list[str]:
+    return [" ".join(line.split()) for line in plain_lines(status.blocks(wide))]
+
+
+def test_a_status_is_a_summary_and_conditions() -> None:
+    status = ask(page())
+    assert status.exit_code == 0
+    assert text(status) == [
+        "steersman 1.0, nftables mode, node node-a, pid 4211, up 2h",
+        "sync revision 5 (changes), 60s ago, 3.0 ms",
+        "source https://api:6443, connected",
+        "objects 2 Services, 3 EndpointSlices, 4 ServicePorts, 40 kernel objects",
+        "findings no Findings",
+        "CONDITION STATUS SINCE MESSAGE",
+        "Running True 2h the process answers",
+        "Synced True 10m because",
+    ]
+    assert "Synced True 10m Why because" in text(status, wide=True)
+    assert status.source == "the running process (pid 4211, nftables mode)"
+
+
+def test_json_has_times_that_other_programs_read() -> None:
+    data = ask(page()).data
+    assert data["conditions"][1] == {
+        "type": "Synced",
+        "status": "True",
+        "reason": "Why",
+        "message": "because",
+        "since": "2023-11-14T22:03:20Z",
+    }
+    assert (data["node"], data["mode"], data["pid"]) == ("node-a", "nftables", 4211)
+    assert data["synced"]["at"] == "2023-11-14T22:12:20Z"
+    assert ask(page(synced=None)).data["synced"] is None
+
+
+@pytest.mark.parametrize("status", ["False", "Unknown"])
+def test_a_condition_that_is_not_true_is_bad_news(status: ConditionStatus) -> None:
+    assert ask(page(status)).exit_code == 1
+
+
+def test_what_is_not_well_is_in_the_summary() -> None:
+    errors = tuple(
+        Finding(f"Service shop/s{number}", "", "is broken", Severity.ERROR) for number in range(14)
+    )
+    source = SourceStatus("apiserver", "https://api:6443", connected=False)
+    bad = page(source=source, synced=LastSync(NOON, "drift", {}, refused=2))
+    bad = msgspec.structs.replace(bad, findings=(*errors, Finding("Node a", "", "is odd")))
+    lines = text(ask(bad))
+    assert "source https://api:6443, NOT CONNECTED" in lines
+    assert "sync revision 5 (drift), 0s ago, 0.0 ms, 2 refused by the kernel" in lines
+    assert "findings 14 errors, 1 warning" in lines
+    assert lines[-1] == "and 3 more; see steersman status -o wide"
+    assert text(ask(bad), wide=True)[-1] == "warning: Node a: is odd"
+    early = msgspec.structs.replace(page(synced=None, source=SourceStatus()), variant="legacy")
+    lines = text(ask(early))
+    assert "sync none has reached the kernel yet" in lines
+    assert "source manifests" in lines
+    assert "nftables mode (legacy)" in lines[0]
+
+
+def test_nothing_that_runs_is_bad_news_not_an_error() -> None:
+    status = ask(NotRunningError("nobody"))
+    assert (status.exit_code, status.page) == (1, None)
+    assert text(status) == [
+        "CONDITION STATUS SINCE MESSAGE",
+        "Running False - no steersman runs in this network namespace",
+    ]
+    assert status.data["conditions"][0]["since"] is None
+
+
+@pytest.mark.parametrize("failure", [NotRunningError("refused"), QuestionError("no answer"), b"x"])
+def test_an_instance_that_cannot_be_asked_is_named(failure: Exception | bytes) -> None:
+    holder = Holder(4211, "node-a", "nftables", int(NOON))
+    (condition,) = ask(failure, holder).conditions
+    assert (condition.status, condition.reason) == ("Unknown", "Unreachable")
+    assert "an instance runs (pid 4211 on host node-a, nftables mode" in condition.message
+    assert condition.since == NOON
+
+
+def test_a_process_that_does_not_answer_is_unreachable() -> None:
+    (condition,) = ask(QuestionError("the process did not answer within 30 s")).conditions
+    assert (condition.status, condition.message) == (
+        "Unknown",
+        "the process did not answer within 30 s",
+    )
+
+
+def test_waiting_ends_when_all_is_well_or_time_is_up() -> None:
+    slept: list[float] = []
+    answers: list[StatusPage | Exception] = [
+        NotRunningError("nobody"),
+        page("False"),
+        page("Unknown"),
+        page(),
+    ]
+
+    async def ask_next() -> Status:
+        return await ask_status(Fake(answers[min(len(slept), 3)]), lambda: None)
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    def clock() -> float:
+        return sum(slept)
+
+    assert asyncio.run(wait_for_status(0, ask_next, sleep, clock)).exit_code == 0
+    assert len(slept) == 3
+    slept.clear()
+    late = asyncio.run(wait_for_status(1.0, ask_next, sleep, clock))
+    assert (late.exit_code, late.conditions[1].status) == (1, "Unknown")

@@ -1,0 +1,117 @@
+"""The conditions of the running process, and since when each has its status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from steersman.model.findings import Finding, Severity
+from steersman.model.world import Condition, LastSync, ProcessStatus, SourceStatus
+from steersman.run.conditions import ConditionLog, count_words
+
+WELL: dict[str, Any] = {"synced": LastSync(at=5.0), "now": 10.0, "objects": 7}
+API = SourceStatus("apiserver", "https://api:6443", quiet_seconds=3.2)
+ERROR = Finding("Service shop/web", "spec", "is broken", Severity.ERROR)
+WARNING = Finding("Service shop/cart", "spec", "is odd")
+
+
+def conditions(
+    *findings: Finding, drift: str = "", unlisted: Any = None, **process: Any
+) -> dict[str, Condition]:
+    log = ConditionLog(1.0)
+    status = ProcessStatus(**{**WELL, **process})
+    return {each.type: each for each in log.update(status, findings, unlisted or {}, drift)}
+
+
+def test_a_process_that_is_well_has_only_true_conditions() -> None:
+    found = conditions()
+    assert list(found) == ["Synced", "SourceConnected", "KernelMatches", "NoFindings", "Healthy"]
+    assert {each.status for each in found.values()} == {"True"}
+    assert found["KernelMatches"].message == "7 kernel objects are in force"
+    assert found["NoFindings"].message == "no Findings"
+
+
+@pytest.mark.parametrize(
+    ("process", "type_", "status", "reason", "message"),
+    [
+        ({"waiting": 'node "a"'}, "Synced", "False", "Waiting", 'waiting for node "a"'),
+        ({"failure": "no\nnft"}, "Synced", "False", "SyncFailed", "no\\nnft; it is tried again"),
+        ({"owes": True}, "Synced", "True", "UpToDate", "changes wait for the next sync"),
+        ({"source": API}, "SourceConnected", "True", "Connected", "last heard of 3 s ago"),
+        (
+            {"source": SourceStatus("apiserver", "https://api:6443")},
+            "SourceConnected",
+            "True",
+            "Connected",
+            "https://api:6443",
+        ),
+        (
+            {"source": SourceStatus("apiserver", "https://x", False, errors={"http_401": 2})},
+            "SourceConnected",
+            "False",
+            "NotConnected",
+            "https://x is not reached (so far: 2 http_401)",
+        ),
+        (
+            {"source": SourceStatus("apiserver", "https://x", False)},
+            "SourceConnected",
+            "False",
+            "NotConnected",
+            "https://x is not reached",
+        ),
+        ({"synced": None}, "KernelMatches", "Unknown", "NotSynced", "no sync has reached"),
+        (
+            {"synced": LastSync(at=5.0, refused=2)},
+            "KernelMatches",
+            "False",
+            "Refused",
+            "the kernel refuses the rules of 2 owners; see the Findings",
+        ),
+        ({"failure": "no nft"}, "KernelMatches", "Unknown", "SyncFailed", "parts may be missing"),
+        ({"drift": "1 object"}, "KernelMatches", "False", "Drift", "changed it: 1 object"),
+        ({"healthy": False}, "Healthy", "False", "Late", "twice the sync period"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    process: dict[str, Any], type_: str, status: str, reason: str, message: str
+) -> None:
+    found = conditions(**process)[type_]
+    assert (found.status, found.reason) == (status, reason)
+    assert message in found.message
+
+
+def test_errors_are_findings_to_mend_and_warnings_are_not() -> None:
+    bad = conditions(WARNING, ERROR, unlisted={Severity.WARNING: 3})["NoFindings"]
+    assert (bad.status, bad.reason) == ("False", "Errors")
+    assert bad.message == f"1 error, 4 warnings, such as: {ERROR}"
+    fair = conditions(WARNING)["NoFindings"]
+    assert (fair.status, fair.reason) == ("True", "Warnings")
+    unlisted = conditions(unlisted={Severity.ERROR: 1})["NoFindings"]
+    assert (unlisted.status, unlisted.message) == ("False", "1 error")
+
+
+def test_since_changes_with_the_status_only() -> None:
+    log = ConditionLog(1.0)
+
+    def since(now: float, **more: Any) -> float:
+        status = ProcessStatus(**{**WELL, "now": now, **more})
+        return log.update(status, (), {})[0].since
+
+    assert since(5.0, waiting="a node") == 1.0
+    assert since(6.0, waiting="the lists") == 1.0
+    assert since(7.0) == 7.0
+    assert since(8.0, owes=True) == 7.0
+    assert since(9.0, failure="no") == 9.0
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ({}, "no Findings"),
+        ({Severity.ERROR: 1}, "1 error"),
+        ({Severity.WARNING: 2, Severity.ERROR: 2}, "2 errors, 2 warnings"),
+    ],
+)
+def test_counts_in_words(counts: dict[Severity, int], words: str) -> None:
+    assert count_words(counts) == words
