@@ -112,6 +112,16 @@ def node_ips(node: Node | None, config: NodeConfig) -> NodeIPs:
     return NodeIPs(ips[Family.IPV4], ips[Family.IPV6], primary)
 
 
+def missing_cluster_cidr(config: NodeConfig) -> str:
+    """Return what an empty clusterCIDR means, if pods would be recognised by it; else ""."""
+    if config.detect_local_mode is not DetectLocalMode.CLUSTER_CIDR or config.cluster_cidrs:
+        return ""
+    return (
+        "is empty: pods cannot be recognised, so their traffic is treated like that of clients"
+        " outside; set --cluster-cidr, or another way by --detect-local-mode"
+    )
+
+
 def detectors(
     config: NodeConfig, node: Node | None
 ) -> tuple[dict[Family, LocalDetector], tuple[Finding, ...]]:

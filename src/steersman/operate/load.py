@@ -13,7 +13,7 @@ import asyncio
 
 import msgspec
 
-from steersman.compile.node import facts_of_node, is_this_machine
+from steersman.compile.node import facts_of_node, is_this_machine, missing_cluster_cidr
 from steersman.compile.planner import compile_all
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.facts import read_facts
@@ -83,6 +83,8 @@ async def _read(config: ProxyConfig, origin: Origin) -> World:
         reason = f"is not among the Nodes that were read ({known}): its addresses and zone are not"
         reason += " known; --hostname-override names the node that is meant"
         findings += (Finding(f"Node {node.node_name}", "", reason),)
+    if problem := missing_cluster_cidr(node):
+        findings += (Finding("configuration", "clusterCIDR", problem),)
     if not is_this_machine(node.node_name, snapshot.node, facts):
         facts = facts_of_node(node.node_name, snapshot.node)
     plan = compile_all(snapshot, node, facts, mode.traits)

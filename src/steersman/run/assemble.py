@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from steersman.compile.node import missing_cluster_cidr
 from steersman.compile.planner import Planner
 from steersman.config import Parsed, ProxyConfig
 from steersman.host.facts import read_facts
@@ -91,9 +92,12 @@ async def assemble(
     mode = chosen.mode
     config = msgspec.structs.replace(parsed.config, mode=mode.name)
     facts = await read_facts()
-    source = make_source(config, node_config(config).node_name)
+    node = node_config(config)
+    source = make_source(config, node.node_name)
+    if problem := missing_cluster_cidr(node):
+        log.warning("clusterCIDR %s", problem)
     # From here on the machine is changed: a wrong configuration has failed before.
-    node = machine.allow_localhost_node_ports(node_config(config), mode, facts)
+    node = machine.allow_localhost_node_ports(node, mode, facts)
     machine.set_conntrack(config, mode.traits)
     # The pipeline: Store -> Planner -> Sync -> mode.
     store = Store(node.node_name)

@@ -13,6 +13,7 @@ from steersman.compile.node import (
     facts_of_node,
     is_this_machine,
     local_addresses,
+    missing_cluster_cidr,
     node_ips,
     node_name_of,
     node_settings,
@@ -287,6 +288,19 @@ def test_a_threshold_of_zero_keeps_the_flag_off() -> None:
     size = PlanSize(services=9999, split_dispatch=True)
     config = NodeConfig(split_threshold=0)
     assert not with_thresholds(NodeSettings(split_dispatch=True), config, size).split_dispatch
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (NodeConfig(), "is empty: pods cannot be recognised"),
+        (NodeConfig(cluster_cidrs=("10.0.0.0/8",)), ""),
+        (NodeConfig(detect_local_mode=DetectLocalMode.NODE_CIDR), ""),
+    ],
+)
+def test_an_empty_cluster_cidr_is_a_problem_where_it_counts(config: NodeConfig, says: str) -> None:
+    assert missing_cluster_cidr(config).startswith(says)
+    assert bool(missing_cluster_cidr(config)) is bool(says)
 
 
 # Another node

@@ -151,8 +151,8 @@ def test_a_flow_that_the_service_refuses_says_why() -> None:
     found = asked(FLOW, service(), question=question)
     assert found == (
         "error",
-        "10.0.0.9 to 10.96.0.10:80/TCP is rejected as the Service asks: no endpoint exists "
-        "anywhere that traffic could go to",
+        "10.0.0.9 to 10.96.0.10:80/TCP is rejected as the Service asks: no endpoint in the "
+        "whole cluster can take the traffic",
     )
 
 
