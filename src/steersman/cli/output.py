@@ -14,7 +14,7 @@ from steersman.operate.answer import Answer, Block, Cell, Line, Table
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_STYLES = {"good": "green", "warn": "yellow", "bad": "red", "dim": "dim", "title": "bold", "": ""}
+STYLES = {"good": "green", "warn": "yellow", "bad": "red", "dim": "dim", "title": "bold", "": ""}
 _GAP = "   "
 
 
@@ -94,7 +94,7 @@ def renderables(blocks: Iterable[Block]) -> Iterator[RenderableType]:
 
     for block in blocks:
         if isinstance(block, Line):
-            yield Text(" " * block.indent + printable(block.text), _STYLES[block.style])
+            yield Text(" " * block.indent + printable(block.text), STYLES[block.style])
             continue
         if not block.rows:
             if block.empty:
@@ -112,5 +112,5 @@ def renderables(blocks: Iterable[Block]) -> Iterator[RenderableType]:
             table.add_column(column, no_wrap=True)
         for row in block.rows:
             cells = ((cell, "") if isinstance(cell, str) else cell for cell in row)
-            table.add_row(*(Text(printable(text), _STYLES[style]) for text, style in cells))
+            table.add_row(*(Text(printable(text), STYLES[style]) for text, style in cells))
         yield table

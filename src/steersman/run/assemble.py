@@ -39,6 +39,7 @@ from steersman.run.startup import (
     node_config,
 )
 from steersman.run.sync import Sync
+from steersman.run.top import TopPage
 from steersman.source.store import Store
 
 log = logging.getLogger("steersman")
@@ -141,6 +142,8 @@ async def assemble(
     if servers.control is not None:
         # A switch replaces the Sync.
         servers.control.add("GET", "/drift", lambda request: drift.serve(daemon.sync, request))
+        top = TopPage(servers.status, lambda: daemon.sync, lambda: drift.summary)
+        servers.control.add("GET", "/top", top.serve)
         servers.control.add("POST", "/switch", told_in_lines(SwitchRequest, daemon.switch))
     # From here on the Store is listened to: the report of a fallback is logged at once.
     store.listen(daemon.changed, daemon.reported)

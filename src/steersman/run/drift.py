@@ -81,6 +81,11 @@ class DriftLog:
             self._tell(drift, "not repaired yet, retrying")
         self._report()
 
+    @property
+    def summary(self) -> tuple[int, Drift | None]:
+        """The number of repairs so far, and the last drift, be it repaired or not."""
+        return self._repaired, self._not_repaired or next(reversed(self.repairs), None)
+
     async def serve(self, sync: Sync, request: web.Request) -> web.Response:
         """Answer `/drift?lines=N` of the local socket: compare now, and tell what was repaired."""
         try:

@@ -162,16 +162,31 @@ class Switcher:
         self.ended.clear()
         self.began.set()
         try:
-            left = await self._revive(request.to)
+            left = False
+            if (retiring := self._retiring.pop(request.to, None)) is not None:
+                # It is to serve again: nobody removes it any more. Connections that it carries in
+                # this process go on beside those of its successor.
+                retiring.task.cancel()
+                await asyncio.gather(retiring.task, return_exceptions=True)
+                left = bool(await retiring.mode.read())
+                closing = asyncio.create_task(self._close(retiring.mode, retiring.drain))
+                self._closing[closing] = retiring.mode
+                closing.add_done_callback(self._closing.pop)
             canary = Canary(targets_of(self._seat.engine.sync.state.plan), self.dial)
-            return await _Switch(self._seat, request, tell, canary, self._retire, left).run()
+            return await _Switch(self._seat, request, tell, canary, self.retire, left).run()
         finally:
             self.running = ""
             self.began.clear()
             self.ended.set()
 
-    def _retire(self, old: Mode, current: Mode, drain: float) -> None:
-        """Remove a mode in the background once its connections have ended."""
+    def retire(self, old: Mode, current: Mode, drain: float) -> None:
+        """Remove a mode in the background once its connections have ended.
+
+        Args:
+            old: the mode.
+            current: the mode that serves.
+            drain: seconds that connections get.
+        """
 
         async def retire() -> None:
             await remove_leftovers([(old.name, old)], drain, current)
@@ -179,20 +194,6 @@ class Switcher:
             self._retiring.pop(old.name, None)
 
         self._retiring[old.name] = Retiring(old, drain, asyncio.create_task(retire()))
-
-    async def _revive(self, name: str) -> bool:
-        """Stop to remove a mode that is to serve again; return whether it left something."""
-        retiring = self._retiring.pop(name, None)
-        if retiring is None:
-            return False
-        retiring.task.cancel()
-        await asyncio.gather(retiring.task, return_exceptions=True)
-        left = bool(await retiring.mode.read())
-        # Connections that it carries in this process go on beside those of its successor.
-        closing = asyncio.create_task(self._close(retiring.mode, retiring.drain))
-        self._closing[closing] = retiring.mode
-        closing.add_done_callback(self._closing.pop)
-        return left
 
     async def _close(self, mode: Mode, drain: float) -> None:
         if cut := await mode.aclose(drain):

@@ -1,0 +1,76 @@
+"""`steersman top`: a live view of rates, failures, syncs, drift and Findings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from steersman.cli.command import Argument, Command, Example
+from steersman.config.flags_upstream import Flag, Group
+from steersman.operate.answer import Answer, Block, QuestionError
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+
+_SORTS = ("rate", "connections", "failures", "latency", "endpoints", "name")
+
+
+class Ended(Answer, frozen=True, kw_only=True):
+    """The view was closed; there is nothing more to say."""
+
+    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
+        """Yield nothing."""
+        yield from ()
+
+
+async def _answer(parsed: Parsed) -> Answer:
+    """Show the view on a terminal; answer with one screen otherwise."""
+    from steersman.operate.top import top_once  # noqa: PLC0415
+    from steersman.operate.top_model import TopModel  # noqa: PLC0415
+
+    values = parsed.values
+    text = parsed.arguments[0] if parsed.arguments else ""
+    sort = str(values.get("sort") or "rate")
+    if sort not in _SORTS:
+        raise QuestionError(f"--sort {sort}: give one of {', '.join(_SORTS)}")
+    model = TopModel(text, sort)
+    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    if values.get("once") or not interactive or str(values.get("output", "text")) != "text":
+        return await top_once(model.question)
+    from steersman.cli.top_view import show_top  # noqa: PLC0415 - takes rich
+
+    seconds = float(getattr(values.get("delay"), "seconds", 1.0))
+    await show_top(model, max(0.2, seconds))
+    return Ended()
+
+
+COMMAND = Command(
+    name="top",
+    summary="watch rates, failures, syncs, drift and Findings",
+    description=(
+        "Shows what the running process does, refreshed every second: connections and failures by\n"
+        "Service and endpoint, the time that it takes to set up a connection, syncs, drift, and\n"
+        "Findings. Numbers that a mode does not count are shown as -.\n\n"
+        "Keys: up and down move, Enter opens a Service, Escape goes back, / filters, s sorts by\n"
+        "the next column, d runs doctor on the Service, p connects to it once and times it, f has\n"
+        "all Findings, ? all keys, q quits.\n\n"
+        "In a pipe, or with --once, one screen is printed. The process counts the connections of\n"
+        "large clusters less often than every second, so that this takes 5 % of a core at most."
+    ),
+    arguments=(
+        Argument("TEXT", "Show only ServicePorts whose name contains it.", completes="service"),
+    ),
+    flags=(
+        Flag("once", "bool", "false", Group.OWN, "Print one screen and end."),
+        Flag("delay", "duration", "1s", Group.OWN, "Time between two refreshes."),
+        Flag("sort", "string", "rate", Group.OWN, "Order: " + ", ".join(_SORTS), choices=_SORTS),
+    ),
+    examples=(
+        Example("steersman top", "the live view"),
+        Example("steersman top shop/", "of one namespace"),
+        Example("steersman top --once --sort failures", "what fails now, for a ticket"),
+        Example("steersman top --once -o json", "for scripts"),
+    ),
+    answer=_answer,
+)

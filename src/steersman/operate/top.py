@@ -1,0 +1,89 @@
+"""`steersman top` as an answer, and what its screen asks the running process for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from urllib.parse import urlencode
+
+import msgspec
+
+from steersman.model.plan import FrontendKind
+from steersman.model.top import TopSample
+from steersman.operate.answer import Answer, Block, Cell, Line, Table
+from steersman.operate.client import Client
+from steersman.operate.load import world_of_process
+from steersman.operate.top_model import Question, duration, number, summary
+from steersman.run.canary import Target, dial
+
+_APART = 1.0  # seconds between two counts, for rates
+
+
+class Top(Answer, frozen=True, kw_only=True):
+    """One screen of `steersman top`."""
+
+    sample: TopSample
+
+    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002 - every column fits
+        """Yield the summary and the table."""
+        for line in summary(self.sample, time.time()):
+            yield Line("".join(text for text, _ in line).rstrip())
+        columns = ("SERVICE", "PER S", "CONNECTIONS", "FAILED/S", "SET-UP", "ENDS")
+        rows: list[tuple[Cell, ...]] = [
+            (
+                row.name,
+                number(row.rate),
+                number(row.connections),
+                number(row.failure_rate),
+                duration(row.latency),
+                str(row.endpoints),
+            )
+            for row in self.sample.rows
+        ]
+        yield Table(columns, rows, empty="no Services")
+        if (more := self.sample.matching - len(rows)) > 0:
+            yield Line(f"{more} more", "dim")
+
+
+async def ask(question: Question, client: Client | None = None) -> TopSample:
+    """Ask the running process of this network namespace for a sample.
+
+    Raises:
+        NotRunningError: no process of ours runs here.
+        QuestionError: it does not answer.
+    """
+    path = f"/top?{urlencode(question._asdict())}"
+    data = await asyncio.to_thread((client or Client()).get, path)
+    return msgspec.msgpack.decode(data, type=TopSample)
+
+
+async def top_once(question: Question, client: Client | None = None) -> Top:
+    """Return one screen, with rates over a second; raises as `ask`."""
+    sample = await ask(question, client)
+    if sample.counted and not sample.interval:
+        await asyncio.sleep(_APART)
+        sample = await ask(question, client)
+    source = f"the running process (pid {sample.status.pid}, {sample.mode} mode)"
+    return Top(source=source, sample=sample)
+
+
+async def dial_service(service: str, client: Client | None = None) -> str:
+    """Connect to a Service once from this network namespace; return what happened as a sentence.
+
+    Args:
+        service: NAMESPACE/NAME.
+        client: reaches the running process.
+    """
+    world = await world_of_process(client)
+    for key, plan in world.plan.services.items():
+        if str(key.name.object_name) != service or key.name.protocol != "TCP":
+            continue
+        for frontend in plan.frontends:
+            if frontend.kind is FrontendKind.CLUSTER_IP:
+                target = Target(str(key), frontend.address, frontend.port)
+                began = time.perf_counter()
+                wrong = await dial(target)
+                took = duration(time.perf_counter() - began)
+                return f"{target}: {wrong or 'connected'} after {took}, from this machine"
+    return f"{service} has no cluster IP with a TCP port to connect to"

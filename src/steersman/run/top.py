@@ -1,0 +1,291 @@
+"""The page of `steersman top`: a summary, and the rates of the busiest ServicePorts.
+
+The process computes the rates itself and sends only the rows of one screen, so a refresh costs the
+same on both sides however large the cluster is, apart from reading the mode's counters. These are
+read at most as often as keeps their share of a core below `_SHARE`; in between the last ones are
+shown again. All clients share them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+from aiohttp import web
+
+from steersman.model.drift import Drift
+from steersman.model.errors import ApplyError, BusyError
+from steersman.model.findings import Severity
+from steersman.model.names import ServicePortName
+from steersman.model.stats import ConnectionStats, NodeTotals
+from steersman.model.top import TopRow, TopSample
+from steersman.model.world import ProcessStatus
+from steersman.modes.base import Mode
+from steersman.run.state import State
+from steersman.run.sync import Sync
+
+_SHARE = 0.05
+"""Largest share of a core for reading counters."""
+_APART = 0.9
+"""Least seconds between two counts: rates of shorter times jump."""
+MOST_ROWS = 500
+_MOST_FINDINGS = 100
+
+SORTS: Mapping[str, Callable[[TopRow], Any]] = {
+    "rate": lambda row: (row.rate or 0.0, row.connections or 0),
+    "connections": lambda row: row.connections or 0,
+    "failures": lambda row: (row.failure_rate or 0.0, row.failures or 0),
+    "latency": lambda row: row.latency or 0.0,
+    "endpoints": lambda row: -row.endpoints,
+    "name": lambda _: 0,
+}
+"""Keys to sort rows by, the largest first; equal ones by name."""
+
+
+Sums: TypeAlias = tuple[int, int, float]
+"""Connections, failed dials, and seconds of successful dials."""
+_NONE: Sums = (0, 0, 0.0)
+_Named: TypeAlias = tuple[str, Any, int]
+"""A row: its name, its key (a ServicePort, or one of its endpoints), its endpoints."""
+
+
+class Count(NamedTuple):
+    """Counts of the mode at one time."""
+
+    at: float
+    stats: ConnectionStats
+    totals: NodeTotals
+    by_port: Mapping[ServicePortName, Sums]
+
+    def of(self, key: Any) -> Sums:
+        """Return the counts of a ServicePort or of an endpoint."""
+        if isinstance(key, ServicePortName):
+            return self.by_port.get(key, _NONE)
+        failures, seconds = (self.stats.dials or {}).get(key, (0, 0.0))
+        return self.stats.endpoints.get(key, 0), failures, seconds
+
+    @property
+    def total(self) -> Sums:
+        """The sums over all ServicePorts."""
+        rows = self.by_port.values()
+        return sum(r[0] for r in rows), sum(r[1] for r in rows), sum(r[2] for r in rows)
+
+
+def _protocol(key: Any) -> str:
+    if key is None:  # the sum of all
+        return ""
+    name: ServicePortName = key if isinstance(key, ServicePortName) else key[0]
+    return name.protocol.value
+
+
+class TopPage:
+    """Keeps the last two counts, and answers with rows made of them."""
+
+    def __init__(
+        self,
+        status: Callable[[], ProcessStatus],
+        sync: Callable[[], Sync],
+        repairs: Callable[[], tuple[int, Drift | None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create the page; nothing is counted before it is asked for.
+
+        Args:
+            status: describes the process.
+            sync: returns the body of the sync loop of the mode that serves.
+            repairs: returns how often drift was repaired, and the last one.
+            clock: monotonic seconds.
+        """
+        self._status = status
+        self._sync = sync
+        self._repairs = repairs
+        self._clock = clock
+        self._counts: list[Count] = []
+        """The last two, oldest first."""
+        self._mode: Mode | None = None
+        self._problem = ""
+        self._not_before = 0.0
+        self._index: _Index | None = None
+        self._counting = asyncio.Lock()
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """Answer with a TopSample: `?sort=`, `?filter=` and `?service=NAMESPACE/NAME`."""
+        query = request.query
+        sample = await self.sample(
+            query.get("sort", "rate"), query.get("filter", ""), query.get("service", "")
+        )
+        body = msgspec.msgpack.encode(sample)
+        return web.Response(body=body, content_type="application/msgpack")
+
+    async def sample(self, sort: str = "rate", text: str = "", service: str = "") -> TopSample:
+        """Return a sample.
+
+        Args:
+            sort: a key of SORTS.
+            text: only ServicePorts whose name contains it.
+            service: the endpoints of this Service instead of ServicePorts.
+        """
+        async with self._counting:
+            await self.count()
+        state = self._sync().state
+        if self._index is None or self._index.revision != state.revision:
+            self._index = _Index(state)
+        found: list[_Named]
+        if service:
+            found = [
+                (f"{end} ({key.name.port})" if key.name.port else str(end), (key.name, str(end)), 1)
+                for key, plan in state.plan.services.items()
+                if str(key.name.object_name) == service
+                for end in plan.reachable
+            ]
+        else:
+            found = [each for each in self._index.ports if text in each[0]]
+        rows = await asyncio.to_thread(self.rows, found, sort)
+        return self._summary(state, len(found), rows)
+
+    def rows(self, found: Sequence[_Named], sort: str) -> list[TopRow]:
+        """Return the first rows in an order; `found` is in the order of names."""
+        if not self._counts:
+            return [TopRow(n, _protocol(k), ends) for n, k, ends in found[:MOST_ROWS]]
+        last, seconds = self._counts[-1], self._counts[-1].at - self._counts[0].at
+        # Only rows with counts can be among the first, or else the order is that of the names.
+        busy = found
+        if sort in ("rate", "connections", "failures", "latency"):
+            busy = [each for each in found if last.of(each[1]) != _NONE]
+            rest = [each for each in found[: MOST_ROWS + len(busy)] if last.of(each[1]) == _NONE]
+        elif sort == "endpoints":
+            busy, rest = heapq.nsmallest(MOST_ROWS, found, key=lambda each: each[2]), []
+        else:
+            busy, rest = found[:MOST_ROWS], []
+        first = self._counts[0] if seconds else None
+        dials = last.stats.dials is not None
+
+        def row(each: _Named) -> TopRow:
+            before = first.of(each[1]) if first else None
+            return make_row(each, last.of(each[1]), before, seconds, dials=dials)
+
+        rows = sorted(map(row, busy), key=SORTS.get(sort, SORTS["name"]), reverse=True)
+        return [*rows[:MOST_ROWS], *map(row, rest[: max(0, MOST_ROWS - len(rows))])]
+
+    async def count(self) -> None:
+        """Count again unless it is too early, or another mode serves."""
+        mode = self._sync().mode
+        if mode is not self._mode:
+            self._mode, self._counts, self._not_before = mode, [], 0.0
+        if self._clock() < self._not_before:
+            return
+        began = self._clock()
+        self._problem = ""
+        try:
+            stats = await mode.stats(tuple(self._sync().state.plan.services.values()))
+            if stats is not None:
+                totals, sums = await mode.node_totals(), await asyncio.to_thread(sums_of, stats)
+                count = Count(began, stats, totals, sums)
+                self._counts = [*self._counts[-1:], count]
+        except (ApplyError, BusyError, OSError) as error:
+            self._problem = str(error)
+        took = self._clock() - began
+        self._not_before = began + max(_APART, took / _SHARE)
+
+    def _summary(self, state: State, matching: int, rows: Sequence[TopRow]) -> TopSample:
+        repairs, last = self._repairs()
+        severity = {Severity.ERROR: 0, Severity.WARNING: 1}
+        findings = sorted(state.findings, key=lambda each: (severity[each.severity], each))
+        counts = {str(each): 0 for each in Severity}
+        for finding in findings:
+            counts[str(finding.severity)] += 1
+        for each, more in state.unlisted.items():
+            counts[str(each)] += more
+        known = self._counts
+        seconds = known[-1].at - known[0].at if known else 0.0
+        total = TopRow("all")
+        if known:
+            before = known[0].total if seconds else None
+            dials = known[-1].stats.dials is not None
+            total = make_row(("all", None, 0), known[-1].total, before, seconds, dials=dials)
+        assert self._index is not None
+        proxy = known[-1].totals.proxy if known else None
+        return TopSample(
+            status=self._status(),
+            mode=state.mode,
+            node=state.plan.settings.node_name,
+            services=self._index.services,
+            service_ports=len(self._index.ports),
+            findings=tuple(findings[:_MOST_FINDINGS]),
+            finding_counts=counts,
+            drift=repairs,
+            last_drift=f"{last.what}, by {last.who}" if last else "",
+            last_drift_at=last.at if last else 0.0,
+            counted=bool(known),
+            total=total,
+            open_connections=proxy.open_connections if proxy else None,
+            interval=seconds,
+            matching=matching,
+            rows=tuple(rows),
+            problem=self._problem,
+        )
+
+
+class _Index:
+    """The ServicePorts of a State by name: made again when plans change."""
+
+    def __init__(self, state: State) -> None:
+        self.revision = state.revision
+        ends: dict[ServicePortName, int] = {}
+        for key, plan in state.plan.services.items():  # both families in one row
+            ends[key.name] = ends.get(key.name, 0) + len(plan.reachable)
+        self.ports = sorted((printed(name), name, number) for name, number in ends.items())
+        self.services = len({name.object_name for name in ends})
+
+
+def printed(name: ServicePortName) -> str:
+    """Return a ServicePort as `shop/web:http`."""
+    port = f":{name.port}" if name.port else ""
+    return f"{name.namespace}/{name.service}{port}"
+
+
+def sums_of(stats: ConnectionStats) -> dict[ServicePortName, Sums]:
+    """Return connections, failed dials and seconds of dials by ServicePort."""
+    connections: dict[ServicePortName, int] = {}
+    for (name, _), number in stats.endpoints.items():
+        connections[name] = connections.get(name, 0) + number
+    failed: dict[ServicePortName, tuple[int, float]] = {}
+    for (name, _), (failures, seconds) in (stats.dials or {}).items():
+        before = failed.get(name, (0, 0.0))
+        failed[name] = before[0] + failures, before[1] + seconds
+    names = connections.keys() | failed.keys()
+    return {name: (connections.get(name, 0), *failed.get(name, (0, 0.0))) for name in names}
+
+
+def make_row(
+    named: _Named, now: Sums, before: Sums | None, seconds: float, *, dials: bool
+) -> TopRow:
+    """Return the row of counts at two times; without the first one it has no rates.
+
+    Args:
+        named: name, key and number of endpoints.
+        now: the counts.
+        before: those of `seconds` before.
+        seconds: the time in between.
+        dials: whether the mode knows failed dials and their durations.
+    """
+    name, key, ends = named
+    protocol = _protocol(key)
+    if before is None or not seconds:
+        return TopRow(name, protocol, ends, now[0], failures=now[1] if dials else None)
+    # Counts are lower than before only if an endpoint has come back: it begins at zero.
+    more, failed, took = (max(0, new - old) for new, old in zip(now, before, strict=True))
+    return TopRow(
+        name,
+        protocol,
+        ends,
+        now[0],
+        more / seconds,
+        now[1] if dials else None,
+        failed / seconds if dials else None,
+        took / more if dials and more else None,
+    )

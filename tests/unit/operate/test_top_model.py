@@ -1,0 +1,265 @@
+"""The screen of `steersman top`: what it shows, and what keys do."""
+
+from __future__ import annotations
+
+import pytest
+
+from steersman.model.findings import Finding, Severity
+from steersman.model.top import TopRow, TopSample
+from steersman.model.world import LastSync, ProcessStatus, SourceStatus
+from steersman.operate.top_model import (
+    SORTS,
+    Command,
+    Question,
+    TopModel,
+    duration,
+    keys_of,
+    number,
+)
+
+NOW = 1_000_000.0
+ROWS = (
+    TopRow("shop/web:http", "TCP", 3, 1200, 40.25, 3, 1.5, 0.0042),
+    TopRow("shop/web:https", "TCP", 3, 10, 0.5, 0, 0.0, None),
+    TopRow("mail/smtp", "TCP", 0, 0, 0.0, 0, 0.0, None),
+)
+ERROR = Finding("Service shop/web", "spec.ports[0]", "taken by another Service", Severity.ERROR)
+WARNING = Finding("Service mail/smtp", "", "no endpoints\x1b[2J")
+
+
+def sample(**changes: object) -> TopSample:
+    values: dict[str, object] = {
+        "status": ProcessStatus(
+            pid=42,
+            started=NOW - 7200,
+            now=NOW,
+            revision=8,
+            synced=LastSync(NOW - 2, "changes", {"plan": 0.001, "apply": 0.003}),
+            objects=1234,
+        ),
+        "mode": "nftables",
+        "node": "node-a",
+        "services": 2,
+        "service_ports": 3,
+        "counted": True,
+        "total": TopRow("all", "", 0, 1210, 40.75, 3, 1.5, 0.0042),
+        "open_connections": 7,
+        "interval": 1.0,
+        "matching": 3,
+        "rows": ROWS,
+        **changes,
+    }
+    return TopSample(**values)  # type: ignore[arg-type]
+
+
+def screen(model: TopModel, width: int = 80, height: int = 24) -> list[str]:
+    lines = model.frame(width, height, NOW)
+    assert len(lines) == height
+    shown = ["".join(text for text, _ in line) for line in lines]
+    assert all(len(line) <= width and line.isprintable() for line in shown)
+    return shown
+
+
+def model_of(**changes: object) -> TopModel:
+    model = TopModel()
+    model.show(sample(**changes))
+    return model
+
+
+def text(model: TopModel) -> str:
+    return "\n".join(screen(model))
+
+
+def press(model: TopModel, *keys: str) -> Command | None:
+    """Press keys; the command of the last one."""
+    command = None
+    for key in keys:
+        command = model.key(key)
+    return command
+
+
+def test_the_summary_has_what_matters_first() -> None:
+    lines = screen(model_of(findings=(ERROR,), finding_counts={"error": 1, "warning": 2}))
+    assert lines[0] == "steersman top  nftables mode  node-a  pid 42  up 2 h  healthy"
+    assert lines[1] == "sync     8 (changes), 2.0 s ago, 4.0 ms"
+    assert lines[2] == "source   manifests  2 Services, 1,234 kernel objects"
+    assert lines[3].startswith("traffic  40.8 connections/s  7 open  1.5 failed/s  set-up 4.2 ms")
+    assert lines[4] == "Findings 1 error, 2 warnings  drift none"
+
+
+def test_trouble_is_named() -> None:
+    status = ProcessStatus(
+        pid=42,
+        started=NOW - 10,
+        now=NOW,
+        healthy=False,
+        owes=True,
+        synced=LastSync(NOW - 400, "retry", {}, refused=2),
+        source=SourceStatus("apiserver", "https://192.0.2.1:6443", connected=False),
+    )
+    shown = text(
+        model_of(
+            status=status,
+            drift=3,
+            last_drift="2 kernel objects (2 missing), by nft (pid 7)",
+            last_drift_at=NOW - 30,
+            problem="busy",
+            interval=0.0,
+            open_connections=None,
+        )
+    )
+    assert "NOT HEALTHY" in shown
+    assert "2 refused" in shown
+    assert "changes wait" in shown
+    assert "https://192.0.2.1:6443 NOT CONNECTED" in shown
+    assert "drift 3 repaired, last 30.0 s ago: 2 kernel objects" in shown
+    assert "counting...  busy" in shown
+    assert " open" not in shown.splitlines()[3]
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    rows = (TopRow("shop/web", "TCP", 3),)
+    shown = text(model_of(counted=False, rows=rows, matching=1, total=TopRow("all")))
+    assert "unknown: the nftables mode does not count connections" in shown
+    assert shown.splitlines()[7].split() == [">shop/web", "-", "-", "-", "-", "3"]
+    assert "Findings none" in shown
+    status = ProcessStatus(pid=1, started=NOW, now=NOW)
+    assert "none has reached the kernel yet" in text(model_of(status=status))
+    assert "waiting..." in text(TopModel())
+
+
+def test_the_table_fits_any_terminal() -> None:
+    model = model_of()
+    assert screen(model)[6].split() == [
+        *("SERVICE", "*PER", "S", "CONNECTIONS", "FAILED/S", "SET-UP", "ENDS"),
+    ]
+    assert screen(model)[7].split() == [">shop/web:http", "40.2", "1,200", "1.5", "4.2", "ms", "3"]
+    assert screen(model, 30, 24)[6].split() == ["SERVICE", "*PER", "S"]
+    assert screen(model, 45, 24)[6].split()[-1] == "ENDS"
+    screen(model, 200, 60)
+    screen(model, 3, 2)
+    long = TopRow("n" * 63 + "/" + "s" * 63, "TCP", 1)
+    assert ".." in screen(model_of(rows=(long,), matching=1))[7]
+
+
+def test_only_some_rows_fit_and_the_selected_one_is_among_them() -> None:
+    rows = tuple(TopRow(f"shop/s{n:03}", "TCP", 1) for n in range(100))
+    model = model_of(rows=rows, matching=4000)
+    assert "s000" in screen(model)[7]
+    assert screen(model)[-2] == " 15 of 4000"
+    press(model, *["down"] * 50)
+    assert any(line.startswith(">shop/s050") for line in screen(model))
+    press(model, "end")
+    assert any(line.startswith(">shop/s099") for line in screen(model))
+    press(model, "page up")
+    assert model.selected == "shop/s084"
+    press(model, "home", "page down", "k")
+    assert model.selected == "shop/s014"
+    model.show(sample())  # fewer rows than before
+    assert model.selected == "mail/smtp"
+
+
+def test_a_service_is_opened_and_left() -> None:
+    model = model_of()
+    assert press(model, "j", "enter") == Command("ask")
+    assert model.question == Question("rate", "", "shop/web")
+    model.show(sample(rows=(TopRow("10.244.0.5:8080", "TCP", 1, 4, 0.5),), matching=1))
+    assert "ENDPOINTS of shop/web" in text(model)
+    assert press(model, "d") == Command("doctor", "shop/web")
+    assert press(model, "/") is None
+    assert not model.typing, "endpoints are not filtered"
+    assert press(model, "escape") == Command("ask")
+    model.show(sample())
+    assert model.question.service == ""
+    assert any(line.startswith(">shop/web:https") for line in screen(model)), "where it was"
+    empty = model_of(rows=(), matching=0)
+    assert press(empty, "enter") is None
+    assert press(empty, "d") is None
+    assert TopModel().selected == ""
+
+
+def test_the_list_is_filtered_and_sorted() -> None:
+    model = model_of()
+    assert press(model, "/", "w", "e", "b") == Command("ask")
+    assert screen(model)[-1] == "filter: web_"
+    assert press(model, "up") == Command("ask"), "keys without a letter change nothing"
+    press(model, "backspace", "enter")
+    assert model.question.filter == "we"
+    model.show(sample(rows=(), matching=0))
+    assert "nothing whose name has 'we'" in text(model)
+    assert press(model, "escape") == Command("ask")
+    assert model.question.filter == ""
+    press(model, "/", "x", "escape")
+    assert (model.typing, model.question.filter) == (False, "")
+    assert press(model, "s") == Command("ask")
+    assert model.question.sort == SORTS[1]
+    press(model, "S", "S")
+    assert model.question.sort == SORTS[-1]
+
+
+def test_findings_and_help_and_texts() -> None:
+    model = model_of(findings=(ERROR, WARNING), finding_counts={"error": 1, "warning": 1})
+    assert press(model, "f") is None
+    shown = text(model)
+    assert "error  Service shop/web spec.ports[0]: taken by another Service" in shown
+    assert "no endpoints\\x1b[2J" in shown
+    assert press(model, "s") is None
+    assert press(model, "d") is None, "no Service is selected here"
+    press(model, "escape", "?")
+    assert "run doctor on the Service" in text(model)
+    press(model, "escape")
+    model.show_text("doctor shop/web", [f"line {n}\tx" for n in range(100)])
+    assert "line 0  x" in text(model)
+    press(model, "end")
+    assert "line 99" in text(model)
+    press(model, "up")
+    assert "line 98" in screen(model)[-2]
+    assert press(model, "escape") is None
+    assert "SERVICE" in text(model)
+    press(model, "enter", "h", "escape")
+    assert model.view == "endpoints"
+    assert TopModel().frame(80, 24, NOW)
+    waiting = TopModel()
+    press(waiting, "f")
+    assert "waiting..." in text(waiting)
+    press(waiting, "down")
+
+
+def test_a_message_is_shown_until_the_next_key() -> None:
+    model = model_of()
+    model.message = "connected after 0.4 ms"
+    assert screen(model)[-2] == "connected after 0.4 ms"
+    assert press(model, " ") == Command("ask")
+    assert "connected" not in text(model)
+    assert press(model, "p") == Command("dial", "shop/web")
+    assert press(model, "q") == Command("quit")
+    assert press(model, "z") is None
+
+
+@pytest.mark.parametrize(
+    ("data", "keys"),
+    [
+        (b"q", ["q"]),
+        (b"\x1b[A\x1b[B", ["up", "down"]),
+        (b"\x1bOA", ["up"]),
+        (b"\x1b[5~x", ["page up", "x"]),
+        (b"\x1b", ["escape"]),
+        (b"\x1b[15;2~", []),
+        (b"\x1b[", []),
+        (b"\r\x7f\x03", ["enter", "backspace", "q"]),
+        ("ü€".encode(), ["ü", "€"]),
+        (b"\xff\x00a", ["a"]),
+        (b"\x1bq", ["escape", "q"]),
+    ],
+)
+def test_keys_are_read_from_what_terminals_send(data: bytes, keys: list[str]) -> None:
+    assert keys_of(data) == keys
+
+
+def test_numbers_and_durations_are_short() -> None:
+    assert [number(n) for n in (None, 7, 1234, 0.25, 1234.5, 2e6, 3e9)] == [
+        *("-", "7", "1,234", "0.2", "1,234.5", "2.0M", "3.0G"),
+    ]
+    assert [duration(s) for s in (None, 0.0004, 1.5, 119, 120, 7200, 200_000)] == [
+        *("-", "0.4 ms", "1.5 s", "119.0 s", "2 min", "2 h", "2 d"),
+    ]
