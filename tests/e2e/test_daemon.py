@@ -85,8 +85,9 @@ def test_a_dry_run_shows_the_difference_and_changes_nothing(tmp_path: Path) -> N
     async def body() -> None:
         folder = manifests(tmp_path / "m", *world())
         status, out, _ = await command("run", "--dry-run", f"--manifests={folder}", *FLAGS)
-        assert status == 0
+        assert status == 1
         assert any(line.startswith("+ ") and "10.244.0.5:" in line for line in out.splitlines())
+        assert re.search(r"^iptables +nat chains +\d+ +- +-$", out, re.MULTILINE)
         assert "KUBE-" not in rules()
 
     in_namespace(body)
@@ -97,7 +98,7 @@ def test_a_dry_run_speaks_nft_in_nftables_mode(tmp_path: Path) -> None:
         folder = manifests(tmp_path / "m", *world())
         flags = (f"--manifests={folder}", "--proxy-mode=nftables", *FLAGS)
         status, out, _ = await command("run", "--dry-run", *flags)
-        assert status == 0
+        assert status == 1
         assert "add table ip kube-proxy" in out
         slot = "service-endpoints { 10.96.0.1 . tcp . 80 . 0 : 10.244.0.5 . 8080 }"
         assert f"add element ip kube-proxy {slot}" in out.splitlines()

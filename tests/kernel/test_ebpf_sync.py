@@ -91,9 +91,6 @@ async def test_objects_become_connections(lab: Lab, mode: EbpfMode) -> None:
     assert (await mode.probe()).usable
     sync = Sync(store, Planner(CONFIG, mode.traits), mode, FACTS)
 
-    assert len(await sync.preview()) > 4
-    assert not pins(mode).exists(), "a preview changes nothing"
-
     report = await sync.run()
     assert report
     first = report.result

@@ -7,7 +7,7 @@ all apply a Diff.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -37,6 +37,16 @@ class Diff(msgspec.Struct, frozen=True):
     def parts(self) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, tuple[Any, Any]]]:
         """Added, removed and changed objects."""
         return self.added, self.removed, self.changed
+
+
+class Script(NamedTuple):
+    """A part of a Diff that a program of this machine can carry out or check."""
+
+    tool: str
+    """Name of the program, such as `nft`."""
+    argv: tuple[str, ...]
+    """The command that carries it out, reading `text`."""
+    text: str
 
 
 def diff(have: Ruleset, want: Ruleset) -> Diff:

@@ -14,7 +14,7 @@ from steersman.model.conntrack import Confirm, Stale
 from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.model.ruleset import Diff, Ruleset, format_diff
+from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.tracing import Tracer
 from steersman.modes.words import KernelWords
@@ -133,6 +133,19 @@ class Mode(ABC):
     def words(self) -> KernelWords:
         """Return what prints the kernel objects of this mode, after a successful `probe`."""
         return KernelWords(self.read)
+
+    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
+        """Write a Diff as the input of programs, in the order in which they are to run.
+
+        For people who want to check or read it; `apply` does not use it. () if there is no program
+        for the objects of this mode.
+
+        Args:
+            have: the objects in the kernel.
+            change: not empty.
+        """
+        del have, change
+        return ()
 
     # The kernel
 

@@ -60,6 +60,11 @@ class ModeOptions(msgspec.Struct, frozen=True):
     cgroup_root: str = ""
     """The cgroup2 directory whose sockets the ebpf mode balances; "" finds the root."""
 
+    def for_looking(self) -> ModeOptions:
+        """Return options with which probing loads and sets nothing."""
+        ipvs = msgspec.structs.replace(self.ipvs, tcp_timeout=0, tcp_fin_timeout=0, udp_timeout=0)
+        return msgspec.structs.replace(self, asked_for="", ipvs=ipvs)
+
     def for_leftovers(self) -> ModeOptions:
         """Return options for removing leftovers; objects of other programs stay protected."""
         return ModeOptions(leftovers=True, ipvs=IpvsOptions(exclude_cidrs=self.ipvs.exclude_cidrs))
@@ -77,6 +82,16 @@ class Variant(msgspec.Struct, frozen=True):
     def of(self, options: ModeOptions) -> ModeOptions:
         """Return options that select this variant, to remove what it left."""
         return msgspec.structs.replace(options, leftovers=True, **self.options)
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Costs of kernel objects as they were measured, for estimates."""
+
+    write_us: float = 50.0
+    """Microseconds until an object is written, all together."""
+    remove_us: float = 50.0
+    object_bytes: int = 500
+    """Memory of the kernel."""
 
 
 class ModeSpec(msgspec.Struct, frozen=True):
@@ -119,6 +134,9 @@ class ModeSpec(msgspec.Struct, frozen=True):
     counts_rules: bool = False
     """Whether kernel objects are iptables rules, which are counted by table."""
 
+    costs: Mapping[str, Cost] = {}
+    """Costs of its kernel objects by variant; "" for all others."""
+
     # Leftovers
 
     cleanup_rank: int = 0
@@ -131,6 +149,10 @@ class ModeSpec(msgspec.Struct, frozen=True):
     """Whether leftovers can be read only if `probe` succeeds."""
     dumps: tuple[str, ...] = ()
     """Tables that `steersman NAME dump TABLE` prints."""
+
+    def cost_of(self, variant: str) -> Cost:
+        """Return the costs of objects of a variant."""
+        return self.costs.get(variant) or self.costs.get("", Cost())
 
 
 DEFAULT_MODE = "iptables"
@@ -152,6 +174,7 @@ _ROWS = (
     ModeSpec(
         "iptables",
         upstream=True,
+        costs={"nft": Cost(92, 63, 2200), "": Cost(38, 15, 1600)},
         metrics=(*_BOTH_EXTENTS, *_RULES, _PARTIAL_FAILURES),
         failure_metric=_RESTORE_FAILURES,
         partial_failure_metric=_PARTIAL_FAILURES,
@@ -162,6 +185,7 @@ _ROWS = (
     ModeSpec(
         "nftables",
         upstream=True,
+        costs={"": Cost(18, 2, 200)},
         periods_section="nftables",
         masquerade_section="nftables",
         min_sync_seconds=0.01,
@@ -188,12 +212,14 @@ _ROWS = (
     ),
     ModeSpec(
         "ebpf",
+        costs={"": Cost(15, 15, 650)},
         min_sync_seconds=0.01,
         cleanup_rank=4,
         dumps=("services", "endpoints", "conntrack", "affinity", "counters"),
     ),
     ModeSpec(
         "userspace",
+        costs={"": Cost(86, 27, 2200)},
         uses_port_range=True,
         cleanup_rank=5,
         variants=(_NFT, _LEGACY, _NFTABLES_PORTALS),

@@ -49,6 +49,10 @@ class KernelWords:
         """
         return await self._read()
 
+    async def leftovers(self) -> Ruleset:
+        """Return the objects that stay if the process ends: sockets do not. Raises as `read`."""
+        return await self.read()
+
     def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
         """Return rendered objects as `read` returns them if they are in force.
 
@@ -57,6 +61,11 @@ class KernelWords:
         """
         del kernel
         return rendered
+
+    def kind(self, key: Any) -> str:
+        """Return the kind of an object in the plural, for counts."""
+        del key
+        return "objects"
 
     def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[Any]:
         """Yield the keys of objects that belong to these plans by name or destination.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from steersman.host.files import lock_holder
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
+from steersman.model.ruleset import Script
 from steersman.netfilter.rule_text import Run
 
 _VERSION = re.compile(r"v(\d+)\.(\d+)(?:\.(\d+))?(?:.*\((\w+)\))?")
@@ -53,6 +54,16 @@ class Tool(NamedTuple):
     def random_fully(self) -> bool:
         """Whether MASQUERADE has --random-fully."""
         return self.version >= (1, 6, 2)
+
+
+def restore_scripts(runs: Iterable[Run], tool: Tool | None) -> tuple[Script, ...]:
+    """Return runs for people; without a tool, for the one that the machine calls iptables."""
+    scripts = []
+    for run in runs:
+        command = (tool or Tool("iptables", "", (0, 0, 0))).of(run.family)
+        name = "iptables-restore" if run.family == Family.IPV4 else "ip6tables-restore"
+        scripts.append(Script(name, (f"{command}-restore", "--noflush"), run.text))
+    return tuple(scripts)
 
 
 class ToolChoice(NamedTuple):

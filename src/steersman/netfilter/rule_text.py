@@ -288,6 +288,10 @@ LIMITS = {"nft": Limits(1200, 800), "legacy": Limits(1 << 30, 1 << 30)}
 (each reads and writes the whole table)."""
 
 
+UNCUT = Limits(1 << 30, 1 << 30)
+"""For people: one run per family."""
+
+
 class Step(NamedTuple):
     """The lines that one object of a Diff adds to a run; they end up in different places of it."""
 

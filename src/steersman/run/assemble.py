@@ -1,4 +1,4 @@
-"""Assemble the parts of the process: the daemon of `steersman run`, and a preview of one sync.
+"""Assemble the parts of the process: the daemon of `steersman run`.
 
 Every part is made by its constructor, of parts that exist. Only the Store is older than its
 listener, the Daemon, which begins to listen at the end.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Sequence
 
 import msgspec
 
 from steersman.compile.node import missing_cluster_cidr
-from steersman.compile.planner import Planner
-from steersman.config import Parsed, ProxyConfig
+from steersman.config import Parsed
 from steersman.host.facts import read_facts
-from steersman.model.findings import Finding
 from steersman.model.switch import SwitchRequest
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.control import told_in_lines
@@ -33,12 +30,9 @@ from steersman.run.servers import Servers
 from steersman.run.service_log import ServiceLog
 from steersman.run.startup import (
     StartError,
-    choose_mode,
-    load_store,
     make_source,
     node_config,
 )
-from steersman.run.sync import Sync
 from steersman.run.top import TopPage
 from steersman.source.store import Store
 
@@ -149,12 +143,3 @@ async def assemble(
     store.listen(daemon.changed, daemon.reported)
     report_fallback(chosen, servers.recorder, store, servers.metrics)
     return daemon
-
-
-async def preview(config: ProxyConfig) -> tuple[str, Sequence[Finding]]:
-    """Return the changes that a sync would make now as text, and the Findings (`--dry-run`)."""
-    mode = (await choose_mode(config)).mode
-    store = await load_store(config)
-    planner = Planner(node_config(config), mode.traits)
-    change = await Sync(store, planner, mode, await read_facts()).preview()
-    return mode.describe(change).rstrip(), store.findings + planner.plan.findings

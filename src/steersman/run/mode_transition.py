@@ -226,7 +226,7 @@ class Cleaned(NamedTuple):
     """A sentence for everything that could not be probed or removed; () if nothing is left."""
 
 
-class _Leftovers(NamedTuple):
+class Leftovers(NamedTuple):
     """A mode that is built only to remove what it left in one variant."""
 
     spec: ModeSpec
@@ -249,8 +249,8 @@ async def clean_up(
     """
     removed: dict[str, int] = {}
     problems: list[str] = []
-    unprobed: list[tuple[_Leftovers, tuple[Family, ...], str]] = []
-    for each in _leftovers(execute, options):
+    unprobed: list[tuple[Leftovers, tuple[Family, ...], str]] = []
+    for each in leftover_modes(execute, options):
         spec, mode = each.spec, each.mode
         try:
             support = await mode.probe() if spec.probe_before_cleanup else Support(usable=True)
@@ -291,7 +291,7 @@ async def _remove_all(mode: Mode) -> int:
     return len(before)
 
 
-def _leftovers(execute: Exec, options: ModeOptions) -> Iterator[_Leftovers]:
+def leftover_modes(execute: Exec, options: ModeOptions) -> Iterator[Leftovers]:
     """Yield every mode of this platform, in every variant that the operator did not exclude."""
     platform = "win32" if sys.platform == "win32" else "linux"
     specs = [spec for spec in SPECS.values() if spec.platform == platform]
@@ -302,4 +302,4 @@ def _leftovers(execute: Exec, options: ModeOptions) -> Iterator[_Leftovers]:
                 continue
             mode = create(spec.name, execute, variant.of(options))
             if not variant.only_if_left or mode.find_leftovers(tuple(Family)):
-                yield _Leftovers(spec, variant.name, mode)
+                yield Leftovers(spec, variant.name, mode)

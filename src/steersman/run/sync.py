@@ -213,13 +213,11 @@ class Sync:
             change = await self._in_thread(lambda: diff(kernel, have), len(have))
         return self._drift(by_others(change, have, self.mode.changed_by_others), (), most)
 
-    async def preview(self) -> Diff:
-        """Return what a sync would write, and write nothing (`--dry-run`)."""
-        self._owed.take(self.store.take())
-        return await self.rehearse()
-
     async def rehearse(self) -> Diff:
-        """As `preview`, but take no changes out of the Store: another Sync needs them."""
+        """Return what a sync would write, and write nothing.
+
+        It takes no changes out of the Store: another Sync needs them.
+        """
         await self._plan()
         await self._render()
         return diff(await self._read(), self._ledger.wanted())

@@ -273,13 +273,6 @@ async def test_new_facts_of_the_machine_are_used_at_the_next_sync() -> None:
     assert world.sync.state.plan.settings.ipv4.local_addresses == ("192.0.2.2",)
 
 
-async def test_a_preview_changes_nothing() -> None:
-    world = World()
-    change = await world.sync.preview()
-    assert change.added == world.fresh()
-    assert world.mode.kernel == {}
-
-
 async def test_findings_of_sources_and_of_compile_are_in_the_state() -> None:
     world = World()
     bad = make(

@@ -9,7 +9,7 @@ import pytest
 
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.names import Protocol
-from steersman.model.ruleset import diff
+from steersman.model.ruleset import Diff, diff
 from steersman.modes.ipvs.probe import check_scheduler
 from steersman.modes.ipvs.wire import resolve
 from steersman.modes.specs import IpvsOptions
@@ -128,3 +128,20 @@ def test_nothing_is_left(node: Node) -> None:
     assert node.sh("ipset", "save") == ""
     assert "KUBE" not in node.sh("iptables-save") + node.sh("ip6tables-save")
     assert "kube-ipvs0" not in node.sh("ip", "link")
+
+
+@needs_ipvsadm
+def test_the_tools_carry_out_the_scripts_of_a_change(node: Node) -> None:
+    node.bring(of(ONE[0]))
+
+    async def body() -> None:
+        have = await node.mode.read()
+        want = node.rendered(of(*BOTH))
+        scripts = node.mode.scripts(have, diff(have, want))
+        assert {script.tool for script in scripts} >= {"ipvsadm"}
+        for script in scripts:
+            text = script.text.replace("'", "")
+            node.sh("sh", "-c", f"printf '%s' '{text}' | {' '.join(script.argv)}")
+        assert diff(await node.mode.read(), want) == Diff()
+
+    asyncio.run(body())

@@ -6,9 +6,13 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from steersman import __version__
 from steersman.cli.command import Command
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
 
 
 def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
@@ -47,13 +51,7 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
         asyncio.run(initialize(config))
         return 0
     if parsed.dry_run:
-        from steersman.run.assemble import preview  # noqa: PLC0415
-
-        words, findings = asyncio.run(preview(config))
-        print(words or "nothing to change")
-        for finding in findings:
-            print(f"finding: {finding}", file=sys.stderr)
-        return 0
+        return dry_run(parsed, program)
     from steersman.cli.main import report  # noqa: PLC0415
     from steersman.host.facts import hostname  # noqa: PLC0415
     from steersman.run.assemble import run_daemon  # noqa: PLC0415
@@ -71,6 +69,21 @@ def run_words(argv: Sequence[str], program: str = "steersman run") -> int:
     name = program.split(maxsplit=1)[0]
     runner = asyncio.Runner(loop_factory=loop_factory)
     return run_to_end(runner, daemon, lambda error: report(error, name))
+
+
+def dry_run(parsed: Parsed, program: str) -> int:
+    """Print what a sync would change; return 1 if it is anything, 2 if it is not known."""
+    from steersman.cli.main import expected_errors  # noqa: PLC0415 - it imports this module
+    from steersman.cli.output import print_answer  # noqa: PLC0415
+    from steersman.operate.plan_change import plan_change  # noqa: PLC0415
+
+    try:
+        answer = asyncio.run(plan_change(parsed, objects=True, exact=True))
+    except expected_errors() as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    print_answer(answer, "text")
+    return answer.exit_code
 
 
 COMMAND = Command(

@@ -13,6 +13,16 @@ from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, servi
 from steersman.modes.ebpf.render import frontend_key
 from steersman.modes.words import KernelWords, Words
 
+_PLURALS = {
+    Kind.FRONTEND: "frontends",
+    Kind.SERVICE: "ServicePorts with their endpoints",
+    Kind.RANGE: "source ranges",
+    Kind.NODE_IP: "addresses that serve node ports",
+    Kind.PREFIX: "prefixes of the node",
+    Kind.CONFIG: "configurations",
+    Kind.MAGLEV: "Maglev tables",
+    Kind.PROGRAMS: "attached programs",
+}
 _NODE_KINDS = (Kind.CONFIG.value, Kind.NODE_IP.value, Kind.PREFIX.value)
 
 
@@ -26,6 +36,10 @@ class EbpfWords(KernelWords):
             return await asyncio.to_thread(lambda: dump.open_tables(pins / "maps").read())
 
         super().__init__(read)
+
+    def kind(self, key: bytes) -> str:
+        """Return the kind of an entry."""
+        return _PLURALS[Kind(layout.kind_of(key))]
 
     def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[bytes]:
         """Yield entries by the name of the ServicePort, and frontends by destination."""

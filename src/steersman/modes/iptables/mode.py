@@ -14,11 +14,12 @@ from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.iptables.names import is_kubelets, is_ours
 from steersman.modes.iptables.nfacct import (
     COUNTERS,
+    COUNTERS_TEXT,
     PacketCounters,
     needs_counters,
     removes_everything,
@@ -32,10 +33,10 @@ from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.specs import ModeOptions
 from steersman.modes.tracing import Tracer
 from steersman.netfilter.generation import ForeignChanges, WriterLog, digest_rules
-from steersman.netfilter.iptables import LOCK, Iptables, choose_tool
+from steersman.netfilter.iptables import LOCK, Iptables, choose_tool, restore_scripts
 from steersman.netfilter.names import RuleKey
 from steersman.netfilter.nf_tables import chains_left, legacy_left
-from steersman.netfilter.rule_text import LIMITS, Run
+from steersman.netfilter.rule_text import LIMITS, UNCUT, Run
 
 _MOST_RULES = 10_000
 """Rules above which rule by rule takes too long: a new connection passes half of a long list."""
@@ -149,6 +150,16 @@ class IptablesMode(Mode):
     def words(self) -> IptablesWords:
         """Print rules as iptables-save does."""
         return IptablesWords(self.read)
+
+    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
+        """Write a Diff as input of iptables-restore, a run per family; counters come first."""
+        del have
+        spellings = {k: v for of_family in self._spellings.values() for k, v in of_family.items()}
+        runs = write_runs(change, UNCUT, spellings, self._referenced)
+        restores = restore_scripts(runs, self._iptables.tool if self._iptables else None)
+        if not needs_counters(change):
+            return restores
+        return (Script("nfacct", ("nfacct", "restore"), COUNTERS_TEXT), *restores)
 
     async def read(self) -> Ruleset:
         """Return our objects in the kernel; see `Mode.read`."""

@@ -18,6 +18,8 @@ from steersman.modes.iptables.names import FORWARD, INVALID_DROPPED, LOCALHOST_A
 from steersman.netfilter.names import FILTER
 
 COUNTERS = (INVALID_DROPPED, LOCALHOST_ACCEPTED)
+COUNTERS_TEXT = "".join(f"{{ pkts = {0:020}, bytes = {0:020} }} = {name};\n" for name in COUNTERS)
+"""The counters as input of `nfacct restore`."""
 
 _NEW, _GET, _DELETE = ((7 << 8) | kind for kind in (0, 1, 3))  # NFNL_SUBSYS_ACCT
 _NAME, _PACKETS = 1, 2  # NFACCT_*, linux/netfilter/nfnetlink_acct.h

@@ -22,7 +22,7 @@ from steersman.modes.iptables.names import (
     is_shared,
 )
 from steersman.modes.words import KernelWords, Words, purpose_of
-from steersman.netfilter.names import JUMPS, RuleKey, chain_hash, printed_name
+from steersman.netfilter.names import JUMPS, WHOLE, RuleKey, chain_hash, printed_name
 
 _LEADS_TO = re.compile(rf" -j ({SEP}\S+)")
 _DESTINATION = re.compile(r"(?:^| )-d (\S+?)(?:/(?:32|128))? ")
@@ -75,6 +75,11 @@ _PURPOSES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
 
 class IptablesWords(KernelWords):
     """Rules of the iptables mode."""
+
+    def kind(self, key: RuleKey) -> str:
+        """Return the table, and whether it is a chain of ours."""
+        _, table, _, part = key
+        return f"{table} chains" if part == WHOLE else f"{table} rules in shared chains"
 
     def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[RuleKey]:
         """Yield chains by the hash in their names and those they lead to, and groups by name."""

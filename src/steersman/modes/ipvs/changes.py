@@ -18,7 +18,10 @@ from steersman.modes.ipvs.names import (
     SetKey,
     role_set,
 )
+from steersman.netfilter.names import WHOLE
+from steersman.netfilter.rule_text import Step, old_and_new, rule_lines
 
+_CHAINS, _DROP_JUMPS, _ADD_JUMPS, _REMOVE = ((phase, 0) for phase in range(4))
 _MAX_ENTRIES = 1 << 20  # of a set; ipset's default of 65,536 is too small for large clusters
 
 
@@ -123,3 +126,18 @@ def assigned_addresses(objects: Ruleset) -> Counter[str]:
 def address_entries(verb: str, addresses: Iterable[str]) -> list[str]:
     """Return lines for `ipset restore` about addresses on the interface."""
     return [f"{verb} {role_set(ADDRESSES, family_of(a))} {a}" for a in addresses]
+
+
+def rule_steps(change: Diff) -> dict[int, list[Step]]:
+    """Return the steps of iptables-restore: chains before jumps to them, removals in reverse."""
+    steps: dict[int, list[Step]] = {}
+    for (family, table, chain, part), old, new in old_and_new(change):
+        own = steps.setdefault(family, [])
+        if part != WHOLE:
+            phase = _DROP_JUMPS if new is None else _ADD_JUMPS
+            own.append(Step(phase, table, delete=rule_lines(old), insert=rule_lines(new)))
+        elif new is not None:
+            own.append(Step(_CHAINS, table, declare=chain, append=new))
+        else:
+            own.append(Step(_REMOVE, table, declare=chain, remove=chain))
+    return steps

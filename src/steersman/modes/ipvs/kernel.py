@@ -24,6 +24,7 @@ from steersman.modes.ipvs.changes import (
     address_entries,
     assigned_addresses,
     only_endpoints,
+    rule_steps,
 )
 from steersman.modes.ipvs.names import (
     ADDRESS_SETS,
@@ -38,10 +39,7 @@ from steersman.modes.ipvs.names import (
 )
 from steersman.modes.ipvs.parse import digest_servers, has_drained, parse_rules
 from steersman.netfilter.generation import digest_rules, generation
-from steersman.netfilter.names import WHOLE
-from steersman.netfilter.rule_text import LIMITS, Step, old_and_new, rule_lines, write_steps
-
-_CHAINS, _DROP_JUMPS, _ADD_JUMPS, _REMOVE = ((phase, 0) for phase in range(4))
+from steersman.netfilter.rule_text import LIMITS, write_steps
 
 
 class IpvsKernel:
@@ -164,7 +162,7 @@ class IpvsKernel:
         # Rules refer to sets, and an address must not answer before the rules about it are there.
         await self.sets.restore([*changes.sets, *address_entries("add", bind)])
         if changes.rules:
-            steps = _rule_steps(changes.rules)
+            steps = rule_steps(changes.rules)
             for run in write_steps(steps, LIMITS[self.iptables.tool.variant], {}):
                 await self.iptables.restore(run)
         if changes.makes_device:
@@ -193,18 +191,3 @@ class IpvsKernel:
         usage.update(more)
         for address in unbind:
             del usage[address]
-
-
-def _rule_steps(change: Diff) -> dict[int, list[Step]]:
-    """Return the steps of iptables-restore: chains before jumps to them, removals in reverse."""
-    steps: dict[int, list[Step]] = {}
-    for (family, table, chain, part), old, new in old_and_new(change):
-        own = steps.setdefault(family, [])
-        if part != WHOLE:
-            phase = _DROP_JUMPS if new is None else _ADD_JUMPS
-            own.append(Step(phase, table, delete=rule_lines(old), insert=rule_lines(new)))
-        elif new is not None:
-            own.append(Step(_CHAINS, table, declare=chain, append=new))
-        else:
-            own.append(Step(_REMOVE, table, declare=chain, remove=chain))
-    return steps

@@ -17,7 +17,7 @@ from steersman.host.sysctl import SysctlError, apply, ipvs_settings
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Requirements, Support
 from steersman.modes.ipvs.backends import (
@@ -29,6 +29,7 @@ from steersman.modes.ipvs.backends import (
     VirtualServers,
     here,
 )
+from steersman.modes.ipvs.changes import rule_steps
 from steersman.modes.ipvs.counters import ServerCounters
 from steersman.modes.ipvs.kernel import IpvsKernel
 from steersman.modes.ipvs.names import (
@@ -44,11 +45,13 @@ from steersman.modes.ipvs.names import (
 from steersman.modes.ipvs.parse import parse_servers
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
 from steersman.modes.ipvs.render import render_node, render_service
+from steersman.modes.ipvs.script import texts
 from steersman.modes.ipvs.wire import get_info, timeouts
 from steersman.modes.ipvs.words import IpvsWords
 from steersman.modes.specs import IpvsOptions, ModeOptions
-from steersman.netfilter.iptables import Iptables, choose_tool
+from steersman.netfilter.iptables import Iptables, choose_tool, restore_scripts
 from steersman.netfilter.nf_tables import chains_left
+from steersman.netfilter.rule_text import UNCUT, write_steps
 
 log = logging.getLogger(__name__)
 _NUMBER = re.compile(r"\d+")
@@ -175,6 +178,21 @@ class IpvsMode(Mode):
             return {}
         options = self._options
         return render_service(plan, settings, options.scheduler, options.scheduler_flags)
+
+    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
+        """Write a Diff as input of ipset, iptables-restore, ip and ipvsadm."""
+        parts = texts(have, change)
+        runs = write_steps(rule_steps(parts.rules), UNCUT, {})
+        tool = self._kernel.iptables.tool if self._kernel else None
+        restore = ("ipset", "-exist", "restore")
+        scripts = (
+            Script("ipset", restore, "".join(f"{line}\n" for line in parts.sets)),
+            *restore_scripts(runs, tool),
+            Script("ip", ("ip", "-batch", "-"), "".join(f"{each}\n" for each in parts.addresses)),
+            Script("ipvsadm", ("ipvsadm", "-R"), "".join(f"{line}\n" for line in parts.servers)),
+            Script("ipset", restore, "".join(f"{line}\n" for line in parts.sets_gone)),
+        )
+        return tuple(each for each in scripts if each.text)
 
     # The kernel
 

@@ -74,6 +74,16 @@ _CHAIN_PURPOSES = {
 class IpvsWords(KernelWords):
     """Virtual servers, sets and rules of the ipvs mode."""
 
+    def kind(self, key: Any) -> str:
+        """Return the kind of an object in the words of its tool."""
+        plurals = {
+            ServerKey: "virtual servers",
+            SetKey: "ipsets",
+            MemberKey: "ipset entries",
+            DeviceKey: "interfaces",
+        }
+        return plurals.get(type(key), "iptables chains")
+
     def of_services(
         self, kernel: Ruleset, plans: Collection[ServicePlan]
     ) -> Iterator[ServerKey | MemberKey]:

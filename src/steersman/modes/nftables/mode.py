@@ -27,7 +27,7 @@ from steersman.host.process import INLINE_OBJECTS, NEEDS_NET_ADMIN
 from steersman.model.drift import Writer
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
-from steersman.model.ruleset import Diff, Ruleset
+from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats
 from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.netfilter_tracer import NetfilterTracer
@@ -44,6 +44,7 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.relay import Relay, split_listeners
+from steersman.modes.nftables.script import script
 from steersman.modes.nftables.sender import removes_members
 from steersman.modes.nftables.skeleton import foundation
 from steersman.modes.nftables.text import diff_text
@@ -212,6 +213,11 @@ class NftablesMode(Mode):
     def describe(self, change: Diff) -> str:
         """Print a Diff as nft commands (`--dry-run`)."""
         return diff_text(change)
+
+    def scripts(self, have: Ruleset, change: Diff) -> tuple[Script, ...]:
+        """Write a Diff as commands of nft; our sockets are not part of it."""
+        text = script(have, change)
+        return (Script("nft", ("nft", "-f", "-"), text),) if text else ()
 
     async def stats(self, plans: Collection[ServicePlan]) -> ConnectionStats:
         """Return the connections so far by ServicePort."""

@@ -82,6 +82,16 @@ _PURPOSES = {
     Kind.AFFINITY_IPS: "session affinity: remembers the client's endpoint",
     Kind.AFFINITY_NODEPORTS: "session affinity: remembers the client's endpoint",
 }
+_PLURALS = {
+    Kind.CHAIN: "chains of Services",
+    Kind.AFFINITY: "maps of session affinity",
+    Kind.MEMBERS: "sets of endpoints",
+    Kind.MEMBER: "elements of sets of endpoints",
+    Kind.SKELETON: "tables",
+    Kind.RULES: "rules of the node",
+    Kind.STALE_AFFINITY: "stale entries of session affinity",
+    Kind.RELAY: "sockets on loopback",
+}
 _CHAINS = (
     # How the name of a chain begins, and what the chain is for.
     ("nat-", "new connections enter here"),
@@ -121,6 +131,11 @@ class NftablesWords(KernelWords):
             if not isinstance(value, ListenerPlan)
             or (value.owner.name.protocol, value.bind, value.port) not in sockets
         }
+
+    def kind(self, key: bytes) -> str:
+        """Return the set or map that has an element, or the kind of another object."""
+        kind = kind_of(key)
+        return f"elements of {SETS[kind].name}" if kind in SETS else _PLURALS[Kind(kind)]
 
     def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[bytes]:
         """Yield elements by destination, and the chains and sets of session affinity by name."""

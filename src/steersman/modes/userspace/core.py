@@ -179,8 +179,8 @@ class UserspaceMode(Mode):
             return await self.portals.read(self.proxy.listeners)
 
     def changed_by_others(self, key: tuple[Any, ...]) -> bool:
-        """Return False for listeners, which are sockets of this process."""
-        return bool(key[0] != LISTENER)
+        """Return False for listeners, and for sockets that were looked up."""
+        return key[0] not in (LISTENER, "socket")
 
     async def wait_for_external_change(self) -> None:
         """Return when a successor has gone: rules and listeners may be different."""

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 _ANY_PORT = 99999
 """No port: it marks the place of the port in the text of a rule."""
 _TOOLS6 = ("ip6tables", "ip6")
+_PLURALS = {
+    "listener": "listening sockets",
+    "socket": "listening sockets",
+    "portal": "portals",
+    "base": "chains of the node",
+    "stray": "rules",
+    "address": "addresses",
+}
 _EVERYWHERE = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 _PURPOSES = tuple(
     (re.compile(pattern), purpose)
@@ -66,6 +74,10 @@ class UserspaceWords(KernelWords):
 
         super().__init__(read)
 
+    async def leftovers(self) -> Ruleset:
+        """Return the rules and addresses."""
+        return await self._portals.read({})
+
     def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
         """Return the rules and sockets of rendered portals and listeners."""
         strays = [key for key in kernel if isinstance(key, StrayKey)]
@@ -96,6 +108,10 @@ class UserspaceWords(KernelWords):
                     if found := pattern.fullmatch(stray.text):
                         return int(found[1])
         return 0
+
+    def kind(self, key: Any) -> str:
+        """Return the kind of an object."""
+        return _PLURALS[key[0]]
 
     def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[StrayKey]:
         """Yield rules by the name in their comments, and elements of maps by destination."""

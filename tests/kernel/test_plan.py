@@ -1,0 +1,171 @@
+"""`steersman plan` on a node: the kernel compared, nothing written, scripts that tools accept."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.apiserver.reading import service, slice_
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.processes.steersman import (
+    FLAGS,
+    NOBODY,
+    command,
+    manifests,
+    steersman,
+    world,
+)
+
+pytestmark = pytest.mark.kernel
+PATIENCE = 60.0
+UPSTREAM = """\
+*nat
+:KUBE-SERVICES - [0:0]
+:KUBE-NODEPORTS - [0:0]
+:KUBE-SVC-LOLE4ISW44XBNF3G - [0:0]
+:KUBE-SEP-62U4XBOPUQ2ZVTFH - [0:0]
+-A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
+-A KUBE-SERVICES -d 10.96.0.77/32 -p tcp -m comment --comment "old/gone cluster IP" -m tcp \
+--dport 80 -j KUBE-SVC-LOLE4ISW44XBNF3G
+-A KUBE-SVC-LOLE4ISW44XBNF3G -m comment --comment "old/gone" -j KUBE-SEP-62U4XBOPUQ2ZVTFH
+-A KUBE-SEP-62U4XBOPUQ2ZVTFH -p tcp -m tcp -j DNAT --to-destination 10.244.0.9:80
+COMMIT
+"""
+
+
+def counts(out: str) -> dict[tuple[str, str], tuple[int, int, int]]:
+    """Added, changed and removed objects by mode and kind, of the table in an answer."""
+    rows = re.findall(r"^(\w.*?) {3,}(\w.*?) {3,}([\d-]+) +([\d-]+) +([\d-]+)$", out, re.MULTILINE)
+    return {
+        (mode, kind): (number(added), number(changed), number(removed))
+        for mode, kind, added, changed, removed in rows
+    }
+
+
+def number(text: str) -> int:
+    return 0 if text == "-" else int(text)
+
+
+def everything() -> str:
+    said = sh("(iptables-save; ip6tables-save; nft -s list ruleset; ip address) 2>/dev/null")
+    said = re.sub(r"^#.*$", "", said, flags=re.MULTILINE)  # times
+    return re.sub(r"\[\d+:\d+\]", "", said)
+
+
+def tool_accepts(argv: list[str], text: str) -> None:
+    done = subprocess.run(argv, input=text, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, f"{done.stderr}\n{text}"
+
+
+def test_a_switch_of_the_running_mode(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        async with steersman(tmp_path, f"--manifests={folder}") as process:
+            await process.said("(start)", PATIENCE)
+            before = everything()
+            code, out, _ = await command("plan")
+            assert (code, "nothing to change" in out) == (0, True), out
+            code, out, _ = await command("plan", "--proxy-mode=nftables")
+            assert code == 1
+            assert "from iptables mode to nftables mode" in out
+            found = counts(out)
+            assert found["nftables", "elements of service-ips"] == (1, 0, 0)
+            removed = {kind for (mode, kind), n in found.items() if n[2] and "iptables" in mode}
+            assert removed >= {"nat chains", "filter chains", "nat rules in shared chains"}
+            assert "a cluster IP rejects connections to ports of no Service at once" in out
+            assert "no established connection is cut" in out
+            script = (await command("plan", "--proxy-mode=nftables", "--script=nft"))[1]
+            tool_accepts(["nft", "-c", "-f", "-"], script)
+            words = ("plan", "--proxy-mode=nftables", "--script=iptables-restore")
+            script = (await command(*words))[1]
+            assert "-X KUBE-SERVICES" in script
+            tool_accepts(["iptables-restore", "--test", "--noflush"], script)
+            code, _, error = await command("plan", "--proxy-mode=nftables", "--script=ipvsadm")
+            assert code == 2
+            assert "nothing to do for ipvsadm" in error
+            assert everything() == before
+
+    in_namespace(body)
+
+
+def test_new_manifests_name_the_services_and_objects_that_change(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = ("--proxy-mode=nftables", *FLAGS)
+        async with steersman(tmp_path, f"--manifests={folder}", *flags) as process:
+            await process.said("(start)", PATIENCE)
+            new: list[dict[str, Any]] = [service("web"), slice_("web-1", "web", "10.244.0.6")]
+            new += [service("db", "10.96.0.2"), slice_("db-1", "db", "10.244.0.7")]
+            other = manifests(tmp_path / "new", *new)
+            code, out, _ = await command("plan", f"--manifests={other}", "--objects")
+            assert code == 1
+            assert counts(out)["nftables", "elements of service-ips"] == (1, 0, 0)
+            assert counts(out)["nftables", "elements of service-endpoints"] == (1, 1, 0)
+            assert "cluster IP served from now on\n    1 Service: shop/db" in out
+            assert "endpoint gets no more connections\n    1 Service: shop/web" in out
+            gone = "delete element ip kube-proxy service-endpoints { 10.96.0.1 . tcp . 80 . 0"
+            assert gone in out
+
+    in_namespace(body)
+
+
+def test_the_rules_of_an_upstream_proxy_go_or_are_replaced(tmp_path: Path) -> None:
+    async def body() -> None:
+        tool_accepts(["iptables-restore", "--noflush"], UPSTREAM)
+        folder = manifests(tmp_path / "m", *world())
+        before = everything()
+        flags = (f"--manifests={folder}", *FLAGS)
+        code, out, _ = await command("plan", *flags)
+        assert code == 1
+        _, _, removed = counts(out)["iptables", "nat chains"]
+        assert removed == 2  # of a Service that does not exist any more
+        assert counts(out)["iptables", "nat rules in shared chains"][2] == 1
+        code, out, _ = await command("plan", "--proxy-mode=nftables", *flags)
+        assert "from iptables mode to nftables mode" in out
+        assert counts(out)["iptables mode (nft)", "nat chains"] == (0, 0, 4)
+        code, out, _ = await command("plan", "--cleanup", *flags)
+        assert code == 1
+        assert "to no rules" in out
+        assert counts(out)["iptables", "nat chains"] == (0, 0, 4)
+        assert everything() == before
+
+    in_namespace(body)
+
+
+def test_a_dry_run_after_a_run_has_nothing_to_change(tmp_path: Path) -> None:
+    """Node ports on loopback are sockets of the process: no change of the kernel."""
+
+    async def body() -> None:
+        sh("ip address add 192.0.2.1/24 dev lo; ip route add default via 192.0.2.2 dev lo")
+        web = service("web", type="NodePort", ports=[{"port": 80, "nodePort": 30080}])
+        folder = manifests(tmp_path / "m", web, slice_("web-1", "web", "10.244.0.5"))
+        flags = (f"--manifests={folder}", "--proxy-mode=nftables")
+        async with steersman(tmp_path, *flags) as process:
+            await process.said("(start)", PATIENCE)
+        status, out, _ = await command("run", "--dry-run", *flags, *FLAGS)
+        assert (status, "nothing to change" in out) == (0, True), out
+        sh("nft flush ruleset")
+        status, out, _ = await command("run", "--dry-run", *flags, *FLAGS)
+        assert status == 1
+        assert counts(out)["nftables", "tables"] == (2, 0, 0)
+        assert "add table ip kube-proxy" in out
+
+    in_namespace(body)
+
+
+def test_without_root_the_rules_of_a_mode_are_rendered(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}", "--proxy-mode=nftables", *FLAGS)
+        program = [*NOBODY, "steersman", "plan", *flags, "--from-mode=iptables"]
+        out = sh(f"{' '.join(program)}; echo status $?")
+        assert out.endswith("status 1\n")
+        assert "the rules that the iptables mode has for these objects" in out
+        assert counts(out)["iptables", "nat chains"][2] > 5
+        assert "reading it needs root" in sh(f"{' '.join(program[:-1])}; true")
+
+    in_namespace(body)
