@@ -18,6 +18,7 @@ from benchmarks import (
     idle,
     memory,
     nftables,
+    operate,
     packets,
     path,
     proxy,
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "footprint": footprint.run,
     "proxy": proxy.run,
     "scrape": scrape.run,
+    "operate": operate.run,
 }
 NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy"}
 

@@ -258,7 +258,7 @@ def figures(mode: str, load: Load, got: Measured) -> list[Figure]:
     syncs = _total(got.after, name) - _total(got.before, name)
     families = 2 if b'ip_family="IPv6"' in got.after else 1
     rows.insert(-2, ("syncs a second", syncs / families / (seconds + 0.5), "/s"))
-    rows += _holds(got)
+    rows += holds(got.before, got.after)
     return [figure(f"churn: {name}", mode, size, (value, unit)) for name, value, unit in rows]
 
 
@@ -270,9 +270,9 @@ def _times(name: str, values: list[float]) -> list[tuple[str, float, str]]:
     return [(f"{name}, {word}", value * 1e3, "ms") for word, value in found]
 
 
-def _holds(got: Measured) -> list[tuple[str, float, str]]:
-    """How long the event loop was held at the most, as the daemon itself says."""
-    before, after = _buckets(got.before), _buckets(got.after)
+def holds(page_before: bytes, page_after: bytes) -> list[tuple[str, float, str]]:
+    """How long the event loop was held at the most between two scrapes, as the daemon says."""
+    before, after = _buckets(page_before), _buckets(page_after)
     found = []
     for clock, word in (("wall", "longest hold, at most"), ("cpu", "  of CPU time, at most")):
         counts = {

@@ -7,7 +7,8 @@ import ctypes
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from benchmarks import world
 from benchmarks.ebpf_place import Place
@@ -17,6 +18,7 @@ from steersman.host.facts import read_facts
 from steersman.model.findings import Finding
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family
+from steersman.model.tracing import WatchedFlow
 from steersman.modes.base import Mode
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
@@ -120,6 +122,19 @@ class Node:
         assert report is not None
         assert report.result is not None
         assert not report.result.refused, self._sync.state.findings
+
+    @contextmanager
+    def traced(self, flow: WatchedFlow) -> Iterator[None]:
+        """Follow a flow as `steersman trace` does; afterwards everything of that is gone."""
+        tracer = self._mode.tracer()
+        assert tracer is not None
+        self.netns.enter()
+        self._runner.run(tracer.start(flow))
+        try:
+            yield
+        finally:
+            self.netns.enter()
+            self._runner.run(tracer.aclose())
 
     def look(self) -> None:
         """Read the node's addresses again: it has got more devices."""

@@ -134,7 +134,7 @@ def target_service(number: int) -> tuple[bytes, bytes]:
     return json.dumps(raw).encode(), world.endpoint_slice(number, [SERVER])
 
 
-def _node(mode: str, services: int) -> tuple[Any, str]:
+def node_with(mode: str, services: int) -> tuple[Node, str]:
     """A node with Services, and the address of the one that came last."""
     node = Node(mode.removeprefix("iptables-"), services)
     raw, ends = target_service(services)
@@ -177,7 +177,7 @@ class _Ways:
 def _measure(services: int, rounds: int, modes: Sequence[str]) -> list[Figure]:
     bare = _Ways("no rules", lambda: (_Bare(), SERVER), node_port=False)
     flat = _Ways("upstream's", functools.partial(_upstream, services), node_port=False)
-    ways = [_Ways(m, functools.partial(_node, m, services), node_port=True) for m in modes]
+    ways = [_Ways(m, functools.partial(node_with, m, services), node_port=True) for m in modes]
     idle = [_Ways("idle programs", lambda: (_Idle(), SERVER), node_port=False)] if tcx() else []
     everyone = [*bare.clients[:1], bare.from_outside, *flat.clients[1:]]
     everyone += [client for way in idle for client in (way.direct, way.from_outside)]
