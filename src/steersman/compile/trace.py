@@ -244,7 +244,7 @@ class _Tracer:
         endpoints = plan.pool(action.pool)
         on = " on this node" if action.pool is Pool.LOCAL else ""
         if len(endpoints) == 1:
-            self.say(f"goes to {endpoints[0]}, the only endpoint{on}")
+            self.say(f"goes to {endpoints[0]}, the only endpoint in use{on}")
         else:
             listed = ", ".join(map(str, endpoints[:_LISTED]))
             more = f" and {len(endpoints) - _LISTED} more" if len(endpoints) > _LISTED else ""

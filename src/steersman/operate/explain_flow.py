@@ -66,6 +66,8 @@ class Hop(msgspec.Struct, frozen=True, rename="camel"):
     masquerade: bool
     """Whether the endpoint sees an address of this node as the client."""
     reasons: tuple[str, ...]
+    assumed: bool = False
+    """Whether nothing tells that the packets arrive at this node: they may arrive at any."""
 
 
 class ExplainedFlow(msgspec.Struct, frozen=True, rename="camel"):
@@ -104,7 +106,8 @@ class ExplainedFlow(msgspec.Struct, frozen=True, rename="camel"):
         yield Line(f"from {client} to {where}: {words}", style)
         numbers = count(1)
         for hop in self.hops:
-            yield Line(f"on node {hop.node}:", "dim", 2)
+            where = ", if the packets arrive there" if hop.assumed else ""
+            yield Line(f"on node {hop.node}{where}:", "dim", 2)
             for reason in hop.reasons:
                 yield Line(f"{next(numbers)}. {reason}", "", 4)
         if len(last.endpoints) > 1 and any(each.pod or each.node for each in last.endpoints):
@@ -238,8 +241,8 @@ class FlowExplainer:
                 note = f"only the first {_MOST_FLOWS} connections are shown: give a port"
                 return FlowAnswer(flows=tuple(flows), notes=(note,))
             flow = Flow(source, address, port, protocol, interface)
-            at = first or self.names.node_at(address) or self.names.here
-            flows.append(self.one(flow, at, client))
+            at = first or self.names.node_at(address)
+            flows.append(self.one(flow, at or self.names.here, client, assumed=not at))
         if not flows and mixed:
             raise QuestionError(
                 f"no address of {client.label} is known in an address family of {to.label}"
@@ -274,9 +277,9 @@ class FlowExplainer:
         flows.sort(key=lambda flow: (flow.hops[-1].service or "", flow.destination))
         return ReachAnswer(client=client.label, flows=tuple(flows))
 
-    def one(self, flow: Flow, at: str, client: Target) -> ExplainedFlow:
-        """Explain one connection that a node handles first."""
-        hops = [self._hop(flow, at)]
+    def one(self, flow: Flow, at: str, client: Target, *, assumed: bool = False) -> ExplainedFlow:
+        """Explain one connection that a node handles first; see `Hop.assumed`."""
+        hops = [msgspec.structs.replace(self._hop(flow, at), assumed=assumed)]
         beyond = self.names.node_at(flow.destination)
         if hops[0].verdict == "accept" and beyond and beyond != at:
             # The other node sees this one's address if the client is this node itself.
@@ -397,8 +400,9 @@ class FlowExplainer:
             if not outside and frontend.kind not in _INSIDE:
                 continue
             address = frontend.address
-            if not address:  # a node port, at the address of the node that is asked
-                own = self.names.node_addresses(at) or (settings.family(key.family).node_ip,)
+            if not address:  # a node port, at the node that is asked or else at any other one
+                known = (self.names.node_addresses(node) for node in (at, *self.names.nodes))
+                own = next(filter(None, known), ())
                 address = next((a for a in own if family_of(a) is key.family), "")
             if address:
                 yield address, frontend.port, key.name.protocol

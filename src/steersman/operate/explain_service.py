@@ -113,7 +113,7 @@ class PortView(msgspec.Struct, frozen=True, rename="camel"):
             used: list[Cell] = [
                 (each.why, "good" if each.used else "dim") for each in self.endpoints
             ]
-            yield endpoint_table([each.endpoint for each in self.endpoints], [("USED", used)])
+            yield endpoint_table([each.endpoint for each in self.endpoints], [("STATE", used)])
 
 
 class ServiceAnswer(Answer, frozen=True, kw_only=True):
@@ -313,7 +313,7 @@ class PodAnswer(Answer, frozen=True, kw_only=True):
         title = f"Services that list it as an endpoint, as node {self.node} uses them:"
         if rows:
             yield Line(title)
-            yield Table(("SERVICE", "ENDPOINT", "USED"), rows)
+            yield Table(("SERVICE", "ENDPOINT", "STATE"), rows)
         else:
             yield Line("no Service lists it as an endpoint: no EndpointSlice has its address")
         for note in self.notes:
@@ -395,13 +395,14 @@ class ProblemsAnswer(Answer, frozen=True, kw_only=True):
 
     def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
         """Yield the problems."""
+        counted = "1 Service" if self.services == 1 else f"{self.services} Services"
         errors = sum(each.severity is Severity.ERROR for each in self.problems)
         total = len(self.problems)
         if not self.problems:
-            yield Line(f"No problem on node {self.node} ({self.services} Services).", "good")
+            yield Line(f"No problem on node {self.node} ({counted}).", "good")
             return
         words = f"{total} {'object' if total == 1 else 'objects'} in trouble on node {self.node}"
-        yield Line(f"{words}, {errors} with errors ({self.services} Services):", "title")
+        yield Line(f"{words}, {errors} with errors ({counted}):", "title")
         for each in self.problems:
             yield Line(f"{each.severity.value:8}{each.service}", _STYLES[each.severity])
             for reason in each.reasons:

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from steersman.compile.node import node_name_of
-from steersman.model.addresses import canonical_ip, join_host_port
+from steersman.model.addresses import canonical_ip, join_host_port, special_range
 from steersman.model.findings import quoted
 from steersman.model.kube import Node, Pod, Service, ServicePort, SliceEndpoint
 from steersman.model.names import ObjectName, Protocol
@@ -246,17 +246,21 @@ class Names:
         return self.node_by_ip.get(address, "")
 
     def node_addresses(self, name: str) -> tuple[str, ...]:
-        """Return the addresses of a node by its Node object, InternalIPs first."""
+        """Return the addresses of a node by its Node object, InternalIPs first.
+
+        Those of this node are on its interfaces if there is no object.
+        """
         node = self.nodes.get(name)
         listed = (node.status.addresses if node and node.status else None) or ()
         ranked = sorted(listed, key=lambda each: each.type != "InternalIP")
-        return tuple(
-            dict.fromkeys(
-                ip
-                for each in ranked
-                if each.type in ("InternalIP", "ExternalIP") and (ip := canonical_ip(each.address))
-            )
-        )
+        texts = [each.address for each in ranked if each.type in ("InternalIP", "ExternalIP")]
+        found = dict.fromkeys(ip for text in texts if (ip := canonical_ip(text)))
+        if not found and name == self.here:
+            settings = self.world.plan.settings
+            for family in map(settings.family, settings.families):
+                own = (family.node_ip, *family.local_addresses)
+                found |= dict.fromkeys(ip for ip in own if not special_range(ip))
+        return tuple(found)
 
     # Meanings
 
@@ -380,12 +384,7 @@ class Names:
         return self.world.snapshot.services.get(name) or self.world.unserved.get(name)
 
     def _node(self, name: str) -> Target:
-        addresses = self.node_addresses(name)
-        if name == self.here and not addresses:
-            settings = self.world.plan.settings
-            ips = (settings.family(family).node_ip for family in settings.families)
-            addresses = tuple(ip for ip in ips if ip)
-        return Target("node", name, ObjectName("", name), addresses, name)
+        return Target("node", name, ObjectName("", name), self.node_addresses(name), name)
 
     def _unknown(self, host: str) -> UnknownNameError:
         """Return the error for a name that means nothing."""

@@ -94,7 +94,7 @@ def test_a_single_endpoint_is_named_in_the_first_line() -> None:
     assert lines[0] == (
         "from node-a to 10.96.0.10:80/TCP: forwarded to 10.244.2.13:8080 (shop/web-3), masqueraded"
     )
-    assert "    3. goes to 10.244.2.13:8080, the only endpoint" in lines
+    assert "    3. goes to 10.244.2.13:8080, the only endpoint in use" in lines
     assert not any("ENDPOINT" in line for line in lines)
 
 
@@ -230,6 +230,24 @@ def test_a_pod_by_address_is_named() -> None:
     assert found.hops[0].reasons[-1] == f"{POD_C} is the address of pod shop/web-3"
 
 
+def test_a_machine_that_is_no_node_has_no_node_ports() -> None:
+    (elsewhere,) = flows(asked(*DEMO, node="laptop"), client="outside", to="shop/web")
+    assert (elsewhere.destination, elsewhere.hops[0].node) == (NODE_A, "node-a")
+    unknown = asked(*DEMO[:2], node="laptop")
+    assert "has no address on this node" in text(ask(unknown, client="outside", to="shop/web"))[0]
+
+
+def test_packets_from_outside_may_arrive_at_any_node() -> None:
+    lines = text(ask(client="outside", to="10.96.0.10:80"))
+    assert lines[1] == "  on node node-a, if the packets arrive there:"
+    others: list[dict[str, Any]] = [
+        {"client": "198.51.100.1", "to": NODE_B},
+        {"client": "pod", "to": "shop/web"},
+    ]
+    for words in others:
+        assert not any("if the packets" in line for line in text(ask(**words)))
+
+
 def test_both_families_of_a_service() -> None:
     dual = kube.service(
         "dual",
@@ -347,7 +365,7 @@ def test_a_service_in_words() -> None:
         "      from outside: to one of 3 endpoints, masqueraded",
         "    node port 30080/TCP",
         "      everyone: to one of 3 endpoints, masqueraded",
-        "    ENDPOINT           POD          NODE     USED",
+        "    ENDPOINT           POD          NODE     STATE",
         "    10.244.1.11:8080   shop/web-1   node-a   in: ready",
         "    10.244.1.12:8080   shop/web-2   node-a   in: ready",
         "    10.244.2.13:8080   shop/web-3   node-b   in: ready",
@@ -381,7 +399,7 @@ def test_all_that_a_service_may_have() -> None:
         "      from outside: dropped, no endpoint is on this node",
         "    a client keeps its endpoint for 10800 s (session affinity by address)",
         "    health check node port 30100",
-        "    ENDPOINT           POD          NODE     USED",
+        "    ENDPOINT           POD          NODE     STATE",
         "    10.244.2.13:8080   shop/web-3   node-b   "
         "for policy Cluster in: ready; for policy Local out: on another node",
         "  warning: Service shop/front spec.loadBalancerSourceRanges[1]: 'bad' is not a CIDR such "
@@ -506,7 +524,7 @@ def problems(world: World, namespace: str = "") -> dict[str, tuple[str, tuple[st
 
 def test_no_problems() -> None:
     assert problems(WORLD) == {}
-    assert text(ask(problems=True)) == ["No problem on node node-a (1 Services)."]
+    assert text(ask(problems=True)) == ["No problem on node node-a (1 Service)."]
 
 
 def test_services_in_trouble_worst_first() -> None:
@@ -562,7 +580,7 @@ def test_one_object_in_trouble_and_only_those_of_a_namespace() -> None:
     )
     assert list(problems(world, "other")) == ["other/gone"]
     words = text(ask(world, problems=True, namespace="other"))[0]
-    assert words == "1 object in trouble on node node-a, 1 with errors (1 Services):"
+    assert words == "1 object in trouble on node node-a, 1 with errors (1 Service):"
     bad = (Finding("configuration", "x", "bad"),)
     assert problems(asked(*DEMO, findings=bad), "shop") == {}
 

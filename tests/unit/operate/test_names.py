@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from steersman.compile.planner import compile_all
+from steersman.model.inputs import HostFacts
 from steersman.model.kube import Pod
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
@@ -22,6 +24,7 @@ from tests.support.builders.asked import (
     asked,
     pod_endpoint,
 )
+from tests.support.builders.objects import NFTABLES
 
 SAME = (
     kube.service("both", "10.96.0.20", ports=[{"name": "a", "port": 1}, {"port": 2}]),
@@ -147,9 +150,14 @@ def test_an_address_and_its_node(text: str, node: str) -> None:
 
 
 def test_the_addresses_of_this_node_count_also_without_an_object() -> None:
-    names = Names(asked(node="lonely"))
-    assert names.resolve("lonely").addresses == ("127.0.0.1", "::1")
-    assert names.node_at("127.0.0.1") == "lonely"
+    lonely = asked(node="lonely")
+    assert Names(lonely).resolve("lonely").addresses == ()
+    assert Names(lonely).node_at("127.0.0.1") == "lonely"
+    interfaces = {"lo": ("127.0.0.1/8",), "eth0": ("198.51.100.7/24", "fe80::1/64")}
+    facts = HostFacts("lonely", interfaces)
+    plan = compile_all(lonely.snapshot, lonely.config, facts, NFTABLES)
+    here = msgspec.structs.replace(lonely, facts=facts, plan=plan)
+    assert Names(here).resolve(":30080").addresses == ("198.51.100.7",)
 
 
 def test_host_names_of_services_that_are_not_served_are_known() -> None:
