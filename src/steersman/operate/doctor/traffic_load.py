@@ -56,8 +56,9 @@ async def load_of_endpoints(context: Context) -> Iterable[CheckResult]:
         wanted = [(frontend.address, frontend.port) for frontend in plan.frontends]
         found = await asyncio.to_thread(tracked, plan.key.family, wanted)
         entries = [each for each in found if each.protocol is plan.key.name.protocol]
-        # Without conntrack (a mode may do without) the mode's own counters tell of all its time.
-        ever = {} if entries else (await context.once(counted_connections)).get(plan.key, {})
+        # A mode that does without conntrack has counters of its own, since it began to serve.
+        counts = not context.world.plan.settings.traits.tracks_connections
+        ever = (await context.once(counted_connections)).get(plan.key, {}) if counts else {}
         out.append(judge(Endpoints(context.world, plan), load_of(entries, ever)))
     return out or [skipped("no port of the Service is served here")]
 
@@ -127,7 +128,12 @@ def judge(found: Endpoints, load: Load) -> CheckResult:
         return ok(f"{sum(new)} connections to {what} are spread as chance does", *evidence)
     reason, remedy = reason_of(found, load, ready, (new, now))
     return warning(
-        f"the load of {what} is uneven: {reason}", *evidence, *found.why[:1], remedy=remedy
+        f"the load of {what} is uneven: {reason or 'no setting of the Service explains it'}",
+        *evidence,
+        *found.why[:1],
+        remedy=remedy,
+        # Without a reason it is at best a consequence.
+        cause=0 if reason else Cause.SYMPTOM + 7,
     )
 
 
@@ -137,7 +143,7 @@ def reason_of(
     ready: Sequence[EndpointState],
     counts: tuple[Sequence[int], Sequence[int]],
 ) -> tuple[str, str]:
-    """Return why the load is uneven, and what to do."""
+    """Return why the load is uneven ("" if nothing explains it), and what to do."""
     plan = found.plan
     used = {str(endpoint) for endpoint in plan.reachable}
     unused = [str(state.endpoint) for state in ready if str(state.endpoint) not in used]
@@ -158,7 +164,7 @@ def reason_of(
     if plan.affinity_seconds:
         return (
             f"session affinity (ClientIP, {plan.affinity_seconds} s) keeps each client at one "
-            f"endpoint, and connections come from {load.clients} addresses only",
+            f"endpoint, and only {load.clients} client{'s' * (load.clients > 1)} connected lately",
             "remove sessionAffinity, or accept it: it evens out with many clients",
         )
     if plan.scheduling.weights or plan.least_connections:
@@ -170,10 +176,7 @@ def reason_of(
             "make clients close connections from time to time (keep-alive limits, gRPC "
             "max_connection_age), or balance requests instead of connections",
         )
-    return (
-        "no setting of the Service explains it",
-        "endpoints that became ready later have fewer; compare again after some minutes",
-    )
+    return "", "endpoints that became ready later have fewer; compare again after some minutes"
 
 
 def _only_local(here: int, ready: int) -> tuple[str, str]:
