@@ -124,7 +124,8 @@ async def rules(context: Context) -> Iterable[CheckResult]:
 
 async def lock(context: Context) -> Iterable[CheckResult]:
     """Check that no program keeps the lock that writers of the rules need."""
-    path = (await context.once(requirements)).lock
+    # Programs that `probe` runs wait for this very lock: the path may be known without them.
+    path = context.requirements().lock or (await context.once(requirements)).lock
     if not path:
         return [skipped("writers of these rules need no lock")]
     path = os.environ.get("XTABLES_LOCKFILE", path)
