@@ -48,7 +48,8 @@ _RTMSG = struct.Struct("=BBBBBBBBI")
 _RTN_LOCAL = 2
 
 _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 3, 4, 5, 10, 18
-_IFLA_INFO_KIND, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 4, 5
+_IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
+_IFLA_VXLAN_LINK = 3
 _IFLA_BRPORT_MODE = 4  # hairpin
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_CACHEINFO, _IFA_FLAGS = 1, 2, 6, 8
 _IFA_F_NODAD = 0x02
@@ -142,6 +143,10 @@ def parse_link(message: Message) -> Interface:
         for name in (_IFLA_MASTER, _IFLA_MTU, _IFLA_LINK)
     )
     info = attributes(values.get(_IFLA_LINKINFO, b""))
+    driver = string(info.get(_IFLA_INFO_KIND, b""))
+    if driver == "vxlan" and not below:  # it has no IFLA_LINK
+        data = attributes(info.get(_IFLA_INFO_DATA, b""))
+        below = int.from_bytes(data.get(_IFLA_VXLAN_LINK, b""), sys.byteorder)
     hairpin = None
     if string(info.get(_IFLA_INFO_SLAVE_KIND, b"")) == "bridge":
         port = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))
@@ -153,7 +158,7 @@ def parse_link(message: Message) -> Interface:
         master,
         mtu,
         flags,
-        string(info.get(_IFLA_INFO_KIND, b"")),
+        driver,
         below,
         hairpin,
     )

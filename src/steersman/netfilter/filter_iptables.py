@@ -130,11 +130,14 @@ def _match(option: str, values: list[str]) -> Match:
         case "--dport" | "--dports":
             return either(list(map(_ports, value.split(","))))
         case "--ctstate" | "--state":
-            # A first packet is NEW, and DNAT if it was translated.
+            # The first packet is NEW, the answer ESTABLISHED; both are DNAT if it was translated.
             states = value.split(",")
-            if "DNAT" in states and "NEW" not in states:
-                return translated
-            return lambda _: "NEW" in states
+            return either(
+                [
+                    lambda packet: ("ESTABLISHED" if packet.answer else "NEW") in states,
+                    *([translated] if "DNAT" in states else []),
+                ]
+            )
         case "--mark":
             wanted, _, mask = value.partition("/")
             return with_mark(int(wanted, 0), int(mask or "0xffffffff", 0))

@@ -37,9 +37,15 @@ _FAMILIES = {
 """Families whose chains see routed packets; bridge, arp and netdev do not."""
 _FATES: tuple[Fate, ...] = ("accept", "drop", "reject", "return", "jump", "goto")
 _IPS_DST_NAT = 32  # linux/netfilter/nf_conntrack_common.h
-_STATE_NEW = 8  # of `ct state`, as numbers
+_ESTABLISHED, _NEW = 2, 8  # of `ct state`, as numbers
 _STATES: dict[str, Callable[[Json], Match]] = {
-    "state": lambda value: lambda _: bool(value & _STATE_NEW) if isinstance(value, int) else None,
+    "state": lambda value: (
+        lambda packet: (
+            bool(value & (_ESTABLISHED if packet.answer else _NEW))
+            if isinstance(value, int)
+            else None
+        )
+    ),
     "status": lambda value: translated if value == _IPS_DST_NAT else unknown_match,
 }
 """The match of a property of the connection with a value."""

@@ -11,21 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from steersman.model.addresses import family_of, in_cidr
+from steersman.model.addresses import family_of, in_cidr, join_host_port
 from steersman.model.names import Family, Protocol
 
 _NAT = -100  # NF_IP_PRI_NAT_DST
 
 
 class Packet(NamedTuple):
-    """The first packet of a connection at one hook."""
+    """The first packet of a connection at one hook, or the answer to it."""
 
     family: Family
     protocol: Protocol
     destination: str
+    """"" if it is not known, as all addresses and interfaces here."""
     port: int
+    """Of the destination; 0 if it is not known."""
     source: str = ""
-    """"" if it is not known, as the next ones."""
     came_in: str = ""
     """Interface by which it came."""
     goes_out: str = ""
@@ -34,11 +35,15 @@ class Packet(NamedTuple):
     """None if it is not known."""
     translated: bool | None = None
     """Whether its destination was changed by NAT (conntrack's status DNAT)."""
+    answer: bool = False
+    """Whether conntrack has seen a packet of the connection: it is not new, but established."""
 
     def __str__(self) -> str:
         """Return it as in `192.0.2.1 to 10.0.0.5:80/TCP`."""
+        if self.answer:
+            return f"answers of {self.source} ({self.protocol})"
         source = self.source or "anyone"
-        return f"{source} to {self.destination}:{self.port}/{self.protocol}"
+        return f"{source} to {join_host_port(self.destination, self.port)}/{self.protocol}"
 
 
 Match: TypeAlias = Callable[[Packet], bool | None]
@@ -234,7 +239,7 @@ def in_network(cidr: str, *, source: bool) -> Match:
 
 def to_ports(first: int, last: int) -> Match:
     """Match destination ports from `first` to `last`."""
-    return lambda packet: first <= packet.port <= last
+    return lambda packet: first <= packet.port <= last if packet.port else None
 
 
 def of_protocol(number: int) -> Match:

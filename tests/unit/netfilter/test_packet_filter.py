@@ -21,6 +21,7 @@ WEB = Packet(
     mark=0x4000,
     translated=True,
 )
+ANSWER = Packet(Family.IPV4, Protocol.TCP, "", 0, "10.0.0.5", translated=True, answer=True)
 UNKNOWN = Packet(Family.IPV4, Protocol.TCP, "10.0.0.5", 8080)
 
 
@@ -282,6 +283,28 @@ def test_chains_before_nat_see_the_address_of_the_service() -> None:
         assert len(drops(tables, "forward", WEB, before)) == ends
 
 
+@pytest.mark.parametrize(
+    ("rule", "hit"),
+    [
+        ("-m conntrack --ctstate NEW", ""),
+        ("-m conntrack --ctstate RELATED,ESTABLISHED", "yes"),
+        ("-m conntrack --ctstate NEW,DNAT", "yes"),
+        ("-p tcp -m tcp --dport 8080", "maybe"),
+        ("-d 10.0.0.0/8", "maybe"),
+        ("! -s 192.0.2.0/24", "yes"),
+    ],
+)
+def test_answers_of_the_endpoint(rule: str, hit: str) -> None:
+    line = f"-A FORWARD {rule} -j DROP"
+    assert end(saved(line), ANSWER) == (f"{hit} {line}" if hit else "")
+
+
+def test_answers_are_established_for_nft() -> None:
+    assert hits(nft(match(STATE, [2, 4], "in"), DROP), ANSWER).startswith("yes")
+    assert hits(nft(match(STATE, 8, "in"), DROP), ANSWER) == ""
+
+
 def test_a_packet_is_printed() -> None:
     assert str(WEB) == "192.0.2.9 to 10.0.0.5:8080/TCP"
     assert str(UNKNOWN) == "anyone to 10.0.0.5:8080/TCP"
+    assert str(ANSWER) == "answers of 10.0.0.5 (TCP)"

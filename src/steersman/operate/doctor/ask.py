@@ -98,6 +98,7 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         ask_api=ask_api if access else None,
         ask_process=ask_process if world.process else None,
     )
+    # Looking must leave nothing open: the mode may have sockets of netlink by now.
     try:
         return await diagnose(context, CHECKS, source=world.origin.text)
     finally:
@@ -218,10 +219,10 @@ def mode_of(
     spec = SPECS.get(world.mode)
     if spec is None:
         return None
-    # The variant that the process uses, and nothing that would load modules.
+    # The variant that the process uses.
     variants = {each.name: each for each in (*spec.variants, *spec.cleanup_variants)}
     fields = dict(variants[world.variant].options) if world.variant in variants else {}
-    options = msgspec.structs.replace(options, asked_for="", **fields)
+    options = msgspec.structs.replace(options.for_looking(), **fields)
     return create(world.mode, execute, options)
 
 

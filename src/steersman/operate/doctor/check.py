@@ -387,6 +387,7 @@ async def diagnose(
         source: for `Answer.source`.
     """
     began = time.monotonic()
+    # All at once: most of them wait for programs, dials or counters.
     tasks = [asyncio.create_task(_finish(context, check)) for check in checks]
     _, late = await asyncio.wait(tasks, timeout=longest) if tasks else (tasks, set())
     for task in late:

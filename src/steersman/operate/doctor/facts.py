@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple
 
 from steersman.compile.trace import classify
@@ -15,8 +16,10 @@ from steersman.netfilter.firewall import Firewall, read_firewall
 from steersman.operate.doctor.check import Context
 from steersman.operate.doctor.network import Way
 
-_MOST_ENDPOINTS = 8
-"""Endpoints of a ServicePort whose ways are looked at: most nodes are reached in the same way."""
+_MOST_ENDPOINTS = 64
+"""Endpoints of a ServicePort whose ways are looked at."""
+_MOST_PATHS = 400
+"""Ways that are looked at if the question is about the whole node."""
 
 
 async def support(context: Context) -> Support | None:
@@ -45,7 +48,8 @@ class Path(NamedTuple):
 
 async def paths(context: Context) -> tuple[Path, ...]:
     """Return the ways of packets that the question is about; one for each endpoint and class."""
-    return tuple(_paths(context))
+    most = None if context.question.service else _MOST_PATHS
+    return tuple(islice(_paths(context), most))
 
 
 def _paths(context: Context) -> Iterable[Path]:
@@ -102,6 +106,7 @@ async def processes(context: Context) -> tuple[Process, ...]:
     def read() -> list[Process]:
         found = []
         proc = context.path("proc")
+        # Processes in other namespaces (pods) do not program this one.
         try:
             mine = os.stat(proc / "self/ns/net").st_ino
         except OSError:

@@ -54,6 +54,7 @@ async def table(context: Context) -> Iterable[CheckResult]:
         found = usage(context.root)
     except SysctlError as failure:
         return [unknown(f"conntrack is not in use: {failure}")]
+    # The kernel drops one packet of each new connection once the table is full.
     words = f"conntrack has {found.entries} of {found.maximum} entries"
     share = found.entries / max(found.maximum, 1)
     if share >= _FULL:
@@ -89,6 +90,7 @@ async def counters(context: Context) -> Iterable[CheckResult]:
     quiet = []
     for name, words in _COUNTERS.items():
         total = after.get(name, 0)
+        # Only growth counts: a table that was full last month is no trouble today.
         grown = total - before.get(name, 0)
         if grown > 0:
             text = f"{grown} {words} within {_COUNTED:g} s"
@@ -111,6 +113,7 @@ async def stale_entries(context: Context) -> Iterable[CheckResult]:
         ports = tuple(served_ports(name, plan, snapshot, family))
         destinations = Destinations()
         destinations.update(plan.services, ())
+        # Addresses of Services on the number of a node port are not that node port.
         own = destinations.at({port.node_port for port in ports} - {0}, plan, family)
         described = stale(family, ports, tuple(own))
         for to, source in await asyncio.to_thread(find_stale, described):

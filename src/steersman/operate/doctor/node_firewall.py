@@ -7,6 +7,8 @@ an interface that is not known) is only a warning.
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -36,8 +38,8 @@ _WHO = {
     SourceClass.NODE: "this node itself",
     SourceClass.EXTERNAL: "clients outside",
 }
-_MOST_PATHS = 400
-"""Ways that are looked at if the question is about the whole node."""
+_SIMILAR = 4
+"""Endpoints that are looked at of those which are reached by one interface."""
 
 
 class Stage(NamedTuple):
@@ -57,15 +59,29 @@ async def firewalls(context: Context) -> Iterable[CheckResult]:
     rules = await context.once(firewall)
     needs, to_endpoint = await context.once(requirements), await context.once(ways)
     settings, flow = context.world.plan.settings, context.question.flow
-    hits: dict[Drop, dict[str, None]] = {}
-    for path in found[:_MOST_PATHS]:
-        for stage in stages(path, needs, settings, to_endpoint[path.endpoint.ip], flow):
-            for drop in drops(rules.tables, stage.hook, stage.packet, stage.before):
-                if needs.own_jumps and drop.chain.startswith(needs.own_jumps):
-                    continue  # of the mode itself: source ranges, policy Local
-                hits.setdefault(drop, {})[f"{_WHO[path.source]}: {stage.packet}"] = None
+
+    def walk() -> dict[Drop, dict[str, None]]:
+        hits: dict[Drop, dict[str, None]] = {}
+        seen: Counter[object] = Counter()
+        for path in found:
+            way = to_endpoint[path.endpoint.ip]
+            # A Service may have hundreds of endpoints, which rules hardly tell apart.
+            alike = path.plan.key, path.frontend, path.source, way.device
+            seen[alike] += 1
+            if seen[alike] > _SIMILAR:
+                continue
+            for stage in stages(path, needs, settings, way, flow):
+                for drop in drops(rules.tables, stage.hook, stage.packet, stage.before):
+                    if needs.own_jumps and drop.chain.startswith(needs.own_jumps):
+                        continue  # of the mode itself: source ranges, policy Local
+                    if stage.packet.answer and not drop.certain:
+                        continue  # too little is known of the client: it would always be so
+                    hits.setdefault(drop, {})[f"{_WHO[path.source]}: {stage.packet}"] = None
+        return hits
+
     results = []
-    for drop, packets in hits.items():
+    # One result for each rule, however many packets it drops.
+    for drop, packets in (await asyncio.to_thread(walk)).items():
         text = await rule_text(context.execute, drop)
         who = dict.fromkeys(packet.partition(":")[0] for packet in packets)
         place = f"{drop.table}, chain {drop.chain}"
@@ -92,10 +108,32 @@ async def firewalls(context: Context) -> Iterable[CheckResult]:
     return results or [ok("no rule of another program drops these packets")]
 
 
+def first_packet(path: Path, settings: NodeSettings, flow: Flow | None) -> Packet:
+    """Return the first packet of a connection as the client sends it, to the Service."""
+    plan, address = path.plan, path.frontend.address
+    own = settings.family(plan.key.family)
+    if not address and flow:
+        address = flow.destination
+    elif not address:  # a node port: any address that serves it stands for all
+        served = own.node_port_addresses
+        served = own.local_addresses if served is None else served
+        address = next((each for each in served if not is_loopback(each)), "")
+    return Packet(
+        plan.key.family,
+        plan.key.name.protocol,
+        address,
+        path.frontend.port,
+        flow.source if flow and not isinstance(flow.source, SourceClass) else "",
+        flow.interface if flow else "",
+        mark=0,
+        translated=False,
+    )
+
+
 def stages(
     path: Path, needs: Requirements, settings: NodeSettings, way: Way, flow: Flow | None
 ) -> Iterator[Stage]:
-    """Yield the hooks that the first packet of a connection passes, with its addresses there.
+    """Yield the hooks that the first packet of a connection and its answer pass.
 
     Args:
         path: from where, and to which endpoint.
@@ -104,29 +142,9 @@ def stages(
         way: the way to the endpoint.
         flow: the connection, if one was asked for.
     """
-    plan, frontend, endpoint = path.plan, path.frontend, path.endpoint
-    own = settings.family(plan.key.family)
-    address = frontend.address
-    if not address:  # a node port: any address that serves it
-        served = own.node_port_addresses
-        served = own.local_addresses if served is None else served
-        address = (
-            flow.destination
-            if flow
-            else next((each for each in served if not is_loopback(each)), "")
-        )
-    source = flow.source if flow and not isinstance(flow.source, SourceClass) else ""
-    came_in = flow.interface if flow else ""
-    to_service = Packet(
-        plan.key.family,
-        plan.key.name.protocol,
-        address,
-        frontend.port,
-        source,
-        came_in,
-        mark=0,
-        translated=False,
-    )
+    endpoint = path.endpoint
+    to_service = first_packet(path, settings, flow)
+    # NAT changes the destination, and the rules of the mode may set the mark.
     to_endpoint = to_service._replace(
         destination=endpoint.ip,
         port=endpoint.port,
@@ -146,19 +164,32 @@ def stages(
             yield Stage("output", from_node._replace(source="", translated=None, mark=None))
             return
         case "translated":
+            # Programs before netfilter have changed the destination; conntrack does not know.
             to_service = to_endpoint = to_endpoint._replace(mark=None, translated=None)
             leaving = leaving._replace(mark=None, translated=None)
             from_node = leaving._replace(came_in="")
+    # Chains before NAT (raw, mangle) still see the address of the Service.
     if local_process:
         yield Stage("output", from_node, to_service)
     else:
         yield Stage("prerouting", to_endpoint, to_service)
     if way.local:  # an endpoint in the node's own network
         yield Stage("input", to_endpoint)
-    elif not local_process:
+        return
+    if not local_process:
         yield Stage("forward", leaving)
-    if not way.local:
-        yield Stage("postrouting", leaving)
+    yield Stage("postrouting", leaving)
+    # The answer comes back by the same interface; a masqueraded one is forwarded, too.
+    answer = to_endpoint._replace(
+        destination="",
+        port=0,
+        source=endpoint.ip,
+        came_in=way.device,
+        mark=0 if needs.delivery == "forwarded" else None,
+        answer=True,
+    )
+    yield Stage("prerouting", answer)
+    yield Stage("input" if local_process else "forward", answer)
 
 
 FIREWALL_CHECKS: Final = (

@@ -84,6 +84,7 @@ async def overlays(context: Context) -> Iterable[CheckResult]:
     results: list[CheckResult] = []
     for name in dict.fromkeys(way.device for way in found.values()):
         link = links.get(name)
+        # Anything else sends packets as they are.
         if link is None or link.driver not in _OVERHEAD:
             continue
         below = links.get(link.below)
@@ -116,6 +117,7 @@ async def path_mtu(context: Context) -> Iterable[CheckResult]:
     if not usable:
         return [skipped("no endpoint is beyond this node's own addresses")]
 
+    # A small request tells a silent endpoint from a large packet that was lost.
     async def probe(address: str, size: int) -> CheckResult | None:
         family = Family.IPV6 if ":" in address else Family.IPV4
         largest = size - _HEADERS[family]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from email.utils import parsedate_to_datetime
 from typing import Final
 
+from steersman.host.listening import listening_sockets
 from steersman.model.addresses import in_cidr
 from steersman.model.names import Family
 from steersman.model.plan import Pool, ServicePlan, Verdict
@@ -25,11 +26,13 @@ from steersman.operate.doctor.check import (
     warning,
 )
 from steersman.operate.doctor.facts import processes
+from steersman.operate.doctor.service_listener import socket_owners
 from steersman.run.instance import running
 from steersman.run.mode_transition import other_modes
 
 _PROXIES = frozenset({"kube-proxy", "kube-router", "cilium-agent"})
 """Names of processes that program Services, in /proc/PID/comm; ours is not among them."""
+_PORTS = {10249: "metrics", 10256: "health checks"}
 _QUIET = 150.0
 """Seconds without a word of the API server: it sends a bookmark about every minute."""
 _OLD = 60.0
@@ -46,6 +49,7 @@ async def process(context: Context) -> Iterable[CheckResult]:
     """Check that our process runs, and has brought what it knows to the kernel."""
     status, world = context.world.process, context.world
     if status is None:
+        # The question may be about manifests although a process runs: the node lock tells.
         holder = await asyncio.to_thread(running)
         if holder is not None:
             return [ok(f"it runs ({holder}); this answer is about {world.origin.text}")]
@@ -62,6 +66,7 @@ async def process(context: Context) -> Iterable[CheckResult]:
         return [error(f"it has not written any rule yet{why}", about, remedy="look at its log")]
     age = max(0.0, context.now() - status.synced.at)
     last = f"last sync {age:.0f} s ago ({status.synced.reason})"
+    # A change may wait for the minimum sync period, but hardly for a minute.
     if status.owes and age > _OLD:
         return [
             error(
@@ -94,6 +99,7 @@ async def source(context: Context) -> Iterable[CheckResult]:
                 remedy="check that the API server answers from this node, and the credentials",
             )
         ]
+    # A half-open connection (NAT, a firewall that forgot it) looks connected, and is silent.
     if found.quiet_seconds is not None and found.quiet_seconds > _QUIET:
         return [
             warning(
@@ -141,6 +147,7 @@ async def pods(context: Context) -> Iterable[CheckResult]:
     for family in context.families:
         own = settings.family(family)
         label = family.kubernetes
+        # Pods of this node that serve something; those in the host's network are no pods here.
         local = {
             endpoint.ip
             for plan in context.world.plan.services.values()
@@ -191,6 +198,8 @@ async def other_proxy(context: Context) -> Iterable[CheckResult]:
         )
         for each in found
     ]
+    if not own and not found:
+        results += await _port_owners(context)
     # Objects of other modes, of ours or of kube-proxy, that still lead the Service somewhere.
     if context.mode is not None:
         modes = other_modes(
@@ -201,6 +210,23 @@ async def other_proxy(context: Context) -> Iterable[CheckResult]:
     return results or [ok("no other proxy runs here, and none has left rules")]
 
 
+async def _port_owners(context: Context) -> list[CheckResult]:
+    """Return who listens on the ports of a proxy, though neither we nor a known one runs."""
+    proc = context.path("proc")
+    listening = await asyncio.to_thread(listening_sockets, proc)
+    held = {s: inode for s, inode in listening.items() if s.port in _PORTS}
+    owners = await asyncio.to_thread(socket_owners, frozenset(held.values()), proc)
+    return [
+        warning(
+            f"pid {owner.pid} ({owner.command}) listens on {sock.port}, the port for "
+            f"{_PORTS[sock.port]} of a kube-proxy: it may be one",
+            remedy="find out who it is, and stop it if it proxies Services",
+        )
+        for sock, inode in held.items()
+        if (owner := owners.get(inode))
+    ]
+
+
 async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | None:
     """Say what another mode left; an error if it leads the Service to other endpoints."""
     left = await asyncio.to_thread(mode.find_leftovers, tuple(Family))
@@ -209,6 +235,7 @@ async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | N
     support = await mode.probe()
     if not support.usable:
         return unknown(f"rules of the {name} mode may be left: {left}")
+    # Some modes recognise texts in the kernel only if they have rendered them before.
     settings = context.world.plan.settings
     mode.render_node(settings)
     words = mode.words()
@@ -244,6 +271,7 @@ async def api_server(context: Context) -> Iterable[CheckResult]:
     """Compare the clock and the version of the API server with ours."""
     if context.ask_api is None:
         return [unknown("the API server was not asked: no credentials are known here")]
+    # The reply was made about half-way between question and answer.
     before = context.now()
     reply = await context.ask_api("/version")
     between = (before + context.now()) / 2

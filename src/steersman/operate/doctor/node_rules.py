@@ -45,6 +45,7 @@ async def probe(context: Context) -> Iterable[CheckResult]:
                 remedy="install or load the missing part, then restart steersman",
             )
         ]
+    # A usable mode may lack something that only makes it worse.
     lacks = [warning(sentence.rstrip(".")) for sentence in found.missing]
     return lacks or [ok("modules, programs and mounts that the mode needs are there")]
 
@@ -65,6 +66,7 @@ async def kernel_rules(context: Context) -> KernelRules:
     assert mode is not None
     await context.once(support)
 
+    # Rendering comes first: some modes recognise texts in the kernel only by having rendered them.
     def render() -> dict[Any, Any]:
         wanted = dict(mode.render_node(settings))
         for plan in plans:
@@ -91,7 +93,7 @@ async def rules(context: Context) -> Iterable[CheckResult]:
         return [unknown("the rules cannot be read: the mode cannot run here")]
     try:
         kernel = await context.once(kernel_rules)
-    except FileNotFoundError:
+    except FileNotFoundError:  # the mode keeps its objects in files, which are not there
         kernel = KernelRules({}, Diff({"": ""}), 0)
     whose = f"of {context.question.service}" if context.question.service else "of this node"
     if not kernel.change:
@@ -129,6 +131,7 @@ async def lock(context: Context) -> Iterable[CheckResult]:
     if not path:
         return [skipped("writers of these rules need no lock")]
     path = os.environ.get("XTABLES_LOCKFILE", path)
+    # Every writer holds the lock for a moment: only one that never lets go is a fault.
     holders = []
     for look in range(_LOOKS):
         if look:
@@ -160,6 +163,7 @@ async def number_of_rules(context: Context) -> Iterable[CheckResult]:
     if not needs.most_rules:
         return [skipped("the number of rules does not slow this mode down")]
     kernel = await context.once(kernel_rules)
+    # A value is the text of one or several rules; empty chains cost nothing.
     count = sum(str(value).count("\n") + 1 for value in kernel.have.values() if value)
     if count <= needs.most_rules:
         return [ok(f"{count} rules")]

@@ -45,6 +45,7 @@ async def forwarding(context: Context) -> Iterable[CheckResult]:
     for family in context.families:
         name = "ip_forward" if family is Family.IPV4 else "conf/all/forwarding"
         setting = f"{family_folder(family)}/{name}"
+        # Packets of this node itself, and those to itself, are not forwarded.
         needed = any(
             path.plan.key.family is family
             and path.source is not SourceClass.NODE
@@ -84,6 +85,7 @@ async def reverse_path(context: Context) -> Iterable[CheckResult]:
     """Check that the reverse path filter (rp_filter) drops no packet of clients or endpoints."""
     folder = f"{family_folder(Family.IPV4)}/conf"
     everywhere = int(context.read(f"{folder}/all/rp_filter"))
+    # The kernel takes the larger one of `all` and the interface's own value.
     strict = []
     for each in sorted(context.path(folder).iterdir()):
         with suppress(OSError):
@@ -105,6 +107,7 @@ async def reverse_path(context: Context) -> Iterable[CheckResult]:
                     remedy=how,
                 )
             ]
+    # A count since the start proves little; one that grows now is about this trouble.
     before = _dropped(context)
     await asyncio.sleep(_COUNTED)
     dropped, total = _dropped(context) - before, _dropped(context)
@@ -169,7 +172,7 @@ async def bridge_netfilter(context: Context) -> Iterable[CheckResult]:
         setting = BRIDGE_SETTING[family]
         try:
             value = context.read(setting)
-        except FileNotFoundError:
+        except FileNotFoundError:  # the sysctl comes with the module
             value = ""
         if value == "1":
             results.append(ok(f"netfilter sees {family.kubernetes} packets on bridges"))
@@ -190,6 +193,7 @@ async def bridge_netfilter(context: Context) -> Iterable[CheckResult]:
 async def hairpin(context: Context) -> Iterable[CheckResult]:
     """Check that a bridge sends frames back by the port that they came from."""
     links = await context.network.links()
+    # A promiscuous bridge sends frames back by itself (kubelet's promiscuous-bridge).
     bridges = bridges_of_pods(links, (await context.once(ways)).values())
     wrong = sorted(
         link.name

@@ -12,7 +12,7 @@ from steersman.config import parse_command_line
 from steersman.model.names import ObjectName
 from steersman.model.plan import SourceClass
 from steersman.model.world import Origin, World
-from steersman.modes.specs import SPECS, ModeOptions
+from steersman.modes.specs import SPECS, IpvsOptions, ModeOptions
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import NotRunningError
 from steersman.operate.doctor import CHECKS, ask
@@ -106,10 +106,10 @@ def test_the_mode_only_reads() -> None:
     for name, spec in SPECS.items():
         for variant in (*spec.variants, *spec.cleanup_variants):
             world = world_of(mode=name, variant=variant.name)
-            options = ModeOptions(asked_for=name)
+            options = ModeOptions(asked_for=name, ipvs=IpvsOptions(udp_timeout=5))
             assert mode_of(world, Scripted(), options, create) is not None
             _, used = made[-1]
-            assert used.asked_for == ""  # loads no module
+            assert (used.asked_for, used.ipvs.udp_timeout) == ("", 0)
             assert all(getattr(used, key) == value for key, value in variant.options.items())
     assert mode_of(world_of(mode="tomorrow's"), Scripted(), ModeOptions(), create) is None
 

@@ -88,11 +88,20 @@ def test_a_dropping_rule_is_named_with_its_chain() -> None:
     assert "pods of this node: anyone to 10.0.0.5:8080/TCP" in result.evidence
 
 
+def test_answers_may_be_dropped() -> None:
+    (result,) = check("-A FORWARD ! -s 198.51.100.0/24 -m conntrack ! --ctstate NEW -j DROP")
+    assert result.verdict is Verdict.ERROR
+    assert "pods of this node: answers of 10.0.0.5 (TCP)" in result.evidence
+
+
 def test_a_policy_is_named() -> None:
     (result,) = check(chains=":FORWARD DROP [0:0]")
     assert result.text.endswith("chain FORWARD: policy drop")
-    accepts = "-A FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT"
-    (masqueraded, *_) = check(accepts, chains=":FORWARD DROP [0:0]")
+    accepts = (
+        "-A FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT",
+        "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+    )
+    (masqueraded, *_) = check(*accepts, chains=":FORWARD DROP [0:0]")
     assert masqueraded.verdict is Verdict.ERROR
     assert "pods" in masqueraded.text
     assert "clients outside" not in masqueraded.text.partition(":")[0]

@@ -10,12 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from steersman.host.listening import ListeningSocket
 from steersman.model.inputs import NodeConfig
+from steersman.model.names import Protocol
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.world import LastSync, ProcessStatus, SourceStatus
 from steersman.modes.base import Mode
 from steersman.operate.doctor import node_process
 from steersman.operate.doctor.check import ApiReply, Check, Context, Verdict
+from steersman.operate.doctor.service_listener import Owner
 from steersman.run.instance import Holder
 from tests.support.builders.doctor import NOON, context_of, only, results
 from tests.support.builders.objects import CONFIG, endpoint, node, service, slice_
@@ -181,6 +184,19 @@ def test_other_proxies_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     result = only(OTHER, context)
     assert result.verdict is Verdict.ERROR
     assert "another proxy runs on this node: kube-proxy (pid 17)" in result.text
+
+
+def test_who_has_the_ports_of_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sockets = {ListeningSocket(Protocol.TCP, "::", number): number for number in (80, 10249, 10256)}
+    monkeypatch.setattr(node_process, "listening_sockets", lambda _: sockets)
+    owners = {10256: Owner(17, "/usr/bin/proxy --fast"), 80: Owner(18, "nginx")}
+    monkeypatch.setattr(node_process, "socket_owners", lambda *_: owners)
+    files = {"proc/cpuinfo": ""}
+    result = only(OTHER, context_of(root=tmp_path, files=files))
+    assert result.verdict is Verdict.WARNING
+    assert result.text.startswith("pid 17 (/usr/bin/proxy --fast) listens on 10256")
+    ours = context_of(root=tmp_path, files=files, world={"process": status()})
+    assert only(OTHER, ours).verdict is Verdict.OK
 
 
 def api(seconds: float, version: str, http: int = 200) -> list[tuple[Verdict, str]]:
