@@ -260,6 +260,12 @@ class Daemon:
             log.log(v(2) if result.reason == "changes" else logging.INFO, "%s", result)
         if first:
             self.serving.set()
+            if sync.store.snapshot.node is None:
+                log.warning(
+                    "there is no Node %s: its zone and addresses are not known; add its Node "
+                    "object, or correct --hostname-override",
+                    self.engine.node.node_name,
+                )
             self._machine.memory_when_loaded()
         return True
 

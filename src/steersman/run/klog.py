@@ -140,6 +140,8 @@ class JSONFormatter(logging.Formatter):
         }
         if record.levelno < logging.ERROR:
             line["v"] = verbosity_of(record.levelno)
+        if record.levelno >= logging.WARNING:  # beyond component-base, whose warnings look like v 0
+            line["severity"] = "error" if record.levelno >= logging.ERROR else "warning"
         error = _trace(record)
         if error:
             line["err"] = error

@@ -58,6 +58,7 @@ def test_json_is_component_bases(root: logging.Logger) -> None:
     assert re.fullmatch(r"run/test_klog\.py:\d+", info["caller"])
     assert info["ts"] > 1e12
     assert "v" not in error
+    assert ("severity" in info, error["severity"]) == (False, "error")
     assert error["err"].endswith("OSError: gone")
 
 
