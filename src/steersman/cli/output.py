@@ -108,8 +108,11 @@ def renderables(blocks: Iterable[Block]) -> Iterator[RenderableType]:
             padding=(0, 3, 0, 0),
             header_style="bold",
         )
-        for column in block.columns:
+        # If the terminal is too narrow, only the last column is broken: it has the sentences.
+        *first, last = block.columns
+        for column in first:
             table.add_column(column, no_wrap=True)
+        table.add_column(last, overflow="fold")
         for row in block.rows:
             cells = ((cell, "") if isinstance(cell, str) else cell for cell in row)
             table.add_row(*(Text(printable(text), STYLES[style]) for text, style in cells))

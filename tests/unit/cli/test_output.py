@@ -58,6 +58,19 @@ def test_a_terminal_gets_colour_and_the_same_words() -> None:
     assert "from the manifests in demo" in text
 
 
+def test_a_narrow_terminal_breaks_only_the_last_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+
+    class Long(Shops, frozen=True, kw_only=True):
+        def blocks(self, wide: bool) -> Iterator[Block]:
+            yield Table(("NAME", "MESSAGE"), [("a-long-name", "word " * 12)])
+
+    lines = printed(Long(shop_names=()), "text", Terminal()).splitlines()
+    assert "a-long-name" in lines[1]
+    assert len(lines) > 3
+    assert sum(line.count("word") for line in lines) == 12
+
+
 def test_json_and_yaml_have_the_same_data() -> None:
     data = json.loads(printed(SHOPS, "json", io.StringIO()))
     assert data == {"source": "the manifests in demo", "shopNames": ["a", "long-one"]}
