@@ -19,8 +19,9 @@ from tests.sim.universe import Universe
 from tests.support.apiserver.world import Object
 
 NOTHING = {"planned": 0, "rendered": 0, "written": 0, "lines": 0}
-ONE_ENDPOINT = {"planned": 1, "rendered": 2, "written": 40, "lines": 2}
-"""What may be done for noise, and for a change of one endpoint of one ServicePort."""
+ONE_ENDPOINT = {"planned": 1, "rendered": 2, "written": 40, "lines": 3}
+"""What may be done for noise, and for a change of one endpoint of one ServicePort. The lines are
+that of the sync, that of the Service and one about conntrack."""
 _SLACK = 6.0
 """Seconds beside the retry interval that a recovery takes: queues, syncs, latencies."""
 

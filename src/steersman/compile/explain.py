@@ -23,6 +23,7 @@ class EndpointReason(Value, frozen=True):
     """Whether some traffic on this node may go there."""
     why: str
     """`in: ready`, `out: not ready`; by traffic policy if the Service needs both lists."""
+    ready: bool
 
 
 class EndpointReport(Value, frozen=True):
@@ -83,7 +84,7 @@ def endpoint_report(
         for state in states:
             hinted = allowed(state, mode, settings.node_name, zone)
             used, why = _why_endpoint(state, ready, spec, None if hinted else mode)
-            reasons.append(EndpointReason(state.endpoint, used, why))
+            reasons.append(EndpointReason(state.endpoint, used, why, state.ready))
     elif not slices and service.spec.selector is None:
         lines.append(
             "no EndpointSlice belongs to the Service, and it has no selector: somebody must write"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -32,6 +33,7 @@ _CLIENTS = {
     SourceClass.NODE: "this node",
     SourceClass.EXTERNAL: "outside",
 }
+_NODES = 10  # listed by name
 _STYLES: dict[Severity, Style] = {Severity.ERROR: "bad", Severity.WARNING: "warn"}
 
 
@@ -245,18 +247,31 @@ def explain_port(explainer: FlowExplainer, plan: ServicePlan, report: EndpointRe
         )
         for each in plan.frontends
     ]
+    ends = [explainer.endpoint(plan.key, each.endpoint) for each in report.endpoints]
+    notes = list(report.notes)
+    # With policy Local each node serves by itself, so an operator wants to know which ones can.
+    actions = [each.action(source) for each in plan.frontends for source in SourceClass]
+    if any(each.verdict is Verdict.DROP or each.pool is Pool.LOCAL for each in actions):
+        nodes = Counter(
+            end.node or "unknown nodes"
+            for end, each in zip(ends, report.endpoints, strict=True)
+            if each.ready
+        )
+        listed = ", ".join(f"{node} ({number})" for node, number in sorted(nodes.items())[:_NODES])
+        more = f" and {len(nodes) - _NODES} more nodes" if len(nodes) > _NODES else ""
+        notes.append(f"traffic policy Local: ready endpoints are on {listed or 'no node'}{more}")
     return PortView(
         name.port,
         name.protocol,
         plan.key.family.kubernetes,
         tuple(frontends),
         tuple(
-            EndpointUse(explainer.endpoint(plan.key, each.endpoint), each.used, each.why)
-            for each in report.endpoints
+            EndpointUse(end, each.used, each.why)
+            for end, each in zip(ends, report.endpoints, strict=True)
         ),
         plan.affinity_seconds,
         plan.health_check_node_port,
-        report.notes,
+        tuple(notes),
     )
 
 

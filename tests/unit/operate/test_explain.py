@@ -399,6 +399,7 @@ def test_all_that_a_service_may_have() -> None:
         "      from outside: dropped, no endpoint is on this node",
         "    a client keeps its endpoint for 10800 s (session affinity by address)",
         "    health check node port 30100",
+        "    traffic policy Local: ready endpoints are on node-b (1)",
         "    ENDPOINT           POD          NODE     STATE",
         "    10.244.2.13:8080   shop/web-3   node-b   "
         "for policy Cluster in: ready; for policy Local out: on another node",
@@ -407,6 +408,28 @@ def test_all_that_a_service_may_have() -> None:
     ]
     there = ask(asked(value, slice_, *NODES), what="shop/front", node="node-b")
     assert "      from outside: to 10.244.2.13:8080 on this node" in text(there)
+
+
+def test_with_policy_local_the_nodes_that_serve_are_listed() -> None:
+    local = kube.service("near", "10.96.0.70", internalTrafficPolicy="Local")
+    ends = [pod_endpoint(f"10.244.{n}.1", f"p{n}", f"node-{n:02}") for n in range(12)]
+    out = pod_endpoint("10.244.99.1", "late", "node-99", ready=False)
+    nameless = pod_endpoint("10.244.50.1", "", "")
+
+    def note(*endpoints: kube.Object) -> str:
+        world = asked(local, kube.endpoint_slice("near-1", "near", *endpoints), *NODES)
+        (found,) = [line for line in text(ask(world, what="shop/near")) if "policy Local:" in line]
+        return found.strip()
+
+    about = "traffic policy Local: ready endpoints are on "
+    assert note(*ends[:1], *PODS[:2], out) == f"{about}node-00 (1), node-a (2)"
+    assert note(*ends).endswith("node-09 (1) and 2 more nodes")
+    assert note(out, ends[0]) == f"{about}node-00 (1)"
+    assert note(nameless) == f"{about}unknown nodes (1)"
+
+
+def test_the_client_counts_also_beside_a_name_alone() -> None:
+    assert [each.client for each in flows(what="shop/web", client="pod")] == ["pod"]
 
 
 def test_a_service_without_endpoints_is_bad_news() -> None:
