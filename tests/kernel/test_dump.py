@@ -57,6 +57,13 @@ async def dumped(*words: str) -> tuple[int, dict[str, list[str]]]:
             id="iptables-jump",
         ),
         pytest.param(
+            ["--proxy-mode=iptables", "--iptables-variant=legacy"],
+            "-A KUBE-SERVICES -d 10.96.0.1/32",
+            "iptables-legacy -t nat -F KUBE-SERVICES",
+            "-d 10.96.0.1/32",
+            id="iptables-legacy",
+        ),
+        pytest.param(
             ["--proxy-mode=nftables"],
             "10.96.0.1 . tcp . 80 . 0 : 10.244.0.5 . 8080",
             "nft delete element ip kube-proxy service-ips { 10.96.0.1 . tcp . 80 }",

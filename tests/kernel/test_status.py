@@ -98,6 +98,31 @@ def test_a_process_that_waits_for_its_node_says_so(tmp_path: Path) -> None:
     in_namespace(body)
 
 
+@pytest.mark.parametrize("listing", ["services", "endpoints"])
+def test_lists_of_an_api_server_name_pods_and_say_where_from(listing: str) -> None:
+    async def body() -> None:
+        entry = {
+            "addresses": ["10.244.0.5"],
+            "nodeName": NODE,
+            "targetRef": {"kind": "Pod", "name": "web-7d4b9"},
+        }
+        ends = kube.endpoint_slice("web-1", "web", entry)
+        pods = kube.service("pods", "None")
+        async with ApiServer([kube.service("web", "10.96.0.1"), pods, ends]) as server:
+            where = (f"--master={server.url}", f"--hostname-override={NODE}")
+            status, out, err = await command(listing, *where, "--pod=shop/web-7d4b9")
+            assert status == 0, err
+            assert "shop/web " in out
+            assert f"from the API server {server.url}" in out
+            assert ("shop/web-7d4b9" in out) == (listing == "endpoints")
+            assert (await command(listing, *where, "--pod=shop/nobody"))[0] == 1
+            if listing == "services":
+                _, out, _ = await command(listing, *where, "shop/pods")
+                assert "headless" in out
+
+    in_namespace(body)
+
+
 def test_an_unreachable_api_server_is_named(tmp_path: Path) -> None:
     async def body() -> None:
         url = "http://127.0.0.1:1"

@@ -24,6 +24,11 @@ FLAGS: Final = (
     Flag("pod", "string", "", Group.OWN, "Only those of this pod, by name or IP.", completes="pod"),
     Flag("rates", "bool", "false", Group.OWN, "Count for a second; show connections per second."),
 )
+EXIT_CODES: Final = (
+    (0, "The list was printed."),
+    (1, "Nothing is as the filters ask."),
+    (2, "It could not be read."),
+)
 
 
 def list_answer(method: str) -> Callable[[Parsed], Awaitable[Answer]]:

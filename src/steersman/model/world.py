@@ -26,7 +26,7 @@ class Origin(msgspec.Struct, frozen=True):
     """For people, such as `the running process (pid 4211, nftables mode)`."""
 
 
-class SourceStatus(msgspec.Struct, frozen=True):
+class SourceStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The connection of the running process to the cluster."""
 
     kind: Literal["apiserver", "manifests"] = "manifests"
@@ -68,7 +68,7 @@ class Condition(msgspec.Struct, frozen=True):
     """When it got this status, in seconds since 1970; 0 if that is not known."""
 
 
-class ProcessStatus(msgspec.Struct, frozen=True):
+class ProcessStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The running process, as it describes itself."""
 
     pid: int = 0
@@ -97,7 +97,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     """One for each thing that can be well or not."""
 
 
-class StatusPage(msgspec.Struct, frozen=True):
+class StatusPage(msgspec.Struct, frozen=True, rename="camel"):
     """The running process without the objects that it serves: for `steersman status`."""
 
     node: str

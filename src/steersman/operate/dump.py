@@ -19,6 +19,7 @@ from steersman.modes.registry import create
 from steersman.modes.specs import spec_of
 from steersman.modes.words import KernelWords, Words
 from steersman.operate.answer import Answer, Block, Line, QuestionError
+from steersman.operate.names import Names
 
 State = Literal["planned", "missing", "unexpected", "context"]
 _MARKS: Mapping[State, str] = {"missing": "- ", "unexpected": "+ "}
@@ -80,6 +81,18 @@ class KernelDump(Answer, frozen=True, kw_only=True, rename="camel"):
         else:
             planned = sum(line.state == "planned" for line in self.lines)
             yield Line(f"as planned: {planned} lines of the {self.mode} mode", "good")
+
+
+def find_service(world: World, text: str, namespace: str = "") -> ObjectName:
+    """Return the Service that an operator's word means.
+
+    Raises:
+        QuestionError: it means nothing known, several things, or no Service.
+    """
+    found = Names(world, namespace).resolve(text)
+    if found.kind != "service" or found.name is None:
+        raise QuestionError(f"{text!r} is no Service ({found.kind}): give NAMESPACE/NAME")
+    return found.name
 
 
 async def dump_service(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TypeAlias
 
 import msgspec
 
-from steersman.compile.explain import why_endpoints
+from steersman.compile.explain import endpoint_report
 from steersman.compile.node import zone_of
 from steersman.model.addresses import canonical_ip
 from steersman.model.kube import EndpointSlice, Service
@@ -106,7 +105,9 @@ class Lister:
                     why = self.why_unserved(name, known[name])
                     unserved.append(Unserved(str(name), _type(known[name]), why))
         ports = tuple(self.ports(wanted))
-        return ServiceList(ports=ports, unserved=tuple(unserved), filtered=bool(wanted))
+        return ServiceList(
+            ports=ports, unserved=tuple(unserved), filtered=bool(wanted), now=self._now
+        )
 
     def endpoints(self, wanted: Filter = EVERYTHING) -> EndpointList:
         """List endpoints; of those that an address, port or pod selects, no others."""
@@ -229,7 +230,7 @@ class Lister:
             (spec and spec.external_traffic_policy) or "Cluster",
             plan.affinity_seconds,
             plan.health_check_node_port,
-            age_of(created, self._now),
+            created,
             () if self._describe is None else tuple(self._describe(plan)),
             Counts(sum(known) if known else None, sum(rates) if rates else None),
         )
@@ -244,31 +245,27 @@ class Lister:
         """Return the endpoints, in or out, and what else there is to say about them."""
         if service is None:  # the snapshot, a live view, is ahead of the plan
             return (), ()
-        lines = why_endpoints(service, slices.values(), self._world.plan.settings, self._zone, key)
+        settings = self._world.plan.settings
+        report = endpoint_report(service, slices.values(), settings, self._zone, key)
         places = places_of(slices)
-        used = {str(endpoint): endpoint for endpoint in plan.reachable}
-        found, notes = [], []
-        for line in lines:
-            printed, _, reason = line.partition(": ")
-            host = printed.rpartition(":")[0].strip("[]")
-            if host not in places:
-                notes.append(line)
-                continue
-            reason = reason.removeprefix("in: ").removeprefix("out: ")
-            node, zone, pod = places[host]
+        used = set(plan.reachable)
+        found: list[ListedEndpoint] = []
+        for each in report.endpoints:
+            node, zone, pod = places.get(each.endpoint.ip, ("", "", ""))
+            printed = str(each.endpoint)
             found.append(
                 ListedEndpoint(
                     printed,
-                    printed in used,
-                    reason,
-                    node != "" and node == self._world.plan.settings.node_name,
+                    each.endpoint in used,
+                    each.why.removeprefix("in: ").removeprefix("out: "),
+                    each.endpoint.local,
                     node,
                     zone,
                     pod,
                     self._count("endpoints", (key.name, printed)),
                 )
             )
-        return tuple(found), tuple(notes)
+        return tuple(found), (*report.notes, *map(str, report.findings))
 
     def _count(self, table: str, key: StatsKey) -> Counts:
         if not self._samples:
@@ -351,12 +348,3 @@ def problem_of(plan: ServicePlan) -> str:
     if external:
         return f"no endpoint on this node for {len(external)} of {len(plan.frontends)} frontends"
     return ""
-
-
-def age_of(created: str | None, now: float) -> float | None:
-    """Return seconds since a timestamp of Kubernetes; None if it is none."""
-    try:
-        at = datetime.fromisoformat(created or "")
-    except ValueError:
-        return None
-    return now - (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -6,6 +6,8 @@ operate/lister.py makes them from a World.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
@@ -79,7 +81,8 @@ class ListedPort(msgspec.Struct, frozen=True, rename="camel"):
     external_policy: str = "Cluster"
     affinity_seconds: int = 0
     health_check_node_port: int = 0
-    age_seconds: float | None = None
+    created: str | None = None
+    """When the Service was created, in RFC 3339; None if it does not tell."""
     objects: tuple[str, ...] = ()
     """Where the mode keeps it in the kernel; () if that was not asked for."""
     counts: Counts = Counts()
@@ -129,6 +132,13 @@ class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
     """Services by port and family."""
 
     unserved: tuple[Unserved, ...] = ()
+    now: float = 0.0
+    """Seconds since 1970, for ages; not printed, so that --watch prints only changes."""
+
+    @property
+    def data(self) -> Any:
+        """The answer as JSON types."""
+        return {key: value for key, value in super().data.items() if key != "now"}
 
     @property
     def exit_code(self) -> int:
@@ -155,7 +165,10 @@ class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
             if wide:
                 row += [port.type, port.internal_policy, port.external_policy]
                 row.append(f"{port.affinity_seconds} s" if port.affinity_seconds else "-")
-                row += [str(port.health_check_node_port or "-"), age_text(port.age_seconds)]
+                row += [
+                    str(port.health_check_node_port or "-"),
+                    age_text(age_of(port.created, self.now)),
+                ]
                 row.append(_some([each.rpartition(" ")[2] for each in port.objects], 3) or "-")
             # Worst first: clients cannot use it, then Findings.
             if port.problem:
@@ -261,6 +274,15 @@ def _counts(counts: Counts) -> list[Cell]:
 
 def _nothing(filtered: bool, what: str) -> str:
     return f"no {what} match" if filtered else f"there are no {what}"
+
+
+def age_of(created: str | None, now: float) -> float | None:
+    """Return seconds since a timestamp of Kubernetes; None if it is none."""
+    try:
+        at = datetime.fromisoformat(created or "")
+    except ValueError:
+        return None
+    return now - (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def age_text(seconds: float | None) -> str:

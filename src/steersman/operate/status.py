@@ -51,8 +51,10 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
             page = msgspec.to_builtins(self.page)
             process = page.pop("process")
             process.pop("conditions")
-            for name in ("started", "now"):
-                process[name] = _rfc3339(process[name])
+            # Absolute times: with --watch, only a change is printed.
+            now, quiet = process.pop("now"), process["source"].pop("quietSeconds")
+            process["source"]["lastEvent"] = _rfc3339(0.0 if quiet is None else now - quiet)
+            process["started"] = _rfc3339(process["started"])
             if process["synced"] is not None:
                 process["synced"]["at"] = _rfc3339(process["synced"]["at"])
             out |= {**page, **process}
@@ -101,6 +103,8 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
         if process.source.kind != "manifests":
             connected = "connected" if process.source.connected else "NOT CONNECTED"
             source = f"{process.source.server}, {connected}"
+            if (quiet := process.source.quiet_seconds) is not None:
+                source += f", last event {age_text(quiet)} ago"
         yield Line(f"source    {source}", indent=2)
         objects = f"{page.services} Services, {page.endpoint_slices} EndpointSlices, "
         objects += f"{page.service_ports} ServicePorts, {process.objects} kernel objects"

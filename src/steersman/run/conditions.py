@@ -82,9 +82,7 @@ def judge(  # noqa: PLR0912 - a group of branches for each condition
     if source.kind == "manifests":
         yield _Judged("SourceConnected", "True", "Manifests", "manifests are watched")
     elif source.connected:
-        quiet = source.quiet_seconds
-        heard = "" if quiet is None else f", last heard of {quiet:.0f} s ago"
-        yield _Judged("SourceConnected", "True", "Connected", f"{source.server}{heard}")
+        yield _Judged("SourceConnected", "True", "Connected", source.server)
     else:
         errors = ", ".join(f"{count} {why}" for why, count in sorted(source.errors.items()))
         message = f"{source.server} is not reached" + (f" (so far: {errors})" if errors else "")

@@ -20,7 +20,7 @@ from steersman.modes.ipvs.names import MemberKey, ServerKey
 from steersman.modes.nftables.layout import Kind, pack_address, pack_port, prefix
 from steersman.operate import dump
 from steersman.operate.answer import QuestionError
-from steersman.operate.dump import KernelDump, KernelLine, compare
+from steersman.operate.dump import KernelDump, KernelLine, compare, find_service
 from tests.support.builders.doctor import CART, world_of
 from tests.support.builders.objects import KEY, NODE, endpoint, port, service, slice_
 from tests.support.modes.ipvs import IPVS
@@ -171,6 +171,21 @@ def test_what_another_service_wants_is_not_unexpected(monkeypatch: pytest.Monkey
     monkeypatch.setattr(mode, "words", lambda: words)
     lines = asyncio.run(compare(world, CART, mode))
     assert marked(lines) == [("unexpected", "odd")]
+
+
+@pytest.mark.parametrize("word", ["shop/cart", "cart.shop", "svc/shop/cart"])
+def test_a_service_is_found_by_what_operators_type(word: str) -> None:
+    assert find_service(shop(MemoryMode()), word) == CART
+    assert find_service(shop(MemoryMode()), "cart", "shop") == CART
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [("shop/catr", "similar: shop/cart"), ("10.96.0.10", "is no Service .address.")],
+)
+def test_what_is_no_service_is_refused(word: str, says: str) -> None:
+    with pytest.raises(QuestionError, match=says):
+        find_service(shop(MemoryMode()), word)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def page(status: ConditionStatus = "True", **more: Any) -> StatusPage:
         "revision": 5,
         "synced": LastSync(NOON - 60, "changes", {"plan": 0.001, "apply": 0.002}),
         "objects": 40,
-        "source": SourceStatus("apiserver", "https://api:6443"),
+        "source": SourceStatus("apiserver", "https://api:6443", quiet_seconds=3.2),
         "conditions": (Condition("Synced", status, "Why", "because", NOON - 600),),
     }
     return StatusPage("node-a", "nftables", "", ProcessStatus(**(process | more)), 2, 3, 4, (), {})
@@ -70,7 +70,7 @@ def test_a_status_is_a_summary_and_conditions() -> None:
     assert text(status) == [
         "steersman 1.0, nftables mode, node node-a, pid 4211, up 2h",
         "sync revision 5 (changes), 60s ago, 3.0 ms",
-        "source https://api:6443, connected",
+        "source https://api:6443, connected, last event 3s ago",
         "objects 2 Services, 3 EndpointSlices, 4 ServicePorts, 40 kernel objects",
         "findings no Findings",
         "CONDITION STATUS SINCE MESSAGE",
@@ -91,6 +91,8 @@ def test_json_has_times_that_other_programs_read() -> None:
         "since": "2023-11-14T22:03:20Z",
     }
     assert (data["node"], data["mode"], data["pid"]) == ("node-a", "nftables", 4211)
+    assert data["source"]["lastEvent"] == "2023-11-14T22:13:16Z"
+    assert (data["endpointSlices"], "now" in data) == (3, False)
     assert data["synced"]["at"] == "2023-11-14T22:12:20Z"
     assert ask(page(synced=None)).data["synced"] is None
 

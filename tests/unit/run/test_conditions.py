@@ -11,7 +11,6 @@ from steersman.model.world import Condition, LastSync, ProcessStatus, SourceStat
 from steersman.run.conditions import ConditionLog, count_words
 
 WELL: dict[str, Any] = {"synced": LastSync(at=5.0), "now": 10.0, "objects": 7}
-API = SourceStatus("apiserver", "https://api:6443", quiet_seconds=3.2)
 ERROR = Finding("Service shop/web", "spec", "is broken", Severity.ERROR)
 WARNING = Finding("Service shop/cart", "spec", "is odd")
 
@@ -38,7 +37,6 @@ def test_a_process_that_is_well_has_only_true_conditions() -> None:
         ({"waiting": 'node "a"'}, "Synced", "False", "Waiting", 'waiting for node "a"'),
         ({"failure": "no\nnft"}, "Synced", "False", "SyncFailed", "no\\nnft; it is tried again"),
         ({"owes": True}, "Synced", "True", "UpToDate", "changes wait for the next sync"),
-        ({"source": API}, "SourceConnected", "True", "Connected", "last heard of 3 s ago"),
         (
             {"source": SourceStatus("apiserver", "https://api:6443")},
             "SourceConnected",

@@ -12,14 +12,12 @@ if TYPE_CHECKING:
 
 
 async def _answer(parsed: Parsed) -> Answer:
-    from steersman.model.names import ObjectName  # noqa: PLC0415 - only for this command
-    from steersman.operate.dump import dump_service  # noqa: PLC0415
+    from steersman.operate.dump import dump_service, find_service  # noqa: PLC0415
     from steersman.operate.load import load_world  # noqa: PLC0415
 
-    first, slash, second = parsed.arguments[0].partition("/")
-    namespace = str(parsed.values.get("namespace") or "default")
-    name = ObjectName(first, second) if slash else ObjectName(namespace, first)
-    return await dump_service(await load_world(parsed), name, parsed.config)
+    world = await load_world(parsed)
+    name = find_service(world, parsed.arguments[0], str(parsed.values.get("namespace") or ""))
+    return await dump_service(world, name, parsed.config)
 
 
 COMMAND = Command(
@@ -35,7 +33,12 @@ and no plan asks for it. Needs root, and reads only.
 The plan is that of the running process, or of --manifests or an API server, for the mode that
 --proxy-mode names then.""",
     arguments=(
-        Argument("SERVICE", "NAMESPACE/NAME, or NAME with -n.", completes="service", required=True),
+        Argument(
+            "SERVICE",
+            "NAMESPACE/NAME, or any other name of it.",
+            completes="service",
+            required=True,
+        ),
     ),
     flags=(NAMESPACE,),
     examples=(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steersman.cli.command import Command, Example
-from steersman.cli.lists import ARGUMENT, FLAGS, list_answer
+from steersman.cli.lists import ARGUMENT, EXIT_CODES, FLAGS, list_answer
 
 COMMAND = Command(
     name="services",
@@ -30,4 +30,5 @@ in its mode; --rates and --watch add new connections per second.""",
     ),
     answer=list_answer("services"),
     watch=True,
+    exit_codes=EXIT_CODES,
 )
