@@ -38,6 +38,7 @@ def listening_sockets(proc: Path = Path("/proc")) -> dict[ListeningSocket, int]:
                 text = (proc / "net" / table).read_text()
             except FileNotFoundError:  # no IPv6, or another system
                 continue
+            # IPv4 clients of a socket at [::] are not told here: bindv6only is not in the table.
             for words in _rows(text):
                 if words[3] == state:
                     address, _, port = words[1].partition(":")

@@ -80,6 +80,11 @@ class KernelWords:
         del key, plans
         return False
 
+    def is_relevant(self, line: Words, plans: Collection[ServicePlan]) -> bool:
+        """Whether a line that is as planned tells anything about the traffic of these plans."""
+        del line, plans
+        return True
+
     def rank(self, key: Any) -> int:
         """Return the place of an object in a list: packets pass those of lower rank first."""
         del key
@@ -87,6 +92,7 @@ class KernelWords:
 
     def words(self, key: Any, value: Any) -> Iterable[Words]:
         """Print one object."""
+        # As `format_diff` prints an object, so that both read alike.
         parts = key if isinstance(key, tuple) else (key,)
         place = " ".join(str(part) for part in parts if part != "")
         return [Words(place, line) for line in str(value).splitlines() or [""]]

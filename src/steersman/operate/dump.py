@@ -75,6 +75,7 @@ class KernelDump(Answer, frozen=True, kw_only=True, rename="camel"):
                 f"  {_MARKS.get(line.state, '  ')}{line.text}",
                 "bad" if line.state in _MARKS else "",
             )
+        # The verdict comes last: on a terminal it is what stays in sight.
         if self.exit_code:
             text = f"differs from the plan: lines missing (-): {self.missing}, "
             yield Line(f"{text}unexpected (+): {self.unexpected}", "bad")
@@ -120,7 +121,7 @@ async def dump_service(
     except (ApplyError, BusyError, OSError) as error:
         raise QuestionError(f"the kernel cannot be read: {error}; this needs root") from error
     finally:
-        await mode.aclose()
+        await mode.aclose()  # sockets of this command; what the process serves is not touched
     return KernelDump(
         source=world.origin.text, service=str(name), mode=mode.name, lines=tuple(lines)
     )
@@ -169,12 +170,19 @@ async def compare(world: World, name: ObjectName, mode: Mode) -> list[KernelLine
     others = {key for key in words.of_services(kernel, own) if key not in wanted}
     others |= {key for key in kernel if key not in wanted and words.is_on_path(key, own)}
     others -= node.keys()
+    # To render all other Services takes a second with 10,000 of them, and is rarely needed.
     if others:
         rest = world.plan.services.keys() - plans.keys()
         others -= words.wanted(_rendered(mode, world, rest), kernel).keys()
 
     keys = sorted([*wanted, *sorted(others, key=str)], key=words.rank)
-    lines = [line for key in keys for line in marked_lines(words, key, kernel, wanted)]
+    lines = [
+        line
+        for key in keys
+        for line in marked_lines(words, key, kernel, wanted)
+        if line.state != "planned"
+        or words.is_relevant(Words(line.place, line.text, line.purpose), own)
+    ]
     shown = [Words(line.place, line.text) for line in lines if line.state != "missing"]
     beyond = await words.beyond(shown, own, settings)
     return lines + [KernelLine(*each, state="context") for each in beyond]

@@ -51,6 +51,7 @@ class Counter:
             self._last = now
             await asyncio.sleep(_APART)
             return await self.samples(world, rates=True)
+        # With --watch, each answer shows the rate since the one before.
         samples = (now,) if self._last is None else (self._last, now)
         self._last = now
         return samples
@@ -67,7 +68,13 @@ async def make_lister(parsed: Parsed, counter: Counter) -> tuple[World, Lister]:
     rates = bool(values.get("rates") or values.get("watch"))
     detailed = values.get("output", "text") != "text"
     samples = await counter.samples(world, rates=rates)
-    return world, Lister(world, time.time(), samples, describer(world) if detailed else None)
+    note = ""
+    if rates and not samples:
+        note = "connections are counted by a running process only"
+        if world.origin.kind == "process":
+            note = f"the {world.mode} mode does not count connections"
+    describe = describer(world) if detailed else None
+    return world, Lister(world, time.time(), samples, describe, note)
 
 
 def describer(world: World) -> Describe:

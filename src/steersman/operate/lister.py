@@ -75,6 +75,7 @@ class Lister:
         now: float,
         samples: Sequence[Sample] = (),
         describe: Describe | None = None,
+        note: str = "",
     ) -> None:
         """Prepare a list.
 
@@ -83,11 +84,13 @@ class Lister:
             now: seconds since 1970, for ages.
             samples: counts of connections; two give rates.
             describe: names the kernel objects of a plan; None leaves them out.
+            note: why something that was asked for is not there.
         """
         self._world = world
         self._now = now
         self._samples = tuple(samples[-2:])
         self._describe = describe
+        self._note = note
         self._zone = zone_of(world.snapshot.node)
         self._findings: dict[str, list[str]] = {}
         for finding in world.findings:
@@ -106,7 +109,11 @@ class Lister:
                     unserved.append(Unserved(str(name), _type(known[name]), why))
         ports = tuple(self.ports(wanted))
         return ServiceList(
-            ports=ports, unserved=tuple(unserved), filtered=bool(wanted), now=self._now
+            ports=ports,
+            unserved=tuple(unserved),
+            filtered=bool(wanted),
+            note=self._note,
+            now=self._now,
         )
 
     def endpoints(self, wanted: Filter = EVERYTHING) -> EndpointList:
@@ -124,7 +131,7 @@ class Lister:
                 ]
                 kept = tuple(named) or kept  # a frontend was selected: all of its endpoints
             ports.append(msgspec.structs.replace(port, endpoints=kept))
-        return EndpointList(ports=tuple(ports), filtered=bool(wanted))
+        return EndpointList(ports=tuple(ports), filtered=bool(wanted), note=self._note)
 
     def node_ports(self, wanted: Filter = EVERYTHING) -> NodePortList:
         """List node ports and health check node ports, by number."""
@@ -150,10 +157,11 @@ class Lister:
                 )  # fmt: skip
                 checks[check, port.family, port.service] = row
         found += checks.values()
+        # A port inside the cluster selects a Service, and so all of its node ports.
         if wanted.port:
             found = [row for row in found if row.port == wanted.port] or found
         found.sort(key=lambda row: (row.port, row.protocol, row.family))
-        return NodePortList(node_ports=tuple(found), filtered=bool(wanted))
+        return NodePortList(node_ports=tuple(found), filtered=bool(wanted), note=self._note)
 
     def ports(self, wanted: Filter) -> Iterator[ListedPort]:
         """Yield the ServicePorts that a filter selects, by name."""
@@ -247,6 +255,7 @@ class Lister:
             return (), ()
         settings = self._world.plan.settings
         report = endpoint_report(service, slices.values(), settings, self._zone, key)
+        # The report has what plans are made of; node, zone and pod are only in the slices.
         places = places_of(slices)
         used = set(plan.reachable)
         found: list[ListedEndpoint] = []

@@ -117,6 +117,8 @@ class _Listing(Answer, frozen=True, kw_only=True, rename="camel"):
     ports: tuple[ListedPort, ...]
     filtered: bool = False
     """Whether a filter was given."""
+    note: str = ""
+    """Why something that was asked for is not there."""
 
     @property
     def exit_code(self) -> int:
@@ -147,6 +149,7 @@ class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
 
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield a row for each ServicePort, and one for each Service that is not served."""
+        # Columns that would have the same or no value in every row are left out.
         dual = len({port.family for port in self.ports}) > 1
         counted = self._counted
         columns = ["SERVICE", "PORT", "FRONTENDS", "ENDPOINTS"]
@@ -183,6 +186,8 @@ class ServiceList(_Listing, frozen=True, kw_only=True, rename="camel"):
             title = "Not served by this proxy:" if rows else ""
             others = [[each.service, each.type, each.reason] for each in self.unserved]
             yield Table(["SERVICE", "TYPE", "WHY"], others, title=title)
+        if self.note:
+            yield Line(self.note, "dim")
 
 
 class EndpointList(_Listing, frozen=True, kw_only=True, rename="camel"):
@@ -209,6 +214,8 @@ class EndpointList(_Listing, frozen=True, kw_only=True, rename="camel"):
         for port in self.ports:
             for note in port.notes:
                 yield Line(f"{port.service} {port.port_text} ({port.family}): {note}", "warn")
+        if self.note:
+            yield Line(self.note, "dim")
 
 
 class NodePort(msgspec.Struct, frozen=True, rename="camel"):
@@ -237,6 +244,7 @@ class NodePortList(Answer, frozen=True, kw_only=True, rename="camel"):
 
     node_ports: tuple[NodePort, ...]
     filtered: bool = False
+    note: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -259,6 +267,8 @@ class NodePortList(Answer, frozen=True, kw_only=True, rename="camel"):
             row += [each.family, "yes" if each.loopback else "no"] * wide
             rows.append(row)
         yield Table(columns, rows, empty=_nothing(self.filtered, "node ports"))
+        if self.note:
+            yield Line(self.note, "dim")
 
 
 def _some(texts: Sequence[str], most: int) -> str:
@@ -278,6 +288,7 @@ def _nothing(filtered: bool, what: str) -> str:
 
 def age_of(created: str | None, now: float) -> float | None:
     """Return seconds since a timestamp of Kubernetes; None if it is none."""
+    # The API server always writes it in UTC; a manifest may hold anything.
     try:
         at = datetime.fromisoformat(created or "")
     except ValueError:

@@ -131,6 +131,7 @@ async def ask_status(
         data = await asyncio.to_thread((client or Client(timeout=_PATIENCE)).get, "/status")
         page = msgspec.msgpack.decode(data, type=StatusPage)
     except (QuestionError, msgspec.DecodeError) as error:
+        # The lock is a table of the kernel: it tells also of a process that is stopped or hangs.
         found = await asyncio.to_thread(holder)
         if found is not None:
             message = f"an instance runs ({found}), but cannot be asked: {error}"

@@ -30,6 +30,7 @@ def encode_stats(at: float, stats: ConnectionStats | None) -> bytes:
         at: when they were read, in seconds of a clock that only goes forward.
         stats: the counts; None if the mode does not count connections.
     """
+    # Not counted is another answer than no connections so far.
     if stats is None:
         return msgspec.msgpack.encode(_Document(at, False))
     return msgspec.msgpack.encode(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from steersman.cli.output import plain_lines
@@ -22,7 +23,7 @@ from steersman.operate import dump
 from steersman.operate.answer import QuestionError
 from steersman.operate.dump import KernelDump, KernelLine, compare, find_service
 from tests.support.builders.doctor import CART, world_of
-from tests.support.builders.objects import KEY, NODE, endpoint, port, service, slice_
+from tests.support.builders.objects import CONFIG, KEY, NODE, endpoint, port, service, slice_
 from tests.support.modes.ipvs import IPVS
 from tests.support.modes.memory import MemoryMode
 from tests.support.modes.registry import EBPF, IPTABLES, MODES, NFTABLES, ModeUnderTest, render
@@ -109,6 +110,33 @@ def test_the_order_of_rules_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     states = [state for state, _ in marked(lines_of(IPTABLES, monkeypatch, turn))]
     assert sorted(states) == ["missing", "unexpected"]
+
+
+@pytest.mark.parametrize("lost", ["split", "KUBE-SVC-BYADDR-0"])
+def test_a_split_list_of_services_is_followed_to_the_address(
+    lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode = IPTABLES.offline()
+    config = msgspec.structs.replace(CONFIG, split_threshold=1)
+    other = service("web", clusterIP="10.96.0.20")
+    world = world_of(service(), other, slice_(*ENDS), mode=mode.name, config=config)
+    assert world.plan.settings.split_dispatch
+    kernel = dict(render(world.plan, mode))
+
+    async def read() -> Ruleset:
+        return kernel
+
+    monkeypatch.setattr(mode, "read", read)
+    lines = asyncio.run(compare(world, CART, mode))
+    assert not marked(lines)
+    buckets = [line.text for line in lines if "BYADDR" in line.text and " -j " in line.text]
+    assert [text.rpartition(" ")[2] for text in buckets if "-d 0.0.0." in text] == [
+        "KUBE-SVC-BYADDR-0",
+        "KUBE-SVC-BYADDR-0a",
+    ]
+    gone = next(key for key in kernel if key[0] == 4 and lost in (key[2], key[3]))
+    del kernel[gone]
+    assert {state for state, _ in marked(asyncio.run(compare(world, CART, mode)))} == {"missing"}
 
 
 def test_flushed_jumps_of_the_node_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,3 +128,6 @@ def test_lists_of_manifests(command: str, capsys: pytest.CaptureFixture[str]) ->
     assert main([*words, "shop/web", "-o", "json"]) == 0
     assert "shop/web" in json.dumps(json.loads(capsys.readouterr().out))
     assert main([*words, "shop/nobody"]) == 1
+    capsys.readouterr()
+    assert main([*words, "--rates"]) == 0
+    assert "connections are counted by a running process only" in capsys.readouterr().out

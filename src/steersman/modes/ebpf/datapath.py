@@ -95,6 +95,10 @@ class Datapath:
         pinned = [name for name in self.pins.link_names() if "-" not in name]
         return (self.pins.exist and self._intact(new_devices_too=False), *pinned)
 
+    def is_attached(self) -> bool:
+        """Return whether all programs are attached; it opens and changes nothing."""
+        return self.pins.exist and self._intact(new_devices_too=True)
+
     def _intact(self, *, new_devices_too: bool) -> bool:
         cgroup = self._cgroup()
         devices = self._devices.intact(new_too=new_devices_too)

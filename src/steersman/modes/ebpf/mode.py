@@ -94,7 +94,7 @@ class EbpfMode(Mode):
 
     def words(self) -> EbpfWords:
         """Print entries of the pinned maps."""
-        return EbpfWords(self._options.pins)
+        return EbpfWords(self._options.pins, self.datapath.is_attached)
 
     async def read(self) -> Ruleset:
         """Read the maps, and whether the programs are attached."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from steersman.model.plan import ServicePlan
@@ -23,19 +23,29 @@ _PLURALS = {
     Kind.MAGLEV: "Maglev tables",
     Kind.PROGRAMS: "attached programs",
 }
-_NODE_KINDS = (Kind.CONFIG.value, Kind.NODE_IP.value, Kind.PREFIX.value)
+_NODE_KINDS = (Kind.CONFIG.value, Kind.PREFIX.value, Kind.PROGRAMS.value)
 
 
 class EbpfWords(KernelWords):
-    """Entries of the pinned maps."""
+    """Entries of the pinned maps, and the programs."""
 
-    def __init__(self, pins: Path) -> None:
-        """Describe the maps that are pinned below a directory."""
+    def __init__(self, pins: Path, are_attached: Callable[[], bool]) -> None:
+        """Describe the maps that are pinned below a directory.
 
-        async def read() -> Ruleset:
-            return await asyncio.to_thread(lambda: dump.open_tables(pins / "maps").read())
+        Args:
+            pins: the directory.
+            are_attached: whether all programs are attached, blocking.
+        """
 
-        super().__init__(read)
+        # The process holds the lock of the maps, which only writers need.
+        def read() -> Ruleset:
+            tables = dump.open_tables(pins / "maps")
+            ruleset = tables.read()
+            if any(tables.node.programs) and are_attached():
+                ruleset[Kind.PROGRAMS.value] = tables.node.programs
+            return ruleset
+
+        super().__init__(lambda: asyncio.to_thread(read))
 
     def kind(self, key: bytes) -> str:
         """Return the kind of an entry."""
@@ -100,5 +110,8 @@ class EbpfWords(KernelWords):
             case Kind.MAGLEV:
                 text = f"{rest.decode()}: {len(value) // 2} places"
                 return [Words("map maglevs", text, "chooses the endpoint of clients outside")]
+            case Kind.PROGRAMS:
+                text = f"attached to all devices and sockets, version {value.hex()[:8]}"
+                return [Words("programs", text, "what sends connections to endpoints")]
             case _:
                 return [Words("maps of the node", dump.describe((key, value)))]

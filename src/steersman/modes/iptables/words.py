@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from steersman.model.plan import ServicePlan
 from steersman.model.ruleset import Ruleset
 from steersman.modes.iptables.names import (
+    BUCKET,
     CANARY,
     EXT,
     FW,
@@ -16,14 +17,20 @@ from steersman.modes.iptables.names import (
     POSTROUTING,
     SEP,
     SERVICE_PREFIXES,
+    SPLIT,
     SVC,
     SVL,
+    TAIL,
     UNKNOWN,
+    bucket_chain,
     is_shared,
+    last_octet,
 )
 from steersman.modes.words import KernelWords, Words, purpose_of
 from steersman.netfilter.names import JUMPS, WHOLE, RuleKey, chain_hash, printed_name
 
+_BUCKET = re.compile(rf" -j ({BUCKET}\S+)")
+_IS_FIRST_BUCKET = re.compile(rf"{BUCKET}[0-9a-f]").fullmatch
 _LEADS_TO = re.compile(rf" -j ({SEP}\S+)")
 _DESTINATION = re.compile(r"(?:^| )-d (\S+?)(?:/(?:32|128))? ")
 
@@ -61,6 +68,7 @@ _PURPOSES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          "checks of load balancers in at port {1}"),
         ("KUBE-NODEPORTS", r"--dport (\d+) .*-j", "new connections to node port {1}"),
         ("KUBE-S", r"-d (\S+?)(?:/\d+)? .*--dport (\d+) .*-j", "new connections to {1}, port {2}"),
+        ("KUBE-S", rf"-j {BUCKET}(\S+)", "addresses whose last bits are {1}, in hexadecimal"),
         ("KUBE-S", r"-j KUBE-NODEPORTS", "addresses of this node: look at the node ports"),
         (MARK_MASQ, r"-j MARK", "marks the connection: masquerade it in POSTROUTING"),
         (POSTROUTING, r"! --mark|-m mark ! ", "connections without the mark keep their source"),
@@ -104,16 +112,34 @@ class IptablesWords(KernelWords):
     def is_on_path(self, key: RuleKey, plans: Collection[ServicePlan]) -> bool:
         """Whether rules are jumps into our chains, or mark and masquerade."""
         family, table, chain, part = key
-        if all(plan.key.family != family for plan in plans):
+        mine = [plan for plan in plans if plan.key.family == family]
+        if not mine:
             return False
+        if part == TAIL:
+            return any(not frontend.address for plan in mine for frontend in plan.frontends)
+        if part == SPLIT or _IS_FIRST_BUCKET(chain):
+            return True
         return part == JUMPS or ((table, chain) in NODE_CHAINS and chain != CANARY)
+
+    def is_relevant(self, line: Words, plans: Collection[ServicePlan]) -> bool:
+        """Leave out the rules of a split KUBE-SERVICES that lead to other addresses."""
+        found = _BUCKET.search(line.text)
+        if found is None:
+            return True
+        octets = {
+            last_octet(frontend.address)
+            for plan in plans
+            for frontend in plan.frontends
+            if frontend.address
+        }
+        return any(bucket_chain(octet).startswith(found[1]) for octet in octets)
 
     def rank(self, key: RuleKey) -> int:
         """Order jumps, rules by destination, chains of the Service, chains of the node."""
         _, table, chain, part = key
         if part == JUMPS:
             return 0
-        if is_shared(table, chain):
+        if is_shared(table, chain) or _IS_FIRST_BUCKET(chain):
             return 1
         ranks = {EXT: 2, FW: 2, SVC: 3, SVL: 3, SEP: 4}
         return next((rank for start, rank in ranks.items() if chain.startswith(start)), 5)

@@ -98,6 +98,7 @@ class IpvsWords(KernelWords):
                     node_ports.add((plan.key.family, protocol, frontend.port))
             health.add((role_set(HEALTH_PORTS, plan.key.family), str(plan.health_check_node_port)))
 
+        # A node port has a virtual server at every address of the node, also at a former one.
         def is_served(key: ServerKey) -> bool:
             family = Family.IPV6 if ":" in key.address else Family.IPV4
             return tuple(key) in addresses or (family, key.protocol, key.port) in node_ports

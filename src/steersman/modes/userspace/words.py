@@ -101,6 +101,8 @@ class UserspaceWords(KernelWords):
         """Return the port to which the kernel's rules lead a destination; 0 if none does."""
         if portal is None or not portal.host:
             return key.port
+        # The guard of a listener has its port, too, but names no destination: it could be that of
+        # another frontend of the same Service.
         for part in self._portals.in_kernel(key, portal, _ANY_PORT):
             if key.address in part.text and str(_ANY_PORT) in part.text:
                 pattern = re.compile(re.escape(part.text).replace(str(_ANY_PORT), r"(\d+)"))
