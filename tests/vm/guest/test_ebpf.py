@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from steersman.model.names import Protocol
+from steersman.model.tracing import WatchedFlow
 from steersman.modes.ebpf.probe import FEATURES, missing_features
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
@@ -67,8 +69,25 @@ def test_it_runs_serves_and_leaves(node: Node) -> None:
         assert outside.endpoint in NAMES
         assert outside.source in node.lab.node_addresses
         assert node.lab.probe(LOOKER, VIP, 81).kind == "refused"
+        asyncio.run(follow_a_packet(node))
         replace_programs(node)
     asyncio.run(bring(node.modes[-1], None))
     assert not node.pins.exists()
     argv = ["nsenter", f"--net={node.lab.node.path}", "tc", "qdisc", "show"]
     assert b"clsact" not in subprocess.run(argv, check=True, capture_output=True).stdout
+
+
+async def follow_a_packet(node: Node) -> None:
+    """Trace a connection to a node port from outside."""
+    tracer = node.modes[-1].tracer()
+    await tracer.start(WatchedFlow(Protocol.TCP, NODE, NODE_PORT))
+    outside = await asyncio.to_thread(node.lab.probe, CLIENT, NODE, NODE_PORT)
+    async with asyncio.timeout(60):
+        flow = await tracer.first_packet()
+    steps = await tracer.steps()
+    connection = await tracer.connection(flow)
+    await tracer.aclose()
+    assert flow.source == CLIENT
+    assert [step.endpoint for step in steps if step.endpoint] == [outside.endpoint]
+    assert connection
+    assert connection.seen_source == outside.source
