@@ -37,7 +37,8 @@ from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.trace_steps import KERNEL
-from steersman.operate.trace import TraceAnswer, TraceQuestion, trace_packet
+from steersman.operate.trace import TraceAnswer, trace_packet
+from steersman.operate.trace_question import TraceQuestion
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
     ENDPOINTS,

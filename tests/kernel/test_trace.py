@@ -2,142 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
+import os
 import threading
-from collections.abc import Coroutine, Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from steersman.cli.output import print_answer
-from steersman.host.netns import enter
-from steersman.model.inputs import Snapshot
 from steersman.model.names import Protocol
-from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings, ServicePlan
-from steersman.model.ruleset import diff
-from steersman.model.world import Origin, World
-from steersman.modes.base import Mode
+from steersman.model.plan import ServicePlan
 from steersman.operate.answer import QuestionError
-from steersman.operate.trace import TraceAnswer, TraceQuestion, trace_packet
 from tests.support.builders import nftables_plans as make
-from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.cluster import Lab
 from tests.support.lab.switches import CLIENT, ENDS, NODE, OUTSIDE, mode_of
-from tests.support.modes.registry import render
-
-VIP = "10.96.0.10"
-pytestmark = pytest.mark.kernel
-T = TypeVar("T")
-
-
-def inside(lab: Lab, work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the node's network namespace."""
-    results: list[T] = []
-    failures: list[BaseException] = []
-
-    def thread() -> None:
-        try:
-            enter(Path(lab.node.path))
-            results.append(asyncio.run(work))
-        except BaseException as failure:
-            failures.append(failure)
-
-    runner = threading.Thread(target=thread)
-    runner.start()
-    runner.join()
-    if failures:
-        raise failures[0]
-    return results[0]
-
-
-FRONTENDS = (
-    make.cluster_ip(),
-    Frontend(FrontendKind.NODE_PORT, "", 30080, *make.MASQUERADED),
+from tests.support.lab.traced import (
+    FRONTENDS,
+    SERVICE,
+    VIP,
+    Traced,
+    foreign,
+    service_lab,
+    serving,
+    world_of,
 )
 
-
-SERVICE = make.plan([0, 2], frontends=FRONTENDS)
-
-
-def world_of(mode: Mode, service: ServicePlan = SERVICE) -> World:
-    settings = NodeSettings(
-        node_name="here",
-        ipv4=replace(make.SETTINGS.ipv4, local_addresses=(NODE,)),
-        traits=mode.traits,
-    )
-    plan = NodePlan(settings, {service.key: service})
-    return World(Origin("manifests", "a test"), Snapshot(), plan, mode.name)
-
-
-async def program(mode: Mode, world: World) -> None:
-    assert (await mode.probe()).usable
-    await mode.apply(diff(await mode.read(), render(world.plan, mode)))
-
-
-def printed(answer: TraceAnswer, output: str = "text") -> str:
-    out = io.StringIO()
-    print_answer(answer, output, out)
-    return out.getvalue()
-
-
+pytestmark = pytest.mark.kernel
 RULES = [("iptables", "nft"), ("iptables", "legacy"), ("nftables", "nft")]
+every_mode = pytest.mark.parametrize(("name", "variant"), RULES)
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    pods = tuple(Pod(address) for address in (*ENDS, CLIENT))
-    with Lab(Layout({"eth0": (f"{NODE}/24",)}, (OUTSIDE,), pods)) as lab:
-        for address in ENDS:
-            for protocol in ("TCP", "UDP"):
-                lab.serve(address, 8080, protocol)
+    with service_lab() as lab:
         yield lab
 
 
 def mode_in(lab: Lab, name: str, variant: str, service: ServicePlan = SERVICE) -> Traced:
-    """The lab's node in a mode, with one Service."""
-    mode = mode_of(lab, name, variant)
-    world = world_of(mode, service)
-    asyncio.run(program(mode, world))
-    return Traced(lab, mode, world)
-
-
-class Traced:
-    """A node whose packets are traced."""
-
-    def __init__(self, lab: Lab, mode: Mode, world: World) -> None:
-        self.lab, self.mode, self.world = lab, mode, world
-
-    def trace(self, address: str = VIP, port: int = 80, **more: Any) -> TraceAnswer:
-        # Labs of other tests may have the same addresses: name the namespace.
-        if more.get("source") and "wait" not in more:
-            more.setdefault("netns", Path(self.lab.netns(more["source"]).path))
-
-        async def run() -> TraceAnswer:
-            tracer = self.mode.tracer()
-            assert tracer is not None
-            return await trace_packet(self.world, TraceQuestion(address, port, **more), tracer)
-
-        answer = inside(self.lab, run())
-        print(printed(answer))
-        assert "steersman-trace" not in self.lab.run("nft", "list", "tables")
-        return answer
-
-
-def foreign(lab: Lab, tool: str, chain: str, verdict: str) -> None:
-    """A rule of another program, before ours."""
-    if tool == "nft":
-        rules = f"table inet firewall {{ chain {chain} {{ type filter hook {chain} priority -10; "
-        rules += f"tcp dport 8080 {verdict}; }}; }}"
-        lab.run("nft", "-f", "-", stdin=rules)
-    else:
-        lab.run(tool, "-N", "DOCKER-USER")
-        lab.run(tool, "-I", chain.upper(), "-j", "DOCKER-USER")
-        lab.run(tool, *["-A", "DOCKER-USER", "-p", "tcp", "--dport", "8080", "-j"], verdict.upper())
-
-
-every_mode = pytest.mark.parametrize(("name", "variant"), RULES)
+    return serving(lab, mode_of(lab, name, variant), service)
 
 
 @every_mode
@@ -279,7 +180,10 @@ def test_real_traffic_is_waited_for(lab: Lab, name: str, variant: str) -> None:
 
     def clients() -> None:
         while not done.is_set():
-            lab.probe(OUTSIDE, NODE, 30080)
+            with lab.socket(OUTSIDE, "TCP") as sock:
+                sock.bind((OUTSIDE, 0))
+                sock.connect((NODE, 30080))
+                done.wait(5)  # a connection that ended would not be in conntrack
 
     caller = threading.Thread(target=clients)
     caller.start()
@@ -301,3 +205,48 @@ def test_a_packet_that_never_comes_is_an_error(lab: Lab) -> None:
         node.trace(wait=True, timeout=0.1)
     with pytest.raises(QuestionError, match="no network namespace of this machine has"):
         node.trace(source="10.244.99.99", netns=None)
+
+
+through_a_proxy = pytest.mark.parametrize("variant", ["nft", "legacy", "nftables"])
+
+
+@through_a_proxy
+@pytest.mark.parametrize(
+    ("source", "to"), [("", (VIP, 80)), (CLIENT, (VIP, 80)), (CLIENT, (NODE, 30080))]
+)
+def test_the_proxy_is_followed_to_the_endpoint(
+    lab: Lab, variant: str, source: str, to: tuple[str, int]
+) -> None:
+    answer = mode_in(lab, "userspace", variant).trace(*to, source=source)
+    assert answer.differences == ()
+    (dialled,) = [shown for shown in answer.steps if shown.step.hook == "proxy"]
+    assert dialled.step.verdict == "connected"
+    assert dialled.step.rule == f"connects to {answer.endpoint}"
+    assert dialled.predicted == "to one of 2 endpoints"
+    assert f"(pid {os.getpid()})" in dialled.step.chain
+
+
+def test_a_datagram_is_followed_through_the_proxy(lab: Lab) -> None:
+    service = make.plan([0, 2], of=make.key(protocol=Protocol.UDP))
+    node = mode_in(lab, "userspace", "nftables", service)
+    answer = node.trace(source=CLIENT, protocol=Protocol.UDP)
+    assert answer.differences == ()
+    assert answer.endpoint in ("10.244.0.0:8080", "10.244.0.2:8080")
+
+
+@through_a_proxy
+def test_a_rule_before_the_proxy_is_named(lab: Lab, variant: str) -> None:
+    node = mode_in(lab, "userspace", variant)
+    rules = "table inet firewall { chain i { type filter hook input priority -10; "
+    lab.run("nft", "-f", "-", stdin=rules + f"ip saddr {CLIENT} drop; }}; }}")
+    answer = node.trace(source=CLIENT, timeout=0.3)
+    assert answer.first_difference.startswith("dropped by a rule of another program in chain i of")
+    assert answer.endpoint == ""
+
+
+def test_the_proxy_has_no_endpoint_that_accepts(lab: Lab) -> None:
+    node = mode_in(lab, "userspace", "nft")
+    lab.silence()
+    assert node.trace(source=CLIENT).first_difference.startswith(
+        "the proxy accepted the connection"
+    )

@@ -14,7 +14,7 @@ from steersman.host.netlink import AnswersLostError
 from steersman.model.errors import BusyError
 from steersman.modes.tracing import Tracer, TraceStep, TrackedConnection, WatchedFlow
 from steersman.netfilter.conntrack import find_connection
-from steersman.netfilter.nftrace import REPLY_PREFIX, NftTrace
+from steersman.netfilter.nftrace import FIRST_PREFIX, REPLY_PREFIX, NftTrace
 from steersman.netfilter.rule_reader import read_rule_book
 from steersman.netfilter.trace_event import TraceEvent
 from steersman.netfilter.trace_log import TraceLog, legacy_families
@@ -23,6 +23,9 @@ from steersman.netfilter.trace_steps import first_headers, to_steps
 
 class NetfilterTracer(Tracer):
     """Follows a packet through the rules of nf_tables and iptables, whoever made them."""
+
+    translates_to_endpoint = True
+    """Whether the mode's rules change the destination to that of an endpoint."""
 
     def __init__(self, execute: Exec, owns: Callable[[str, str], bool]) -> None:
         """Create a tracer.
@@ -52,7 +55,7 @@ class NetfilterTracer(Tracer):
         assert self._nft is not None
         assert self.flow is not None
         headers = None
-        while not (headers := first_headers(self._events, self._nft.table)):
+        while not (headers := first_headers(self._events, self._nft.table, FIRST_PREFIX)):
             with suppress(AnswersLostError):
                 self._events += await self._nft.receive()
         self.flow = WatchedFlow(
@@ -79,6 +82,7 @@ class NetfilterTracer(Tracer):
             table=self._nft.table,
             reply_prefix=REPLY_PREFIX,
             owns=self._owns,
+            to_endpoint=self.translates_to_endpoint,
         )
 
     async def connection(self, flow: WatchedFlow) -> TrackedConnection | None:

@@ -39,8 +39,8 @@ from steersman.model.tracing import WatchedFlow
 from steersman.netfilter.trace_event import TraceEvent, parse_nftrace
 
 TABLE_PREFIX = "steersman-trace-"
-REPLY_PREFIX = "reply-"
-"""Chains of the table whose rules match the first answer, not the first packet."""
+FIRST_PREFIX, REPLY_PREFIX = "first-", "reply-"
+"""Chains of the table whose rules match the first packet, and the first answer."""
 _GROUP = 9  # NFNLGRP_NFTRACE
 _SUBSYSTEM = 10 << 8  # NFNL_SUBSYS_NFTABLES
 _NEWTABLE, _NEWCHAIN, _NEWRULE, _BATCH_BEGIN, _BATCH_END = 0, 3, 6, 16, 17
@@ -51,7 +51,8 @@ _FIRST, _AFTER_CONNTRACK = -500, -199
 _REGISTER = 1  # NFT_REG_1, 16 bytes
 _NETWORK, _TRANSPORT = 1, 2  # NFT_PAYLOAD_*_HEADER
 _META_NFTRACE, _META_NFPROTO, _META_L4PROTO = 12, 15, 16
-_CT_DIRECTION, _CT_PROTOCOL, _CT_PROTO_SRC, _CT_PROTO_DST = 1, 10, 11, 12
+_CT_DIRECTION, _CT_STATUS, _CT_PROTOCOL, _CT_PROTO_SRC, _CT_PROTO_DST = 1, 2, 10, 11, 12
+_ASSURED = struct.pack("=I", 4)  # IPS_ASSURED: packets went both ways and back again
 _CT_SRC_IP, _CT_DST_IP, _CT_SRC_IP6, _CT_DST_IP6 = 19, 20, 21, 22
 _DAY = 86400
 _NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
@@ -134,8 +135,8 @@ def batch_of(
     """Return the transaction that makes the table with its chains and rules."""
     first, answer = first_packet(flow, to_anywhere), first_answer(flow)
     chains = [
-        ("first-prerouting", _PREROUTING, _FIRST, first),
-        ("first-output", _OUTPUT, _FIRST, first),
+        (f"{FIRST_PREFIX}prerouting", _PREROUTING, _FIRST, first),
+        (f"{FIRST_PREFIX}output", _OUTPUT, _FIRST, first),
     ]
     if replies:
         chains += [
@@ -175,20 +176,17 @@ def first_packet(flow: WatchedFlow, to_anywhere: bool = False) -> Sequence[bytes
     if flow.source_port:
         matches += _payload_is(_TRANSPORT, 0, flow.source_port.to_bytes(2, "big"))
     if flow.protocol is Protocol.TCP:  # SYN without ACK
-        mask = nested(4, attr(1, b"\x12")), nested(5, attr(1, b"\0"))
-        sizes = be32(1, _REGISTER), be32(2, _REGISTER), be32(3, 1)
-        matches += [
-            _payload(_TRANSPORT, 13, 1),
-            _expression("bitwise", *sizes, *mask),
-            _is(b"\x02"),
-        ]
+        matches += [_payload(_TRANSPORT, 13, 1), *_masked_is(b"\x12", b"\x02")]
     elif flow.protocol is Protocol.SCTP:  # the first chunk is INIT
         matches += _payload_is(_TRANSPORT, 12, b"\x01")
     return matches
 
 
 def first_answer(flow: WatchedFlow) -> Sequence[bytes]:
-    """Return expressions that match an answer, ICMP errors included, by its connection."""
+    """Return expressions that match an answer, ICMP errors included, by its connection.
+
+    Only the beginning of a connection counts: of other clients' there may be many.
+    """
     wide = flow.family is Family.IPV6
     keys = {
         _CT_PROTOCOL: bytes((flow.protocol.number,)),
@@ -203,6 +201,8 @@ def first_answer(flow: WatchedFlow) -> Sequence[bytes]:
         *_meta_is(_META_NFPROTO, _NFPROTO[flow.family]),
         _expression("ct", be32(2, _CT_DIRECTION), be32(1, _REGISTER)),
         _is(b"\x01"),
+        _expression("ct", be32(2, _CT_STATUS), be32(1, _REGISTER)),
+        *_masked_is(_ASSURED, bytes(4)),
     ]
     for key, value in keys.items():  # of the original direction
         matches += [
@@ -219,6 +219,13 @@ def _expression(name: str, *parts: bytes) -> bytes:
 def _is(value: bytes) -> bytes:
     """Compare the register for equality."""
     return _expression("cmp", be32(1, _REGISTER), be32(2, 0), nested(3, attr(1, value)))
+
+
+def _masked_is(mask: bytes, value: bytes) -> list[bytes]:
+    """Compare some bits of the register."""
+    sizes = be32(1, _REGISTER), be32(2, _REGISTER), be32(3, len(mask))
+    bits = nested(4, attr(1, mask)), nested(5, attr(1, bytes(len(mask))))
+    return [_expression("bitwise", *sizes, *bits), _is(value)]
 
 
 def _meta_is(key: int, value: int) -> list[bytes]:

@@ -55,7 +55,8 @@ class TraceEvent(NamedTuple):
     chain: str
     kind: Literal["rule", "return", "policy"]
     number: int
-    """Of a rule: its handle, or of legacy its place in the chain, from 1; else 0."""
+    """Of a rule: its handle, or of legacy its place in the chain, from 1; else 0. (Linux 6.1
+    also names some rule at the end of a chain.)"""
     verdict: str
     """As in `TraceStep.verdict`; "" of legacy, which does not say."""
     packet: int
@@ -87,7 +88,7 @@ def parse_nftrace(message: Message) -> TraceEvent | None:
         string(values.get(_TABLE, b"")),
         string(values.get(_CHAIN, b"")),
         kind,
-        _number(values, _HANDLE),
+        _number(values, _HANDLE) if kind == "rule" else 0,
         verdict,
         _number(values, _ID),
         parse_headers(values.get(_NETWORK, b""), values.get(_TRANSPORT, b"")),

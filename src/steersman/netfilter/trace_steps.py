@@ -37,10 +37,17 @@ class _Item(NamedTuple):
     headers: Headers | None
 
 
-def first_headers(events: Iterable[TraceEvent], table: str) -> Headers | None:
-    """Return the headers of the packet that a table of ours marked; None if none was yet."""
+def first_headers(events: Iterable[TraceEvent], table: str, prefix: str) -> Headers | None:
+    """Return the headers of the first packet that was marked; None if none was yet.
+
+    Args:
+        events: as they arrived.
+        table: our table that marks packets.
+        prefix: of its chains that mark the first packet.
+    """
     for event in events:
-        if event.table == table and event.kind == "rule" and event.number and event.headers:
+        marks = event.table == table and event.kind == "rule" and event.number
+        if marks and event.chain.startswith(prefix) and event.headers:
             return event.headers
     return None
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import errno
 import os
-import random
+import secrets
 import socket
 import struct
 import time
@@ -125,7 +125,7 @@ class ProbePacket:
             raise QuestionError(f"a probe cannot be sent {what}{where}: {reason}") from error
         self._socket.setblocking(False)
         if protocol is Protocol.SCTP:
-            client_port = random.randrange(32768, 61000)
+            client_port = 32768 + secrets.randbelow(28000)
         else:
             client_port = self._socket.getsockname()[1]
         self.flow = WatchedFlow(protocol, destination, port, source, client_port)
@@ -214,7 +214,9 @@ class ProbePacket:
 
 def sctp_init(source: int, destination: int) -> bytes:
     """Return an INIT packet (RFC 9260, 3.3.2) with its checksum."""
-    chunk = struct.pack("!BBHIIHHI", _INIT, 0, 20, random.randrange(1, 1 << 32), 1 << 16, 1, 1, 1)
+    chunk = struct.pack(
+        "!BBHIIHHI", _INIT, 0, 20, 1 + secrets.randbelow((1 << 32) - 1), 1 << 16, 1, 1, 1
+    )
     head = struct.pack("!HHI", source, destination, 0)
     checksum = crc32c(head + bytes(4) + chunk)
     return head + struct.pack("<I", checksum) + chunk

@@ -28,28 +28,12 @@ from steersman.operate.trace_compare import (
     prediction,
     short_rule,
 )
+from steersman.operate.trace_question import TraceQuestion
 
 _SEEN_WITHIN = 1.0  # seconds for the events of a packet that was answered or given up
 _SETTLED_WITHIN = 3.0  # seconds for the answer to a packet of real traffic
 _PAUSE = 0.05
 _LONGEST_RULE = 90
-
-
-class TraceQuestion(msgspec.Struct, frozen=True):
-    """Which packet to follow."""
-
-    destination: str
-    """A canonical address."""
-    port: int
-    protocol: Protocol = Protocol.TCP
-    source: str = ""
-    """The client's address; "" for this node, or with `wait` for anyone."""
-    netns: Path | None = None
-    """The network namespace to send from; None finds it by `source`."""
-    wait: bool = False
-    """Wait for a packet of real traffic instead of sending one."""
-    timeout: float = 3.0
-    """Seconds to wait for an answer, or for the packet."""
 
 
 class ShownStep(msgspec.Struct, frozen=True, rename="camel"):
@@ -223,22 +207,29 @@ async def _wait(world: World, question: TraceQuestion, tracer: Tracer) -> TraceA
         raise QuestionError(
             f"no packet that opens a connection from {watched} came within {question.timeout:g} s"
         ) from None
-    # The packet is real, so its answer is not ours to wait for: conntrack tells.
+    # The packet is real, so its answer is not ours to wait for: the connection table tells. A short
+    # connection may be gone from there before it is seen.
+    connection: TrackedConnection | None = None
     with suppress(TimeoutError):
         async with asyncio.timeout(_SETTLED_WITHIN):
-            while True:
-                connection = await tracer.connection(flow)
-                if connection is not None and connection.state == "replied":
+            while connection is None or connection.state == "unreplied":
+                await asyncio.sleep(_PAUSE if connection else 0)
+                now = await tracer.connection(flow)
+                if now is None and connection is not None:
                     break
-                await asyncio.sleep(_PAUSE)
-    return await _report(world, flow, tracer, None)
+                connection = now
+    return await _report(world, flow, tracer, None, connection)
 
 
 async def _report(
-    world: World, flow: WatchedFlow, tracer: Tracer, reply: Reply | None
+    world: World,
+    flow: WatchedFlow,
+    tracer: Tracer,
+    reply: Reply | None,
+    connection: TrackedConnection | None = None,
 ) -> TraceAnswer:
     steps = await tracer.steps()
-    connection = await tracer.connection(flow)
+    connection = connection or await tracer.connection(flow)
     predicted = predict(world, flow)
     silent = reply is not None and reply.kind == "none" and flow.protocol is Protocol.UDP
     seen = Observation(

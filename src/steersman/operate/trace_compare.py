@@ -112,9 +112,13 @@ def compare(predicted: TraceResult, seen: Observation) -> tuple[Difference, ...]
     # Where it went
     found: list[Difference] = []
     if predicted.verdict == "forward" and endpoint not in endpoints:
-        went = f"went to {endpoint}" if endpoint else "was not translated"
-        if endpoint or seen.answer != "not-sent":
-            text = f"the packet {went} instead of to {' or '.join(endpoints)}; {REMEDY}"
+        ends = " or ".join(endpoints)
+        if seen.terminates and not endpoint and seen.answer == "answer":
+            text = f"the proxy accepted the connection, but has none to {ends}: they may refuse it"
+            found.append(Difference(text))
+        elif endpoint or seen.answer != "not-sent":
+            went = f"went to {endpoint}" if endpoint else "was not translated"
+            text = f"the packet {went} instead of to {ends}; {REMEDY}"
             found.append(Difference(text, _translator(seen.steps)))
     elif predicted.verdict == "accept" and endpoint:
         text = f"the packet went to {endpoint}, but no rule should change it; {REMEDY}"
@@ -158,6 +162,9 @@ def _masquerading(predicted: TraceResult, seen: Observation, endpoint: str) -> I
 
 def _answering(predicted: TraceResult, seen: Observation, endpoint: str) -> Iterator[Difference]:
     who = f"endpoint {endpoint}" if endpoint else "destination"
+    for number, step in enumerate(seen.steps, 1):
+        if step.endpoint and step.verdict == "connecting":  # the client has the proxy's answer
+            yield Difference(f"the {who} has not answered the proxy yet", number)
     if seen.answer_end:
         number, step = seen.answer_end
         yield Difference(f"the answer was {describe_end(step)}", number)

@@ -191,5 +191,7 @@ def test_an_event_before_any_base_chain_has_no_hook() -> None:
 
 
 def test_the_first_packet_is_that_of_our_rule() -> None:
-    assert first_headers(FORWARDED, MINE) == SENT
-    assert first_headers(FORWARDED[1:], MINE) is None
+    assert first_headers(FORWARDED, MINE, "first-") == SENT
+    assert first_headers(FORWARDED[1:], MINE, "first-") is None
+    answer = nft(f"inet {MINE}", "reply-prerouting", 6, "continue", packet=2, headers=ANSWER)
+    assert first_headers([answer], MINE, "first-") is None

@@ -232,6 +232,20 @@ def test_a_proxy_is_no_endpoint() -> None:
     assert seen(JUMP, terminates=True).endpoint == ""
 
 
+def test_the_proxy_answers_before_the_endpoint() -> None:
+    relay = TraceStep("proxy", "x (pid 1)", "connects", "connecting", endpoint=str(A))
+    assert texts(FORWARD, seen(JUMP, relay, terminates=True)) == [
+        (2, "the endpoint 10.1.0.5:8080 has not answered the proxy yet")
+    ]
+    assert texts(FORWARD, seen(JUMP, terminates=True)) == [
+        (
+            0,
+            "the proxy accepted the connection, but has none to 10.1.0.5:8080 or 10.1.1.7:8080:"
+            " they may refuse it",
+        )
+    ]
+
+
 @pytest.mark.parametrize(
     ("rule", "text"),
     [

@@ -46,9 +46,11 @@ from steersman.modes.ipvs.parse import parse_servers
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
 from steersman.modes.ipvs.render import render_node, render_service
 from steersman.modes.ipvs.script import texts
+from steersman.modes.ipvs.tracer import IpvsTracer
 from steersman.modes.ipvs.wire import get_info, timeouts
 from steersman.modes.ipvs.words import IpvsWords
 from steersman.modes.specs import IpvsOptions, ModeOptions
+from steersman.modes.tracing import Tracer
 from steersman.netfilter.iptables import Iptables, choose_tool, restore_scripts
 from steersman.netfilter.nf_tables import chains_left
 from steersman.netfilter.rule_text import UNCUT, write_steps
@@ -292,6 +294,12 @@ class IpvsMode(Mode):
         except OSError as error:
             raise BusyError(f"the connections of IPVS cannot be counted: {error}") from error
         return sum(real.active for group in table.values() for real in group)
+
+    # Tracing
+
+    def tracer(self) -> Tracer:
+        """Return what follows a packet through the rules, and reads the counters of IPVS."""
+        return IpvsTracer(self._execute)
 
 
 def create(execute: Exec, options: ModeOptions) -> IpvsMode:

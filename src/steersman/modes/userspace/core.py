@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Requirements, Support
+from steersman.modes.tracing import Tracer
 from steersman.modes.userspace.objects import (
     Portal,
     StrayKey,
@@ -116,6 +117,7 @@ class UserspaceMode(Mode):
         candidates: Sequence[Portals],
         options: UserspaceOptions | None = None,
         open_socket: OpenSocket = open_socket,
+        make_tracer: Callable[[], Tracer] | None = None,
     ) -> None:
         """Make the mode; nothing is run or opened before it is used.
 
@@ -124,8 +126,10 @@ class UserspaceMode(Mode):
             candidates: portals of the same style; the first that works is used.
             options: the operator's settings.
             open_socket: makes sockets (in another network namespace, for tests).
+            make_tracer: makes what follows packets; None if this system cannot.
         """
         options = options or UserspaceOptions()
+        self._make_tracer = make_tracer
         self.name = name
         self.portals = candidates[0]
         self.traits = Traits(
@@ -223,6 +227,10 @@ class UserspaceMode(Mode):
     async def wait_for_handoff(self) -> None:
         """Return once the successor serves."""
         await self._handoff.wait_until_retired()
+
+    def tracer(self) -> Tracer | None:
+        """Return what follows a packet to the proxy, and from there to an endpoint."""
+        return self._make_tracer() if self._make_tracer else None
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop listening and let connections end; return how many were reset after `drain` s."""

@@ -11,6 +11,7 @@ from steersman.modes.userspace.core import Portals, UserspaceMode, UserspaceOpti
 from steersman.modes.userspace.direct_portals import DirectPortals, LinuxAddresses, LocalPortals
 from steersman.modes.userspace.iptables_portals import IptablesPortals
 from steersman.modes.userspace.nft_portals import NftPortals
+from steersman.modes.userspace.relay_tracer import RelayTracer
 from steersman.modes.userspace.rule_portals import DeleteStale
 from steersman.netfilter.conntrack import delete_stale
 
@@ -29,7 +30,7 @@ def create(execute: Exec, options: ModeOptions) -> UserspaceMode:
         leftovers=options.leftovers,
     )
     settings = UserspaceOptions(options.proxy_ports, options.udp_idle, handoff=_HANDOFF_NAME)
-    return UserspaceMode(NAME, portals, settings)
+    return UserspaceMode(NAME, portals, settings, make_tracer=lambda: RelayTracer(execute))
 
 
 def linux_portals(

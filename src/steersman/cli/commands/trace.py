@@ -1,0 +1,102 @@
+"""`steersman trace`: follow one packet through the kernel, beside what explain predicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steersman.cli.command import NAMESPACE, Command, Example
+from steersman.config.flags_upstream import Flag, Group
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+    from steersman.operate.answer import Answer
+
+
+async def _answer(parsed: Parsed) -> Answer:
+    from steersman.operate.answer import QuestionError  # noqa: PLC0415
+    from steersman.operate.load import load_world  # noqa: PLC0415
+    from steersman.operate.trace import trace_packet  # noqa: PLC0415
+    from steersman.operate.trace_question import ask  # noqa: PLC0415
+
+    values = parsed.values
+    if not values.get("to"):
+        raise QuestionError("give --to, such as --to shop/web:http or --to 10.96.0.10:80")
+    wait = bool(values.get("wait"))
+    given = getattr(values.get("timeout"), "seconds", 0.0)
+    world = await load_world(parsed)
+    words = {
+        "client": str(values.get("from", "")),
+        "to": str(values.get("to", "")),
+        "netns": str(values.get("netns", "")),
+        "wait": wait,
+        "timeout": given or (60.0 if wait else 3.0),
+    }
+    question = await ask(world, str(values.get("namespace", "")), parsed.config, words)
+    return await trace_packet(world, question)
+
+
+COMMAND = Command(
+    name="trace",
+    summary="follow a packet through the kernel, beside what explain predicts",
+    description="""\
+Send a packet from this node or from a pod on it, follow it through the rules of the kernel, and
+print each step beside what `explain` predicts. The first difference is named, also if a rule of
+another program made it: a firewall, Docker, kubelet. With --wait the next packet of real traffic is
+followed instead.
+
+The probe is an ordinary one: a TCP connection that is closed at once, a datagram, or an INIT of
+SCTP. Only the first packet of that one connection is traced, and nothing stays in the kernel. Root
+is needed.
+
+Names are those of `explain`: shop/web:http, web.shop:80, shop/cart-1, node-a:30080, 10.96.0.10:80.
+HANDLE is the number of the rule for `nft -a list`; for iptables-legacy, its place in the chain.""",
+    flags=(
+        Flag(
+            "from",
+            "string",
+            "node",
+            Group.OWN,
+            "Client: the word node for this node, a pod on it, its address; with --wait also "
+            "outside, or any address.",
+            completes="pod",
+        ),
+        Flag(
+            "to",
+            "string",
+            "",
+            Group.OWN,
+            "Destination: a Service with its port, or an address and port.",
+            completes="service",
+        ),
+        Flag(
+            "netns",
+            "string",
+            "",
+            Group.OWN,
+            "Network namespace to send from: a path, a name of `ip netns`, or a pid. By default "
+            "the one that has the client's address.",
+            completes="file",
+        ),
+        Flag("wait", "bool", "false", Group.OWN, "Follow the next packet of real traffic."),
+        Flag(
+            "timeout",
+            "duration",
+            "0s",
+            Group.OWN,
+            "Time to wait for an answer (3s), or with --wait for the packet (1m).",
+        ),
+        NAMESPACE,
+    ),
+    examples=(
+        Example("steersman trace --to shop/web:http", "a connection from this node"),
+        Example("steersman trace --from shop/cart-1 --to shop/web:http", "from a pod on this node"),
+        Example("steersman trace --from outside --to :30080 --wait", "the next client of a port"),
+        Example("steersman trace --to 10.96.0.10:53/udp -o json", "all steps, for a program"),
+    ),
+    answer=_answer,
+    exit_codes=(
+        (0, "The kernel does what explain predicts, and the connection works."),
+        (1, "Something differs, nobody answers, or the packet is refused as predicted."),
+        (2, "The packet could not be sent or traced."),
+    ),
+)

@@ -1,0 +1,50 @@
+"""`steersman trace` in ipvs mode: the rules, and the real server that IPVS chose."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from steersman.host.exec import SubprocessExec
+from tests.support.builders import nftables_plans as make
+from tests.support.lab.switches import CLIENT, NODE
+from tests.support.lab.traced import VIP, Traced, foreign, service_lab, serving
+from tests.support.modes.ipvs import mode_behind
+
+
+@pytest.fixture
+def node() -> Iterator[Traced]:
+    with service_lab() as lab:
+        mode = mode_behind(SubprocessExec(lab.exec_argv(())))
+        yield serving(lab, mode)
+        asyncio.run(mode.aclose())
+
+
+def test_the_real_server_is_named(node: Traced) -> None:
+    for to in ((VIP, 80), (NODE, 30080)):
+        answer = node.trace(*to, source=CLIENT)
+        assert answer.differences == ()
+        (chosen,) = [shown for shown in answer.steps if shown.step.table == "ip_vs"]
+        assert chosen.step.endpoint == answer.endpoint
+        assert chosen.step.chain == f"virtual server TCP {to[0]}:{to[1]}"
+        assert (chosen.step.hook, chosen.predicted) == ("input", "to one of 2 endpoints")
+        assert answer.endpoint in ("10.244.0.0:8080", "10.244.0.2:8080")
+    from_node = node.trace()
+    assert from_node.differences == ()
+    assert from_node.endpoint in ("10.244.0.0:8080", "10.244.0.2:8080")
+
+
+def test_rules_of_others_and_of_the_plan(node: Traced) -> None:
+    foreign(node.lab, "nft", "postrouting", "drop")
+    dropped = node.trace(source=CLIENT, timeout=1.0)
+    assert dropped.first_difference.startswith("dropped by a rule of another program in chain post")
+    node.lab.run("nft", "delete", "table", "inet", "firewall")
+    refusing = serving(
+        node.lab, node.mode, make.plan([], frontends=(make.cluster_ip(make.REJECTED),))
+    )
+    refused = refusing.trace(source=CLIENT)
+    assert refused.differences == ()
+    assert refused.reply is not None
+    assert refused.reply.kind == "icmp"
