@@ -227,9 +227,10 @@ class Context:
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """The families that the question is about."""
-        asked = {plan.key.family for plan in self.plans} if self.question.service else None
-        return tuple(f for f in self.world.plan.settings.families if asked is None or f in asked)
+        """The families that the question is about: a node may serve one that no Service has."""
+        families = self.world.plan.settings.families
+        used = {plan.key.family for plan in self.plans}
+        return tuple(family for family in families if not used or family in used)
 
     @property
     def node_ports(self) -> frozenset[int]:
