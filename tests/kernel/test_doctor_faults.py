@@ -31,6 +31,7 @@ from tests.support.lab.faulty_node import (
     Object,
     endpoint,
 )
+from tests.support.processes.steersman import HAS_IPVS
 
 pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
@@ -216,28 +217,20 @@ def iptables_drop(node: FaultyNode) -> Iterator[None]:
     node.inside(NODE, "iptables", "-D", "FORWARD", "-d", "10.244.0.0/16", "-j", "DROP")
 
 
-def in_mount_namespace(script: str) -> Sequence[str]:
-    """Run a command where some files of the machine are others."""
-    return ("unshare", "--mount", "sh", "-ec", f'{script}; exec "$@"', "sh")
-
-
 def full_table(node: FaultyNode) -> Sequence[str]:
     """The table is the machine's own, so doctor is shown another figure of its entries."""
     count = node.folder / "count"
     count.write_text(Path("/proc/sys/net/netfilter/nf_conntrack_max").read_text())
-    return in_mount_namespace(f"mount --bind {count} /proc/sys/net/netfilter/nf_conntrack_count")
+    mount = f"mount --bind {count} /proc/sys/net/netfilter/nf_conntrack_count"
+    return ("unshare", "--mount", "sh", "-ec", f'{mount}; exec "$@"', "sh")
 
 
 @contextlib.contextmanager
 def locked(node: FaultyNode) -> Iterator[None]:
-    """A program keeps the lock of iptables (a file that doctor sees in its place)."""
+    """A program keeps the lock of iptables (the node has a file of its own in its place)."""
     with (node.folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def with_that_lock(node: FaultyNode) -> Sequence[str]:
-    return in_mount_namespace(f"mount --bind {node.folder / 'lock'} /run/xtables.lock")
 
 
 def many_services(node: FaultyNode) -> AbstractContextManager[None]:
@@ -537,7 +530,6 @@ FAULTS = (
         "xtables.lock is kept locked",
         mode="iptables",
         flags=("--iptables-variant=legacy",),
-        through=with_that_lock,
     ),
     Fault(
         SLOW,
@@ -608,6 +600,21 @@ def healthy(node: FaultyNode) -> None:
     found = node.doctor("shop/web")
     bad = [r for r in found.results if r["verdict"] in ("error", "warning")]
     assert (found.status, found.cause, bad) == (0, "", []), bad
+
+
+@pytest.mark.parametrize(
+    ("mode", "flags"),
+    [
+        pytest.param("ipvs", (), marks=pytest.mark.skipif(not HAS_IPVS, reason="no IPVS here")),
+        ("userspace", ()),
+        ("iptables", ("--iptables-variant=legacy",)),
+    ],
+)
+def test_nothing_is_wrong_with_a_healthy_service(
+    tmp_path: Path, mode: str, flags: tuple[str, ...]
+) -> None:
+    with FaultyNode(tmp_path, mode, *flags) as node:
+        healthy(node)
 
 
 def test_the_cause_of_every_fault_is_named_first(

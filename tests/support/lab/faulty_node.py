@@ -30,6 +30,7 @@ PATIENCE = 60.0
 """Seconds for what takes milliseconds on an idle machine."""
 
 Object = dict[str, Any]
+LOCK = "/run/xtables.lock"
 DOCTOR = (sys.executable, "-m", "steersman", "doctor")
 
 
@@ -59,7 +60,11 @@ def world() -> list[Object]:
 
 
 class FaultyNode:
-    """The lab, and the process in it; a context manager."""
+    """The lab, and the process in it; a context manager.
+
+    It has a mount namespace, too: the pins of the ebpf mode and the lock of iptables are the
+    machine's, and other tests use them at the same time.
+    """
 
     def __init__(self, folder: Path, mode: str, *flags: str, bridge: str = "") -> None:
         self.folder = folder
@@ -76,6 +81,13 @@ class FaultyNode:
 
     def __enter__(self) -> Self:
         self.lab.__enter__()
+        (self.folder / "lock").touch()
+        mounts = "mount -t tmpfs none /sys/fs/bpf; "
+        mounts += f"[ ! -e {LOCK} ] || mount --bind {self.folder / 'lock'} {LOCK}; "
+        argv = ["unshare", "--mount", "sh", "-ec", f"{mounts} echo mounted; exec sleep 3600"]
+        self.keeper = subprocess.Popen(argv, stdout=subprocess.PIPE)
+        assert self.keeper.stdout
+        assert self.keeper.stdout.readline() == b"mounted\n"
         self.serve()
         self.write(world())
         self.start()
@@ -83,7 +95,16 @@ class FaultyNode:
 
     def __exit__(self, *_: object) -> None:
         self.stop(signal.SIGKILL)
+        self.keeper.kill()
+        self.keeper.wait()
+        assert self.keeper.stdout
+        self.keeper.stdout.close()
         self.lab.close()
+
+    def exec_argv(self, argv: Sequence[str]) -> list[str]:
+        """A command line that runs on the node."""
+        path = f"/proc/{self.keeper.pid}/ns/mnt"
+        return self.lab.exec_argv(["nsenter", f"--mount={path}", *argv])
 
     # -- the process ----------------------------------------------------------------------
 
@@ -92,7 +113,7 @@ class FaultyNode:
         words.append(f"--manifests={self.folder / 'objects'}")
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                self.lab.exec_argv(words), stdout=log, stderr=log, stdin=subprocess.DEVNULL
+                self.exec_argv(words), stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
         self.wait(lambda found: found.process is not None and found.process.synced is not None)
 
@@ -182,7 +203,7 @@ class FaultyNode:
         argv = [*through, *DOCTOR, *words, "-o", "json"]
         began = time.monotonic()
         done = subprocess.run(
-            self.lab.exec_argv(argv), capture_output=True, text=True, check=False, env=os.environ
+            self.exec_argv(argv), capture_output=True, text=True, check=False, env=os.environ
         )
         seconds = time.monotonic() - began
         if done.returncode == 2:  # the question itself is wrong, and says so

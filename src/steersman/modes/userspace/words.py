@@ -95,7 +95,8 @@ class UserspaceWords(KernelWords):
             else:
                 port = self._port(key, value, strays)
                 out.update(dict.fromkeys(self._portals.in_kernel(key, value, port), ""))
-        return out
+        # The key of a rule has all of it; its value is what the tool printed.
+        return {k: kernel.get(k, v) if isinstance(k, StrayKey) else v for k, v in out.items()}
 
     def _port(self, key: FrontendKey, portal: Portal | None, strays: Collection[StrayKey]) -> int:
         """Return the port to which the kernel's rules lead a destination; 0 if none does."""

@@ -239,7 +239,7 @@ async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | N
     settings = context.world.plan.settings
     mode.render_node(settings)
     words = mode.words()
-    have = await words.read()
+    have = await words.leftovers()
     if not have:
         return None
     remedy = "steersman cleanup removes them when no proxy runs; a running steersman does it itself"
