@@ -535,6 +535,16 @@ def test_a_pod_of_a_headless_service() -> None:
     assert text(answer)[-1].startswith("shop/quiet: it is headless")
 
 
+def test_a_pod_as_the_destination_of_a_client() -> None:
+    assert isinstance(ask(client="pod", to="shop/web-1"), PodAnswer)
+    found = flow(client="pod", to="shop/web-1:8080")
+    assert (found.destination, found.verdict) == (POD_A, "accept")
+
+
+def test_a_node_by_itself_is_its_node_ports() -> None:
+    assert hops(flow(what="node-b")) == [("node-b", "forward")]
+
+
 # Problems
 
 
