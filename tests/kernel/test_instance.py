@@ -46,6 +46,23 @@ def lock() -> str:
     return sh("nft list ruleset")
 
 
+def test_the_lock_names_another_mode_without_a_moment_of_freedom() -> None:
+    async def body() -> None:
+        mine = Instance("iptables", "here", take_over=False)
+        await mine.claim(lambda _: None)
+        mine.rename("nftables")
+        now = holder()
+        assert now is not None
+        assert (now.mode, now.host) == ("nftables", "here")
+        other = Instance("iptables", "there", take_over=False)
+        with pytest.raises(StartError, match="nftables mode"):
+            await other.claim(lambda _: None)
+        mine.release()
+        assert holder() is None
+
+    in_namespace(body)
+
+
 @pytest.mark.parametrize("through", [(), OTHER_NAMESPACES], ids=["same", "container"])
 def test_a_second_one_is_refused_and_told_who_the_first_is(
     tmp_path: Path, through: tuple[str, ...]

@@ -85,6 +85,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Answers a question: its output flags, `--watch` and exit status come from the caller."""
     watch: bool = False
     """Whether `--watch` makes sense."""
+    process_only: bool = False
+    """Only the running process of this node can answer: no flag names another source."""
     exit_codes: tuple[tuple[int, str], ...] = (
         (0, "All is well."),
         (1, "The answer is bad news."),
@@ -135,7 +137,7 @@ def command_help(command: Command) -> str:
         parts.append("\n".join(["Arguments:", *rows, ""]))
     if command.all_flags:
         parts.append("\n".join(["Flags:", *flag_lines(command.all_flags), ""]))
-    if command.answer is not None:
+    if command.answer is not None and not command.process_only:
         where = [FLAGS[name] for name in WHERE]
         note = "  By default, the running process of this node. Other flags of `steersman run` too."
         parts.append("\n".join(["Where to read from:", *flag_lines(where), note, ""]))

@@ -38,7 +38,7 @@ def command_page(command: Command) -> str:
             lines += [".TP", f".I {_text(each.name)}", _text(each.help)]
     if command.all_flags:
         lines += [".SH OPTIONS", *_flags(command.all_flags)]
-    if command.answer is not None:
+    if command.answer is not None and not command.process_only:
         lines += [".SH WHERE TO READ FROM"]
         lines += ["By default, the running process of this node.", *_flags(map(FLAGS.get, WHERE))]
     elif not command.all_flags and command.group == "Run":

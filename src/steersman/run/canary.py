@@ -35,6 +35,9 @@ MOST_TARGETS = 24
 _TIMEOUT = 3.0
 """Seconds until a dial has failed: two retransmissions of the SYN."""
 _PAUSE = 0.05  # seconds between two dials
+_PROOFS, _MOST_PROOFS = 4, 16
+"""Dials for each endpoint before the change: a dead one among them has to be noticed. The most in
+all, for a Service with many endpoints."""
 _IN_A_ROW = 3
 """Failed dials after which a destination counts as failing."""
 _MOST_NOTES = 5
@@ -48,6 +51,8 @@ class Target(NamedTuple):
     """The ServicePort, as printed."""
     address: str
     port: int
+    endpoints: tuple[tuple[str, int], ...] = ()
+    """Addresses and ports that it leads connections of this node to."""
 
     def __str__(self) -> str:
         return f"{self.service} at {join_host_port(self.address, self.port)}"
@@ -71,7 +76,8 @@ def targets_of(plan: NodePlan, most: int = MOST_TARGETS) -> list[Target]:
             address = addresses.get(frontend.kind, "")
             forwards = frontend.node.verdict is Verdict.FORWARD and not frontend.source_ranges
             if address and forwards and key.name.protocol is Protocol.TCP:
-                found.append(Target(str(key), address, frontend.port))
+                ends = tuple((e.ip, e.port) for e in service.pool(frontend.node.pool))
+                found.append(Target(str(key), address, frontend.port, ends))
     found.sort()
     # Evenly over all Services, whatever their number.
     return [found[at * len(found) // most] for at in range(most)] if len(found) > most else found
@@ -99,6 +105,8 @@ class Canary:
         self,
         targets: list[Target],
         dial: Dial = dial,
+        *,
+        proxied: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Choose the destinations; nothing is dialled before `prove`.
@@ -106,6 +114,7 @@ class Canary:
         Args:
             targets: as of `targets_of`.
             dial: opens a connection.
+            proxied: connections end in this process, so that they succeed without an endpoint.
             sleep: waits between two dials.
         """
         self.proven: list[Target] = []
@@ -118,6 +127,7 @@ class Canary:
         """Failed dials of proven destinations so far."""
         self._targets = targets
         self._dial = dial
+        self._proxied = proxied
         self._sleep = sleep
         self._in_a_row: Counter[Target] = Counter()
 
@@ -131,10 +141,23 @@ class Canary:
         self._in_a_row.clear()
 
     async def prove(self) -> None:
-        """Dial every destination, and keep those that answer."""
-        answers = await asyncio.gather(*map(self._dial, self._targets))
-        pairs = zip(self._targets, answers, strict=True)
-        self.proven = [target for target, wrong in pairs if not wrong]
+        """Dial every destination several times, and keep those that always answer."""
+
+        async def answers(target: Target) -> bool:
+            count = min(_PROOFS * len(target.endpoints) or 1, _MOST_PROOFS)
+            dialled = [target] * count
+            if self._proxied:
+                ends = target.endpoints[:_MOST_PROOFS]
+                dialled = [target, *(Target(target.service, *end) for end in ends)]
+            for each in dialled:
+                if await self._dial(each):
+                    return False
+            return True
+
+        found = await asyncio.gather(*map(answers, self._targets))
+        self.proven = [
+            target for target, proven in zip(self._targets, found, strict=True) if proven
+        ]
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:

@@ -172,7 +172,9 @@ class Switcher:
                 closing = asyncio.create_task(self._close(retiring.mode, retiring.drain))
                 self._closing[closing] = retiring.mode
                 closing.add_done_callback(self._closing.pop)
-            canary = Canary(targets_of(self._seat.engine.sync.state.plan), self.dial)
+            plan = self._seat.engine.sync.state.plan
+            proxied = plan.settings.traits.terminates_connections
+            canary = Canary(targets_of(plan), self.dial, proxied=proxied)
             return await _Switch(self._seat, request, tell, canary, self.retire, left).run()
         finally:
             self.running = ""

@@ -220,7 +220,7 @@ class Sync:
         """
         await self._plan()
         await self._render()
-        return diff(await self._read(), self._ledger.wanted())
+        return await asyncio.to_thread(diff, await self._read(), self._ledger.wanted())
 
     def objects(self) -> Iterator[tuple[Any, Any]]:
         """Yield every kernel object that is in force, as far as known."""

@@ -16,6 +16,7 @@ from steersman.run.event_loop import (
     MeasuredLoop,
     guarded,
     until,
+    while_unset,
 )
 
 
@@ -98,6 +99,38 @@ async def test_work_is_done_unless_it_is_to_stop() -> None:
     asyncio.get_running_loop().call_soon(stop.set)
     await until(stop, endless())
     assert ended == ["cancelled"]
+
+
+async def test_work_goes_on_while_an_event_is_unset() -> None:
+    ended: list[str] = []
+    event, began = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0)
+            ended.append("work")
+
+    waiting = asyncio.create_task(while_unset(event, work()))
+    await began.wait()
+    event.set()
+    await waiting
+    assert ended == ["work"], "it has ended when the call returns"
+
+    async def fail() -> None:
+        raise KeyError("defect")
+
+    with pytest.raises(KeyError):
+        await while_unset(asyncio.Event(), fail())
+    # Cancelled from outside, the work has ended as well.
+    began.clear()
+    waiting = asyncio.create_task(while_unset(asyncio.Event(), work()))
+    await began.wait()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert ended == ["work", "work"]
 
 
 async def test_work_that_does_not_end_when_cancelled_is_not_waited_for(

@@ -104,6 +104,18 @@ def test_help_texts_are_whole_sentences() -> None:
         assert re.fullmatch(r"[A-Z1].* .*\.", metric.text), metric.name
 
 
+def test_a_switch_of_the_mode_changes_the_metrics_that_only_some_modes_have() -> None:
+    metrics = Metrics("nftables")
+    metrics.syncs("start", "ok").inc()
+    metrics.use_mode("iptables")
+    text = metrics.render()[0].decode()
+    assert "nftables_sync_failures_total" not in text
+    assert "iptables_restore_failures_total" in text
+    assert 'steersman_syncs_total{outcome="ok",reason="start"} 1.0' in text
+    metrics.use_mode("nftables")
+    assert "nftables_sync_failures_total" in metrics.render()[0].decode()
+
+
 def test_two_live_side_by_side() -> None:
     one, other = Metrics("iptables"), Metrics("iptables")
     one.livez("503").inc()

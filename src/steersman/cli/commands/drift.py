@@ -46,5 +46,6 @@ COMMAND = Command(
         (2, "The question could not be answered."),
     ),
     answer=_answer,
+    process_only=True,
     watch=True,
 )

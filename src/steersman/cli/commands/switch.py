@@ -75,7 +75,8 @@ connections, or end them in the process) get --drain to end.
 The configuration is not changed: after a restart the configured mode is back. Set the
 mode there, too, to keep it.
 
-Only root, and the user of the process, may switch.""",
+Only root, and the user of the process, may switch. A switch that has begun goes on if this
+command is interrupted.""",
     flags=(
         Flag("to", "string", "", Group.OWN, "The mode.", completes="mode"),
         Flag("dry-run", "bool", "false", Group.OWN, "Only check whether the mode can serve."),
@@ -106,4 +107,5 @@ Only root, and the user of the process, may switch.""",
         (2, "No process answers, or another switch is under way."),
     ),
     answer=_answer,
+    process_only=True,
 )

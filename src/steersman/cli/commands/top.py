@@ -73,4 +73,5 @@ COMMAND = Command(
         Example("steersman top --once -o json", "for scripts"),
     ),
     answer=_answer,
+    process_only=True,
 )

@@ -7,8 +7,11 @@ import os
 
 import pytest
 
+from steersman.host.exec import SubprocessExec
 from steersman.model.errors import ApplyError, BusyError
-from steersman.modes.ebpf.mode import guarded
+from steersman.model.plan import NodeSettings
+from steersman.modes.ebpf.mode import EbpfMode, guarded
+from steersman.modes.ebpf.render import Programs, render_node
 
 
 @pytest.mark.parametrize(
@@ -27,3 +30,14 @@ def test_only_what_is_about_an_object_is_its_fault(code: int, kind: type[Excepti
 
     with pytest.raises(kind, match=os.strerror(code)):
         guarded(work)
+
+
+def test_another_mode_may_bind_node_ports_while_this_one_still_serves() -> None:
+    have = {**render_node(NodeSettings(), Programs(bytes(16))), b"F": b"a frontend"}
+    free = EbpfMode(SubprocessExec()).with_free_node_ports(have)
+    assert free == {
+        **render_node(NodeSettings(), Programs(bytes(16), guard_node_ports=False)),
+        b"F": b"a frontend",
+    }
+    assert free != have
+    assert EbpfMode(SubprocessExec()).with_free_node_ports({}) == {}
