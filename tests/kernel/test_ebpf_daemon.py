@@ -6,6 +6,7 @@ There its cgroup root is a threaded cgroup of the test, and /sys/fs/bpf a bpffs 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -139,6 +140,34 @@ async def test_a_second_one_of_another_network_namespace_is_told_who_has_the_map
         for process in filter(None, (first, second)):
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("client", ["node", LOOKER])
+async def test_trace_beside_the_process(machine: Machine, client: str) -> None:
+    machine.serve(POD)
+    process = machine.start()
+    try:
+        await reaches(machine.lab, POD)
+        inside = ["nsenter", f"--mount=/proc/{machine.keeper.pid}/ns/mnt"]
+        words = ["trace", "--from", client, "--to", "shop/web:80", "-o", "json"]
+        if client == LOOKER:  # other labs may have the address, too
+            words += ["--netns", machine.lab.netns(LOOKER).path]
+        argv = machine.lab.exec_argv([*inside, sys.executable, "-m", "steersman", *words])
+        child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+        out, _ = await child.communicate()
+        answer = json.loads(out)
+        assert child.returncode == 0, answer
+        assert answer["endpoint"] == f"{POD}:8080"
+        assert answer["reply"]["text"] == "SYN-ACK"
+        steps = [shown["step"] for shown in answer["steps"]]
+        # The command itself is not in the cgroup of this lab, so its packets are rewritten.
+        chosen = {"node": ("egress", "sm_egress"), LOOKER: ("ingress", "sm_ingress")}[client]
+        assert [(step["hook"], step["chain"]) for step in steps if step["endpoint"]] == [chosen]
+        assert process.poll() is None
+        await reaches(machine.lab, POD)
+    finally:
+        process.kill()
+        process.wait()
 
 
 MOUNT = """
