@@ -15,6 +15,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.names import Family, Protocol
 from steersman.netfilter.conntrack import find_stale
 from steersman.netfilter.firewall import Firewall, read_firewall, rule_text
+from steersman.netfilter.nf_tables import list_tables
 from steersman.netfilter.packet_filter import Packet, drops
 from steersman.operate.doctor.network import KernelNetwork
 from tests.support.builders.objects import endpoint, plan_of, port, service, slice_, snapshot
@@ -64,7 +65,10 @@ def read(lab: Lab, root: Path) -> Firewall:
     names.parent.mkdir(parents=True, exist_ok=True)
     names.write_text(lab.run("cat", "/proc/net/ip_tables_names"))
     execute = SubprocessExec(lab.exec_argv(()))
-    return asyncio.run(read_firewall(execute, (Family.IPV4,), frozenset(), root))
+    look = read_firewall(
+        execute, (Family.IPV4,), frozenset(), root, lambda: lab.node.call(list_tables)
+    )
+    return asyncio.run(look)
 
 
 def agrees(lab: Lab, root: Path, rules: str) -> None:

@@ -56,16 +56,18 @@ def parse_saved(text: str, family: Family, tool: str = "iptables") -> list[Filte
     for line in text.splitlines():
         if line.startswith("*"):
             name, chains, rules = line[1:].strip(), {}, {}
+        elif name not in _PRIORITIES:  # nat, the largest table by far
+            continue
         elif line.startswith(":"):
             chain, policy = line[1:].split()[:2]
             rules[chain] = []
             hook = chain.lower() if chain in BUILT_IN else ""
             fate = _FATES.get(policy, "accept")
-            chains[chain] = Chain(rules[chain], hook, _PRIORITIES.get(name, 0), fate)
-        elif line.startswith("-A ") and name in _PRIORITIES:
+            chains[chain] = Chain(rules[chain], hook, _PRIORITIES[name], fate)
+        elif line.startswith("-A "):
             chain = line.split(maxsplit=2)[1]
             rules.setdefault(chain, []).append(parse_rule(line))
-        elif line == "COMMIT" and name in _PRIORITIES:
+        elif line == "COMMIT":
             tables.append(FilterTable(f"table {name} ({tool})", frozenset({family}), chains))
     return tables
 

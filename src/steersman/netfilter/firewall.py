@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from steersman.host.exec import Exec
 from steersman.model.names import Family
 from steersman.netfilter.filter_iptables import parse_saved
 from steersman.netfilter.filter_nft import parse_ruleset
+from steersman.netfilter.nf_tables import list_tables
 from steersman.netfilter.packet_filter import Drop, FilterTable
 
 _TABLES = ("raw", "mangle", "filter", "security")
@@ -26,7 +27,7 @@ BRIDGE_SETTING = {
     family: f"proc/sys/net/bridge/bridge-nf-call-{tool}" for family, (tool, _) in _TOOLS.items()
 }
 """The sysctl by which netfilter sees packets between ports of a bridge."""
-_TIMEOUT = 5.0  # seconds
+_TIMEOUT = 6.0  # seconds
 
 
 class Firewall(NamedTuple):
@@ -38,7 +39,11 @@ class Firewall(NamedTuple):
 
 
 async def read_firewall(
-    execute: Exec, families: Iterable[Family], own: frozenset[str], root: Path = Path("/")
+    execute: Exec,
+    families: Iterable[Family],
+    own: frozenset[str],
+    root: Path = Path("/"),
+    list_tables: Callable[[], list[tuple[str, str]]] = list_tables,
 ) -> Firewall:
     """Read the rules of iptables-nft, iptables-legacy and nft.
 
@@ -47,41 +52,44 @@ async def read_firewall(
         families: the families to look at.
         own: names of tables of nft to leave out; those of a mode are large.
         root: of the file system with /proc.
+        list_tables: returns family and name of all tables of nft (in another namespace, in tests).
     """
     families = tuple(families)
     runs = []
     for family in families:
         prefix, name = _TOOLS[family]
+        runs.append(_saved(execute, family, f"{prefix}-nft", []))
+        # Listing a table with iptables-legacy creates it, so only those in use are listed.
         in_use: list[str] = []
         with suppress(OSError):
             in_use = (root / f"proc/net/{name}_tables_names").read_text().split()
-        runs += [_saved(execute, family, f"{prefix}-nft", table) for table in _TABLES]
-        # Listing a table with iptables-legacy creates it, so only those in use are listed.
         legacy = [table for table in _TABLES if table in in_use]
-        runs += [_saved(execute, family, f"{prefix}-legacy", table) for table in legacy]
+        runs += [_saved(execute, family, f"{prefix}-legacy", ["-t", table]) for table in legacy]
     tables: list[FilterTable] = []
     notes: list[str] = []
-    # iptables-nft keeps its rules in tables that nft lists, too, but without its extensions.
-    known = {(_TOOLS[family][1], name) for family in families for name in ("nat",)}
-    for saved, note in await asyncio.gather(*runs):
-        tables += saved.tables
+    # iptables-nft keeps its rules in tables that nft lists, too, but without its extensions. A
+    # table that nft made by other means is incompatible with iptables: then nft lists it.
+    wanted = {_TOOLS[family][1] for family in families} | {"inet"}
+    known = {(each, "nat") for each in wanted}
+    for saved, nft_names, note in await asyncio.gather(*runs):
+        tables += saved
+        known |= nft_names
         notes += note
-        known |= saved.known
-    listed, note = await _nft(execute, ["list", "tables"])
-    notes += note
-    # As text: of a table with an owner, nft 1.0.6 prints broken JSON.
-    wanted = [
-        (words[1], words[2])
-        for line in listed.splitlines()
-        if (words := line.split())[:1] == ["table"]
-        and len(words) == 3
-        and words[1] in ("ip", "ip6", "inet")
-        and words[2] not in own
-        and not words[2].startswith(_HELPERS)
-        and (words[1], words[2]) not in known
+    listed: list[tuple[str, str]] = []
+    try:
+        listed = await asyncio.to_thread(list_tables)
+    except OSError as error:
+        notes.append(f"tables of nft cannot be listed: {error.strerror}")
+    foreign = [
+        (of, name)
+        for of, name in listed
+        if of in wanted
+        and name not in own
+        and (of, name) not in known
+        and not name.startswith(_HELPERS)
     ]
-    listings = (_nft(execute, ["-j", "-a", "-nn", "list", "table", *table]) for table in wanted)
-    for table, (text, note) in zip(wanted, await asyncio.gather(*listings), strict=True):
+    listings = (_nft(execute, ["-j", "-a", "-nn", "list", "table", *table]) for table in foreign)
+    for table, (text, note) in zip(foreign, await asyncio.gather(*listings), strict=True):
         notes += note
         try:
             document = await asyncio.to_thread(msgspec.json.decode, text or '{"nftables": []}')
@@ -92,29 +100,21 @@ async def read_firewall(
     return Firewall(tables, tuple(dict.fromkeys(notes)))
 
 
-class _Saved(NamedTuple):
-    """One table that iptables-save printed."""
-
-    tables: list[FilterTable]
-    known: set[tuple[str, str]]
-    """Its family and name in nft."""
-
-
-async def _saved(execute: Exec, family: Family, tool: str, table: str) -> tuple[_Saved, list[str]]:
-    """Run iptables-save for one table; return it and, if that fails, a note."""
-    nothing = _Saved([], set())
+async def _saved(
+    execute: Exec, family: Family, tool: str, words: Sequence[str]
+) -> tuple[list[FilterTable], set[tuple[str, str]], list[str]]:
+    """Run iptables-save; return its tables, their names in nft and, if it fails, a note."""
     try:
-        result = await execute.run([f"{tool}-save", "-t", table], timeout=_TIMEOUT)
+        result = await execute.run([f"{tool}-save", *words], timeout=_TIMEOUT)
     except FileNotFoundError:
         legacy = tool.endswith("legacy")
-        return nothing, [f"rules of {tool} were not read: it is not installed"] if legacy else []
+        return [], set(), [f"rules of {tool} were not read: it is not installed"] if legacy else []
     if result.returncode:
-        return nothing, [f"rules of {tool} were not read: {result.message}"]
+        return [], set(), [f"rules of {tool} were not read: {result.message}"]
     text = result.stdout.decode(errors="replace")
-    # A table that nft made with other means is `incompatible`: then nft lists it.
     found = await asyncio.to_thread(parse_saved, text, family, tool)
-    nft = {(_TOOLS[family][1], table)} if found and tool.endswith("nft") else set()
-    return _Saved(found, nft), []
+    names = {(_TOOLS[family][1], table.name.split()[1]) for table in found}
+    return found, names if tool.endswith("nft") else set(), []
 
 
 async def _nft(execute: Exec, words: Sequence[str]) -> tuple[str, list[str]]:

@@ -91,7 +91,11 @@ def context_of(
         (root / name).write_text(text)
     if question is None:
         question = Question(CART if any(isinstance(t, Service) for t in things) else None)
-    fields: dict[str, Any] = {"now": lambda: NOON, "network": FakeNetwork()}
+    fields: dict[str, Any] = {
+        "now": lambda: NOON,
+        "network": FakeNetwork(),
+        "list_tables": list[tuple[str, str]],
+    }
     return Context(
         world_of(*things, **(world or {})),
         question,

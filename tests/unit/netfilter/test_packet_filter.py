@@ -27,7 +27,7 @@ UNKNOWN = Packet(Family.IPV4, Protocol.TCP, "10.0.0.5", 8080)
 
 def saved(*lines: str, policy: str = "ACCEPT", table: str = "filter") -> str:
     chains = f":INPUT ACCEPT [0:0]\n:FORWARD {policy} [7:300]\n:OTHER - [0:0]\n:MORE - [0:0]"
-    return "\n".join(("# comment", f"*{table}", chains, *lines, "COMMIT", ""))
+    return "\n".join(("# comment", f"*{table}", chains, *lines, "COMMIT", "# Completed", ""))
 
 
 def end(text: str, packet: Packet = WEB, hook: Hook = "forward") -> str:

@@ -29,6 +29,7 @@ from steersman.model.names import Family, ObjectName
 from steersman.model.plan import FrontendKind, ServicePlan
 from steersman.model.world import World
 from steersman.modes.base import Mode, Requirements
+from steersman.netfilter.nf_tables import list_tables
 from steersman.operate.answer import Answer, Block, Line, Style
 from steersman.operate.doctor.network import KernelNetwork, Network
 
@@ -160,6 +161,7 @@ class Context:
         execute: Exec,
         mode: Mode | None = None,
         network: Network | None = None,
+        list_tables: Callable[[], list[tuple[str, str]]] = list_tables,
         root: Path = Path("/"),
         here: bool = True,
         now: Callable[[], float] = time.time,
@@ -174,6 +176,7 @@ class Context:
             execute: runs programs, on the node of the World.
             mode: the mode of the World, to read the kernel with; None if it cannot be built here.
             network: interfaces and routes; None for those of this process.
+            list_tables: returns family and name of the tables of nft.
             root: of the file system with /proc and /sys.
             here: whether this machine is the node of the World. If not, the checks that look at
                 the machine are skipped.
@@ -187,6 +190,7 @@ class Context:
         self.execute = execute
         self.mode = mode
         self.network = network or KernelNetwork()
+        self.list_tables = list_tables
         self.root = root
         self.here = here
         self.now = now

@@ -83,7 +83,9 @@ async def ways(context: Context) -> dict[str, Way]:
 async def firewall(context: Context) -> Firewall:
     """Return the filtering rules of all programs, without tables of the mode itself."""
     own = (await context.once(requirements)).own_tables
-    return await read_firewall(context.execute, context.families, own, context.root)
+    return await read_firewall(
+        context.execute, context.families, own, context.root, context.list_tables
+    )
 
 
 # Processes

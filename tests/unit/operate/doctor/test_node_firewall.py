@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,10 +44,8 @@ ACCEPTING = ":INPUT ACCEPT [0:0];:FORWARD ACCEPT [0:0];:OUTPUT ACCEPT [0:0]"
 def programs(filter_table: str, *more: tuple[str, str | int | Exception]) -> Scripted:
     return Scripted(
         *more,
-        ("iptables-nft-save -t filter", filter_table),
-        ("iptables-nft-save *", ""),
-        ("ip6tables-nft-save *", ""),
-        ("nft -t list tables", ""),
+        ("iptables-nft-save", filter_table),
+        ("ip6tables-nft-save", ""),
     )
 
 
@@ -57,6 +56,7 @@ def context(
     delivery: Delivery = "forwarded",
     question: Question | None = None,
     root: Path | None = None,
+    tables: Sequence[tuple[str, str]] = (),
 ) -> Context:
     return context_of(
         *THINGS,
@@ -65,6 +65,7 @@ def context(
         programs=runs,
         question=question or Question(CART),
         root=root,
+        list_tables=lambda: list(tables),
     )
 
 
@@ -162,10 +163,9 @@ def test_rules_of_nft_are_named_by_their_text() -> None:
     dport = {"payload": {"protocol": "tcp", "field": "dport"}}
     match = {"match": {"op": "==", "left": dport, "right": 8080}}
     rule = {**place, "chain": "fwd", "handle": 7, "expr": [match, {"drop": None}]}
-    tables = "table inet fw\ntable ip filter\ntable netdev other\ntable inet steersman-instance\n"
+    tables = ("inet", "fw"), ("ip", "filter"), ("ip", "nat"), ("inet", "steersman-instance")
     runs = programs(
         saved(ACCEPTING),
-        ("nft -t list tables", tables),
         (
             "nft -t -j -a -nn list table inet fw",
             json.dumps({"nftables": [{"chain": {**place, **chain}}, {"rule": rule}]}),
@@ -175,7 +175,7 @@ def test_rules_of_nft_are_named_by_their_text() -> None:
             "table inet fw {\n\t\ttcp dport 8080 drop # handle 7\n}",
         ),
     )
-    (result,) = results(FIREWALL, context(runs))
+    (result,) = results(FIREWALL, context(runs, tables=tables))
     assert result.verdict is Verdict.ERROR
     assert result.evidence[0] == "table inet fw, chain fwd: tcp dport 8080 drop # handle 7"
 
@@ -183,11 +183,10 @@ def test_rules_of_nft_are_named_by_their_text() -> None:
 def test_broken_output_of_nft_is_told() -> None:
     runs = programs(
         saved(ACCEPTING),
-        ("nft -t list tables", "table inet fw\ntable inet empty\n"),
         ("nft * list table inet fw", '{"nftables": ['),
         ("nft * list table inet empty", ""),
     )
-    found = results(FIREWALL, context(runs))
+    found = results(FIREWALL, context(runs, tables=[("inet", "fw"), ("inet", "empty")]))
     assert [result.verdict for result in found] == [Verdict.UNKNOWN]
     assert found[0].evidence[0].startswith("table inet fw was not understood")
 
@@ -195,8 +194,8 @@ def test_broken_output_of_nft_is_told() -> None:
 def test_tools_that_are_missing_or_fail(tmp_path: Path) -> None:
     (tmp_path / "proc/net").mkdir(parents=True)
     (tmp_path / "proc/net/ip_tables_names").write_text("filter\n")
-    runs = Scripted(("iptables-nft-save -t raw", 4), ("iptables-nft-save *", ""))
-    found = results(FIREWALL, context(runs, root=tmp_path))
+    runs = Scripted(("iptables-nft-save", 4))
+    found = results(FIREWALL, context(runs, root=tmp_path, tables=[("inet", "fw")]))
     assert [result.verdict for result in found] == [Verdict.UNKNOWN]
     notes = " ".join(found[0].evidence)
     assert "rules of iptables-legacy were not read: it is not installed" in notes
