@@ -11,21 +11,20 @@ import msgspec
 from steersman.compile.node import is_this_machine
 from steersman.compile.planner import compile_all
 from steersman.compile.trace import Flow, trace
-from steersman.config import Parsed, ProxyConfig, to_mode_options
-from steersman.host.exec import Exec, SubprocessExec
+from steersman.config import Parsed, ProxyConfig
+from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
 from steersman.host.netns import find_namespace
 from steersman.model.inputs import Snapshot
 from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import SourceClass
 from steersman.model.world import Origin, World
-from steersman.modes.base import Mode
-from steersman.modes.registry import Factory, create
-from steersman.modes.specs import SPECS, ModeOptions
+from steersman.modes.specs import SPECS
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import Client, NotRunningError
 from steersman.operate.doctor import CHECKS
 from steersman.operate.doctor.check import ApiReply, Context, Diagnosis, Question, diagnose
+from steersman.operate.dump import mode_of
 from steersman.operate.load import load_world
 from steersman.operate.names import Names, Target, UnknownNameError, split_words
 from steersman.run.startup import cluster_access, new_mode, node_config
@@ -88,7 +87,7 @@ async def examine(world: World, asked: Asked, config: ProxyConfig) -> Diagnosis:
         return json.loads(await asyncio.to_thread(Client().get, path))
 
     execute = SubprocessExec()
-    mode = mode_of(world, execute, to_mode_options(config))
+    mode = mode_of(world, config, execute) if world.mode in SPECS else None
     context = Context(
         world,
         question,
@@ -210,20 +209,6 @@ async def world_without_process(config: ProxyConfig) -> World:
     return World(
         Origin("manifests", _ALONE), Snapshot(), plan, config.mode, mode.variant, node, facts
     )
-
-
-def mode_of(
-    world: World, execute: Exec, options: ModeOptions, create: Factory = create
-) -> Mode | None:
-    """Build the mode of a World, only to read; None if this version has no such mode."""
-    spec = SPECS.get(world.mode)
-    if spec is None:
-        return None
-    # The variant that the process uses.
-    variants = {each.name: each for each in (*spec.variants, *spec.cleanup_variants)}
-    fields = dict(variants[world.variant].options) if world.variant in variants else {}
-    options = msgspec.structs.replace(options.for_looking(), **fields)
-    return create(world.mode, execute, options)
 
 
 def _access(config: ProxyConfig, world: World) -> ClusterAccess | None:

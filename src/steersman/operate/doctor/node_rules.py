@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from steersman.host.files import lock_holder
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.ruleset import Diff, Ruleset
+from steersman.modes.base import Mode
 from steersman.operate.doctor.check import (
     Cause,
     Check,
@@ -78,12 +79,35 @@ async def kernel_rules(context: Context) -> KernelRules:
     have = await words.read()
     wanted = words.wanted(rendered, have)
     extra = set(words.of_services(have, plans)) - wanted.keys() if context.question.service else ()
+
+    def differs(key: Any, value: Any) -> bool:
+        # Of some objects the value does not matter: their key says all.
+        same = have[key] == value
+        return not same and [*words.words(key, have[key])] != [*words.words(key, value)]
+
     change = Diff(
         {key: value for key, value in wanted.items() if key not in have},
         {key: have[key] for key in extra},
-        {k: (have[k], v) for k, v in wanted.items() if k in have and have[k] != v},
+        {k: (have[k], v) for k, v in wanted.items() if k in have and differs(k, v)},
     )
     return KernelRules(have, change, len(wanted))
+
+
+def lines_of(mode: Mode, change: Diff) -> list[str]:
+    """Return the lines by which the kernel differs, in the words of the mode's tool."""
+    words = mode.words()
+    before = {**change.removed, **{key: old for key, (old, _) in change.changed.items()}}
+    after = {**change.added, **{key: new for key, (_, new) in change.changed.items()}}
+
+    def lines(objects: Ruleset) -> dict[str, None]:
+        found = (line for key, value in objects.items() for line in words.words(key, value))
+        return {f"{line.place}: {line.text}": None for line in found}
+
+    there, planned = lines(before), lines(after)
+    return [
+        *(f"missing: {line}" for line in planned if line not in there),
+        *(f"not planned: {line}" for line in there if line not in planned),
+    ]
 
 
 async def rules(context: Context) -> Iterable[CheckResult]:
@@ -114,7 +138,7 @@ async def rules(context: Context) -> Iterable[CheckResult]:
         (len(change.removed), "not planned"),
     )
     words = ", ".join(f"{count} {what}" for count, what in counts if count)
-    lines = context.mode.describe(change).splitlines()
+    lines = lines_of(context.mode, change)
     return [
         error(
             f"the kernel's rules {whose} are not as planned: {words}",

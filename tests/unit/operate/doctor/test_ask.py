@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,16 +11,13 @@ from steersman.config import parse_command_line
 from steersman.model.names import ObjectName
 from steersman.model.plan import SourceClass
 from steersman.model.world import Origin, World
-from steersman.modes.specs import SPECS, IpvsOptions, ModeOptions
 from steersman.operate.answer import QuestionError
 from steersman.operate.client import NotRunningError
 from steersman.operate.doctor import CHECKS, ask
-from steersman.operate.doctor.ask import Asked, doctor, is_here, mode_of, read_question
+from steersman.operate.doctor.ask import Asked, doctor, is_here, read_question
 from steersman.operate.doctor.check import Question, Verdict
 from tests.support.builders.doctor import CART, world_of
 from tests.support.builders.objects import endpoint, node, port, service, slice_
-from tests.support.modes.memory import MemoryMode
-from tests.support.modes.scripted import Scripted
 
 THINGS = (
     service(type="NodePort", ports=[port(nodePort=30080), port("admin", 81)]),
@@ -94,24 +90,6 @@ async def test_where_the_node_is() -> None:
     assert await is_here(world_of(*THINGS, origin=Origin("process", "pid 1")))
     here = world_of(node(addresses=(("InternalIP", "127.0.0.1"),)))
     assert await is_here(here)
-
-
-def test_the_mode_only_reads() -> None:
-    made: list[tuple[str, ModeOptions]] = []
-
-    def create(name: str, _: Any, options: ModeOptions) -> MemoryMode:
-        made.append((name, options))
-        return MemoryMode()
-
-    for name, spec in SPECS.items():
-        for variant in (*spec.variants, *spec.cleanup_variants):
-            world = world_of(mode=name, variant=variant.name)
-            options = ModeOptions(asked_for=name, ipvs=IpvsOptions(udp_timeout=5))
-            assert mode_of(world, Scripted(), options, create) is not None
-            _, used = made[-1]
-            assert (used.asked_for, used.ipvs.udp_timeout) == ("", 0)
-            assert all(getattr(used, key) == value for key, value in variant.options.items())
-    assert mode_of(world_of(mode="tomorrow's"), Scripted(), ModeOptions(), create) is None
 
 
 async def test_a_node_without_a_process_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,11 @@ def test_rules_in_the_kernel_are_compared_with_the_plan() -> None:
     assert result.text == (
         "the kernel's rules of shop/cart are not as planned: 1 missing, 1 different"
     )
-    assert "+ clusterIP 10.96.0.10:80: shop/cart:http (TCP, IPv4)" in result.evidence
+    assert result.evidence == (
+        "missing: clusterIP 10.96.0.10:80: shop/cart:http (TCP, IPv4)",
+        "missing: node: node-1",
+        "not planned: node: someone else",
+    )
     assert result.remedy.startswith("start steersman")
     running = rules(mode, world={"process": ProcessStatus()})
     assert "steersman drift" in running.remedy
