@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from tests.support.apiserver.reading import service, slice_
+from tests.support.builders import kube
+from tests.support.lab.conntrack_flows import FlowEntry, add_entries
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import (
     FLAGS,
@@ -141,11 +143,13 @@ def test_a_dry_run_after_a_run_has_nothing_to_change(tmp_path: Path) -> None:
 
     async def body() -> None:
         sh("ip address add 192.0.2.1/24 dev lo; ip route add default via 192.0.2.2 dev lo")
-        web = service("web", type="NodePort", ports=[{"port": 80, "nodePort": 30080}])
+        port = {"port": 80, "protocol": "TCP", "nodePort": 30080}
+        web = kube.service("web", type="NodePort", ports=[port])
         folder = manifests(tmp_path / "m", web, slice_("web-1", "web", "10.244.0.5"))
         flags = (f"--manifests={folder}", "--proxy-mode=nftables")
         async with steersman(tmp_path, *flags) as process:
             await process.said("(start)", PATIENCE)
+            assert "30080" in sh("ss -ltn")
         status, out, _ = await command("run", "--dry-run", *flags, *FLAGS)
         assert (status, "nothing to change" in out) == (0, True), out
         sh("nft flush ruleset")
@@ -167,5 +171,50 @@ def test_without_root_the_rules_of_a_mode_are_rendered(tmp_path: Path) -> None:
         assert "the rules that the iptables mode has for these objects" in out
         assert counts(out)["iptables", "nat chains"][2] > 5
         assert "reading it needs root" in sh(f"{' '.join(program[:-1])}; true")
+
+    in_namespace(body)
+
+
+def test_connections_that_would_end_are_counted(tmp_path: Path) -> None:
+    async def body() -> None:
+        dns = kube.service("dns", ports=[{"port": 53, "protocol": "UDP"}])
+
+        def ends(*addresses: str) -> dict[str, Any]:
+            port = {"name": "", "port": 5353, "protocol": "UDP"}
+            return kube.endpoint_slice("dns-1", "dns", *addresses, ports=[port])
+
+        folder = manifests(tmp_path / "m", dns, ends("10.244.0.5", "10.244.0.6"))
+        async with steersman(tmp_path, f"--manifests={folder}") as process:
+            await process.said("(start)", PATIENCE)
+            flows = [
+                FlowEntry(
+                    17, "10.244.1.1", 1000 + n, "10.96.0.1", 53, f"10.244.0.{5 + n % 2}", 5353
+                )
+                for n in range(6)
+            ]
+            add_entries(flows)
+            fewer = manifests(tmp_path / "new", dns, ends("10.244.0.5"))
+            code, out, _ = await command("plan", f"--manifests={fewer}")
+            assert code == 1
+            assert "connections: 3 entries of conntrack lead to endpoints that go" in out, out
+            code, out, _ = await command("plan", "--proxy-mode=nftables")
+            assert "no established connection is cut" in out, out
+
+    in_namespace(body)
+
+
+def test_leaving_a_mode_that_carries_connections_is_said_to_cut_them(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        flags = (f"--manifests={folder}", "--proxy-mode=userspace", *FLAGS)
+        async with steersman(tmp_path, *flags) as process:
+            await process.said("(start)", PATIENCE)
+            code, out, _ = await command("plan")
+            assert (code, "nothing to change" in out) == (0, True), out
+            code, out, _ = await command("plan", "--proxy-mode=iptables")
+            assert code == 1
+            assert "connections: all that the process carries end with it" in out
+            assert "connections no longer end in the process" in out
+            assert any("userspace" in mode for mode, _ in counts(out)), out
 
     in_namespace(body)
