@@ -35,13 +35,20 @@ class ObjectLedger:
         """Start empty."""
         self.rejected: dict[Owner, str] = {}
         """The kernel's error, by owner whose wanted objects are not in force."""
-        self.objects = 0
-        """Number of objects in force, as far as known."""
+        self._recorded = 0
+        """Number of objects of all owners."""
+        self._missing: dict[Owner, int] = {}
+        """Number of objects that rejected owners keep here, but that others removed."""
         self._want: dict[Owner, Ruleset] = {}
         self._have: dict[Owner, Ruleset] = {}
         self._dirty: set[Owner] = set()
         self._adopters: set[Owner] = set()
         """Owners that were rejected before any of their objects was known to be in force."""
+
+    @property
+    def objects(self) -> int:
+        """Number of objects in force, as far as known."""
+        return self._recorded - sum(self._missing.values())
 
     @property
     def owners(self) -> set[Owner]:
@@ -122,10 +129,11 @@ class ObjectLedger:
         taken: set[Any] = set()
         for owner in owners:
             self.rejected.pop(owner, None)
-            self.objects -= len(self._have.get(owner, ()))
+            self._missing.pop(owner, None)
+            self._recorded -= len(self._have.get(owner, ()))
             if owner in self._want:
                 self._have[owner] = self._want[owner]
-                self.objects += len(self._want[owner])
+                self._recorded += len(self._want[owner])
             else:
                 self._have.pop(owner, None)
             if losers:
@@ -134,7 +142,8 @@ class ObjectLedger:
             had = self._have.get(loser, {})
             if lost := taken & had.keys():
                 self._have[loser] = {k: v for k, v in had.items() if k not in lost}
-                self.objects -= len(lost)
+                self._recorded -= len(lost)
+                self._count_missing(loser, self._missing.get(loser, 0))
 
     def reject(self, owners: Collection[Owner], why: str, kernel: Ruleset) -> None:
         """Record that owners keep the objects they have.
@@ -155,14 +164,17 @@ class ObjectLedger:
             wanted = self._want[owner].keys() - taken
             if found := {key: kernel[key] for key in wanted if key in kernel}:
                 self._have[owner] = found
-                self.objects += len(found)
+                self._recorded += len(found)
                 taken |= found.keys()
+        # The others keep the objects they had, even missing ones: a later write puts them back.
+        for owner in owners:
+            self._count_missing(owner, sum(key not in kernel for key in self._have.get(owner, ())))
         if not fresh:
             return
         # Adopt the rest of the kernel's objects: any of them may belong to the old versions.
         taken |= _keys(map(self._effective, fresh))
         leftovers = {key: value for key, value in kernel.items() if key not in taken}
-        self.objects += len(leftovers) - len(self._have.pop(ADOPTED, ()))
+        self._recorded += len(leftovers) - len(self._have.pop(ADOPTED, ()))
         if leftovers:
             self._have[ADOPTED] = leftovers
             names = ", ".join(sorted(map(str, self._adopters))[:3])
@@ -178,8 +190,14 @@ class ObjectLedger:
         if self._adopters or ADOPTED not in self.rejected:
             return False
         del self.rejected[ADOPTED]
-        self.objects -= len(self._have.pop(ADOPTED))
+        self._recorded -= len(self._have.pop(ADOPTED))
         return True
+
+    def _count_missing(self, owner: Owner, number: int) -> None:
+        if number := min(number, len(self._have.get(owner, ()))):
+            self._missing[owner] = number
+        else:
+            self._missing.pop(owner, None)
 
     def in_force(self) -> Iterator[tuple[Any, Any]]:
         """Yield every kernel object that is in force, as far as known."""

@@ -631,3 +631,19 @@ async def test_what_cannot_be_rendered_gives_way_to_who_claims_its_objects() -> 
     broken.clear()
     await world.check()
     assert world.mode.kernel == world.fresh()
+
+
+async def test_objects_of_a_refused_service_that_others_removed_are_not_counted() -> None:
+    world = World()
+    await world.run()
+    world.mode.poison = {"shop/s1 (TCP, IPv4)"}
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
+    await world.run()
+    assert world.sync.state.objects == len(world.mode.kernel)
+    world.mode.kernel.pop(next(key for key in world.mode.kernel if key.startswith("shop/s1 ")))
+    await world.check()  # what it had cannot be put back either
+    assert world.sync.state.objects == len(world.mode.kernel)
+    world.mode.poison = set()
+    await world.check()
+    assert world.mode.kernel == world.fresh()
+    assert world.sync.state.objects == len(world.mode.kernel)
