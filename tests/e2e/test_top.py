@@ -114,6 +114,26 @@ def test_the_live_view_takes_keys_and_gives_the_terminal_back(tmp_path: Path) ->
     in_namespace(scenario)
 
 
+def test_a_signal_gives_the_terminal_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = manifests(tmp_path / "world", *world("10.244.0.5"))
+        async with steersman(tmp_path, "--proxy-mode=nftables", f"--manifests={folder}") as process:
+            await process.said("sync 1 (start)")
+            terminal = Terminal()
+            await terminal.start("top")
+            try:
+                await terminal.shows(">shop/web")
+                terminal.process.terminate()
+                async with asyncio.timeout(WAIT):
+                    assert await terminal.process.wait() == 0
+                await terminal.shows("")
+                assert termios.tcgetattr(terminal.slave) == terminal.before
+            finally:
+                terminal.close()
+
+    in_namespace(scenario)
+
+
 def test_in_a_pipe_one_screen_is_printed(tmp_path: Path) -> None:
     async def scenario() -> None:
         folder = manifests(tmp_path / "world", *world("10.244.0.5"))

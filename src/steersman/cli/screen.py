@@ -22,6 +22,10 @@ _ESCAPE = 0.05
 """Seconds until a lone escape byte is a key and not the beginning of a sequence."""
 
 
+_QUIT = b"\x03"  # as Ctrl-C
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+
 class Screen:
     """The alternate screen of a terminal; the usual one is back when the block ends."""
 
@@ -55,10 +59,12 @@ class Screen:
             data = os.read(number, 1024)
             if not data:  # the terminal is gone
                 loop.remove_reader(number)
-            self._events.put_nowait(data or b"q")
+            self._events.put_nowait(data or _QUIT)
 
         loop.add_reader(number, read)
         loop.add_signal_handler(signal.SIGWINCH, self.wake)
+        for each in _ENDS:  # the terminal is to be given back, too
+            loop.add_signal_handler(each, self._events.put_nowait, _QUIT)
         try:
             while True:
                 data = await self._events.get()
@@ -69,7 +75,8 @@ class Screen:
                 yield data
         finally:
             loop.remove_reader(number)
-            loop.remove_signal_handler(signal.SIGWINCH)
+            for each in (signal.SIGWINCH, *_ENDS):
+                loop.remove_signal_handler(each)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ _KEYS = {
     "\n": "enter",
     "\x7f": "backspace",
     "\x08": "backspace",
-    "\x03": "q",
+    "\x03": "quit",
 }
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1}
 _FEET = {
@@ -247,6 +247,8 @@ class TopModel:
     def key(self, key: str) -> Command | None:
         """Take a key; return what has to be done about it, None if drawing is enough."""
         self.message = ""
+        if key == "quit":
+            return Command("quit")
         if self.typing:
             return self._typed(key)
         if key in _MOVES or key in ("page up", "page down", "home", "end"):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from steersman.config import ProxyConfig
+from steersman.config import ConfigError, ProxyConfig
 from steersman.host.facts import watch_addresses
 from steersman.model.errors import BusyError
 from steersman.model.inputs import NodeConfig
@@ -354,7 +354,7 @@ class Daemon:
             left = [
                 (name, mode)
                 for name, mode in self._machine.leftovers(engine.mode, engine.config)
-                if mode.name not in engine.spared
+                if mode.name not in engine.spared | self.switcher.retiring
             ]
             removal = remove_leftovers(left, drain, engine.mode)
             await while_unset(self.switcher.began, removal)
@@ -418,12 +418,18 @@ class Daemon:
         """Set the sysctls that an engine needs."""
         node = node_config(engine.config)
         allowed = self._machine.allow_localhost_node_ports(node, engine.mode, engine.sync.facts)
-        if allowed != engine.node:
+        if allowed != engine.node:  # other settings, or a sysctl cannot be set
             engine.use(engine.config, allowed)
         self._machine.set_conntrack(engine.config, engine.mode.traits)
 
     async def install(self, engine: Engine, report: SyncReport) -> None:
         """Let an engine serve whose first sync has this report."""
+        # The configuration may have changed since the engine was made.
+        with suppress(ConfigError):  # reported by the reloader
+            config = self._reloader.in_mode(engine.mode.name)
+            if config != engine.config:
+                engine.use(config, engine.node)
+                self.prepare_machine(engine)
         before, self.engine = self.engine, engine
         # Observers know the plans of the engine before: those that are not planned any more go.
         gone = before.sync.state.plan.services.keys() - report.plans.changed.keys()
@@ -433,6 +439,9 @@ class Daemon:
         self._observers.use_mode(engine.mode, engine.sync.objects)
         before.replaced.set()
         await self._observers.observe(msgspec.structs.replace(report, plans=plans))
+        # What was said about a fallback at the start is not true any more.
+        engine.sync.store.report("mode", ())
+        self._servers.metrics.mode_fallback.metric.clear()
         self._lock.rename(engine.mode.name)
         self._reloader.use_mode(engine.config, engine.mode.traits)
         self._use_directly(engine.config, engine.node)

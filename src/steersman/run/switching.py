@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -144,6 +145,11 @@ class Switcher:
         self._retiring: dict[str, Retiring] = {}
         self._closing: dict[asyncio.Task[None], Mode] = {}
 
+    @property
+    def retiring(self) -> frozenset[str]:
+        """Modes that were left, and are removed once their connections have ended."""
+        return frozenset(self._retiring)
+
     async def switch(self, request: SwitchRequest, tell: Tell) -> SwitchResult:
         """Switch as asked for.
 
@@ -255,7 +261,8 @@ class _Switch:
             return self._result("unchanged", f"{old.name} mode serves already")
         new: Engine | None = None
         try:
-            new = self.seat.new_engine(request.to) if request.to in SPECS else None
+            known = request.to in SPECS and SPECS[request.to].platform == sys.platform
+            new = self.seat.new_engine(request.to) if known else None
             await self._check(new)
         except (*_EXPECTED, ConfigError, StartError) as error:
             self._say("check", str(error), "failed")
@@ -298,8 +305,8 @@ class _Switch:
         """Say what the new mode would bring; raise SwitchError if it must not serve."""
         old = self._old
         if new is None:
-            known = ", ".join(sorted(SPECS))
-            raise SwitchError(f"there is no mode {self.request.to}; this version has {known}")
+            known = ", ".join(n for n, spec in SPECS.items() if spec.platform == sys.platform)
+            raise SwitchError(f"there is no mode {self.request.to} here; there is {known}")
         if not old.sync.store.synced or old.sync.state.result is None:
             raise SwitchError(f"{old.mode.name} mode has not synced yet; wait until it serves")
         # Can it run?

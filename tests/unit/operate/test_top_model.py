@@ -234,6 +234,7 @@ def test_a_message_is_shown_until_the_next_key() -> None:
     assert press(model, "p") == Command("dial", "shop/web")
     assert press(model, "q") == Command("quit")
     assert press(model, "z") is None
+    assert press(model, "/", "quit") == Command("quit"), "also while a filter is typed"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +247,7 @@ def test_a_message_is_shown_until_the_next_key() -> None:
         (b"\x1b", ["escape"]),
         (b"\x1b[15;2~", []),
         (b"\x1b[", []),
-        (b"\r\x7f\x03", ["enter", "backspace", "q"]),
+        (b"\r\x7f\x03", ["enter", "backspace", "quit"]),
         ("ü€".encode(), ["ü", "€"]),
         (b"\xff\x00a", ["a"]),
         (b"\x1bq", ["escape", "q"]),

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from steersman.config import parse_command_line
+from steersman.config import ProxyConfig, parse_command_line
 from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.switch import SwitchRequest, SwitchResult, SwitchStep
-from steersman.modes.base import Support
+from steersman.modes.base import Mode, Support
 from steersman.run import switching
 from steersman.run.assemble import assemble
 from steersman.run.canary import Target
@@ -211,7 +211,8 @@ async def test_a_dry_run_and_a_refusal_change_nothing(tmp_path: Path) -> None:
         assert (result.outcome, world.steps[-1].state) == ("refused", "failed")
         assert "The kernel is too old." in world.steps[-1].text
         assert (await world.switch("no-such-mode")).outcome == "refused"
-        assert "there is no mode no-such-mode" in world.steps[-1].text
+        assert "there is no mode no-such-mode here" in world.steps[-1].text
+        assert (await world.switch("winuserspace")).outcome == "refused"
         assert (await world.switch("ebpf")).outcome == "unchanged"
         assert world.modes["nftables"].applied == []
         assert world.modes["ebpf"].kernel == kernel
@@ -311,6 +312,51 @@ async def test_connections_of_the_old_mode_drain(tmp_path: Path) -> None:
         assert list(old.kernel) == ["node"], "what carries its connections"
         old.open = 0
         await world.until(lambda: old.kernel == {} and old.closed == 1)
+
+
+async def test_a_change_of_the_configuration_during_the_switch_is_used(tmp_path: Path) -> None:
+    file, objects = tmp_path / "config.yaml", tmp_path / "objects"
+    objects.mkdir()
+
+    def write(masquerade_all: bool) -> None:
+        file.write_text(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+            f"mode: ebpf\nhostnameOverride: me\nsteersman:\n  manifests: [{objects}]\n"
+            f"nftables:\n  masqueradeAll: {str(masquerade_all).lower()}\n"
+        )
+
+    write(False)
+    async with running(objects, f"--config={file}") as world:
+        new = world.modes["nftables"]
+        new.gate.clear()
+        switch = asyncio.create_task(world.switch("nftables"))
+        await new.at_gate.wait()
+        write(True)
+        new.gate.set()
+        assert (await switch).outcome == "switched"
+        await world.until(lambda: new.kernel.get("masq") is True)
+
+
+async def test_modes_drain_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leftovers(_: Machine, mode: Mode, __: ProxyConfig) -> list[tuple[str, Mode]]:
+        return [(name, m) for name, m in world.modes.items() if m is not mode]
+
+    monkeypatch.setattr(Machine, "leftovers", leftovers)
+    async with running(tmp_path) as world:
+        world.modes["ebpf"].open = world.modes["nftables"].open = 2
+        await world.switch("nftables")
+        await world.switch("userspace")
+        for _ in range(100):  # other tasks would remove what they may
+            await asyncio.sleep(0)
+        assert list(world.modes["ebpf"].kernel) == ["node"]
+        assert list(world.modes["nftables"].kernel) == ["node"]
+        world.modes["ebpf"].open = world.modes["nftables"].open = 0
+        await world.until(
+            lambda: not world.modes["ebpf"].kernel and not world.modes["nftables"].kernel
+        )
+        assert world.serving == ["userspace"]
 
 
 async def test_a_mode_that_drains_may_serve_again(tmp_path: Path) -> None:
