@@ -218,7 +218,11 @@ class Servers:
 
     def _accept(self, sock: socket.socket, name: str, _port: int) -> None:
         client, peer = sock.accept()
-        client.send(f"{name} {peer[0]}".encode())
+        try:
+            client.send(f"{name} {peer[0]}".encode())
+        except OSError:  # it was reset meanwhile
+            client.close()
+            return
         self._selector.register(client, selectors.EVENT_READ, (self._hang_up, "", 0))
 
     def _hang_up(self, sock: socket.socket, _name: str, _port: int) -> None:

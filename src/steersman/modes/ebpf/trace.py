@@ -178,5 +178,8 @@ def explain(error: OSError | StaleMapsError) -> str:
     if isinstance(error, FileNotFoundError):
         return f"the mode does not run here: {error}"
     if error.errno in (errno.EPERM, errno.EACCES):
-        return f"tracing needs root (CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN): {error}"
+        return (
+            "tracing needs root (CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN), and a kernel that is not "
+            f"locked down for confidentiality: {error}"
+        )
     return f"tracing is not possible here: {error}"
