@@ -76,9 +76,25 @@ async def process(context: Context) -> Iterable[CheckResult]:
                 remedy="its log says why syncs fail (steersman status)",
             )
         ]
+    if status.synced.refused:
+        return [_refused(context, status.synced.refused)]
     if not status.healthy:
         return [warning("it calls itself unhealthy", about, last, remedy="steersman status")]
     return [ok(f"{about}; {last}")]
+
+
+def _refused(context: Context, owners: int) -> CheckResult:
+    """Report rules that the kernel refuses: an error if they are the question's or the node's."""
+    asked = context.question.service
+    mine = {"the node", *([f"Service {asked}"] if asked else [])}
+    found = [each for each in context.world.findings if "kernel refuses" in each.reason]
+    say = error if not asked or mine & {each.object for each in found} else warning
+    return say(
+        f"the kernel refuses the rules of {owners} of their owners (Services, or the node)",
+        *map(str, found),
+        remedy="see the kernel's reason; what was in force before stays",
+        cause=Cause.RULES - 3,
+    )
 
 
 async def source(context: Context) -> Iterable[CheckResult]:

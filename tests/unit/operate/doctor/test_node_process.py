@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from steersman.host.listening import ListeningSocket
+from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import Protocol
 from steersman.model.plan import NodeSettings, ServicePlan
@@ -66,6 +67,24 @@ def test_the_process(found: ProcessStatus | None, verdict: Verdict, words: str) 
     said, text = check(PROCESS, found)
     assert said is verdict
     assert words in text
+
+
+@pytest.mark.parametrize(
+    ("owner", "verdict"),
+    [
+        ("the node", Verdict.ERROR),
+        ("Service shop/cart", Verdict.ERROR),
+        ("Service shop/other", Verdict.WARNING),
+    ],
+)
+def test_rules_that_the_kernel_refuses(owner: str, verdict: Verdict) -> None:
+    refused = Finding(owner, "", "the kernel refuses its rules (no memory)", Severity.ERROR)
+    world = {
+        "process": status(synced=LastSync(NOON, "start", refused=1)),
+        "findings": (refused, Finding("Service shop/cart", "spec", "something else")),
+    }
+    result = only(PROCESS, context_of(service(), world=world))
+    assert (result.verdict, result.evidence) == (verdict, (str(refused),))
 
 
 def test_a_process_that_was_not_asked_runs(monkeypatch: pytest.MonkeyPatch) -> None:
