@@ -30,7 +30,7 @@ TIMEOUT = 3.0
 """Seconds: TCP has sent its second packet after one second, so one loss is survived."""
 _SILENCE = 0.5
 """Seconds that an ICMP error for a datagram may take."""
-_TOTAL_RETRANS = 100  # offset in struct tcp_info (linux/tcp.h, since 2.4)
+_RTT, _TOTAL_RETRANS = 68, 100  # offsets in struct tcp_info (linux/tcp.h, since 2.4)
 _IP_RECVERR, _IPV6_RECVERR = 11, 25  # linux/in.h, linux/in6.h
 _MSG_ERRQUEUE = 0x2000
 _ORIGIN_LOCAL = 1  # linux/errqueue.h: this kernel itself, not a packet
@@ -66,7 +66,7 @@ class Dial(msgspec.Struct, frozen=True):
     """`silent`: a datagram was sent and no error came back, which is all that can be known.
     `failed`: it could not be tried."""
     seconds: float = 0.0
-    """Until the connection was there, or the error."""
+    """Until the connection was there (as the kernel measured it), or the error."""
     by: str = ""
     """The address that sent the ICMP error; "" if none came (a reset comes from the target)."""
     repeated: int = 0
@@ -132,9 +132,14 @@ async def dial(
             by = icmp_sender(sock) if outcome in ("refused", "unreachable") else ""
             words = os.strerror(error.errno) if error.errno else str(error)
             return Dial(target, outcome, time.monotonic() - begin, by, reason=words)
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
-        again = struct.unpack_from("=I", info, _TOTAL_RETRANS)[0] if len(info) > 100 else 0
-        return Dial(target, "connected", time.monotonic() - begin, repeated=again)
+        # Elapsed time has the time in which this process did other work: many dials are made at
+        # once. The kernel measured the handshake itself, unless a packet was sent again.
+        seconds, again = time.monotonic() - begin, 0
+        if sys.platform == "linux":
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TOTAL_RETRANS + 4)
+            (rtt,), (again,) = (struct.unpack_from("=I", info, at) for at in (_RTT, _TOTAL_RETRANS))
+            seconds = rtt / 1e6 if rtt and not again else seconds
+        return Dial(target, "connected", seconds, repeated=again)
 
 
 def _opener(target: Target, source: str) -> Callable[[], socket.socket]:
