@@ -188,6 +188,8 @@ class Cluster:
         self._ip("client", f"link set to-{name} master lan", f"link set to-{name} up")
         self._ip(name, f"addr add {address}/24 dev eth0", "link set eth0 up")
         self._ip(name, f"route add {GATEWAYS[other]}/24 via {other_address}".replace(".1/", ".0/"))
+        # Without a route a node cannot connect to a Service: routing comes before the rules.
+        self._ip(name, f"route add default via {CLIENT}")
         off = ("net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0")
         self._sysctl(name, "net.ipv4.ip_forward=1", *off)
 

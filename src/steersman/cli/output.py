@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 STYLES = {"good": "green", "warn": "yellow", "bad": "red", "dim": "dim", "title": "bold", "": ""}
 _GAP = "   "
+_SHORT = 12
+"""Characters of a column that is never broken."""
 
 
 def print_answer(answer: Answer, output: str, out: TextIO | None = None) -> None:
@@ -108,11 +110,10 @@ def renderables(blocks: Iterable[Block]) -> Iterator[RenderableType]:
             padding=(0, 3, 0, 0),
             header_style="bold",
         )
-        # If the terminal is too narrow, only the last column is broken: it has the sentences.
-        *first, last = block.columns
-        for column in first:
-            table.add_column(column, no_wrap=True)
-        table.add_column(last, overflow="fold")
+        # If the terminal is too narrow, long columns are broken into lines; nothing is cut off.
+        for number, column in enumerate(block.columns):
+            widest = max(len(column), *(len(_text(row[number])) for row in block.rows))
+            table.add_column(column, no_wrap=widest <= _SHORT, overflow="fold")
         for row in block.rows:
             cells = ((cell, "") if isinstance(cell, str) else cell for cell in row)
             table.add_row(*(Text(printable(text), STYLES[style]) for text, style in cells))

@@ -58,7 +58,9 @@ def test_a_terminal_gets_colour_and_the_same_words() -> None:
     assert "from the manifests in demo" in text
 
 
-def test_a_narrow_terminal_breaks_only_the_last_column(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_breaks_long_columns_and_cuts_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("COLUMNS", "30")
 
     class Long(Shops, frozen=True, kw_only=True):
