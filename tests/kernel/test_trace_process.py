@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from steersman.host.exec import SubprocessExec
+from steersman.model.names import Protocol
+from steersman.model.tracing import WatchedFlow
+from steersman.modes.netfilter_tracer import NetfilterTracer
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import command, manifests, steersman, until, world
 
@@ -115,5 +119,38 @@ def test_a_second_trace_of_legacy_rules_is_refused(tmp_path: Path) -> None:
         assert "another program (ulogd? another trace?) listens to NFLOG group 0" in err
         status, _, err = await waiting
         assert (status, "came within 20 s" in err) == (2, True)
+
+    in_namespace(run)
+
+
+@pytest.mark.parametrize("tool", ["nft", "ip6tables-legacy", "ip6tables-nft"])
+def test_packets_of_ipv6_are_followed(tool: str) -> None:
+    async def run() -> None:
+        if tool == "nft":
+            sh(
+                "nft 'table ip6 fw { chain out { type nat hook output priority -100;"
+                " tcp dport 98 dnat to [::1]:99; }; }'"
+            )
+        else:
+            sh(f"{tool} -t nat -A OUTPUT -p tcp --dport 98 -j DNAT --to [::1]:99")
+        tracer = NetfilterTracer(SubprocessExec(), lambda *_: False)
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "::1", 99)
+        async with server:
+            try:
+                await tracer.start(WatchedFlow(Protocol.TCP, "::1", 98))
+                _, writer = await asyncio.open_connection("::1", 98)
+                flow = await tracer.first_packet()
+                steps = await tracer.steps()
+                connection = await tracer.connection(flow)
+            finally:
+                await tracer.aclose()
+            assert flow.source == "::1"
+            assert flow.source_port == writer.get_extra_info("sockname")[1]
+            writer.close()
+        translating = [step for step in steps if step.note == "the destination is now [::1]:99"]
+        assert [(step.hook, step.endpoint) for step in translating] == [("output", "[::1]:99")]
+        assert "dnat" in translating[0].rule.lower()
+        assert connection is not None
+        assert (connection.endpoint_port, connection.state) == (99, "replied")
 
     in_namespace(run)

@@ -87,6 +87,7 @@ def to_steps(
             clients.add((event.headers.destination, event.headers.port))
     directions: dict[int, Literal["original", "reply"]] = {}
     bases: dict[int, BaseChain] = {}
+    kept: dict[int, Headers | None] = {}
     ways: dict[str, list[_Item]] = {"original": [], "reply": []}
     for event in events:
         # Which of the two packets? Legacy has no number of the packet, but always its headers.
@@ -114,7 +115,10 @@ def to_steps(
         else:
             base = bases.get(event.packet, BaseChain("", 0))
         if event.backend == "nft" and event.kind == "rule" and not event.number:
-            continue  # the end of a chain, once more
+            # The end of a chain, once more; but it may have the headers of the hook.
+            kept[event.packet] = headers
+            continue
+        headers = headers or kept.pop(event.packet, None)
         step = _step(event, book, base, direction, owns)
         ways[direction].append(_Item(step, base.priority, headers))
     if len({event.backend for event in events}) > 1:

@@ -177,8 +177,9 @@ async def _probe(world: World, question: TraceQuestion, tracer: Tracer) -> Trace
         netns = await asyncio.to_thread(find_namespace, question.source)
         if netns is None:
             raise QuestionError(
-                f"no network namespace of this machine has the address {question.source}: run this"
-                " on the client's node, or give --wait to follow its next packet that comes here"
+                f"no network namespace that this process sees has the address {question.source}:"
+                " run this on the client's node (a container sees other pods only with hostPID), or"
+                " give --wait to follow its next packet that comes here"
             )
     with ProbePacket(
         question.protocol,
@@ -249,7 +250,7 @@ async def _report(
         flow=str(flow),
         mode=world.mode,
         service=str(predicted.plan.name) if predicted.plan else "",
-        predicted=prediction(predicted),
+        predicted=prediction(predicted, seen.terminates),
         reasons=predicted.reasons,
         steps=shown,
         connection=connection,

@@ -69,10 +69,12 @@ class Observation(NamedTuple):
         return join_host_port(found.endpoint, found.endpoint_port)
 
 
-def prediction(result: TraceResult) -> str:
-    """Return what the plan predicts, in words."""
+def prediction(result: TraceResult, terminates: bool = False) -> str:
+    """Return what the plan predicts, in words; terminates: see Observation."""
     if result.verdict != "forward":
         return _PASSIVE[result.verdict]
+    if terminates:
+        return f"forwarded by the proxy to {' or '.join(map(str, result.endpoints))}"
     masqueraded = "masqueraded" if result.masquerade else "not masqueraded"
     return f"forwarded to {' or '.join(map(str, result.endpoints))}, {masqueraded}"
 

@@ -109,6 +109,16 @@ def test_a_change_without_a_known_rule_is_noted_at_the_step_before() -> None:
     assert second.note == "the text of this rule cannot be read"
 
 
+def test_headers_at_the_end_of_a_chain_count_for_the_next_step() -> None:
+    events = (
+        nft("ip kube-proxy", "nat-prerouting", 1, "goto lb", headers=SENT),
+        nft("ip kube-proxy", "lb", 2, "accept"),
+        nft("inet fw", "forward", 0, "continue", headers=CARRIED),
+        nft("inet fw", "forward", 0, "accept", kind="policy"),
+    )
+    assert [each.endpoint for each in steps(*events)] == ["", "10.1.0.5:8080", ""]
+
+
 def test_the_answer_is_a_way_of_its_own() -> None:
     events = (
         *FORWARDED,

@@ -227,6 +227,7 @@ def test_predictions_in_words(predicted: TraceResult, text: str) -> None:
 
 
 def test_a_proxy_is_no_endpoint() -> None:
+    assert prediction(FORWARD, True) == "forwarded by the proxy to 10.1.0.5:8080 or 10.1.1.7:8080"
     relay = TraceStep("relay", "proxy", "connects to B", "forward", endpoint=str(B))
     assert seen(relay, terminates=True).endpoint == str(B)
     assert seen(JUMP, terminates=True).endpoint == ""

@@ -9,8 +9,9 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from tests.support.builders import nftables_plans as make
+from tests.support.lab import trace_page
 from tests.support.lab.switches import CLIENT, NODE
-from tests.support.lab.traced import VIP, Traced, foreign, service_lab, serving
+from tests.support.lab.traced import FRONTENDS, VIP, Traced, foreign, service_lab, serving
 from tests.support.modes.ipvs import mode_behind
 
 
@@ -48,3 +49,10 @@ def test_rules_of_others_and_of_the_plan(node: Traced) -> None:
     assert refused.differences == ()
     assert refused.reply is not None
     assert refused.reply.kind == "icmp"
+
+
+def test_the_page_shows_a_trace(node: Traced, update: bool) -> None:
+    one = serving(node.lab, node.mode, make.plan([0], frontends=FRONTENDS))
+    answer = one.trace(NODE, 30080, source=CLIENT)
+    assert answer.exit_code == 0
+    trace_page.check("ipvs mode", answer, update)

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from steersman.host.exec import Exec
 from steersman.model.addresses import join_host_port
 from steersman.modes.ipvs.names import CHAINS, ServerKey, Target
@@ -43,6 +45,8 @@ class IpvsTracer(NetfilterTracer):
         steps = list(await super().steps())
         servers = await asyncio.to_thread(connections_of, self.flow)
         # IPVS takes packets to this node behind the input chains, its own behind the output chains.
+        # The change of the destination is no rule's: it belongs to the step of IPVS.
+        steps = [step if step.handle else replace(step, note="") for step in steps]
         own = [step for step in steps if step.direction == "original"]
         hook = next((step.hook for step in own if step.hook in _HOOKS), _HOOKS[0])
         first = next((n for n, step in enumerate(own) if step.hook == hook), len(own))

@@ -1,0 +1,51 @@
+"""Sockets of a proxy, as /proc lists them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from steersman.model.names import Protocol
+from steersman.modes.userspace.relay_tracer import find_process, parse_address, read_sockets
+
+pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="/proc has native words")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0100007F:0050", ("127.0.0.1", 80)),
+        ("00000000000000000000000001000000:1F90", ("::1", 8080)),
+        ("0000000000000000FFFF00000100007F:0001", ("127.0.0.1", 1)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(text) == address
+
+
+def test_a_connection_is_found_with_its_process() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client,
+    ):
+        port = server.getsockname()[1]
+        (found,) = [
+            each
+            for each in read_sockets(Protocol.TCP)
+            if (each.remote, each.remote_port) == ("127.0.0.1", port)
+            and each.local_port == client.getsockname()[1]
+        ]
+        process = find_process({found.inode})
+    assert process is not None
+    assert process[0].endswith(f"(pid {os.getpid()})")
+    assert found.inode in process[1]
+
+
+def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
+    assert read_sockets(Protocol.SCTP) == []
+    assert read_sockets(Protocol.TCP, tmp_path) == []
+    assert find_process({1}, tmp_path) is None
