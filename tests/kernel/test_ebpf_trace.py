@@ -54,11 +54,13 @@ from tests.support.builders.ebpf_node_plan import (
     VIP6,
     node_plan,
 )
+from tests.support.lab import trace_page
 from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
 
 pytestmark = MARKS
 ROOT = Path(__file__).parents[2]
 WAIT = 30.0
+SINGLE = "10.96.0.22"
 QUIET = 0.3
 """Seconds for an answer that does not come."""
 LIMITED, EMPTY, HERE_ONLY, CLOSED = "198.51.100.7", "10.96.0.20", "198.51.100.8", "10.96.0.21"
@@ -68,11 +70,13 @@ DROP, REJECT = Action(Verdict.DROP), Action(Verdict.REJECT)
 
 def plan() -> NodePlan:
     """With Services that have source ranges, or no endpoints for some clients, or a closed port."""
+    single = ENDPOINTS[:1]
     closed = (replace(ENDPOINTS[0], port=9),)
     more = [
         one("limited", LIMITED, HIDDEN, HIDDEN, HIDDEN, ranges=("10.0.0.0/8",)),
         one("empty", EMPTY, REJECT, REJECT, REJECT),
         one("here", HERE_ONLY, PLAIN, HIDDEN, DROP),
+        replace(one("single", SINGLE, PLAIN, HIDDEN, HIDDEN), cluster=single, reachable=single),
         replace(one("closed", CLOSED, PLAIN, HIDDEN, HIDDEN), cluster=closed, reachable=closed),
     ]
     known = node_plan()
@@ -413,6 +417,12 @@ def test_the_rule_of_another_program_is_named(node: Node, tool: str) -> None:
     assert f"handle {last.handle}" in answer.first_difference
     hooks = [shown.step.hook for shown in answer.steps]
     assert hooks.index("connect") < hooks.index("ingress") < hooks.index("forward")
+
+
+def test_the_page_shows_what_is_printed(update: bool) -> None:
+    # A node of its own: tables of iptables, once they are there, are steps of every packet.
+    with serving("TCP") as lab, programmed(lab, plan()) as node:
+        trace_page.check("A balanced socket", ask_from(node, LOOKER, (SINGLE, 80)), update)
 
 
 # Which packets

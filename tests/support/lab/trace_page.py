@@ -27,6 +27,7 @@ def normalised(answer: TraceAnswer) -> str:
             words[f"handle {step['handle']})"] = f"handle {number + 10})"
             step["handle"] = number + 10
         step["chain"] = re.sub(r"^\S+ \(pid \d+\)", "steersman (pid 4211)", step["chain"])
+        step["table"] = re.sub(r"^\S+ \(pid \d+\)", "steersman (pid 4211)", step["table"])
         step["table"] = re.sub(r"^netns \d+", "netns 4026532001", step["table"])
         # Ports of the proxy, hashes in comments, numbers of chains
         step["rule"] = re.sub(r"(192\.0\.2\.1):\d{4,5}\b", r"\1:36000", step["rule"])
@@ -47,7 +48,7 @@ def normalised(answer: TraceAnswer) -> str:
 def check(title: str, answer: TraceAnswer, update: bool) -> None:
     """Compare the block below a heading of the page, or rewrite it."""
     page = PAGE.read_text()
-    pattern = re.compile(rf"(## {re.escape(title)}\n.*?```text\n)(.*?)(```)", re.DOTALL)
+    pattern = re.compile(rf"(##+ {re.escape(title)}\n.*?```text\n)(.*?)(```)", re.DOTALL)
     match = pattern.search(page)
     assert match, f"{PAGE} has no block below {title!r}"
     text = normalised(answer)
