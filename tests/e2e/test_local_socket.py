@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,26 @@ def test_another_user_gets_no_answer(tmp_path: Path) -> None:
     in_namespace(scenario)
 
 
+def test_root_may_ask_a_process_without_root(tmp_path: Path) -> None:
+    """As in a pod of the chart's nftables mode: another user, with CAP_NET_ADMIN."""
+    drop = ("setpriv", "--reuid=65532", "--regid=65532", "--clear-groups")
+    keep = ("--inh-caps=+net_admin", "--ambient-caps=+net_admin")
+
+    async def scenario(folder: Path) -> None:
+        flags = ("--proxy-mode=nftables", f"--manifests={folder}")
+        async with steersman(tmp_path, *flags, through=(*drop, *keep)) as process:
+            await process.said("sync 1 (start)")
+            await until(listening)
+            status, out, err = await command("explain", "--to=10.96.0.1:80", "--from=10.244.0.9")
+            assert (status, err) == (0, "")
+            assert "from the running process" in out
+
+    with tempfile.TemporaryDirectory(prefix="sm-") as readable:  # pytest's are root's only
+        Path(readable).chmod(0o755)
+        folder = manifests(Path(readable) / "world", *world())
+        in_namespace(lambda: scenario(folder))
+
+
 def test_a_stranger_on_the_name_is_not_believed() -> None:
     """Somebody else's process has bound the name, and would answer."""
     script = (
@@ -94,7 +115,7 @@ def test_a_stranger_on_the_name_is_not_believed() -> None:
             await stranger.stdout.readline()
             status, _, err = await command("explain", "--to=10.96.0.1:80")
             assert status == 2
-            assert "belongs to another user's process" in err
+            assert f"belongs to process {stranger.pid} of user 65534" in err
         finally:
             await stranger.communicate(b"")
 

@@ -28,9 +28,9 @@ MOST_DESCRIPTORS = 1 << 20
 """The limit is raised to this: more was never needed, and some programs try each number."""
 
 
-def has_capability(number: int, proc: Path = Path("/proc")) -> bool:
-    """Whether a capability (linux/capability.h) of this process is effective."""
-    for line in (proc / "self/status").read_text().splitlines():
+def has_capability(number: int, proc: Path = Path("/proc"), pid: int | str = "self") -> bool:
+    """Whether a capability (linux/capability.h) is effective; OSError if the process is gone."""
+    for line in (proc / str(pid) / "status").read_text().splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)
     return False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from steersman.host.local_socket import CONTROL, is_trusted, peer
+from steersman.host.process import CAP_NET_ADMIN, has_capability
 from steersman.operate.answer import QuestionError
 
 _TIMEOUT = 30.0  # seconds without a byte
@@ -28,6 +30,14 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(f"\0{self._name}")
+
+
+def _may_change_rules(pid: int) -> bool:
+    """Whether root may believe a process without root: it has CAP_NET_ADMIN, as steersman has."""
+    try:
+        return os.geteuid() == 0 and pid > 0 and has_capability(CAP_NET_ADMIN, pid=pid)
+    except OSError:
+        return False
 
 
 class Client:
@@ -76,10 +86,11 @@ class Client:
                     "no steersman runs in this network namespace; give --manifests or "
                     "--kubeconfig, or run the command on the node or in steersman's pod"
                 ) from error
-            if not is_trusted(peer(connection.sock)[1]):
+            pid, user = peer(connection.sock)
+            if not (is_trusted(user) or _may_change_rules(pid)):
                 raise QuestionError(
-                    f"the local socket @{self._name} belongs to another user's process, "
-                    "not to steersman"
+                    f"the local socket @{self._name} belongs to process {pid} of user {user}, "
+                    "which may not be steersman: ask as that user"
                 )
             connection.request(method, path, body)
             reply = connection.getresponse()

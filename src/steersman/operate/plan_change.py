@@ -186,7 +186,12 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
     elsewhere = config.steersman.manifests or any(values.get(name) for name in _FROM_CLUSTER)
     world = running
     if elsewhere or config.client_connection.kubeconfig or world is None:
-        world = await load_world(parsed)
+        # For the node that the process runs for: a name that is not given is its name, too.
+        detect = msgspec.structs.replace(config.detect_local, cluster_cidrs=node.cluster_cidrs)
+        named = msgspec.structs.replace(
+            config, hostname_override=node.node_name, detect_local=detect
+        )
+        world = await load_world(msgspec.structs.replace(parsed, config=named))
     facts = running.facts if running else await read_facts()
     findings = tuple(each for each in world.findings if each not in world.plan.findings)
     return Wanted(config.mode, options, node, world.snapshot, facts, world.origin.text, findings)
