@@ -32,7 +32,13 @@ WATCH: Final = (
     Flag("interval", "duration", "2s", Group.OWN, "Time between two questions with --watch."),
 )
 NAMESPACE: Final = Flag(
-    "namespace", "string", "", Group.OWN, "Namespace of names without one.", short="n"
+    "namespace",
+    "string",
+    "",
+    Group.OWN,
+    "Namespace of names without one.",
+    short="n",
+    completes="namespace",
 )
 """For commands that take names."""
 WHERE: Final = (

@@ -18,7 +18,7 @@ ARGUMENT: Final = Argument(
 )
 FLAGS: Final = (
     NAMESPACE,
-    Flag("name", "string", "", Group.OWN, "Only Services of this name.", completes="service"),
+    Flag("name", "string", "", Group.OWN, "Only Services of this name."),
     Flag("address", "string", "", Group.OWN, "Only those with this frontend or endpoint IP."),
     Flag("port", "string", "", Group.OWN, "Only those with this port, node port or target port."),
     Flag("pod", "string", "", Group.OWN, "Only those of this pod, by name or IP.", completes="pod"),

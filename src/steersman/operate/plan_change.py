@@ -177,7 +177,9 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
         config = msgspec.structs.replace(config, mode=running.mode)
     node = node_config(config)
     if running and not parsed.config_file:
-        node = merged_config(node, running.config, config.mode, running.mode)
+        node = merged_config(
+            node, running.config, config.mode, running.mode, defaults_of=parsed.config.mode
+        )
     options = to_mode_options(config).for_looking()
     if running and running.mode == config.mode and not options.iptables_variant:
         known = {v.options.get("iptables_variant") for v in spec_of(running.mode).variants}
@@ -198,7 +200,7 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
 
 
 def merged_config(
-    asked: NodeConfig, running: NodeConfig, mode: str, running_mode: str
+    asked: NodeConfig, running: NodeConfig, mode: str, running_mode: str, *, defaults_of: str = ""
 ) -> NodeConfig:
     """Return the running process's settings, with those that a command line changes.
 
@@ -209,12 +211,15 @@ def merged_config(
         running: of the running process.
         mode: the asked mode.
         running_mode: the mode of the process.
+        defaults_of: the mode whose defaults `asked` has; "" for the asked one. They differ if the
+            command line names no mode.
     """
     default, before = _defaults(mode), _defaults(running_mode)
+    not_given = _defaults(defaults_of or mode)
     changes = {}
     for name in NodeConfig.__struct_fields__:
         given, own = getattr(asked, name), getattr(running, name)
-        if given != getattr(default, name):
+        if given != getattr(not_given, name):
             changes[name] = given
         elif own == getattr(before, name):
             changes[name] = getattr(default, name)
@@ -402,6 +407,9 @@ async def cut_connections(change: Change) -> tuple[str, ...]:
     leaves = change.cleanup or (before_mode and before_mode != change.wanted.mode)
     if before and leaves and before.settings.traits.terminates_connections:
         found.append("all that the process carries end with it; --drain-period gives them time")
+    elif before and change.cleanup and before.settings.traits.tracks_connections:
+        # The kernel unregisters NAT with the last rule that uses it, in any program's tables.
+        found.append("those through Services stall, unless other programs have rules with NAT")
     # Modes that are left, by their own tables.
     for part in change.parts if change.kernel_read else ():
         if part.mode is change.mode and not change.cleanup:

@@ -52,8 +52,9 @@ class Status(Answer, frozen=True, kw_only=True, rename="camel"):
             process = page.pop("process")
             process.pop("conditions")
             # Absolute times: with --watch, only a change is printed.
-            now, quiet = process.pop("now"), process["source"].pop("quietSeconds")
-            process["source"]["lastEvent"] = _rfc3339(0.0 if quiet is None else now - quiet)
+            connection = process["connection"] = process.pop("source")
+            now, quiet = process.pop("now"), connection.pop("quietSeconds")
+            connection["lastEvent"] = _rfc3339(0.0 if quiet is None else now - quiet)
             process["started"] = _rfc3339(process["started"])
             if process["synced"] is not None:
                 process["synced"]["at"] = _rfc3339(process["synced"]["at"])

@@ -51,6 +51,13 @@ def test_a_default_follows_the_mode_and_a_choice_does_not() -> None:
     assert merged.node_port_addresses == ("192.0.2.0/24",)
 
 
+def test_a_mode_that_is_not_given_is_the_process_s_with_its_defaults() -> None:
+    running = config("--proxy-mode=nftables", "--cluster-cidr=10.244.0.0/16")
+    asked = config("--masquerade-all")
+    merged = merged_config(asked, running, "nftables", "nftables", defaults_of="iptables")
+    assert merged == replace(running, masquerade_all=True)
+
+
 ANSWER = PlanAnswer(
     before="memory mode",
     after="other mode",

@@ -91,7 +91,7 @@ def test_json_has_times_that_other_programs_read() -> None:
         "since": "2023-11-14T22:03:20Z",
     }
     assert (data["node"], data["mode"], data["pid"]) == ("node-a", "nftables", 4211)
-    assert data["source"]["lastEvent"] == "2023-11-14T22:13:16Z"
+    assert data["connection"]["lastEvent"] == "2023-11-14T22:13:16Z"
     assert (data["endpointSlices"], "now" in data) == (3, False)
     assert data["synced"]["at"] == "2023-11-14T22:12:20Z"
     assert ask(page(synced=None)).data["synced"] is None

@@ -58,7 +58,7 @@ COMMAND = Command(
             "",
             Group.OWN,
             "The destination: a Service or IP:PORT[/udp].",
-            completes="service",
+            completes="service,endpoint",
         ),
         Flag(
             "from-pod",

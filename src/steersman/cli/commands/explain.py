@@ -58,7 +58,7 @@ explained.""",
             "",
             Group.OWN,
             "Destination: a Service, pod, node or address, with or without a port.",
-            completes="service,pod,node",
+            completes="service,endpoint,pod,node",
         ),
         Flag(
             "node",

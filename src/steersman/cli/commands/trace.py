@@ -66,7 +66,7 @@ HANDLE is the number of the rule for `nft -a list`; for iptables-legacy, its pla
             "",
             Group.OWN,
             "Destination: a Service with its port, or an address and port.",
-            completes="service",
+            completes="service,endpoint",
         ),
         Flag(
             "netns",

@@ -148,8 +148,9 @@ def _of_service(names: Names, text: str, namespace: str) -> Question:
         name = ObjectName(first, rest) if slash else ObjectName(namespace, first)
         return Question(name, words.port or None)
     if target.kind == "address" and target.port:
-        name, port, _ = _served_at(names.world, target, SourceClass.EXTERNAL)
-        return Question(name, port)
+        if (served := _served_at(names.world, target, SourceClass.EXTERNAL)) is None:
+            raise QuestionError(f"no Service is at {text}")
+        return Question(*served)
     if target.kind != "service" or target.name is None:
         raise QuestionError(f"{text} is no Service: give its name, or a connection with --to")
     return Question(target.name, split_words(text).port or None)
@@ -172,24 +173,18 @@ def _of_flow(world: World, names: Names, asked: Asked) -> Question:
         number, protocol = target.port, target.protocol or Protocol.TCP
         if not target.addresses or not number:
             raise QuestionError(f"--to {asked.destination}: give an address with a port")
-        service, _, _ = _served_at(world, target, source)
+        served = _served_at(world, target, source)
+        service = served[0] if served else None  # the check of the connection says so
     return Question(service, flow=Flow(source, target.addresses[0], number, protocol))
 
 
 def _served_at(
     world: World, target: Target, source: str | SourceClass
-) -> tuple[ObjectName, str | None, Flow]:
-    """Return the Service at an address, its port, and the connection.
-
-    Raises:
-        QuestionError: no Service is there.
-    """
+) -> tuple[ObjectName, str | None] | None:
+    """Return the Service at an address, and its port; None if there is none."""
     protocol = target.protocol or Protocol.TCP
-    flow = Flow(source, target.addresses[0], target.port, protocol)
-    found = trace(world.plan, flow)
-    if found.plan is None:
-        raise QuestionError(f"no Service is at {flow.destination}:{flow.port}/{protocol}")
-    return found.plan.name.object_name, found.plan.name.port or None, flow
+    found = trace(world.plan, Flow(source, target.addresses[0], target.port, protocol)).plan
+    return None if found is None else (found.name.object_name, found.name.port or None)
 
 
 # The machine

@@ -55,6 +55,11 @@ async def question(**words: str) -> Question:
             {"destination": "192.168.0.2:30080", "source": "pod"},
             Question(CART, flow=Flow(SourceClass.POD, "192.168.0.2", 30080)),
         ),
+        # A check says that nothing is there, and the node is examined.
+        (
+            {"destination": "10.96.0.99:80"},
+            Question(flow=Flow(SourceClass.EXTERNAL, "10.96.0.99", 80)),
+        ),
     ],
 )
 async def test_words_and_questions(words: dict[str, str], wanted: Question) -> None:
@@ -67,9 +72,8 @@ async def test_words_and_questions(words: dict[str, str], wanted: Question) -> N
         ({"service": "shop/cart", "destination": "10.96.0.10:80"}, "not both"),
         ({"source": "pod"}, "give --to"),
         ({"service": "10.96.0.10"}, "is no Service"),
-        ({"service": "10.96.0.99:80"}, "no Service is at 10.96.0.99:80/TCP"),
+        ({"service": "10.96.0.99:80"}, "no Service is at 10.96.0.99:80"),
         ({"destination": "10.96.0.10"}, "an address with a port"),
-        ({"destination": "10.96.0.99:80"}, "no Service is at"),
         ({"service": "shop/cart", "pod": "external"}, "give a pod"),
         ({"service": "shop/cart", "pod": "10.0.0.5"}, "no network namespace of this machine"),
     ],

@@ -1,0 +1,48 @@
+"""The names that shell completion offers, by kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from steersman.compile.planner import compile_all
+from steersman.model.inputs import HostFacts, NodeConfig
+from steersman.model.kube import EndpointSlice, Node, ObjectMeta
+from steersman.model.names import ObjectName
+from steersman.model.plan import Traits
+from steersman.run.names_page import KINDS, names
+from steersman.source.decode import decode_value
+from tests.support.builders import kube
+from tests.support.builders.objects import snapshot
+from tests.support.builders.store import make
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("service", ["bank/ledger", "shop/web"]),
+        ("namespace", ["bank", "shop"]),
+        ("endpoint", ["10.1.0.1:8080"]),
+        ("node", ["node-a", "node-b"]),
+        ("pod", ["shop/web-1"]),
+        ("nonsense", []),
+    ],
+)
+def test_names_of_a_kind(kind: str, found: list[str]) -> None:
+    service = make("Service", kube.service("web", "10.96.0.1", clusterIPs=["10.96.0.1"]))
+    endpoint = {
+        "addresses": ["10.1.0.1"],
+        "nodeName": "node-b",
+        "targetRef": {"kind": "Pod", "namespace": "shop", "name": "web-1"},
+    }
+    slice_ = decode_value("EndpointSlice", kube.endpoint_slice("web-1", "web", endpoint))
+    assert isinstance(slice_, EndpointSlice)
+    plan = compile_all(
+        snapshot(service, slice_),  # type: ignore[arg-type]
+        NodeConfig("node-a"),
+        HostFacts(),
+        Traits(),
+    )
+    services = [ObjectName("shop", "web"), ObjectName("bank", "ledger")]
+    nodes = [Node(ObjectMeta("node-a"))]
+    assert names(kind, services, [slice_], nodes, list(plan.services.values())) == found
+    assert (kind in KINDS) == bool(found)
