@@ -263,7 +263,7 @@ async def _leftovers(context: Context, name: str, mode: Mode) -> CheckResult | N
     if stale := _outdated(mode, plans, have, context):
         return error(
             f"rules that the {name} mode left lead {context.question.service} elsewhere: "
-            f"{stale} differ from its present endpoints",
+            f"{stale} with other endpoints than the present ones",
             left,
             remedy=remedy,
             cause=Cause.RULES - 1,
@@ -280,7 +280,7 @@ def _outdated(mode: Mode, plans: Iterable[ServicePlan], have: Ruleset, context: 
     )
     keys = set(mode.words().of_services(have, plans)) if plans else set[object]()
     wrong = [key for key in keys | (wanted.keys() & have.keys()) if wanted.get(key) != have[key]]
-    return f"{len(wrong)} objects" if wrong else ""
+    return f"{len(wrong)} object{'s' * (len(wrong) > 1)}" if wrong else ""
 
 
 async def api_server(context: Context) -> Iterable[CheckResult]:
