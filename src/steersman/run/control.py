@@ -12,6 +12,7 @@ way (operate/client.py), and this process waits until the name is free.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -23,6 +24,7 @@ from aiohttp import web
 
 from steersman.host.local_socket import CONTROL, is_trusted, peer
 from steersman.model.errors import BusyError
+from steersman.run.connections import POOL
 
 log = logging.getLogger("steersman")
 
@@ -65,7 +67,12 @@ class ControlSocket:
         self.listening.set()
         try:
             while True:
-                client, _ = await loop.sock_accept(sock)
+                try:
+                    client, _ = await loop.sock_accept(sock)
+                except OSError as error:  # no descriptor is left, for a moment
+                    log.debug("local socket @%s: %s", self._name, error.strerror)
+                    await asyncio.sleep(_RETRY)
+                    continue
                 if self._clients >= _MOST_CLIENTS or not is_trusted(peer(client)[1]):
                     client.close()
                     continue
@@ -84,6 +91,8 @@ class ControlSocket:
                 sock.bind(f"\0{self._name}")
                 sock.listen(16)
                 sock.setblocking(False)
+                if not POOL.spares(sock):  # kept for rules and for the API server
+                    raise OSError(errno.EMFILE, "too few file descriptors are left")
             except OSError as error:
                 sock.close()
                 if not warned:  # usually the previous instance, which is about to end
