@@ -84,6 +84,12 @@ class Interface(NamedTuple):
     """Hardware type, ARPHRD_*."""
     master: int
     """Index of the bridge or bond that it belongs to; 0 for none."""
+
+
+class LinkDetails(NamedTuple):
+    """More about a network interface, for diagnosis: much of it changes often."""
+
+    interface: Interface
     mtu: int = 0
     flags: int = 0
     """IFF_*."""
@@ -136,11 +142,18 @@ class Address(NamedTuple):
 
 def parse_link(message: Message) -> Interface:
     """Decode RTM_NEWLINK or RTM_DELLINK."""
-    _, kind, number, flags, _ = _IFINFOMSG.unpack_from(message.payload)
+    _, kind, number, _, _ = _IFINFOMSG.unpack_from(message.payload)
     values = attributes(message.payload, _IFINFOMSG.size)
-    master, mtu, below = (
-        int.from_bytes(values.get(name, b""), sys.byteorder)
-        for name in (_IFLA_MASTER, _IFLA_MTU, _IFLA_LINK)
+    master = int.from_bytes(values.get(_IFLA_MASTER, b""), sys.byteorder)
+    return Interface(number, string(values.get(_IFLA_IFNAME, b"")), kind, master)
+
+
+def parse_link_details(message: Message) -> LinkDetails:
+    """Decode RTM_NEWLINK with everything that diagnosis reads."""
+    flags: int = _IFINFOMSG.unpack_from(message.payload)[3]
+    values = attributes(message.payload, _IFINFOMSG.size)
+    mtu, below = (
+        int.from_bytes(values.get(name, b""), sys.byteorder) for name in (_IFLA_MTU, _IFLA_LINK)
     )
     info = attributes(values.get(_IFLA_LINKINFO, b""))
     driver = string(info.get(_IFLA_INFO_KIND, b""))
@@ -151,17 +164,7 @@ def parse_link(message: Message) -> Interface:
     if string(info.get(_IFLA_INFO_SLAVE_KIND, b"")) == "bridge":
         port = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))
         hairpin = any(port.get(_IFLA_BRPORT_MODE, b""))
-    return Interface(
-        number,
-        string(values.get(_IFLA_IFNAME, b"")),
-        kind,
-        master,
-        mtu,
-        flags,
-        driver,
-        below,
-        hairpin,
-    )
+    return LinkDetails(parse_link(message), mtu, flags, driver, below, hairpin)
 
 
 def is_bridge_port(message: Message) -> bool:

@@ -13,7 +13,13 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from steersman.host.netlink import NETLINK_ROUTE, DumpInterruptedError, Netlink
-from steersman.host.rtnetlink import LIST_LINKS, Interface, get_route, parse_link, parse_route
+from steersman.host.rtnetlink import (
+    LIST_LINKS,
+    LinkDetails,
+    get_route,
+    parse_link_details,
+    parse_route,
+)
 from steersman.model.names import Family
 
 T = TypeVar("T")
@@ -70,22 +76,22 @@ class KernelNetwork:
     async def links(self) -> Mapping[str, Link]:
         """Return all interfaces by name."""
 
-        def read() -> list[Interface]:
-            found: list[Interface] = []
+        def read() -> list[LinkDetails]:
+            found: list[LinkDetails] = []
             # A list that changed while it was read is good enough here.
             with Netlink(NETLINK_ROUTE, buffer=1 << 20) as netlink, suppress(DumpInterruptedError):
-                found.extend(map(parse_link, netlink.dump(LIST_LINKS)))
+                found.extend(map(parse_link_details, netlink.dump(LIST_LINKS)))
             return found
 
         found = await asyncio.to_thread(read)
-        names = {each.number: each.name for each in found}
+        names = {each.interface.number: each.interface.name for each in found}
         return {
-            each.name: Link(
-                each.name,
+            each.interface.name: Link(
+                each.interface.name,
                 each.mtu,
                 bool(each.flags & _IFF_UP),
                 each.driver,
-                names.get(each.master, ""),
+                names.get(each.interface.master, ""),
                 # The peer of a veth is no interface to send through.
                 names.get(each.below, "") if each.driver != "veth" else "",
                 each.hairpin,
