@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,15 @@ def test_without_root_the_rules_of_a_mode_are_rendered(tmp_path: Path) -> None:
     async def body() -> None:
         folder = manifests(tmp_path / "m", *world())
         flags = (f"--manifests={folder}", "--proxy-mode=nftables", *FLAGS)
-        program = [*NOBODY, "steersman", "plan", *flags, "--from-mode=iptables"]
+        program = [
+            *NOBODY,
+            sys.executable,
+            "-m",
+            "steersman",
+            "plan",
+            *flags,
+            "--from-mode=iptables",
+        ]
         out = sh(f"{' '.join(program)}; echo status $?")
         assert out.endswith("status 1\n")
         assert "the rules that the iptables mode has for these objects" in out
@@ -216,5 +225,43 @@ def test_leaving_a_mode_that_carries_connections_is_said_to_cut_them(tmp_path: P
             assert "connections: all that the process carries end with it" in out
             assert "connections no longer end in the process" in out
             assert any("userspace" in mode for mode, _ in counts(out)), out
+
+    in_namespace(body)
+
+
+def test_without_root_the_present_rules_are_those_that_the_process_wrote(tmp_path: Path) -> None:
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        sh("ip address add 10.96.0.1/32 dev lo; sysctl -qw net.ipv4.ip_unprivileged_port_start=0")
+        flags = (f"--manifests={folder}", "--proxy-mode=userspace", "--userspace-portals=none")
+        async with steersman(tmp_path, *flags, through=NOBODY) as process:
+            await process.said("(start)", PATIENCE)
+            nobody = " ".join((*NOBODY, sys.executable, "-m", "steersman"))
+            out = sh(f"{nobody} plan --proxy-mode=nftables; echo status $?")
+            assert out.endswith("status 1\n")
+            assert "the rules as the running process wrote them" in out
+            assert "from userspace mode to nftables mode" in out
+            assert counts(out)["nftables", "elements of service-ips"] == (1, 0, 0)
+
+    in_namespace(body)
+
+
+def test_a_configuration_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Nothing in it follows the running process: it is what a restart with it would do."""
+
+    async def body() -> None:
+        folder = manifests(tmp_path / "m", *world())
+        file = tmp_path / "new.yaml"
+        file.write_text(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+            "mode: iptables\nhostnameOverride: node-a\nclusterCIDR: 10.250.0.0/16\n"
+        )
+        async with steersman(tmp_path, f"--manifests={folder}") as process:
+            await process.said("(start)", PATIENCE)
+            code, out, error = await command("plan", f"--config={file}")
+            assert code == 1, error
+            reason = "IPv4: local pods are recognised by 10.250.0.0/16 instead of 10.244.0.0/16"
+            assert reason in out
+            assert counts(out)["iptables", "nat chains"][1] >= 1
 
     in_namespace(body)

@@ -255,7 +255,9 @@ class NodePortList(Answer, frozen=True, kw_only=True, rename="camel"):
         """Yield a row for each node port."""
         counted = any(each.counts.connections is not None for each in self.node_ports)
         columns = ["PORT", "KIND", "SERVICE", "ADDRESSES", "OUTSIDE CLIENTS", "ENDPOINTS"]
-        columns += ["CONNECTIONS", "PER SECOND"] * counted + ["FAMILY", "LOOPBACK"] * wide
+        columns += ["CONNECTIONS", "PER SECOND"] * counted
+        dual = len({each.family for each in self.node_ports}) > 1
+        columns += ["FAMILY"] * (wide or dual) + ["LOOPBACK"] * wide
         rows: list[list[Cell]] = []
         for each in self.node_ports:
             bad: Style = "" if each.external.startswith("forward") or each.endpoints else "bad"
@@ -264,7 +266,7 @@ class NodePortList(Answer, frozen=True, kw_only=True, rename="camel"):
             row += [f"{each.service}:{each.service_port}".rstrip(":"), some]
             row += [(each.external, bad), str(each.endpoints)]
             row += _counts(each.counts) * counted
-            row += [each.family, "yes" if each.loopback else "no"] * wide
+            row += [each.family] * (wide or dual) + ["yes" if each.loopback else "no"] * wide
             rows.append(row)
         yield Table(columns, rows, empty=_nothing(self.filtered, "node ports"))
         if self.note:

@@ -35,20 +35,16 @@ _APART = 0.9
 MOST_ROWS = 500
 _MOST_FINDINGS = 100
 
-SORTS: Mapping[str, Callable[[TopRow], Any]] = {
-    "rate": lambda row: (row.rate or 0.0, row.connections or 0),
-    "connections": lambda row: row.connections or 0,
-    "failures": lambda row: (row.failure_rate or 0.0, row.failures or 0),
-    "latency": lambda row: row.latency or 0.0,
-    "endpoints": lambda row: -row.endpoints,
-    "name": lambda _: 0,
-}
-"""Keys to sort rows by, the largest first; equal ones by name."""
-
-
 Sums: TypeAlias = tuple[int, int, float]
 """Connections, failed dials, and seconds of successful dials."""
 _NONE: Sums = (0, 0, 0.0)
+_ORDERS: Mapping[str, Callable[[Sums, Sums], Any]] = {
+    "rate": lambda now, before: (now[0] - before[0], now[0]),
+    "connections": lambda now, _: now[0],
+    "failures": lambda now, before: (now[1] - before[1], now[1]),
+    "latency": lambda now, before: (now[2] - before[2]) / max(1, now[0] - before[0]),
+}
+"""Keys of the orders by counts at two times; the largest is first."""
 _Named: TypeAlias = tuple[str, Any, int]
 """A row: its name, its key (a ServicePort, or one of its endpoints), its endpoints."""
 
@@ -60,6 +56,8 @@ class Count(NamedTuple):
     stats: ConnectionStats
     totals: NodeTotals
     by_port: Mapping[ServicePortName, Sums]
+    total: Sums
+    """Over all ServicePorts."""
 
     def of(self, key: Any) -> Sums:
         """Return the counts of a ServicePort or of an endpoint."""
@@ -67,12 +65,6 @@ class Count(NamedTuple):
             return self.by_port.get(key, _NONE)
         failures, seconds = (self.stats.dials or {}).get(key, (0, 0.0))
         return self.stats.endpoints.get(key, 0), failures, seconds
-
-    @property
-    def total(self) -> Sums:
-        """The sums over all ServicePorts."""
-        rows = self.by_port.values()
-        return sum(r[0] for r in rows), sum(r[1] for r in rows), sum(r[2] for r in rows)
 
 
 def _protocol(key: Any) -> str:
@@ -125,7 +117,7 @@ class TopPage:
         """Return a sample.
 
         Args:
-            sort: a key of SORTS.
+            sort: rate, connections, failures, latency, endpoints or name.
             text: only ServicePorts whose name contains it.
             service: the endpoints of this Service instead of ServicePorts.
         """
@@ -151,25 +143,23 @@ class TopPage:
         """Return the first rows in an order; `found` is in the order of names."""
         if not self._counts:
             return [TopRow(n, _protocol(k), ends) for n, k, ends in found[:MOST_ROWS]]
-        last, seconds = self._counts[-1], self._counts[-1].at - self._counts[0].at
-        # Only rows with counts can be among the first, or else the order is that of the names.
-        busy = found
-        if sort in ("rate", "connections", "failures", "latency"):
-            busy = [each for each in found if last.of(each[1]) != _NONE]
-            rest = [each for each in found[: MOST_ROWS + len(busy)] if last.of(each[1]) == _NONE]
+        first, last = self._counts[0], self._counts[-1]
+        seconds, dials = last.at - first.at, last.stats.dials is not None
+        # Only the rows that are shown are made: a cluster has many more.
+        if (order := _ORDERS.get(sort)) is not None:
+            shown = heapq.nlargest(
+                MOST_ROWS, found, key=lambda each: order(last.of(each[1]), first.of(each[1]))
+            )
         elif sort == "endpoints":
-            busy, rest = heapq.nsmallest(MOST_ROWS, found, key=lambda each: each[2]), []
+            shown = heapq.nsmallest(MOST_ROWS, found, key=lambda each: each[2])
         else:
-            busy, rest = found[:MOST_ROWS], []
-        first = self._counts[0] if seconds else None
-        dials = last.stats.dials is not None
-
-        def row(each: _Named) -> TopRow:
-            before = first.of(each[1]) if first else None
-            return make_row(each, last.of(each[1]), before, seconds, dials=dials)
-
-        rows = sorted(map(row, busy), key=SORTS.get(sort, SORTS["name"]), reverse=True)
-        return [*rows[:MOST_ROWS], *map(row, rest[: max(0, MOST_ROWS - len(rows))])]
+            shown = list(found[:MOST_ROWS])
+        return [
+            make_row(
+                each, last.of(each[1]), first.of(each[1]) if seconds else None, seconds, dials=dials
+            )
+            for each in shown
+        ]
 
     async def count(self) -> None:
         """Count again unless it is too early, or another mode serves."""
@@ -183,8 +173,8 @@ class TopPage:
         try:
             stats = await mode.stats(tuple(self._sync().state.plan.services.values()))
             if stats is not None:
-                totals, sums = await mode.node_totals(), await asyncio.to_thread(sums_of, stats)
-                count = Count(began, stats, totals, sums)
+                totals = await mode.node_totals()
+                count = await asyncio.to_thread(count_of, began, stats, totals)
                 self._counts = [*self._counts[-1:], count]
         except (ApplyError, BusyError, OSError) as error:
             self._problem = str(error)
@@ -248,17 +238,23 @@ def printed(name: ServicePortName) -> str:
     return f"{name.namespace}/{name.service}{port}"
 
 
-def sums_of(stats: ConnectionStats) -> dict[ServicePortName, Sums]:
-    """Return connections, failed dials and seconds of dials by ServicePort."""
+def count_of(at: float, stats: ConnectionStats, totals: NodeTotals) -> Count:
+    """Sum the counts of endpoints by ServicePort."""
     connections: dict[ServicePortName, int] = {}
     for (name, _), number in stats.endpoints.items():
         connections[name] = connections.get(name, 0) + number
+    if stats.dials is None:
+        sums: dict[ServicePortName, Sums] = {n: (c, 0, 0.0) for n, c in connections.items()}
+        return Count(at, stats, totals, sums, (sum(connections.values()), 0, 0.0))
     failed: dict[ServicePortName, tuple[int, float]] = {}
-    for (name, _), (failures, seconds) in (stats.dials or {}).items():
+    for (name, _), (failures, seconds) in stats.dials.items():
         before = failed.get(name, (0, 0.0))
         failed[name] = before[0] + failures, before[1] + seconds
     names = connections.keys() | failed.keys()
-    return {name: (connections.get(name, 0), *failed.get(name, (0, 0.0))) for name in names}
+    sums = {name: (connections.get(name, 0), *failed.get(name, (0, 0.0))) for name in names}
+    rows = failed.values()
+    total = sum(connections.values()), sum(row[0] for row in rows), sum(row[1] for row in rows)
+    return Count(at, stats, totals, sums, total)
 
 
 def make_row(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.modes.ebpf.layout import Kind
 from steersman.modes.userspace.objects import StrayKey
 from tests.support.builders import case_files
 from tests.support.modes.ipvs import IPVS
@@ -65,12 +64,3 @@ def test_a_rule_that_is_in_force_is_wanted_as_the_tool_prints_it() -> None:
     kernel = {key: f"-A {number}" for number, key in enumerate(rules)}
     wanted = words.wanted(rendered, kernel)
     assert {key: wanted[key] for key in rules} == kernel
-
-
-def test_attached_programs_are_no_entries_of_maps() -> None:
-    mode = MODES["ebpf"].offline()
-    plan = case_files.world(case_files.names()[0], mode.traits).plan(mode.traits)
-    rendered = render(plan, mode)
-    wanted = mode.words().wanted(rendered, {})
-    assert {key for key in rendered if key not in wanted} == {Kind.PROGRAMS.value}
-    assert wanted.items() <= rendered.items()

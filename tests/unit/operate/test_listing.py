@@ -155,6 +155,9 @@ def test_the_family_is_a_column_if_there_are_two() -> None:
     found = lister(dual, *ends).services()
     assert "FAMILY" in rows(found)
     assert {each.port_text for each in found.ports} == {"80/TCP"}
+    dual = service(clusterIPs=["10.96.0.10", "fd00:96::10"], ipFamilies=["IPv4", "IPv6"], **WEB)
+    assert "FAMILY" in rows(lister(dual, *ends).node_ports())
+    assert "FAMILY" not in rows(lister(service(**WEB), ends[0]).node_ports())
 
 
 def test_services_that_are_not_served_are_listed_with_the_reason() -> None:

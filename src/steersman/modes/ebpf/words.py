@@ -47,11 +47,6 @@ class EbpfWords(KernelWords):
 
         super().__init__(lambda: asyncio.to_thread(read))
 
-    def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
-        """Return the entries of maps; attached programs are none."""
-        del kernel
-        return {k: v for k, v in rendered.items() if layout.kind_of(k) != Kind.PROGRAMS.value}
-
     def kind(self, key: bytes) -> str:
         """Return the kind of an entry."""
         return _PLURALS[Kind(layout.kind_of(key))]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ from steersman.operate.doctor.check import (
     with_service,
 )
 from steersman.operate.doctor.traffic_dial import Dial, Target, dial
+from steersman.operate.doctor.traffic_load import connections_before
 
 MOST = 64
 """Endpoints, and destinations of frontends, that are dialled in one run."""
@@ -213,6 +215,8 @@ async def _of_frontends(
     source = f"the pod {context.question.pod or netns}" if netns else "this node"
     if not found:
         return [skipped(f"nothing is forwarded for {source} here")]
+    with suppress(OSError):  # the check of the load says why they cannot be listed
+        await context.once(connections_before)
     tries = [each.target for each in found for _ in range(_TRIES)]
     dials = await _dial_all(tries, netns)
     endpoints = await context.once(_from_pod if netns else _from_node)

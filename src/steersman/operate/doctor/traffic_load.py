@@ -16,7 +16,7 @@ from typing import NamedTuple
 from steersman.compile.endpoints import EndpointState
 from steersman.model.addresses import join_host_port
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.names import PlanKey
+from steersman.model.names import Family, PlanKey
 from steersman.netfilter.conntrack_list import Tracked, tracked
 from steersman.operate.doctor.check import (
     Cause,
@@ -30,6 +30,7 @@ from steersman.operate.doctor.check import (
     warning,
     with_service,
 )
+from steersman.operate.doctor.facts import support
 from steersman.operate.doctor.service_object import Endpoints
 
 _SIGMAS = 4.0
@@ -52,10 +53,15 @@ class Load(NamedTuple):
 async def load_of_endpoints(context: Context) -> Iterable[CheckResult]:
     """Say for each port whether its connections are spread evenly."""
     out = []
+    connections = await context.once(connections_before)
     for plan in context.plans:
-        wanted = [(frontend.address, frontend.port) for frontend in plan.frontends]
-        found = await asyncio.to_thread(tracked, plan.key.family, wanted)
-        entries = [each for each in found if each.protocol is plan.key.name.protocol]
+        own = {(frontend.address, frontend.port) for frontend in plan.frontends}
+        entries = [
+            each
+            for each in connections.get(plan.key.family, ())
+            if each.protocol is plan.key.name.protocol
+            and ((each.address, each.port) in own or ("", each.port) in own)
+        ]
         # A mode that does without conntrack has counters of its own, since it began to serve.
         counts = not context.world.plan.settings.traits.tracks_connections
         ever = (await context.once(counted_connections)).get(plan.key, {}) if counts else {}
@@ -63,12 +69,27 @@ async def load_of_endpoints(context: Context) -> Iterable[CheckResult]:
     return out or [skipped("no port of the Service is served here")]
 
 
+async def connections_before(context: Context) -> Mapping[Family, Sequence[Tracked]]:
+    """Return the tracked connections to the Service, as they were before doctor's own dials.
+
+    The dials of addresses wait for this fact, so that doctor does not count itself.
+
+    Raises:
+        OSError: they cannot be listed.
+    """
+    found = {}
+    for family in context.families:
+        plans = [plan for plan in context.plans if plan.key.family is family]
+        wanted = {(frontend.address, frontend.port) for p in plans for frontend in p.frontends}
+        found[family] = await asyncio.to_thread(tracked, family, wanted)
+    return found
+
+
 async def counted_connections(context: Context) -> Mapping[PlanKey, Mapping[str, int]]:
     """Return the connections that the mode counted, by endpoint; empty if it counts none here."""
-    if context.mode is None:
-        return {}
     try:
-        if not (await context.mode.probe()).usable:
+        usable = await context.once(support)
+        if context.mode is None or usable is None or not usable.usable:
             return {}
         stats = await context.mode.stats(context.plans)
     except (ApplyError, BusyError, OSError):  # then there is no figure to judge by
