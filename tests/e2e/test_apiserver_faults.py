@@ -232,6 +232,7 @@ async def test_a_line_that_is_too_long_is_listed_by_pages_once() -> None:
         async with reading(server) as r:
             await until(lambda: r.source.stats.kind("Service").lists == 2)
             assert len(server.requests("Service", "list")) == 1
+            await until(lambda: r.source.stats.kind("Service").connected)  # only watches expire
             server.expire()
             await until(lambda: r.source.stats.kind("Service").lists == 3)
             assert len(server.requests("Service", "list")) == 1
