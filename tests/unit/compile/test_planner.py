@@ -132,3 +132,7 @@ def test_thresholds_have_hysteresis() -> None:
     assert flags(5, 3) == (True, True, True)
     assert flags(3, 2) == (True, True, False)
     assert flags(2, 1) == (False, False, True)
+
+
+def test_a_fresh_planner_has_the_same_configuration() -> None:
+    assert Planner(CONFIG, IPTABLES).fresh().config == CONFIG

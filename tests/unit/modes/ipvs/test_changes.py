@@ -9,6 +9,7 @@ from steersman.modes.ipvs.changes import (
     address_entries,
     assigned_addresses,
     only_endpoints,
+    rule_steps,
 )
 from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 
@@ -77,3 +78,17 @@ def test_addresses() -> None:
         "add KUBE-IPVS-ADDRESSES 10.96.0.1",
         "add KUBE-6-IPVS-ADDRESSES fd00::1",
     ]
+
+
+def test_chains_come_before_jumps_to_them_and_go_after() -> None:
+    jump = (4, "nat", "PREROUTING", "jumps")
+    line = "-A PREROUTING -j KUBE-IPVS-SERVICES"
+    added = rule_steps(Diff(added={jump: line, RULE: "-A KUBE-IPVS-SERVICES -j RETURN"}))
+    jumps, chain = added[4]
+    assert (jumps.insert, jumps.delete) == ([line], [])
+    assert chain.declare == "KUBE-IPVS-SERVICES"
+    assert chain.phase < jumps.phase
+    removed = rule_steps(Diff(removed={jump: line, RULE: ""}))
+    jumps, chain = removed[4]
+    assert (jumps.delete, chain.remove) == ([line], "KUBE-IPVS-SERVICES")
+    assert jumps.phase < chain.phase
