@@ -9,6 +9,7 @@ from contextlib import suppress
 import msgspec
 
 from steersman.host.exec import Exec, SubprocessExec
+from steersman.host.process import descriptor_limit
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.drift import Writer
 from steersman.model.errors import BusyError
@@ -40,6 +41,7 @@ from steersman.netfilter.rule_text import LIMITS, UNCUT, Run
 
 _MOST_RULES = 10_000
 """Rules above which rule by rule takes too long: a new connection passes half of a long list."""
+_ENOUGH_DESCRIPTORS = 64
 _TCP_LIBERAL = "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal"
 
 
@@ -217,7 +219,8 @@ class IptablesMode(Mode):
 
         Comparing at each of their writes would cost far too much: all rules are read for that.
         """
-        if self._foreign is not None:
+        # With few descriptors, its socket would take one that iptables-restore needs.
+        if self._foreign is not None and descriptor_limit() >= _ENOUGH_DESCRIPTORS:
             await self._writers.follow()
         await super().wait_for_external_change()
 
