@@ -40,6 +40,7 @@ VARYING = (
     (r"\d+(\.\d+)? ?(ms|us|s|min|h|d)\b", "TIME"),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z?", "WHEN"),
     (r"\b\d\d:\d\d:\d\d\b", "WHEN"),
+    (r"\bsync +\d+ \(.*", "sync N"),  # the question before removed rules: repaired before or after
     (r"\bhandle \d+", "handle N"),
     (r"(?<=:)(3[2-9]|[456]\d)\d{3}\b", "PORT"),
     (r"\d+(\.\d+)? (MB|kB|GB)", "SIZE"),
