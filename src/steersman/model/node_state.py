@@ -1,0 +1,70 @@
+"""The state of a node's process in a few hundred bytes: what pages of a cluster show of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from steersman.model.drift import Drift
+from steersman.model.findings import Finding, Severity
+from steersman.model.world import Condition
+
+
+class NodeState(msgspec.Struct, frozen=True, rename="camel"):
+    """A running process, as it describes itself to pages. Times are seconds since 1970."""
+
+    node: str
+    """Name of the node."""
+    mode: str
+    variant: str = ""
+    """Tool or flavour of the mode, such as `legacy`."""
+    version: str = ""
+    """Version of steersman."""
+    pid: int = 0
+    started: float = 0.0
+    now: float = 0.0
+    """When this state was made, by the node's clock."""
+    revision: int = 0
+    """Number of the last sync."""
+    synced_at: float = 0.0
+    """When the last sync reached the kernel; 0 before the first."""
+    sync_reason: str = ""
+    sync_seconds: float = 0.0
+    """Duration of the last sync."""
+    lag: float | None = None
+    """Seconds between a change at the source and its rules in force, for the last change."""
+    lag_p99: float | None = None
+    """The same, 99th percentile of the last minutes."""
+    owes: bool = False
+    """Whether changes wait for the next sync."""
+    waiting: str = ""
+    """What the process waits for before it syncs; "" if nothing."""
+    failure: str = ""
+    """Why the last sync failed; "" if it did not."""
+    healthy: bool = True
+    """The answer of its health server."""
+    conditions: tuple[Condition, ...] = ()
+    services: int = 0
+    service_ports: int = 0
+    endpoint_slices: int = 0
+    objects: int = 0
+    """Kernel objects in force."""
+    refused: int = 0
+    """Owners whose objects the kernel refuses."""
+    findings: tuple[Finding, ...] = ()
+    """The worst Findings, bounded in number."""
+    finding_counts: Mapping[Severity, int] = {}
+    """The number of all Findings, by severity."""
+    drift: Drift | None = None
+    """The last drift that was found; None if there was none."""
+    cpu: float = 0.0
+    """Share of a core that the process used in the last seconds."""
+    memory: int = 0
+    """Resident memory in bytes."""
+    connections: float | None = None
+    """New connections per second through Services; None if they are not counted now."""
+    failed: float | None = None
+    """Failed connections per second."""
+    digest: str = ""
+    """Hash of all Services and endpoints, in hexadecimal: equal on nodes that serve the same."""
