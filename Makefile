@@ -46,9 +46,9 @@ image: setup ## The container image, in the builder's storage and in build/image
 krew: setup ## The kubectl plugin's archive and manifest for krew; URL= of the archive
 	@python scripts/krew.py $(URL)
 
-lock: setup ## Resolve the dependencies anew
+lock: setup ## Resolve the dependencies again
 	python -m pip install --quiet pip-tools
-	pip-compile --quiet --upgrade --generate-hashes --extra dev --strip-extras --allow-unsafe \
+	pip-compile --quiet --upgrade --generate-hashes --extra dev --extra otel --strip-extras --allow-unsafe \
 		--no-build-isolation --no-header --no-emit-index-url --no-emit-find-links \
 		--no-emit-trusted-host --no-emit-options --output-file requirements.lock pyproject.toml
 
