@@ -38,7 +38,8 @@ LAYERS: dict[str, set[str]] = {
         "config",
         "run",
     },
-    "cli": {"model", "host", "compile", "modes", "config", "run", "source", "operate"},
+    "ui": {"model", "host", "source", "compile", "modes", "config", "run", "operate"},
+    "cli": {"model", "host", "compile", "modes", "config", "run", "source", "operate", "ui"},
     "__main__": {"cli"},
 }
 PURE_PATTERNS: list[str] = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["tool"][

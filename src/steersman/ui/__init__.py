@@ -1,0 +1,1 @@
+"""Pages for operators: the answers of `operate/`, live in a browser."""

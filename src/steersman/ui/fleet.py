@@ -1,0 +1,43 @@
+"""The nodes that pages show, and the ways to reach them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from steersman.model.names import ObjectName
+from steersman.model.node_state import NodeState
+from steersman.model.world import World
+
+
+class Fleet(ABC):
+    """The nodes and their last states."""
+
+    version: int = 0
+    """Grows with each change of a state."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> Mapping[str, NodeState]:
+        """The last state of each node that has been reached, by name."""
+
+    @abstractmethod
+    async def changed(self, since: int) -> int:
+        """Wait until the version is larger than `since`; return it."""
+
+    @abstractmethod
+    async def get(self, node: str, path: str) -> bytes:
+        """Return a page of a node.
+
+        Raises:
+            QuestionError: there is no such node, it cannot be reached, or refuses.
+        """
+
+    @abstractmethod
+    def post(self, node: str, path: str, document: object) -> AsyncIterator[Any]:
+        """Send a request to a node; yield the lines of its answer, decoded; raises as `get`."""
+
+    @abstractmethod
+    async def world(self, node: str, service: ObjectName | None = None) -> World:
+        """Return the World of a node, or the part of it about one Service; raises as `get`."""

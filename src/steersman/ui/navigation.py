@@ -1,0 +1,10 @@
+"""The pages, in the order of the navigation."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from steersman.ui.pages import about
+from steersman.ui.site import Page
+
+PAGES: Final[tuple[Page, ...]] = (about.PAGE,)

@@ -1,0 +1,1 @@
+"""The pages: a module and a template each."""

@@ -1,0 +1,25 @@
+// Behaviour that every page shares: times in the reader's time zone, and the state of the
+// connection to the server. Other scripts are imported where a page has what they work on.
+
+const format = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
+
+function showTimes(root) {
+  for (const time of root.querySelectorAll("time[datetime]")) {
+    const text = format.format(new Date(time.dateTime));
+    if (time.textContent !== text) {
+      time.title ||= time.textContent; // UTC, as the server wrote it
+      time.textContent = text;
+    }
+  }
+}
+
+function showConnection(text) {
+  const line = document.getElementById("connection");
+  if (line.textContent !== text) line.textContent = text;
+}
+
+showTimes(document);
+document.body.addEventListener("htmx:load", (event) => showTimes(event.target));
+document.body.addEventListener("htmx:sseMessage", (event) => showTimes(event.target));
+document.body.addEventListener("htmx:sseOpen", () => showConnection("Live"));
+document.body.addEventListener("htmx:sseError", () => showConnection("Connection lost; retrying"));
