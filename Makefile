@@ -27,7 +27,8 @@ format: setup ## Put the code in shape
 	ruff check --fix
 	@! command -v clang-format >/dev/null || clang-format -i $(BPF)
 
-test: setup ## Every test, kernel tests as root, and full coverage of the pure modules
+test: ## Every test, kernel tests as root, and full coverage of the pure modules
+	@scripts/setup.sh tests
 	pytest -q --cov --cov-report= --durations=10
 	coverage report --include="$$(python scripts/pure.py)" --fail-under=100 --skip-covered
 

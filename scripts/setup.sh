@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Set up all that `make` needs: Debian packages (as root, when missing), a virtual environment in
 # .venv, the locked dependencies and steersman itself. Done already: returns at once.
+# `scripts/setup.sh tests` also installs what only tests call.
 #
 # Environment: PYTHON, an interpreter to use (3.11 or newer); pip's own settings (index, proxy).
 # Without root: says in one line what is missing for demo, kernel tests and benchmarks.
@@ -40,8 +41,14 @@ groff groff-base
 TOOLS
 }
 
-# What the virtual machine of tests/vm needs; its tests are skipped with a reason where it lacks.
-machine_packages() {
+# What only tests need; they are skipped with a reason where it is missing. Each function is
+# installed apart: not every distribution has all of these packages.
+
+browser_packages() { # tests/browser
+    command -v chromium-headless-shell chromium >/dev/null || echo chromium-headless-shell
+}
+
+machine_packages() { # the virtual machine of tests/vm
     local tool package
     [ "$(uname -m)" = x86_64 ] || return 0
     while read -r tool package; do
@@ -66,14 +73,15 @@ install_packages() {
 }
 
 system_tools() {
-    local packages
-    for packages in "$(missing_packages | tr '\n' ' ')" "$(machine_packages | tr '\n' ' ')"; do
+    local kind packages
+    for kind in missing_packages "$@"; do
+        packages=$($kind | tr '\n' ' ')
         [ -z "$packages" ] && continue
         if can_install; then
             # shellcheck disable=SC2086 - one word per package
             install_packages $packages || say "could not install: $packages"
         else
-            say "missing for demo, kernel tests, benchmarks and image: ${packages% } (apt-get install, as root)"
+            say "missing for demo, tests, benchmarks and image: ${packages% } (apt-get install, as root)"
         fi
     done
 }
@@ -112,7 +120,11 @@ install_python_packages() {
 
 # The directory is part of it: a virtual environment does not survive being moved.
 wanted=$(cat requirements.lock pyproject.toml scripts/setup.sh <(pwd) | sha256sum)
-system_tools
+case ${1:-} in
+"") system_tools ;;
+tests) system_tools browser_packages machine_packages ;;
+*) say "unknown argument $1" && exit 2 ;;
+esac
 if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     install_python_packages
     printf '%s\n' "$wanted" >"$stamp"
