@@ -15,8 +15,9 @@ from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.run.health import ProxyHealth, ServiceHealth, now, proxy_health_app
 from steersman.run.http import application
-from steersman.run.metrics import NFACCT, Metrics, nfacct_packets
+from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
+from steersman.run.scraped import NFACCT, nfacct_packets
 from tests.support.http import Reply, ask, serving
 
 GOLDEN = Path(__file__).parents[2] / "../shared/golden"

@@ -15,7 +15,7 @@ from steersman.host.netlink import Netlink, NetlinkError
 from steersman.model.errors import BusyError
 from steersman.modes.iptables.names import INVALID_DROPPED, LOCALHOST_ACCEPTED
 from steersman.modes.iptables.nfacct import COUNTERS, PacketCounters
-from steersman.run.metrics import NFACCT
+from steersman.run.scraped import NFACCT
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import command, get, manifests, steersman, until
@@ -34,7 +34,7 @@ def world() -> list[dict[str, Any]]:
 
 async def counted(counter: str) -> float | None:
     """The metric of a counter; None if it is not there."""
-    found = re.search(rf"^{NFACCT[counter][0]} (\S+)$", (await get("/metrics"))[1], re.MULTILINE)
+    found = re.search(rf"^{NFACCT[counter].name} (\S+)$", (await get("/metrics"))[1], re.MULTILINE)
     return float(found[1]) if found else None
 
 

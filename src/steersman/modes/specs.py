@@ -126,6 +126,8 @@ class ModeSpec(msgspec.Struct, frozen=True):
 
     metrics: tuple[str, ...] = ()
     """Upstream's metrics that only some modes have."""
+    counts: tuple[str, ...] = ()
+    """Further metrics that only some modes have: what they count of connections and packets."""
     failure_metric: str = ""
     """The one of them that counts batches refused by the kernel."""
     partial_failure_metric: str = ""
@@ -169,6 +171,17 @@ _RESTORE_FAILURES = f"{_SYNC}iptables_restore_failures_total"
 _PARTIAL_FAILURES = f"{_SYNC}iptables_partial_restore_failures_total"
 _NFTABLES_FAILURES = f"{_SYNC}nftables_sync_failures_total"
 _RULES = (f"{_SYNC}iptables_total", f"{_SYNC}iptables_last", _RESTORE_FAILURES)
+_BY_ENDPOINT = ("steersman_connections_total",)
+_BY_FRONTEND = ("steersman_frontend_connections_total",)
+_ENDPOINT_TRAFFIC = ("steersman_proxied_packets_total", "steersman_proxied_bytes_total")
+_FRONTEND_TRAFFIC = ("steersman_frontend_packets_total", "steersman_frontend_bytes_total")
+_FORWARDED = ("steersman_forwarded_connections_total", "steersman_forwarded_bytes_total")
+_PROXY = (
+    *(*_FORWARDED, *_BY_ENDPOINT, "steersman_proxied_bytes_total"),
+    *("steersman_failed_dials_total", "steersman_dial_seconds", "steersman_proxied_connections"),
+    *("steersman_refused_connections_total", "steersman_dial_failures_total"),
+    "steersman_endpoint_dial_seconds_total",
+)
 
 _ROWS = (
     ModeSpec(
@@ -176,6 +189,10 @@ _ROWS = (
         upstream=True,
         costs={"nft": Cost(92, 63, 2200), "": Cost(38, 15, 1600)},
         metrics=(*_BOTH_EXTENTS, *_RULES, _PARTIAL_FAILURES),
+        counts=(
+            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
+            "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
+        ),
         failure_metric=_RESTORE_FAILURES,
         partial_failure_metric=_PARTIAL_FAILURES,
         counts_rules=True,
@@ -195,6 +212,7 @@ _ROWS = (
             _NFTABLES_FAILURES,
             f"{_SYNC}nftables_cleanup_failures_total",
         ),
+        counts=(*_BY_ENDPOINT, *_BY_FRONTEND),
         failure_metric=_NFTABLES_FAILURES,
         cleanup_rank=1,
         probe_before_cleanup=False,
@@ -206,6 +224,10 @@ _ROWS = (
         periods_section="ipvs",
         local_fallback=True,
         metrics=_RULES,
+        counts=(
+            *(*_FORWARDED, "steersman_forwarded_packets_total"),
+            *(*_BY_ENDPOINT, *_ENDPOINT_TRAFFIC, *_BY_FRONTEND, *_FRONTEND_TRAFFIC),
+        ),
         failure_metric=_RESTORE_FAILURES,
         cleanup_rank=3,
         cleanup_variants=(_NFT, _LEGACY),
@@ -214,6 +236,10 @@ _ROWS = (
         "ebpf",
         costs={"": Cost(15, 15, 650)},
         min_sync_seconds=0.01,
+        counts=(
+            *("steersman_mode_events_total", "steersman_mode_table_entries"),
+            *("steersman_mode_table_capacity", *_BY_ENDPOINT, *_BY_FRONTEND, *_ENDPOINT_TRAFFIC),
+        ),
         cleanup_rank=4,
         dumps=("services", "endpoints", "conntrack", "affinity", "counters"),
     ),
@@ -221,11 +247,18 @@ _ROWS = (
         "userspace",
         costs={"": Cost(86, 27, 2200)},
         uses_port_range=True,
+        counts=_PROXY,
         cleanup_rank=5,
         variants=(_NFT, _LEGACY, _NFTABLES_PORTALS),
         cleanup_variants=(_NFT, _LEGACY, _NFTABLES_PORTALS, _DIRECT_PORTALS),
     ),
-    ModeSpec("winuserspace", platform="win32", module="userspace.windows", uses_port_range=True),
+    ModeSpec(
+        "winuserspace",
+        platform="win32",
+        module="userspace.windows",
+        uses_port_range=True,
+        counts=_PROXY,
+    ),
 )
 
 SPECS: dict[str, ModeSpec] = {row.name: row for row in _ROWS}

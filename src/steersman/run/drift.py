@@ -65,6 +65,7 @@ class DriftLog:
     def observe(self, report: SyncReport) -> None:
         """Take the drift that a successful sync repaired, if there was any."""
         self._not_repaired = None
+        self._metrics.drift_pending_since().set(0)
         if (drift := report.drift) is not None:
             self.repairs.append(drift)
             self._repaired += 1
@@ -76,6 +77,7 @@ class DriftLog:
 
     def unrepaired(self, drift: Drift) -> None:
         """Take the drift that a failed sync found; it is retried."""
+        self._metrics.drift_pending_since().set(drift.at)
         if self._not_repaired != drift:
             self._not_repaired = drift
             self._tell(drift, "not repaired yet, retrying")

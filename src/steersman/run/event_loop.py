@@ -22,9 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, TypeVar
 
-from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from steersman.run.connections import ListenError
+from steersman.run.scraped import Described
 
 T = TypeVar("T")
 
@@ -37,6 +38,14 @@ _THREADS = "steersman-work"
 
 
 # The loop
+
+
+HOLD = Described(
+    "histogram",
+    "steersman_event_loop_hold_seconds",
+    "Seconds of an iteration of the event loop, during which nothing else is answered.",
+    ("clock",),
+)
 
 
 class Holds:
@@ -71,16 +80,15 @@ class Holds:
 
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram."""
-        family = HistogramMetricFamily(
-            "steersman_event_loop_hold_seconds",
-            "Seconds of an iteration of the event loop, during which nothing else is answered.",
-            labels=("clock",),
-        )
         bounds = [*map(str, BUCKETS), "+Inf"]
-        for clock, counts in self._counts.items():
-            buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
-            family.add_metric((clock,), buckets, self._sums[clock])
-        yield family
+        yield HOLD.buckets(
+            (
+                (clock,),
+                list(zip(bounds, map(float, accumulate(counts)), strict=True)),
+                self._sums[clock],
+            )
+            for clock, counts in self._counts.items()
+        )
 
 
 class _Selector(selectors.DefaultSelector):

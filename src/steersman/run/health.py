@@ -101,6 +101,10 @@ class ProxyHealth:
         self._queued.pop(family, None)
         self._updated[family] = now
 
+    def waiting(self, now: Moment) -> float:
+        """Return for how many seconds the oldest change has been waiting; 0 if none waits."""
+        return max((now.steady - each.steady for each in self._queued.values()), default=0.0)
+
     def healthy(self, now: Moment) -> bool:
         """Return whether every family that was ever updated is healthy."""
         return all(self._healthy(family, now) for family in self._updated)

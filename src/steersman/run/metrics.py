@@ -2,13 +2,13 @@
 
 Each metric is an attribute of `Metrics`, declared once (behaviour 14); the mode declares which of
 the optional ones it has. Each `Metrics` has a registry of its own, so several can live in one
-process. Values that are known elsewhere (conntrack, kernel counters) are collected when scraped:
-register a function with `Metrics.on_scrape`.
+process. Values that are known elsewhere (conntrack, kernel counters) are collected when scraped
+(scraped.py): register a function with `Metrics.on_scrape`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeVar, cast, overload
 
@@ -21,7 +21,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -282,6 +282,17 @@ class Metrics:
     drift_objects = Declared(
         Counter, "steersman_drift_objects_total", "Number of kernel objects that were repaired."
     )
+    drift_pending_since = Declared(
+        Gauge,
+        "steersman_drift_pending_since_timestamp_seconds",
+        "Unix time since which changes by other programs are not repaired; 0 if all are repaired.",
+    )
+    without_endpoints = Declared(
+        Gauge,
+        "steersman_service_ports_without_endpoints",
+        "Number of ServicePorts that no endpoint serves: connections to them are refused.",
+        _FAMILY,
+    )
     drift_last = Declared(
         Gauge,
         "steersman_drift_last_timestamp_seconds",
@@ -369,56 +380,6 @@ class _OnScrape(Collector):
 
     def describe(self) -> Iterable[Metric]:
         return ()  # so that registering collects nothing yet
-
-
-def conntrack_usage(usage: Callable[[], tuple[int, int]]) -> Callable[[], Iterator[Metric]]:
-    """Return a collection of how full the conntrack table is.
-
-    Args:
-        usage: returns entries and maximum; an OSError leaves the metrics out of this scrape.
-    """
-
-    def collect() -> Iterator[Metric]:
-        try:
-            entries, maximum = usage()
-        except OSError:
-            return
-        name = "steersman_conntrack_entries"
-        yield GaugeMetricFamily(name, "Number of entries in the conntrack table.", entries)
-        yield GaugeMetricFamily(
-            f"{name}_limit", "Number of entries that the conntrack table can hold.", maximum
-        )
-
-    return collect
-
-
-NFACCT = {
-    "ct_state_invalid_dropped_pkts": (
-        "kubeproxy_iptables_ct_state_invalid_dropped_packets_total",
-        "Number of packets that were dropped because conntrack found them invalid.",
-    ),
-    "localhost_nps_accepted_pkts": (
-        "kubeproxy_iptables_localhost_nodeports_accepted_packets_total",
-        "Number of packets accepted on node ports of loopback addresses.",
-    ),
-}
-"""nfacct objects of the iptables mode, and the metrics that show them."""
-
-
-def nfacct_packets(packets: Callable[[], Mapping[str, int]]) -> Callable[[], Iterator[Metric]]:
-    """Return a collection of the iptables mode's nfacct counters.
-
-    Args:
-        packets: returns packets by object; the ones that are not there are left out.
-    """
-
-    def collect() -> Iterator[Metric]:
-        counts = packets()
-        for name, (metric, text) in NFACCT.items():
-            if name in counts:
-                yield CounterMetricFamily(metric, text, counts[name])
-
-    return collect
 
 
 # As text, piece by piece: a cluster has tens of thousands of series

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import accumulate
 
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import Metric
 
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import ServicePlan
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode
+from steersman.run.scraped import Described
 from steersman.run.service_metrics import (
     Column,
     Counts,
@@ -68,6 +64,62 @@ _PROXIED = Table(
         *_BYTES,
     ),
 )
+TABLES = (_BY_ENDPOINT, _BY_FRONTEND, _PROXIED)
+"""All series by Service."""
+
+FORWARDED_CONNECTIONS = Described(
+    "counter",
+    "steersman_forwarded_connections_total",
+    "Number of connections to endpoints of all Services.",
+)
+FORWARDED_PACKETS = Described(
+    "counter",
+    "steersman_forwarded_packets_total",
+    "Number of packets passed on for all Services.",
+    ("direction",),
+)
+FORWARDED_BYTES = Described(
+    "counter",
+    "steersman_forwarded_bytes_total",
+    "Number of bytes passed on for all Services.",
+    ("direction",),
+)
+FAILED_DIALS = Described(
+    "counter", "steersman_failed_dials_total", "Number of dials refused or not answered."
+)
+DIAL_SECONDS = Described(
+    "histogram", "steersman_dial_seconds", "Seconds until an endpoint answered."
+)
+PROXIED = Described("gauge", "steersman_proxied_connections", "Number of open connections.")
+REFUSED = Described(
+    "counter",
+    "steersman_refused_connections_total",
+    "Number of connections and datagrams refused for want of descriptors.",
+)
+MODE_EVENTS = Described(
+    "counter",
+    "steersman_mode_events_total",
+    "Number of times that something happened to packets and sockets.",
+    ("event",),
+)
+TABLE_ENTRIES = Described(
+    "gauge",
+    "steersman_mode_table_entries",
+    "Number of entries in a table of connections.",
+    ("table",),
+)
+TABLE_CAPACITY = Described(
+    "gauge",
+    "steersman_mode_table_capacity",
+    "Number of entries that a table of connections can hold.",
+    ("table",),
+)
+SUMS = (
+    *(FORWARDED_CONNECTIONS, FORWARDED_PACKETS, FORWARDED_BYTES),
+    *(FAILED_DIALS, DIAL_SECONDS, PROXIED, REFUSED),
+    *(MODE_EVENTS, TABLE_ENTRIES, TABLE_CAPACITY),
+)
+"""All sums over Services; modes have some of them (`ModeSpec.sums`)."""
 
 
 class ModeMetrics:
@@ -171,72 +223,23 @@ def counts_of(stats: ConnectionStats) -> Counts:
 
 def _node_totals(totals: NodeTotals) -> Iterator[Metric]:
     if totals.connections is not None:
+        yield FORWARDED_CONNECTIONS.at(totals.connections)
         moved = totals.traffic or ()
+        # A proxy in this process counts bytes, but no packets.
         packets = moved[:2] if totals.proxy is None else ()
-        yield from _forwarded(totals.connections, packets, moved[2:])
+        for metric, counts in ((FORWARDED_PACKETS, packets), (FORWARDED_BYTES, moved[2:])):
+            if counts:
+                yield metric.of(((way,), n) for way, n in zip(_BOTH_WAYS, counts, strict=True))
     if (proxy := totals.proxy) is not None:  # only a proxy in this process has these
-        yield CounterMetricFamily(
-            "steersman_failed_dials_total",
-            "Number of dials refused or not answered.",
-            proxy.failures,
-        )
-        dials = HistogramMetricFamily(
-            "steersman_dial_seconds", "Seconds until an endpoint answered."
-        )
+        yield FAILED_DIALS.at(proxy.failures)
         ends = ("+Inf" if math.isinf(end) else str(end) for end, _ in proxy.buckets)
         sizes = accumulate(size for _, size in proxy.buckets)
-        dials.add_metric((), list(zip(ends, sizes, strict=True)), proxy.seconds)
-        yield dials
-        yield GaugeMetricFamily(
-            "steersman_proxied_connections", "Number of open connections.", proxy.open_connections
-        )
-        yield CounterMetricFamily(
-            "steersman_refused_connections_total",
-            "Number of connections and datagrams refused for want of descriptors.",
-            proxy.refused,
-        )
+        yield DIAL_SECONDS.buckets([((), list(zip(ends, sizes, strict=True)), proxy.seconds)])
+        yield PROXIED.at(proxy.open_connections)
+        yield REFUSED.at(proxy.refused)
     if totals.events:
-        events = CounterMetricFamily(
-            "steersman_mode_events_total",
-            "Number of times that something happened to packets and sockets.",
-            labels=("event",),
-        )
-        for event, count in totals.events.items():
-            events.add_metric((event,), count)
-        yield events
+        yield MODE_EVENTS.of(((event,), count) for event, count in totals.events.items())
     if totals.tables:
-        used = GaugeMetricFamily(
-            "steersman_mode_table_entries",
-            "Number of entries in a table of connections.",
-            labels=("table",),
-        )
-        most = GaugeMetricFamily(
-            "steersman_mode_table_capacity",
-            "Number of entries that a table of connections can hold.",
-            labels=("table",),
-        )
-        for table, (entries, capacity) in totals.tables.items():
-            used.add_metric((table,), entries)
-            most.add_metric((table,), capacity)
-        yield from (used, most)
-
-
-def _forwarded(
-    connections: int, packets: Sequence[int], moved: Sequence[int]
-) -> Iterator[CounterMetricFamily]:
-    """Yield sums over all Services: connections, and packets and bytes as far as counted."""
-    yield CounterMetricFamily(
-        "steersman_forwarded_connections_total",
-        "Number of connections to endpoints of all Services.",
-        connections,
-    )
-    for what, counts in (("packets", packets), ("bytes", moved)):
-        if counts:
-            family = CounterMetricFamily(
-                f"steersman_forwarded_{what}_total",
-                f"Number of {what} passed on for all Services.",
-                labels=("direction",),
-            )
-            for direction, count in zip(_BOTH_WAYS, counts, strict=True):
-                family.add_metric((direction,), count)
-            yield family
+        rows = totals.tables.items()
+        yield TABLE_ENTRIES.of(((table,), entries) for table, (entries, _) in rows)
+        yield TABLE_CAPACITY.of(((table,), capacity) for table, (_, capacity) in rows)

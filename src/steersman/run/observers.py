@@ -162,6 +162,7 @@ class EndpointCounts:
     def __init__(self) -> None:
         self._without_local: dict[PlanKey, tuple[TrafficPolicy, ...]] = {}
         self._counts: Counter[tuple[TrafficPolicy, Family]] = Counter()
+        self._without_any: set[PlanKey] = set()
         self._health_ports: dict[PlanKey, int] = {}
         self._ready_here: dict[PlanKey, int] = {}
         self.health_changes = 0
@@ -180,7 +181,12 @@ class EndpointCounts:
         """Count plans that are new or differ, and forget removed ones."""
         for key in removed:
             self._put(key, (), 0, 0)
+            self._without_any.discard(key)
         for key, plan in changed.items():
+            if plan.reachable:
+                self._without_any.discard(key)
+            else:
+                self._without_any.add(key)
             self._put(key, without_local(plan), plan.health_check_node_port, plan.ready_here)
 
     def _put(
@@ -200,6 +206,10 @@ class EndpointCounts:
     def no_local_endpoints(self, policy: TrafficPolicy, family: Family) -> int:
         """Count the ServicePorts with endpoints, none here, and a Local policy (behaviour 14)."""
         return self._counts[policy, family]
+
+    def without_endpoints(self, family: Family) -> int:
+        """Count the ServicePorts that no endpoint serves, be it here or elsewhere."""
+        return sum(key.family is family for key in self._without_any)
 
     def health_ports(self, family: Family) -> dict[ObjectName, int]:
         """Return the health check node ports by Service, in one family."""
@@ -307,6 +317,7 @@ class SyncMetrics:
             metrics.sync_seconds(label).observe(result.seconds)
             if (of_extent := metrics.find(extent)) is not None:
                 of_extent(label).observe(result.seconds)
+            metrics.without_endpoints(label).set(self._endpoints.without_endpoints(family))
             for policy in _POLICIES:
                 count = self._endpoints.no_local_endpoints(policy, family)
                 metrics.no_local_endpoints(policy, label).set(count)

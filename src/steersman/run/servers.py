@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
 
 from steersman import __version__
 from steersman.config import ProxyConfig, configz, enabled, flagz
@@ -34,10 +33,16 @@ from steersman.run.health import ProxyHealth, ServiceHealthServers, now, proxy_h
 from steersman.run.http import keep_serving
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
-from steersman.run.metrics import Metrics, conntrack_usage, nfacct_packets
+from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.names_page import names
+from steersman.run.scraped import (
+    conntrack_usage,
+    nfacct_packets,
+    process_state,
+    source_state,
+)
 from steersman.run.startup import cluster_access
 from steersman.run.state import state_json
 from steersman.run.stats_wire import encode_stats
@@ -111,7 +116,7 @@ class Servers:
         if sys.platform != "win32":
             self.metrics.on_scrape(conntrack_usage(machine.conntrack_usage))
         if stats is not None:
-            self.metrics.on_scrape(partial(_watch_errors, stats))
+            self.metrics.on_scrape(source_state(stats, time.monotonic))
         self.metrics.on_scrape(nfacct_packets(lambda: self._sync.mode.packets()))  # noqa: PLW0108
         self.control: ControlSocket | None = None
         """The local socket, if this process is the instance of its node."""
@@ -196,7 +201,7 @@ class Servers:
                 configz=lambda: configz(self.config),
                 flags=(lambda: flagz(self._flags)) if flagz_on else None,
                 state=self._state_pieces,
-                more=self._mode_metrics.default,
+                more=self._more_metrics,
                 services=self._mode_metrics.services,
                 healthy=lambda: self.health.healthy(now()),
                 statusz=enabled(config.feature_gates, "ComponentStatusz"),
@@ -205,6 +210,12 @@ class Servers:
                 started=self._started,
             )
         )
+
+    async def _more_metrics(self) -> Iterable[Metric]:
+        """Collect what only the event loop may read: the registry is read in a thread."""
+        plans = self._sync.state.plan.services
+        found = process_state(self.status(), self.health.waiting(now()), len(plans))
+        return (*found, *await self._mode_metrics.default())
 
     def _state_pieces(self) -> Iterator[bytes]:
         return state_json(self._sync.state, self._stats, time.time(), self._started)
@@ -354,15 +365,3 @@ class Servers:
             return []
         addresses = settings.family(family).node_port_addresses
         return [_ANY[family]] if addresses is None else list(addresses)
-
-
-def _watch_errors(stats: SourceStats) -> Iterable[Metric]:
-    family = CounterMetricFamily(
-        "steersman_watch_errors",
-        "Number of failed requests and watches.",
-        labels=("kind", "reason"),
-    )
-    for kind, counts in tuple(stats.kinds.items()):
-        for reason, count in tuple(counts.errors.items()):
-            family.add_metric((kind, reason), count)
-    yield family

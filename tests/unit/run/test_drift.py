@@ -136,6 +136,7 @@ async def test_a_repair_is_logged_counted_and_an_event(
     assert "iptables-restor (pid 77): repaired" in caplog.text
     assert here.events == ["rules of Services were changed by iptables-restor: repaired"]
     value = here.metrics.registry.get_sample_value
+    assert value("steersman_drift_pending_since_timestamp_seconds") == 0
     assert value("steersman_drift_repairs_total") == 1
     assert value("steersman_drift_objects_total") == 1
     assert value("steersman_drift_last_timestamp_seconds") == here.now
@@ -167,12 +168,17 @@ async def test_what_cannot_be_repaired_is_a_finding_until_it_is(here: Drifting) 
     await here.check()
     (text,) = here.found
     assert "changed by iptables-restor (pid 77); they are not repaired yet" in text
+    pending, found = "steersman_drift_pending_since_timestamp_seconds", here.now
+    value = here.metrics.registry.get_sample_value
+    assert value(pending) == found
     here.now += 30
     await here.check()
+    assert value(pending) == found
     here.world.mode.busy = False
     drift = await here.check()
     assert drift
     assert drift.repaired_at - drift.at == 30
+    assert value(pending) == 0
     assert here.found == []
 
 

@@ -84,6 +84,16 @@ def test_a_family_is_unhealthy_once_its_oldest_change_has_waited_the_timeout() -
     assert health.healthy(at(1000))
 
 
+def test_the_oldest_change_of_all_families_is_the_one_that_waits() -> None:
+    health = ProxyHealth(10)
+    assert health.waiting(at(3)) == 0
+    health.queued(Family.IPV4, at(5))
+    health.queued(Family.IPV6, at(7))
+    assert health.waiting(at(9)) == 4
+    health.updated(Family.IPV4, at(10))
+    assert health.waiting(at(10)) == 3
+
+
 def test_a_family_never_updated_is_not_judged() -> None:
     health = ProxyHealth(10)
     health.queued(Family.IPV4, at(0))

@@ -13,16 +13,14 @@ from steersman.model.names import Family
 from steersman.modes.specs import SPECS
 from steersman.run.metrics import (
     DECLARED,
-    NFACCT,
     PROGRAMMING_BUCKETS,
     SYNC_BUCKETS,
     Labelled,
     Metrics,
     Series,
-    conntrack_usage,
     exposition,
-    nfacct_packets,
 )
+from steersman.run.scraped import NFACCT, conntrack_usage, nfacct_packets
 
 
 def text(metrics: Metrics) -> str:
@@ -145,8 +143,8 @@ def test_the_kernel_is_asked_at_each_scrape() -> None:
     out = text(metrics)
     assert "steersman_conntrack_entries 1.0\n" in out
     assert "steersman_conntrack_entries_limit 10.0\n" in out
-    for name, _ in NFACCT.values():
-        assert f"{name} 5.0\n" in out
+    for metric in NFACCT.values():
+        assert f"{metric.name} 5.0\n" in out
     usage, packets = (2, 10), {}
     out = text(metrics)
     assert "steersman_conntrack_entries 2.0\n" in out

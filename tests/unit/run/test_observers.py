@@ -151,6 +151,14 @@ async def test_health_checks_follow_services_and_their_local_endpoints() -> None
     assert (told.servers.ports, told.servers.counts) == ({name: 32100}, {name: 0})
     labels = {"traffic_policy": "external", "ip_family": "IPv4"}
     assert told.metric("kubeproxy_sync_proxy_rules_no_local_endpoints_total", **labels) == 1
+    without = "steersman_service_ports_without_endpoints"
+    before = told.metric(without, ip_family="IPv4") or 0.0
+    told.world.store.upsert(service("bare", None))
+    await told.sync()
+    assert told.metric(without, ip_family="IPv4") == before + 1
+    told.world.store.delete("Service", ObjectName("shop", "bare"))
+    await told.sync()
+    assert told.metric(without, ip_family="IPv4") == before
     told.world.store.delete("Service", name)
     await told.sync()
     assert told.servers.ports == {}

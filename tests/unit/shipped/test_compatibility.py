@@ -14,9 +14,10 @@ from steersman.config.flags import UPSTREAM as FLAGS
 from steersman.config.types import KubeProxyConfiguration, Section
 from steersman.modes.specs import SPECS
 from steersman.run.health import ProxyHealth, proxy_health_app
-from steersman.run.metrics import DECLARED, NFACCT, Metrics
+from steersman.run.metrics import DECLARED, Metrics
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
+from steersman.run.scraped import NFACCT
 from tests.support.http import ask, serving
 from tests.support.modes.bare import BareMode
 
@@ -84,7 +85,7 @@ def test_every_field_of_upstream() -> None:
 
 def test_every_metric_of_upstream() -> None:
     ours = {metric.name for metric in DECLARED if metric.name.startswith("kubeproxy_")}
-    ours |= {name for name, _ in NFACCT.values()}
+    ours |= {metric.name for metric in NFACCT.values()}
     listed = {name for name in named("Metrics") if name.startswith("kubeproxy_")}
     assert listed == ours
 

@@ -1,0 +1,65 @@
+"""Metrics of values that are known elsewhere, as a scrape shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.metrics_core import Metric
+
+from steersman.model.world import Condition, ProcessStatus
+from steersman.run.scraped import Described, process_state, source_state
+from steersman.source.stats import SourceStats
+
+
+def values(metrics: Iterable[Metric]) -> dict[str, float]:
+    """Samples as `name{value,value}`."""
+    return {
+        f"{sample.name}{{{','.join(sample.labels.values())}}}": sample.value
+        for metric in metrics
+        for sample in metric.samples
+    }
+
+
+def test_each_condition_has_one_status_and_its_time() -> None:
+    conditions = (
+        Condition("Synced", "True", "UpToDate", "", 5.0),
+        Condition("KernelMatches", "Unknown", "NotSynced", "", 7.0),
+    )
+    found = values(process_state(ProcessStatus(conditions=conditions), 2.5, 4))
+    assert found == {
+        "steersman_condition{Synced,true}": 1,
+        "steersman_condition{Synced,false}": 0,
+        "steersman_condition{Synced,unknown}": 0,
+        "steersman_condition{KernelMatches,true}": 0,
+        "steersman_condition{KernelMatches,false}": 0,
+        "steersman_condition{KernelMatches,unknown}": 1,
+        "steersman_condition_since_timestamp_seconds{Synced}": 5,
+        "steersman_condition_since_timestamp_seconds{KernelMatches}": 7,
+        "steersman_oldest_change_waiting_seconds{}": 2.5,
+        "steersman_service_ports{}": 4,
+    }
+
+
+def test_the_connection_to_the_api_server_is_shown_by_kind() -> None:
+    stats = SourceStats()
+    collect = source_state(stats, lambda: 100.0)
+    assert values(collect()) == {}
+    stats.kind("Service").connected = True
+    stats.kind("Node").errors["http_403"] += 2
+    assert values(collect()) == {
+        "steersman_source_connected{Service}": 1,
+        "steersman_source_connected{Node}": 0,
+        "steersman_watch_errors_total{Node,http_403}": 2,
+    }
+    stats.kind("Node").received(b"{}", 90.0)
+    assert values(collect())["steersman_source_quiet_seconds{}"] == 10
+    stats.kind("Node").received(b"{}", 101.0)  # in the moment of the scrape
+    assert values(collect())["steersman_source_quiet_seconds{}"] == 0
+
+
+def test_a_histogram_has_the_sum_and_cumulated_buckets() -> None:
+    row = Described("histogram", "h_seconds", "Seconds.", ("clock",))
+    found = values([row.buckets([(("wall",), [("1.0", 2.0), ("+Inf", 3.0)], 9.0)])])
+    assert found["h_seconds_bucket{wall,1.0}"] == 2
+    assert found["h_seconds_count{wall}"] == 3
+    assert found["h_seconds_sum{wall}"] == 9
