@@ -103,6 +103,21 @@ def set_oom_score_adjustment(value: int, proc: Path = Path("/proc")) -> str:
     return ""
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of the programs that it ran to their end."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def resident_bytes(proc: Path = Path("/proc")) -> int:
+    """Return the resident memory of this process; 0 if the system does not tell."""
+    try:
+        pages = int((proc / "self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 class DaemonThreads(Executor):
     """Runs each call in a thread of its own.
 

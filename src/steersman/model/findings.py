@@ -7,7 +7,7 @@ characters, and cut to a limited length.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -36,6 +36,24 @@ class Finding(msgspec.Struct, frozen=True, gc=False, order=True):
     def __str__(self) -> str:
         where = f"{self.object} {self.field}" if self.field else self.object
         return f"{where}: {self.reason}"
+
+
+def worst(findings: Iterable[Finding], most: int, characters: int) -> tuple[Finding, ...]:
+    """Return the first Findings, errors before warnings, within a number and a size.
+
+    Args:
+        findings: in any order.
+        most: number of Findings.
+        characters: of all their texts together.
+    """
+    ordered = sorted(findings, key=lambda each: (each.severity is not Severity.ERROR, each))
+    found: list[Finding] = []
+    for finding in ordered[:most]:
+        characters -= len(finding.object) + len(finding.field) + len(finding.reason)
+        if characters < 0:
+            break
+        found.append(finding)
+    return tuple(found)
 
 
 def printable(text: str) -> str:

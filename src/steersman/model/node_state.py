@@ -8,7 +8,7 @@ import msgspec
 
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
-from steersman.model.world import Condition
+from steersman.model.world import Condition, SourceStatus
 
 
 class NodeState(msgspec.Struct, frozen=True, rename="camel"):
@@ -32,6 +32,8 @@ class NodeState(msgspec.Struct, frozen=True, rename="camel"):
     sync_reason: str = ""
     sync_seconds: float = 0.0
     """Duration of the last sync."""
+    phases: Mapping[str, float] = {}
+    """The same by phase: plan, render, read, diff, apply."""
     lag: float | None = None
     """Seconds between a change at the source and its rules in force, for the last change."""
     lag_p99: float | None = None
@@ -44,6 +46,7 @@ class NodeState(msgspec.Struct, frozen=True, rename="camel"):
     """Why the last sync failed; "" if it did not."""
     healthy: bool = True
     """The answer of its health server."""
+    source: SourceStatus = SourceStatus()
     conditions: tuple[Condition, ...] = ()
     services: int = 0
     service_ports: int = 0
@@ -58,8 +61,12 @@ class NodeState(msgspec.Struct, frozen=True, rename="camel"):
     """The number of all Findings, by severity."""
     drift: Drift | None = None
     """The last drift that was found; None if there was none."""
+    repairs: int = 0
+    """How often drift was repaired."""
     cpu: float = 0.0
-    """Share of a core that the process used in the last seconds."""
+    """Share of a core that the process and the programs that it ran used in the last seconds."""
+    cores: int = 0
+    """Cores of the machine."""
     memory: int = 0
     """Resident memory in bytes."""
     connections: float | None = None
@@ -67,4 +74,13 @@ class NodeState(msgspec.Struct, frozen=True, rename="camel"):
     failed: float | None = None
     """Failed connections per second."""
     digest: str = ""
-    """Hash of all Services and endpoints, in hexadecimal: equal on nodes that serve the same."""
+    """Hash of all Services and endpoints, in hexadecimal: equal on nodes that serve the same.
+    "" until it is known."""
+    families: tuple[str, ...] = ()
+    """`IPv4` and `IPv6`, as served."""
+    zone: str = ""
+    """Zone of the node; "" if it is not known."""
+    sync_period: float = 0.0
+    """Seconds after which the kernel is compared without a change."""
+    min_sync_period: float = 0.0
+    """Least seconds between two syncs."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import time
 
 import msgspec
 
@@ -24,6 +25,7 @@ from steersman.run.event_loop import on_signal, until
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.mode_transition import report_fallback
+from steersman.run.node_page import NodePage
 from steersman.run.node_watcher import NodeWatcher
 from steersman.run.observers import FindingsLog, SyncObservers
 from steersman.run.servers import Servers
@@ -95,7 +97,7 @@ async def assemble(
     node = machine.allow_localhost_node_ports(node, mode, facts)
     machine.set_conntrack(config, mode.traits)
     # The pipeline: Store -> Planner -> Sync -> mode.
-    store = Store(node.node_name)
+    store = Store(node.node_name, clock=time.monotonic)
     engine = Engine(mode, config, node, store, facts)
     sync = engine.sync
     # What the process shows of it.
@@ -133,13 +135,30 @@ async def assemble(
             parsed, store, mode.traits, machine.file_changes, machine.set_conntrack
         ),
     )
-    if servers.control is not None:
-        # A switch replaces the Sync.
-        servers.control.add("GET", "/drift", lambda request: drift.serve(daemon.sync, request))
-        top = TopPage(servers.status, lambda: daemon.sync, lambda: drift.summary)
-        servers.control.add("GET", "/top", top.serve)
-        servers.control.add("POST", "/switch", told_in_lines(SwitchRequest, daemon.switch))
+    add_pages(daemon, servers, observers, drift)
     # From here on the Store is listened to: the report of a fallback is logged at once.
     store.listen(daemon.changed, daemon.reported)
     report_fallback(chosen, servers.recorder, store, servers.metrics)
     return daemon
+
+
+def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift: DriftLog) -> None:
+    """Add the pages that need the whole daemon: a switch of the mode replaces its Sync."""
+    top = TopPage(servers.status, lambda: daemon.sync, lambda: drift.summary)
+    node = NodePage(
+        servers.status,
+        lambda: daemon.sync,
+        drift=lambda: drift.summary,
+        rates=top.rates,
+        lags=observers.lags,
+        periods=lambda: servers.periods,
+    )
+    observers.observers["node page"] = node.changed
+    observers.on_failure = {"status": servers.sync_failed, "node page": node.changed}
+    servers.background["conditions"] = node.follow
+    servers.pages |= {
+        ("GET", "/drift"): lambda request: drift.serve(daemon.sync, request),
+        ("GET", "/top"): top.serve,
+        ("GET", "/node"): node.serve,
+        ("POST", "/switch"): told_in_lines(SwitchRequest, daemon.switch),
+    }

@@ -15,7 +15,7 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
@@ -42,17 +42,18 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ControlSocket:
     """Serves pages on the local socket."""
 
-    def __init__(self, name: str = CONTROL) -> None:
-        """Create the socket without pages; nothing is bound before `run`."""
+    def __init__(self, pages: Mapping[tuple[str, str], Handler], name: str = CONTROL) -> None:
+        """Create the socket; nothing is bound before `run`.
+
+        Args:
+            pages: the handlers, by method and path.
+            name: of the abstract socket.
+        """
         self._name = name
-        self._pages: dict[tuple[str, str], Handler] = {}
+        self._pages = pages
         self._clients = 0
         self.listening = asyncio.Event()
         """The name is bound."""
-
-    def add(self, method: str, path: str, handler: Handler) -> None:
-        """Serve a page; call it before `run`."""
-        self._pages[method, path] = handler
 
     async def run(self) -> None:
         """Serve until cancelled."""

@@ -243,10 +243,10 @@ class Daemon:
             try:
                 report = await sync.run()
             except Exception as error:  # rules may be missing: health must tell in time
-                self._servers.failure = str(error) or type(error).__name__
-                self._observers.queued(self.engine.node.families)
                 if sync.drift is not None:
                     self._drift.unrepaired(sync.drift)
+                why = str(error) or type(error).__name__
+                self._observers.failed(self.engine.node.families, why)
                 raise
             self._servers.failure = ""
             if report is not None:

@@ -26,6 +26,7 @@ from steersman.modes.specs import spec_of
 from steersman.netfilter.rule_text import Rules, count_rules, count_written
 from steersman.run.cleaner import Cleaner, Delete
 from steersman.run.health import Moment, ProxyHealth, ServiceHealthServers, now
+from steersman.run.history import Lags
 from steersman.run.metrics import Metrics
 from steersman.run.runner import Clock, MonotonicClock
 from steersman.run.state import SyncReport
@@ -86,6 +87,7 @@ class SyncObservers:
         self._moment = moment
         self._isolated = Isolation(clock).of
         self._metrics = SyncMetrics(store, metrics, counts, objects, wall)
+        self.lags = self._metrics.lags
         self.health_checks = HealthCheckUpdater(servers, counts, self._isolated)
         self._new_cleaner = partial(Cleaner, metrics, delete=delete, clock=clock)
         self.cleaner = self._new_cleaner(mode=mode)
@@ -100,6 +102,8 @@ class SyncObservers:
             "conntrack": lambda report: self.cleaner.note(report),  # noqa: PLW0108 - replaced
             **(others or {}),
         }
+        self.on_failure: dict[str, Callable[[str], None]] = {}
+        """Called with the reason if a sync fails, by name."""
 
     def use_mode(self, mode: Mode, objects: Callable[[], Objects]) -> None:
         """Observe another mode from now on: its first report replaces all plans.
@@ -124,6 +128,13 @@ class SyncObservers:
                 self._health.queued(family, self._moment())
         with self._isolated("metrics"):
             self._metrics.queued(families)
+
+    def failed(self, families: Iterable[Family], why: str) -> None:
+        """Record that a sync failed: what it had to do waits for the next one."""
+        self.queued(families)
+        for name, call in self.on_failure.items():
+            with self._isolated(name):
+                call(why)
 
     async def observe(self, report: SyncReport) -> None:
         """Give a report to every observer."""
@@ -254,6 +265,7 @@ class SyncMetrics:
         self._objects = objects
         self._wall = wall
         self._started = wall()
+        self.lags = Lags()
         self._rules: Rules = Counter()
         self._shown: dict[str, tuple[int, int]] = {}
         """Changes seen and changes synced, by kind, as the metrics show them."""
@@ -293,10 +305,14 @@ class SyncMetrics:
         """Observe how long endpoint changes took from their cause until they are in force."""
         if not report.result:
             return
-        times = report.changes.trigger_times
-        for value in programming_seconds(times, self._wall(), self._started):
+        changes = report.changes
+        values = programming_seconds(changes.trigger_times, self._wall(), self._started)
+        for value in values:
             for family in report.state.plan.settings.families:
                 self._metrics.programming_seconds(family.kubernetes).observe(value)
+        # The first sync says how long the start took, nothing about changes.
+        if report.result.reason != "start" and changes:
+            self.lags.add(time.monotonic(), changes.received, values)
 
     async def observe_gauges(self, report: SyncReport) -> None:
         """Update everything else; yields to the loop."""

@@ -144,4 +144,5 @@ def _united(one: Changes, other: Changes) -> Changes:
         endpoints=one.endpoints | other.endpoints,
         node=one.node or other.node,
         trigger_times=times,
+        received=one.received if one.received is not None else other.received,
     )

@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from steersman.model.names import Family
 from steersman.model.plan import ServicePlan
 from steersman.model.world import LastSync, ProcessStatus, SourceStatus, StatusPage
 from steersman.run.conditions import ConditionLog
-from steersman.run.control import ControlSocket, send_pieces
+from steersman.run.control import ControlSocket, Handler, send_pieces
 from steersman.run.event_loop import MeasuredLoop
 from steersman.run.events import Recorder
 from steersman.run.health import ProxyHealth, ServiceHealthServers, now, proxy_health_app
@@ -55,7 +55,6 @@ from steersman.source.packed import trimmed_node, unpacked
 from steersman.source.stats import SourceStats
 from steersman.source.wire import ApiError
 
-_CONDITIONS = 5.0  # seconds between two looks at the conditions
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
@@ -118,16 +117,19 @@ class Servers:
         if stats is not None:
             self.metrics.on_scrape(source_state(stats, time.monotonic))
         self.metrics.on_scrape(nfacct_packets(lambda: self._sync.mode.packets()))  # noqa: PLW0108
-        self.control: ControlSocket | None = None
-        """The local socket, if this process is the instance of its node."""
-        if machine.instance is not None:
-            self.control = ControlSocket()
-            self.control.add("GET", "/world", self._world)
-            self.control.add("GET", "/state", self._state)
-            self.control.add("GET", "/names", self._names)
-            self.control.add("GET", "/nodes", self._nodes)
-            self.control.add("GET", "/stats", self._counts)
-            self.control.add("GET", "/status", self._status_page)
+        self._has_socket = machine.instance is not None
+        """Whether this process is the instance of its node, which has the local socket."""
+        self.pages: dict[tuple[str, str], Handler] = {
+            ("GET", "/world"): self._world,
+            ("GET", "/state"): self._state,
+            ("GET", "/names"): self._names,
+            ("GET", "/nodes"): self._nodes,
+            ("GET", "/stats"): self._counts,
+            ("GET", "/status"): self._status_page,
+        }
+        """Of the local socket, by method and path; complete before `tasks`."""
+        self.background: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        """Work of pages that goes on as long as the process, by name."""
         loop = asyncio.get_running_loop()
         if isinstance(loop, MeasuredLoop):
             self.metrics.on_scrape(loop.holds.collect)
@@ -136,6 +138,15 @@ class Servers:
         """Use a changed configuration: it is shown, and sets the timeout of health."""
         self.config = config
         self.health.timeout = 2 * config.sync_period.seconds
+
+    def sync_failed(self, why: str) -> None:
+        """Show that the last sync failed, until one succeeds."""
+        self.failure = why
+
+    @property
+    def periods(self) -> tuple[float, float]:
+        """The longest and the least seconds between two syncs."""
+        return self.config.sync_period.seconds, self.config.min_sync_interval.seconds
 
     def use_sync(self, sync: Sync) -> None:
         """Show another mode, and the State of its syncs."""
@@ -151,9 +162,9 @@ class Servers:
             "metrics": (config.metrics_bind_address, self._metrics_app, "MetricServer"),
         }
         work: dict[str, Coroutine[Any, Any, None]] = {"events": self.recorder.run()}
-        if self.control is not None:
-            work["local socket"] = self.control.run()
-            work["conditions"] = self._follow_conditions()
+        if self._has_socket:
+            work["local socket"] = ControlSocket(self.pages).run()
+            work |= {name: begin() for name, begin in self.background.items()}
         for name, (address, app, word) in servers.items():
             if address:
                 host, port = split_host_port(address)
@@ -335,12 +346,6 @@ class Servers:
         if not store.synced:
             return "the first lists of Services and EndpointSlices"
         return "the addresses or PodCIDRs of this node, or for the first sync to end"
-
-    async def _follow_conditions(self) -> None:
-        """Look at the conditions now and then, so that each knows since when it has its status."""
-        while True:
-            self.status()
-            await asyncio.sleep(_CONDITIONS)
 
     async def _status_page(self, request: web.Request) -> web.Response:
         del request

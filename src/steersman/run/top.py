@@ -19,7 +19,7 @@ from aiohttp import web
 
 from steersman.model.drift import Drift
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.findings import Severity
+from steersman.model.findings import Severity, worst
 from steersman.model.names import ServicePortName
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.model.top import TopRow, TopSample
@@ -32,8 +32,10 @@ _SHARE = 0.05
 """Largest share of a core for reading counters."""
 _APART = 0.9
 """Least seconds between two counts: rates of shorter times jump."""
+_FRESH = 20.0
+"""Seconds for which rates are said to be those of now."""
 MOST_ROWS = 500
-_MOST_FINDINGS = 100
+_MOST_FINDINGS, _FINDING_CHARACTERS = 100, 100_000
 
 Sums: TypeAlias = tuple[int, int, float]
 """Connections, failed dials, and seconds of successful dials."""
@@ -103,6 +105,22 @@ class TopPage:
         self._not_before = 0.0
         self._index: _Index | None = None
         self._counting = asyncio.Lock()
+
+    def rates(self) -> tuple[float | None, float | None]:
+        """Return new and failed connections per second by the last counts; None if unknown.
+
+        Nothing is counted for it: the rates are known while somebody reads the page.
+        """
+        known = self._counts
+        if (
+            len(known) < 2
+            or self._clock() - known[-1].at > _FRESH
+            or self._mode != self._sync().mode
+        ):
+            return None, None
+        seconds, dials = known[-1].at - known[0].at, known[-1].stats.dials is not None
+        total = make_row(("", None, 0), known[-1].total, known[0].total, seconds, dials=dials)
+        return total.rate, total.failure_rate
 
     async def serve(self, request: web.Request) -> web.Response:
         """Answer with a TopSample: `?sort=`, `?filter=` and `?service=NAMESPACE/NAME`."""
@@ -183,10 +201,8 @@ class TopPage:
 
     def _summary(self, state: State, matching: int, rows: Sequence[TopRow]) -> TopSample:
         repairs, last = self._repairs()
-        severity = {Severity.ERROR: 0, Severity.WARNING: 1}
-        findings = sorted(state.findings, key=lambda each: (severity[each.severity], each))
         counts = {str(each): 0 for each in Severity}
-        for finding in findings:
+        for finding in state.findings:
             counts[str(finding.severity)] += 1
         for each, more in state.unlisted.items():
             counts[str(each)] += more
@@ -205,7 +221,7 @@ class TopPage:
             node=state.plan.settings.node_name,
             services=self._index.services,
             service_ports=len(self._index.ports),
-            findings=tuple(findings[:_MOST_FINDINGS]),
+            findings=worst(state.findings, _MOST_FINDINGS, _FINDING_CHARACTERS),
             finding_counts=counts,
             drift=repairs,
             last_drift=f"{last.what}, by {last.who}" if last else "",

@@ -50,6 +50,8 @@ class Changes(msgspec.Struct, frozen=True):
     """Whether this node's object or the ServiceCIDRs changed in a relevant field."""
     trigger_times: Mapping[ObjectName, tuple[str, ...]] = {}
     """Trigger-time annotations of the slice updates that were changes, by Service."""
+    received: float | None = None
+    """When the first of them was received, by the clock of the Store; None if it has none."""
 
     def __bool__(self) -> bool:
         return bool(self.services or self.node)
@@ -96,6 +98,7 @@ class Store:
         on_change: Callable[[], None] = lambda: None,
         sync_fields: Callable[[Service], object] = service_sync_fields,
         on_report: Callable[[], None] = lambda: None,
+        clock: Callable[[], float | None] = lambda: None,
     ) -> None:
         """Make an empty Store.
 
@@ -104,11 +107,13 @@ class Store:
             on_change: called after each call that left something to be synced.
             sync_fields: returns the part of a Service to compare (falsy: not served).
             on_report: called after each report that changed the Findings.
+            clock: tells when changes are received.
         """
         self._node_name = node_name
         self._on_change = on_change
         self._on_report = on_report
         self._sync_fields = sync_fields
+        self._clock = clock
         self._services: dict[ObjectName, Service] = {}
         self._unserved: dict[ObjectName, Service] = {}
         self._nodes: dict[ObjectName, Node] = {}
@@ -122,6 +127,7 @@ class Store:
         self._endpoints: set[ObjectName] = set()
         self._triggers: dict[ObjectName, list[str]] = {}
         self._node_changed = False
+        self._received: float | None = None  # when the first change since the last take came
         self.seen: Counter[str] = Counter()
         """Changes so far, by kind."""
 
@@ -193,11 +199,13 @@ class Store:
             endpoints=endpoints,
             node=self._node_changed,
             trigger_times={name: tuple(times) for name, times in self._triggers.items()},
+            received=self._received,
         )
         self._before = {}
         self._endpoints = set()
         self._triggers = {}
         self._node_changed = False
+        self._received = None
         return changes
 
     # The interface of EventHandler
@@ -236,6 +244,8 @@ class Store:
 
     def _notify(self, changed: bool) -> bool:
         if changed:
+            if self._received is None:
+                self._received = self._clock()
             self._on_change()
         return changed
 

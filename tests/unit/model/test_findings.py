@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.model.findings import clipped, listed, printable, quoted
+from steersman.model.findings import Finding, Severity, clipped, listed, printable, quoted, worst
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,12 @@ def test_long_text_is_cut_and_says_so() -> None:
     assert quoted("x" * 100_000) == f"'{'x' * 64}'... (100000 characters)"
     assert listed(["a", "b"]) == "'a', 'b'"
     assert listed(["a"] * 10) == "'a', 'a', 'a' and 7 more"
+
+
+def test_the_worst_come_first_within_bounds() -> None:
+    warnings = [Finding(f"Service shop/s{n}", "", "w" * 90) for n in range(4)]
+    error = Finding("Service shop/z", "", "e", Severity.ERROR)
+    assert worst((*warnings, error), 10, 10_000) == (error, *warnings)
+    assert worst((*warnings, error), 2, 10_000) == (error, warnings[0])
+    assert worst((*warnings, error), 10, 250) == (error, *warnings[:2])
+    assert worst((), 10, 10) == ()

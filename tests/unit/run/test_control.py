@@ -29,12 +29,11 @@ async def test_an_accept_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(loop, "sock_accept", fails_once)
     name = f"steersman-test-{os.getpid()}"
-    served = ControlSocket(name)
 
     async def page(_: web.Request) -> web.StreamResponse:
         return web.Response(text="here")
 
-    served.add("GET", "/page", page)
+    served = ControlSocket({("GET", "/page"): page}, name)
     task = asyncio.create_task(served.run())
     try:
         await served.listening.wait()
@@ -49,7 +48,7 @@ async def test_descriptors_are_kept_for_rules(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(control, "_RETRY", 0.0)
     answers = [False, False, True]
     monkeypatch.setattr(POOL, "spares", lambda _sock: answers.pop(0))
-    served = ControlSocket(f"steersman-few-{os.getpid()}")
+    served = ControlSocket({}, f"steersman-few-{os.getpid()}")
     task = asyncio.create_task(served.run())
     await served.listening.wait()
     assert answers == []

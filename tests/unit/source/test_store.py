@@ -291,3 +291,14 @@ def test_other_findings_are_told_once() -> None:
     for findings in ([finding], [finding], (), ()):
         store.report("Service shop/web", findings)
     assert len(heard) == 2
+
+
+def test_the_first_change_has_its_time() -> None:
+    times = iter((5.0, 9.0))
+    store = Store("", clock=lambda: next(times))
+    store.upsert(service())
+    store.upsert(service(clusterIP="10.96.0.7"))
+    assert store.take().received == 5.0
+    assert store.take().received is None
+    store.upsert(service(clusterIP="10.96.0.8"))
+    assert store.take().received == 9.0

@@ -1,0 +1,236 @@
+"""The page of a node: its state, once or as a stream that costs nothing while nobody reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import msgspec
+import pytest
+import yarl
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from steersman.model.drift import Drift
+from steersman.model.findings import Finding, Severity
+from steersman.model.node_state import NodeState
+from steersman.model.world import ProcessStatus
+from steersman.run import node_page
+from steersman.run.history import Lags
+from steersman.run.node_page import MOST_LISTENERS, NodePage
+from tests.support.modes.memory import World
+
+SECONDS = 20.0
+
+
+class Node:
+    """A page on a world of four Services."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.world = World()
+        self.lags = Lags()
+        self.status = ProcessStatus(pid=7, now=50.0, version="1")
+        self.drift: tuple[int, Drift | None] = (0, None)
+        self.cpu = 1.0
+        self.asked = 0
+        self.page = NodePage(
+            self.describe,
+            lambda: self.world.sync,
+            drift=lambda: self.drift,
+            rates=lambda: (3.0, None),
+            lags=self.lags,
+            cpu=lambda: self.cpu,
+            clock=clock,
+        )
+
+    def describe(self) -> ProcessStatus:
+        self.asked += 1
+        return self.status
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+        app = web.Application()
+        app.router.add_get("/node", self.page.serve)
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            yield session, str(server.make_url("/node"))
+
+
+async def until(true: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not (found := true()) or not (found is True or await found):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def line(answer: aiohttp.ClientResponse) -> NodeState:
+    async with asyncio.timeout(SECONDS):
+        return msgspec.json.decode(await answer.content.readline(), type=NodeState)
+
+
+async def test_the_state_is_that_of_the_last_sync() -> None:
+    node = Node()
+    await node.world.run()
+    node.drift = 2, Drift(at=9.0, missing=1)
+    node.lags.add(0.0, -0.5, (0.25,))
+    async with node.served() as (session, url), session.get(url) as answer:
+        found = msgspec.json.decode(await answer.read(), type=NodeState)
+    assert (found.node, found.mode, found.pid, found.version) == ("me", "memory", 7, "1")
+    assert (found.services, found.service_ports, found.endpoint_slices) == (4, 4, 4)
+    assert found.objects == node.world.sync.state.objects > 0
+    assert (found.revision, found.sync_reason, found.refused) == (1, "start", 0)
+    assert found.phases.keys() >= {"plan", "render", "apply"}
+    assert (found.repairs, found.drift) == (2, Drift(at=9.0, missing=1))
+    assert (found.connections, found.failed, found.lag) == (3.0, None, 0.5)
+    assert found.memory > 1 << 20
+    assert found.families == ("IPv4",)
+
+
+async def test_the_state_without_findings_is_small() -> None:
+    node = Node()
+    await node.world.run()
+    assert len(msgspec.json.encode(node.page.state())) < 4000
+
+
+async def test_the_worst_findings_are_shown_and_all_are_counted() -> None:
+    node = Node()
+    await node.world.run()
+    many = [Finding(f"Service shop/s{n:03}", "spec", "w" * 100) for n in range(90)]
+    bad = Finding("Service shop/x", "spec", "e", Severity.ERROR)
+    node.world.sync.state = msgspec.structs.replace(
+        node.world.sync.state, findings=(*many, bad), unlisted={Severity.WARNING: 5}
+    )
+    state = node.page.state()
+    assert state.findings == (bad, *many[:49])
+    assert state.finding_counts == {Severity.WARNING: 95, Severity.ERROR: 1}
+    # A few very long ones are too many, too.
+    long = tuple(Finding(f"Service shop/s{n}", "spec", "w" * 5000) for n in range(9))
+    node.world.sync.state = msgspec.structs.replace(node.world.sync.state, findings=long)
+    assert node.page.state().findings == long[:3]
+
+
+async def test_the_share_of_a_core_is_that_of_the_last_seconds() -> None:
+    now = 100.0
+    node = Node(lambda: now)
+    assert node.page.state().cpu == 0.0
+    now, node.cpu = 110.0, 3.5
+    assert node.page.state().cpu == 0.25
+
+
+async def test_a_stream_sends_a_line_now_and_for_every_change() -> None:
+    node = Node()
+    await node.world.run()
+    async with (
+        node.served() as (session, url),
+        session.get(f"{url}?watch=1") as one,
+        session.get(f"{url}?watch=1") as other,
+    ):
+        assert (await line(one)).revision == (await line(other)).revision == 1
+        asked = node.asked
+        node.world.mode.kernel.clear()
+        node.world.sync.suspect()
+        await node.world.run()
+        for _ in range(50):  # a burst is one line
+            node.page.changed()
+        assert (await line(one)).revision == (await line(other)).revision == 2
+        assert node.asked == asked + 1, "one line is made for all listeners"
+
+
+async def test_without_listeners_nothing_is_made_and_no_timer_runs() -> None:
+    node = Node()
+    await node.world.run()
+    async with node.served() as (session, url):
+        async with session.get(f"{url}?watch=1") as answer:
+            await line(answer)
+        # The client has left: the next write notices it.
+
+        def left() -> bool:
+            node.page.changed()
+            return not node.page.listening
+
+        await until(left)
+        asked = node.asked
+        node.page.changed()
+        await asyncio.sleep(0)
+        assert node.asked == asked
+        assert not node.page.waiting
+
+
+async def test_a_heartbeat_tells_that_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_page, "_HEARTBEAT", 0.05)
+    node = Node()
+    await node.world.run()
+    async with node.served() as (session, url), session.get(f"{url}?watch=1") as answer:
+        lines = [await line(answer) for _ in range(3)]
+    assert [each.revision for each in lines] == [1, 1, 1]
+
+
+async def test_listeners_are_bounded() -> None:
+    node = Node()
+    await node.world.run()
+    async with node.served() as (_, url), aiohttp.ClientSession() as session:
+        answers = [await session.get(f"{url}?watch=1") for _ in range(MOST_LISTENERS)]
+        async with session.get(f"{url}?watch=1") as refused:
+            assert refused.status == 503
+            assert "watch this node already" in await refused.text()
+        for answer in answers:
+            answer.close()
+
+        async def admitted() -> bool:
+            async with session.get(f"{url}?watch=1") as again:
+                return again.status == 200
+
+        await until(admitted)
+
+
+async def test_a_slow_reader_gets_the_newest_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads nothing for a while: what it has missed is not sent any more."""
+    monkeypatch.setattr(node_page, "_APART", 0.0)
+    node = Node()
+    await node.world.run()
+    big = tuple(Finding(f"Service shop/s{n}", "spec", "w" * 900) for n in range(16))
+    made = 2000  # lines of 16 kB: far more than sockets buffer
+    async with node.served() as (session, url), session.get(f"{url}?watch=1") as answer:
+        await line(answer)
+        for number in range(made):
+            node.world.sync.state = msgspec.structs.replace(
+                node.world.sync.state, revision=number + 2, findings=big
+            )
+            node.page.changed()
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        seen: list[int] = []
+        while not seen or seen[-1] != made + 1:
+            seen.append((await line(answer)).revision)
+            node.page.changed()
+    assert seen == sorted(seen)
+    assert len(seen) < made / 2
+
+
+async def test_a_listener_that_reads_nothing_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_page, "_APART", 0.0)
+    monkeypatch.setattr(node_page, "_STUCK", 0.1)
+    node = Node()
+    await node.world.run()
+    big = tuple(Finding(f"Service shop/s{n}", "spec", "w" * 900) for n in range(16))
+    node.world.sync.state = msgspec.structs.replace(node.world.sync.state, findings=big)
+    async with node.served() as (session, url):
+        at = yarl.URL(url)
+        reader, writer = await asyncio.open_connection(at.host, at.port, limit=1024)
+        writer.write(b"GET /node?watch=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: bool(node.page.listening))
+        async with asyncio.timeout(SECONDS):
+            while node.page.listening:
+                node.page.changed()
+                await asyncio.sleep(0)
+        writer.close()
+        del reader, session
+
+
+async def test_conditions_are_followed() -> None:
+    node = Node()
+    task = asyncio.create_task(node.page.follow())
+    await until(lambda: node.asked > 0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
