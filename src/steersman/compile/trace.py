@@ -72,6 +72,9 @@ class TraceResult(Value, frozen=True):
     frontend: Frontend | None = None
     reasons: tuple[str, ...] = ()
     """The rules that applied, in plain words."""
+    hairpins: tuple[Endpoint, ...] = ()
+    """If only some of the endpoints are the client itself: these, which see an address of this
+    node."""
 
 
 Match: TypeAlias = tuple[ServicePlan, Frontend]
@@ -146,9 +149,11 @@ class _Tracer:
         match: Match | None = None,
         endpoints: tuple[Endpoint, ...] = (),
         masquerade: bool = False,
+        hairpins: tuple[Endpoint, ...] = (),
     ) -> TraceResult:
         key, frontend = (match[0].key, match[1]) if match else (None, None)
-        return TraceResult(verdict, endpoints, masquerade, key, frontend, tuple(self.reasons))
+        reasons = tuple(self.reasons)
+        return TraceResult(verdict, endpoints, masquerade, key, frontend, reasons, hairpins)
 
     def find(self) -> Match | None:
         """Find the Frontend at the destination: an address precedes a node port."""
@@ -266,11 +271,13 @@ class _Tracer:
                 " address of this node as the client"
             )
         else:
-            apart = f", except at {', '.join(map(str, own))}" if own else ""
-            self.say(f"not masqueraded: the endpoint sees the client's own address{apart}")
+            but = f", except at {', '.join(map(str, own))}" if own else ""
+            self.say(f"not masqueraded: the endpoint sees the client's own address{but}")
             if own:
                 self.say("masqueraded there, because that endpoint is the client itself (hairpin)")
-        return self.decide("forward", match, endpoints, action.masquerade or hairpin)
+        masquerade = action.masquerade or hairpin
+        apart = () if masquerade else tuple(own)
+        return self.decide("forward", match, endpoints, masquerade, apart)
 
     def without_frontend(self) -> TraceResult:
         """Decide at a destination that no Service has."""

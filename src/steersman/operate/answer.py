@@ -41,6 +41,26 @@ class Table(msgspec.Struct, frozen=True):
 Block: TypeAlias = Line | Table
 
 
+class Series(msgspec.Struct, frozen=True, rename="camel"):
+    """Values over time, one for each time of the Chart; None where there is none."""
+
+    label: str
+    values: Sequence[float | None]
+
+
+class Chart(msgspec.Struct, frozen=True, rename="camel"):
+    """Series over a common time, as pages draw them."""
+
+    times: Sequence[float]
+    """Seconds since 1970, ascending."""
+    series: Sequence[Series]
+    unit: str = ""
+    """Behind each value: `/s`, or `s` for durations."""
+    kind: Literal["lines", "points", "bars"] = "lines"
+    stacked: bool = False
+    """Whether values are drawn on top of each other."""
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of all answers."""
 

@@ -35,7 +35,7 @@ _HEADS: dict[Outcome, tuple[str, Style]] = {
     "reject": ("rejected: the client gets an error at once", "bad"),
     "accept": ("not for a Service: it goes on unchanged", ""),
 }
-_CLIENTS: Mapping[str, str] = {"pod": "a pod", "node": "this node", "external": "outside"}
+CLIENTS: Mapping[str, str] = {"pod": "a pod", "node": "this node", "external": "outside"}
 """Classes of clients in words."""
 _INSIDE = frozenset({FrontendKind.CLUSTER_IP})
 _MOST_FLOWS = 200
@@ -68,6 +68,11 @@ class Hop(msgspec.Struct, frozen=True, rename="camel"):
     reasons: tuple[str, ...]
     assumed: bool = False
     """Whether nothing tells that the packets arrive at this node: they may arrive at any."""
+    hairpins: tuple[str, ...] = ()
+    """If only some endpoints are the client itself: their addresses; they alone see an address of
+    this node."""
+    even: bool = True
+    """Whether all endpoints are equally likely; if not, a scheduler, weights or a hash decides."""
 
 
 class ExplainedFlow(msgspec.Struct, frozen=True, rename="camel"):
@@ -87,8 +92,9 @@ class ExplainedFlow(msgspec.Struct, frozen=True, rename="camel"):
         """The decision of the last node."""
         return self.hops[-1].verdict
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield the lines of this connection."""
+    @property
+    def headline(self) -> Line:
+        """The connection and what happens to it, in one sentence."""
         last = self.hops[-1]
         words, style = _HEADS[last.verdict]
         if last.verdict == "forward":
@@ -99,11 +105,16 @@ class ExplainedFlow(msgspec.Struct, frozen=True, rename="camel"):
                 else f" one of {len(last.endpoints)} endpoints"
             )
             words += ", masqueraded" if last.masquerade else ""
-        client = _CLIENTS.get(self.client, self.client)
-        if self.source not in _CLIENTS and self.source != self.client:
+        client = CLIENTS.get(self.client, self.client)
+        if self.source not in CLIENTS and self.source != self.client:
             client += f" ({self.source})"
         where = f"{join_host_port(self.destination, self.port)}/{self.protocol}"
-        yield Line(f"from {client} to {where}: {words}", style)
+        return Line(f"from {client} to {where}: {words}", style)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the lines of this connection."""
+        last = self.hops[-1]
+        yield self.headline
         numbers = count(1)
         for hop in self.hops:
             where = ", if the packets arrive there" if hop.assumed else ""
@@ -176,7 +187,7 @@ class ReachAnswer(Answer, frozen=True, kw_only=True):
             verdict: Cell = (hop.verdict, _HEADS[hop.verdict][1])
             rows.append((hop.service or "", where, verdict, ends + more, masq))
         columns = ("SERVICE", "ADDRESS", "VERDICT", "ENDPOINTS", "")
-        client = _CLIENTS.get(self.client, self.client)
+        client = CLIENTS.get(self.client, self.client)
         yield Table(columns, rows, f"From {client}:", "no Service has a clusterIP")
 
 
@@ -308,6 +319,9 @@ class FlowExplainer:
         if self.names.nodes.get(node) is None:
             why = "its addresses and zone are not known"
             reasons.append(f"the Node object of {node} is not known here: {why}")
+        rule = plan.services[result.plan] if result.plan else None
+        hashed = rule is not None and (rule.maglev or rule.least_connections)
+        scheduled = rule is not None and (rule.scheduling.scheduler or rule.scheduling.weights)
         return Hop(
             node,
             result.verdict,
@@ -316,6 +330,8 @@ class FlowExplainer:
             tuple(ends),
             result.masquerade,
             tuple(reasons),
+            hairpins=tuple(map(str, result.hairpins)),
+            even=not (hashed or scheduled),
         )
 
     def _with_interface(self, flow: Flow, plan: NodePlan, node: str) -> Flow:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
 from markupsafe import Markup, escape
 
 
@@ -64,11 +65,17 @@ def cut(text: str, length: int = 60) -> Markup:
     return Markup('<bdi title="{}">{}</bdi>').format(text, escape(short))
 
 
+def json(value: Any) -> str:
+    """Return a struct as JSON, for `data-` attributes; templates escape it as any text."""
+    return msgspec.json.encode(value).decode()
+
+
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "moment": moment,
     "duration": duration,
     "size": size,
     "percent": percent,
     "cut": cut,
+    "json": json,
 }
 """Filters by their names in templates."""

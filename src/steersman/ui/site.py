@@ -72,6 +72,8 @@ class Page(msgspec.Struct, frozen=True):
     """Word in the navigation; "" for pages that others link to."""
     live: bool = True
     """Whether the page follows the fleet."""
+    actions: Mapping[str, Action] = {}
+    """What the page can start, by address; see `Site.action`."""
 
 
 class Site:
@@ -103,6 +105,8 @@ class Site:
         self.app.router.add_get("/static/{name}", _static)
         for page in pages:
             self.app.router.add_get(page.path, self._handler(page))
+            for path, action in page.actions.items():
+                self.action(path, action)
 
     def action(self, path: str, handler: Action) -> None:
         """Add an address that starts something: POST, with the token of our own pages."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from steersman.operate.answer import Chart, Series
 from steersman.ui import filters
 
 
@@ -55,3 +58,8 @@ def test_long_names_are_cut_in_the_middle_and_whole_in_the_title() -> None:
 
 def test_the_attributes_of_a_live_block() -> None:
     assert filters.live("nodes").startswith('id="live_nodes" sse-swap="live_nodes"')
+
+
+def test_structs_become_json_for_attributes() -> None:
+    chart = Chart([1.5], [Series("a<b", [None])], "/s")
+    assert json.loads(filters.json(chart))["series"] == [{"label": "a<b", "values": [None]}]

@@ -23,3 +23,15 @@ document.body.addEventListener("htmx:load", (event) => showTimes(event.target));
 document.body.addEventListener("htmx:sseMessage", (event) => showTimes(event.target));
 document.body.addEventListener("htmx:sseOpen", () => showConnection("Live"));
 document.body.addEventListener("htmx:sseError", () => showConnection("Connection lost; retrying"));
+
+// Scripts that only some pages need; a live part may bring what they work on later.
+const scripts = { "[data-chart]": "./charts.js", "[data-graph]": "./graph.js" };
+
+function importScripts() {
+  for (const [selector, script] of Object.entries(scripts)) {
+    if (document.querySelector(selector)) import(script);
+  }
+}
+
+importScripts();
+document.body.addEventListener("htmx:load", importScripts);
