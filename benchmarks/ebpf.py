@@ -29,7 +29,7 @@ from steersman.modes.base import Mode
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.run.gc_tuning import collect_rarely, freeze_live_objects
+from steersman.run.event_loop import collect_rarely, freeze_live_objects
 
 MODE = "ebpf"
 _CHUNK = 1 << 18

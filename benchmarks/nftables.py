@@ -20,7 +20,7 @@ from steersman.host.facts import read_facts
 from steersman.model.inputs import NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.modes.nftables.mode import NftablesMode
-from steersman.run.gc_tuning import collect_rarely, freeze_live_objects
+from steersman.run.event_loop import collect_rarely, freeze_live_objects
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 

@@ -24,8 +24,8 @@ from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
-from steersman.source.decode import decode_object
 from steersman.source.store import Store
+from steersman.source.wire import decode_object
 
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -14,8 +14,8 @@ import pytest
 
 from steersman.source import lister
 from steersman.source.backoff import MAX_RETRY_AFTER
+from steersman.source.client import body_chunks
 from steersman.source.kubeconfig import ClusterAccess
-from steersman.source.transport import body_chunks
 from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing, until
 from tests.support.apiserver.server import ApiServer
 

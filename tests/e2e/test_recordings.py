@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from steersman.model.names import ObjectName
-from steersman.source.decode import decode_items, decode_object
+from steersman.source.wire import decode_items, decode_object
 from tests.support.apiserver.reading import reading, until
 from tests.support.apiserver.server import ApiServer
 from tests.support.apiserver.world import KINDS, Object, World, read_token

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from steersman.modes.ebpf import flows, layout
-from steersman.modes.ebpf.flows import FROM_SERVICE, MASQUERADE, TO_CLIENT, TO_ENDPOINT, Timeouts
+from steersman.modes.ebpf import layout, tracking
+from steersman.modes.ebpf.tracking import FROM_SERVICE, MASQUERADE, TO_CLIENT, TO_ENDPOINT, Timeouts
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import CLIENT, NODE, POD, VIP, Programs
 from tests.support.lab.frames import ACK, FIN, SYN, TCP, UDP, packet, see
@@ -48,7 +48,7 @@ def rest(programs: Programs, seconds: int, kinds: tuple[int, ...] = THERE + BACK
         if kind in kinds:
             last -= seconds * 10**9
             programs.flows.put(key, layout.FLOW.pack(address, last, port, kind, state, service))
-    return flows.collect(programs.flows, TIMEOUTS).expired
+    return tracking.collect(programs.flows, TIMEOUTS).expired
 
 
 def test_who_connects_and_then_is_silent_is_answered_later(programs: Programs) -> None:
@@ -86,11 +86,11 @@ def test_half_a_connection_goes_on_as_netfilter_lets_it(programs: Programs) -> N
     assert rest(programs, TIMEOUTS.tcp_half_closed - 1) == 0
     assert back(programs, TCP, ACK) == (VIP_END, CLIENT_END)
     there(programs, TCP, FIN | ACK)  # repeated, which ends nothing
-    assert flows.count_open(programs.flows, TIMEOUTS) == 1
+    assert tracking.count_open(programs.flows, TIMEOUTS) == 1
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 0
     back(programs, TCP, FIN | ACK)
-    assert programs.states() == {flows.CLOSING}
-    assert flows.count_open(programs.flows, TIMEOUTS) == 0
+    assert programs.states() == {tracking.CLOSING}
+    assert tracking.count_open(programs.flows, TIMEOUTS) == 0
     assert rest(programs, TIMEOUTS.tcp_closing + 1) == 4
 
 

@@ -11,7 +11,7 @@ import pytest
 from steersman.model.names import Protocol, ServicePortName
 from steersman.model.plan import NodePlan
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.ebpf import flows
+from steersman.modes.ebpf import tracking
 from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.tracking import Counts, FlowTable
@@ -116,14 +116,14 @@ def test_what_begins_during_a_look_is_not_missed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look takes long where there are many; what was made meanwhile was not evicted."""
-    collect = flows.collect
+    collect = tracking.collect
 
-    def slowly(*given: Any) -> flows.Collected:
+    def slowly(*given: Any) -> tracking.Collected:
         looked = collect(*given)
         assert node.lab.probe(CLIENT, NODE, NODE_PORT).kind == "answered"
         return looked
 
-    monkeypatch.setattr(flows, "collect", slowly)
+    monkeypatch.setattr(tracking, "collect", slowly)
     look(node)
     assert totals(node).events["flows_made"] == 4
     assert totals(node).events["flows_evicted"] == 0

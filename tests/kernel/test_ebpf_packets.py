@@ -10,7 +10,7 @@ import pytest
 
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import HashMap
-from steersman.modes.ebpf.flows import TO_ENDPOINT
+from steersman.modes.ebpf.tracking import TO_ENDPOINT
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     ANYWHERE,

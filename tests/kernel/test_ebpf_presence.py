@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from steersman.modes.ebpf import flows, layout
+from steersman.modes.ebpf import layout, tracking
 from steersman.modes.ebpf.bpf import ArrayMap
 from steersman.modes.ebpf.layout import L3_DEVICE_PLACES, OFFSETS, PRESENCE_BITS, pack_address
-from steersman.modes.ebpf.presence import PresenceFilter, place_of
+from steersman.modes.ebpf.tables import PresenceFilter, place_of
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     CLIENT,
@@ -42,7 +42,7 @@ class Marked(Programs):
         self.presence = PresenceFilter(self.loaded.maps["marks"])
 
     def renew(self) -> None:
-        self.presence.renew(lambda: flows.clients(self.flows))
+        self.presence.renew(lambda: tracking.clients(self.flows))
 
     def generation(self, number: int) -> set[int]:
         """Places that are marked in a generation of clients."""
@@ -77,7 +77,7 @@ def flow(marked: Marked, port: int, client: str = CLIENT) -> Iterator[None]:
 @pytest.mark.parametrize("client", [CLIENT, CLIENT6])
 def test_programs_and_we_mark_the_same_places(marked: Marked, client: str) -> None:
     with flow(marked, 4000, client):
-        before = set(flows.clients(marked.flows))
+        before = set(tracking.clients(marked.flows))
         assert pack_address(client) in before
         assert marked.generation(0) == set(map(place_of, before))
 
@@ -99,7 +99,7 @@ def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
     marked.presence.distrust()
     assert see(marked.ingress(given)[1])[1] == (POD, 8080)
     with flow(marked, 4000):
-        marked.presence.trust(flows.clients(marked.flows), [pack_address(VIP)])
+        marked.presence.trust(tracking.clients(marked.flows), [pack_address(VIP)])
 
 
 def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
@@ -112,7 +112,7 @@ def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
         with flow(marked, 4002, "203.0.113.77"):
             marked.renew()
             assert not marked.generation(0)
-            assert marked.generation(1) == set(map(place_of, flows.clients(marked.flows)))
+            assert marked.generation(1) == set(map(place_of, tracking.clients(marked.flows)))
             marked.renew()
             assert marked.filling == 1
 

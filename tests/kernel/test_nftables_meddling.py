@@ -15,7 +15,7 @@ from steersman.host.nlmsg import Message, Request
 from steersman.model.ruleset import diff
 from steersman.modes.nftables.layout import affinity_map_name, base_name
 from steersman.modes.nftables.mode import NftablesMode, subscribe
-from steersman.netfilter.generation import generation
+from steersman.netfilter.nf_tables import generation
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make

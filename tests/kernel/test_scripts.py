@@ -12,8 +12,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset, Script, diff
 from steersman.modes.base import Mode
-from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
-from steersman.modes.iptables.nfacct import PacketCounters
+from steersman.modes.iptables.mode import IptablesMode, IptablesOptions, PacketCounters
 from steersman.modes.nftables.layout import Kind, kind_of
 from steersman.modes.nftables.mode import NftablesMode
 from tests.support.builders import nftables_plans

@@ -13,9 +13,9 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import Netlink
-from steersman.modes.ebpf import attach, clsact
-from steersman.modes.ebpf.nat_hooks import TABLE, NatHookGuard
+from steersman.modes.ebpf import attach
 from steersman.modes.ebpf.netns import NodeNetns
+from steersman.modes.ebpf.watcher import TABLE, NatHookGuard
 from steersman.modes.specs import IpvsOptions, ModeOptions
 from steersman.run.mode_transition import other_modes, remove_leftovers_once
 from tests.support.lab.cluster import Lab
@@ -123,8 +123,8 @@ HOOKS = (
     (Netlink, "batch"),
     (attach.Pins, "attach"),
     (attach.Pins, "detach"),
-    (clsact, "_put_filter"),
-    (clsact.Filters, "remove"),
+    (attach, "_put_filter"),
+    (attach.Filters, "remove"),
 )
 """What changes something in the kernel, and may not be all that a switch does."""
 ENOUGH = 60

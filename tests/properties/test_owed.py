@@ -16,7 +16,7 @@ from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, patch
-from steersman.run.owed import Owed
+from steersman.run.ledger import Owed
 from steersman.source.store import Changes
 from tests.support.builders.store import service, slice_
 from tests.support.modes.memory import FACTS, MemoryMode, World

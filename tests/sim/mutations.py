@@ -17,10 +17,10 @@ from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
 from steersman.model.ruleset import Diff
 from steersman.modes.base import Mode
+from steersman.run.ledger import Owed
 from steersman.run.mode_metrics import ModeMetrics
-from steersman.run.owed import Owed
 from steersman.run.sync import Sync
-from steersman.source.last_node import LastNode
+from steersman.source.store import LastNode
 
 
 def lose_failed_writes() -> None:

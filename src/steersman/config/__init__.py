@@ -18,8 +18,7 @@ from steersman.config.features import enabled
 from steersman.config.flags import FLAGS
 from steersman.config.flags_upstream import Flag, Group
 from steersman.config.help import flagz, help_text
-from steersman.config.load import Loaded, load
-from steersman.config.reload import ReloadPlan, applied, reload_plan
+from steersman.config.load import Loaded, ReloadPlan, applied, load, reload_plan
 from steersman.config.rules import validate
 from steersman.config.types import KubeProxyConfiguration, ProxyConfig
 from steersman.config.write import CommandOutput, check_config, configz, show_config, to_yaml

@@ -6,7 +6,7 @@
 Names and order of fields are upstream's (`kubeproxy.config.k8s.io/v1alpha1`, Kubernetes v1.36);
 `steersman` is our own block. Zero values mean "not given" until convert.py fills in defaults.
 
-A field annotated with RESTART, or a whole section, is read once, at the start. reload.py derives
+A field annotated with RESTART, or a whole section, is read once, at the start. load.py derives
 from it which changes of the file take effect at runtime.
 """
 

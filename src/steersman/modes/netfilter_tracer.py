@@ -14,11 +14,15 @@ from steersman.host.netlink import AnswersLostError
 from steersman.model.errors import BusyError
 from steersman.modes.tracing import Tracer, TraceStep, TrackedConnection, WatchedFlow
 from steersman.netfilter.conntrack import find_connection
-from steersman.netfilter.nftrace import FIRST_PREFIX, REPLY_PREFIX, NftTrace
+from steersman.netfilter.nftrace import (
+    FIRST_PREFIX,
+    REPLY_PREFIX,
+    NftTrace,
+    TraceLog,
+    legacy_families,
+)
 from steersman.netfilter.rule_reader import read_rule_book
-from steersman.netfilter.trace_event import TraceEvent
-from steersman.netfilter.trace_log import TraceLog, legacy_families
-from steersman.netfilter.trace_steps import first_headers, to_steps
+from steersman.netfilter.trace_steps import TraceEvent, first_headers, to_steps
 
 
 class NetfilterTracer(Tracer):

@@ -255,7 +255,7 @@ _ROWS = (
     ModeSpec(
         "winuserspace",
         platform="win32",
-        module="userspace.windows",
+        module="userspace.direct_portals",
         uses_port_range=True,
         counts=_PROXY,
     ),

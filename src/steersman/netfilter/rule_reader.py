@@ -12,8 +12,16 @@ from collections.abc import Collection, Iterable
 from steersman.host.exec import Exec
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.nlmsg import Request, attributes, string
-from steersman.netfilter.rule_book import BaseChain, RuleBook, RuleId, parse_nft, parse_save
-from steersman.netfilter.trace_event import FAMILY_NAMES, HOOKS, TraceEvent
+from steersman.netfilter.trace_steps import (
+    FAMILY_NAMES,
+    HOOKS,
+    BaseChain,
+    RuleBook,
+    RuleId,
+    TraceEvent,
+    parse_nft,
+    parse_save,
+)
 
 _GETCHAIN, _GETRULE = 10 << 8 | 4, 10 << 8 | 7
 _UNSPEC = bytes(4)  # nfgenmsg: all families

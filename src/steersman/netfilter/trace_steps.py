@@ -7,16 +7,242 @@ known order and each hook by priority, so that order merges them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ipaddress import ip_address
 from typing import Literal, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
+from steersman.host.nlmsg import Message, attributes, string
 from steersman.model.addresses import join_host_port
 from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
+from steersman.netfilter.names import BUILT_IN
 from steersman.netfilter.owners import ANOTHER, owner_of
-from steersman.netfilter.rule_book import BaseChain, RuleBook
-from steersman.netfilter.trace_event import ICMP, ICMP6, Headers, TraceEvent
+
+# -- Events ----------------------------------------------------------------------------------------
+#
+# What netfilter reports about a traced packet: events of nftrace and of TRACE, as values.
+#
+# Both come from the bit `nf_trace` of a packet. nf_tables (iptables-nft included) sends a netlink
+# message for each rule that matched and each chain that ended (linux/netfilter/nf_tables.h,
+# NFTA_TRACE_*); iptables-legacy logs a line such as `TRACE: nat:KUBE-SERVICES:rule:3 `.
+
+HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
+"""Names of the hooks of IPv4 and IPv6, by their number in the kernel."""
+FAMILY_NAMES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
+"""nft's names of the families of tables, by NFPROTO_*."""
+ICMP, ICMP6 = 1, 58
+TRACE_MESSAGE = 10 << 8 | 17  # NFNL_SUBSYS_NFTABLES, NFT_MSG_TRACE
+LOG_MESSAGE = 4 << 8  # NFNL_SUBSYS_ULOG, NFULNL_MSG_PACKET
+
+_KINDS: dict[int, Literal["rule", "return", "policy"]] = {3: "rule", 2: "return", 1: "policy"}
+_VERDICTS = {0: "drop", 1: "accept", 2: "stolen", 3: "queue", -1: "continue", -2: "break"}
+_JUMP, _GOTO, _RETURN = -3, -4, -5
+_TABLE, _CHAIN, _HANDLE, _TYPE, _VERDICT, _ID = 1, 2, 3, 4, 5, 6  # NFTA_TRACE_*
+_NETWORK, _TRANSPORT, _POLICY = 8, 9, 16
+_LOG_HEADER, _LOG_PAYLOAD, _LOG_PREFIX = 1, 9, 10  # NFULA_*
+_PREFIX = re.compile(r"TRACE: (\S+):(\S+):(rule|return|policy):(\d+)")
+_TCP_ANSWERS = {0x12: "SYN-ACK", 0x02: "SYN"}
+
+
+class Headers(NamedTuple):
+    """The addresses of a packet."""
+
+    source: str
+    source_port: int
+    destination: str
+    port: int
+    protocol: int
+    """IANA's number."""
+    what: str = ""
+    """`SYN`, `SYN-ACK`, `RST`, `ICMP type 3 code 3`, ...; "" for others."""
+
+
+class TraceEvent(NamedTuple):
+    """One rule that matched, or the end of a chain."""
+
+    backend: Literal["nft", "legacy"]
+    family: str
+    """nft's name of the table's family; of legacy `ip` or `ip6`."""
+    table: str
+    chain: str
+    kind: Literal["rule", "return", "policy"]
+    number: int
+    """Of a rule: its handle, or of legacy its place in the chain, from 1; else 0. (Linux 6.1
+    also names some rule at the end of a chain.)"""
+    verdict: str
+    """As in `TraceStep.verdict`; "" of legacy, which does not say."""
+    packet: int
+    """The same for all events of a packet in one hook; 0 of legacy."""
+    headers: Headers | None
+    """In the first event of a hook, and in all of legacy."""
+    hook: str = ""
+    """Of legacy: the hook."""
+
+
+def parse_nftrace(message: Message) -> TraceEvent | None:
+    """Read a message of the group NFNLGRP_NFTRACE; None if it is none, or is malformed."""
+    values = attributes(message.payload, 4)
+    kind = _KINDS.get(_number(values, _TYPE))
+    if message.kind != TRACE_MESSAGE or kind is None:
+        return None
+    if kind == "policy":
+        verdict = _VERDICTS.get(_number(values, _POLICY), "drop")
+    else:
+        inner = attributes(values.get(_VERDICT, b""))
+        # The upper half of a drop may hold an errno for the sender (NF_DROP_ERR).
+        code = int.from_bytes(inner.get(1, b"\0"), "big", signed=True)
+        target = string(inner.get(2, b""))
+        named = {_JUMP: f"jump {target}", _GOTO: f"goto {target}", _RETURN: "return"}
+        verdict = named.get(code) or _VERDICTS.get(code) or _VERDICTS.get(code & 0xFF, "drop")
+    return TraceEvent(
+        "nft",
+        FAMILY_NAMES.get(message.payload[0], str(message.payload[0])),
+        string(values.get(_TABLE, b"")),
+        string(values.get(_CHAIN, b"")),
+        kind,
+        _number(values, _HANDLE) if kind == "rule" else 0,
+        verdict,
+        _number(values, _ID),
+        parse_headers(values.get(_NETWORK, b""), values.get(_TRANSPORT, b"")),
+    )
+
+
+def parse_legacy(message: Message) -> TraceEvent | None:
+    """Read a packet of nfnetlink_log; None if it is not of TRACE."""
+    values = attributes(message.payload, 4)
+    prefix = _PREFIX.match(string(values.get(_LOG_PREFIX, b"")))
+    if message.kind != LOG_MESSAGE or prefix is None:
+        return None
+    table, chain, kind, number = prefix.groups()
+    packet, hook = values.get(_LOG_PAYLOAD, b""), values.get(_LOG_HEADER, b"\0\0\0\xff")[2]
+    size = 40 if packet[:1] >= b"\x60" else (packet[0] & 15) * 4 if packet else 0
+    return TraceEvent(
+        "legacy",
+        FAMILY_NAMES.get(message.payload[0], ""),
+        table,
+        chain,
+        "rule" if kind == "rule" else "return" if kind == "return" else "policy",
+        int(number) if kind == "rule" else 0,
+        "",
+        0,
+        parse_headers(packet[:size], packet[size:]),
+        HOOKS[hook] if hook < len(HOOKS) else "",
+    )
+
+
+def parse_headers(network: bytes, transport: bytes) -> Headers | None:
+    """Read the headers of a packet of IPv4, or of IPv6 without extension headers."""
+    if len(network) >= 40 and network[0] >> 4 == 6:
+        protocol, source, destination = network[6], network[8:24], network[24:40]
+    elif len(network) >= 20 and network[0] >> 4 == 4:
+        protocol, source, destination = network[9], network[12:16], network[16:20]
+    else:
+        return None
+    ports, what = (0, 0), ""
+    if protocol in (ICMP, ICMP6):
+        if len(transport) >= 2:
+            what = f"ICMP type {transport[0]} code {transport[1]}"
+    elif len(transport) >= 4:
+        ports = struct.unpack_from("!HH", transport)
+        if protocol == 6 and len(transport) >= 14:
+            flags = transport[13]
+            what = "RST" if flags & 4 else _TCP_ANSWERS.get(flags & 0x12, "")
+    addresses = str(ip_address(source)), str(ip_address(destination))
+    return Headers(addresses[0], ports[0], addresses[1], ports[1], protocol, what)
+
+
+def _number(values: dict[int, bytes], kind: int) -> int:
+    """Return a number in network byte order; 0 if it is missing."""
+    return int.from_bytes(values.get(kind, b""), "big")
+
+
+# -- The rules that they name ----------------------------------------------------------------------
+#
+# The texts of rules, by table, chain and number; what iptables-save and nft print.
+#
+# nf_tables numbers rules by handle, iptables-legacy by place. rule_reader.py reads them.
+
+RuleId = tuple[str, str, str, str, int]
+"""Backend, family, table, chain and number, as in a TraceEvent."""
+_LEGACY_PRIORITIES = {"raw": -300, "mangle": -150, "nat": -100, "filter": 0, "security": 50}
+_HANDLE_COMMENT = re.compile(r" # handle (\d+)$")
+
+
+class BaseChain(NamedTuple):
+    """Where a chain is called from."""
+
+    hook: str
+    priority: int
+
+
+class RuleBook(msgspec.Struct, frozen=True):
+    """The rules in the kernel, as far as they are known."""
+
+    rules: Mapping[RuleId, str] = {}
+    bases: Mapping[tuple[str, str, str], BaseChain] = {}
+    """By family, table and chain of nf_tables."""
+    policies: Mapping[tuple[str, str, str], str] = {}
+    """By family, table and chain of iptables-legacy; "" for chains that others jump to."""
+
+    def text(self, event: TraceEvent) -> str:
+        """Return the text of an event's rule; "" at the end of a chain, or if it is not known."""
+        if event.kind != "rule":
+            return ""
+        return self.rules.get(
+            (event.backend, event.family, event.table, event.chain, event.number), ""
+        )
+
+    def base(self, event: TraceEvent) -> BaseChain | None:
+        """Return where an event's chain is called from; None for a chain that others jump to."""
+        if event.backend == "nft":
+            return self.bases.get((event.family, event.table, event.chain))
+        if event.chain not in BUILT_IN:
+            return None
+        return BaseChain(event.hook, _LEGACY_PRIORITIES.get(event.table, 0))
+
+
+def parse_save(text: str) -> tuple[dict[tuple[str, str, int], str], dict[tuple[str, str], str]]:
+    """Read iptables-save: rules by table, chain and place from 1; policies of all chains."""
+    rules: dict[tuple[str, str, int], str] = {}
+    policies: dict[tuple[str, str], str] = {}
+    counts: dict[tuple[str, str], int] = {}
+    table = ""
+    for line in text.splitlines():
+        if line.startswith("*"):
+            table = line[1:]
+        elif line.startswith(":"):
+            chain, policy, *_ = line[1:].split()
+            policies[table, chain] = policy.lower().strip("-")
+        elif line.startswith("-A "):
+            chain = line.split(" ", 2)[1]
+            counts[table, chain] = place = counts.get((table, chain), 0) + 1
+            rules[table, chain, place] = line
+    return rules, policies
+
+
+def parse_nft(text: str) -> dict[tuple[str, int], str]:
+    """Read `nft -a list table`: rules by chain and handle."""
+    rules: dict[tuple[str, int], str] = {}
+    chain, pending = "", ""
+    for line in text.splitlines():
+        words = line.split()
+        if line.startswith("\tchain "):
+            chain, pending = words[1].strip('"'), ""
+        elif line.startswith("\t}"):
+            chain = ""
+        elif chain and words and not (words[0] == "type" and "hook" in words):
+            # A long rule takes several lines; the last one has the handle.
+            pending = f"{pending} {line.strip()}".lstrip()
+            if handle := _HANDLE_COMMENT.search(pending):
+                rules[chain, int(handle[1])] = pending[: handle.start()]
+                pending = ""
+    return rules
+
+
+# -- Steps -----------------------------------------------------------------------------------------
 
 Owns = Callable[[str, str], bool]
 """Whether a chain is ours: by family and table (`ip nat`), and chain."""

@@ -18,7 +18,7 @@ from steersman.model.plan import Traits
 from steersman.modes.base import Mode
 from steersman.modes.registry import Factory, create
 from steersman.run.config_reloader import file_changes
-from steersman.run.gc_tuning import freeze_live_objects, tune_at_start
+from steersman.run.event_loop import freeze_live_objects, tune_at_start
 from steersman.run.instance import Instance
 from steersman.run.mode_transition import Chosen, other_modes
 from steersman.run.startup import (

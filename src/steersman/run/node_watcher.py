@@ -188,7 +188,7 @@ class NodeWatcher:
         """Log what a change of the object means; end the process if it has to be restarted."""
         if self._started_with is None:
             return
-        # The Store keeps values that the object has lost (source/last_node.py): report that, too.
+        # The Store keeps values that the object has lost (source/store.py): report that, too.
         own, message = self._store.own_node, ""
         state = own.node, own.deleted, own.kept, self._needs_pod_cidrs
         if state == self._followed:  # most changes are of other objects

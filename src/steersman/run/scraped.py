@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 )
 
 from steersman.model.world import ProcessStatus
-from steersman.source.stats import SourceStats
+from steersman.source.base import SourceStats
 
 Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """Values of the labels, and the value of the metric."""

@@ -36,7 +36,6 @@ from steersman.run.machine import Machine
 from steersman.run.metrics import Metrics
 from steersman.run.metrics_server import Pages, metrics_app
 from steersman.run.mode_metrics import ModeMetrics
-from steersman.run.names_page import names
 from steersman.run.scraped import (
     conntrack_usage,
     nfacct_packets,
@@ -45,14 +44,12 @@ from steersman.run.scraped import (
 )
 from steersman.run.startup import cluster_access
 from steersman.run.state import state_json
-from steersman.run.stats_wire import encode_stats
 from steersman.run.sync import Sync
-from steersman.run.world_wire import Head, encode_world
-from steersman.source.apiserver import ApiEventPoster, NoEvents
-from steersman.source.fetch import fetch_nodes
+from steersman.run.world_wire import Head, encode_stats, encode_world, names
+from steersman.source.apiserver import ApiEventPoster, NoEvents, fetch_nodes
+from steersman.source.base import SourceStats
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.source.packed import trimmed_node, unpacked
-from steersman.source.stats import SourceStats
 from steersman.source.wire import ApiError
 
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted

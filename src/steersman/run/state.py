@@ -17,7 +17,7 @@ from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import Snapshot
 from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff
-from steersman.source.stats import SourceStats
+from steersman.source.base import SourceStats
 from steersman.source.store import Changes
 
 _TOGETHER = 100

@@ -2,7 +2,7 @@
 
     Store --take--> changed --plan--> unrendered --render--> ledger (dirty) --write--> kernel
 
-All changes owed to the kernel are one account (owed.py): a run may fail or be cancelled at any
+All changes owed to the kernel are one account (ledger.py): a run may fail or be cancelled at any
 await, and the next run goes on from there. The Ruleset is kept per owner (ledger.py: a ServicePort
 in one family, or the node), so a sync costs what changed. A batch that the kernel refuses is
 bisected (bisector.py): the rejected owner keeps the objects it had and gets a Finding, everything
@@ -40,8 +40,7 @@ from steersman.model.plan import NodePlan, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.modes.base import ByOthers, Mode
 from steersman.run.bisector import Bisector
-from steersman.run.ledger import ADOPTED, NODE, ObjectLedger, Owner
-from steersman.run.owed import Owed
+from steersman.run.ledger import ADOPTED, NODE, ObjectLedger, Owed, Owner
 from steersman.run.state import RefusedBatches, State, SyncReport, SyncResult
 from steersman.source.store import Store
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Iterable, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, KubeObject
 from steersman.model.names import ObjectName
-from steersman.source.stats import SourceStats
 
 # Microseconds until the event loop gets its turn; an object costs 10, an endpoint 1.
 _BATCH_COST = 3000
@@ -71,3 +72,68 @@ async def upsert_in_batches(
             cost = 0
             await asyncio.sleep(0)
     return names
+
+
+# -- Counters --------------------------------------------------------------------------------------
+#
+# Counters of reading the API server, for metrics, health and the state page.
+
+
+@dataclass
+class KindStats:
+    """The counters of one kind."""
+
+    lists: int = 0
+    """Complete lists, by pages or as WatchList."""
+    relists: int = 0
+    """Complete lists after the first one."""
+    watches: int = 0
+    """Watches that the server accepted."""
+    events: int = 0
+    """Objects added, modified or deleted in watches."""
+    bookmarks: int = 0
+    malformed: int = 0
+    """Objects that could not be decoded."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """Failed requests and broken watches by reason, a short word such as `http_403`."""
+    retries: int = 0
+    """Waits before another attempt."""
+    received_bytes: int = 0
+    """Bytes of bodies, after decompression."""
+    connected: bool = False
+    """Whether a watch is open, or the server is known not to have the kind."""
+    last_event: float | None = None
+    """Time of the last bytes received, by the clock of `Timing`."""
+
+    def received(self, chunk: bytes, now: float) -> None:
+        """Count bytes received now."""
+        self.received_bytes += len(chunk)
+        self.last_event = now
+
+
+@dataclass
+class SourceStats:
+    """The counters of all kinds."""
+
+    kinds: dict[str, KindStats] = field(default_factory=dict)
+    server: str = ""
+    """URL of the server in use."""
+    failovers: int = 0
+
+    def kind(self, kind: str) -> KindStats:
+        """Return the counters of a kind."""
+        return self.kinds.setdefault(kind, KindStats())
+
+    @property
+    def connected(self) -> bool:
+        """Whether all kinds are connected."""
+        return bool(self.kinds) and all(stats.connected for stats in self.kinds.values())
+
+    @property
+    def last_event(self) -> float | None:
+        """Time of the last bytes received for any kind."""
+        return max((s.last_event for s in self.kinds.values() if s.last_event), default=None)
+
+    def errors(self) -> Mapping[str, int]:
+        """Return the failures of all kinds by reason."""
+        return sum((stats.errors for stats in self.kinds.values()), Counter())

@@ -19,10 +19,8 @@ import msgspec
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, KubeObject
 from steersman.source.backoff import Timing
-from steersman.source.client import ApiClient
-from steersman.source.decode import decode_items, decode_object
-from steersman.source.stats import KindStats
-from steersman.source.transport import body_chunks
+from steersman.source.base import KindStats
+from steersman.source.client import ApiClient, body_chunks
 from steersman.source.wire import (
     ApiError,
     LineSplitter,
@@ -31,7 +29,9 @@ from steersman.source.wire import (
     RelistError,
     Resource,
     decode_event,
+    decode_items,
     decode_list,
+    decode_object,
     initial_end,
 )
 

@@ -34,7 +34,6 @@ from steersman.model.kube import (
 )
 from steersman.model.names import ObjectName
 from steersman.model.yaml_bounds import Budget
-from steersman.source.decode import decode_value
 from steersman.source.documents import (
     BrokenFileError,
     Document,
@@ -43,6 +42,7 @@ from steersman.source.documents import (
     list_head,
     read_documents,
 )
+from steersman.source.wire import decode_value
 
 _API_VERSIONS = {
     "Service": ("v1",),

@@ -20,12 +20,9 @@ from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.source.backoff import Backoff, Timing
-from steersman.source.base import EventHandler, upsert_in_batches
-from steersman.source.client import ApiClient
-from steersman.source.decode import decode_object, scope_of
+from steersman.source.base import EventHandler, KindStats, upsert_in_batches
+from steersman.source.client import ApiClient, body_chunks
 from steersman.source.lister import Lister
-from steersman.source.stats import KindStats
-from steersman.source.transport import body_chunks
 from steersman.source.wire import (
     ApiError,
     LineSplitter,
@@ -35,6 +32,8 @@ from steersman.source.wire import (
     WatchEvent,
     decode_event,
     decode_metadata,
+    decode_object,
+    scope_of,
 )
 
 _ABSENT = frozenset({403, 404})

@@ -15,7 +15,7 @@ from steersman.config import (
 from steersman.config.commandline import assign
 from steersman.config.convert import apply_platform_defaults
 from steersman.config.go import Duration
-from steersman.config.reload import needs_restart
+from steersman.config.load import needs_restart
 from steersman.config.types import KubeProxyConfiguration, Steersman, VModule
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.modes.userspace.objects import StrayKey
+from steersman.modes.userspace.render import StrayKey
 from tests.support.builders import case_files
 from tests.support.modes.ipvs import IPVS
 from tests.support.modes.registry import MODES, ModeUnderTest, render

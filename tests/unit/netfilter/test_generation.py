@@ -9,7 +9,7 @@ from typing import cast
 from steersman.host.netlink import Subscription
 from steersman.host.nlmsg import Message, be32, text
 from steersman.model.drift import Writer
-from steersman.netfilter.generation import (
+from steersman.netfilter.nf_tables import (
     NEWGEN,
     ForeignChanges,
     WriterLog,

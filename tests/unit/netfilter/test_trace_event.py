@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from steersman.host.nlmsg import Message, attr, be32, nested, text
-from steersman.netfilter.trace_event import (
+from steersman.netfilter.trace_steps import (
     LOG_MESSAGE,
     TRACE_MESSAGE,
     Headers,

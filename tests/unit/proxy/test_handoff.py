@@ -15,7 +15,7 @@ from steersman.model.errors import ApplyError
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint, Verdict
 from steersman.model.ruleset import Diff
-from steersman.modes.userspace.objects import Portal, left_without_endpoints, removed_listeners
+from steersman.modes.userspace.render import Portal, left_without_endpoints, removed_listeners
 from steersman.proxy import handoff
 from steersman.proxy.engine import Proxy
 from steersman.proxy.handoff import SocketHandoff, Stage

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 
 from steersman.model.world import Condition, ProcessStatus
 from steersman.run.scraped import Described, process_state, source_state
-from steersman.source.stats import SourceStats
+from steersman.source.base import SourceStats
 
 
 def values(metrics: Iterable[Metric]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.source.client import environment_proxy
 from steersman.source.kubeconfig import (
     ClusterAccess,
     ExecPlugin,
@@ -18,7 +19,6 @@ from steersman.source.kubeconfig import (
     Material,
     load_cluster_access,
 )
-from steersman.source.transport import environment_proxy
 
 PEM = base64.b64encode(b"PEM").decode()
 EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "get-token"}

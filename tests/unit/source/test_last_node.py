@@ -8,8 +8,7 @@ from steersman.model.inputs import DetectLocalMode, HostFacts, NodeConfig
 from steersman.model.kube import Labels, Node, NodeAddress, NodeSpec, NodeStatus, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import Traits
-from steersman.source.last_node import LastNode
-from steersman.source.store import Store
+from steersman.source.store import LastNode, Store
 from tests.support.builders.store import service, slice_
 
 

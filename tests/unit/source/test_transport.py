@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from steersman.source.client import TlsContexts, TlsError
 from steersman.source.credentials import KeyPair
 from steersman.source.kubeconfig import ClusterAccess, Material
-from steersman.source.transport import TlsContexts, TlsError
 from tests.support.apiserver.certificates import Authority
 
 

@@ -35,8 +35,7 @@ from steersman.host.rtnetlink import (
     parse_link,
 )
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.attach import Links, Pins, XdpPrograms
-from steersman.modes.ebpf.clsact import Filters
+from steersman.modes.ebpf.attach import Filters, Links, Pins, XdpPrograms
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import tcx

@@ -10,17 +10,127 @@ and either is complete.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from steersman.model.ruleset import Diff
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.bpf import ArrayMap, HashMap
-from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, of_kind
-from steersman.modes.ebpf.presence import PresenceFilter
+from steersman.modes.ebpf.layout import (
+    L3_DEVICE_PLACES,
+    OFFSETS,
+    PRESENCE_BITS,
+    PRESENCE_FACTOR,
+    FrontendValue,
+    Kind,
+    ServiceValue,
+    of_kind,
+)
 from steersman.modes.ebpf.services import Record, ServiceTable
+
+# -- The presence filter ---------------------------------------------------------------------------
+#
+# The presence filter: addresses that may belong to a flow or to a frontend (c/presence.h).
+#
+# It is the map `marks`, an array of bits by a hash of the address. Programs set the bit of the
+# client of every flow they open, and let a packet pass without a lookup if neither of its addresses
+# has its bit set. Addresses share bits: a bit too many costs a lookup, a bit too few would lose a
+# connection. So programs trust the filter only after every one of them writes it, and the flows
+# that existed before are in it.
+#
+# Clients come and go, but a bit cannot be cleared for one of them. There are two generations of
+# client bits, and programs look at both:
+#
+#     1. one generation fills; when a quarter of it is set, programs are switched to the other one
+#     2. a while later all present flows are added to the other generation, and the first is emptied
+
+_WORDS = struct.Struct("=IIII")
+_PLACES = 1 << PRESENCE_BITS
+_PLACE_SIZE = 4  # bytes
+_CROWDED = _PLACES // 4
+_AT = OFFSETS["marks"]
+_SERVED_AT = OFFSETS["mark"]["served"]
+
+
+def place_of(address: bytes) -> int:
+    """Return the place of a packed address, as `presence_place` does in C."""
+    a, b, c, d = _WORDS.unpack(address)
+    place: int = ((a ^ b ^ c ^ d) * PRESENCE_FACTOR & 0xFFFFFFFF) >> (32 - PRESENCE_BITS)
+    return place
+
+
+class PresenceFilter:
+    """The map `marks` in memory: no method needs a system call."""
+
+    def __init__(self, fd: int) -> None:
+        """Map a descriptor into memory; it stays with its owner."""
+        self._memory = ArrayMap(fd).whole()
+        start, end = _AT["places"], _AT["places"] + _PLACES * _PLACE_SIZE
+        self._clients = [self._memory[start + n : end : _PLACE_SIZE] for n in range(2)]
+        self._served = self._memory[start + _SERVED_AT : end : _PLACE_SIZE]
+
+    def distrust(self) -> None:
+        """Make programs look at every packet: some may soon open flows without a bit."""
+        self._memory[_AT["trusted"]] = 0
+
+    def allow_new_flows(self, allowed: bool) -> None:
+        """Say whether programs may open flows: only while every device has them.
+
+        Otherwise packets that open a connection are passed on, to the mode before or after this
+        one. A flow whose answers come in by a device without programs would be lost.
+        """
+        self._memory[_AT["attached"]] = allowed
+
+    def trust(self, clients: Iterable[bytes], served: Iterable[bytes]) -> None:
+        """Make programs rely on the filter.
+
+        Args:
+            clients: packed addresses of all present flows.
+            served: packed addresses of all frontends, and of the node for its node ports.
+        """
+        self._add(clients)
+        self.serve(served)
+        self._memory[_AT["trusted"]] = 1
+
+    def serve(self, addresses: Iterable[bytes]) -> None:
+        """Add destinations, before they get a frontend. They are never removed."""
+        for place in set(map(place_of, addresses)):
+            self._served[place] = 1
+
+    def renew(self, clients: Callable[[], Iterable[bytes]]) -> None:
+        """Do the next step of emptying, if one is due.
+
+        Between two calls every running program must have ended.
+
+        Args:
+            clients: returns packed addresses of all present flows.
+        """
+        # Step 2 comes first: it needs a pause after step 1, as programs may still fill the old one.
+        filling = self._memory[_AT["filling"]] & 1
+        other = self._clients[1 - filling]
+        if any(other.tobytes()):
+            self._add(clients())
+            other[:] = bytes(_PLACES)
+        elif self._clients[filling].tobytes().count(1) > _CROWDED:
+            self._memory[_AT["filling"]] = 1 - filling
+
+    def _add(self, clients: Iterable[bytes]) -> None:
+        filled = self._clients[self._memory[_AT["filling"]] & 1]
+        for place in set(map(place_of, clients)):
+            filled[place] = 1
+
+    def set_l3_devices(self, devices: Iterable[int]) -> None:
+        """Note the indices of devices without Ethernet, before they get programs."""
+        places = bytearray(L3_DEVICE_PLACES)
+        for index in devices:
+            places[index % L3_DEVICE_PLACES] = 1
+        self._memory[_AT["bare"] : _AT["bare"] + L3_DEVICE_PLACES] = places
+
+
+# -- The maps --------------------------------------------------------------------------------------
 
 _ONE = layout.number_key(1)
 _MARKER = layout.FRONTEND.pack(0, 0, layout.FRONTEND_MARKER)

@@ -2,7 +2,7 @@
 
 Programs that go with this process (trace_programs.py) report where the packet was seen, and with
 which addresses; the difference between two places is what the mode's programs did there. Why they
-did it is looked up in their maps (trace_maps.py, trace_steps.py).
+did it is looked up in their maps (dump.py, trace_steps.py).
 """
 
 from __future__ import annotations
@@ -11,24 +11,103 @@ import asyncio
 import contextlib
 import errno
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from steersman.host.exec import Exec
+from steersman.host.netlink import AnswersLostError
 from steersman.host.process import to_thread_to_end
 from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.attach import Pins
 from steersman.modes.ebpf.datapath import EbpfOptions
+from steersman.modes.ebpf.dump import TraceMaps
 from steersman.modes.ebpf.loader import StaleMapsError
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import cgroup_root
-from steersman.modes.ebpf.trace_maps import TraceMaps
 from steersman.modes.ebpf.trace_programs import FILE, FILTER, Kind, TraceEvent, Watcher
-from steersman.modes.ebpf.trace_rules import RuleTrace, with_rules
 from steersman.modes.ebpf.trace_steps import Story
 from steersman.modes.tracing import Tracer
+from steersman.netfilter.nftrace import REPLY_PREFIX, NftTrace, TraceLog, legacy_families
+from steersman.netfilter.rule_reader import read_rule_book
+from steersman.netfilter.trace_steps import TraceEvent as RuleEvent
+from steersman.netfilter.trace_steps import to_steps
+
+# -- Rules of netfilter ----------------------------------------------------------------------------
+#
+# Rules of netfilter that a packet meets between the mode's programs: a firewall, a NetworkPolicy.
+#
+# Ingress and connect() have changed the destination before netfilter sees the packet, so it is
+# recognised by its client alone.
+
+_BEFORE_RULES = ("connect", "sendmsg", "ingress")
+
+
+class RuleTrace:
+    """The rules of netfilter that the first packet of a client's port meets."""
+
+    def __init__(self, execute: Exec, flow: WatchedFlow) -> None:
+        """Mark that packet from now on, in the network namespace of this thread.
+
+        Raises:
+            BusyError: the kernel has no nf_tables that can do it.
+        """
+        self._execute = execute
+        self._flow = flow
+        families = [family for family in legacy_families() if family is flow.family]
+        self._log = TraceLog(families) if families else None  # before packets are marked
+        try:
+            self._nft = NftTrace(flow, replies=False, to_anywhere=True)
+        except BusyError:
+            if self._log:
+                self._log.close()
+            raise
+        self._events: list[RuleEvent] = []
+
+    async def steps(self) -> tuple[TraceStep, ...]:
+        """Return the steps so far."""
+        with suppress(AnswersLostError):  # 1 MB holds some thousand events
+            self._events += self._nft.waiting()
+        if self._log:
+            self._events += self._log.waiting()
+        if not self._events:
+            return ()
+        book = await read_rule_book(self._execute, self._events)
+        return to_steps(
+            *(self._events, book, self._flow),
+            table=self._nft.table,
+            reply_prefix=REPLY_PREFIX,
+            owns=lambda _table, _chain: False,
+            to_endpoint=False,
+        )
+
+    def close(self) -> None:
+        """Remove our table, and set the logger back."""
+        self._nft.close()
+        if self._log:
+            self._log.close()
+
+
+def with_rules(steps: Sequence[TraceStep], rules: Sequence[TraceStep]) -> tuple[TraceStep, ...]:
+    """Put the steps of rules where the packet met them: after ingress, before egress."""
+    if not rules:
+        return tuple(steps)
+    before = [
+        place
+        for place, step in enumerate(steps)
+        if step.direction == "original" and step.hook in _BEFORE_RULES
+    ]
+    place = before[-1] + 1 if before else 0
+    rest = steps[place:]
+    if any(step.ends for step in rules):  # the kernel's own report of the drop says less
+        rest = [step for step in rest if step.direction == "reply" or not step.ends]
+    return (*steps[:place], *rules, *rest)
+
+
+# -- The tracer ------------------------------------------------------------------------------------
 
 
 class EbpfTracer(Tracer):

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from steersman.model.plan import SourceClass
 from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
 from steersman.modes.ebpf import layout
-from steersman.modes.ebpf.dump import endpoint_name
-from steersman.modes.ebpf.trace_maps import Ruling, TraceMaps
+from steersman.modes.ebpf.dump import Ruling, TraceMaps, endpoint_name
 from steersman.modes.ebpf.trace_programs import Kind, TraceEvent, drop_reasons, function_at
 
 KERNEL = "the kernel"

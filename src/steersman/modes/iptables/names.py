@@ -15,7 +15,7 @@ CANARY = "KUBE-PROXY-CANARY"  # empty; its absence shows that tables were flushe
 KUBELET_FIREWALL = "KUBE-FIREWALL"
 
 INVALID_DROPPED, LOCALHOST_ACCEPTED = "ct_state_invalid_dropped_pkts", "localhost_nps_accepted_pkts"
-"""Packet counters of rules with `-m nfacct` (nfacct.py)."""
+"""Packet counters of rules with `-m nfacct` (mode.py)."""
 
 SVC, SVL, EXT, FW, SEP = "KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"
 SERVICE_PREFIXES = (SEP, SVC, SVL, EXT, FW)

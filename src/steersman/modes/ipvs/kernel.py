@@ -38,7 +38,7 @@ from steersman.modes.ipvs.names import (
     role_set,
 )
 from steersman.modes.ipvs.parse import digest_servers, has_drained, parse_rules
-from steersman.netfilter.generation import digest_rules, generation
+from steersman.netfilter.nf_tables import digest_rules, generation
 from steersman.netfilter.rule_text import LIMITS, write_steps
 
 

@@ -103,7 +103,7 @@ _SERVICE_IPS = "ClusterIP, ExternalIP and LoadBalancer IP traffic"
 SETS: Mapping[int, SetSpec] = {
     spec.kind: spec
     for spec in (
-        # Addresses: clusterIPs in use (derived.py), and those that serve node ports.
+        # Addresses: clusterIPs in use (transaction.py), and those that serve node ports.
         SetSpec(Kind.CLUSTER_IPS, "a", Form.SET, "active ClusterIPs"),
         SetSpec(Kind.NODEPORT_IPS, "a", Form.SET, "IPs that accept NodePort traffic"),
         # New connections start here: the chain for a destination, then one of its slots.

@@ -32,7 +32,7 @@ from steersman.model.stats import ConnectionStats
 from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.nftables import render
-from steersman.modes.nftables.apply import KernelTables, has_texts, resolve_texts
+from steersman.modes.nftables.apply import KernelTables, has_texts, removes_members, resolve_texts
 from steersman.modes.nftables.counters import Scrape
 from steersman.modes.nftables.layout import (
     ENDPOINT_KINDS,
@@ -44,16 +44,13 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.relay import Relay, split_listeners
-from steersman.modes.nftables.script import script
-from steersman.modes.nftables.sender import removes_members
 from steersman.modes.nftables.skeleton import foundation
-from steersman.modes.nftables.text import diff_text
+from steersman.modes.nftables.text import diff_text, script
 from steersman.modes.nftables.wire import table_of
 from steersman.modes.nftables.words import NftablesWords
 from steersman.modes.specs import ModeOptions
 from steersman.modes.tracing import Tracer
-from steersman.netfilter.generation import NEWGEN, generation, last_writes, writer_of
-from steersman.netfilter.nf_tables import table_left
+from steersman.netfilter.nf_tables import NEWGEN, generation, last_writes, table_left, writer_of
 
 _MIN_KERNEL = (5, 13)
 _MIN_NFT = (1, 0, 1)

@@ -19,7 +19,6 @@ from steersman.host.nlmsg import attributes, string, text
 from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.modes.nftables import wire
-from steersman.modes.nftables.derived import Counts, check_derived
 from steersman.modes.nftables.layout import (
     SETS,
     TABLE,
@@ -33,6 +32,7 @@ from steersman.modes.nftables.layout import (
 )
 from steersman.modes.nftables.rules import LAZY_CHAINS, active_lazy, in_force, rule_count
 from steersman.modes.nftables.skeleton import RULE_CHAINS
+from steersman.modes.nftables.transaction import Counts, check_derived
 
 _T = TypeVar("_T")
 _ATTEMPTS = 6

@@ -4,7 +4,7 @@
     DirectPortals                 Service addresses are added to an interface, and sockets bind them
     LocalPortals                  sockets bind only the addresses that this machine has
 
-mode.py and windows.py choose the strategy.
+mode.py and direct_portals.py choose the strategy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.base import Mode, Requirements, Support
 from steersman.modes.tracing import Tracer
-from steersman.modes.userspace.objects import (
+from steersman.modes.userspace.render import (
     Portal,
     StrayKey,
     left_without_endpoints,

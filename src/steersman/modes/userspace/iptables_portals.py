@@ -18,7 +18,7 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import Verdict
 from steersman.modes.base import Support
-from steersman.modes.userspace.objects import BASE, STRAY, BaseKey, Key, Portal, StrayKey
+from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
 from steersman.netfilter.iptables import Iptables, choose_tool
 from steersman.netfilter.nf_tables import chains_left, legacy_left

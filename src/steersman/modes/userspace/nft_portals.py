@@ -24,7 +24,7 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import Verdict
 from steersman.modes.base import Support
-from steersman.modes.userspace.objects import BASE, STRAY, BaseKey, Key, Portal, StrayKey
+from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
 from steersman.netfilter.nf_tables import table_left
 from steersman.proxy.listeners import FrontendKey

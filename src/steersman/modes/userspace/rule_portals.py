@@ -30,7 +30,7 @@ from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.modes.userspace import render
 from steersman.modes.userspace.core import Portals
-from steersman.modes.userspace.objects import (
+from steersman.modes.userspace.render import (
     BaseKey,
     Key,
     Portal,

@@ -15,13 +15,12 @@ from steersman.model.kube import KINDS
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import diff
 from steersman.modes.iptables.mode import IptablesMode
-from steersman.modes.iptables.parse import parse
-from steersman.modes.iptables.render import Features, render_service
-from steersman.modes.iptables.render_node import render_node
+from steersman.modes.iptables.render import Features, render_node, render_service
+from steersman.modes.iptables.script import parse
 from steersman.netfilter.names import RuleKey
 from steersman.netfilter.rule_text import canonical
-from steersman.source.decode import decode_value
 from steersman.source.store import Store
+from steersman.source.wire import decode_value
 
 GOLDEN = Path(__file__).parents[4] / "../shared/golden"
 SAVED = {4: GOLDEN / "iptables/iptables-save.txt", 6: GOLDEN / "iptables/ip6tables-save.txt"}

@@ -4,8 +4,7 @@ from msgspec.structs import replace
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, ServicePlan
-from steersman.modes.iptables.render import Features, local_source, render_service
-from steersman.modes.iptables.render_node import render_node
+from steersman.modes.iptables.render import Features, local_source, render_node, render_service
 from steersman.netfilter.names import chain_hash
 from steersman.netfilter.rule_text import probability
 from tests.support.builders.plans import (

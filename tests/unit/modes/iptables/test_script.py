@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from steersman.model.ruleset import Diff, diff
-from steersman.modes.iptables.render import Features, render_service
-from steersman.modes.iptables.render_node import render_node
+from steersman.modes.iptables.render import Features, render_node, render_service
 from steersman.modes.iptables.script import write_runs
 from steersman.netfilter.names import RuleKey
 from steersman.netfilter.rule_text import LIMITS, Limits, Run

@@ -19,7 +19,7 @@ from steersman.modes.userspace.nft_portals import (
     parse,
     remove,
 )
-from steersman.modes.userspace.objects import Portal
+from steersman.modes.userspace.render import Portal
 from steersman.proxy.listeners import PORTAL, FrontendKey
 
 SERVICE = FrontendKey(PORTAL, Family.IPV4, Protocol.TCP, "198.51.100.1", 80)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Verdict
 from steersman.model.ruleset import Diff
-from steersman.modes.userspace.objects import (
+from steersman.modes.userspace.render import (
     BASE,
     BaseKey,
     Portal,

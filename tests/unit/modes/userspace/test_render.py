@@ -19,8 +19,10 @@ from steersman.model.plan import (
     SourceClassifier,
     Verdict,
 )
-from steersman.modes.userspace.objects import BASE, BaseKey, Portal
 from steersman.modes.userspace.render import (
+    BASE,
+    BaseKey,
+    Portal,
     host_address,
     render_direct,
     render_node,
