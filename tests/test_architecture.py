@@ -39,6 +39,7 @@ LAYERS: dict[str, set[str]] = {
         "run",
     },
     "ui": {"model", "host", "source", "compile", "modes", "config", "run", "operate"},
+    "failover": {"model"},
     "cli": {"model", "host", "compile", "modes", "config", "run", "source", "operate", "ui"},
     "__main__": {"cli"},
 }

@@ -1,0 +1,1 @@
+"""Failover: endpoints that do not answer get no new connections."""

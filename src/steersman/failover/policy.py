@@ -1,0 +1,460 @@
+"""The policy of failover: observations go in, probes and ejections come out; no clock, no I/O.
+
+The theory. A client notices a silent endpoint after one second (its first SYN retransmission), and
+so does the node, which sees that packet. One such observation proves little: a NetworkPolicy may
+drop the client's packets, the endpoint may be overloaded for a moment, a packet may be lost. So an
+observation only makes the endpoint suspect, and the node confirms it with probes of its own:
+
+    healthy --observation--> suspect --every probe failed--> down --hold, then a probe answers--+
+       ^                        |                                                               |
+       +----- a probe answers --+                                                               |
+       +----------------------------------------------------------------------------------------+
+
+A confirmed silent endpoint makes the others of its node suspect at once, so that a dead node costs
+its Services two seconds and not two seconds for each endpoint that a client happens to meet.
+
+What keeps a healthy endpoint in:
+
+1. A probe that answers clears the suspicion. If that happened in the last minute (packets get lost
+   here), twice as many probes must fail.
+2. A silent endpoint is ejected only if another one has answered a probe since the suspicion began:
+   otherwise it may be this node's own link that is down. Probes of up to three others, on other
+   nodes if there are any, run at the same time for that.
+3. Probes that fail are believed only of an endpoint that answered one before, or that two client
+   addresses found silent: a policy may drop the node's probes and a single client's packets. So
+   that this is known, each new endpoint is probed once, a few at a time.
+4. At most 90 % of a pool are ejected; 50 % if they are not confirmed (a mode that counts successes
+   may eject before the probes have ended). At least one stays, and all of them if all are down.
+5. An ejection ends when Kubernetes says something new about the endpoint, and at the latest when a
+   probe answers after the hold: 10 s, doubled with each ejection in a row up to 300 s.
+
+UDP has no handshake: its endpoints are ejected if ICMP says that nobody listens (confirmed by two
+datagrams), or with a dead node: one on which at least two addresses are down, and none answers.
+These return with the first TCP endpoint of the node.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterator, Mapping
+from heapq import heappop, heappush
+from itertools import islice
+from typing import Generic, TypeVar
+
+import msgspec
+
+from steersman.model.failover import Ejection, Observation, Probe, Settings, Target
+from steersman.model.names import Protocol
+
+Pool = TypeVar("Pool", bound=Hashable)
+
+
+class _Series(msgspec.Struct):
+    """The probes that confirm or clear a suspicion."""
+
+    began: float
+    ends: float
+    """When probes that have not answered count as failed."""
+    left: int
+    """Probes that have not started."""
+    next_at: float
+    believed: bool
+    """Whether failed probes count although the endpoint never answered one."""
+    refusals: int = 0
+
+
+class _Target(msgspec.Struct):
+    """An endpoint that was observed, or is served, and all that is remembered of it."""
+
+    node: str
+    pools: set[Hashable]
+    series: _Series | None = None
+    waits: bool = False
+    """Whether it waits for its series to begin."""
+    fruitless: int = 0
+    """Series since the last answer that failed, and led to no ejection."""
+    ejection: Ejection | None = None
+    returning: bool = False
+    """Whether a probe for its return is under way."""
+    answered_at: float = float("-inf")
+    """When it last answered a probe or a client."""
+    answers_probes: bool = False
+    clients: tuple[str, ...] = ()
+    """Up to two addresses that found it silent since it last answered."""
+    cleared_at: float = float("-inf")
+    """When a suspicion last turned out to be wrong."""
+    tried_at: float = float("-inf")
+    """When its last series ended."""
+    silent: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
+    strikes: int = 0
+    returned_at: float = float("-inf")
+
+
+class Policy(Generic[Pool]):
+    """Decides which endpoints are ejected. All times are seconds of one monotonic clock."""
+
+    def __init__(self, settings: Settings | None = None, *, counts_answers: bool = False) -> None:
+        """Create a policy without endpoints.
+
+        Args:
+            settings: its parameters.
+            counts_answers: whether observations include successes, so that an endpoint from which
+                nothing comes can be ejected before it is confirmed.
+        """
+        self.settings = settings or Settings()
+        self._counts_answers = counts_answers
+        self._pools: dict[Pool, tuple[Target, ...]] = {}
+        self._targets: dict[Target, _Target] = {}
+        self._on_node: defaultdict[str, set[Target]] = defaultdict(set)
+        self._waiting: deque[tuple[Target, bool]] = deque()
+        self._new: deque[Target] = deque()
+        self._first_at = float("-inf")
+        self._answers: tuple[tuple[float, Target | None], ...] = ()
+        """The last answers of two different endpoints."""
+        self._running: set[Target] = set()
+        self._timers: list[tuple[float, Target]] = []
+        self._rotation = 0
+        self._changed: set[Hashable] = set()
+
+    # The endpoints
+
+    def serve(self, pool: Pool, members: Mapping[Target, str]) -> None:
+        """Replace the members of a pool; an endpoint that leaves every pool is forgotten.
+
+        Args:
+            pool: its key.
+            members: the usable endpoints, and the names of their nodes ("" if not known).
+        """
+        before = self._pools.pop(pool, ())
+        for target in before:
+            if target not in members:
+                self._leave(target, pool)
+        for target, node in members.items():
+            found = self._targets.get(target)
+            if found is None:
+                found = self._targets[target] = _Target(node, set())
+                if target.protocol is Protocol.TCP:
+                    self._new.append(target)
+            if found.node != node or not found.pools:
+                self._on_node[found.node].discard(target)
+                found.node = node
+                self._on_node[node].add(target)
+            found.pools.add(pool)
+        if members:
+            self._pools[pool] = tuple(members)
+        if set(before) != set(members):
+            self._changed.add(pool)
+
+    def renew(self, target: Target) -> None:
+        """Kubernetes says something new about an endpoint: forget what was held against it."""
+        if found := self._targets.get(target):
+            self._lift(target, found)
+            found.strikes, found.cleared_at = 0, float("-inf")
+
+    def _leave(self, target: Target, pool: Pool) -> None:
+        found = self._targets[target]
+        found.pools.discard(pool)
+        if not found.pools:
+            self._lift(target, found)
+            self._running.discard(target)
+            del self._targets[target]
+            self._on_node[found.node].discard(target)
+            if not self._on_node[found.node]:
+                del self._on_node[found.node]
+
+    # Observations
+
+    def observe(self, now: float, target: Target, outcome: Observation, client: str = "") -> None:
+        """Take note of what happened to a client's connection.
+
+        Args:
+            now: the time.
+            target: the endpoint; those that are not served are ignored.
+            outcome: of the connection.
+            client: its address, if known.
+        """
+        found = self._targets.get(target)
+        if found is None:
+            return
+        if outcome is Observation.ANSWERED:
+            self._answered(now, target, found)
+            return
+        if outcome is Observation.SILENT:
+            found.silent.append(now)
+        if client and client not in found.clients:
+            found.clients = (*found.clients[-1:], client)
+        # Only a refusal says anything about UDP; SCTP is left alone.
+        refused_udp = target.protocol is Protocol.UDP and outcome is Observation.REFUSED
+        if found.ejection is not None or not (target.protocol is Protocol.TCP or refused_udp):
+            return
+        self._suspect(now, target, found)
+        if self._counts_answers and self._seems_down(now, target, found):
+            self._eject(now, target, found, outcome, confirmed=False)
+
+    def _seems_down(self, now: float, target: Target, found: _Target) -> bool:
+        """Whether clients alone show that it does not answer, while others do."""
+        settings = self.settings
+        recent = [at for at in found.silent if at > now - settings.silent_window]
+        silent = len(recent) >= settings.silent_connects
+        quiet = found.answered_at <= now - settings.quiet
+        return silent and quiet and self._others_answer(target, recent[0])
+
+    def _others_answer(self, target: Target, since: float) -> bool:
+        """Whether another endpoint has answered since then: this node's own link works."""
+        return any(at >= since for at, other in self._answers if other != target)
+
+    def _answered(self, now: float, target: Target, found: _Target) -> None:
+        """Note an answer: a suspicion was wrong, and so was an ejection without confirmation."""
+        others = [each for each in self._answers if each[1] != target]
+        self._answers = ((now, target), *others[:1])
+        found.answered_at = now
+        found.clients = ()
+        found.fruitless = 0
+        found.silent.clear()
+        if found.series is not None:
+            found.cleared_at = now
+            self._end_series(now, target, found)
+        if found.ejection is not None and not found.ejection.confirmed:
+            self._lift(target, found)
+            found.cleared_at = now
+
+    # Suspicion and confirmation
+
+    def _suspect(
+        self, now: float, target: Target, found: _Target, *, believed: bool = False
+    ) -> None:
+        settings = self.settings
+        rest = min(settings.rest * 2**found.fruitless, settings.longest_rest)
+        if found.series or found.waits or now - found.tried_at < rest:
+            return
+        if self._has_room:
+            self._begin(now, target, found, believed)
+        else:
+            found.waits = True
+            self._waiting.append((target, believed))
+
+    def _begin(self, now: float, target: Target, found: _Target, believed: bool) -> None:
+        settings = self.settings
+        doubtful = now - found.cleared_at < settings.doubt
+        count = settings.probes * (2 if doubtful else 1)
+        ends = now + count * settings.probe_interval
+        found.series = _Series(now, ends, count, now, believed)
+        self._running.add(target)
+        heappush(self._timers, (now, target))
+
+    def _end_series(self, now: float, target: Target, found: _Target) -> None:
+        found.series = None
+        found.tried_at = now
+        self._running.discard(target)
+
+    def _witnesses(self, target: Target, found: _Target) -> Iterator[Target]:
+        """Yield up to three other endpoints that are not suspect, on other nodes if possible."""
+        nodes = [name for name in self._on_node if name != found.node]
+        self._rotation += 1
+        turned = (nodes[(self._rotation + index) % len(nodes)] for index in range(len(nodes)))
+        chosen = 0
+        for name in (*islice(turned, 8), found.node):
+            for other in self._on_node[name]:
+                known = self._targets[other]
+                well = known.series is None and known.ejection is None
+                if other != target and well and other.protocol is Protocol.TCP:
+                    chosen += 1
+                    yield other
+                    if name != found.node or chosen == 3:
+                        break
+            if chosen == 3:
+                return
+
+    # Time and probes
+
+    @property
+    def deadline(self) -> float | None:
+        """When `advance` must be called next; None if nothing is under way."""
+        due = [self._timers[0][0]] if self._timers else []
+        if self._new:
+            due.append(self._first_at)
+        if self._waiting and self._has_room:
+            due.append(float("-inf"))
+        return min(due, default=None)
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._running) < self.settings.most_suspects
+
+    def advance(self, now: float) -> list[Probe]:
+        """Do outcome is due; return the probes to start now. Report each by `probed`."""
+        probes: list[Probe] = []
+        while self._waiting and self._has_room:
+            target, believed = self._waiting.popleft()
+            found = self._targets.get(target)
+            if found is not None and found.waits:
+                found.waits = False
+                self._begin(now, target, found, believed)
+        if self._new and now >= self._first_at:
+            self._first_at = now + self.settings.first_interval
+            for _ in range(min(self.settings.first_probes, len(self._new))):
+                probes.append(Probe(self._new.popleft(), 1.0))
+        while self._timers and self._timers[0][0] <= now:
+            _, target = heappop(self._timers)
+            found = self._targets.get(target)
+            if found is None:
+                continue
+            if found.series is not None:
+                probes += self._advance_series(now, target, found, found.series)
+            elif found.ejection is not None and now >= found.ejection.until and not found.returning:
+                found.returning = True
+                probes.append(Probe(target, self.settings.return_interval))
+        return probes
+
+    def _advance_series(
+        self, now: float, target: Target, found: _Target, series: _Series
+    ) -> Iterator[Probe]:
+        if series.left and now >= series.next_at:
+            if series.began == now:
+                for witness in self._witnesses(target, found):
+                    yield Probe(witness, series.ends - now)
+            series.left -= 1
+            series.next_at = now + self.settings.probe_interval
+            yield Probe(target, series.ends - now)
+        if now >= series.ends:
+            self._confirm(now, target, found, series)
+        else:
+            due = min(series.next_at, series.ends) if series.left else series.ends
+            heappush(self._timers, (due, target))
+
+    def probed(self, now: float, target: Target, outcome: Observation) -> None:
+        """Take the result of a probe. A UDP probe is answered if nobody refused it in time."""
+        found = self._targets.get(target)
+        if found is None:
+            return
+        returning, found.returning = found.returning, False
+        if outcome is Observation.ANSWERED:
+            found.answers_probes = True
+            if returning:
+                self._return(now, target, found)
+            self._answered(now, target, found)
+        elif returning:
+            # A silent probe has already taken its time.
+            at = now if outcome is Observation.SILENT else now + self.settings.return_interval
+            heappush(self._timers, (at, target))
+        elif (series := found.series) is not None and outcome is Observation.REFUSED:
+            series.refusals += 1
+            if series.refusals >= 2:
+                self._confirm(now, target, found, series)
+            elif series.left:
+                series.next_at = min(series.next_at, now + self.settings.refused_interval)
+                heappush(self._timers, (series.next_at, target))
+
+    def _confirm(self, now: float, target: Target, found: _Target, series: _Series) -> None:
+        """Every probe failed: eject the endpoint, unless the fault may lie elsewhere."""
+        self._end_series(now, target, found)
+        if series.refusals >= 2:
+            self._eject(now, target, found, Observation.REFUSED, confirmed=True)
+            return
+        believed = series.believed or found.answers_probes or len(found.clients) > 1
+        works = self._others_answer(target, series.began)
+        if target.protocol is Protocol.TCP and believed and works:
+            self._eject(now, target, found, Observation.SILENT, confirmed=True)
+            self._suspect_node(now, found.node)
+        else:
+            found.fruitless = min(found.fruitless + 1, 10)
+
+    def _suspect_node(self, now: float, node: str) -> None:
+        """Confirm all other endpoints of a node; eject those of UDP if it is dead."""
+        if not node:
+            return
+        targets = sorted(self._on_node[node])
+        silent: set[str] = set()
+        dead = True
+        for target in targets:
+            found = self._targets[target]
+            if target.protocol is not Protocol.TCP:
+                continue
+            if found.ejection is None:
+                self._suspect(now, target, found, believed=True)
+                dead = False
+            elif found.ejection.reason is Observation.SILENT:
+                silent.add(target.ip)
+            else:
+                dead = False
+        if dead and len(silent) > 1:
+            for target in targets:
+                if target.protocol is Protocol.UDP:
+                    found = self._targets[target]
+                    self._eject(now, target, found, Observation.SILENT, confirmed=True, node=node)
+
+    def _return(self, now: float, target: Target, found: _Target) -> None:
+        """End an ejection; if it was of a dead node, its UDP endpoints return, too."""
+        self._lift(target, found)
+        found.returned_at = now
+        for other in self._on_node[found.node]:
+            known = self._targets[other]
+            if known.ejection is not None and known.ejection.node:
+                self._lift(other, known)
+                known.returned_at = now
+
+    # Ejections
+
+    def _eject(
+        self,
+        now: float,
+        target: Target,
+        found: _Target,
+        reason: Observation,
+        *,
+        confirmed: bool,
+        node: str = "",
+    ) -> None:
+        settings = self.settings
+        if found.ejection is None:
+            if now - found.returned_at > settings.forgiveness:
+                found.strikes = 0
+            found.strikes += 1
+        hold = min(settings.hold * 2 ** (found.strikes - 1), settings.longest_hold)
+        found.ejection = Ejection(target, reason, now, now + hold, found.strikes, confirmed, node)
+        if not node:
+            heappush(self._timers, (now + hold, target))
+        self._changed.update(found.pools)
+
+    def _lift(self, target: Target, found: _Target) -> None:
+        found.series = None
+        found.waits = False
+        found.returning = False
+        self._running.discard(target)
+        if found.ejection is not None:
+            found.ejection = None
+            self._changed.update(found.pools)
+
+    def take_changed(self) -> list[Pool]:
+        """Return the pools whose ejections may have changed since the last call."""
+        changed = [pool for pool in self._changed if pool in self._pools]
+        self._changed.clear()
+        return changed
+
+    def ejected(self, pool: Pool) -> tuple[Ejection, ...]:
+        """Return the ejections in force in a pool: confirmed ones first, then by age.
+
+        Endpoints beyond the limits stay in the pool although they are down; so do all if every
+        member is down, because then no choice is better than another.
+        """
+        members = self._pools.get(pool, ())
+        down = [found for each in members if (found := self._targets[each].ejection)]
+        down.sort(key=lambda each: (not each.confirmed, each.since, each.target))
+        if len(down) == len(members):
+            return ()
+        confirmed = self._limit(len(members), self.settings.confirmed_share)
+        unconfirmed = self._limit(len(members), self.settings.unconfirmed_share)
+        return tuple(
+            each
+            for number, each in enumerate(down)
+            if number < (confirmed if each.confirmed else unconfirmed)
+        )
+
+    @staticmethod
+    def _limit(members: int, share: float) -> int:
+        return min(members - 1, max(1, int(members * share))) if members > 1 else 0
+
+    @property
+    def ejections(self) -> Iterator[Ejection]:
+        """All endpoints that are down, whether limits keep them in a pool or not."""
+        return (found.ejection for found in self._targets.values() if found.ejection)

@@ -1,0 +1,90 @@
+"""Failover: observations of endpoints, probes, and ejections."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+from steersman.model.names import Protocol
+
+
+class Target(NamedTuple):
+    """An endpoint, as clients are sent to it."""
+
+    ip: str
+    port: int
+    protocol: Protocol
+
+
+class Observation(enum.StrEnum):
+    """What happened to a connection, or to a probe."""
+
+    ANSWERED = "answered"
+    SILENT = "silent"
+    """No answer to a SYN within a second; to a probe: within its timeout."""
+    REFUSED = "refused"
+    """A TCP reset, or ICMP port unreachable."""
+    UNREACHABLE = "unreachable"
+    """ICMP host or network unreachable."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Parameters of the policy, in seconds if nothing else is said."""
+
+    probes: int = 3
+    """Probes that must fail for a silent endpoint."""
+    probe_interval: float = 0.3
+    refused_interval: float = 0.1
+    """Between two probes of an endpoint that refuses; two must fail."""
+    doubt: float = 60.0
+    """Time after a suspicion that was wrong in which twice the probes must fail."""
+    rest: float = 0.5
+    """Least time between two suspicions of one endpoint; doubled while they lead to nothing."""
+    longest_rest: float = 8.0
+    silent_connects: int = 3
+    """Silent connects for an ejection without confirmation, if successes are counted."""
+    silent_window: float = 3.0
+    quiet: float = 1.5
+    """Time without any answer that such an ejection takes."""
+    confirmed_share: float = 0.9
+    """Largest ejected share of a pool."""
+    unconfirmed_share: float = 0.5
+    """The same, if ejections are not confirmed."""
+    hold: float = 10.0
+    """Time of the first ejection; doubled with each that follows."""
+    longest_hold: float = 300.0
+    forgiveness: float = 300.0
+    """Time without an ejection after which the next one counts as the first."""
+    return_interval: float = 1.0
+    """Between two probes after the hold."""
+    most_suspects: int = 256
+    """Endpoints that are confirmed at the same time; others wait."""
+    first_probes: int = 10
+    """New endpoints that are probed together."""
+    first_interval: float = 0.2
+    """Between two such groups."""
+
+
+class Probe(NamedTuple):
+    """A connection that the node shall open, and close at once."""
+
+    target: Target
+    timeout: float
+    """Seconds."""
+
+
+class Ejection(msgspec.Struct, frozen=True):
+    """An endpoint that gets no new connections; times are those of the policy's caller."""
+
+    target: Target
+    reason: Observation
+    since: float
+    until: float
+    """When the first probe for its return runs."""
+    strikes: int
+    """Number of ejections in a row, this one included."""
+    confirmed: bool = True
+    node: str = ""
+    """Its node, if the whole node seems to be dead; "" otherwise."""

@@ -1,0 +1,505 @@
+"""The policy of failover, step by step: what is probed when, who is ejected, who returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from steersman.failover.policy import Policy
+from steersman.model.failover import Observation, Settings, Target
+from steersman.model.names import Protocol
+from tests.support.failover import endpoints
+
+ANSWERED, SILENT, REFUSED = Observation.ANSWERED, Observation.SILENT, Observation.REFUSED
+MEMBERS = endpoints(3)
+A, B, C = MEMBERS
+UDP = Target("10.0.0.9", 53, Protocol.UDP)
+SCTP = Target("10.0.0.9", 9, Protocol.SCTP)
+
+
+class Node:
+    """A node on which the test decides what probes meet; time is a number."""
+
+    def __init__(self, members: dict[Target, str] | None = None, **more: object) -> None:
+        self.settings = more.pop("settings", None) or Settings()
+        assert isinstance(self.settings, Settings)
+        self.policy: Policy[str] = Policy(self.settings, counts_answers=bool(more.get("counts")))
+        self.members = MEMBERS if members is None else members
+        self.down: dict[Target, Observation] = {}
+        self.probes: list[tuple[float, Target]] = []
+        self.now = 0.0
+        self.policy.serve("pool", self.members)
+
+    def until(self, when: float) -> None:
+        """Let the policy do all that is due; a silent probe ends at its timeout."""
+        results: list[tuple[float, Target, Observation]] = []
+        while True:
+            due = [
+                at
+                for at in (self.policy.deadline, *(each[0] for each in results))
+                if at is not None
+            ]
+            if not due or max(self.now, min(due)) > when:
+                break
+            self.now = max(self.now, min(due))
+            for each in sorted(each for each in results if each[0] <= self.now):
+                results.remove(each)
+                self.policy.probed(*each)
+            for target, timeout in self.policy.advance(self.now):
+                self.probes.append((self.now, target))
+                what = self.down.get(target, ANSWERED)
+                results.append((self.now + (timeout if what is SILENT else 0.001), target, what))
+        self.now = when
+        for each in results:
+            self.policy.probed(when, *each[1:])
+
+    def fail(self, targets: Iterable[Target], what: Observation = SILENT) -> None:
+        self.down.update(dict.fromkeys(targets, what))
+
+    def see(self, target: Target, what: Observation = SILENT, client: str = "") -> None:
+        self.policy.observe(self.now, target, what, client)
+
+    @property
+    def out(self) -> list[Target]:
+        return [each.target for each in self.policy.ejected("pool")]
+
+    def probed(self, target: Target, since: float) -> list[float]:
+        return [round(at - since, 3) for at, each in self.probes if each == target and at >= since]
+
+
+@pytest.fixture
+def node() -> Node:
+    """Three endpoints that have answered a first probe."""
+    node = Node()
+    node.until(10)
+    return node
+
+
+def test_new_endpoints_are_probed_once_a_few_at_a_time() -> None:
+    members = endpoints(25)
+    node = Node(members)
+    node.until(60)
+    assert sorted(target for _, target in node.probes) == sorted(members)
+    times = [round(at, 3) for at, _ in node.probes]
+    assert times == [0.0] * 10 + [0.2] * 10 + [0.4] * 5
+    assert node.policy.deadline is None
+
+
+def test_a_silent_endpoint_is_ejected_after_three_probes(node: Node) -> None:
+    node.fail([A])
+    node.see(A)
+    node.until(10.89)
+    assert node.probed(A, 10) == [0.0, 0.3, 0.6]
+    assert node.out == []
+    node.until(10.9)
+    assert node.out == [A]
+    assert node.policy.take_changed() == ["pool"]
+    [ejection] = node.policy.ejections
+    assert (ejection.reason, ejection.since, ejection.until) == (SILENT, 10.9, 20.9)
+    assert (ejection.strikes, ejection.confirmed) == (1, True)
+    assert node.policy.take_changed() == []
+
+
+def test_a_refusal_needs_two_probes_a_tenth_of_a_second_apart(node: Node) -> None:
+    node.fail([A], REFUSED)
+    node.see(A, REFUSED)
+    node.until(10.2)
+    assert node.probed(A, 10) == [0.0, 0.101]
+    assert node.out == [A]
+
+
+def test_one_refusal_among_silent_probes_is_silence(node: Node) -> None:
+    node.fail([A], REFUSED)
+    node.see(A)
+    node.until(10.05)
+    node.fail([A])
+    node.until(11)
+    [ejection] = node.policy.ejections
+    assert ejection.reason is SILENT
+
+
+def test_a_probe_that_answers_clears_the_suspicion(node: Node) -> None:
+    node.see(A)
+    node.until(11)
+    assert node.probed(A, 10) == [0.0]
+    assert node.out == []
+
+
+def test_after_a_wrong_suspicion_twice_the_probes_must_fail(node: Node) -> None:
+    node.see(A)
+    node.until(12)
+    node.fail([A])
+    node.see(A)
+    node.until(13.7)
+    assert node.out == []
+    node.until(13.8)
+    assert node.out == [A]
+    assert len(node.probed(A, 12)) == 6
+
+
+def test_suspicions_of_one_endpoint_have_a_rest_between_them(node: Node) -> None:
+    for _ in range(10):
+        node.see(A)
+        node.until(node.now + 0.1)
+    assert len(node.probed(A, 10)) == 2
+
+
+def test_nothing_is_ejected_if_nobody_answers(node: Node) -> None:
+    node.fail(MEMBERS)
+    for target in MEMBERS:
+        node.see(target)
+    node.until(12)
+    assert node.out == []
+    assert list(node.policy.ejections) == []
+
+
+def test_series_that_lead_to_nothing_become_rare(node: Node) -> None:
+    node.fail(MEMBERS)
+    for _ in range(600):
+        node.see(A)
+        node.until(node.now + 0.1)
+    assert len(node.probed(A, 40)) <= 3 * 30 / 8 + 3
+
+
+def test_an_endpoint_that_never_answered_needs_two_clients() -> None:
+    node = Node()
+    node.fail([A])
+    node.until(10)
+    for _ in range(4):
+        node.see(A, client="10.0.9.1")
+        node.until(node.now + 10)
+    assert node.out == []
+    node.see(A, client="10.0.9.2")
+    node.until(node.now + 1)
+    assert node.out == [A]
+
+
+def test_a_dead_node_is_one_event() -> None:
+    members = endpoints(9)
+    node = Node(members)
+    node.until(10)
+    dead = [target for target, name in members.items() if name == "node-0"]
+    node.fail(dead)
+    node.see(dead[0])
+    node.until(11.8)
+    assert node.out == dead
+
+
+def test_neighbours_that_answer_stay(node: Node) -> None:
+    members = dict.fromkeys(endpoints(3), "node-0")
+    node = Node(members)
+    node.until(10)
+    first = next(iter(members))
+    node.fail([first])
+    node.see(first)
+    node.until(15)
+    assert node.out == [first]
+
+
+def test_udp_is_ejected_with_its_node_and_returns_with_it() -> None:
+    members = {**endpoints(9), UDP: "node-0"}
+    node = Node(members)
+    node.until(10)
+    dead = [target for target, name in members.items() if name == "node-0" and target != UDP]
+    node.fail([*dead, UDP])
+    node.see(UDP)
+    node.until(12)
+    assert node.out == []
+    node.see(dead[0])
+    node.until(15)
+    assert set(node.out) == {*dead, UDP}
+    assert {each.node for each in node.policy.ejections} == {"", "node-0"}
+    node.down.clear()
+    node.until(40)
+    assert node.out == []
+
+
+def test_a_refusal_says_that_the_node_lives() -> None:
+    members = {**endpoints(9), UDP: "node-0"}
+    node = Node(members)
+    node.until(10)
+    first, second, third = [t for t, name in members.items() if name == "node-0" and t != UDP]
+    node.fail([first], REFUSED)
+    node.fail([second, third])
+    node.see(first, REFUSED)
+    node.see(second)
+    node.until(15)
+    assert set(node.out) == {first, second, third}
+
+
+def test_udp_is_ejected_if_nobody_listens() -> None:
+    members = {UDP: "node-0", Target("10.0.1.9", 53, Protocol.UDP): "node-1"}
+    node = Node(members)
+    node.fail([UDP], REFUSED)
+    node.see(UDP, REFUSED)
+    node.until(1)
+    assert node.out == [UDP]
+    node.down.clear()
+    node.until(11.5)
+    assert node.out == []
+
+
+def test_udp_that_is_silent_once_refused_is_left_alone() -> None:
+    members = {UDP: "node-0", **endpoints(3)}
+    node = Node(members)
+    node.until(5)
+    node.fail([UDP])
+    node.see(UDP, REFUSED)
+    node.until(10)
+    assert node.out == []
+
+
+def test_sctp_is_left_alone() -> None:
+    node = Node({SCTP: "node-0", **MEMBERS})
+    node.until(5)
+    node.fail([SCTP])
+    node.see(SCTP)
+    node.see(SCTP, REFUSED)
+    node.until(10)
+    assert node.probed(SCTP, 0) == []
+
+
+def test_the_return_is_probed_every_second_after_the_hold(node: Node) -> None:
+    node.fail([A])
+    node.see(A)
+    node.until(24.5)
+    assert node.probed(A, 10.9) == [10.0, 11.0, 12.0, 13.0]
+    node.down.clear()
+    node.until(25)
+    assert node.out == []
+    node.until(60)
+    assert node.policy.deadline is None
+
+
+def test_the_return_of_an_endpoint_that_refuses_is_probed_every_second_too(node: Node) -> None:
+    node.fail([A], REFUSED)
+    node.see(A, REFUSED)
+    node.until(22.3)
+    assert len(node.probed(A, 19)) == 3
+
+
+def test_the_hold_doubles_and_is_forgiven(node: Node) -> None:
+    def eject() -> float:
+        node.fail([A])
+        while not node.out:
+            node.see(A)
+            node.until(node.now + 0.1)
+        [ejection] = node.policy.ejections
+        node.down.clear()
+        node.until(ejection.until + 1)
+        assert node.out == []
+        return round(ejection.until - ejection.since)
+
+    assert [eject() for _ in range(7)] == [10, 20, 40, 80, 160, 300, 300]
+    node.until(node.now + 301)
+    assert eject() == 10
+
+
+def test_kubernetes_has_the_last_word(node: Node) -> None:
+    node.fail([A])
+    node.see(A)
+    node.until(12)
+    assert node.out == [A]
+    node.policy.renew(A)
+    assert node.out == []
+    assert node.policy.take_changed() == ["pool"]
+    node.policy.renew(UDP)
+    node.see(A)
+    node.until(13)
+    [ejection] = node.policy.ejections
+    assert ejection.strikes == 1
+
+
+def test_an_endpoint_that_leaves_is_forgotten(node: Node) -> None:
+    node.fail([A])
+    node.see(A)
+    node.until(12)
+    node.policy.serve("pool", {B: "node-1", C: "node-2"})
+    assert node.out == []
+    node.policy.serve("pool", MEMBERS)
+    assert node.out == []
+    node.until(60)
+    node.policy.serve("pool", {})
+    assert node.policy.ejected("pool") == ()
+    node.see(A)
+    node.policy.probed(60, A, SILENT)
+    assert node.policy.deadline is None
+
+
+def test_an_endpoint_may_leave_while_it_is_probed(node: Node) -> None:
+    node.fail([A])
+    node.see(A)
+    node.policy.advance(10)
+    node.policy.serve("pool", {B: "node-1", C: "node-2"})
+    node.policy.probed(11, A, SILENT)
+    node.until(20)
+    assert node.out == []
+
+
+def test_an_endpoint_may_be_in_two_pools_and_change_its_node(node: Node) -> None:
+    node.policy.serve("other", {A: "node-1", B: "node-1"})
+    node.policy.serve("pool", {B: "node-1", C: "node-2"})
+    node.fail([A])
+    node.see(A)
+    node.until(12)
+    assert [each.target for each in node.policy.ejected("other")] == [A]
+    assert node.out == []
+
+
+@pytest.mark.parametrize(("number", "most"), [(1, 0), (2, 1), (3, 2), (10, 9), (20, 18)])
+def test_a_share_of_the_pool_always_stays(number: int, most: int) -> None:
+    members = endpoints(number + 2, nodes=1)
+    served = dict(list(members.items())[:number])
+    node = Node(served)
+    node.policy.serve("witnesses", dict(list(members.items())[number:]))
+    node.until(10)
+    dead = list(served)[: max(1, number - 1)]
+    node.fail(dead, REFUSED)
+    for target in dead:
+        node.see(target, REFUSED)
+    node.until(11)
+    assert len(node.out) == most
+
+
+def test_if_all_are_down_all_stay() -> None:
+    node = Node()
+    node.fail(MEMBERS, REFUSED)
+    for target in MEMBERS:
+        node.see(target, REFUSED)
+    node.until(5)
+    assert len(list(node.policy.ejections)) == 3
+    assert node.out == []
+
+
+def test_more_suspects_than_are_confirmed_at_a_time_wait() -> None:
+    members = endpoints(6, nodes=6)
+    node = Node(members, settings=Settings(most_suspects=1))
+    node.until(5)
+    first, second, third, *_ = members
+    node.fail([first, second, third])
+    for target in (first, second, third):
+        node.see(target)
+        node.see(target)
+    node.until(5.95)
+    assert node.out == [first]
+    node.policy.serve("pool", {each: name for each, name in members.items() if each != second})
+    node.until(7)
+    assert node.out == [first, third]
+
+
+def test_a_suspect_that_leaves_before_its_turn_is_forgotten() -> None:
+    members = endpoints(6, nodes=6)
+    node = Node(members, settings=Settings(most_suspects=1))
+    node.until(5)
+    first, second, *_ = members
+    node.fail([first, second])
+    node.see(first)
+    node.see(second)
+    node.policy.serve("pool", {each: name for each, name in members.items() if each != second})
+    node.until(7)
+    assert node.out == [first]
+
+
+# Modes that count successes
+
+
+def test_three_silent_connects_suffice_if_successes_are_counted() -> None:
+    node = Node(counts=True)
+    node.until(10)
+    node.fail([A])
+    for _ in range(3):
+        assert node.out == []
+        node.see(A)
+        node.see(B, ANSWERED)
+    assert node.out == [A]
+    [ejection] = node.policy.ejections
+    assert not ejection.confirmed
+    node.until(11)
+    [ejection] = node.policy.ejections
+    assert ejection.confirmed
+
+
+def test_an_ejection_that_is_not_confirmed_ends_with_an_answer() -> None:
+    node = Node(counts=True)
+    node.until(10)
+    for _ in range(3):
+        node.see(A)
+        node.see(B, ANSWERED)
+    assert node.out == [A]
+    node.until(10.1)
+    assert node.out == []
+
+
+def test_silent_connects_do_not_suffice_if_others_are_silent_or_it_answers() -> None:
+    node = Node(counts=True)
+    node.until(10)
+    for _ in range(5):
+        node.see(A)
+    assert node.out == []
+    node.see(A, ANSWERED)
+    for _ in range(5):
+        node.see(A)
+        node.see(B, ANSWERED)
+    assert node.out == []
+
+
+def test_half_a_pool_stays_if_ejections_are_not_confirmed() -> None:
+    members = endpoints(4, nodes=4)
+    node = Node(members, counts=True)
+    node.until(10)
+    first, second, third, last = members
+    for target in (first, second, third):
+        for _ in range(3):
+            node.see(target)
+            node.see(last, ANSWERED)
+    assert node.out == [first, second]
+    assert len(list(node.policy.ejections)) == 3
+
+
+def test_an_ejected_endpoint_is_not_suspected_again(node: Node) -> None:
+    node.fail([A])
+    node.see(A)
+    node.until(12)
+    before = len(node.probes)
+    node.see(A, client="10.0.9.1")
+    node.until(13)
+    assert len(node.probes) == before
+
+
+def test_a_refusal_of_the_last_probe_alone_confirms_nothing() -> None:
+    node = Node()
+    node.fail([A])
+    node.see(A)
+    node.until(0.5)
+    node.fail([A], REFUSED)
+    node.until(10)
+    assert node.out == []
+
+
+def test_endpoints_without_a_node_have_no_neighbours() -> None:
+    members = dict.fromkeys(MEMBERS, "")
+    node = Node(members)
+    node.until(10)
+    node.fail([A, B])
+    node.see(A)
+    node.until(12)
+    assert node.out == [A]
+
+
+def test_serving_the_same_again_changes_nothing(node: Node) -> None:
+    node.policy.take_changed()
+    node.policy.serve("pool", MEMBERS)
+    assert node.policy.take_changed() == []
+
+
+def test_one_of_two_neighbours_may_leave() -> None:
+    members = endpoints(6)
+    node = Node(members)
+    node.until(5)
+    _, *rest = members
+    node.policy.serve("pool", {each: members[each] for each in rest})
+    node.fail(rest[:1])
+    node.see(rest[0])
+    node.until(7)
+    assert node.out == rest[:1]
