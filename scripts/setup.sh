@@ -48,6 +48,10 @@ browser_packages() { # tests/browser
     command -v chromium-headless-shell chromium >/dev/null || echo chromium-headless-shell
 }
 
+monitoring_packages() { # tests/monitoring
+    command -v promtool >/dev/null || echo prometheus # with systemd it also starts a service
+}
+
 machine_packages() { # the virtual machine of tests/vm
     local tool package
     [ "$(uname -m)" = x86_64 ] || return 0
@@ -122,7 +126,7 @@ install_python_packages() {
 wanted=$(cat requirements.lock pyproject.toml scripts/setup.sh <(pwd) | sha256sum)
 case ${1:-} in
 "") system_tools ;;
-tests) system_tools browser_packages machine_packages ;;
+tests) system_tools browser_packages monitoring_packages machine_packages ;;
 *) say "unknown argument $1" && exit 2 ;;
 esac
 if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
