@@ -55,7 +55,7 @@ class Proxy:
 
     async def cleaned(self) -> None:
         """Wait until nothing is owed to conntrack."""
-        await until(lambda: not self._observers.cleaner.owed, 10.0)
+        await until(lambda: not self._observers.stale_entries.owed, 10.0)
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def proxy(name: str) -> AsyncIterator[Proxy]:
     observers = SyncObservers(store, Metrics(name), ProxyHealth(60.0), {}, mode=mode)
     for kind in ("Service", "EndpointSlice"):
         store.replace(kind, [])
-    task = asyncio.create_task(observers.cleaner.run())
+    task = asyncio.create_task(observers.stale_entries.run())
     try:
         made = Proxy(mode, sync, observers)
         await made.sync()

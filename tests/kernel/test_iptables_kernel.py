@@ -133,14 +133,9 @@ async def test_a_restart_with_nothing_changed_writes_nothing(
     want = rendered(mode, SETTINGS, *some_plans(2))
     await start(mode, want)
     execute.restores.clear()
-    again = IptablesMode(execute, IptablesOptions(variant=(await _variant(mode))))
+    again = IptablesMode(execute, IptablesOptions(variant=mode.variant))
     assert not await start(again, want)
     assert not execute.restores
-
-
-async def _variant(mode: IptablesMode) -> str:
-    assert mode._iptables is not None
-    return mode._iptables.tool.variant
 
 
 @pytest.mark.parametrize("seed", [11, 12, 13])

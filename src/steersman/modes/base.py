@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from steersman.host.sysctl import Setting
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.drift import Writer
+from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
 from steersman.modes.tracing import Tracer
 from steersman.modes.words import KernelWords
+
+T = TypeVar("T")
 
 
 class Support(msgspec.Struct, frozen=True):
@@ -51,6 +54,30 @@ class Requirements(msgspec.Struct, frozen=True):
     number does not matter."""
     instead: str = ""
     """What to do then."""
+
+
+class Probed(Generic[T]):
+    """The access to the kernel that `probe` finds; probes first if nothing was found yet.
+
+    A mode is used without a `probe` of its own by `cleanup` and `plan`, and again after one failed.
+    """
+
+    def __init__(self, probe: Callable[[], Awaitable[Support]]) -> None:
+        """Find nothing yet; probe: sets `found` if it succeeds."""
+        self._probe = probe
+        self.found: T | None = None
+
+    async def get(self) -> T:
+        """Return what was found.
+
+        Raises:
+            BusyError: the mode cannot run here now.
+        """
+        if self.found is None:
+            support = await self._probe()
+            if self.found is None:
+                raise BusyError(" ".join(support.missing))
+        return self.found
 
 
 class ByOthers(NamedTuple):

@@ -164,7 +164,7 @@ class Daemon:
             "addresses": self._follow_addresses(),
             "drift": self._check_for_drift(),
             "configuration": self._follow_configuration(),
-            "conntrack": self._with_engine(lambda _: self._observers.cleaner.run()),
+            "conntrack": self._with_engine(lambda _: self._observers.stale_entries.run()),
             "health checks": self._observers.health_checks.run(),
             "external changes": self._with_engine(self._watch_for_external_changes),
             "leftovers": self._remove_leftovers(),
@@ -358,6 +358,9 @@ class Daemon:
             ]
             removal = remove_leftovers(left, drain, engine.mode)
             await while_unset(self.switcher.began, removal)
+            if not self.switcher.began.is_set():  # otherwise a thread may still use their sockets
+                for _, mode in left:
+                    await mode.aclose()
             del left
             await self.switcher.began.wait()
             await self.switcher.ended.wait()

@@ -151,6 +151,8 @@ async def remove_leftovers(
 ) -> None:
     """Retry until every other mode's leftovers are removed: a lock may be held, a rule in use.
 
+    The modes stay open: one may carry connections in this process.
+
     Args:
         modes: as of `other_modes`.
         drain: seconds that established connections get to end.
@@ -263,6 +265,8 @@ async def clean_up(
             unprobed.append((each, tuple(Family), f"{error.strerror or error}."))
         except (ApplyError, BusyError) as error:
             problems.append(f"{each}: {error}")
+        finally:
+            await mode.aclose()
     for each, families, why in unprobed:  # now that all others have removed theirs
         if left := await asyncio.to_thread(each.mode.find_leftovers, families):
             problems.append(f"{each}: {left}. {why}")

@@ -24,11 +24,11 @@ from steersman.model.plan import FrontendKind, NodeSettings, ServicePlan, Verdic
 from steersman.modes.base import Mode
 from steersman.modes.specs import spec_of
 from steersman.netfilter.rule_text import Rules, count_rules, count_written
-from steersman.run.cleaner import Cleaner, Delete
 from steersman.run.health import Moment, ProxyHealth, ServiceHealthServers, now
 from steersman.run.history import Lags
 from steersman.run.metrics import Metrics
 from steersman.run.runner import Clock, MonotonicClock
+from steersman.run.stale_entries import Delete, StaleEntryCleaner
 from steersman.run.state import SyncReport
 from steersman.source.store import Store
 
@@ -89,8 +89,8 @@ class SyncObservers:
         self._metrics = SyncMetrics(store, metrics, counts, objects, wall)
         self.lags = self._metrics.lags
         self.health_checks = HealthCheckUpdater(servers, counts, self._isolated)
-        self._new_cleaner = partial(Cleaner, metrics, delete=delete, clock=clock)
-        self.cleaner = self._new_cleaner(mode=mode)
+        self._new_stale_entries = partial(StaleEntryCleaner, metrics, delete=delete, clock=clock)
+        self.stale_entries = self._new_stale_entries(mode=mode)
         """Replaced with the mode: each mode has debts of its own."""
         self.observers: dict[str, Observer] = {
             "plans": counts.observe,
@@ -99,7 +99,7 @@ class SyncObservers:
             "changes": self._metrics.observe_changes,
             "health": lambda report: self.started(report.state.plan.settings.families),
             "health checks": self.health_checks.observe,
-            "conntrack": lambda report: self.cleaner.note(report),  # noqa: PLW0108 - replaced
+            "conntrack": lambda report: self.stale_entries.note(report),  # noqa: PLW0108 - replaced
             **(others or {}),
         }
         self.on_failure: dict[str, Callable[[str], None]] = {}
@@ -113,7 +113,7 @@ class SyncObservers:
             objects: returns its kernel objects in force.
         """
         self._metrics.use_objects(objects)
-        self.cleaner = self._new_cleaner(mode=mode)
+        self.stale_entries = self._new_stale_entries(mode=mode)
 
     def started(self, families: Iterable[Family]) -> None:
         """Record that the loop runs: healthy until a change waits too long (behaviour 7)."""

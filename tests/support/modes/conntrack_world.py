@@ -1,4 +1,4 @@
-"""A conntrack table in memory, and a Cleaner on it."""
+"""A conntrack table in memory, and a StaleEntryCleaner on it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from steersman.model.inputs import NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family
 from steersman.modes.base import Mode
-from steersman.run.cleaner import Cleaner
 from steersman.run.metrics import Metrics
+from steersman.run.stale_entries import StaleEntryCleaner
 from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.clock import FakeClock, settle
@@ -50,7 +50,7 @@ def printed(destination: bytes) -> str:
 
 
 class World:
-    """A cluster whose syncs are reported to a Cleaner that runs."""
+    """A cluster whose syncs are reported to a StaleEntryCleaner that runs."""
 
     def __init__(self, mode: Mode | None = None) -> None:
         self.store, self.clock, self.table = Store("me"), FakeClock(), Table()
@@ -59,7 +59,9 @@ class World:
         planner = Planner(config, self.kernel.traits)
         self.sync = Sync(self.store, planner, self.kernel, FACTS)
         self.metrics = Metrics("iptables")
-        self.cleaner = Cleaner(self.metrics, mode=mode, delete=self.table.delete, clock=self.clock)
+        self.stale_entries = StaleEntryCleaner(
+            self.metrics, mode=mode, delete=self.table.delete, clock=self.clock
+        )
 
     async def change(self, *objects: KubeObject) -> list[list[str]]:
         """Sync some changes and report them; return the destinations that are looked at then."""
@@ -70,11 +72,11 @@ class World:
 
     async def report(self) -> None:
         if report := await self.sync.run():
-            self.cleaner.note(report)
+            self.stale_entries.note(report)
         await self.settle()
 
     async def settle(self) -> None:
-        """Wait until the Cleaner waits: its threads included."""
+        """Wait until the StaleEntryCleaner waits: its threads included."""
         for _ in range(5):
             await settle()
             await asyncio.to_thread(lambda: None)

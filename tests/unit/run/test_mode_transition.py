@@ -7,12 +7,19 @@ from collections.abc import Hashable
 
 import pytest
 
+from steersman.host.exec import SubprocessExec
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, patch
 from steersman.modes.base import Mode, Support
+from steersman.modes.specs import ModeOptions, ModeSpec
 from steersman.run import mode_transition
-from steersman.run.mode_transition import remove_leftovers, remove_leftovers_once
+from steersman.run.mode_transition import (
+    Leftovers,
+    clean_up,
+    remove_leftovers,
+    remove_leftovers_once,
+)
 
 
 class Carrying(Mode):
@@ -25,6 +32,11 @@ class Carrying(Mode):
         self.have: dict[str, str] = {"server": "open", "rule": "x"}
         self.history: list[dict[str, str]] = []
         self._connected = list(connected)
+        self.closed = 0
+
+    async def aclose(self, drain: float = 0.0) -> int:
+        self.closed += 1
+        return 0
 
     async def probe(self) -> Support:
         return Support(usable=True)
@@ -132,3 +144,23 @@ def test_a_mode_that_cannot_be_looked_at_is_looked_at_again(
     asyncio.run(remove_leftovers([("hidden", mode)], sleep=at_once))
     assert (mode.looks, mode.history) == (looks, history)
     assert "remain; retrying" not in caplog.text, "there may be nothing of it"
+
+
+@pytest.mark.parametrize(
+    "error", [None, BusyError("the lock"), ApplyError("in use"), OSError(2, "x")]
+)
+def test_a_clean_up_closes_each_mode(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(Carrying):
+        async def apply(self, change: Diff) -> None:
+            if error is not None:
+                raise error
+            await super().apply(change)
+
+    modes = [Failing(0), Carrying(0)]
+    left = [Leftovers(ModeSpec("carrying"), "", mode) for mode in modes]
+    monkeypatch.setattr(mode_transition, "leftover_modes", lambda *_: iter(left))
+    asyncio.run(clean_up(SubprocessExec(), ModeOptions()))
+    assert [mode.closed for mode in modes] == [1, 1]
+    assert not modes[1].have

@@ -17,7 +17,7 @@ from steersman.model.errors import BusyError
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.switch import SwitchRequest, SwitchResult, SwitchStep
 from steersman.modes.base import Mode, Support
-from steersman.run import switching
+from steersman.run import mode_transition, switching
 from steersman.run.assemble import assemble
 from steersman.run.canary import Target
 from steersman.run.daemon import Daemon, NodeLock, Stop
@@ -357,6 +357,20 @@ async def test_modes_drain_at_the_same_time(
             lambda: not world.modes["ebpf"].kernel and not world.modes["nftables"].kernel
         )
         assert world.serving == ["userspace"]
+
+
+async def test_a_mode_that_only_removed_leftovers_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, unusable = TestMode("nftables"), TestMode("userspace")
+    left.kernel["node"] = "left"
+    unusable.usable = False
+    monkeypatch.setattr(mode_transition, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(Machine, "leftovers", lambda *_: [("one", left), ("other", unusable)])
+    async with running(tmp_path) as world:
+        await world.until(lambda: bool(left.closed and unusable.closed))
+        assert (left.kernel, left.closed, unusable.closed) == ({}, 1, 1)
+        assert world.modes["ebpf"].closed == 0, "it serves"
 
 
 async def test_a_mode_that_drains_may_serve_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
-from steersman.modes.base import ByOthers, Mode, Requirements, Support
+from steersman.modes.base import ByOthers, Mode, Probed, Requirements, Support
 from steersman.modes.iptables.names import (
     FORWARD,
     INVALID_DROPPED,
@@ -195,7 +195,7 @@ class IptablesMode(Mode):
         self.features = self._options.features or Features()
         self.families: tuple[Family, ...] = tuple(Family)
         """Families that can be served; all, until `probe` has run."""
-        self._iptables: Iptables | None = None
+        self._iptables = Probed[Iptables](self.probe)
         self._foreign: ForeignChanges | None = None
         self._writers = WriterLog()
         # From the last `read`:
@@ -206,7 +206,7 @@ class IptablesMode(Mode):
     @property
     def variant(self) -> str:
         """`nft` or `legacy`; "" before `probe`."""
-        return self._iptables.tool.variant if self._iptables else ""
+        return iptables.tool.variant if (iptables := self._iptables.found) else ""
 
     async def probe(self) -> Support:
         """Find the iptables to use and its capabilities."""
@@ -228,7 +228,7 @@ class IptablesMode(Mode):
                 nfacct=nfacct,
                 tcp_liberal=tcp_liberal,
             )
-        self._iptables = iptables
+        self._iptables.found = iptables
         if self._same_namespace and choice.tool.variant == "nft":
             with suppress(OSError):
                 self._foreign = ForeignChanges()
@@ -264,14 +264,15 @@ class IptablesMode(Mode):
         del have
         spellings = {k: v for of_family in self._spellings.values() for k, v in of_family.items()}
         runs = write_runs(change, UNCUT, spellings, self._referenced)
-        restores = restore_scripts(runs, self._iptables.tool if self._iptables else None)
+        iptables = self._iptables.found
+        restores = restore_scripts(runs, iptables.tool if iptables else None)
         if not needs_counters(change):
             return restores
         return (Script("nfacct", ("nfacct", "restore"), COUNTERS_TEXT), *restores)
 
     async def read(self) -> Ruleset:
         """Return our objects in the kernel; see `Mode.read`."""
-        iptables = await self._probed()
+        iptables = await self._iptables.get()
         ruleset: dict[RuleKey, str] = {}
         referenced: set[tuple[int, str, str]] = set()
         for family in self.families:
@@ -289,7 +290,7 @@ class IptablesMode(Mode):
 
     async def fingerprint(self) -> Hashable:
         """Return a token that differs if other programs may have changed the rules."""
-        iptables = await self._probed()
+        iptables = await self._iptables.get()
         if self._foreign is not None:
             return ByOthers(self._foreign.token())
         texts = [await iptables.save(family) for family in self.families]
@@ -297,7 +298,7 @@ class IptablesMode(Mode):
 
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff; see `Mode.apply`. One run per family, unless the Diff is very large."""
-        iptables = await self._probed()
+        iptables = await self._iptables.get()
         if self._counters and needs_counters(change):
             self._counters.create()
         change = self._hide_shared(change)
@@ -347,13 +348,6 @@ class IptablesMode(Mode):
         self._writers.forget(await iptables.restore(run))
         if self._foreign is not None:
             self._foreign.check(ours=run.text.count("\nCOMMIT\n"))
-
-    async def _probed(self) -> Iptables:
-        if self._iptables is None:
-            support = await self.probe()
-            if self._iptables is None:
-                raise BusyError(" ".join(support.missing))
-        return self._iptables
 
     def _hide_shared(self, change: Diff) -> Diff:
         """Keep objects shared with kubelet in the kernel, but hide removed ones from `read`.

@@ -22,7 +22,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import Mode, Requirements, Support
+from steersman.modes.base import Mode, Probed, Requirements, Support
 from steersman.modes.ipvs.backends import (
     AddressDevice,
     Backends,
@@ -167,7 +167,7 @@ class IpvsMode(Mode):
         self._options = options or IpvsOptions()
         self._families: tuple[Family, ...] = tuple(Family)
         self._random_fully = True
-        self._kernel: IpvsKernel | None = None
+        self._kernel = Probed[IpvsKernel](self.probe)
         self._sockets = NamespaceSockets(inside)
         self._prepared = False
         self._lock = asyncio.Lock()
@@ -206,7 +206,7 @@ class IpvsMode(Mode):
             Iptables(self._execute, choice.tool),
             self._sockets.get(NETLINK_NETFILTER),
         )
-        self._kernel = IpvsKernel(backends, choice.families, options.exclude_cidrs)
+        self._kernel.found = IpvsKernel(backends, choice.families, options.exclude_cidrs)
         log.info("ip_vs %s, %d buckets for connections", *get_info(netlink, family))
         idle = (options.tcp_timeout, options.tcp_fin_timeout, options.udp_timeout)
         if any(idle):
@@ -219,7 +219,7 @@ class IpvsMode(Mode):
         return await super().aclose(drain)
 
     def _disconnect(self) -> None:
-        self._kernel = None
+        self._kernel.found = None
         self._sockets.close()
 
     def requirements(self) -> Requirements:
@@ -265,7 +265,8 @@ class IpvsMode(Mode):
         """Write a Diff as input of ipset, iptables-restore, ip and ipvsadm."""
         parts = texts(have, change)
         runs = write_steps(rule_steps(parts.rules), UNCUT, {})
-        tool = self._kernel.iptables.tool if self._kernel else None
+        kernel = self._kernel.found
+        tool = kernel.iptables.tool if kernel else None
         restore = ("ipset", "-exist", "restore")
         scripts = (
             Script("ipset", restore, "".join(f"{line}\n" for line in parts.sets)),
@@ -281,7 +282,7 @@ class IpvsMode(Mode):
     async def read(self) -> Ruleset:
         """Return our objects in the kernel, and delete real servers that are drained by now."""
         async with self._lock:
-            kernel = await self._opened()
+            kernel = await self._kernel.get()
             try:
                 return await kernel.read()
             except OSError as error:
@@ -294,7 +295,7 @@ class IpvsMode(Mode):
 
         async def read() -> Ruleset:
             async with self._lock:
-                kernel = await self._opened()
+                kernel = await self._kernel.get()
                 try:
                     return await kernel.read(end_drained=False)
                 except OSError as error:
@@ -308,7 +309,7 @@ class IpvsMode(Mode):
         Also None if they cannot be read: then `read` fails with the reason.
         """
         async with self._lock:
-            kernel = await self._opened()
+            kernel = await self._kernel.get()
             try:
                 return await kernel.fingerprint()
             except (OSError, BusyError):
@@ -317,7 +318,7 @@ class IpvsMode(Mode):
     async def apply(self, change: Diff) -> None:
         """Carry out a Diff."""
         async with self._lock:
-            kernel = await self._opened()
+            kernel = await self._kernel.get()
             if change.added:
                 self.prepare()
             try:
@@ -328,13 +329,6 @@ class IpvsMode(Mode):
     def changed_by_others(self, key: object) -> bool:
         """Return False for the marks of addresses: they follow from the virtual servers."""
         return not (isinstance(key, MemberKey) and key.set in ADDRESS_SETS)
-
-    async def _opened(self) -> IpvsKernel:
-        if self._kernel is None:
-            support = await self.probe()
-            if self._kernel is None:
-                raise BusyError(" ".join(support.missing))
-        return self._kernel
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for our device, else for our chains."""
@@ -368,7 +362,7 @@ class IpvsMode(Mode):
         Raises:
             BusyError: the kernel does not answer.
         """
-        kernel = await self._opened()
+        kernel = await self._kernel.get()
         try:
             table = parse_servers(kernel.servers.table())
         except OSError as error:

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from steersman.host.exec import Exec
 from steersman.model.addresses import join_host_port
-from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import Verdict
-from steersman.modes.base import Support
+from steersman.modes.base import Probed, Support
 from steersman.modes.userspace.render import BASE, STRAY, BaseKey, Key, Portal, StrayKey
 from steersman.modes.userspace.rule_portals import DeleteStale, RulePortals
 from steersman.netfilter.iptables import Iptables, choose_tool
@@ -213,7 +212,7 @@ class IptablesPortals(RulePortals[Rule]):
         self._execute = execute
         self._variant = variant
         self._leftovers = leftovers
-        self._iptables: Iptables | None = None
+        self._iptables = Probed[Iptables](self.probe)
         self._found: dict[Family, FoundRules] = {}
         """As of the last `read_rules`."""
 
@@ -223,7 +222,7 @@ class IptablesPortals(RulePortals[Rule]):
         if choice.tool is None:
             return Support(usable=False, missing=choice.missing)
         self.families = choice.families
-        self._iptables = Iptables(self._execute, choice.tool, _LOCK_WAIT)
+        self._iptables.found = Iptables(self._execute, choice.tool, _LOCK_WAIT)
         return Support(usable=True, missing=choice.missing)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
@@ -235,7 +234,7 @@ class IptablesPortals(RulePortals[Rule]):
     async def read_rules(self) -> dict[Key, Portal | str]:
         """Return the portals whose rules are all there, and other rules in our chains."""
         found: dict[Key, Portal | str] = {}
-        iptables = await self._tool()
+        iptables = await self._iptables.get()
         for family in self.families:
             kernel = self._found[family] = parse(await iptables.save(int(family)))
             if kernel.complete:
@@ -265,7 +264,7 @@ class IptablesPortals(RulePortals[Rule]):
         base: bool,
     ) -> None:
         """Write rules by iptables-restore."""
-        iptables = await self._tool()
+        iptables = await self._iptables.get()
         if family not in self.families:
             return
         kernel = self._found.get(family, FoundRules())
@@ -289,10 +288,3 @@ class IptablesPortals(RulePortals[Rule]):
             text = write(removed, chain.from_iterable(changed.values()))
         if text:
             await iptables.restore(Run(int(family), text))
-
-    async def _tool(self) -> Iptables:
-        if self._iptables is None:
-            support = await self.probe()
-            if self._iptables is None:
-                raise BusyError(" ".join(support.missing))
-        return self._iptables

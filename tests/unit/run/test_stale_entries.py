@@ -20,8 +20,8 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
 from steersman.modes.base import Mode
-from steersman.run.cleaner import AT_ONCE, HOUR, Debts
 from steersman.run.metrics import Labelled
+from steersman.run.stale_entries import AT_ONCE, HOUR, Debts
 from tests.support.builders.store import make, service, slice_
 from tests.support.modes.bare import BareMode
 from tests.support.modes.conntrack_world import Table, World
@@ -92,7 +92,7 @@ def ends(name: str, *ips: str, protocol: str = "UDP") -> KubeObject:
 async def running(*objects: KubeObject, mode: Mode | None = None) -> AsyncIterator[World]:
     """A world after its first sync and clean-up."""
     world = World(mode)
-    task = asyncio.create_task(world.cleaner.run())
+    task = asyncio.create_task(world.stale_entries.run())
     world.store.replace("Service", [o for o in objects if "spec" in o.__struct_fields__])
     slices = [o for o in objects if "endpoints" in o.__struct_fields__]
     world.store.replace("EndpointSlice", slices)
@@ -108,7 +108,7 @@ A, B = [dns("a", 1), ends("a", "10.1.0.1")], [dns("b", 2), ends("b", "10.1.0.2")
 async def test_at_the_start_everything_is_looked_at_once() -> None:
     async with running(*A, *B) as world:
         assert world.table.take() == [["10.96.0.1", "10.96.0.2"]]
-        assert world.cleaner.owed == 0
+        assert world.stale_entries.owed == 0
 
 
 async def test_a_change_concerns_its_service_only_and_tcp_costs_nothing() -> None:
@@ -117,7 +117,7 @@ async def test_a_change_concerns_its_service_only_and_tcp_costs_nothing() -> Non
         world.table.take()
         assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
         assert await world.change(ends("web", "10.1.0.8", protocol="TCP")) == []
-        assert world.cleaner.owed == 0
+        assert world.stale_entries.owed == 0
 
 
 async def test_a_service_that_asks_for_it_has_its_connections_closed() -> None:
@@ -178,9 +178,9 @@ async def test_what_failed_is_tried_again_with_growing_pauses(
         assert await world.advance(1.0) == [["10.96.0.1", "10.96.0.2"]]
         assert await world.advance(1.9) == []
         assert await world.advance(0.1) == [["10.96.0.1", "10.96.0.2"]]
-        assert world.cleaner.owed == 2
+        assert world.stale_entries.owed == 2
         assert await world.advance(4.0) == [["10.96.0.1", "10.96.0.2"]]
-        assert world.cleaner.owed == 0
+        assert world.stale_entries.owed == 0
         assert await world.advance(60.0) == []
         assert sum("retrying in" in line for line in caplog.messages) == 1
         assert sum("resolved" in line for line in caplog.messages) == 1
@@ -197,7 +197,7 @@ async def test_entries_that_stay_are_tried_again_and_hold_up_nothing_new(failure
         assert await world.advance(1.9) == []
         assert await world.advance(0.1) == [["10.96.0.1", "10.96.0.2"]]
         assert await world.advance(4.0) == [["10.96.0.1", "10.96.0.2"]]
-        assert world.cleaner.owed == 0
+        assert world.stale_entries.owed == 0
 
 
 def unlisted(*_: Any) -> Any:
@@ -223,10 +223,10 @@ async def test_a_change_of_one_service_looks_at_no_other() -> None:
                 synced.state.snapshot, services=Unlisted(synced.state.snapshot.services)
             ),
         )
-        world.cleaner.note(msgspec.structs.replace(synced, state=state))
+        world.stale_entries.note(msgspec.structs.replace(synced, state=state))
         await world.settle()
         assert world.table.take() == [["10.96.0.1"]]
-        assert world.cleaner.owed == 0
+        assert world.stale_entries.owed == 0
 
 
 async def test_metrics_that_fail_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +239,7 @@ async def test_metrics_that_fail_end_nothing(monkeypatch: pytest.MonkeyPatch) ->
         assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]]
         monkeypatch.undo()
         assert await world.advance(1.0) == [["10.96.0.1"]]
-        assert world.cleaner.owed == 0
+        assert world.stale_entries.owed == 0
 
 
 async def test_a_list_that_changed_is_usual_and_not_logged(
@@ -250,7 +250,7 @@ async def test_a_list_that_changed_is_usual_and_not_logged(
         world.table.answers = [Cleanup(0, 0, complete=False)]
         await world.change(ends("a", "10.1.0.9"))
         await world.advance(1.0)
-        assert world.cleaner.owed == 0
+        assert world.stale_entries.owed == 0
         assert caplog.messages == []
 
 
@@ -261,7 +261,7 @@ async def test_pauses_are_a_minute_at_most() -> None:
         for _ in range(11):
             await world.advance(60.0)
         assert len(world.table.answers) == 0
-        assert world.cleaner.owed == 1
+        assert world.stale_entries.owed == 1
 
 
 async def test_each_table_is_owed_by_itself() -> None:
@@ -285,11 +285,11 @@ async def test_a_change_during_a_pass_is_looked_at_again() -> None:
             world.store.upsert(ends("a", "10.1.0.8"))
             report = await world.sync.run()
             assert report is not None
-            world.cleaner.note(report)
+            world.stale_entries.note(report)
 
         world.table.during = change
         assert await world.change(ends("a", "10.1.0.9")) == [["10.96.0.1"]] * 2
-        assert world.cleaner.owed == 0
+        assert world.stale_entries.owed == 0
 
 
 async def test_a_service_that_is_gone_owes_nothing() -> None:
@@ -300,7 +300,7 @@ async def test_a_service_that_is_gone_owes_nothing() -> None:
         world.store.delete("Service", ObjectName("shop", "a"))
         await world.change()
         assert await world.advance(60.0) == []
-        assert world.cleaner.owed == 0
+        assert world.stale_entries.owed == 0
 
 
 async def test_rules_that_were_missing_make_everything_owed() -> None:
@@ -328,14 +328,14 @@ async def test_the_hourly_look_at_many_services_is_spread_over_the_hour() -> Non
     count = 3 * AT_ONCE - 10
     objects = [o for n in range(count) for o in (dns(f"s{n}", n), ends(f"s{n}", "10.1.0.1"))]
     async with running(*objects) as world:
-        while world.cleaner.owed:
+        while world.stale_entries.owed:
             await world.settle()
         assert [len(looked) for looked in world.table.take()] == [AT_ONCE, AT_ONCE, AT_ONCE - 10]
         await world.advance(HOUR - 1)
         seen = set[str]()
         for _ in range(3):
             looked = await world.advance(HOUR / 3)
-            while world.cleaner.owed:
+            while world.stale_entries.owed:
                 await world.settle()
             (part,) = looked or world.table.take()
             assert len(part) <= AT_ONCE
@@ -354,7 +354,7 @@ async def test_the_loop_goes_on_while_many_endpoints_are_looked_at(
             slices[-1] += len(port.endpoints)
             yield port
 
-    monkeypatch.setattr("steersman.run.cleaner.served_ports", counting)
+    monkeypatch.setattr("steersman.run.stale_entries.served_ports", counting)
     ips = tuple(f"10.1.{n // 250}.{n % 250}" for n in range(500))
     objects = [o for n in range(20) for o in (dns(f"s{n}", n), ends(f"s{n}", *ips))]
     world = World()
@@ -362,9 +362,9 @@ async def test_the_loop_goes_on_while_many_endpoints_are_looked_at(
     world.store.replace("EndpointSlice", objects[1::2])
     report = await world.sync.run()
     assert report is not None
-    task = asyncio.create_task(world.cleaner.run())
-    world.cleaner.note(report)
-    while world.cleaner.owed:
+    task = asyncio.create_task(world.stale_entries.run())
+    world.stale_entries.note(report)
+    while world.stale_entries.owed:
         await asyncio.sleep(0)
         counted.append(slices[-1])
         slices.append(0)
@@ -379,8 +379,8 @@ async def test_nothing_is_kept_of_changes_that_are_of_no_concern() -> None:
     async with running(*tcp) as world:
         for number in range(10):
             assert await world.change(ends("web", f"10.1.0.{number}", protocol="TCP")) == []
-        assert world.cleaner.owed == 0
-        assert world.cleaner._unindexed == []
+        assert world.stale_entries.owed == 0
+        assert world.stale_entries._unindexed == []
 
 
 async def test_the_index_of_many_plans_is_made_before_the_first_pass() -> None:

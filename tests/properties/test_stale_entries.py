@@ -36,7 +36,7 @@ class Node:
 
     def __init__(self) -> None:
         self.world = World()
-        self.world.cleaner._tables["conntrack"] = self.delete
+        self.world.stale_entries._tables["conntrack"] = self.delete
         self.flows: dict[tuple[str, int], Flow] = {}
         self.faults: list[str] = []
         self.cut: list[Flow] = []
@@ -134,7 +134,7 @@ class Node:
         except BusyError:
             return
         if report is not None:
-            self.world.cleaner.note(report)
+            self.world.stale_entries.note(report)
 
     async def live(self, turns: list[Any]) -> None:
         self.world.store.replace("Service", [self.service(name, SHARED[0], True) for name in NAMES])
@@ -143,7 +143,7 @@ class Node:
             for name, ip in zip(NAMES, ENDPOINTS, strict=False)
         ]
         self.world.store.replace("EndpointSlice", ends)
-        task = asyncio.create_task(self.world.cleaner.run())
+        task = asyncio.create_task(self.world.stale_entries.run())
         await self.step(SEND)
         for faults, meanwhile, change, seconds in turns:
             await self.step(SEND)
@@ -152,7 +152,7 @@ class Node:
             await self.step(change)
             await self.world.advance(seconds)
         await self.step(("end",))
-        while self.world.cleaner.owed:
+        while self.world.stale_entries.owed:
             await self.world.advance(60.0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

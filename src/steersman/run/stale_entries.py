@@ -90,7 +90,7 @@ class Debts:
                 del self._marks[name]
 
 
-class Cleaner:
+class StaleEntryCleaner:
     """Keeps account of the debts, and pays them."""
 
     def __init__(
