@@ -320,7 +320,45 @@ class ApiClient:
             yield response
         except _BROKEN as error:
             self.failed(server)
-            raise _broken(error) from error
+            raise connection_error(error) from error
+        finally:
+            response.close()
+
+    @asynccontextmanager
+    async def proxied(
+        self,
+        path: str,
+        params: Mapping[str, str],
+        idle_timeout: float,
+        *,
+        headers: Sequence[tuple[str, str]] = (),
+        body: object = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request to a pod through the API server; yield the response with its body unread.
+
+        Args:
+            path: that of the pod's proxy, with the path of the pod's own page.
+            params: the query.
+            idle_timeout: seconds without a byte after which the connection is closed.
+            headers: for the pod, beside those for the API server.
+            body: a document to POST; None for a GET request.
+
+        Raises:
+            ApiError: the API server or the pod cannot be reached, or refuses; also out of the
+                caller's block, if the connection breaks there.
+        """
+        response, server = await self._first_answer(path, params, idle_timeout, body, headers)
+        try:
+            if response.status != 200:
+                if response.status == 401 and response.content_type != "application/json":
+                    text = shown(
+                        (await response.content.read(MAX_ERROR_BODY)).decode(errors="replace")
+                    )
+                    raise ApiError("http_401", text or "the pod refuses the token", status=401)
+                await self._check(response, server)
+            yield response
+        except _BROKEN as error:
+            raise connection_error(error) from error
         finally:
             response.close()
 
@@ -334,12 +372,17 @@ class ApiClient:
         try:
             await self._check(response, server, good=(200, 201, 202))
         except _BROKEN as error:
-            raise _broken(error) from error
+            raise connection_error(error) from error
         finally:
             response.close()
 
     async def _first_answer(
-        self, path: str, params: Mapping[str, str], idle_timeout: float, body: object = None
+        self,
+        path: str,
+        params: Mapping[str, str],
+        idle_timeout: float,
+        body: object = None,
+        more: Sequence[tuple[str, str]] = (),
     ) -> tuple[aiohttp.ClientResponse, str]:
         """Try each server once, starting with the current one, until one answers."""
         assert self._session is not None, "used outside of `async with`"
@@ -350,15 +393,18 @@ class ApiClient:
             secure = server.startswith("https:")
             try:
                 tls = self._tls.current(await self._credentials.key_pair()) if secure else None
+                headers = (
+                    await self._credentials.headers()
+                    if secure
+                    else self._credentials.withheld(server)
+                )
                 async with asyncio.timeout(timing.connect + timing.answer):
                     response = await self._session.request(
                         "GET" if body is None else "POST",
                         server + path,
                         params=params,
                         json=body,
-                        headers=await self._credentials.headers()
-                        if secure
-                        else self._credentials.withheld(server),
+                        headers=[*headers, *more],
                         allow_redirects=False,
                         timeout=aiohttp.ClientTimeout(
                             total=None, connect=timing.connect, sock_read=idle_timeout
@@ -374,7 +420,7 @@ class ApiClient:
                 last = error
                 self.failed(server)
         assert last is not None
-        raise _broken(last) from last
+        raise connection_error(last) from last
 
     async def _check(
         self, response: aiohttp.ClientResponse, server: str, good: Sequence[int] = (200,)
@@ -413,7 +459,7 @@ class ApiClient:
         raise error
 
 
-def _broken(error: Exception) -> ApiError:
+def connection_error(error: Exception) -> ApiError:
     """Say in plain words why a connection failed."""
     text = shown(str(error)) or type(error).__name__
     refused = next((words for alert, words in _TLS_ALERTS.items() if alert in text), "")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import World
+from steersman.operate.fleet_view import Disagreement, SeenNode
 
 
 class Fleet(ABC):
@@ -16,11 +17,22 @@ class Fleet(ABC):
 
     version: int = 0
     """Grows with each change of a state."""
+    problem: str = ""
+    """Why the nodes cannot be found; "" if they can."""
+    disagreements: tuple[Disagreement, ...] = ()
+    """Nodes that serve something else than most nodes, and which Services these are."""
 
     @property
     @abstractmethod
     def nodes(self) -> Mapping[str, NodeState]:
         """The last state of each node that has been reached, by name."""
+
+    @property
+    def seen(self) -> Sequence[SeenNode]:
+        """All nodes, also those that cannot be reached."""
+        return tuple(
+            SeenNode(name, "", state, state.now, state.now) for name, state in self.nodes.items()
+        )
 
     @abstractmethod
     async def changed(self, since: int) -> int:

@@ -21,7 +21,10 @@ def verb_of(request: web.Request) -> str:
 
 def selector_of(request: web.Request) -> Selector:
     query = request.query
-    return Selector(query.get("labelSelector", ""), query.get("fieldSelector", ""))
+    fields = query.get("fieldSelector", "")
+    if namespace := request.match_info.get("namespace"):
+        fields = ",".join(filter(None, (fields, f"metadata.namespace={namespace}")))
+    return Selector(query.get("labelSelector", ""), fields)
 
 
 def subject_of(request: web.Request) -> str:

@@ -26,6 +26,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from tests.support.apiserver import events as apiserver_events
+from tests.support.apiserver import pods
 from tests.support.apiserver.answers import (
     answer_expired,
     answer_json,
@@ -124,6 +125,8 @@ class ApiServer:
         """Requests answered with an error status, and that."""
         self.events: list[Object] = []
         """Events that were posted."""
+        self.pods: dict[tuple[str, str], str] = {}
+        """URL behind `[https:]NAME:PORT` of a pod in a namespace, for its proxy."""
         self.tokens: frozenset[str] = frozenset()
         """Accepted bearer tokens; empty: no authentication."""
         self.forbidden: frozenset[str] = frozenset()
@@ -143,6 +146,8 @@ class ApiServer:
         app.router.add_get("/readyz", _ready)
         for kind in KINDS.values():
             app.router.add_get(kind.path, self._serve)
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._serve)
+        app.router.add_route("*", pods.PROXY, self._proxy)
         app.router.add_post(apiserver_events.PATH, self._take_event)
         app.router.add_route("*", "/{rest:.*}", _not_found)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -271,7 +276,7 @@ class ApiServer:
         return web.json_response({"result": result, "resourceVersion": version, "time": when})
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        kind = next(kind for kind in KINDS.values() if kind.path == request.path)
+        kind = next((kind for kind in KINDS.values() if kind.path == request.path), KINDS["Pod"])
         verb = verb_of(request)
         answer = await self._special(request, kind, verb)
         if answer is not None:
@@ -281,6 +286,10 @@ class ApiServer:
     async def _take_event(self, request: web.Request) -> web.StreamResponse:
         answer = await self._special(request, apiserver_events.EVENT, "create")
         return answer if answer is not None else await apiserver_events.take(request, self.events)
+
+    async def _proxy(self, request: web.Request) -> web.StreamResponse:
+        answer = await self._special(request, pods.PROXIED, request.method.lower())
+        return answer if answer is not None else await pods.proxy(request, self.pods)
 
     async def _special(
         self, request: web.Request, kind: Kind, verb: str

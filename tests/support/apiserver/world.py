@@ -37,6 +37,7 @@ KINDS = {
             {"addressType": "", "endpoints": None, "ports": None},
         ),
         Kind("Node", "v1", "/api/v1/nodes", {"spec": {}, "status": {}}),
+        Kind("Pod", "v1", "/api/v1/pods", {"spec": {}, "status": {}}),
         Kind(
             "ServiceCIDR",
             "networking.k8s.io/v1",

@@ -1,0 +1,403 @@
+"""All nodes of a cluster in one answer: worst first, with what is wrong on each. Pure.
+
+The page of the cluster and `steersman nodes` show it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from steersman.model.findings import Severity, clipped, printable
+from steersman.model.node_state import NodeState
+from steersman.operate.answer import Answer, Block, Cell, Line, Style, Table
+from steersman.operate.listing import age_text
+
+PAGE_SIZE: Final = 100
+_RECENT_DRIFT = 600.0
+"""Seconds for which drift counts after it was repaired."""
+_LATE = 10.0
+"""Seconds of lag from which a node counts as late."""
+_SKEW = 5.0
+"""Seconds from which a node's clock counts as wrong."""
+_LONGEST = 300
+"""Characters of a sentence about a node."""
+
+Health: TypeAlias = Literal[
+    "unreachable", "failing", "waiting", "disagrees", "drifted", "late", "findings", "ok"
+]
+HEALTHS: Final[Mapping[Health, str]] = {
+    "unreachable": "cannot be asked",
+    "failing": "the last sync failed, or the node is not healthy",
+    "waiting": "has not synced yet",
+    "disagrees": "serves something else than most nodes",
+    "drifted": "another program changed its rules in the last 10 minutes",
+    "late": "changes take long, or wait",
+    "findings": "objects have errors",
+    "ok": "all is well",
+}
+"""The worst thing about a node, worst first, and its meaning."""
+_TOLD: Final = frozenset({"Synced", "Healthy", "KernelMatches", "NoFindings"})
+"""Conditions that follow from other fields of a state."""
+_ORDER: Final = {health: number for number, health in enumerate(HEALTHS)}
+_STYLES: Final[Mapping[str, Style]] = {"unreachable": "bad", "failing": "bad", "ok": "good"}
+
+Sort: TypeAlias = Literal["health", "name", "sync", "lag", "findings", "cpu", "memory"]
+SORTS: Final[tuple[Sort, ...]] = ("health", "name", "sync", "lag", "findings", "cpu", "memory")
+
+
+class SeenNode(msgspec.Struct, frozen=True, rename="camel"):
+    """A node, and what was last heard of it. Times are seconds since 1970 by our own clock."""
+
+    name: str
+    address: str
+    """Where it is asked, for people."""
+    state: NodeState | None = None
+    """Its last state; None if it never answered."""
+    received: float = 0.0
+    """When that state came."""
+    heard: float = 0.0
+    """When it last sent anything; 0 for never."""
+    problem: str = ""
+    """Why it cannot be asked now; "" if it can."""
+    since: float = 0.0
+    """Since when it cannot be asked."""
+
+
+class Disagreement(msgspec.Struct, frozen=True, rename="camel"):
+    """Nodes that serve something else than most nodes."""
+
+    nodes: tuple[str, ...]
+    """They serve the same as each other."""
+    reference: str
+    """A node of the others, that one of them was compared with."""
+    services: tuple[str, ...] = ()
+    """The first Services that differ."""
+    number: int = 0
+    """Of all Services that differ."""
+    problem: str = ""
+    """Why they could not be compared."""
+
+
+class FleetQuery(msgspec.Struct, frozen=True, rename="camel"):
+    """Which nodes to list, as in the address of the page; empty fields select everything."""
+
+    text: str = ""
+    """Part of a name, or of a sentence about the node."""
+    mode: str = ""
+    version: str = ""
+    health: str = ""
+    sort: Sort = "health"
+    page: int = 1
+
+
+_EVERYTHING: Final = FleetQuery()
+
+
+class NodeRow(msgspec.Struct, frozen=True, rename="camel"):
+    """A node as a row. Times are seconds since 1970 by our own clock, 0 for never."""
+
+    name: str
+    health: Health
+    problems: tuple[str, ...] = ()
+    """What is wrong, worst first, a sentence each."""
+    address: str = ""
+    mode: str = ""
+    variant: str = ""
+    version: str = ""
+    started: float = 0.0
+    heard: float = 0.0
+    synced: float = 0.0
+    """When the last sync reached the kernel."""
+    sync_seconds: float | None = None
+    """Duration of that sync."""
+    lag: float | None = None
+    """Seconds between the last change and its rules in force."""
+    lag_p99: float | None = None
+    revision: int = 0
+    services: int = 0
+    objects: int = 0
+    errors: int = 0
+    """Findings of severity error."""
+    warnings: int = 0
+    drift: str = ""
+    """The last drift, in words; "" if there was none."""
+    drift_at: float = 0.0
+    cpu: float | None = None
+    """Share of a core."""
+    memory: int | None = None
+    """Bytes."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Nodes that have something in common."""
+
+    name: str
+    nodes: int
+
+
+class FleetView(Answer, frozen=True, kw_only=True, rename="camel"):
+    """All nodes in numbers, those of one page as rows, and which of them disagree."""
+
+    total: int
+    problem: str = ""
+    """Why the nodes cannot be found."""
+    query: FleetQuery = FleetQuery()
+    healths: tuple[Group, ...] = ()
+    """Nodes by the worst thing about them, worst first; also those of which there is none."""
+    modes: tuple[Group, ...] = ()
+    versions: tuple[Group, ...] = ()
+    """Newest last; more than one during a rollout."""
+    unreachable: int = 0
+    not_healthy: int = 0
+    """Unreachable ones, those that fail, and those that wait for the first sync."""
+    drifted: int = 0
+    errors: int = 0
+    """Findings of severity error on all nodes."""
+    warnings: int = 0
+    slowest: float | None = None
+    """The longest lag of all nodes, 99th percentile, in seconds."""
+    disagreements: tuple[Disagreement, ...] = ()
+    matching: int = 0
+    """Nodes that the query selects."""
+    pages: int = 1
+    rows: tuple[NodeRow, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a node is not as it should be, or there is none."""
+        well = sum(group.nodes for group in self.healths if group.name == "ok")
+        return int(bool(self.problem) or not self.total or well < self.total)
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield the counts, a row for each node, and the disagreements."""
+        counts = ", ".join(f"{g.nodes} {g.name}" for g in self.healths if g.nodes)
+        yield Line(f"{self.total} node{'s' * (self.total != 1)}: {counts or 'none'}", "title")
+        if self.problem:
+            yield Line(self.problem, "bad")
+        if len(self.versions) > 1:
+            yield Line("versions  " + ", ".join(f"{g.name}: {g.nodes}" for g in self.versions))
+        columns = [
+            "NODE",
+            "HEALTH",
+            "MODE",
+            "VERSION",
+            "SYNCED",
+            "LAG",
+            "FINDINGS",
+            "CPU",
+            "MEMORY",
+        ]
+        rows: list[list[Cell]] = []
+        for row in self.rows:
+            cpu = "-" if row.cpu is None else f"{row.cpu:.1%}"
+            memory = "-" if row.memory is None else f"{row.memory / (1 << 20):.0f} MiB"
+            lag = "-" if row.lag is None else f"{row.lag:.2f} s"
+            findings = f"{row.errors} errors, {row.warnings} warnings"
+            cells: list[Cell] = [row.name, (row.health, _STYLES.get(row.health, "warn"))]
+            cells += [row.mode or "-", row.version or "-", _utc(row.synced), lag]
+            cells += [findings if row.errors or row.warnings else "none", cpu, memory]
+            rows.append([*cells, *([row.address] if wide else []), "; ".join(row.problems)])
+        yield Table([*columns, *(["WHERE"] if wide else []), "PROBLEM"], rows)
+        if (more := self.matching - len(self.rows)) > 0:
+            yield Line(f"and {more} more", "dim")
+        for each in self.disagreements:
+            yield Line(disagreement_text(each), "bad")
+
+
+def disagreement_text(found: Disagreement) -> str:
+    """Say in a sentence which nodes disagree with the others, and about what."""
+    first, more = ", ".join(found.nodes[:3]), len(found.nodes) - 3
+    who = f"{first} and {more} more" if more > 0 else first
+    verb = "serve" if len(found.nodes) > 1 else "serves"
+    if found.problem:
+        return f"{who} {verb} something else than {found.reference}: {found.problem}"
+    names, others = ", ".join(found.services[:5]), found.number - len(found.services[:5])
+    what = f"{names} and {others} more Services" if others > 0 else names
+    return f"{who} {verb} something else than {found.reference}: {what}"
+
+
+def fleet_view(
+    nodes: Sequence[SeenNode],
+    now: float,
+    query: FleetQuery = _EVERYTHING,
+    *,
+    disagreements: Sequence[Disagreement] = (),
+    problem: str = "",
+    page_size: int = PAGE_SIZE,
+) -> FleetView:
+    """Return the answer about all nodes.
+
+    Args:
+        nodes: as last seen.
+        now: seconds since 1970.
+        query: which of them to list.
+        disagreements: which of them serve something else.
+        problem: why there may be others.
+        page_size: rows of one page.
+    """
+    against = {name: each for each in disagreements for name in each.nodes}
+    rows = [_row(node, now, against.get(node.name)) for node in nodes]
+    healths = Counter(row.health for row in rows)
+    chosen = sorted((row for row in rows if _selects(query, row)), key=_key_of(query.sort))
+    pages = max(1, -(-len(chosen) // page_size))
+    page = min(max(1, query.page), pages)
+    lags = [row.lag_p99 for row in rows if row.lag_p99 is not None]
+    return FleetView(
+        total=len(rows),
+        problem=problem,
+        query=msgspec.structs.replace(query, page=page),
+        healths=tuple(Group(health, healths[health]) for health in HEALTHS),
+        modes=_groups(row.mode for row in rows),
+        versions=_groups(row.version for row in rows),
+        unreachable=healths["unreachable"],
+        not_healthy=sum(healths[each] for each in ("unreachable", "failing", "waiting")),
+        drifted=sum(_drifted(node, now) for node in nodes),
+        errors=sum(row.errors for row in rows),
+        warnings=sum(row.warnings for row in rows),
+        slowest=max(lags, default=None),
+        disagreements=tuple(disagreements),
+        matching=len(chosen),
+        pages=pages,
+        rows=tuple(chosen[(page - 1) * page_size : page * page_size]),
+    )
+
+
+def query_of(values: Mapping[str, str]) -> FleetQuery:
+    """Return the query of an address; values that mean nothing are left out."""
+    page = values.get("page", "")
+    sort: Sort = next((each for each in SORTS if each == values.get("sort")), "health")
+    return FleetQuery(
+        values.get("q", "").strip(),
+        values.get("mode", ""),
+        values.get("version", ""),
+        values.get("health", ""),
+        sort,
+        int(page) if page.isascii() and page.isdigit() and len(page) < 10 else 1,
+    )
+
+
+def _utc(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else "never"
+
+
+def _groups(names: Iterator[str]) -> tuple[Group, ...]:
+    counts = Counter(name for name in names if name)
+    return tuple(Group(name, counts[name]) for name in sorted(counts, key=natural))
+
+
+def natural(text: str) -> list[str | int]:
+    """Return a key by which 0.10.0 comes after 0.9.1, and node-10 after node-9."""
+    # Every other part is a number, so parts of the same place have the same type.
+    parts = re.split("([0-9]+)", text)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def _drifted(node: SeenNode, now: float) -> bool:
+    drift = node.state.drift if node.state is not None else None
+    return drift is not None and (not drift.repaired_at or now - drift.at < _RECENT_DRIFT)
+
+
+def _problems(
+    node: SeenNode, now: float, disagreement: Disagreement | None
+) -> Iterator[tuple[Health, str]]:
+    """Yield what is wrong with a node."""
+    if node.problem:
+        since = f" for {age_text(now - node.since)}" if node.since else ""
+        heard = f", last heard {age_text(now - node.heard)} ago" if node.heard else ""
+        yield "unreachable", f"cannot be asked{since}{heard}: {node.problem}"
+    elif node.state is None:
+        yield "waiting", "has not answered yet"
+    if disagreement is not None:
+        number = disagreement.number
+        what = f"about {number} Service{'s' * (number != 1)}" if number else "with the others"
+        yield "disagrees", f"disagrees with {disagreement.reference} {what}"
+    if _drifted(node, now) and node.state is not None and (drift := node.state.drift):
+        repaired = "repaired" if drift.repaired_at else "not repaired yet"
+        yield "drifted", f"{drift.what}, by {drift.who}; {repaired}"
+    if node.state is not None:
+        yield from _state_problems(node.state)
+
+
+def _state_problems(state: NodeState) -> Iterator[tuple[Health, str]]:
+    if state.failure:
+        yield "failing", f"the last sync failed: {state.failure}"
+    if not state.healthy:
+        yield "failing", "its health check fails: changes have waited for too long"
+    for condition in state.conditions:
+        if condition.status == "False" and condition.type not in _TOLD:
+            yield "failing", f"{condition.type} is False: {condition.message}"
+    if not state.synced_at:
+        yield "waiting", f"waits for {state.waiting}" if state.waiting else "has not synced yet"
+    if state.lag_p99 is not None and state.lag_p99 >= _LATE:
+        yield "late", f"changes take {state.lag_p99:.0f} s to be in force (99th percentile)"
+    if state.refused:
+        yield "findings", f"the kernel refuses objects of {state.refused} owners"
+    if errors := state.finding_counts.get(Severity.ERROR, 0):
+        yield "findings", f"{errors} error{'s' * (errors != 1)} in objects"
+
+
+def _row(node: SeenNode, now: float, disagreement: Disagreement | None) -> NodeRow:
+    found = sorted(_problems(node, now, disagreement), key=lambda each: _ORDER[each[0]])
+    health = found[0][0] if found else "ok"
+    problems = tuple(clipped(printable(text), _LONGEST) for _, text in found)
+    state = node.state
+    if state is None:
+        return NodeRow(node.name, health, problems, node.address, heard=node.heard)
+    # The node's clock may be wrong. Small differences are the way of the state to us.
+    ahead = state.now - node.received
+    ahead = ahead if abs(ahead) > _SKEW else 0.0
+    drift = state.drift
+    return NodeRow(
+        node.name,
+        health,
+        problems,
+        node.address,
+        state.mode,
+        state.variant,
+        state.version,
+        state.started - ahead,
+        node.heard,
+        state.synced_at and state.synced_at - ahead,
+        state.sync_seconds if state.synced_at else None,
+        state.lag,
+        state.lag_p99,
+        state.revision,
+        state.services,
+        state.objects,
+        state.finding_counts.get(Severity.ERROR, 0),
+        state.finding_counts.get(Severity.WARNING, 0),
+        f"{drift.what}, by {drift.who}" if drift else "",
+        drift.at - ahead if drift else 0.0,
+        state.cpu,
+        state.memory,
+    )
+
+
+def _selects(query: FleetQuery, row: NodeRow) -> bool:
+    text = query.text.casefold()
+    return (
+        query.mode in ("", row.mode)
+        and query.version in ("", row.version)
+        and query.health in ("", row.health)
+        and (not text or any(text in each.casefold() for each in (row.name, *row.problems)))
+    )
+
+
+def _key_of(sort: Sort) -> Callable[[NodeRow], tuple[Any, ...]]:
+    """Return the key of an order; nodes that are equal by it come by name."""
+    first: Mapping[Sort, Callable[[NodeRow], Any]] = {
+        "health": lambda row: _ORDER[row.health],
+        "name": lambda _: 0,
+        "sync": lambda row: row.synced,  # the one that has waited longest comes first
+        "lag": lambda row: -(row.lag_p99 or row.lag or 0.0),
+        "findings": lambda row: (-row.errors, -row.warnings),
+        "cpu": lambda row: -(row.cpu or 0.0),
+        "memory": lambda row: -(row.memory or 0),
+    }
+    return lambda row: (first[sort](row), natural(row.name))

@@ -1,0 +1,460 @@
+"""Ways to the processes on the nodes, and how to find them.
+
+    the local socket       one node: this one
+    a URL and a token      the port of `steersman.state.bindAddress` on each node
+    the API server         its proxy of pods, with the operator's own kubeconfig; the pods are found
+                           by their label, so nodes come and go
+
+A Way sends requests; a Finder tells which Ways there are. The token goes in a header of ours,
+because the API server keeps `Authorization` to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+import msgspec
+
+from steersman import __version__
+from steersman.host.files import read_file
+from steersman.host.local_socket import CONTROL, is_trusted, peer
+from steersman.model.addresses import without_password
+from steersman.operate.answer import QuestionError
+from steersman.source.backoff import Backoff, Timing
+from steersman.source.client import ApiClient, connection_error
+from steersman.source.kubeconfig import ClusterAccess, Material
+from steersman.source.stats import SourceStats
+from steersman.source.transport import (
+    Resolver,
+    TlsContexts,
+    TlsError,
+    body_chunks,
+    keepalive_socket,
+)
+from steersman.source.wire import ApiError, decode_list, shown
+
+TOKEN_HEADER = "X-Steersman-Token"
+SELECTOR = "app.kubernetes.io/name=steersman"
+"""Label of steersman's pods, in the chart and in the kustomization."""
+PORT_NAME = "state"
+"""Name of the container's port that serves the state."""
+_MAX_TOKEN = 64 << 10
+_MAX_LIST = 256 << 20
+"""Bytes of a page of pods; 500 of them are some megabytes."""
+_CONNECT = 10.0
+_RELIST = 30.0
+"""Seconds between two lists of pods."""
+
+
+class NodeError(QuestionError):
+    """A node cannot be asked; the message says why, and what to do."""
+
+
+class Way(Protocol):
+    """How to ask the process of one node."""
+
+    @property
+    def name(self) -> str:
+        """Name of the node; "" if only its process knows it."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where it is asked, for people."""
+        ...
+
+    def open(
+        self, path: str, *, idle: float, body: object = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """Send a GET request, or POST a document; give the response with its body unread.
+
+        Args:
+            path: of the page, with its query.
+            idle: seconds without a byte after which the node counts as silent.
+            body: the document.
+
+        Raises:
+            NodeError: the node cannot be reached, or refuses; also out of the caller's block.
+        """
+        ...
+
+
+class Finder(Protocol):
+    """Tells which nodes there are."""
+
+    async def follow(self, use: Callable[[Sequence[Way], str], None]) -> None:
+        """Call `use` with all Ways whenever they change, and a problem or ""; run until cancelled.
+
+        Ways that are equal to earlier ones are the same.
+        """
+        ...
+
+
+class Token:
+    """The token of the nodes: a text, or a file that is read again for each request."""
+
+    def __init__(self, file: str = "", text: str = "") -> None:
+        """Name the file, or give the token itself."""
+        self._file = file
+        self._text = text
+
+    def headers(self) -> list[tuple[str, str]]:
+        """Return the header with the token; none without one.
+
+        Raises:
+            NodeError: the file cannot be read.
+        """
+        text = self._text
+        if self._file:
+            try:
+                text = read_file(self._file, _MAX_TOKEN).decode().strip()
+            except (OSError, ValueError) as error:
+                raise NodeError(f"--token-file: {error}") from error
+        return [(TOKEN_HEADER, text)] if text else []
+
+
+# Direct ways
+
+
+class _LocalConnector(aiohttp.UnixConnector):
+    """Connects to the local socket, and checks whose process answers there."""
+
+    async def _create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        made = await super()._create_connection(*args, **kwargs)
+        assert made.transport is not None
+        pid, user = peer(made.transport.get_extra_info("socket"))
+        # As operate/client.py: anybody can bind an abstract name first.
+        if not is_trusted(user):
+            made.close()
+            raise NodeError(
+                f"the local socket belongs to process {pid} of user {user}, which may not be "
+                "steersman: run this as that user"
+            )
+        return made
+
+
+class DirectWay(msgspec.Struct, frozen=True, eq=False):
+    """Asks a process at a URL, or on the local socket."""
+
+    name: str
+    url: str
+    """Without a final slash."""
+    session: aiohttp.ClientSession
+    token: Token
+    tls: TlsContexts
+    local: bool = False
+
+    @property
+    def address(self) -> str:
+        """The URL without a password."""
+        return "the local socket" if self.local else without_password(self.url)
+
+    @asynccontextmanager
+    async def open(
+        self, path: str, *, idle: float, body: object = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request: see Way."""
+        try:
+            secure = self.tls.current(None) if self.url.startswith("https:") else True
+            response = await self.session.request(
+                "GET" if body is None else "POST",
+                self.url + path,
+                json=body,
+                headers=self.token.headers(),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT, sock_read=idle),
+                ssl=secure,
+            )
+        except TlsError as error:
+            raise NodeError(str(error)) from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise NodeError(self._why(error)) from error
+        try:
+            if response.status != 200:
+                raise NodeError(await self._refusal(response))
+            yield response
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise NodeError(self._why(error)) from error
+        finally:
+            response.close()
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, aiohttp.ClientConnectorError) and self.local:
+            return (
+                "no steersman runs in this network namespace; give --node, --nodes-file or "
+                "--kubeconfig, or start this on a node"
+            )
+        return str(connection_error(error))
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> str:
+        if response.status == 401:
+            return f"{self.address} refuses the token: give the node's token with --token-file"
+        text = (await response.content.read(4096)).decode(errors="replace")
+        return shown(text) or f"{self.address} answers {response.status}"
+
+
+class FixedNodes:
+    """Nodes that the command line names; without any, the process of this node."""
+
+    def __init__(
+        self, urls: Mapping[str, str] | None = None, token: Token | None = None, ca_file: str = ""
+    ) -> None:
+        """Name the nodes.
+
+        Args:
+            urls: URLs of the nodes by name; none for the local socket.
+            token: that of the nodes.
+            ca_file: certificate authorities of the nodes; "" for those of the system.
+        """
+        self._urls = urls or {}
+        self._token = token or Token()
+        self._ca = Material(path=ca_file) if ca_file else Material()
+
+    async def follow(self, use: Callable[[Sequence[Way], str], None]) -> None:
+        """Tell the nodes once."""
+        local = not self._urls
+        connector: aiohttp.BaseConnector = (
+            _LocalConnector(f"\0{CONTROL}", limit=0)
+            if local
+            else aiohttp.TCPConnector(limit=0, resolver=Resolver(), socket_factory=keepalive_socket)
+        )
+        # The nodes have one authority, so one TLS context is enough.
+        tls = TlsContexts(ClusterAccess(tuple(self._urls.values()) or ("",), ca=self._ca))
+        async with aiohttp.ClientSession(
+            connector=connector,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"Accept-Encoding": "identity", "User-Agent": f"steersman/{__version__}"},
+        ) as session:
+            urls = self._urls or {"": "http://local"}
+            # A URL that was given without a name is its own key.
+            ways = [
+                DirectWay("" if name == url else name, url, session, self._token, tls, local)
+                for name, url in urls.items()
+            ]
+            use(ways, "")
+            await asyncio.Event().wait()  # the session is open for as long as this runs
+
+
+# Through the API server
+
+
+class _PodPort(msgspec.Struct, frozen=True, rename="camel"):
+    container_port: int
+    name: str = ""
+
+
+class _Container(msgspec.Struct, frozen=True):
+    ports: list[_PodPort] = []
+
+
+class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    containers: list[_Container] = []
+
+
+class _PodMeta(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    namespace: str
+    deletion_timestamp: str | None = None
+
+
+class _PodStatus(msgspec.Struct, frozen=True):
+    phase: str = ""
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _PodMeta
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+
+_PODS = msgspec.json.Decoder(list[_Pod])
+
+
+class _Cluster(NamedTuple):
+    """What all pods of a cluster are asked through."""
+
+    client: ApiClient
+    token: Token
+    scheme: str
+    """`https:` before the pod's name, or ""."""
+
+
+class PodWay(msgspec.Struct, frozen=True):
+    """Asks a pod through the API server's proxy."""
+
+    name: str
+    namespace: str
+    pod: str
+    port: int
+    """0 if it is not known."""
+    cluster: _Cluster
+
+    @property
+    def address(self) -> str:
+        """The pod."""
+        return f"pod {self.namespace}/{self.pod}, through the API server"
+
+    @asynccontextmanager
+    async def open(
+        self, path: str, *, idle: float, body: object = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request: see Way."""
+        if not self.port:
+            raise NodeError(
+                f"pod {self.namespace}/{self.pod} has no container port named {PORT_NAME}: let it "
+                "serve its state (docs/ui.md), or give --state-port"
+            )
+        namespace, pod = quote(self.namespace, safe=""), quote(self.pod, safe="")
+        proxy = f"/api/v1/namespaces/{namespace}/pods/{self.cluster.scheme}{pod}:{self.port}/proxy"
+        try:
+            async with self.cluster.client.proxied(
+                proxy + path, {}, idle, headers=self.cluster.token.headers(), body=body
+            ) as response:
+                yield response
+        except ApiError as error:
+            text = str(error)
+            if error.status == 401:
+                text += "; the node's token is given with --token-file"
+            elif error.status == 403:
+                text += "; the right to get (or create) pods/proxy is needed"
+            raise NodeError(text) from error
+
+
+class PodNodes:
+    """The pods of a cluster that have steersman's label."""
+
+    def __init__(
+        self,
+        access: ClusterAccess,
+        token: Token,
+        *,
+        selector: str = SELECTOR,
+        namespace: str = "",
+        port: int = 0,
+        secure: bool = False,
+        timing: Timing | None = None,
+    ) -> None:
+        """Configure; nothing is connected before `follow`.
+
+        Args:
+            access: the API server, and the operator's credentials.
+            token: that of the nodes.
+            selector: labels of the pods.
+            namespace: of the pods; "" for all.
+            port: of the pods; 0 for the container port named PORT_NAME.
+            secure: whether the pods serve https.
+            timing: clock, sleep and delays.
+        """
+        self._access = access
+        self._token = token
+        self._selector = selector
+        self._port = port
+        self._scheme = "https:" if secure else ""
+        self._timing = timing or Timing(connect=_CONNECT)
+        inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+        self._path = f"/api/v1{inside}/pods"
+
+    async def follow(self, use: Callable[[Sequence[Way], str], None]) -> None:
+        """List the pods again and again: their changes are rare, and a watch is one more state."""
+        backoff = Backoff(self._timing)
+        last: Sequence[Way] = ()
+        async with ApiClient(self._access, SourceStats(), self._timing) as client:
+            cluster = _Cluster(client, self._token, self._scheme)
+            while True:
+                try:
+                    pods = await self._list(client)
+                except ApiError as error:
+                    use(last, f"the pods of steersman cannot be listed: {error}")
+                    await self._timing.sleep(backoff.next(error.retry_after))
+                    continue
+                backoff.reset()
+                last = ways_of(pods, cluster, self._port)
+                problem = ""
+                if not last:
+                    problem = f"no pod with the label {self._selector} runs"
+                use(last, problem)
+                await self._timing.sleep(_RELIST)
+
+    async def _list(self, client: ApiClient) -> list[_Pod]:
+        """Return the pods, a page at a time."""
+        found: list[_Pod] = []
+        params = {"labelSelector": self._selector, "limit": "500"}
+        while True:
+            body = bytearray()
+            async with client.get(self._path, params, self._timing.answer) as response:
+                async for chunk in body_chunks(response):
+                    body += chunk
+                    if len(body) > _MAX_LIST:
+                        raise ApiError("too_long", "the list of pods is too long")
+            try:
+                page = decode_list("Pod", body)
+                found += _PODS.decode(page.items)
+            except msgspec.DecodeError as error:
+                raise ApiError("malformed", f"unexpected answer: {error}") from error
+            if not page.metadata.continue_:
+                return found
+            params["continue"] = page.metadata.continue_
+
+
+def ways_of(pods: Sequence[_Pod], cluster: _Cluster, port: int) -> list[Way]:
+    """Return the Ways to the pods that run, one for each node.
+
+    Args:
+        pods: all of them; during a rollout, a node may have two.
+        cluster: what they are asked through.
+        port: the port; 0 for the named one of each pod.
+    """
+    by_node: dict[str, _Pod] = {}
+    for pod in pods:
+        if pod.spec.node_name and pod.status.phase == "Running":
+            other = by_node.get(pod.spec.node_name)
+            if other is None or other.metadata.deletion_timestamp is not None:
+                by_node[pod.spec.node_name] = pod
+    ways: list[Way] = []
+    for node, pod in sorted(by_node.items()):
+        named = (p for c in pod.spec.containers for p in c.ports if p.name == PORT_NAME)
+        number = port or next((each.container_port for each in named), 0)
+        ways.append(PodWay(node, pod.metadata.namespace, pod.metadata.name, number, cluster))
+    return ways
+
+
+def read_urls(words: Sequence[str], text: str = "", origin: str = "--nodes-file") -> dict[str, str]:
+    """Return URLs of nodes by name.
+
+    Args:
+        words: `NAME=URL` each, or a URL alone (the node then tells its name).
+        text: more of them, a line each; empty lines and those with `#` are comments.
+        origin: where the text is from, for messages.
+
+    Raises:
+        NodeError: one of them is malformed, or named twice.
+    """
+    lines = [("--node", word) for word in words]
+    for number, line in enumerate(text.splitlines(), 1):
+        if stripped := line.partition("#")[0].strip():
+            lines.append((f"{origin} line {number}", stripped))
+    found: dict[str, str] = {}
+    for where, word in lines:
+        name, equals, url = word.partition("=")
+        if not equals or "://" in name:  # a `=` may be in the URL itself
+            name, url = "", word
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable or parts.query or parts.fragment:
+            shown_url = without_password(url)
+            raise NodeError(f"{where}: {shown_url!r} is not a URL such as http://10.0.0.1:10259")
+        key = name or url.rstrip("/")
+        if key in found:
+            raise NodeError(f"{where}: {key} is given twice")
+        found[key] = url.rstrip("/")
+    return found
