@@ -31,12 +31,11 @@ from steersman.model.node_state import NodeState
 from steersman.model.plan import Traits
 from steersman.model.top import TopRow, TopSample
 from steersman.model.world import Condition, ProcessStatus
-from steersman.run.names_page import names
 from steersman.run.top import printed
-from steersman.run.world_wire import Head, encode_world
-from steersman.source.decode import decode_value
+from steersman.run.world_wire import Head, encode_world, names
 from steersman.source.packed import unpacked
 from steersman.source.store import Store
+from steersman.source.wire import decode_value
 from tests.support.builders import kube
 
 TOKEN = "a token of the nodes"

@@ -1,4 +1,4 @@
-"""All nodes of a cluster in one answer: worst first, with what is wrong on each. Pure.
+"""All nodes of a cluster in one answer: worst first, with the problems of each. Pure.
 
 The page of the cluster and `steersman nodes` show it.
 """
@@ -95,6 +95,16 @@ class FleetQuery(msgspec.Struct, frozen=True, rename="camel"):
     sort: Sort = "health"
     page: int = 1
 
+    def selects(self, row: NodeRow) -> bool:
+        """Whether a node is as the query asks."""
+        text = self.text.casefold()
+        return (
+            self.mode in ("", row.mode)
+            and self.version in ("", row.version)
+            and self.health in ("", row.health)
+            and (not text or any(text in each.casefold() for each in (row.name, *row.problems)))
+        )
+
 
 _EVERYTHING: Final = FleetQuery()
 
@@ -105,7 +115,7 @@ class NodeRow(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     health: Health
     problems: tuple[str, ...] = ()
-    """What is wrong, worst first, a sentence each."""
+    """Worst first, a sentence each."""
     address: str = ""
     mode: str = ""
     variant: str = ""
@@ -197,10 +207,13 @@ class FleetView(Answer, frozen=True, kw_only=True, rename="camel"):
         for row in self.rows:
             cpu = "-" if row.cpu is None else f"{row.cpu:.1%}"
             memory = "-" if row.memory is None else f"{row.memory / (1 << 20):.0f} MiB"
+            synced = "never"
+            if row.synced:
+                synced = datetime.fromtimestamp(row.synced, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             lag = "-" if row.lag is None else f"{row.lag:.2f} s"
             findings = f"{row.errors} errors, {row.warnings} warnings"
             cells: list[Cell] = [row.name, (row.health, _STYLES.get(row.health, "warn"))]
-            cells += [row.mode or "-", row.version or "-", _utc(row.synced), lag]
+            cells += [row.mode or "-", row.version or "-", synced, lag]
             cells += [findings if row.errors or row.warnings else "none", cpu, memory]
             rows.append([*cells, *([row.address] if wide else []), "; ".join(row.problems)])
         yield Table([*columns, *(["WHERE"] if wide else []), "PROBLEM"], rows)
@@ -242,9 +255,9 @@ def fleet_view(
         page_size: rows of one page.
     """
     against = {name: each for each in disagreements for name in each.nodes}
-    rows = [_row(node, now, against.get(node.name)) for node in nodes]
+    rows = [row_of(node, now, against.get(node.name)) for node in nodes]
     healths = Counter(row.health for row in rows)
-    chosen = sorted((row for row in rows if _selects(query, row)), key=_key_of(query.sort))
+    chosen = sorted((row for row in rows if query.selects(row)), key=sort_key(query.sort))
     pages = max(1, -(-len(chosen) // page_size))
     page = min(max(1, query.page), pages)
     lags = [row.lag_p99 for row in rows if row.lag_p99 is not None]
@@ -282,10 +295,6 @@ def query_of(values: Mapping[str, str]) -> FleetQuery:
     )
 
 
-def _utc(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at else "never"
-
-
 def _groups(names: Iterator[str]) -> tuple[Group, ...]:
     counts = Counter(name for name in names if name)
     return tuple(Group(name, counts[name]) for name in sorted(counts, key=natural))
@@ -303,10 +312,10 @@ def _drifted(node: SeenNode, now: float) -> bool:
     return drift is not None and (not drift.repaired_at or now - drift.at < _RECENT_DRIFT)
 
 
-def _problems(
+def problems_of(
     node: SeenNode, now: float, disagreement: Disagreement | None
 ) -> Iterator[tuple[Health, str]]:
-    """Yield what is wrong with a node."""
+    """Yield the problems of a node, in no order."""
     if node.problem:
         since = f" for {age_text(now - node.since)}" if node.since else ""
         heard = f", last heard {age_text(now - node.heard)} ago" if node.heard else ""
@@ -321,10 +330,11 @@ def _problems(
         repaired = "repaired" if drift.repaired_at else "not repaired yet"
         yield "drifted", f"{drift.what}, by {drift.who}; {repaired}"
     if node.state is not None:
-        yield from _state_problems(node.state)
+        yield from state_problems(node.state)
 
 
-def _state_problems(state: NodeState) -> Iterator[tuple[Health, str]]:
+def state_problems(state: NodeState) -> Iterator[tuple[Health, str]]:
+    """Yield the problems that a node's state tells of, in no order."""
     if state.failure:
         yield "failing", f"the last sync failed: {state.failure}"
     if not state.healthy:
@@ -342,8 +352,9 @@ def _state_problems(state: NodeState) -> Iterator[tuple[Health, str]]:
         yield "findings", f"{errors} error{'s' * (errors != 1)} in objects"
 
 
-def _row(node: SeenNode, now: float, disagreement: Disagreement | None) -> NodeRow:
-    found = sorted(_problems(node, now, disagreement), key=lambda each: _ORDER[each[0]])
+def row_of(node: SeenNode, now: float, disagreement: Disagreement | None) -> NodeRow:
+    """Return the row of a node at a time."""
+    found = sorted(problems_of(node, now, disagreement), key=lambda each: _ORDER[each[0]])
     health = found[0][0] if found else "ok"
     problems = tuple(clipped(printable(text), _LONGEST) for _, text in found)
     state = node.state
@@ -379,17 +390,7 @@ def _row(node: SeenNode, now: float, disagreement: Disagreement | None) -> NodeR
     )
 
 
-def _selects(query: FleetQuery, row: NodeRow) -> bool:
-    text = query.text.casefold()
-    return (
-        query.mode in ("", row.mode)
-        and query.version in ("", row.version)
-        and query.health in ("", row.health)
-        and (not text or any(text in each.casefold() for each in (row.name, *row.problems)))
-    )
-
-
-def _key_of(sort: Sort) -> Callable[[NodeRow], tuple[Any, ...]]:
+def sort_key(sort: Sort) -> Callable[[NodeRow], tuple[Any, ...]]:
     """Return the key of an order; nodes that are equal by it come by name."""
     first: Mapping[Sort, Callable[[NodeRow], Any]] = {
         "health": lambda row: _ORDER[row.health],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import msgspec
 from markupsafe import Markup, escape
@@ -70,7 +71,17 @@ def json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
+def address(query: Mapping[str, str], **changes: object) -> str:
+    """Return the query string of an address, with some values changed; "" removes one.
+
+    Another search begins at its first page, so `page` goes unless it is among the changes.
+    """
+    values = {**query, "page": "", **{name: str(value) for name, value in changes.items()}}
+    return "?" + urlencode({name: value for name, value in values.items() if value})
+
+
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "address": address,
     "moment": moment,
     "duration": duration,
     "size": size,

@@ -53,3 +53,7 @@ class Fleet(ABC):
     @abstractmethod
     async def world(self, node: str, service: ObjectName | None = None) -> World:
         """Return the World of a node, or the part of it about one Service; raises as `get`."""
+
+    async def part(self, node: str, services: Sequence[ObjectName]) -> World:  # noqa: ARG002
+        """Return a part of a World that has these Services; raises as `get`."""
+        return await self.world(node)

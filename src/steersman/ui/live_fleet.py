@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -24,7 +24,7 @@ from steersman.operate.agreement import Agreement
 from steersman.operate.fleet_view import Disagreement, SeenNode
 from steersman.run.world_wire import VersionError, decode_world
 from steersman.source.backoff import Backoff, Timing
-from steersman.source.transport import body_chunks
+from steersman.source.client import body_chunks
 from steersman.source.wire import LineSplitter, LineTooLongError
 from steersman.ui.fleet import Fleet
 from steersman.ui.nodes import Finder, NodeError, Way
@@ -275,25 +275,23 @@ class LiveFleet(Fleet):
                 response = await stack.enter_async_context(opened)
             async for chunk in body_chunks(response):
                 # Of several states that came together, only the last one matters.
-                lines = [line for line in splitter.feed(chunk) if b'"node"' in line]
+                lines = splitter.feed(chunk)
                 each.heard = self._wall()
-                if lines:
-                    self._take(each, _STATE.decode(lines[-1]))
-
-    def _take(self, each: _Followed, state: NodeState) -> None:
-        """Keep a state as the last one of its node."""
-        # The same Finding on every node is kept once.
-        if len(self._shared) > _MAX_SHARED:
-            self._shared.clear()
-        shared = tuple(self._shared.setdefault(finding, finding) for finding in state.findings)
-        before, back = each.state, bool(each.problem)
-        each.state = msgspec.structs.replace(state, findings=shared)
-        each.received, each.problem, each.since = each.heard, "", 0.0
-        if state.digest:
-            self._agreement.observe(each.name, state.digest, self._timing.now())
-        # A node that is idle sends its state every few seconds: only its time differs.
-        if back or before is None or msgspec.structs.replace(before, now=state.now) != each.state:
-            self._change()
+                if not lines:
+                    continue
+                state, before, back = _STATE.decode(lines[-1]), each.state, bool(each.problem)
+                # The same Finding on every node is kept once.
+                if len(self._shared) > _MAX_SHARED:
+                    self._shared.clear()
+                shared = (self._shared.setdefault(found, found) for found in state.findings)
+                each.state = msgspec.structs.replace(state, findings=tuple(shared))
+                each.received, each.problem, each.since = each.heard, "", 0.0
+                if state.digest:
+                    self._agreement.observe(each.name, state.digest, self._timing.now())
+                # An idle node sends its state every few seconds, too: only its time differs.
+                same = before and msgspec.structs.replace(before, now=state.now) == each.state
+                if back or not same:
+                    self._change()
 
     def _change(self) -> None:
         """Count a change, and announce it soon."""
@@ -341,3 +339,20 @@ class LiveFleet(Fleet):
             return await asyncio.to_thread(_DIGESTS.decode, data)
         except msgspec.DecodeError as error:
             raise NodeError(f"unexpected answer of node {node} to /digests: {error}") from error
+
+
+async def seen_once(finder: Finder, seconds: float = 5.0) -> LiveFleet:
+    """Return a fleet after each node has answered or failed, or after some seconds."""
+    fleet = LiveFleet(finder)
+    following = asyncio.create_task(fleet.run())
+    version = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not fleet.found.is_set() or any(
+                each.state is None and not each.problem for each in fleet.seen
+            ):
+                version = await fleet.changed(version)
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
+    return fleet

@@ -26,16 +26,17 @@ from steersman.host.local_socket import CONTROL, is_trusted, peer
 from steersman.model.addresses import without_password
 from steersman.operate.answer import QuestionError
 from steersman.source.backoff import Backoff, Timing
-from steersman.source.client import ApiClient, connection_error
-from steersman.source.kubeconfig import ClusterAccess, Material
-from steersman.source.stats import SourceStats
-from steersman.source.transport import (
+from steersman.source.base import SourceStats
+from steersman.source.client import (
+    ApiClient,
     Resolver,
     TlsContexts,
     TlsError,
     body_chunks,
+    connection_error,
     keepalive_socket,
 )
+from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.source.wire import ApiError, decode_list, shown
 
 TOKEN_HEADER = "X-Steersman-Token"
@@ -47,6 +48,8 @@ _MAX_TOKEN = 64 << 10
 _MAX_LIST = 256 << 20
 """Bytes of a page of pods; 500 of them are some megabytes."""
 _CONNECT = 10.0
+_ANSWER = 30.0
+"""Seconds until the next bytes of a list."""
 _RELIST = 30.0
 """Seconds between two lists of pods."""
 
@@ -176,7 +179,10 @@ class DirectWay(msgspec.Struct, frozen=True, eq=False):
             raise NodeError(self._why(error)) from error
         try:
             if response.status != 200:
-                raise NodeError(await self._refusal(response))
+                text = shown((await response.content.read(4096)).decode(errors="replace"))
+                if response.status == 401:
+                    text = f"{self.address} refuses the token: give the node's with --token-file"
+                raise NodeError(text or f"{self.address} answers {response.status}")
             yield response
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise NodeError(self._why(error)) from error
@@ -190,12 +196,6 @@ class DirectWay(msgspec.Struct, frozen=True, eq=False):
                 "--kubeconfig, or start this on a node"
             )
         return str(connection_error(error))
-
-    async def _refusal(self, response: aiohttp.ClientResponse) -> str:
-        if response.status == 401:
-            return f"{self.address} refuses the token: give the node's token with --token-file"
-        text = (await response.content.read(4096)).decode(errors="replace")
-        return shown(text) or f"{self.address} answers {response.status}"
 
 
 class FixedNodes:
@@ -278,12 +278,12 @@ _PODS = msgspec.json.Decoder(list[_Pod])
 
 
 class _Cluster(NamedTuple):
-    """What all pods of a cluster are asked through."""
+    """What all pods of a cluster are asked with."""
 
     client: ApiClient
     token: Token
-    scheme: str
-    """`https:` before the pod's name, or ""."""
+    secure: bool
+    """Whether the pods serve https."""
 
 
 class PodWay(msgspec.Struct, frozen=True):
@@ -312,7 +312,8 @@ class PodWay(msgspec.Struct, frozen=True):
                 "serve its state (docs/ui.md), or give --state-port"
             )
         namespace, pod = quote(self.namespace, safe=""), quote(self.pod, safe="")
-        proxy = f"/api/v1/namespaces/{namespace}/pods/{self.cluster.scheme}{pod}:{self.port}/proxy"
+        scheme = "https:" if self.cluster.secure else ""
+        proxy = f"/api/v1/namespaces/{namespace}/pods/{scheme}{pod}:{self.port}/proxy"
         try:
             async with self.cluster.client.proxied(
                 proxy + path, {}, idle, headers=self.cluster.token.headers(), body=body
@@ -356,8 +357,8 @@ class PodNodes:
         self._token = token
         self._selector = selector
         self._port = port
-        self._scheme = "https:" if secure else ""
-        self._timing = timing or Timing(connect=_CONNECT)
+        self._secure = secure
+        self._timing = timing or Timing(connect=_CONNECT, answer=_ANSWER)
         inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
         self._path = f"/api/v1{inside}/pods"
 
@@ -366,10 +367,10 @@ class PodNodes:
         backoff = Backoff(self._timing)
         last: Sequence[Way] = ()
         async with ApiClient(self._access, SourceStats(), self._timing) as client:
-            cluster = _Cluster(client, self._token, self._scheme)
+            cluster = _Cluster(client, self._token, self._secure)
             while True:
                 try:
-                    pods = await self._list(client)
+                    pods = await list_pods(client, self._path, self._selector)
                 except ApiError as error:
                     use(last, f"the pods of steersman cannot be listed: {error}")
                     await self._timing.sleep(backoff.next(error.retry_after))
@@ -382,25 +383,30 @@ class PodNodes:
                 use(last, problem)
                 await self._timing.sleep(_RELIST)
 
-    async def _list(self, client: ApiClient) -> list[_Pod]:
-        """Return the pods, a page at a time."""
-        found: list[_Pod] = []
-        params = {"labelSelector": self._selector, "limit": "500"}
-        while True:
-            body = bytearray()
-            async with client.get(self._path, params, self._timing.answer) as response:
-                async for chunk in body_chunks(response):
-                    body += chunk
-                    if len(body) > _MAX_LIST:
-                        raise ApiError("too_long", "the list of pods is too long")
-            try:
-                page = decode_list("Pod", body)
-                found += _PODS.decode(page.items)
-            except msgspec.DecodeError as error:
-                raise ApiError("malformed", f"unexpected answer: {error}") from error
-            if not page.metadata.continue_:
-                return found
-            params["continue"] = page.metadata.continue_
+
+async def list_pods(client: ApiClient, path: str, selector: str) -> list[_Pod]:
+    """Return the pods with a label, a page at a time.
+
+    Raises:
+        ApiError: they cannot be listed.
+    """
+    found: list[_Pod] = []
+    params = {"labelSelector": selector, "limit": "500"}
+    while True:
+        body = bytearray()
+        async with client.get(path, params, _ANSWER) as response:
+            async for chunk in body_chunks(response):
+                body += chunk
+                if len(body) > _MAX_LIST:
+                    raise ApiError("too_long", "the list of pods is too long")
+        try:
+            page = decode_list("Pod", body)
+            found += _PODS.decode(page.items)
+        except msgspec.DecodeError as error:
+            raise ApiError("malformed", f"unexpected answer: {error}") from error
+        if not page.metadata.continue_:
+            return found
+        params["continue"] = page.metadata.continue_
 
 
 def ways_of(pods: Sequence[_Pod], cluster: _Cluster, port: int) -> list[Way]:

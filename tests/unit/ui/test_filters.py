@@ -63,3 +63,9 @@ def test_the_attributes_of_a_live_block() -> None:
 def test_structs_become_json_for_attributes() -> None:
     chart = Chart([1.5], [Series("a<b", [None])], "/s")
     assert json.loads(filters.json(chart))["series"] == [{"label": "a<b", "values": [None]}]
+
+
+def test_addresses_keep_what_is_not_changed() -> None:
+    query = {"q": "a&b <x>", "mode": "m", "page": "3"}
+    assert filters.address(query) == "?q=a%26b+%3Cx%3E&mode=m"
+    assert filters.address(query, mode="", page=2) == "?q=a%26b+%3Cx%3E&page=2"

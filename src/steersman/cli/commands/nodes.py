@@ -1,0 +1,68 @@
+"""`steersman nodes`: how the nodes of a cluster are, worst first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steersman.cli.command import Command, Example
+from steersman.cli.fleet import HOW, NODE_FLAGS, finder_of
+from steersman.config.flags_upstream import Flag, Group
+from steersman.operate.answer import Answer
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+
+
+async def ask_nodes(parsed: Parsed) -> Answer:
+    """Wait until each node has answered or failed, and answer with all of them."""
+    import time  # noqa: PLC0415 - only for this answer, as the others
+
+    from steersman.host.process import raise_descriptor_limit  # noqa: PLC0415
+    from steersman.operate.fleet_view import fleet_view, query_of  # noqa: PLC0415
+    from steersman.ui.live_fleet import seen_once  # noqa: PLC0415
+
+    raise_descriptor_limit()
+    fleet = await seen_once(finder_of(parsed))
+    values = {name: str(parsed.values.get(name) or "") for name in ("health", "sort")}
+    text = parsed.arguments[0] if parsed.arguments else ""
+    return fleet_view(
+        fleet.seen,
+        time.time(),
+        query_of({**values, "q": text}),
+        problem=fleet.problem,
+        page_size=1_000_000,
+    )
+
+
+_SORTS = ("health", "name", "sync", "lag", "findings", "cpu", "memory")
+_HEALTHS = (
+    *("unreachable", "failing", "waiting", "disagrees", "drifted", "late", "findings", "ok"),
+)
+
+COMMAND = Command(
+    name="nodes",
+    summary="show how the nodes of a cluster are, worst first",
+    description=f"""\
+Show a row for each node, worst first: whether it can be asked, its mode and version, its last sync,
+how long changes take, Findings, CPU and memory, and what its problems are.
+
+{HOW}""",
+    flags=(
+        *NODE_FLAGS,
+        Flag("health", "string", "", Group.OWN, "Only nodes of this health.", choices=_HEALTHS),
+        Flag("sort", "string", "health", Group.OWN, "Order of the nodes.", choices=_SORTS),
+    ),
+    examples=(
+        Example("steersman nodes --kubeconfig ~/.kube/config --token-file token", "a cluster"),
+        Example("steersman nodes --node a=http://10.0.0.1:10259 --token-file token", "one node"),
+        Example("steersman nodes", "this node"),
+    ),
+    exit_codes=(
+        (0, "Every node is well."),
+        (1, "A node is not, or cannot be asked."),
+        (2, "The command line is wrong."),
+    ),
+    answer=ask_nodes,
+    watch=True,
+    process_only=True,
+)

@@ -1,0 +1,101 @@
+"""`steersman ui`: pages about this node or a whole cluster, in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from steersman.cli.command import Command, Example
+from steersman.cli.fleet import HOW, NODE_FLAGS, finder_of
+from steersman.config.flags_upstream import Flag, Group
+from steersman.operate.answer import QuestionError
+
+if TYPE_CHECKING:
+    from steersman.ui.site import Site
+
+_LISTEN = "127.0.0.1:8026"
+
+
+def run_ui(words: Sequence[str]) -> int:
+    """Serve pages until a signal ends it; return the exit status."""
+    from steersman.config import parse_command_line  # noqa: PLC0415 - not for --help
+    from steersman.host.process import raise_descriptor_limit  # noqa: PLC0415
+    from steersman.model.addresses import join_host_port, split_host_port  # noqa: PLC0415
+    from steersman.ui.live_fleet import LiveFleet  # noqa: PLC0415
+    from steersman.ui.navigation import PAGES  # noqa: PLC0415
+    from steersman.ui.site import Site  # noqa: PLC0415
+
+    parsed = parse_command_line(words, extra=COMMAND.flags)
+    listen = str(parsed.values.get("listen") or _LISTEN)
+    try:
+        host, port = split_host_port(listen)
+    except ValueError as error:
+        raise QuestionError(f"--listen {listen}: {error}") from error
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        raise QuestionError(
+            f"--listen {join_host_port(host, port)}: pages have no login on an operator's machine, "
+            "so only loopback is served; from elsewhere, use a tunnel (ssh -L)"
+        )
+    raise_descriptor_limit()  # each node takes one
+    fleet = LiveFleet(finder_of(parsed))
+
+    async def main() -> None:
+        following = asyncio.create_task(fleet.run())
+        try:
+            await serve(Site(fleet, PAGES), host, port, following)
+        finally:
+            following.cancel()
+            with suppress(asyncio.CancelledError):
+                await following
+
+    asyncio.run(main())
+    return 0
+
+
+async def serve(site: Site, host: str, port: int, following: asyncio.Task[None]) -> None:
+    """Serve the pages until a signal comes, or following the nodes fails."""
+    from aiohttp import web  # noqa: PLC0415 - not for --help
+
+    stop = asyncio.create_task(asyncio.Event().wait())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.cancel)
+    runner = web.AppRunner(site.app, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise QuestionError(f"--listen {host}:{port}: {error.strerror}") from error
+        name = f"[{host}]" if ":" in host else host
+        print(f"http://{name}:{runner.addresses[0][1]}/", flush=True)
+        await asyncio.wait((stop, following), return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+    finally:
+        await runner.cleanup()
+
+
+COMMAND = Command(
+    name="ui",
+    group="Run",
+    summary="serve pages about this node or a whole cluster, for a browser",
+    description=f"""\
+Serve pages on loopback: the cluster, Services, problems, the last hour, plans. They follow the
+nodes, keep nothing on disk, and change nothing unless asked. Each page has a JSON twin at the same
+address.
+
+{HOW}""",
+    flags=(
+        Flag("listen", "string", _LISTEN, Group.OWN, "Address and port to serve; port 0 for any."),
+        *NODE_FLAGS,
+    ),
+    examples=(
+        Example("steersman ui", "this node"),
+        Example("steersman ui --kubeconfig ~/.kube/config --token-file token", "a cluster"),
+        Example("steersman ui --nodes-file nodes --token-file token", "these nodes"),
+    ),
+    main=run_ui,
+)

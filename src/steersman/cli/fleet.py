@@ -1,0 +1,113 @@
+"""What commands about several nodes have in common: the flags that say how to reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from steersman.config.flags_upstream import Flag, Group
+from steersman.operate.answer import QuestionError
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+    from steersman.ui.nodes import Finder
+
+SELECTOR: Final = "app.kubernetes.io/name=steersman"
+NODE_FLAGS: Final = (
+    Flag(
+        "node",
+        "strings",
+        "",
+        Group.OWN,
+        "Nodes to ask, as NAME=URL of their state ports; may be repeated.",
+    ),
+    Flag(
+        "nodes-file",
+        "string",
+        "",
+        Group.OWN,
+        "File with a line NAME=URL for each node.",
+        completes="file",
+    ),
+    Flag(
+        "token-file",
+        "string",
+        "",
+        Group.OWN,
+        "File with the token of the nodes' state ports.",
+        completes="file",
+    ),
+    Flag(
+        "ca-file",
+        "string",
+        "",
+        Group.OWN,
+        "Certificate authorities of nodes that serve https (default: the system's).",
+        completes="file",
+    ),
+    Flag(
+        "in-cluster",
+        "bool",
+        "false",
+        Group.OWN,
+        "Ask steersman's pods through the API server, with the service account of this pod.",
+    ),
+    Flag("selector", "string", SELECTOR, Group.OWN, "Label of steersman's pods."),
+    Flag("pod-namespace", "string", "", Group.OWN, "Namespace of steersman's pods (default: all)."),
+    Flag(
+        "state-port",
+        "int32",
+        "0",
+        Group.OWN,
+        "State port of steersman's pods (default: their container port named state).",
+    ),
+    Flag("state-https", "bool", "false", Group.OWN, "Whether these ports serve https."),
+)
+"""Beside --kubeconfig, which means steersman's pods, asked through the API server."""
+HOW: Final = """\
+Which nodes: the process of this node by default, through its local socket. --node or --nodes-file
+name the state ports of nodes. --kubeconfig (or --in-cluster) finds steersman's pods by their label
+and asks them through the API server's proxy, with your own rights: list pods, and get and create
+pods/proxy. State ports need a token: --token-file."""
+
+
+def finder_of(parsed: Parsed) -> Finder:
+    """Return what finds the nodes that a command line means.
+
+    Raises:
+        QuestionError: flags contradict each other, or a file cannot be read.
+        KubeconfigError: the API server's address or credentials are not usable.
+    """
+    from steersman.run.startup import cluster_access  # noqa: PLC0415 - not for --help
+    from steersman.ui.nodes import FixedNodes, PodNodes, Token, read_urls  # noqa: PLC0415
+
+    values = parsed.values
+    words, file = values.get("node") or (), str(values.get("nodes-file") or "")
+    assert isinstance(words, Sequence)
+    token = Token(str(values.get("token-file") or ""))
+    config = parsed.config
+    access = config.client_connection.kubeconfig or values.get("master")
+    if words or file:
+        if access or values.get("in-cluster"):
+            raise QuestionError("--node and --nodes-file exclude --kubeconfig and --in-cluster")
+        try:
+            text = Path(file).read_text(encoding="utf-8") if file else ""
+        except (OSError, ValueError) as error:
+            raise QuestionError(f"--nodes-file {file}: {error}") from error
+        urls = read_urls([str(word) for word in words], text, f"--nodes-file {file}")
+        if not urls:
+            raise QuestionError(f"--nodes-file {file} names no node")
+        return FixedNodes(urls, token, str(values.get("ca-file") or ""))
+    if access or values.get("in-cluster"):
+        port = values.get("state-port") or 0
+        assert isinstance(port, int)
+        return PodNodes(
+            cluster_access(config),
+            token,
+            selector=str(values.get("selector") or SELECTOR),
+            namespace=str(values.get("pod-namespace") or ""),
+            port=port,
+            secure=bool(values.get("state-https")),
+        )
+    return FixedNodes()

@@ -1,0 +1,70 @@
+"""Flags that say how to reach nodes, and the commands that have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steersman.cli.command import find_command
+from steersman.cli.commands.nodes import COMMAND as NODES
+from steersman.cli.commands.ui import COMMAND as UI
+from steersman.cli.commands.ui import run_ui
+from steersman.cli.fleet import finder_of
+from steersman.config import parse_command_line
+from steersman.operate.answer import QuestionError
+from steersman.operate.fleet_view import HEALTHS, SORTS
+from steersman.source.kubeconfig import KubeconfigError
+from steersman.ui.nodes import SELECTOR, Finder, FixedNodes, PodNodes
+
+KUBECONFIG = """
+current-context: c
+contexts: [{name: c, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "https://10.0.0.1:6443"}}]
+users: [{name: u, user: {token: t}}]
+"""
+
+
+def finder(*words: str) -> Finder:
+    return finder_of(parse_command_line(words, extra=NODES.all_flags, allow_arguments=True))
+
+
+def test_ways_to_nodes(tmp_path: Path) -> None:
+    assert isinstance(finder(), FixedNodes)
+    (tmp_path / "nodes").write_text("b=http://10.0.0.2:1\n")
+    given = finder("--node=a=http://10.0.0.1:1", f"--nodes-file={tmp_path / 'nodes'}")
+    assert isinstance(given, FixedNodes)
+    assert given._urls == {"a": "http://10.0.0.1:1", "b": "http://10.0.0.2:1"}
+    (tmp_path / "config").write_text(KUBECONFIG)
+    assert isinstance(finder(f"--kubeconfig={tmp_path / 'config'}", "--state-port=9"), PodNodes)
+
+
+def test_contradictions_and_missing_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# none\n")
+    for words, said in (
+        (("--node=http://a", "--in-cluster"), "exclude --kubeconfig and --in-cluster"),
+        ((f"--nodes-file={tmp_path / 'none'}",), "--nodes-file .*none: .*No such file"),
+        ((f"--nodes-file={tmp_path / 'empty'}",), "names no node"),
+        (("--node=a=b",), "--node: 'b' is not a URL"),
+    ):
+        with pytest.raises(QuestionError, match=said):
+            finder(*words)
+    with pytest.raises(KubeconfigError, match="KUBERNETES_SERVICE_HOST"):
+        finder("--in-cluster")
+
+
+def test_pages_are_served_on_loopback_only() -> None:
+    for listen, said in (
+        ("0.0.0.0:80", "only loopback is served"),
+        ("nonsense", "--listen nonsense: "),
+    ):
+        with pytest.raises(QuestionError, match=said):
+            run_ui([f"--listen={listen}"])
+
+
+def test_choices_of_flags_are_those_of_the_answer() -> None:
+    flags = {flag.name: flag for flag in NODES.flags}
+    assert flags["sort"].choices == SORTS
+    assert flags["health"].choices == tuple(HEALTHS)
+    assert flags["selector"].default == SELECTOR
+    assert find_command("ui") is UI

@@ -1,0 +1,119 @@
+"""The list of Services: names of a page, and a row for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steersman.compile.planner import compile_all
+from steersman.model.findings import Finding
+from steersman.model.inputs import HostFacts, NodeConfig
+from steersman.model.names import ObjectName
+from steersman.model.plan import Traits
+from steersman.model.world import Origin, World
+from steersman.operate.answer import Line, Table
+from steersman.operate.services_view import (
+    ServiceRow,
+    ServicesView,
+    choose,
+    names_of,
+    rows_of,
+)
+from steersman.source.store import Store
+from steersman.source.wire import decode_value
+from tests.support.builders import kube
+
+
+def world(*objects: dict[str, Any]) -> World:
+    store = Store("node-a")
+    for obj in objects:
+        value = decode_value(obj["kind"], obj)
+        assert not isinstance(value, Finding)
+        store.upsert(value)
+    facts = HostFacts("node-a", {"lo": ("127.0.0.1/8",)})
+    plan = compile_all(store.snapshot, NodeConfig(), facts, Traits())
+    return World(
+        Origin("process", ""),
+        store.snapshot,
+        plan,
+        "a mode",
+        findings=plan.findings,
+        unserved=dict(store.unserved),
+    )
+
+
+TWO_PORTS = [
+    {"name": "http", "port": 80, "protocol": "TCP"},
+    {"name": "dns", "port": 53, "protocol": "UDP"},
+]
+
+
+def test_ports_of_a_service_are_one_row() -> None:
+    ends = ("10.244.0.1", "10.244.0.2")
+    ports = [{"name": name, "port": 8080, "protocol": p} for name, p in (("http", "TCP"),)]
+    made = world(
+        kube.service("web", ports=TWO_PORTS),
+        kube.endpoint_slice("web-x", "web", *ends, ports=ports),
+        kube.service("db", "None"),
+        kube.service("cart", "10.96.0.2"),
+        kube.endpoint_slice(
+            "cart-x", "cart", {"addresses": ["10.244.0.3"], "conditions": {"ready": False}}
+        ),
+    )
+    web, cart, db = rows_of([made], ["shop/web", "shop/cart", "shop/gone", "shop/db"], 0.0)
+    assert web.frontends == ("10.96.0.1:53", "10.96.0.1:80")
+    assert web.ports == ("dns/UDP", "http/TCP")
+    assert (web.used, web.unused, web.type) == (2, 0, "ClusterIP")
+    assert web.problem == "no endpoint: clients are rejected"
+    assert (cart.used, cart.unused) == (0, 1)
+    assert db.unserved.startswith("headless")
+    assert rows_of([], ["shop/web"], 0.0) == ()
+
+
+def test_pages_of_names() -> None:
+    names = [f"shop/web-{n}" for n in range(25)]
+    assert choose(names, "", 1, 10).names == tuple(names[:10])
+    last = choose(names, "", 9, 10)
+    assert (last.page, last.pages, last.names) == (3, 3, tuple(names[20:]))
+    found = choose(names, "web 7", 0, 10)
+    assert (found.total, found.matching, found.page) == (25, 2, 1)
+    assert found.names == ("shop/web-7", "shop/web-17")
+    assert choose([], "x", 1).pages == 1
+
+
+@given(st.lists(st.text(), max_size=30), st.text(max_size=3), st.integers(1, 5))
+def test_pages_together_are_everything_that_was_found(
+    names: Sequence[str], text: str, size: int
+) -> None:
+    first = choose(names, text, 1, size)
+    pages = [choose(names, text, page, size).names for page in range(1, first.pages + 1)]
+    assert sum(map(len, pages)) == first.matching
+    assert [n for page in pages for n in page] == [
+        n for n in names if all(word in n for word in text.split())
+    ]
+
+
+def test_names() -> None:
+    assert names_of(["shop/web"]) == (ObjectName("shop", "web"),)
+
+
+def test_as_text() -> None:
+    rows = (
+        ServiceRow("shop/a", "ClusterIP", ("1", "2", "3", "4"), (), 2, 1),
+        ServiceRow("shop/b", problem="no endpoint", findings=("f",)),
+        ServiceRow("shop/c", findings=("f", "g")),
+        ServiceRow("shop/d", unserved="headless"),
+    )
+    view = ServicesView(node="n", total=9, matching=4, rows=rows)
+    line, table = view.blocks(wide=False)
+    assert isinstance(line, Line)
+    assert line.text == "4 of 9 Services, as node n serves them"
+    assert isinstance(table, Table)
+    assert table.rows[0] == ["shop/a", "ClusterIP", "1, 2, 3", "2 in, 1 out", "ok"]
+    assert [row[-1] for row in table.rows] == ["ok", "no endpoint", "f", "headless"]
+    _, wide = view.blocks(wide=True)
+    assert isinstance(wide, Table)
+    assert wide.rows[0][2] == "1, 2, 3, 4"
