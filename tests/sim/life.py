@@ -192,8 +192,6 @@ class Life:
             },
             **more,
         }
-        if self.started:
-            self.oracle.facts()  # this takes time, in which the process must not be ahead of us
         self.etcd.put(node)
         node = self.etcd.objects["Node"]["", NAME]
         if node["status"].get("addresses"):
@@ -281,7 +279,6 @@ class Life:
         self.oracle.protect()
 
     def service_cidr(self) -> None:
-        self.oracle.facts()
         spec = {"cidrs": self.dice.choice((["10.96.0.0/16"], ["10.96.0.0/16", "fd00:10:96::/112"]))}
         self.etcd.put({"kind": "ServiceCIDR", "metadata": {"name": "kubernetes"}, "spec": spec})
         self.oracle.protect()

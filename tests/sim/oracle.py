@@ -69,13 +69,20 @@ class Oracle:
         self._refused: set[str] = set()
         self._canary_rules: dict[str, dict[Any, Any]] = {}
         self._facts: tuple[int, HostFacts] | None = None
+        self._reading = False
+        self._unjudged: list[Diff] = []
+        """Transactions of ours during which the oracle did not know yet what may be written."""
         self.clients = Clients(node.netlink.conntrack, universe.dice)
         node.kernel.guard = self._guard
 
     # The rules of a fresh start
 
     def facts(self) -> HostFacts:
-        """Read this machine's facts with the program's own code."""
+        """Read this machine's facts with the program's own code.
+
+        This takes time. The process may act meanwhile on a change of which the oracle takes note
+        only afterwards: what it writes is judged by `protect`.
+        """
         version = self._node.netlink.links.version
         if self._facts is not None and self._facts[0] == version:
             return self._facts[1]
@@ -89,10 +96,12 @@ class Oracle:
             type(self._node.netlink.faults)(),
         )
         process = Process(self._universe, read, "oracle")
+        self._reading = True
         for _ in range(100):
             if found:
                 break
             self._universe.run(0.01)
+        self._reading = False
         process.kill()
         self._node.netlink.faults = kept
         self._facts = version, found[0]
@@ -191,11 +200,16 @@ class Oracle:
         """
         now = self._surroundings()
         if anew:
+            self._judge()
             self._around = []
             self.protected = {}
             self._starts = self._node.starts
-        if now in self._around and self._node.starts == self._starts:
-            return
+        if now not in self._around or self._node.starts != self._starts:
+            self._permit(now)
+        self._judge()
+
+    def _permit(self, now: Surroundings) -> None:
+        """Permit the rules of these surroundings too, and of every mixture with earlier ones."""
         first = not self._around
         self._around.append(now)
         if self._node.starts != self._starts:  # it may serve before all that is optional is read
@@ -212,9 +226,18 @@ class Oracle:
 
     def _guard(self, table: str, change: Diff) -> None:
         """See that a transaction takes nothing from the canaries."""
-        daemon = self._node.daemon
-        if not self.protected or daemon is None or table != self._mode.table:
-            return
+        if self.protected and self._node.daemon is not None and table == self._mode.table:
+            self._unjudged.append(change)
+            if not self._reading:
+                self._judge()
+
+    def _judge(self) -> None:
+        """See that what was written takes nothing from the canaries."""
+        changes, self._unjudged = self._unjudged, []
+        for change in changes:
+            self._judge_one(change)
+
+    def _judge_one(self, change: Diff) -> None:
         after = {**dict.fromkeys(change.removed, _ABSENT), **change.added}
         after.update({key: new for key, (_, new) in change.changed.items()})
         for key in after.keys() & self.protected.keys():
