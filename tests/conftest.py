@@ -1,21 +1,30 @@
-"""What all tests share: kernel tests run as root, and say why where they cannot."""
+"""What all tests share: kernel tests run as root, and say why where they cannot.
+
+`make test` runs them in several processes (pytest-xdist). A module's tests stay together, since
+many share a fixture; the modules that take longest begin first.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 settings.register_profile("steersman", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steersman")  # how fast examples are made is the machine's affair
 
 SETTINGS = pytest.StashKey[dict[str, str]]()
 CHANGED = pytest.StashKey[list[str]]()
+BROWSER = "tests/browser/"
 TOOLS = ("ip", "iptables", "ip6tables", "iptables-restore", "nft", "conntrack", "unshare")
 
 
@@ -34,6 +43,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("kernel") and (reason := missing_for_kernel_tests()):
             item.add_marker(pytest.mark.skip(reason=reason))
+    longest_first(items)
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sort modules by their length in half minutes; those of equal length stay shuffled."""
+    seconds = {item: length(item) for item in items}
+    modules: defaultdict[Path, float] = defaultdict(float)
+    for item in items:
+        modules[item.path] += seconds[item]
+    items.sort(key=lambda item: (-(modules[item.path] // 30), -(seconds[item] // 300)))
+
+
+def length(item: pytest.Item) -> float:
+    """Return about how many seconds a test may take."""
+    if slow := item.get_closest_marker("slow"):
+        return float(slow.kwargs.get("seconds", 20))
+    return 1.0 if item.get_closest_marker("kernel") else 0.02
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return Together(config, log)
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives a process all tests of a module; one of them gets all that use a browser."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return BROWSER if nodeid.startswith(BROWSER) else nodeid.partition("::")[0]
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is one of several processes that another one started to run tests."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with SIGINT ignored, and so would be what the tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 MACHINE = (
@@ -52,15 +101,36 @@ def machine_settings() -> dict[str, str]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not is_worker(session.config):
+        session.config.pluginmanager.register(FailuresAtOnce(reporter))
     session.config.stash[SETTINGS] = machine_settings()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if is_worker(session.config):
+        return
     before, after = session.config.stash[SETTINGS], machine_settings()
     changed = [name for name, value in before.items() if after.get(name) != value]
     if changed:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         session.config.stash[CHANGED] = changed
+
+
+class FailuresAtOnce:
+    """Prints a line when a test fails, so that a run which is stopped has said what failed."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self.reporter = reporter
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = str(crash.message if crash else report.longrepr).strip().partition("\n")[0]
+            place = f" ({report.when})" if report.when != "call" else ""
+            self.reporter.write_line("")
+            self.reporter.write_line(f"FAILED {report.nodeid}{place}: {why[:200]}", red=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

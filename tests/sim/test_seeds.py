@@ -19,6 +19,7 @@ def simulate(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow(seconds=90)
 def test_nodes_survive_their_lives() -> None:
     cores = os.cpu_count() or 1
     done = simulate(f"--seeds={SEEDS}", f"--hours={HOURS}", f"-j={cores}")
