@@ -276,13 +276,13 @@ def to_svg(picture: Picture, name: str = "way", style: str = "") -> str:
     if style:
         out.append(f"<style>{escape(style, quote=False)}</style>")
     for box in picture.boxes:
-        out += _svg_box(box)
+        out += svg_box(box)
     for arrow in picture.arrows:
-        out += _svg_arrow(arrow)
+        out += svg_arrow(arrow)
     return "".join((*out, "</svg>"))
 
 
-def _svg_box(box: Box) -> Iterator[str]:
+def svg_box(box: Box) -> Iterator[str]:
     """Yield a box, with its whole text for a pointer that rests on it."""
     yield f'<g class="way-box way-{box.kind}"><title>{escape(box.whole)}</title>'
     yield (
@@ -299,7 +299,7 @@ def _svg_box(box: Box) -> Iterator[str]:
     yield "</g>"
 
 
-def _svg_arrow(arrow: Arrow) -> Iterator[str]:
+def svg_arrow(arrow: Arrow) -> Iterator[str]:
     """Yield a curve with a head; markers would need ids."""
     (x1, y1), (x2, y2) = arrow.start, arrow.end
     bend = (x1 + x2) / 2

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from steersman.ui.pages import about, cluster, services
+from steersman.ui.pages import about, cluster, map, service, services
 from steersman.ui.site import Page
 
-PAGES: Final[tuple[Page, ...]] = (cluster.PAGE, services.PAGE, about.PAGE)
+PAGES: Final[tuple[Page, ...]] = (
+    cluster.PAGE,
+    services.PAGE,
+    service.PAGE,
+    service.RATES,
+    map.PAGE,
+    about.PAGE,
+)

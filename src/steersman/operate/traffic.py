@@ -1,0 +1,291 @@
+"""Traffic for pages: rates of a Service over the last minutes, and the map of a cluster. Pure.
+
+The running process only tells its counts of now (model/top.py). A RateHistory keeps the rates of
+one Service for as long as somebody looks; it is bounded in time, samples and endpoints.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+
+from steersman.model.top import TopRow, TopSample
+from steersman.operate.answer import Answer, Block, Cell, Chart, Line, Series, Table
+from steersman.operate.top_model import duration, number
+
+KEPT_SECONDS = 600.0
+MOST_SAMPLES = 300
+LEAST_APART = 1.5  # seconds; samples that come earlier replace the last one
+_GAP = 15.0
+_MOST_ENDPOINTS = 20
+"""Endpoints of a sample that are kept, the busiest first."""
+_DRAWN = 7
+"""Lines of endpoints in a chart; one more is the sum."""
+_ROWS = 200
+"""Endpoints that a page lists."""
+
+NOT_COUNTED = (
+    "the mode of this node does not count connections, so there are no rates; `steersman top` and"
+    " docs/metrics.md say which modes do"
+)
+
+
+class Rate(NamedTuple):
+    """New and failed connections per second; None if the mode does not know."""
+
+    connections: float | None
+    failures: float | None
+
+
+class _Sample(NamedTuple):
+    at: float
+    total: Rate
+    endpoints: Mapping[str, Rate]
+
+
+class RateHistory:
+    """The rates of one Service, seen by one node, in the last minutes."""
+
+    def __init__(self) -> None:
+        self._samples: deque[_Sample] = deque(maxlen=MOST_SAMPLES)
+
+    def add(self, at: float, sample: TopSample) -> None:
+        """Add the counts of the Service's endpoints.
+
+        Args:
+            at: seconds since 1970.
+            sample: of the Service; its rows are endpoints, the busiest first.
+        """
+        while self._samples and self._samples[0].at < at - KEPT_SECONDS:
+            self._samples.popleft()
+        if not sample.interval:  # the first count gives no rates
+            return
+        apart = at - self._samples[-1].at if self._samples else _GAP
+        if apart < LEAST_APART:
+            self._samples.pop()
+        elif apart > _GAP:  # nobody looked: the chart has no line there
+            self._samples.append(_Sample(at - LEAST_APART, Rate(None, None), {}))
+        rates = {row.name: Rate(row.rate, row.failure_rate) for row in sample.rows}
+        total = Rate(
+            _sum(each.connections for each in rates.values()),
+            _sum(each.failures for each in rates.values()),
+        )
+        kept = dict(list(rates.items())[:_MOST_ENDPOINTS])
+        self._samples.append(_Sample(at, total, kept))
+
+    def chart(self, kind: Literal["connections", "failures"]) -> Chart | None:
+        """Return a chart of all endpoints together and of the busiest ones; None if not known."""
+        index = Rate._fields.index(kind)
+        if all(sample.total[index] is None for sample in self._samples):
+            return None
+        sums: dict[str, float] = {}
+        for sample in self._samples:
+            for name, rate in sample.endpoints.items():
+                sums[name] = sums.get(name, 0.0) + (rate[index] or 0.0)
+        busiest = sorted(sums, key=lambda name: (-sums[name], name))[:_DRAWN]
+        series = [Series("all endpoints", [_round(s.total[index]) for s in self._samples])]
+        for name in sorted(busiest):  # the same order, so the same colours, whoever is ahead
+            found = (s.endpoints.get(name) for s in self._samples)
+            series.append(Series(name, [_round(each[index]) if each else None for each in found]))
+        return Chart([round(s.at, 1) for s in self._samples], series, "/s")
+
+
+class ServiceRates(Answer, frozen=True, kw_only=True):
+    """Connections to the endpoints of a Service through one node."""
+
+    service: str
+    node: str
+    at: float = 0.0
+    """Seconds since 1970."""
+    rows: tuple[TopRow, ...] = ()
+    """The endpoints, the busiest first."""
+    endpoints: int = 0
+    """Number of all."""
+    connections: Chart | None = None
+    failures: Chart | None = None
+    problem: str = ""
+    """Why there are no rates."""
+
+    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
+        """Yield a table of the endpoints."""
+        yield Line(f"Service {self.service}, through node {self.node}", "title")
+        if self.problem:
+            yield Line(self.problem, "warn")
+        columns = ("ENDPOINT", "PER S", "CONNECTIONS", "FAILED/S", "SET-UP")
+        rows: list[tuple[Cell, ...]] = [
+            (
+                row.name,
+                number(row.rate),
+                number(row.connections),
+                number(row.failure_rate),
+                duration(row.latency),
+            )
+            for row in self.rows
+        ]
+        yield Table(columns, rows, empty="no endpoint")
+
+
+def service_rates(service: str, at: float, sample: TopSample, history: RateHistory) -> ServiceRates:
+    """Return the rates of a Service, and charts of the last minutes.
+
+    Args:
+        service: `namespace/name`.
+        at: seconds since 1970.
+        sample: the counts of its endpoints.
+        history: of the Service; the sample is in it.
+    """
+    problem = sample.problem
+    if not problem and not sample.counted:
+        problem = NOT_COUNTED
+    return ServiceRates(
+        service=service,
+        node=sample.node,
+        at=at,
+        rows=sample.rows[:_ROWS],
+        endpoints=sample.matching,
+        connections=history.chart("connections"),
+        failures=history.chart("failures"),
+        problem=problem,
+    )
+
+
+def _sum(values: Iterator[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 2)
+
+
+# The map of a cluster
+
+PointKind: TypeAlias = Literal["node", "service", "endpoint"]
+
+
+class Point(msgspec.Struct, frozen=True, rename="camel"):
+    """A node, a Service or an endpoint on the map."""
+
+    id: str
+    kind: PointKind
+    label: str
+    href: str = ""
+    """The page about it; "" if there is none."""
+
+
+class Stream(msgspec.Struct, frozen=True, rename="camel"):
+    """Connections from one point to the next."""
+
+    source: str
+    target: str
+    rate: float
+    """New connections per second."""
+    failures: float = 0.0
+    """Failed ones per second."""
+
+
+class Graph(msgspec.Struct, frozen=True, rename="camel"):
+    """Points and streams, as pages draw them."""
+
+    points: tuple[Point, ...] = ()
+    streams: tuple[Stream, ...] = ()
+
+
+class TrafficMap(Answer, frozen=True, kw_only=True):
+    """Which nodes send connections through which Services to which endpoints."""
+
+    node: str = ""
+    """The only node that is shown; "" for the busiest ones."""
+    nodes: tuple[str, ...] = ()
+    """All nodes that can be chosen."""
+    shown: tuple[str, ...] = ()
+    """The nodes that were asked."""
+    graph: Graph = Graph()
+    problems: tuple[str, ...] = ()
+    """Nodes that tell nothing, and why."""
+
+    def blocks(self, wide: bool) -> Iterator[Block]:  # noqa: ARG002
+        """Yield a table of the streams."""
+        labels = {point.id: point.label for point in self.graph.points}
+        rows: list[tuple[Cell, ...]] = [
+            (labels[each.source], labels[each.target], number(each.rate), number(each.failures))
+            for each in self.graph.streams
+        ]
+        yield Table(("FROM", "TO", "PER S", "FAILED/S"), rows, empty="no connections now")
+        for problem in self.problems:
+            yield Line(problem, "warn")
+
+
+class Passing(NamedTuple):
+    """Connections to a Service through a node."""
+
+    node: str
+    service: str
+    rate: Rate
+
+
+def busiest(samples: Mapping[str, TopSample], most: int) -> list[Passing]:
+    """Return the busiest pairs of a node and a Service.
+
+    Args:
+        samples: of each node; their rows are ServicePorts.
+        most: number of pairs.
+    """
+    found: dict[tuple[str, str], tuple[float, float]] = {}
+    for node, sample in samples.items():
+        for row in sample.rows:
+            if row.rate or row.failure_rate:
+                key = node, row.name.partition(":")[0]
+                rate, failures = found.get(key, (0.0, 0.0))
+                found[key] = rate + (row.rate or 0.0), failures + (row.failure_rate or 0.0)
+    ranked = sorted(found.items(), key=lambda each: (-sum(each[1]), each[0]))
+    return [Passing(*key, Rate(*rates)) for key, rates in ranked[:most]]
+
+
+def traffic_graph(
+    passing: Sequence[Passing], details: Mapping[tuple[str, str], TopSample], most: int
+) -> Graph:
+    """Return the map of some connections.
+
+    Args:
+        passing: connections through nodes to Services.
+        details: the counts of endpoints, by node and Service, as far as they are known.
+        most: endpoints of each Service that are shown; one point stands for all others.
+    """
+    points: dict[str, Point] = {}
+    streams: list[Stream] = []
+    ends: dict[str, dict[str, tuple[float, float]]] = {}
+    for node, service, rate in passing:
+        points[f"node {node}"] = Point(f"node {node}", "node", node, f"/map?node={quote(node)}")
+        href = f"/services/{quote(service)}?node={quote(node)}"
+        points.setdefault(
+            f"service {service}", Point(f"service {service}", "service", service, href)
+        )
+        streams.append(_stream(f"node {node}", f"service {service}", rate))
+        sums = ends.setdefault(service, {})
+        for row in details[node, service].rows if (node, service) in details else ():
+            known = sums.get(row.name, (0.0, 0.0))
+            sums[row.name] = known[0] + (row.rate or 0.0), known[1] + (row.failure_rate or 0.0)
+    for service, sums in ends.items():
+        ranked = sorted(sums.items(), key=lambda each: (-sum(each[1]), each[0]))
+        ranked = [each for each in ranked if sum(each[1])]
+        for name, rates in ranked[:most]:
+            id_ = f"endpoint {service} {name}"
+            points[id_] = Point(id_, "endpoint", name)
+            streams.append(_stream(f"service {service}", id_, Rate(*rates)))
+        if others := ranked[most:]:
+            id_ = f"endpoint {service} others"
+            points[id_] = Point(
+                id_, "endpoint", f"{len(others)} more endpoint{'s' * (len(others) > 1)}"
+            )
+            rest = Rate(sum(each[0] for _, each in others), sum(each[1] for _, each in others))
+            streams.append(_stream(f"service {service}", id_, rest))
+    return Graph(tuple(points.values()), tuple(streams))
+
+
+def _stream(source: str, target: str, rate: Rate) -> Stream:
+    return Stream(source, target, round(rate.connections or 0.0, 2), round(rate.failures or 0.0, 2))

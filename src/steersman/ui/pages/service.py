@@ -1,0 +1,210 @@
+"""`/services/NAMESPACE/NAME`: one Service, the way of a packet to it, and what the kernel has.
+
+The page follows its node's syncs. Rates are asked for every few seconds as long as the page is
+open; what costs the node a process (doctor, dump, trace) only if somebody presses the button.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlencode
+from weakref import WeakKeyDictionary
+
+import msgspec
+from aiohttp import web
+
+from steersman.model.kube import ObjectMeta, Pod, PodIP, PodSpec, PodStatus
+from steersman.model.names import ObjectName
+from steersman.operate.answer import Answer, Block, QuestionError
+from steersman.operate.doctor.check import Diagnosis
+from steersman.operate.dump import KernelDump, KernelStep, lines_by_step
+from steersman.operate.names import Names, UnknownNameError
+from steersman.operate.service_view import ServiceView, service_view
+from steersman.operate.trace import TraceAnswer
+from steersman.operate.traffic import ServiceRates
+from steersman.ui.sampling import Sampler
+from steersman.ui.site import Page, Query, Site
+
+_PATH = "/services/{namespace}/{name}"
+_LONGEST = 1000  # characters of a client or destination that somebody types
+_MOST_PODS = 256
+
+_samplers: WeakKeyDictionary[Site, Sampler] = WeakKeyDictionary()
+_pods: WeakKeyDictionary[Site, OrderedDict[tuple[str, ObjectName], Pod]] = WeakKeyDictionary()
+"""Pods that were clients, by the node that knew them: they are not in the World of a Service."""
+
+_ANSWERS: dict[str, type[Answer]] = {"doctor": Diagnosis, "dump": KernelDump, "trace": TraceAnswer}
+"""What a page may ask a node to run."""
+
+
+class RunView(Answer, frozen=True, kw_only=True):
+    """The answer of a command that ran on a node."""
+
+    service: str
+    node: str
+    command: str
+    back: str
+    """Address of the page that it belongs to."""
+    answer: Diagnosis | KernelDump | TraceAnswer | None = None
+    steps: tuple[KernelStep, ...] = ()
+    """The lines of a dump, by the steps of the way."""
+    problem: str = ""
+    """Why there is no answer."""
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield what the command prints."""
+        if self.answer is not None:
+            yield from self.answer.blocks(wide)
+
+
+def sampler_of(site: Site) -> Sampler:
+    """Return the sampler of a site."""
+    return _samplers.setdefault(site, Sampler(site.fleet))
+
+
+def _name(query: Query) -> ObjectName:
+    return ObjectName(query["namespace"], query["name"])
+
+
+def _node(site: Site, query: Query) -> str:
+    """Return the node that is asked: the one that was chosen, or the first that is well."""
+    nodes = site.fleet.nodes
+    healthy = (name for name in sorted(nodes) if nodes[name].healthy)
+    return query.get("node") or next(healthy, "") or next(iter(sorted(nodes)), "")
+
+
+async def view_of(site: Site, query: Query) -> ServiceView:
+    """Describe the Service of a query, or say why that is not possible."""
+    name, node = _name(query), _node(site, query)
+    nodes = tuple(sorted(site.fleet.nodes))
+    if not node:
+        return ServiceView(
+            service=str(name),
+            problem="no node has been reached yet",
+            advice="steersman must run on the nodes, and this server must be allowed to ask it.",
+        )
+    client, to = (query.get(key, "")[:_LONGEST] for key in ("client", "to"))
+    try:
+        world = await sampler_of(site).world(node, name)
+    except (QuestionError, TimeoutError) as error:
+        return ServiceView(
+            service=str(name),
+            node=node,
+            nodes=nodes,
+            problem=f"node {node}: {str(error) or 'it did not answer in time'}",
+            advice="Check the namespace and the name, or choose another node.",
+        )
+    pods = [pod for (at, _), pod in _pods.get(site, {}).items() if at == node]
+    names = Names(world, name.namespace, pods)
+    view = await asyncio.to_thread(service_view, names, name, client, to)
+    if view.way_problem and (pod := await find_pod(site, node, names, client)) is not None:
+        names = Names(world, name.namespace, [pod])
+        view = await asyncio.to_thread(service_view, names, name, client, to)
+    return msgspec.structs.replace(view, node=node, nodes=nodes)
+
+
+async def find_pod(site: Site, node: str, names: Names, client: str) -> Pod | None:
+    """Find a client that the World of a Service does not have in that of all Services."""
+    try:
+        names.client(client or "pod")
+    except UnknownNameError as error:
+        if error.pod is None:
+            return None
+    except QuestionError:
+        return None
+    else:
+        return None
+    try:
+        whole = await site.fleet.world(node)
+        found = await asyncio.to_thread(Names(whole, names.namespace).client, client)
+    except QuestionError:
+        return None
+    if found.kind != "pod" or found.name is None:
+        return None
+    pod = Pod(
+        ObjectMeta(found.name.name, found.name.namespace),
+        PodSpec(node_name=found.node),
+        PodStatus(pod_ips=[PodIP(ip) for ip in found.addresses]),
+    )
+    known = _pods.setdefault(site, OrderedDict())
+    known[node, found.name] = pod
+    while len(known) > _MOST_PODS:
+        known.popitem(last=False)
+    return pod
+
+
+async def rates_of(site: Site, query: Query) -> ServiceRates:
+    """Return the rates of the Service of a query, or say why there are none."""
+    name, node = str(_name(query)), _node(site, query)
+    try:
+        return await sampler_of(site).rates(node, name)
+    except (QuestionError, TimeoutError) as error:
+        problem = f"node {node}: {str(error) or 'it did not answer in time'}"
+        return ServiceRates(service=name, node=node, problem=problem)
+
+
+# What somebody starts
+
+
+def arguments_of(command: str, service: str, client: str, to: str) -> list[str]:
+    """Return the words that ask a command about a Service, or about a connection to it.
+
+    Raises:
+        QuestionError: a name would be taken for a flag, or there is no such command.
+    """
+    if command not in _ANSWERS:
+        raise QuestionError(f"{command!r} cannot be run from here")
+    if service.startswith("-"):
+        raise QuestionError(f"{service!r} is not a name of a Service")
+    match command:
+        case "dump":
+            return [service]
+        case "doctor":
+            # A class of clients says nothing that doctor could try.
+            known = client not in ("", "pod", "external", "outside", "node")
+            return [f"--from={client}", f"--to={to}"] if known and to else [service]
+        case _:
+            # The packet of a pod that is not named is sent by the node.
+            words = {"pod": "node", "": "node", "external": "outside"}
+            return [f"--from={words.get(client, client)}", f"--to={to or service}"]
+
+
+async def run_command(site: Site, request: web.Request) -> web.StreamResponse:
+    """Run a command on the node, and answer with a page that has its result."""
+    form = await request.post()
+    name = ObjectName(request.match_info["namespace"], request.match_info["name"])
+    command, node, client, to = (
+        str(form.get(key, ""))[:_LONGEST].strip() for key in ("command", "node", "client", "to")
+    )
+    query = {"node": node, "client": client, "to": to}
+    back = _PATH.format(namespace=quote(name.namespace), name=quote(name.name))
+    view = RunView(service=str(name), node=node, command=command, back=f"{back}?{urlencode(query)}")
+    try:
+        document = {"command": command, "arguments": arguments_of(command, str(name), client, to)}
+        last: dict[str, Any] = {}
+        async for line in site.fleet.post(node, "/run", document):
+            last = line
+        if last.get("answer") is None:
+            raise QuestionError(last.get("error") or f"node {node} ended without an answer")
+        answer: Any = msgspec.convert(last["answer"], _ANSWERS[command])
+        view = msgspec.structs.replace(view, answer=answer)
+        if isinstance(answer, KernelDump):
+            page = await view_of(site, {**query, **request.match_info})
+            if page.flow is not None:
+                view = msgspec.structs.replace(view, steps=lines_by_step(answer, page.flow))
+    except (QuestionError, TimeoutError) as error:
+        text = str(error) or "the node did not answer in time"
+        view = msgspec.structs.replace(view, problem=text)
+    except msgspec.ValidationError as error:
+        text = f"node {node} runs another version of steersman: {error}"
+        view = msgspec.structs.replace(view, problem=text)
+    page_of = Page("", "run.html", view_of, f"{command} of {name}")
+    html = site.render("run.html", page=page_of, answer=view, query=query, events="")
+    return web.Response(text=html, content_type="text/html")
+
+
+PAGE = Page(_PATH, "service.html", view_of, "Service", actions={f"{_PATH}/run": run_command})
+RATES = Page(f"{_PATH}/rates", "rates.html", rates_of, "Rates of a Service", live=False)
