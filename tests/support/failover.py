@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from steersman.failover.policy import Policy
-from steersman.model.failover import Observation, Settings, Target
+from steersman.model.failover import Backend, Observation, Settings
 from steersman.model.names import Protocol
 
 SYNS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
@@ -27,7 +27,7 @@ ROUND_TRIP = 0.002
 class Fault(NamedTuple):
     """Something that happens to some endpoints for a while."""
 
-    targets: frozenset[Target]
+    backends: frozenset[Backend]
     begins: float
     ends: float
     kind: Observation = Observation.SILENT
@@ -45,16 +45,16 @@ class Connection(NamedTuple):
     ended: float
 
 
-def endpoints(number: int, nodes: int = 3) -> dict[Target, str]:
+def endpoints(number: int, nodes: int = 3) -> dict[Backend, str]:
     """Endpoints, dealt to the nodes in turn."""
     return {
-        Target(f"10.0.{i % nodes}.{i}", 80, Protocol.TCP): f"node-{i % nodes}"
+        Backend(f"10.0.{i % nodes}.{i}", 80, Protocol.TCP): f"node-{i % nodes}"
         for i in range(number)
     }
 
 
-def on_node(members: Mapping[Target, str], *nodes: str) -> frozenset[Target]:
-    return frozenset(target for target, node in members.items() if node in nodes)
+def on_node(members: Mapping[Backend, str], *nodes: str) -> frozenset[Backend]:
+    return frozenset(backend for backend, node in members.items() if node in nodes)
 
 
 class Network:
@@ -62,7 +62,7 @@ class Network:
 
     def __init__(
         self,
-        members: Mapping[Target, str],
+        members: Mapping[Backend, str],
         *,
         seed: int,
         faults: tuple[Fault, ...] = (),
@@ -74,8 +74,8 @@ class Network:
         self.members = members
         self.policy = policy
         self.connections: list[Connection] = []
-        self.ejections: list[tuple[float, Target]] = []
-        self.returns: list[tuple[float, Target]] = []
+        self.ejections: list[tuple[float, Backend]] = []
+        self.returns: list[tuple[float, Backend]] = []
         self.probes = 0
         self.now = 0.0
         self._random = random.Random(seed)
@@ -83,7 +83,7 @@ class Network:
         self._clients = [f"client-{number}" for number in range(clients)]
         self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = count()
-        self._out: frozenset[Target] = frozenset()
+        self._out: frozenset[Backend] = frozenset()
         if policy is not None:
             policy.serve("pool", members)
 
@@ -102,65 +102,65 @@ class Network:
     def _at(self, when: float, work: Callable[..., None], *arguments: Any) -> None:
         heappush(self._due, (when, next(self._number), work, arguments))
 
-    def _pick(self) -> Target:
+    def _pick(self) -> Backend:
         return self._random.choice([each for each in self.members if each not in self._out])
 
-    def _answer(self, target: Target, client: str) -> Observation:
+    def _answer(self, backend: Backend, client: str) -> Observation:
         """What a SYN, or a probe (client ""), meets now."""
         if self._random.random() < self._loss:
             return Observation.SILENT
         for fault in self._faults:
-            if target in fault.targets and fault.begins <= self.now < fault.ends:
+            if backend in fault.backends and fault.begins <= self.now < fault.ends:
                 concerned = fault.clients is None or client in fault.clients
                 if concerned and self._random.random() < fault.share:
                     return fault.kind
         return Observation.ANSWERED
 
     def _connect(
-        self, began: float, client: str, syn: int = 0, target: Target | None = None
+        self, began: float, client: str, syn: int = 0, backend: Backend | None = None
     ) -> None:
-        if target is None or target in self._out:
-            target, moved = self._pick(), target is not None
+        if backend is None or backend in self._out:
+            backend, moved = self._pick(), backend is not None
         else:
             moved = False
         if syn and not moved:
-            self._observe(target, Observation.SILENT, client)
-        what = self._answer(target, client)
+            self._observe(backend, Observation.SILENT, client)
+        what = self._answer(backend, client)
         if what is Observation.SILENT and syn + 1 < len(SYNS):
-            self._at(began + SYNS[syn + 1], self._connect, began, client, syn + 1, target)
+            self._at(began + SYNS[syn + 1], self._connect, began, client, syn + 1, backend)
             return
         if what is Observation.ANSWERED:
-            self._observe(target, what, client) if self._sees else None
+            self._observe(backend, what, client) if self._sees else None
             outcome = "slow" if syn else "answered"
         else:
-            self._observe(target, what, client) if what is Observation.REFUSED else None
+            self._observe(backend, what, client) if what is Observation.REFUSED else None
             outcome = "failed"
         self.connections.append(Connection(began, client, outcome, self.now))
 
-    def _observe(self, target: Target, what: Observation, client: str) -> None:
+    def _observe(self, backend: Backend, what: Observation, client: str) -> None:
         if self.policy is not None:
-            self.policy.observe(self.now, target, what, client)
+            self.policy.observe(self.now, backend, what, client)
 
     def _advance(self) -> None:
         policy = self.policy
         if policy is None:
             return
-        for target, timeout in policy.advance(self.now):
+        for backend, timeout in policy.advance(self.now):
             self.probes += 1
-            what = self._answer(target, "")
+            what = self._answer(backend, "")
             took = timeout if what is Observation.SILENT else ROUND_TRIP
-            self._at(self.now + took, self._probed, target, what)
+            self._at(self.now + took, self._probed, backend, what)
         if policy.take_changed():
-            out = frozenset(each.target for each in policy.ejected("pool"))
+            out = frozenset(each.backend for each in policy.ejected("pool"))
             self.ejections += [(self.now, each) for each in sorted(out - self._out)]
             self.returns += [(self.now, each) for each in sorted(self._out - out)]
             self._out = out
         if (deadline := policy.deadline) is not None:
             self._at(max(deadline, self.now), lambda: None)
 
-    def _probed(self, target: Target, what: Observation) -> None:
+    def _probed(self, backend: Backend, what: Observation) -> None:
         assert self.policy is not None
-        self.policy.probed(self.now, target, what)
+        self.policy.probed(self.now, backend, what)
 
     @property
     def last_failure(self) -> float:
@@ -171,7 +171,7 @@ class Network:
 
 
 def network(
-    members: Mapping[Target, str], *, settings: Settings | None = None, **more: Any
+    members: Mapping[Backend, str], *, settings: Settings | None = None, **more: Any
 ) -> Network:
     """A network whose node ejects endpoints."""
     counts = bool(more.get("sees_answers"))

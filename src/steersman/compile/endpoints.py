@@ -24,9 +24,12 @@ import enum
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from msgspec import structs
+
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service import MAX_PORT, PROTOCOLS, PortSpec
 from steersman.model.addresses import canonical_ip, special_range
+from steersman.model.failover import Ejection
 from steersman.model.findings import Finding, Severity, quoted
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, Protocol
@@ -56,6 +59,8 @@ class EndpointState(Value, frozen=True):
     """Zones that should use it; () without a hint."""
     node_hints: tuple[str, ...] = ()
     """Nodes that should use it; () without a hint."""
+    ejection: Ejection | None = None
+    """If this node has taken it out, because it does not answer; then it is not ready."""
 
     @property
     def draining(self) -> bool:
@@ -241,6 +246,25 @@ def _ports(slice_: EndpointSlice, problems: FindingCollector) -> list[tuple[Port
 
 
 # From endpoints to lists (behaviour 5)
+
+
+def with_ejections(
+    states: tuple[EndpointState, ...], protocol: Protocol, ejections: Iterable[Ejection]
+) -> tuple[EndpointState, ...]:
+    """Return the endpoints of a port with the ejected ones not ready.
+
+    Policies and hints then work as if Kubernetes had said so. Health check node ports count the
+    endpoints without this: they tell about pods, not about what this node can reach.
+    """
+    found = {(e.backend.ip, e.backend.port): e for e in ejections if e.backend.protocol is protocol}
+    if not found:
+        return states
+    return tuple(
+        structs.replace(state, ready=False, serving=False, ejection=ejection)
+        if (ejection := found.get((state.endpoint.ip, state.endpoint.port))) is not None
+        else state
+        for state in states
+    )
 
 
 def categorize(

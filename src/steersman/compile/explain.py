@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from steersman.compile.endpoints import EndpointState, Topology, allowed, read_endpoints, topology
+from steersman.compile.endpoints import (
+    EndpointState,
+    Topology,
+    allowed,
+    read_endpoints,
+    topology,
+    with_ejections,
+)
 from steersman.compile.service import PortSpec, service_ports
+from steersman.model.failover import Ejection
 from steersman.model.findings import Finding
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import PlanKey
@@ -42,9 +50,11 @@ def why_endpoints(
     settings: NodeSettings,
     zone: str,
     port: PlanKey,
+    *,
+    ejections: tuple[Ejection, ...] = (),
 ) -> tuple[str, ...]:
     """Return the lines of `endpoint_report`."""
-    report = endpoint_report(service, slices, settings, zone, port)
+    report = endpoint_report(service, slices, settings, zone, port, ejections=ejections)
     lines = (f"{each.endpoint}: {each.why}" for each in report.endpoints)
     return (*report.notes, *lines, *map(str, report.findings))
 
@@ -55,6 +65,8 @@ def endpoint_report(
     settings: NodeSettings,
     zone: str,
     port: PlanKey,
+    *,
+    ejections: tuple[Ejection, ...] = (),
 ) -> EndpointReport:
     """List every endpoint of one ServicePort in one family, in or out, with the reason.
 
@@ -64,6 +76,7 @@ def endpoint_report(
         settings: of this node.
         zone: of this node; "" if it has none.
         port: the ServicePort and the family.
+        ejections: endpoints of the Service that do not answer.
     """
     spec = service_ports(service, port.family).get(port.name)
     if spec is None:
@@ -72,7 +85,7 @@ def endpoint_report(
     slices = tuple(slices)
     wanted = port.name.port, port.name.protocol
     found, findings = read_endpoints(slices, port.family, settings.node_name, {wanted})
-    states = found.get(wanted, ())
+    states = with_ejections(found.get(wanted, ()), port.name.protocol, ejections)
     # Without endpoints, tell the missing part: slices, port or family.
     lines: list[str] = []
     reasons: list[EndpointReason] = []
@@ -155,6 +168,8 @@ def _why_endpoint(
 
 
 def _why_not_ready(state: EndpointState, others_ready: bool) -> str:
+    if state.ejection is not None:
+        return f"out: ejected: {state.ejection.why}"
     if not state.draining:
         return "out: not ready" + (", terminating" if state.terminating else "")
     if others_ready:

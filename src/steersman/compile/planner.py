@@ -247,7 +247,8 @@ class Planner:
         if parsed is None:
             return {}, ()
         slices = snapshot.slices.get(name, _NO_SLICES).values()
-        return plan_service(parsed, slices, settings, self._zone)
+        ejections = snapshot.ejected.get(name, ())
+        return plan_service(parsed, slices, settings, self._zone, ejections=ejections)
 
     def _update_claims(
         self, known: ParsedService | None, parsed: ParsedService | None, plans: Plans

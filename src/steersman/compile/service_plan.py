@@ -31,10 +31,12 @@ from steersman.compile.endpoints import (
     local_ready_count,
     read_endpoints,
     union,
+    with_ejections,
 )
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service import MAX_PORT, ParsedService, PortSpec, closes_connections
 from steersman.model.addresses import family_of, in_cidr
+from steersman.model.failover import Ejection
 from steersman.model.findings import Finding, Severity
 from steersman.model.kube import EndpointSlice, Service
 from steersman.model.names import Family, PlanKey
@@ -73,7 +75,12 @@ FIELDS = {
 
 
 def plan_service(
-    parsed: ParsedService, slices: Iterable[EndpointSlice], settings: NodeSettings, zone: str
+    parsed: ParsedService,
+    slices: Iterable[EndpointSlice],
+    settings: NodeSettings,
+    zone: str,
+    *,
+    ejections: tuple[Ejection, ...] = (),
 ) -> tuple[Plans, tuple[Finding, ...]]:
     """Return the plans of a Service's ports, and the problems of its objects.
 
@@ -82,6 +89,7 @@ def plan_service(
         slices: its EndpointSlices, of all families.
         settings: the node.
         zone: this node's zone, "" if it has none.
+        ejections: its endpoints that do not answer.
     """
     if not parsed.ports:
         return {}, parsed.findings
@@ -100,7 +108,8 @@ def plan_service(
             found[family], more = read_endpoints(slices, family, node_name, wanted)
             findings += more
         states = found[family].get((name.port, name.protocol), ())
-        plan = plan_port(key, spec, categorize(states, spec, node_name, zone), settings)
+        usable = with_ejections(states, name.protocol, ejections) if ejections else states
+        plan = plan_port(key, spec, categorize(usable, spec, node_name, zone), settings)
         if closes:  # all listed endpoints keep their connections, also those that terminate
             kept = tuple(sorted({state.endpoint for state in states}, key=str))
             plan = replace(plan, proxy=replace(plan.proxy, kept=kept))

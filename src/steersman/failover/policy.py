@@ -43,7 +43,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from steersman.model.failover import Ejection, Observation, Probe, Settings, Target
+from steersman.model.failover import Backend, Ejection, Observation, Probe, Settings
 from steersman.model.names import Protocol
 
 Pool = TypeVar("Pool", bound=Hashable)
@@ -63,7 +63,7 @@ class _Series(msgspec.Struct):
     refusals: int = 0
 
 
-class _Target(msgspec.Struct):
+class _Backend(msgspec.Struct):
     """An endpoint that was observed, or is served, and all that is remembered of it."""
 
     node: str
@@ -103,22 +103,22 @@ class Policy(Generic[Pool]):
         """
         self.settings = settings or Settings()
         self._counts_answers = counts_answers
-        self._pools: dict[Pool, tuple[Target, ...]] = {}
-        self._targets: dict[Target, _Target] = {}
-        self._on_node: defaultdict[str, set[Target]] = defaultdict(set)
-        self._waiting: deque[tuple[Target, bool]] = deque()
-        self._new: deque[Target] = deque()
+        self._pools: dict[Pool, tuple[Backend, ...]] = {}
+        self._backends: dict[Backend, _Backend] = {}
+        self._on_node: defaultdict[str, set[Backend]] = defaultdict(set)
+        self._waiting: deque[tuple[Backend, bool]] = deque()
+        self._new: deque[Backend] = deque()
         self._first_at = float("-inf")
-        self._answers: tuple[tuple[float, Target | None], ...] = ()
+        self._answers: tuple[tuple[float, Backend | None], ...] = ()
         """The last answers of two different endpoints."""
-        self._running: set[Target] = set()
-        self._timers: list[tuple[float, Target]] = []
+        self._running: set[Backend] = set()
+        self._timers: list[tuple[float, Backend]] = []
         self._rotation = 0
         self._changed: set[Hashable] = set()
 
     # The endpoints
 
-    def serve(self, pool: Pool, members: Mapping[Target, str]) -> None:
+    def serve(self, pool: Pool, members: Mapping[Backend, str]) -> None:
         """Replace the members of a pool; an endpoint that leaves every pool is forgotten.
 
         Args:
@@ -126,128 +126,128 @@ class Policy(Generic[Pool]):
             members: the usable endpoints, and the names of their nodes ("" if not known).
         """
         before = self._pools.pop(pool, ())
-        for target in before:
-            if target not in members:
-                self._leave(target, pool)
-        for target, node in members.items():
-            found = self._targets.get(target)
+        for backend in before:
+            if backend not in members:
+                self._leave(backend, pool)
+        for backend, node in members.items():
+            found = self._backends.get(backend)
             if found is None:
-                found = self._targets[target] = _Target(node, set())
-                if target.protocol is Protocol.TCP:
-                    self._new.append(target)
+                found = self._backends[backend] = _Backend(node, set())
+                if backend.protocol is Protocol.TCP:
+                    self._new.append(backend)
             if found.node != node or not found.pools:
-                self._on_node[found.node].discard(target)
+                self._on_node[found.node].discard(backend)
                 found.node = node
-                self._on_node[node].add(target)
+                self._on_node[node].add(backend)
             found.pools.add(pool)
         if members:
             self._pools[pool] = tuple(members)
         if set(before) != set(members):
             self._changed.add(pool)
 
-    def renew(self, target: Target) -> None:
+    def renew(self, backend: Backend) -> None:
         """Kubernetes says something new about an endpoint: forget what was held against it."""
-        if found := self._targets.get(target):
-            self._lift(target, found)
+        if found := self._backends.get(backend):
+            self._lift(backend, found)
             found.strikes, found.cleared_at = 0, float("-inf")
 
-    def _leave(self, target: Target, pool: Pool) -> None:
-        found = self._targets[target]
+    def _leave(self, backend: Backend, pool: Pool) -> None:
+        found = self._backends[backend]
         found.pools.discard(pool)
         if not found.pools:
-            self._lift(target, found)
-            self._running.discard(target)
-            del self._targets[target]
-            self._on_node[found.node].discard(target)
+            self._lift(backend, found)
+            self._running.discard(backend)
+            del self._backends[backend]
+            self._on_node[found.node].discard(backend)
             if not self._on_node[found.node]:
                 del self._on_node[found.node]
 
     # Observations
 
-    def observe(self, now: float, target: Target, outcome: Observation, client: str = "") -> None:
+    def observe(self, now: float, backend: Backend, outcome: Observation, client: str = "") -> None:
         """Take note of what happened to a client's connection.
 
         Args:
             now: the time.
-            target: the endpoint; those that are not served are ignored.
+            backend: the endpoint; those that are not served are ignored.
             outcome: of the connection.
             client: its address, if known.
         """
-        found = self._targets.get(target)
+        found = self._backends.get(backend)
         if found is None:
             return
         if outcome is Observation.ANSWERED:
-            self._answered(now, target, found)
+            self._answered(now, backend, found)
             return
         if outcome is Observation.SILENT:
             found.silent.append(now)
         if client and client not in found.clients:
             found.clients = (*found.clients[-1:], client)
         # Only a refusal says anything about UDP; SCTP is left alone.
-        refused_udp = target.protocol is Protocol.UDP and outcome is Observation.REFUSED
-        if found.ejection is not None or not (target.protocol is Protocol.TCP or refused_udp):
+        refused_udp = backend.protocol is Protocol.UDP and outcome is Observation.REFUSED
+        if found.ejection is not None or not (backend.protocol is Protocol.TCP or refused_udp):
             return
-        self._suspect(now, target, found)
-        if self._counts_answers and self._seems_down(now, target, found):
-            self._eject(now, target, found, outcome, confirmed=False)
+        self._suspect(now, backend, found)
+        if self._counts_answers and self._seems_down(now, backend, found):
+            self._eject(now, backend, found, outcome, confirmed=False)
 
-    def _seems_down(self, now: float, target: Target, found: _Target) -> bool:
+    def _seems_down(self, now: float, backend: Backend, found: _Backend) -> bool:
         """Whether clients alone show that it does not answer, while others do."""
         settings = self.settings
         recent = [at for at in found.silent if at > now - settings.silent_window]
         silent = len(recent) >= settings.silent_connects
         quiet = found.answered_at <= now - settings.quiet
-        return silent and quiet and self._others_answer(target, recent[0])
+        return silent and quiet and self._others_answer(backend, recent[0])
 
-    def _others_answer(self, target: Target, since: float) -> bool:
+    def _others_answer(self, backend: Backend, since: float) -> bool:
         """Whether another endpoint has answered since then: this node's own link works."""
-        return any(at >= since for at, other in self._answers if other != target)
+        return any(at >= since for at, other in self._answers if other != backend)
 
-    def _answered(self, now: float, target: Target, found: _Target) -> None:
+    def _answered(self, now: float, backend: Backend, found: _Backend) -> None:
         """Note an answer: a suspicion was wrong, and so was an ejection without confirmation."""
-        others = [each for each in self._answers if each[1] != target]
-        self._answers = ((now, target), *others[:1])
+        others = [each for each in self._answers if each[1] != backend]
+        self._answers = ((now, backend), *others[:1])
         found.answered_at = now
         found.clients = ()
         found.fruitless = 0
         found.silent.clear()
         if found.series is not None:
             found.cleared_at = now
-            self._end_series(now, target, found)
+            self._end_series(now, backend, found)
         if found.ejection is not None and not found.ejection.confirmed:
-            self._lift(target, found)
+            self._lift(backend, found)
             found.cleared_at = now
 
     # Suspicion and confirmation
 
     def _suspect(
-        self, now: float, target: Target, found: _Target, *, believed: bool = False
+        self, now: float, backend: Backend, found: _Backend, *, believed: bool = False
     ) -> None:
         settings = self.settings
         rest = min(settings.rest * 2**found.fruitless, settings.longest_rest)
         if found.series or found.waits or now - found.tried_at < rest:
             return
         if self._has_room:
-            self._begin(now, target, found, believed)
+            self._begin(now, backend, found, believed)
         else:
             found.waits = True
-            self._waiting.append((target, believed))
+            self._waiting.append((backend, believed))
 
-    def _begin(self, now: float, target: Target, found: _Target, believed: bool) -> None:
+    def _begin(self, now: float, backend: Backend, found: _Backend, believed: bool) -> None:
         settings = self.settings
         doubtful = now - found.cleared_at < settings.doubt
         count = settings.probes * (2 if doubtful else 1)
         ends = now + count * settings.probe_interval
         found.series = _Series(now, ends, count, now, believed)
-        self._running.add(target)
-        heappush(self._timers, (now, target))
+        self._running.add(backend)
+        heappush(self._timers, (now, backend))
 
-    def _end_series(self, now: float, target: Target, found: _Target) -> None:
+    def _end_series(self, now: float, backend: Backend, found: _Backend) -> None:
         found.series = None
         found.tried_at = now
-        self._running.discard(target)
+        self._running.discard(backend)
 
-    def _witnesses(self, target: Target, found: _Target) -> Iterator[Target]:
+    def _witnesses(self, backend: Backend, found: _Backend) -> Iterator[Backend]:
         """Yield up to three other endpoints that are not suspect, on other nodes if possible."""
         nodes = [name for name in self._on_node if name != found.node]
         self._rotation += 1
@@ -255,9 +255,9 @@ class Policy(Generic[Pool]):
         chosen = 0
         for name in (*islice(turned, 8), found.node):
             for other in self._on_node[name]:
-                known = self._targets[other]
+                known = self._backends[other]
                 well = known.series is None and known.ejection is None
-                if other != target and well and other.protocol is Protocol.TCP:
+                if other != backend and well and other.protocol is Protocol.TCP:
                     chosen += 1
                     yield other
                     if name != found.node or chosen == 3:
@@ -285,76 +285,76 @@ class Policy(Generic[Pool]):
         """Do outcome is due; return the probes to start now. Report each by `probed`."""
         probes: list[Probe] = []
         while self._waiting and self._has_room:
-            target, believed = self._waiting.popleft()
-            found = self._targets.get(target)
+            backend, believed = self._waiting.popleft()
+            found = self._backends.get(backend)
             if found is not None and found.waits:
                 found.waits = False
-                self._begin(now, target, found, believed)
+                self._begin(now, backend, found, believed)
         if self._new and now >= self._first_at:
             self._first_at = now + self.settings.first_interval
             for _ in range(min(self.settings.first_probes, len(self._new))):
                 probes.append(Probe(self._new.popleft(), 1.0))
         while self._timers and self._timers[0][0] <= now:
-            _, target = heappop(self._timers)
-            found = self._targets.get(target)
+            _, backend = heappop(self._timers)
+            found = self._backends.get(backend)
             if found is None:
                 continue
             if found.series is not None:
-                probes += self._advance_series(now, target, found, found.series)
+                probes += self._advance_series(now, backend, found, found.series)
             elif found.ejection is not None and now >= found.ejection.until and not found.returning:
                 found.returning = True
-                probes.append(Probe(target, self.settings.return_interval))
+                probes.append(Probe(backend, self.settings.return_interval))
         return probes
 
     def _advance_series(
-        self, now: float, target: Target, found: _Target, series: _Series
+        self, now: float, backend: Backend, found: _Backend, series: _Series
     ) -> Iterator[Probe]:
         if series.left and now >= series.next_at:
             if series.began == now:
-                for witness in self._witnesses(target, found):
+                for witness in self._witnesses(backend, found):
                     yield Probe(witness, series.ends - now)
             series.left -= 1
             series.next_at = now + self.settings.probe_interval
-            yield Probe(target, series.ends - now)
+            yield Probe(backend, series.ends - now)
         if now >= series.ends:
-            self._confirm(now, target, found, series)
+            self._confirm(now, backend, found, series)
         else:
             due = min(series.next_at, series.ends) if series.left else series.ends
-            heappush(self._timers, (due, target))
+            heappush(self._timers, (due, backend))
 
-    def probed(self, now: float, target: Target, outcome: Observation) -> None:
+    def probed(self, now: float, backend: Backend, outcome: Observation) -> None:
         """Take the result of a probe. A UDP probe is answered if nobody refused it in time."""
-        found = self._targets.get(target)
+        found = self._backends.get(backend)
         if found is None:
             return
         returning, found.returning = found.returning, False
         if outcome is Observation.ANSWERED:
             found.answers_probes = True
             if returning:
-                self._return(now, target, found)
-            self._answered(now, target, found)
+                self._return(now, backend, found)
+            self._answered(now, backend, found)
         elif returning:
             # A silent probe has already taken its time.
             at = now if outcome is Observation.SILENT else now + self.settings.return_interval
-            heappush(self._timers, (at, target))
+            heappush(self._timers, (at, backend))
         elif (series := found.series) is not None and outcome is Observation.REFUSED:
             series.refusals += 1
             if series.refusals >= 2:
-                self._confirm(now, target, found, series)
+                self._confirm(now, backend, found, series)
             elif series.left:
                 series.next_at = min(series.next_at, now + self.settings.refused_interval)
-                heappush(self._timers, (series.next_at, target))
+                heappush(self._timers, (series.next_at, backend))
 
-    def _confirm(self, now: float, target: Target, found: _Target, series: _Series) -> None:
+    def _confirm(self, now: float, backend: Backend, found: _Backend, series: _Series) -> None:
         """Every probe failed: eject the endpoint, unless the fault may lie elsewhere."""
-        self._end_series(now, target, found)
+        self._end_series(now, backend, found)
         if series.refusals >= 2:
-            self._eject(now, target, found, Observation.REFUSED, confirmed=True)
+            self._eject(now, backend, found, Observation.REFUSED, confirmed=True)
             return
         believed = series.believed or found.answers_probes or len(found.clients) > 1
-        works = self._others_answer(target, series.began)
-        if target.protocol is Protocol.TCP and believed and works:
-            self._eject(now, target, found, Observation.SILENT, confirmed=True)
+        works = self._others_answer(backend, series.began)
+        if backend.protocol is Protocol.TCP and believed and works:
+            self._eject(now, backend, found, Observation.SILENT, confirmed=True)
             self._suspect_node(now, found.node)
         else:
             found.fruitless = min(found.fruitless + 1, 10)
@@ -363,32 +363,32 @@ class Policy(Generic[Pool]):
         """Confirm all other endpoints of a node; eject those of UDP if it is dead."""
         if not node:
             return
-        targets = sorted(self._on_node[node])
+        backends = sorted(self._on_node[node])
         silent: set[str] = set()
         dead = True
-        for target in targets:
-            found = self._targets[target]
-            if target.protocol is not Protocol.TCP:
+        for backend in backends:
+            found = self._backends[backend]
+            if backend.protocol is not Protocol.TCP:
                 continue
             if found.ejection is None:
-                self._suspect(now, target, found, believed=True)
+                self._suspect(now, backend, found, believed=True)
                 dead = False
             elif found.ejection.reason is Observation.SILENT:
-                silent.add(target.ip)
+                silent.add(backend.ip)
             else:
                 dead = False
         if dead and len(silent) > 1:
-            for target in targets:
-                if target.protocol is Protocol.UDP:
-                    found = self._targets[target]
-                    self._eject(now, target, found, Observation.SILENT, confirmed=True, node=node)
+            for backend in backends:
+                if backend.protocol is Protocol.UDP:
+                    found = self._backends[backend]
+                    self._eject(now, backend, found, Observation.SILENT, confirmed=True, node=node)
 
-    def _return(self, now: float, target: Target, found: _Target) -> None:
+    def _return(self, now: float, backend: Backend, found: _Backend) -> None:
         """End an ejection; if it was of a dead node, its UDP endpoints return, too."""
-        self._lift(target, found)
+        self._lift(backend, found)
         found.returned_at = now
         for other in self._on_node[found.node]:
-            known = self._targets[other]
+            known = self._backends[other]
             if known.ejection is not None and known.ejection.node:
                 self._lift(other, known)
                 known.returned_at = now
@@ -398,8 +398,8 @@ class Policy(Generic[Pool]):
     def _eject(
         self,
         now: float,
-        target: Target,
-        found: _Target,
+        backend: Backend,
+        found: _Backend,
         reason: Observation,
         *,
         confirmed: bool,
@@ -411,16 +411,16 @@ class Policy(Generic[Pool]):
                 found.strikes = 0
             found.strikes += 1
         hold = min(settings.hold * 2 ** (found.strikes - 1), settings.longest_hold)
-        found.ejection = Ejection(target, reason, now, now + hold, found.strikes, confirmed, node)
+        found.ejection = Ejection(backend, reason, now, now + hold, found.strikes, confirmed, node)
         if not node:
-            heappush(self._timers, (now + hold, target))
+            heappush(self._timers, (now + hold, backend))
         self._changed.update(found.pools)
 
-    def _lift(self, target: Target, found: _Target) -> None:
+    def _lift(self, backend: Backend, found: _Backend) -> None:
         found.series = None
         found.waits = False
         found.returning = False
-        self._running.discard(target)
+        self._running.discard(backend)
         if found.ejection is not None:
             found.ejection = None
             self._changed.update(found.pools)
@@ -438,8 +438,8 @@ class Policy(Generic[Pool]):
         member is down, because then no choice is better than another.
         """
         members = self._pools.get(pool, ())
-        down = [found for each in members if (found := self._targets[each].ejection)]
-        down.sort(key=lambda each: (not each.confirmed, each.since, each.target))
+        down = [found for each in members if (found := self._backends[each].ejection)]
+        down.sort(key=lambda each: (not each.confirmed, each.since, each.backend))
         if len(down) == len(members):
             return ()
         confirmed = self._limit(len(members), self.settings.confirmed_share)
@@ -457,4 +457,4 @@ class Policy(Generic[Pool]):
     @property
     def ejections(self) -> Iterator[Ejection]:
         """All endpoints that are down, whether limits keep them in a pool or not."""
-        return (found.ejection for found in self._targets.values() if found.ejection)
+        return (found.ejection for found in self._backends.values() if found.ejection)

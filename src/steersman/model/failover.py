@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from steersman.model.names import Protocol
 
 
-class Target(NamedTuple):
+class Backend(NamedTuple):
     """An endpoint, as clients are sent to it."""
 
     ip: str
@@ -70,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True):
 class Probe(NamedTuple):
     """A connection that the node shall open, and close at once."""
 
-    target: Target
+    backend: Backend
     timeout: float
     """Seconds."""
 
@@ -78,7 +79,7 @@ class Probe(NamedTuple):
 class Ejection(msgspec.Struct, frozen=True):
     """An endpoint that gets no new connections; times are those of the policy's caller."""
 
-    target: Target
+    backend: Backend
     reason: Observation
     since: float
     until: float
@@ -88,3 +89,19 @@ class Ejection(msgspec.Struct, frozen=True):
     confirmed: bool = True
     node: str = ""
     """Its node, if the whole node seems to be dead; "" otherwise."""
+
+    @property
+    def why(self) -> str:
+        """The reason for people; `since` and `until` are seconds since 1970."""
+        since, until = (
+            f"{datetime.fromtimestamp(at, UTC):%H:%M:%S}" for at in (self.since, self.until)
+        )
+        reason = f"node {self.node} seems to be dead" if self.node else _REASONS[self.reason]
+        return f"{reason} since {since} UTC; this node tries it again from {until}"
+
+
+_REASONS = {
+    Observation.SILENT: "it has not answered connections",
+    Observation.REFUSED: "it has refused connections",
+    Observation.UNREACHABLE: "it has been unreachable",
+}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from steersman.model.failover import Ejection
 from steersman.model.kube import EndpointSlice, Node, Service
 from steersman.model.names import Family, ObjectName
 
@@ -21,6 +22,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The Node object of this node, if known."""
     service_cidrs: tuple[str, ...] = ()
     """Canonical CIDRs of all ServiceCIDR objects, sorted."""
+    ejected: Mapping[ObjectName, tuple[Ejection, ...]] = {}
+    """Endpoints that do not answer, by Service: they are planned as if they were not ready."""
 
 
 class HostFacts(msgspec.Struct, frozen=True):

@@ -223,7 +223,9 @@ def _report(explainer: FlowExplainer, key: PlanKey, node: str) -> EndpointReport
     slices = snapshot.slices.get(key.name.object_name, {}).values()
     known = snapshot.node if node == explainer.names.here else explainer.names.nodes.get(node)
     settings = explainer.plans.of(node).settings
-    return endpoint_report(service, slices, settings, zone_of(known), key)
+    here = node == explainer.names.here  # other nodes eject endpoints by themselves
+    ejections = snapshot.ejected.get(key.name.object_name, ()) if here else ()
+    return endpoint_report(service, slices, settings, zone_of(known), key, ejections=ejections)
 
 
 def explain_port(explainer: FlowExplainer, plan: ServicePlan, report: EndpointReport) -> PortView:

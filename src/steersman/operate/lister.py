@@ -254,7 +254,10 @@ class Lister:
         if service is None:  # the snapshot, a live view, is ahead of the plan
             return (), ()
         settings = self._world.plan.settings
-        report = endpoint_report(service, slices.values(), settings, self._zone, key)
+        ejections = self._world.snapshot.ejected.get(key.name.object_name, ())
+        report = endpoint_report(
+            service, slices.values(), settings, self._zone, key, ejections=ejections
+        )
         # The report has what plans are made of; node, zone and pod are only in the slices.
         places = places_of(slices)
         used = set(plan.reachable)

@@ -254,6 +254,7 @@ class Servers:
             facts=sync.facts,
             node=snapshot.node,
             service_cidrs=snapshot.service_cidrs,
+            ejected=tuple(snapshot.ejected.items()),
             settings=state.plan.settings,
             plan_findings=state.plan.findings,
             unlisted=state.unlisted,

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from steersman import __version__
+from steersman.model.failover import Ejection
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import HostFacts, NodeConfig, Snapshot
 from steersman.model.kube import EndpointSlice, Node, Service
@@ -53,6 +54,7 @@ class Head(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     nodes: tuple[Node, ...]
     process: ProcessStatus
+    ejected: tuple[tuple[ObjectName, tuple[Ejection, ...]], ...] = ()
     documents: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Of Services, EndpointSlices, unserved Services and plans."""
 
@@ -134,7 +136,7 @@ def decode_world(data: bytes, origin: Origin) -> World:
     }
     return World(
         origin,
-        Snapshot(served, dict(by_service), head.node, head.service_cidrs),
+        Snapshot(served, dict(by_service), head.node, head.service_cidrs, dict(head.ejected)),
         NodePlan(head.settings, plans, head.plan_findings, head.unlisted),
         head.mode,
         head.variant,

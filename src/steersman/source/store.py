@@ -13,6 +13,7 @@ from sys import intern
 import msgspec
 
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
+from steersman.model.failover import Ejection
 from steersman.model.findings import Finding
 from steersman.model.inputs import Snapshot
 from steersman.model.kube import (
@@ -207,6 +208,7 @@ class Store:
         self._nodes: dict[ObjectName, Node] = {}
         self._slices = PackedSlices()
         self._cidrs: dict[ObjectName, ServiceCIDR] = {}
+        self._ejected: dict[ObjectName, tuple[Ejection, ...]] = {}
         self.own_node = LastNode()
         """This node's object, with fields that it has lost since."""
         self._findings: dict[str, tuple[Finding, ...]] = {}
@@ -255,7 +257,8 @@ class Store:
             for text in cidr.spec.cidrs or ()
             if (canonical := canonical_cidr(text))
         }
-        return Snapshot(self._services, slices, self.own_node.node, tuple(sorted(cidrs)))
+        node = self.own_node.node
+        return Snapshot(self._services, slices, node, tuple(sorted(cidrs)), self._ejected)
 
     @property
     def slices(self) -> int:
@@ -295,6 +298,15 @@ class Store:
         self._node_changed = False
         self._received = None
         return changes
+
+    def eject(self, service: ObjectName, ejections: tuple[Ejection, ...]) -> None:
+        """Take endpoints of a Service out; the ejections replace those of the last call."""
+        before = self._ejected.pop(service, ())
+        if ejections:
+            self._ejected[service] = ejections
+        if {each.backend for each in before} != {each.backend for each in ejections}:
+            self._endpoints.add(service)
+            self._on_change()
 
     # The interface of EventHandler
 

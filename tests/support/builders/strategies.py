@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import EndpointSlice, KubeObject, Node, Service
-from steersman.model.names import ObjectName
+from steersman.model.names import ObjectName, Protocol
 from steersman.source.store import Store
 from tests.support.builders.objects import (
     CONFIG,
@@ -154,7 +155,7 @@ OBJECTS = SERVICES | SERVICES | SLICES | SLICES | NODES
 
 
 DELETIONS = st.tuples(
-    st.sampled_from(["Service", "EndpointSlice", "Node"]),
+    st.sampled_from(["Service", "EndpointSlice", "Node", "Ejection"]),
     st.sampled_from(["a", "b", "c", "s1", "s2", "s3", NODE]),
 )
 
@@ -181,7 +182,25 @@ TRAITS = st.sampled_from([IPTABLES, NFTABLES])
 
 
 def take(store: Store, event: KubeObject | tuple[str, str]) -> None:
-    if isinstance(event, tuple):
+    if isinstance(event, tuple) and event[0] == "Ejection":
+        # The first endpoint of the Service's slices, or none at the next time.
+        service = ObjectName("shop", event[1])
+        slices = store.snapshot.slices.get(service, {}).values()
+        ends = [
+            (end.addresses[0], each.ports or ())
+            for each in slices
+            for end in each.endpoints or ()
+            if end.addresses
+        ]
+        ejections = tuple(
+            Ejection(Backend(ip, port.port, protocol), Observation.SILENT, 0, 10, 1)
+            for ip, ports in ends[:1]
+            for port in ports
+            for protocol in Protocol
+            if port.port and service not in store.snapshot.ejected
+        )
+        store.eject(service, ejections)
+    elif isinstance(event, tuple):
         kind, name = event
         store.delete(kind, ObjectName("" if kind == "Node" else "shop", name))
     else:

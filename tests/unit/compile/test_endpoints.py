@@ -14,8 +14,10 @@ from steersman.compile.endpoints import (
     read_endpoints,
     topology,
     union,
+    with_ejections,
 )
 from steersman.compile.service import PortSpec
+from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.kube import EndpointSlice
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
@@ -237,3 +239,26 @@ def test_union_is_sorted_and_cheap_where_one_holds_all() -> None:
     one, two, ten = (Endpoint(f"10.0.0.{n}", 80) for n in (1, 2, 10))
     assert union((two,), (ten, one)) == (ten, one, two)
     assert union((), (one,)) == union((one,), ()) == union((one,), (one,)) == (one,)
+
+
+# Ejections
+
+
+def ejection(ip: str, port: int = 8080, protocol: Protocol = Protocol.TCP) -> Ejection:
+    return Ejection(Backend(ip, port, protocol), Observation.SILENT, 1e9, 1e9 + 10, 1)
+
+
+def test_an_ejected_endpoint_is_not_ready() -> None:
+    found = tuple(states(slice_(endpoint("10.0.0.1"), endpoint("10.0.0.2"))).values())
+    out = with_ejections(found, Protocol.TCP, [ejection("10.0.0.1")])
+    assert [(state.ready, state.serving) for state in out] == [(False, False), (True, True)]
+    assert out[0].ejection is not None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [ejection("10.0.0.9"), ejection("10.0.0.1", 9), ejection("10.0.0.1", protocol=Protocol.UDP)],
+)
+def test_an_ejection_is_of_an_address_a_port_and_a_protocol(other: Ejection) -> None:
+    found = tuple(states(slice_(endpoint("10.0.0.1"))).values())
+    assert with_ejections(found, Protocol.TCP, [other]) == found

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from steersman.compile.explain import endpoint_report, why_endpoints
+from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.kube import EndpointSlice, Service
-from steersman.model.names import Family, PlanKey
+from steersman.model.names import Family, PlanKey, Protocol
 from tests.support.builders.objects import (
     HTTP,
     KEY,
@@ -167,3 +168,22 @@ def test_a_report_tells_what_is_used() -> None:
 def test_a_service_without_a_selector_needs_somebody_who_writes_its_slices() -> None:
     assert "it has no selector" in why()[0]
     assert "does its selector match any pod?" in why(obj=service(selector={"app": "cart"}))[0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "node", "says"),
+    [
+        (Observation.SILENT, "", "it has not answered connections"),
+        (Observation.REFUSED, "", "it has refused connections"),
+        (Observation.UNREACHABLE, "", "it has been unreachable"),
+        (Observation.SILENT, "other", "node other seems to be dead"),
+    ],
+)
+def test_an_ejection_is_a_reason(reason: Observation, node: str, says: str) -> None:
+    backend = Backend("10.0.0.2", 8080, Protocol.TCP)
+    ejection = Ejection(backend, reason, 1_700_000_000, 1_700_000_010, 1, node=node)
+    lines = why_endpoints(
+        service(), [slice_(HERE, THERE)], settings_of(), "z1", KEY, ejections=(ejection,)
+    )
+    when = "since 22:13:20 UTC; this node tries it again from 22:13:30"
+    assert lines[1] == f"10.0.0.2:8080: out: ejected: {says} {when}"

@@ -9,7 +9,10 @@ import pytest
 
 from steersman.compile.planner import PlanChange, Planner, compile_all
 from steersman.compile.service_plan import plan_service
-from steersman.model.names import ObjectName
+from steersman.model.failover import Backend, Ejection, Observation
+from steersman.model.inputs import Snapshot
+from steersman.model.names import ObjectName, Protocol
+from steersman.model.plan import ServicePlan
 from tests.support.builders.objects import (
     CONFIG,
     FACTS,
@@ -79,10 +82,10 @@ def test_a_service_that_cannot_be_planned_costs_no_other_one(
     (before,) = (plan for key, plan in planner.services.items() if key.name.service == "a")
     names = [each.metadata.object_name for each in (a, b, c)]
 
-    def failing(parsed: Any, *rest: Any) -> Any:
+    def failing(parsed: Any, *rest: Any, **more: Any) -> Any:
         if parsed.service.metadata.name == "a":
             raise MemoryError("no room")
-        return plan_service(parsed, *rest)
+        return plan_service(parsed, *rest, **more)
 
     monkeypatch.setattr("steersman.compile.planner.plan_service", failing)
     changed = service("a", clusterIP="10.96.0.7")
@@ -136,3 +139,39 @@ def test_thresholds_have_hysteresis() -> None:
 
 def test_a_fresh_planner_has_the_same_configuration() -> None:
     assert Planner(CONFIG, IPTABLES).fresh().config == CONFIG
+
+
+def ejected(world: Snapshot, *ips: str) -> Snapshot:
+    ejections = tuple(
+        Ejection(Backend(ip, 8080, Protocol.TCP), Observation.SILENT, 1e9, 1e9 + 10, 1)
+        for ip in ips
+    )
+    return msgspec.structs.replace(world, ejected={ObjectName("shop", "cart"): ejections})
+
+
+def one_plan(world: Snapshot) -> ServicePlan:
+    return compile_all(world, CONFIG, FACTS, IPTABLES).services[KEY]
+
+
+def test_an_ejected_endpoint_leaves_the_lists_and_comes_back() -> None:
+    planner = Planner(CONFIG, IPTABLES)
+    name = ObjectName("shop", "cart")
+    world = snapshot(service(), slice_(HERE, THERE))
+    before = planner.update(world, FACTS, {name}).changed[KEY]
+    during = planner.update(ejected(world, "10.0.0.2"), FACTS, {name}).changed[KEY]
+    assert [each.ip for each in before.reachable] == ["10.0.0.1", "10.0.0.2"]
+    assert [each.ip for each in during.reachable] == ["10.0.0.1"]
+    assert planner.update(world, FACTS, {name}).changed[KEY] == before
+
+
+def test_policies_see_an_ejection_as_an_endpoint_that_is_not_ready() -> None:
+    obj = service(internalTrafficPolicy="Local")
+    plan = one_plan(ejected(snapshot(obj, slice_(HERE, THERE)), "10.0.0.1"))
+    not_ready = endpoint("10.0.0.1", NODE, ready=False, serving=False)
+    assert plan == one_plan(snapshot(obj, slice_(not_ready, THERE)))
+
+
+def test_health_checks_count_pods_and_not_ejections() -> None:
+    obj = service(type="LoadBalancer", externalTrafficPolicy="Local", healthCheckNodePort=32000)
+    plan = one_plan(ejected(snapshot(obj, slice_(HERE, THERE)), "10.0.0.1"))
+    assert (plan.ready_here, plan.local) == (1, ())

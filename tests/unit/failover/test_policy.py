@@ -7,33 +7,33 @@ from collections.abc import Iterable
 import pytest
 
 from steersman.failover.policy import Policy
-from steersman.model.failover import Observation, Settings, Target
+from steersman.model.failover import Backend, Observation, Settings
 from steersman.model.names import Protocol
 from tests.support.failover import endpoints
 
 ANSWERED, SILENT, REFUSED = Observation.ANSWERED, Observation.SILENT, Observation.REFUSED
 MEMBERS = endpoints(3)
 A, B, C = MEMBERS
-UDP = Target("10.0.0.9", 53, Protocol.UDP)
-SCTP = Target("10.0.0.9", 9, Protocol.SCTP)
+UDP = Backend("10.0.0.9", 53, Protocol.UDP)
+SCTP = Backend("10.0.0.9", 9, Protocol.SCTP)
 
 
 class Node:
     """A node on which the test decides what probes meet; time is a number."""
 
-    def __init__(self, members: dict[Target, str] | None = None, **more: object) -> None:
+    def __init__(self, members: dict[Backend, str] | None = None, **more: object) -> None:
         self.settings = more.pop("settings", None) or Settings()
         assert isinstance(self.settings, Settings)
         self.policy: Policy[str] = Policy(self.settings, counts_answers=bool(more.get("counts")))
         self.members = MEMBERS if members is None else members
-        self.down: dict[Target, Observation] = {}
-        self.probes: list[tuple[float, Target]] = []
+        self.down: dict[Backend, Observation] = {}
+        self.probes: list[tuple[float, Backend]] = []
         self.now = 0.0
         self.policy.serve("pool", self.members)
 
     def until(self, when: float) -> None:
         """Let the policy do all that is due; a silent probe ends at its timeout."""
-        results: list[tuple[float, Target, Observation]] = []
+        results: list[tuple[float, Backend, Observation]] = []
         while True:
             due = [
                 at
@@ -46,26 +46,26 @@ class Node:
             for each in sorted(each for each in results if each[0] <= self.now):
                 results.remove(each)
                 self.policy.probed(*each)
-            for target, timeout in self.policy.advance(self.now):
-                self.probes.append((self.now, target))
-                what = self.down.get(target, ANSWERED)
-                results.append((self.now + (timeout if what is SILENT else 0.001), target, what))
+            for backend, timeout in self.policy.advance(self.now):
+                self.probes.append((self.now, backend))
+                what = self.down.get(backend, ANSWERED)
+                results.append((self.now + (timeout if what is SILENT else 0.001), backend, what))
         self.now = when
         for each in results:
             self.policy.probed(when, *each[1:])
 
-    def fail(self, targets: Iterable[Target], what: Observation = SILENT) -> None:
-        self.down.update(dict.fromkeys(targets, what))
+    def fail(self, backends: Iterable[Backend], what: Observation = SILENT) -> None:
+        self.down.update(dict.fromkeys(backends, what))
 
-    def see(self, target: Target, what: Observation = SILENT, client: str = "") -> None:
-        self.policy.observe(self.now, target, what, client)
+    def see(self, backend: Backend, what: Observation = SILENT, client: str = "") -> None:
+        self.policy.observe(self.now, backend, what, client)
 
     @property
-    def out(self) -> list[Target]:
-        return [each.target for each in self.policy.ejected("pool")]
+    def out(self) -> list[Backend]:
+        return [each.backend for each in self.policy.ejected("pool")]
 
-    def probed(self, target: Target, since: float) -> list[float]:
-        return [round(at - since, 3) for at, each in self.probes if each == target and at >= since]
+    def probed(self, backend: Backend, since: float) -> list[float]:
+        return [round(at - since, 3) for at, each in self.probes if each == backend and at >= since]
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_new_endpoints_are_probed_once_a_few_at_a_time() -> None:
     members = endpoints(25)
     node = Node(members)
     node.until(60)
-    assert sorted(target for _, target in node.probes) == sorted(members)
+    assert sorted(backend for _, backend in node.probes) == sorted(members)
     times = [round(at, 3) for at, _ in node.probes]
     assert times == [0.0] * 10 + [0.2] * 10 + [0.4] * 5
     assert node.policy.deadline is None
@@ -147,8 +147,8 @@ def test_suspicions_of_one_endpoint_have_a_rest_between_them(node: Node) -> None
 
 def test_nothing_is_ejected_if_nobody_answers(node: Node) -> None:
     node.fail(MEMBERS)
-    for target in MEMBERS:
-        node.see(target)
+    for backend in MEMBERS:
+        node.see(backend)
     node.until(12)
     assert node.out == []
     assert list(node.policy.ejections) == []
@@ -179,7 +179,7 @@ def test_a_dead_node_is_one_event() -> None:
     members = endpoints(9)
     node = Node(members)
     node.until(10)
-    dead = [target for target, name in members.items() if name == "node-0"]
+    dead = [backend for backend, name in members.items() if name == "node-0"]
     node.fail(dead)
     node.see(dead[0])
     node.until(11.8)
@@ -201,7 +201,7 @@ def test_udp_is_ejected_with_its_node_and_returns_with_it() -> None:
     members = {**endpoints(9), UDP: "node-0"}
     node = Node(members)
     node.until(10)
-    dead = [target for target, name in members.items() if name == "node-0" and target != UDP]
+    dead = [backend for backend, name in members.items() if name == "node-0" and backend != UDP]
     node.fail([*dead, UDP])
     node.see(UDP)
     node.until(12)
@@ -229,7 +229,7 @@ def test_a_refusal_says_that_the_node_lives() -> None:
 
 
 def test_udp_is_ejected_if_nobody_listens() -> None:
-    members = {UDP: "node-0", Target("10.0.1.9", 53, Protocol.UDP): "node-1"}
+    members = {UDP: "node-0", Backend("10.0.1.9", 53, Protocol.UDP): "node-1"}
     node = Node(members)
     node.fail([UDP], REFUSED)
     node.see(UDP, REFUSED)
@@ -343,7 +343,7 @@ def test_an_endpoint_may_be_in_two_pools_and_change_its_node(node: Node) -> None
     node.fail([A])
     node.see(A)
     node.until(12)
-    assert [each.target for each in node.policy.ejected("other")] == [A]
+    assert [each.backend for each in node.policy.ejected("other")] == [A]
     assert node.out == []
 
 
@@ -356,8 +356,8 @@ def test_a_share_of_the_pool_always_stays(number: int, most: int) -> None:
     node.until(10)
     dead = list(served)[: max(1, number - 1)]
     node.fail(dead, REFUSED)
-    for target in dead:
-        node.see(target, REFUSED)
+    for backend in dead:
+        node.see(backend, REFUSED)
     node.until(11)
     assert len(node.out) == most
 
@@ -365,8 +365,8 @@ def test_a_share_of_the_pool_always_stays(number: int, most: int) -> None:
 def test_if_all_are_down_all_stay() -> None:
     node = Node()
     node.fail(MEMBERS, REFUSED)
-    for target in MEMBERS:
-        node.see(target, REFUSED)
+    for backend in MEMBERS:
+        node.see(backend, REFUSED)
     node.until(5)
     assert len(list(node.policy.ejections)) == 3
     assert node.out == []
@@ -378,9 +378,9 @@ def test_more_suspects_than_are_confirmed_at_a_time_wait() -> None:
     node.until(5)
     first, second, third, *_ = members
     node.fail([first, second, third])
-    for target in (first, second, third):
-        node.see(target)
-        node.see(target)
+    for backend in (first, second, third):
+        node.see(backend)
+        node.see(backend)
     node.until(5.95)
     assert node.out == [first]
     node.policy.serve("pool", {each: name for each, name in members.items() if each != second})
@@ -449,9 +449,9 @@ def test_half_a_pool_stays_if_ejections_are_not_confirmed() -> None:
     node = Node(members, counts=True)
     node.until(10)
     first, second, third, last = members
-    for target in (first, second, third):
+    for backend in (first, second, third):
         for _ in range(3):
-            node.see(target)
+            node.see(backend)
             node.see(last, ANSWERED)
     assert node.out == [first, second]
     assert len(list(node.policy.ejections)) == 3

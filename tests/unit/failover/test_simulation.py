@@ -24,7 +24,7 @@ def test_a_dead_node_costs_two_seconds(
     faults = (Fault(gone, DEATH, EVER),)
     ours = network(members, seed=seed, faults=faults, sees_answers=sees_answers)
     ours.run(60, RATE)
-    assert {target for _, target in ours.ejections} == gone
+    assert {backend for _, backend in ours.ejections} == gone
     assert max(at for at, _ in ours.ejections) < DEATH + 3
     assert ours.last_failure == 0, "a connection that waits moves to another endpoint"
     slow = [each for each in ours.connections if each.outcome == "slow"]
@@ -60,7 +60,7 @@ def test_a_process_that_stops_costs_a_fraction_of_a_second(seed: int) -> None:
     faults = (Fault(frozenset({gone}), DEATH, EVER, Observation.REFUSED),)
     ours = network(members, seed=seed, faults=faults)
     ours.run(60, RATE)
-    assert [target for _, target in ours.ejections] == [gone]
+    assert [backend for _, backend in ours.ejections] == [gone]
     assert DEATH < ours.last_failure < DEATH + 0.5
 
 
@@ -94,6 +94,6 @@ def test_flapping_is_held_longer_each_time(seed: int) -> None:
     )
     ours = network(members, seed=seed, faults=faults)
     ours.run(120, RATE)
-    assert {target for _, target in ours.ejections} == on_node(members, "node-0")
+    assert {backend for _, backend in ours.ejections} == on_node(members, "node-0")
     assert len(ours.ejections) <= 3
     assert ours.last_failure == 0

@@ -32,6 +32,7 @@ def sent(store: Store, version: str = __version__) -> bytes:
         facts=FACTS,
         node=snapshot.node,
         service_cidrs=snapshot.service_cidrs,
+        ejected=tuple(snapshot.ejected.items()),
         settings=plan.settings,
         plan_findings=plan.findings,
         unlisted=plan.unlisted,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.findings import Finding
 from steersman.model.kube import (
     EndpointSlice,
@@ -13,7 +14,7 @@ from steersman.model.kube import (
     Service,
     ServiceCIDR,
 )
-from steersman.model.names import ObjectName
+from steersman.model.names import ObjectName, Protocol
 from steersman.source.store import Store
 from tests.support.builders import kube
 from tests.support.builders.store import make, service, slice_
@@ -302,3 +303,22 @@ def test_the_first_change_has_its_time() -> None:
     assert store.take().received is None
     store.upsert(service(clusterIP="10.96.0.8"))
     assert store.take().received == 9.0
+
+
+def ejection(ip: str, strikes: int = 1) -> Ejection:
+    return Ejection(Backend(ip, 80, Protocol.TCP), Observation.SILENT, 1.0, 11.0, strikes)
+
+
+def test_an_ejection_is_a_change_of_endpoints() -> None:
+    calls: list[str] = []
+    store = Store(on_change=lambda: calls.append("changed"))
+    store.eject(WEB, (ejection("10.0.0.1"),))
+    assert store.take().endpoints == {WEB}
+    assert store.snapshot.ejected == {WEB: (ejection("10.0.0.1"),)}
+    store.eject(WEB, (ejection("10.0.0.1", strikes=2),))  # the same endpoint
+    assert not store.take()
+    assert store.snapshot.ejected[WEB][0].strikes == 2
+    store.eject(WEB, ())
+    assert store.take().endpoints == {WEB}
+    assert store.snapshot.ejected == {}
+    assert calls == ["changed"] * 2

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from steersman.compile.conflicts import describe
-from steersman.compile.endpoints import EndpointState, read_endpoints
+from steersman.compile.endpoints import EndpointState, read_endpoints, with_ejections
 from steersman.compile.explain import why_endpoints
 from steersman.compile.node import zone_of
 from steersman.model.findings import Severity, printable
@@ -137,13 +137,18 @@ class Endpoints:
         found, _ = read_endpoints(
             self.slices, plan.key.family, world.plan.settings.node_name, {port}
         )
-        self.states: tuple[EndpointState, ...] = found.get(port, ())
+        ejections = world.snapshot.ejected.get(self.name, ())
+        self.states: tuple[EndpointState, ...] = with_ejections(
+            found.get(port, ()), plan.key.name.protocol, ejections
+        )
         self.ready = [state for state in self.states if state.ready]
         service = world.snapshot.services.get(self.name)
         self.why: tuple[str, ...] = ()
         if service is not None:
             zone = zone_of(world.snapshot.node)
-            self.why = why_endpoints(service, self.slices, world.plan.settings, zone, plan.key)
+            self.why = why_endpoints(
+                service, self.slices, world.plan.settings, zone, plan.key, ejections=ejections
+            )
 
 
 async def service_endpoints(context: Context) -> Iterable[CheckResult]:
