@@ -80,9 +80,12 @@ class SimulatedNodes:
         token: str = "",
         port: int = 0,
         heartbeat: float = 5.0,
+        root: str = "",
     ) -> None:
+        """Make nodes by their number or names; `root` is one that answers at `/` as well."""
         self.token = token
         self.heartbeat = heartbeat
+        self._root = root
         self.asked: list[tuple[str, str]] = []
         """Node and path of each request, streams of states aside."""
         self._port = port
@@ -143,6 +146,7 @@ class SimulatedNodes:
         app = web.Application()
         app.router.add_get("/nodes/{name}/{page}", self._serve)
         app.router.add_post("/nodes/{name}/run", self._run)
+        app.router.add_get("/{page}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=1024)
@@ -216,7 +220,7 @@ class SimulatedNodes:
     # How they answer
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        name, page = request.match_info["name"], request.match_info["page"]
+        name, page = request.match_info.get("name", self._root), request.match_info["page"]
         node = self._admit(request, name)
         task = asyncio.current_task()
         assert task is not None

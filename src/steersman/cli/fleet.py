@@ -62,6 +62,13 @@ NODE_FLAGS: Final = (
         Group.OWN,
         "State port of steersman's pods (default: their container port named state).",
     ),
+    Flag(
+        "direct",
+        "bool",
+        "false",
+        Group.OWN,
+        "Ask steersman's pods at their own addresses, not through the API server.",
+    ),
     Flag("state-https", "bool", "false", Group.OWN, "Whether these ports serve https."),
 )
 """Beside --kubeconfig, which means steersman's pods, asked through the API server."""
@@ -69,7 +76,8 @@ HOW: Final = """\
 Which nodes: the process of this node by default, through its local socket. --node or --nodes-file
 name the state ports of nodes. --kubeconfig (or --in-cluster) finds steersman's pods by their label
 and asks them through the API server's proxy, with your own rights: list pods, and get and create
-pods/proxy. State ports need a token: --token-file."""
+pods/proxy; with --direct it connects to the pods itself, and listing them is enough. State ports
+need a token: --token-file."""
 
 
 def finder_of(parsed: Parsed) -> Finder:
@@ -109,5 +117,7 @@ def finder_of(parsed: Parsed) -> Finder:
             namespace=str(values.get("pod-namespace") or ""),
             port=port,
             secure=bool(values.get("state-https")),
+            direct=bool(values.get("direct")),
+            ca_file=str(values.get("ca-file") or ""),
         )
     return FixedNodes()

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -300,11 +301,12 @@ def _groups(names: Iterator[str]) -> tuple[Group, ...]:
     return tuple(Group(name, counts[name]) for name in sorted(counts, key=natural))
 
 
-def natural(text: str) -> list[str | int]:
+@lru_cache(4096)
+def natural(text: str) -> tuple[str | int, ...]:
     """Return a key by which 0.10.0 comes after 0.9.1, and node-10 after node-9."""
     # Every other part is a number, so parts of the same place have the same type.
     parts = re.split("([0-9]+)", text)
-    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+    return tuple(int(part) if place % 2 else part for place, part in enumerate(parts))
 
 
 def _drifted(node: SeenNode, now: float) -> bool:

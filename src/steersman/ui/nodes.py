@@ -23,7 +23,7 @@ import msgspec
 from steersman import __version__
 from steersman.host.files import read_file
 from steersman.host.local_socket import CONTROL, is_trusted, peer
-from steersman.model.addresses import without_password
+from steersman.model.addresses import join_host_port, without_password
 from steersman.operate.answer import QuestionError
 from steersman.source.backoff import Backoff, Timing
 from steersman.source.base import SourceStats
@@ -141,7 +141,7 @@ class _LocalConnector(aiohttp.UnixConnector):
         return made
 
 
-class DirectWay(msgspec.Struct, frozen=True, eq=False):
+class DirectWay(msgspec.Struct, frozen=True):
     """Asks a process at a URL, or on the local socket."""
 
     name: str
@@ -198,6 +198,17 @@ class DirectWay(msgspec.Struct, frozen=True, eq=False):
         return str(connection_error(error))
 
 
+def _session(connector: aiohttp.BaseConnector | None = None) -> aiohttp.ClientSession:
+    """Return a session for any number of connections, by default over TCP."""
+    return aiohttp.ClientSession(
+        connector=connector
+        or aiohttp.TCPConnector(limit=0, resolver=Resolver(), socket_factory=keepalive_socket),
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept-Encoding": "identity", "User-Agent": f"steersman/{__version__}"},
+    )
+
+
 class FixedNodes:
     """Nodes that the command line names; without any, the process of this node."""
 
@@ -218,19 +229,9 @@ class FixedNodes:
     async def follow(self, use: Callable[[Sequence[Way], str], None]) -> None:
         """Tell the nodes once."""
         local = not self._urls
-        connector: aiohttp.BaseConnector = (
-            _LocalConnector(f"\0{CONTROL}", limit=0)
-            if local
-            else aiohttp.TCPConnector(limit=0, resolver=Resolver(), socket_factory=keepalive_socket)
-        )
         # The nodes have one authority, so one TLS context is enough.
         tls = TlsContexts(ClusterAccess(tuple(self._urls.values()) or ("",), ca=self._ca))
-        async with aiohttp.ClientSession(
-            connector=connector,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Accept-Encoding": "identity", "User-Agent": f"steersman/{__version__}"},
-        ) as session:
+        async with _session(_LocalConnector(f"\0{CONTROL}", limit=0) if local else None) as session:
             urls = self._urls or {"": "http://local"}
             # A URL that was given without a name is its own key.
             ways = [
@@ -266,6 +267,7 @@ class _PodMeta(msgspec.Struct, frozen=True, rename="camel"):
 
 class _PodStatus(msgspec.Struct, frozen=True):
     phase: str = ""
+    pod_ip: str = msgspec.field(name="podIP", default="")
 
 
 class _Pod(msgspec.Struct, frozen=True):
@@ -284,6 +286,10 @@ class _Cluster(NamedTuple):
     token: Token
     secure: bool
     """Whether the pods serve https."""
+    session: aiohttp.ClientSession
+    tls: TlsContexts
+    direct: bool
+    """Whether the pods are asked at their own addresses."""
 
 
 class PodWay(msgspec.Struct, frozen=True):
@@ -340,6 +346,8 @@ class PodNodes:
         namespace: str = "",
         port: int = 0,
         secure: bool = False,
+        direct: bool = False,
+        ca_file: str = "",
         timing: Timing | None = None,
     ) -> None:
         """Configure; nothing is connected before `follow`.
@@ -351,6 +359,8 @@ class PodNodes:
             namespace: of the pods; "" for all.
             port: of the pods; 0 for the container port named PORT_NAME.
             secure: whether the pods serve https.
+            direct: whether they are asked at their own addresses, not through the API server.
+            ca_file: then, certificate authorities of the pods; "" for those of the system.
             timing: clock, sleep and delays.
         """
         self._access = access
@@ -358,6 +368,10 @@ class PodNodes:
         self._selector = selector
         self._port = port
         self._secure = secure
+        self._direct = direct
+        self._tls = TlsContexts(
+            ClusterAccess(("",), ca=Material(path=ca_file) if ca_file else Material())
+        )
         self._timing = timing or Timing(connect=_CONNECT, answer=_ANSWER)
         inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
         self._path = f"/api/v1{inside}/pods"
@@ -366,8 +380,9 @@ class PodNodes:
         """List the pods again and again: their changes are rare, and a watch is one more state."""
         backoff = Backoff(self._timing)
         last: Sequence[Way] = ()
-        async with ApiClient(self._access, SourceStats(), self._timing) as client:
-            cluster = _Cluster(client, self._token, self._secure)
+        api = ApiClient(self._access, SourceStats(), self._timing)
+        async with api as client, _session() as session:
+            cluster = _Cluster(client, self._token, self._secure, session, self._tls, self._direct)
             while True:
                 try:
                     pods = await list_pods(client, self._path, self._selector)
@@ -427,7 +442,12 @@ def ways_of(pods: Sequence[_Pod], cluster: _Cluster, port: int) -> list[Way]:
     for node, pod in sorted(by_node.items()):
         named = (p for c in pod.spec.containers for p in c.ports if p.name == PORT_NAME)
         number = port or next((each.container_port for each in named), 0)
-        ways.append(PodWay(node, pod.metadata.namespace, pod.metadata.name, number, cluster))
+        if cluster.direct and number and pod.status.pod_ip:
+            scheme = "https" if cluster.secure else "http"
+            url = f"{scheme}://{join_host_port(pod.status.pod_ip, number)}"
+            ways.append(DirectWay(node, url, cluster.session, cluster.token, cluster.tls))
+        else:
+            ways.append(PodWay(node, pod.metadata.namespace, pod.metadata.name, number, cluster))
     return ways
 
 

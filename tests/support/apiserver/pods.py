@@ -32,7 +32,7 @@ def steersman_pod(node: str, *, port: int | None = 10259, phase: str = "Running"
             "labels": {"app.kubernetes.io/name": "steersman"},
         },
         "spec": {"nodeName": node, "containers": [{"name": "steersman", "ports": ports}]},
-        "status": {"phase": phase},
+        "status": {"phase": phase, "podIP": "127.0.0.1"},
     }
 
 

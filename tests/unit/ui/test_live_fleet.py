@@ -219,6 +219,16 @@ async def test_pods_are_found_and_asked_through_the_api_server(tmp_path: Path) -
         assert done == [{"verdict": "ok"}]
 
 
+async def test_pods_are_asked_at_their_own_addresses(tmp_path: Path) -> None:
+    async with (
+        SimulatedNodes(["only"], token=TOKEN, root="only") as simulated,
+        cluster(simulated, tmp_path, direct=True, port=simulated.port) as (server, fleet),
+    ):
+        await until(fleet, lambda: set(fleet.nodes) == {"only"})
+        assert fleet.seen[0].address == f"http://127.0.0.1:{simulated.port}"
+        assert server.requests("pods/proxy") == []
+
+
 async def test_pods_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "_RELIST", 0.02)
     async with (

@@ -1,0 +1,91 @@
+"""Pages and `steersman nodes` about real processes: by the local socket, and at URLs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from steersman.host.local_socket import CONTROL
+from steersman.model.names import ObjectName
+from steersman.ui.live_fleet import LiveFleet
+from steersman.ui.navigation import PAGES
+from steersman.ui.nodes import Finder, FixedNodes
+from steersman.ui.site import Site
+from tests.support.apiserver.reading import service, slice_
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.pages import serving
+from tests.support.processes.steersman import command, manifests, steersman, until, world
+
+pytestmark = pytest.mark.kernel
+
+JSON = {"Accept": "application/json"}
+
+
+@asynccontextmanager
+async def following(finder: Finder) -> AsyncIterator[LiveFleet]:
+    fleet = LiveFleet(finder, grace=1.0, compare=0.5)
+    task = asyncio.create_task(fleet.run())
+    try:
+        yield fleet
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def when(fleet: LiveFleet, true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        version = 0
+        while not true():
+            version = await fleet.changed(version)
+
+
+async def listening() -> bool:
+    return f"@{CONTROL}" in sh("ss -xl")
+
+
+def test_this_node_through_the_local_socket(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = manifests(tmp_path / "world", *world())
+        async with steersman(tmp_path, "--proxy-mode=nftables", f"--manifests={folder}") as process:
+            await process.said("sync 1 (start)")
+            await until(listening)
+            status, out, err = await command("nodes", "-o", "json")
+            assert (status, err) == (0, "")
+            (row,) = json.loads(out)["rows"]
+            assert (row["name"], row["mode"], row["health"]) == ("node-a", "nftables", "ok")
+            assert row["services"] == 1
+            async with following(FixedNodes()) as fleet, serving(Site(fleet, PAGES)) as client:
+                await when(fleet, lambda: "node-a" in fleet.nodes)
+                revision = fleet.nodes["node-a"].revision
+                listed = await (await client.get("/services", headers=JSON)).json()
+                assert [each["service"] for each in listed["rows"]] == ["shop/web"]
+                more = (service("cart", "10.96.0.2"), slice_("cart-1", "cart", "10.244.0.7"))
+                manifests(folder, *world(), *more)
+                await when(fleet, lambda: fleet.nodes["node-a"].revision > revision)
+                await when(fleet, lambda: fleet.nodes["node-a"].services == 2)
+                view = await (await client.get("/services", headers=JSON)).json()
+                assert [each["service"] for each in view["rows"]] == ["shop/cart", "shop/web"]
+                one = await fleet.world("node-a", ObjectName("shop", "cart"))
+                assert ObjectName("shop", "cart") in one.snapshot.services
+                # It ends: its last state stays, and the reason is said.
+                await process.stop()
+                await when(fleet, lambda: fleet.seen[0].problem != "")
+                assert "no steersman runs in this network namespace" in fleet.seen[0].problem
+                assert fleet.nodes["node-a"].services == 2
+
+    in_namespace(scenario)
+
+
+def test_without_a_process_the_command_says_what_to_give() -> None:
+    async def scenario() -> None:
+        status, out, _ = await command("nodes")
+        assert status == 1
+        assert "no steersman runs in this network namespace; give --node" in out
+
+    in_namespace(scenario)
