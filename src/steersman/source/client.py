@@ -30,7 +30,7 @@ from steersman.source.backoff import LogThrottle, Timing
 from steersman.source.base import SourceStats
 from steersman.source.credentials import CredentialError, Credentials, KeyPair
 from steersman.source.kubeconfig import ClusterAccess
-from steersman.source.wire import ApiError, Status, shown
+from steersman.source.wire import MAX_LINE, ApiError, Status, shown
 
 # -- Connections -----------------------------------------------------------------------------------
 #
@@ -362,15 +362,21 @@ class ApiClient:
         finally:
             response.close()
 
-    async def post(self, path: str, body: object) -> None:
-        """Create an object.
+    async def post(self, path: str, body: object) -> bytes:
+        """Create an object; return it as the server completed it.
 
         Raises:
             ApiError: no server can be reached, or it refuses.
         """
         response, server = await self._first_answer(path, {}, self._timing.answer, body)
+        found = b""
         try:
             await self._check(response, server, good=(200, 201, 202))
+            async for chunk in body_chunks(response):
+                found += chunk
+                if len(found) > MAX_LINE:
+                    raise ApiError("malformed", f"the answer to {path} is too long")
+            return found
         except _BROKEN as error:
             raise connection_error(error) from error
         finally:

@@ -103,6 +103,7 @@ class Site:
         self._templates.filters |= filters.FILTERS
         self.app = web.Application(middlewares=[self._guard], client_max_size=2 << 20)
         self.app.router.add_get("/static/{name}", _static)
+        self.access.add_to(self.app, self.render)
         for page in pages:
             self.app.router.add_get(page.path, self._handler(page))
             for path, action in page.actions.items():
@@ -188,6 +189,7 @@ class Site:
                 version = self.fleet.version
                 began = asyncio.get_running_loop().time()
                 try:
+                    await self.access.check(request)  # rights may be taken away meanwhile
                     answer = await page.answer(self, query)
                     events = [*self._changed_blocks(page, answer, query, shown)]
                 except (QuestionError, TimeoutError) as error:
@@ -206,6 +208,8 @@ class Site:
                         break
                     except TimeoutError:
                         await response.write(b":\n\n")
+        except web.HTTPException:  # the browser connects again, and gets the reason
+            return response
         except ConnectionResetError:  # the reader left
             return response
         finally:

@@ -40,6 +40,7 @@ from tests.support.apiserver.answers import (
     too_old,
     verb_of,
 )
+from tests.support.apiserver.reviews import RIGHTS, TOKENS, Reviews
 from tests.support.apiserver.world import (
     KINDS,
     Change,
@@ -127,6 +128,7 @@ class ApiServer:
         """Events that were posted."""
         self.pods: dict[tuple[str, str], str] = {}
         """URL behind `[https:]NAME:PORT` of a pod in a namespace, for its proxy."""
+        self.reviews = Reviews()
         self.tokens: frozenset[str] = frozenset()
         """Accepted bearer tokens; empty: no authentication."""
         self.forbidden: frozenset[str] = frozenset()
@@ -149,6 +151,8 @@ class ApiServer:
         app.router.add_get("/api/v1/namespaces/{namespace}/pods", self._serve)
         app.router.add_route("*", pods.PROXY, self._proxy)
         app.router.add_post(apiserver_events.PATH, self._take_event)
+        app.router.add_post(TOKENS, self.reviews.token)
+        app.router.add_post(RIGHTS, self.reviews.right)
         app.router.add_route("*", "/{rest:.*}", _not_found)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
