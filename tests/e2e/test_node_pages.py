@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import aiohttp
 import msgspec
 import pytest
 
 from steersman.host.local_socket import CONTROL
+from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
+from steersman.model.world import Origin, World
+from steersman.run.world_wire import decode_world
+from tests.support.apiserver.reading import service
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.processes.steersman import Process, manifests, steersman, until, world
 
@@ -78,5 +84,70 @@ def test_the_stream_follows_changes_and_failures(tmp_path: Path) -> None:
             assert (state.repairs, state.drift.repaired_at > 0) == (1, True)
             assert state.memory > 1 << 20
             assert state.cpu > 0
+
+    in_namespace(scenario)
+
+
+def test_a_world_of_one_service(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        headless = service("db", "None")
+        other = service("api", "10.96.0.2")
+        many = [service(f"s{n}", f"10.96.1.{n}") for n in range(200)]
+        folder = manifests(tmp_path / "world", *world(), headless, other, *many)
+        async with running(tmp_path, folder) as (_, session):
+
+            async def get(name: str) -> World:
+                async with session.get("/world", params={"service": name}) as answer:
+                    assert answer.status == 200
+                    data = await answer.read()
+                assert len(data) < 10_000
+                return decode_world(data, Origin("process", "a test"))
+
+            web = await get("shop/web")
+            assert list(web.snapshot.services) == [ObjectName("shop", "web")]
+            assert [
+                e.addresses
+                for s in web.snapshot.slices.values()
+                for x in s.values()
+                for e in x.endpoints or ()
+            ] == [["10.244.0.5"]]
+            assert {key.name.service for key in web.plan.services} == {"web"}
+            assert web.process is not None
+            db = await get("shop/db")
+            assert (dict(db.snapshot.services), list(db.unserved)) == (
+                {},
+                [ObjectName("shop", "db")],
+            )
+            for name in ("shop/none", "none", "", "<script>/x"):
+                async with session.get("/world", params={"service": name}) as answer:
+                    assert answer.status == 404
+                    assert f"there is no Service {name!r}" in await answer.text()
+
+    in_namespace(scenario)
+
+
+def test_pages_run_commands_on_the_node(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = manifests(tmp_path / "world", *world())
+        async with running(tmp_path, folder) as (_, session):
+
+            async def run(*words: str) -> dict[str, Any]:
+                asked = {"command": words[0], "arguments": words[1:]}
+                async with session.post("/run", json=asked) as answer:
+                    assert answer.status == 200, await answer.text()
+                    lines = (await answer.text()).splitlines()
+                return cast(dict[str, Any], json.loads(lines[-1]))
+
+            dump = await run("dump", "shop/web")
+            assert dump["exitCode"] == 0
+            assert "10.244.0.5" in json.dumps(dump["answer"])
+            explained = await run("explain", "--to", "shop/web", "--from=outside")
+            assert explained["exitCode"] in (0, 1)
+            assert "10.96.0.1" in json.dumps(explained["answer"])
+            doctor = await run("doctor", "shop/web")
+            assert doctor["answer"]["results"], doctor
+            missing = await run("dump", "shop/none")
+            assert missing["exitCode"] == 2
+            assert "shop/none" in missing["error"]
 
     in_namespace(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -84,3 +85,25 @@ class NodeState(msgspec.Struct, frozen=True, rename="camel"):
     """Seconds after which the kernel is compared without a change."""
     min_sync_period: float = 0.0
     """Least seconds between two syncs."""
+
+
+class RunRequest(msgspec.Struct, frozen=True):
+    """A command that a page asks a node to run: `POST /run`."""
+
+    command: str
+    """doctor, dump, explain or trace."""
+    arguments: tuple[str, ...] = ()
+    """Its names and flags, such as `shop/web` and `--from=outside`."""
+
+
+class RunLine(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A line of the answer to a RunRequest. The last one has an exit code."""
+
+    running: float = 0.0
+    """Seconds that the command has run so far."""
+    exit_code: int | None = None
+    """0 fine, 1 the answer is bad news, 2 the question could not be answered."""
+    answer: Any = None
+    """What the command prints with `-o json`."""
+    error: str = ""
+    """Why there is no answer; "" if there is one."""

@@ -16,6 +16,7 @@ from steersman.compile.node import missing_cluster_cidr
 from steersman.config import Parsed
 from steersman.host.facts import read_facts
 from steersman.model.switch import SwitchRequest
+from steersman.run.command_page import CommandPage
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.control import told_in_lines
 from steersman.run.daemon import Daemon, NodeLock, Stop
@@ -160,5 +161,6 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         ("GET", "/drift"): lambda request: drift.serve(daemon.sync, request),
         ("GET", "/top"): top.serve,
         ("GET", "/node"): node.serve,
+        ("POST", "/run"): CommandPage().serve,
         ("POST", "/switch"): told_in_lines(SwitchRequest, daemon.switch),
     }

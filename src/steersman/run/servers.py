@@ -21,8 +21,9 @@ from steersman.config.commandline import Value
 from steersman.host.facts import hostname
 from steersman.model.addresses import split_host_port
 from steersman.model.errors import BusyError
+from steersman.model.findings import quoted
 from steersman.model.kube import Node, ObjectMeta
-from steersman.model.names import Family
+from steersman.model.names import Family, ObjectName
 from steersman.model.plan import ServicePlan
 from steersman.model.world import LastSync, ProcessStatus, SourceStatus, StatusPage
 from steersman.run.conditions import ConditionLog
@@ -45,7 +46,7 @@ from steersman.run.scraped import (
 from steersman.run.startup import cluster_access
 from steersman.run.state import state_json
 from steersman.run.sync import Sync
-from steersman.run.world_wire import Head, encode_stats, encode_world, names
+from steersman.run.world_wire import Head, concerning, encode_stats, encode_world, names
 from steersman.source.apiserver import ApiEventPoster, NoEvents, fetch_nodes
 from steersman.source.base import SourceStats
 from steersman.source.kubeconfig import KubeconfigError
@@ -53,6 +54,9 @@ from steersman.source.packed import trimmed_node, unpacked
 from steersman.source.wire import ApiError
 
 _LAST_EVENTS = 5.0  # seconds that a failing process waits until its Events are posted
+_NO_SERVICE = (
+    "there is no Service {} on this node; it serves none that is headless or another proxy's\n"
+)
 _ANY = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}
 
 
@@ -236,16 +240,36 @@ class Servers:
     async def _names(self, request: web.Request) -> web.StreamResponse:
         store = self._sync.store
         services = [*store.snapshot.services, *store.unserved]
-        slices = map(unpacked, store.packed_slices)
+        slices = map(unpacked, store.packed_slices())
         plans = tuple(self._plans())
         kind = request.query.get("kind", "")
         found = await asyncio.to_thread(names, kind, services, slices, store.nodes, plans)
         return web.json_response(found)
 
     async def _world(self, request: web.Request) -> web.StreamResponse:
-        """Answer with the World; the pieces are encoded in a thread, of copies made here."""
+        """Answer with the World, or with the part of `?service=NAMESPACE/NAME` only.
+
+        The pieces are encoded in a thread, of copies made here.
+        """
         sync, state = self._sync, self._sync.state
-        snapshot = sync.store.snapshot
+        snapshot, store = sync.store.snapshot, sync.store
+        plans = list(state.plan.services.values())
+        findings, plan_findings = state.findings, state.plan.findings
+        services, slices, unserved = snapshot.services, snapshot.slices, store.unserved
+        wanted = None
+        if (text := request.query.get("service")) is not None:
+            wanted = ObjectName(*text.partition("/")[::2])
+            services = {name: services[name] for name in (wanted,) if name in services}
+            unserved = {name: unserved[name] for name in (wanted,) if name in unserved}
+            if not (services or unserved):
+                return web.Response(status=404, text=_NO_SERVICE.format(quoted(text)))
+            plans = [plan for plan in plans if plan.key.name.object_name == wanted]
+            objects = {
+                f"EndpointSlice {wanted.namespace}/{each}" for each in slices.get(wanted, ())
+            }
+            objects.add(f"Service {wanted}")
+            findings = concerning(objects, findings)
+            plan_findings = concerning(objects, plan_findings)
         head = Head(
             version=__version__,
             mode=state.mode,
@@ -256,18 +280,18 @@ class Servers:
             service_cidrs=snapshot.service_cidrs,
             ejected=tuple(snapshot.ejected.items()),
             settings=state.plan.settings,
-            plan_findings=state.plan.findings,
+            plan_findings=plan_findings,
             unlisted=state.unlisted,
-            findings=state.findings,
-            nodes=sync.store.nodes,
+            findings=findings,
+            nodes=store.nodes,
             process=self.status(),
         )
         pieces = encode_world(
             head,
-            list(snapshot.services.values()),
-            sync.store.packed_slices,
-            list(sync.store.unserved.values()),
-            list(state.plan.services.values()),
+            list(services.values()),
+            store.packed_slices(wanted),
+            list(unserved.values()),
+            plans,
         )
         return await send_pieces(request, pieces, "application/msgpack")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -93,6 +93,20 @@ def encode_world(
 def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
     for start in range(0, len(items), _TOGETHER):
         yield items[start : start + _TOGETHER]
+
+
+def concerning(objects: Container[str], findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the Findings about some Services and EndpointSlices, and about everything else.
+
+    Args:
+        objects: the Services and EndpointSlices, as in `Service shop/cart`.
+        findings: of everything.
+    """
+    return tuple(
+        each
+        for each in findings
+        if not each.object.startswith(("Service ", "EndpointSlice ")) or each.object in objects
+    )
 
 
 def decode_world(data: bytes, origin: Origin) -> World:

@@ -277,6 +277,10 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         """All slices as of this call; the bytes are no msgpack, but input of `unpacked`."""
         return list(self._packed.values())
 
+    def packed_of(self, service: ObjectName) -> list[bytes]:
+        """Return the slices of a Service as of this call, in the form of `packed`."""
+        return [self._packed[name] for name in self._by_service.get(service, ())]
+
     def owner(self, name: ObjectName) -> ObjectName | None:
         """Return the Service that a slice belongs to; None if there is no such slice."""
         # Decoding the labels is cheap and rare; an index by name would take memory all the time.

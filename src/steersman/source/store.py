@@ -265,10 +265,9 @@ class Store:
         """Number of EndpointSlices."""
         return len(self._slices.names)
 
-    @property
-    def packed_slices(self) -> list[bytes]:
-        """All EndpointSlices as of this call, each to be read by `packed.unpacked`."""
-        return self._slices.packed
+    def packed_slices(self, service: ObjectName | None = None) -> list[bytes]:
+        """Return all EndpointSlices, or those of a Service; `packed.unpacked` reads each."""
+        return self._slices.packed if service is None else self._slices.packed_of(service)
 
     @property
     def findings(self) -> tuple[Finding, ...]:

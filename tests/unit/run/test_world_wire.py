@@ -43,7 +43,7 @@ def sent(store: Store, version: str = __version__) -> bytes:
     services = list(snapshot.services.values())
     plans = list(plan.services.values())
     unserved = list(store.unserved.values())
-    return b"".join(encode_world(head, services, store.packed_slices, unserved, plans))
+    return b"".join(encode_world(head, services, store.packed_slices(), unserved, plans))
 
 
 @given(st.lists(OBJECTS, max_size=8))
