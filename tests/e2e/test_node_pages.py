@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from steersman.host.local_socket import CONTROL
+from steersman.model.history import History
 from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import Origin, World
@@ -84,6 +85,16 @@ def test_the_stream_follows_changes_and_failures(tmp_path: Path) -> None:
             assert (state.repairs, state.drift.repaired_at > 0) == (1, True)
             assert state.memory > 1 << 20
             assert state.cpu > 0
+            # All of it is remembered.
+            async with session.get("/history") as answer:
+                history = msgspec.json.decode(await answer.read(), type=History)
+            assert (history.node, history.since > 0) == ("node-a", True)
+            reasons = [record.reason for record in history.records]
+            assert (reasons[0], reasons[-1]) == ("start", "drift")
+            (change,) = (record for record in history.records if record.lag is not None)
+            assert (change.names, change.lag) == (("shop/web",), state.lag)
+            assert change.phases.keys() >= {"plan", "render", "apply"}
+            assert history.records[-1].drift
 
     in_namespace(scenario)
 
@@ -113,6 +124,10 @@ def test_a_world_of_one_service(tmp_path: Path) -> None:
             ] == [["10.244.0.5"]]
             assert {key.name.service for key in web.plan.services} == {"web"}
             assert web.process is not None
+            both = [("service", "shop/web"), ("service", "shop/api"), ("service", "shop/none")]
+            async with session.get("/world", params=both) as answer:
+                found = decode_world(await answer.read(), Origin("process", "a test"))
+            assert {name.name for name in found.snapshot.services} == {"web", "api"}
             db = await get("shop/db")
             assert (dict(db.snapshot.services), list(db.unserved)) == (
                 {},

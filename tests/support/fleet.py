@@ -108,7 +108,7 @@ class SimulatedNodes:
     def _names(self, kind: str) -> set[ObjectName]:
         if kind == "Service":
             return {*self._store.snapshot.services, *self._store.unserved}
-        return {unpacked(each).metadata.object_name for each in self._store.packed_slices}
+        return {unpacked(each).metadata.object_name for each in self._store.packed_slices()}
 
     @property
     def _services(self) -> Sequence[ObjectName]:
@@ -273,7 +273,7 @@ class SimulatedNodes:
     def _known(self, kind: str) -> list[str]:
         services = {*self._store.snapshot.services, *self._store.unserved}
         plans = list(self._plan.services.values())
-        return names(kind, services, map(unpacked, self._store.packed_slices), (), plans)
+        return names(kind, services, map(unpacked, self._store.packed_slices()), (), plans)
 
     async def _world(self, request: web.Request, node: _Node) -> web.StreamResponse:
         wanted = set(request.query.getall("service", []))
@@ -288,7 +288,7 @@ class SimulatedNodes:
         kept = {each for name in owners if mine(name) for each in owners[name]}
         slices = [
             each
-            for each in self._store.packed_slices
+            for each in self._store.packed_slices()
             if not wanted or unpacked(each).metadata.name in kept
         ]
         head = Head(

@@ -6,11 +6,13 @@ listener, the Daemon, which begins to listen at the end.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import time
 
 import msgspec
+from aiohttp import web
 
 from steersman.compile.node import missing_cluster_cidr
 from steersman.config import Parsed
@@ -23,6 +25,7 @@ from steersman.run.daemon import Daemon, NodeLock, Stop
 from steersman.run.drift import DriftLog
 from steersman.run.engine import Engine
 from steersman.run.event_loop import on_signal, until
+from steersman.run.history import History
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.mode_transition import report_fallback
@@ -154,13 +157,25 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         lags=observers.lags,
         periods=lambda: servers.periods,
     )
-    observers.observers["node page"] = node.changed
-    observers.on_failure = {"status": servers.sync_failed, "node page": node.changed}
+    history = History(time.time, observers.lags)
+
+    async def history_page(_: web.Request) -> web.Response:
+        found = history.answer(daemon.sync.planner.config.node_name)
+        body = await asyncio.to_thread(msgspec.json.encode, found)
+        return web.Response(body=body, content_type="application/json")
+
+    observers.observers |= {"history": history.observe, "node page": node.changed}
+    observers.on_failure = {
+        "status": servers.sync_failed,
+        "history": history.failed,
+        "node page": node.changed,
+    }
     servers.background["conditions"] = node.follow
     servers.pages |= {
         ("GET", "/drift"): lambda request: drift.serve(daemon.sync, request),
         ("GET", "/top"): top.serve,
         ("GET", "/node"): node.serve,
+        ("GET", "/history"): history_page,
         ("POST", "/run"): CommandPage().serve,
         ("POST", "/switch"): told_in_lines(SwitchRequest, daemon.switch),
     }

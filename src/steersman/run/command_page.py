@@ -45,7 +45,7 @@ def words_of(request: RunRequest) -> list[str]:
     """Return the words of the command line, without the program.
 
     Raises:
-        ValueError: something of it is not allowed; the message says what is.
+        ValueError: something of it is not allowed; the message names all that are.
     """
     flags = COMMANDS.get(request.command)
     if flags is None:

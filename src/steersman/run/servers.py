@@ -21,7 +21,7 @@ from steersman.config.commandline import Value
 from steersman.host.facts import hostname
 from steersman.model.addresses import split_host_port
 from steersman.model.errors import BusyError
-from steersman.model.findings import quoted
+from steersman.model.findings import listed
 from steersman.model.kube import Node, ObjectMeta
 from steersman.model.names import Family, ObjectName
 from steersman.model.plan import ServicePlan
@@ -247,7 +247,7 @@ class Servers:
         return web.json_response(found)
 
     async def _world(self, request: web.Request) -> web.StreamResponse:
-        """Answer with the World, or with the part of `?service=NAMESPACE/NAME` only.
+        """Answer with the World, or with the part about each `?service=NAMESPACE/NAME` only.
 
         The pieces are encoded in a thread, of copies made here.
         """
@@ -256,18 +256,17 @@ class Servers:
         plans = list(state.plan.services.values())
         findings, plan_findings = state.findings, state.plan.findings
         services, slices, unserved = snapshot.services, snapshot.slices, store.unserved
-        wanted = None
-        if (text := request.query.get("service")) is not None:
-            wanted = ObjectName(*text.partition("/")[::2])
-            services = {name: services[name] for name in (wanted,) if name in services}
-            unserved = {name: unserved[name] for name in (wanted,) if name in unserved}
+        wanted: set[ObjectName] | None = None
+        if texts := request.query.getall("service", []):
+            wanted = {ObjectName(*text.partition("/")[::2]) for text in texts}
+            services = {name: services[name] for name in wanted if name in services}
+            unserved = {name: unserved[name] for name in wanted if name in unserved}
             if not (services or unserved):
-                return web.Response(status=404, text=_NO_SERVICE.format(quoted(text)))
-            plans = [plan for plan in plans if plan.key.name.object_name == wanted]
-            objects = {
-                f"EndpointSlice {wanted.namespace}/{each}" for each in slices.get(wanted, ())
-            }
-            objects.add(f"Service {wanted}")
+                return web.Response(status=404, text=_NO_SERVICE.format(listed(sorted(texts))))
+            plans = [plan for plan in plans if plan.key.name.object_name in wanted]
+            objects = {f"Service {name}" for name in wanted}
+            for name in wanted:
+                objects |= {f"EndpointSlice {name.namespace}/{n}" for n in slices.get(name, ())}
             findings = concerning(objects, findings)
             plan_findings = concerning(objects, plan_findings)
         head = Head(

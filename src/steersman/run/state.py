@@ -113,6 +113,8 @@ class SyncReport(msgspec.Struct, frozen=True):
     """Whole batches that the kernel refused since the last report."""
     drift: Drift | None = None
     """The changes by other programs that this sync, or failed ones before it, found."""
+    refusals: tuple[tuple[str, str], ...] = ()
+    """The first owners whose objects are not in the kernel, and why."""
 
 
 # As JSON

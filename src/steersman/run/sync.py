@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -448,14 +448,16 @@ class Sync:
         drift, self.drift = self.drift, None
         if drift is not None:
             drift = msgspec.structs.replace(drift, repaired_at=self._wall())
-        unwritten = self._unwritten()
+        before, unwritten = self.state, self._unwritten()
         findings = (*self.store.findings, *plan.findings, *unwritten.listed)
-        # Nothing differs from before: keep the State, but report the changes as synced.
+        # If nothing differs from before: keep the State, but report the changes as synced.
         news = bool(written or compared or plans.changed or plans.removed)
-        before = self.state
+        failed = islice(chain(self._ledger.rejected.items(), self.broken.items()), 3)
+        why = tuple((str(owner), text) for owner, text in failed)
+        report = SyncReport(before, None, changes, plans, written, compared, refused, drift, why)
         same = (plan.settings, findings) == (before.plan.settings, before.findings)
         if before.result and same and not news:
-            return SyncReport(self.state, None, changes, plans, written, compared, refused, drift)
+            return report
         self.state = State(
             revision=result.revision,
             mode=self.mode.name,
@@ -468,7 +470,7 @@ class Sync:
             slices=self.store.slices,
             at=self._wall(),
         )
-        return SyncReport(self.state, result, changes, plans, written, compared, refused, drift)
+        return msgspec.structs.replace(report, state=self.state, result=result)
 
     def _unwritten(self) -> FindingIndex:
         """Return Findings of rejected and broken owners, bounded as those of plans."""

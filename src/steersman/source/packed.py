@@ -15,7 +15,7 @@ Objects are stripped with `structs.replace`, so that a new field of a struct is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from sys import intern
 from typing import TypeVar
 
@@ -277,9 +277,9 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
         """All slices as of this call; the bytes are no msgpack, but input of `unpacked`."""
         return list(self._packed.values())
 
-    def packed_of(self, service: ObjectName) -> list[bytes]:
-        """Return the slices of a Service as of this call, in the form of `packed`."""
-        return [self._packed[name] for name in self._by_service.get(service, ())]
+    def packed_of(self, services: Iterable[ObjectName]) -> list[bytes]:
+        """Return the slices of some Services as of this call, in the form of `packed`."""
+        return [self._packed[name] for each in services for name in self._by_service.get(each, ())]
 
     def owner(self, name: ObjectName) -> ObjectName | None:
         """Return the Service that a slice belongs to; None if there is no such slice."""

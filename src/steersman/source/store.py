@@ -265,9 +265,9 @@ class Store:
         """Number of EndpointSlices."""
         return len(self._slices.names)
 
-    def packed_slices(self, service: ObjectName | None = None) -> list[bytes]:
-        """Return all EndpointSlices, or those of a Service; `packed.unpacked` reads each."""
-        return self._slices.packed if service is None else self._slices.packed_of(service)
+    def packed_slices(self, services: Iterable[ObjectName] | None = None) -> list[bytes]:
+        """Return all EndpointSlices, or those of some Services; `packed.unpacked` reads each."""
+        return self._slices.packed if services is None else self._slices.packed_of(services)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
