@@ -53,7 +53,8 @@ _HEADERS = {
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
+    # With no-referrer, browsers send `Origin: null` with our own forms.
+    "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}

@@ -18,6 +18,7 @@ from steersman.model.world import ProcessStatus, World
 from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
 from steersman.operate.dump import KernelDump, KernelLine
+from steersman.operate.fleet_view import Disagreement
 from steersman.operate.trace import ShownStep, TraceAnswer
 from steersman.ui.navigation import PAGES
 from steersman.ui.pages.service import arguments_of
@@ -125,6 +126,16 @@ async def test_the_page_follows_its_node(site: Site, fleet: Fleet) -> None:
     names = [name for name, _ in found]
     assert names[:3] == ["live_problem", "live_way", "live_served"]
     assert any(name == "live_way" and "rejected" in text for name, text in found[3:])
+
+
+async def test_nodes_that_serve_it_otherwise_are_named(site: Site, fleet: Fleet) -> None:
+    fleet.disagreements = (
+        Disagreement(("node-b",), "node-a", ("shop/web",), 1),
+        Disagreement(("node-c",), "node-a", ("shop/other",), 1),
+    )
+    text = await page(site)
+    assert 'Node <a href="?node=node-b"><bdi>node-b</bdi></a> serves it otherwise' in text
+    assert "node-c" not in text
 
 
 async def test_a_world_is_read_again_only_after_a_sync(site: Site, fleet: Fleet) -> None:

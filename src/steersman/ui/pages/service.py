@@ -22,7 +22,7 @@ from steersman.operate.answer import Answer, Block, QuestionError
 from steersman.operate.doctor.check import Diagnosis
 from steersman.operate.dump import KernelDump, KernelStep, lines_by_step
 from steersman.operate.names import Names, UnknownNameError
-from steersman.operate.service_view import ServiceView, service_view
+from steersman.operate.service_view import Differing, ServiceView, service_view
 from steersman.operate.trace import TraceAnswer
 from steersman.operate.traffic import ServiceRates
 from steersman.ui.sampling import Sampler
@@ -31,6 +31,7 @@ from steersman.ui.site import Page, Query, Site
 _PATH = "/services/{namespace}/{name}"
 _LONGEST = 1000  # characters of a client or destination that somebody types
 _MOST_PODS = 256
+_MOST_DIFFERING = 20
 
 _samplers: WeakKeyDictionary[Site, Sampler] = WeakKeyDictionary()
 _pods: WeakKeyDictionary[Site, OrderedDict[tuple[str, ObjectName], Pod]] = WeakKeyDictionary()
@@ -103,7 +104,13 @@ async def view_of(site: Site, query: Query) -> ServiceView:
     if view.way_problem and (pod := await find_pod(site, node, names, client)) is not None:
         names = Names(world, name.namespace, [pod])
         view = await asyncio.to_thread(service_view, names, name, client, to)
-    return msgspec.structs.replace(view, node=node, nodes=nodes)
+    differing = tuple(
+        Differing(each, f"It was compared with {group.reference}.")
+        for group in site.fleet.disagreements
+        if str(name) in group.services
+        for each in group.nodes[:_MOST_DIFFERING]
+    )
+    return msgspec.structs.replace(view, node=node, nodes=nodes, differing=differing)
 
 
 async def find_pod(site: Site, node: str, names: Names, client: str) -> Pod | None:

@@ -8,6 +8,7 @@
 
 const HEIGHT = 180; // pixels, unless data-height says otherwise
 const COLOURS = 8; // --chart-1 to --chart-8 in app.css
+const LONGEST = 40; // characters of a label
 const drawn = new Map(); // element: {plot, text, chart}
 
 function colour(style, index) {
@@ -42,6 +43,10 @@ function order(chart) {
   return chart.stacked ? indices.reverse() : indices;
 }
 
+function short(label) {
+  return label.length > LONGEST ? `${label.slice(0, LONGEST / 2)}…${label.slice(1 - LONGEST / 2)}` : label;
+}
+
 function look(chart, stroke) {
   const paths = chart.kind === "bars" ? uPlot.paths.bars({ size: [0.8, 24, 2] }) : undefined;
   if (chart.kind === "points") {
@@ -57,7 +62,7 @@ function draw(element, chart) {
   const line = style.getPropertyValue("--line").trim();
   const axis = { stroke: text, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
   const series = order(chart).map((index) => ({
-    label: chart.series[index].label,
+    label: short(chart.series[index].label),
     value: (plot, _value, _series, at) => {
       const found = drawn.get(element)?.chart.series[index];
       return shown(at === null ? null : found?.values[at], chart.unit);

@@ -12,6 +12,7 @@ const CHARACTER = 7.2; // pixels, about
 const HEIGHT = 42;
 const LONGEST = 34; // characters
 const drawn = new WeakMap(); // element: {text, svg}
+let focused = ""; // address of the point that has the focus
 
 function make(name, attributes, ...children) {
   const element = document.createElementNS(SVG, name);
@@ -80,18 +81,16 @@ function draw(graph) {
   for (const point of graph.points) {
     const { x, y, width: wide } = placed.node(point.id);
     const text = passing(graph, point);
-    const parts = [
-      make("title", {}, point.label),
+    const whole = cut(point.label) === point.label ? [] : [make("title", {}, point.label)];
+    svg.append(make(
+      point.href ? "a" : "g",
+      point.href ? { href: point.href, class: point.kind } : { class: point.kind },
+      ...whole,
       make("rect", { x: x - wide / 2, y: y - HEIGHT / 2, width: wide, height: HEIGHT, rx: 6 }),
       make("text", { x, y: y - 3, "text-anchor": "middle" }, cut(point.label)),
+      " ",
       make("text", { x, y: y + 13, "text-anchor": "middle", class: "share" }, text),
-    ];
-    const name = `${point.kind} ${point.label}, ${text}`;
-    svg.append(
-      point.href
-        ? make("a", { href: point.href, class: point.kind, "aria-label": name }, ...parts)
-        : make("g", { class: point.kind }, ...parts),
-    );
+    ));
   }
   return svg;
 }
@@ -104,14 +103,20 @@ function follow() {
       if (known.svg.parentNode !== element) element.replaceChildren(known.svg);
       continue;
     }
-    const focused = element.contains(document.activeElement) && document.activeElement.getAttribute("href");
     const svg = draw(JSON.parse(text));
     drawn.set(element, { text, svg });
     element.replaceChildren(svg);
-    if (focused) element.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    if (focused && document.activeElement === document.body) {
+      element.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+    }
   }
 }
 
+// Putting the part in place takes the drawing out, and the focus with it: give it back.
+document.addEventListener("focusin", ({ target }) => {
+  focused = target.closest("[data-graph] a")?.getAttribute("href") ?? "";
+});
+document.addEventListener("pointerdown", () => { focused = ""; });
 new MutationObserver(follow).observe(document.body, {
   subtree: true,
   childList: true,
