@@ -24,6 +24,7 @@ from benchmarks import (
     proxy,
     scrape,
     start,
+    ui,
 )
 from benchmarks.figures import Figure, table
 
@@ -42,8 +43,9 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "proxy": proxy.run,
     "scrape": scrape.run,
     "operate": operate.run,
+    "ui": ui.run,
 }
-NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy"}
+NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui"}
 
 
 def main() -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from playwright.async_api import (
     Browser,
@@ -17,12 +20,17 @@ from playwright.async_api import (
     Request,
     Response,
     async_playwright,
+    expect,
 )
 
+from tests.support.http import free_port
+
+_ROOT = Path(__file__).parents[2]
 _AXE = Path(__file__).parents[1] / "browser" / "axe" / "axe.min.js"
 _RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 WAIT = 30.0
 """Seconds within which a condition must become true; the machine may be busy."""
+expect.set_options(timeout=WAIT * 1000)
 
 
 @cache
@@ -108,3 +116,70 @@ async def tab(running: Browser, base: str, javascript: bool = True) -> AsyncIter
         yield Tab(await context.new_page(), base)
     finally:
         await context.close()
+
+
+class Served(NamedTuple):
+    """A server of pages in a process of its own."""
+
+    url: str
+    pid: int
+
+
+@asynccontextmanager
+async def _running(
+    *argv: str, until: bytes
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, bytes]]:
+    """Run a program of Python's; give it, and the line it has printed that contains a text."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *argv,
+        cwd=_ROOT,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    printed = []
+    rest: asyncio.Task[bytes] | None = None
+    try:
+        async with asyncio.timeout(4 * WAIT):
+            async for line in process.stdout:
+                printed.append(line)
+                if until in line:
+                    break
+            else:
+                raise RuntimeError(b"".join(printed).decode())
+        rest = asyncio.create_task(process.stdout.read())  # or the pipe would fill
+        yield process, line
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(2 * WAIT):
+            await process.wait()
+            if rest is not None:
+                await rest
+
+
+@asynccontextmanager
+async def pages_of(*nodes: str) -> AsyncIterator[Served]:
+    """Run `steersman ui` with flags that name nodes."""
+    port = free_port()
+    argv = ("-m", "steersman", "ui", *nodes, "--listen", f"127.0.0.1:{port}")
+    async with _running(*argv, until=b"http://") as (process, _):
+        yield Served(f"http://127.0.0.1:{port}", process.pid)
+
+
+@asynccontextmanager
+async def simulated(folder: Path, *flags: str) -> AsyncIterator[Served]:
+    """Run `steersman ui` on simulated nodes, which another process serves (see fleet.py)."""
+    file = folder / "nodes"
+    argv = ("-m", "tests.support.fleet", "--file", str(file), *flags)
+    async with _running(*argv, until=b"listening on"), pages_of(f"--nodes-file={file}") as served:
+        yield served
+
+
+@asynccontextmanager
+async def demo() -> AsyncIterator[str]:
+    """Run `make demo-ui`; the URL of its pages. Two real nodes, pods and traffic (root)."""
+    async with _running("scripts/demo_ui.py", "--port=0", until=b"Open http://") as (_, line):
+        yield line.decode().split()[1].rstrip("/")

@@ -14,6 +14,7 @@ import random
 import signal
 import time
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -110,7 +111,7 @@ class SimulatedNodes:
             return {*self._store.snapshot.services, *self._store.unserved}
         return {unpacked(each).metadata.object_name for each in self._store.packed_slices()}
 
-    @property
+    @cached_property
     def _services(self) -> Sequence[ObjectName]:
         return sorted(self._store.snapshot.services)
 
