@@ -151,6 +151,20 @@ async def test_services_that_are_not_served_say_why() -> None:
         assert "not served: <bdi>headless" in text
 
 
+async def test_services_are_read_from_a_node_that_can_be_reached() -> None:
+    objects = many_services(2)
+    async with SimulatedNodes(2, objects=objects) as nodes, pages(nodes) as (client, fleet):
+        nodes.stop("node-0001")
+        async with asyncio.timeout(60):
+            version = 0
+            while not any(each.problem for each in fleet.seen):
+                version = await fleet.changed(version)
+        view = await (await client.get("/services", headers=JSON)).json()
+        assert view["node"] == "node-0002"
+        reply = await client.get("/services?node=node-0001", headers=JSON)
+        assert (reply.status, await reply.json()) == (503, {"error": "the node is down"})
+
+
 async def test_services_without_a_node() -> None:
     async with SimulatedNodes(1) as nodes, pages(nodes) as (client, _):
         reply = await client.get("/services?node=x")
