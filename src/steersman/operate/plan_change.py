@@ -181,10 +181,8 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
             node, running.config, config.mode, running.mode, defaults_of=parsed.config.mode
         )
     options = to_mode_options(config).for_looking()
-    if running and running.mode == config.mode and not options.iptables_variant:
-        known = {v.options.get("iptables_variant") for v in spec_of(running.mode).variants}
-        if running.variant in known:
-            options = msgspec.structs.replace(options, iptables_variant=running.variant)
+    if running and running.mode == config.mode:
+        options = of_variant(options, running)
     elsewhere = config.steersman.manifests or any(values.get(name) for name in _FROM_CLUSTER)
     world = running
     if elsewhere or config.client_connection.kubeconfig or world is None:
@@ -197,6 +195,16 @@ async def wanted_state(parsed: Parsed, running: World | None) -> Wanted:
     facts = running.facts if running else await read_facts()
     findings = tuple(each for each in world.findings if each not in world.plan.findings)
     return Wanted(config.mode, options, node, world.snapshot, facts, world.origin.text, findings)
+
+
+def of_variant(options: ModeOptions, running: World) -> ModeOptions:
+    """Return options of the running mode with its variant, unless they name one."""
+    if options.iptables_variant:
+        return options
+    for variant in spec_of(running.mode).variants:
+        if running.variant and variant.options.get("iptables_variant") == running.variant:
+            return msgspec.structs.replace(options, iptables_variant=running.variant)
+    return options
 
 
 def merged_config(
