@@ -71,15 +71,8 @@ async def plan_text(world: World, asked: PlanQuestion) -> PlanAnswer:
     Raises:
         QuestionError: the text cannot be understood; it names the object and the field.
     """
-    size = len(asked.text.encode())
-    if size > MOST_BYTES:
-        raise QuestionError(f"the text has {size:,} bytes, more than {MOST_BYTES:,}: divide it")
-    if asked.mode and asked.mode not in SPECS:
-        known = ", ".join(SPECS)
-        raise QuestionError(f"there is no mode {clipped(asked.mode, 40)}; known: {known}")
+    check_question(asked)
     configuration = _IS_CONFIGURATION.search(asked.text) is not None
-    if not asked.text.strip() and not asked.mode:
-        raise QuestionError("nothing to plan: give manifests, a configuration or another mode")
     notes: list[str] = []
     wanted = _wanted(world, asked.text if configuration else "", asked.mode, notes)
     if asked.text.strip() and not configuration:
@@ -102,6 +95,18 @@ async def plan_text(world: World, asked: PlanQuestion) -> PlanAnswer:
         notes=(*answer.notes, *notes),
         details=lines,
     )
+
+
+def check_question(asked: PlanQuestion) -> None:
+    """Raise QuestionError if there is nothing to plan, or too much."""
+    size = len(asked.text.encode())
+    if size > MOST_BYTES:
+        raise QuestionError(f"the text has {size:,} bytes, more than {MOST_BYTES:,}: divide it")
+    if asked.mode and asked.mode not in SPECS:
+        known = ", ".join(SPECS)
+        raise QuestionError(f"there is no mode {clipped(asked.mode, 40)}; known: {known}")
+    if not asked.text.strip() and not asked.mode:
+        raise QuestionError("nothing to plan: give manifests, a configuration or another mode")
 
 
 # The configuration
@@ -140,7 +145,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _read(text: str) -> Manifest:
-    """Return the objects of a text; what is malformed is an error that names it."""
+    """Return the objects of a text; raise QuestionError that names malformed ones."""
     try:
         manifest = read_manifest(_PLACE, text.encode())
     except BrokenFileError as error:
@@ -180,14 +185,14 @@ class _Overlay:
                 del self._services[name]
                 self._slices.pop(name, None)
         for name, service in services.items():
-            applied = self._as_applied(name, service, self._known.get(name))
+            applied = self.as_applied(name, service, self._known.get(name))
             if service_sync_fields(applied) is None:
                 self._services.pop(name, None)
                 self.notes.append(f"Service {name} is not served: it has no cluster IP")
             else:
                 self._services[name] = applied
         for slice_ in slices.values():
-            self._put_slice(slice_)
+            self.put_slice(slice_)
         for name in services:
             if name in self._services and not self._slices.get(name):
                 text = f"Service {name} has no EndpointSlice here yet: give one to see its traffic"
@@ -202,7 +207,8 @@ class _Overlay:
         )
         return snapshot, findings
 
-    def _put_slice(self, slice_: EndpointSlice) -> None:
+    def put_slice(self, slice_: EndpointSlice) -> None:
+        """Add a slice to its Service."""
         meta = slice_.metadata
         for name, group in self._slices.items():  # it may have belonged to another Service
             if name.namespace == meta.namespace:
@@ -211,7 +217,7 @@ class _Overlay:
             owner = ObjectName(meta.namespace, meta.labels.service_name)
             self._slices.setdefault(owner, {})[meta.name] = slice_
 
-    def _as_applied(self, name: ObjectName, new: Service, old: Service | None) -> Service:
+    def as_applied(self, name: ObjectName, new: Service, old: Service | None) -> Service:
         """Return a Service with the fields that the API server keeps or assigns."""
         meta = new.metadata
         if old is not None and meta.creation_timestamp is None:
@@ -230,7 +236,7 @@ class _Overlay:
                 cluster_ips=before.cluster_ips,
                 ip_families=families,
             )
-        elif not spec.cluster_ip and (address := next(self._free_addresses(), None)):
+        elif not spec.cluster_ip and (address := next(self.free_addresses(), None)):
             self._addresses.add(address)
             family = family_of(address).kubernetes
             spec = msgspec.structs.replace(
@@ -244,16 +250,17 @@ class _Overlay:
                 (port.name or "", port.protocol or "TCP"): port.node_port
                 for port in (old.spec.ports if old else None) or ()
             }
-            ports = [self._with_node_port(name, port, numbers) for port in spec.ports or ()]
+            ports = [self.with_node_port(name, port, numbers) for port in spec.ports or ()]
             spec = msgspec.structs.replace(spec, ports=ports)
         return msgspec.structs.replace(new, metadata=meta, status=status, spec=spec)
 
-    def _with_node_port(
+    def with_node_port(
         self,
         name: ObjectName,
         port: ServicePort,
         numbers: Mapping[tuple[str, str], int | None],
     ) -> ServicePort:
+        """Return a port with its node port, an earlier or an assumed one if it names none."""
         if port.node_port:
             return port
         number = numbers.get((port.name or "", port.protocol or "TCP"))
@@ -263,7 +270,7 @@ class _Overlay:
             self.notes.append(f"Service {name}: the node port {number} is assumed")
         return msgspec.structs.replace(port, node_port=number)
 
-    def _free_addresses(self) -> Iterator[str]:
+    def free_addresses(self) -> Iterator[str]:
         """Yield cluster IPs that no Service has, from the end of the range of the first family."""
         cidrs = [*self._world.snapshot.service_cidrs]
         if not cidrs:  # near those that are known

@@ -111,6 +111,8 @@ class Timeline(Answer, frozen=True, kw_only=True):
     """The row whose details were asked for."""
     gone: bool = False
     """The row that was asked for is no longer remembered."""
+    nodes: tuple[str, ...] = ()
+    """Nodes that can be asked for."""
 
     @property
     def pages(self) -> int:
@@ -177,7 +179,7 @@ def timeline(history: History, asked: Asked | None = None) -> Timeline:
     asked = asked or Asked()
     records = [each for each in history.records if each.until > history.now - HOUR]
     since = max(history.since or history.started, history.now - HOUR)
-    rows = [_row(record) for record in reversed(records)]
+    rows = [row_of(record) for record in reversed(records)]
     matching = [row for row in rows if fits(row.verdict, asked.only)]
     start = (asked.page - 1) * PER_PAGE
     chosen = next((row for row in rows if row.id == asked.sync), None)
@@ -244,7 +246,8 @@ def phase_words(record: SyncRecord) -> str:
     return ", ".join(f"{name} {_milliseconds(took)}" for name, took in record.phases.items())
 
 
-def _row(record: SyncRecord) -> Row:
+def row_of(record: SyncRecord) -> Row:
+    """Return the row of a sync, or of several that are remembered as one."""
     verdict: Verdict = "ok"
     if record.failure:
         verdict = "failed"
@@ -263,11 +266,11 @@ def _row(record: SyncRecord) -> Row:
     if record.drift:
         notes.append(f"repaired: {record.drift}")
     note = printable(clipped("; ".join(notes), _LONGEST))
-    return Row(f"{record.at * 1e3:.0f}", verdict, _what(record), note, record)
+    return Row(f"{record.at * 1e3:.0f}", verdict, words_of(record), note, record)
 
 
-def _what(record: SyncRecord) -> str:
-    """Return in words what changed."""
+def words_of(record: SyncRecord) -> str:
+    """Return in words what a sync changed."""
     parts = []
     if record.services:
         names = ", ".join(map(printable, record.names[:2]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from steersman.ui.pages import about, cluster, map, service, services
+from steersman.ui.pages import about, cluster, map, plan, problems, service, services, time
 from steersman.ui.site import Page
 
 PAGES: Final[tuple[Page, ...]] = (
@@ -13,5 +13,8 @@ PAGES: Final[tuple[Page, ...]] = (
     service.PAGE,
     service.RATES,
     map.PAGE,
+    problems.PAGE,
+    time.PAGE,
+    plan.PAGE,
     about.PAGE,
 )

@@ -123,6 +123,39 @@ class Site:
         """Render a template, with `site` and the given values."""
         return self._templates.get_template(template).render(site=self, **values)
 
+    def respond(
+        self,
+        request: web.Request,
+        page: Page,
+        answer: Answer,
+        *,
+        query: Query | None = None,
+        status: int = 200,
+    ) -> web.Response:
+        """Return an answer in the form that a request asks for: the page, or its JSON twin.
+
+        Args:
+            request: the request.
+            page: shows the answer.
+            answer: the answer.
+            query: what was asked; None for the result of an action, which is not followed live.
+            status: of HTTP.
+        """
+        if _form(request) == "json":
+            body = msgspec.json.encode(answer)
+            response = web.Response(body=body, status=status, content_type="application/json")
+        else:
+            html = self.render(
+                page.template,
+                page=page,
+                answer=answer,
+                query=query or {},
+                events=str(request.rel_url) if page.live and query is not None else "",
+            )
+            response = web.Response(text=html, status=status, content_type="text/html")
+        response.headers["Vary"] = "Accept"
+        return response
+
     @web.middleware
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -158,21 +191,7 @@ class Site:
             form = _form(request)
             if form == "events":
                 return await self._events(page, query, request)
-            answer = await page.answer(self, query)
-            if form == "json":
-                body = msgspec.json.encode(answer)
-                response = web.Response(body=body, content_type="application/json")
-            else:
-                html = self.render(
-                    page.template,
-                    page=page,
-                    answer=answer,
-                    query=query,
-                    events=str(request.rel_url) if page.live else "",
-                )
-                response = web.Response(text=html, content_type="text/html")
-            response.headers["Vary"] = "Accept"
-            return response
+            return self.respond(request, page, await page.answer(self, query), query=query)
 
         return handle
 

@@ -25,6 +25,7 @@ from steersman.operate.names import Names, UnknownNameError
 from steersman.operate.service_view import Differing, ServiceView, service_view
 from steersman.operate.trace import TraceAnswer
 from steersman.operate.traffic import ServiceRates
+from steersman.ui.doctor_runs import doctor_runs
 from steersman.ui.sampling import Sampler
 from steersman.ui.site import Page, Query, Site
 
@@ -198,6 +199,8 @@ async def run_command(site: Site, request: web.Request) -> web.StreamResponse:
             raise QuestionError(last.get("error") or f"node {node} ended without an answer")
         answer: Any = msgspec.convert(last["answer"], _ANSWERS[command])
         view = msgspec.structs.replace(view, answer=answer)
+        if isinstance(answer, Diagnosis) and node:
+            doctor_runs(site.fleet).note(node, str(name), answer)
         if isinstance(answer, KernelDump):
             page = await view_of(site, {**query, **request.match_info})
             if page.flow is not None:

@@ -1,0 +1,450 @@
+"""Everything that is wrong in a cluster, worst first: what the page `/problems` shows. Pure.
+
+Problems of all nodes are put together: the same Finding of 900 nodes is one Problem of 900 nodes.
+What differs between nodes only in numbers (ages, process IDs, addresses of nodes) is not part of
+what makes two problems the same; it is shown as evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from steersman.model.drift import FIGHT_SECONDS, Drift
+from steersman.model.findings import Finding, Severity, clipped, printable
+from steersman.model.node_state import NodeState
+from steersman.operate.answer import Answer, Block, Line, QuestionError, Style
+from steersman.operate.fleet_view import Disagreement, SeenNode
+from steersman.operate.listing import age_text
+from steersman.operate.remedies import (
+    Remedy,
+    about,
+    remedy_for_condition,
+    remedy_for_finding,
+    remedy_named,
+)
+
+Level: TypeAlias = Literal["error", "warning", "unknown"]
+"""How bad a Problem is: traffic fails, some may fail, or it cannot be known."""
+Kind: TypeAlias = Literal["node", "drift", "disagreement", "doctor", "finding"]
+"""The source of a Problem."""
+
+LEVELS: tuple[Level, ...] = ("error", "warning", "unknown")
+"""The worst first."""
+_KINDS: tuple[Kind, ...] = ("node", "drift", "disagreement", "doctor", "finding")
+"""Those that concern all Services of a node first."""
+PER_PAGE = 50
+_EVIDENCE, _LONGEST = 12, 300
+"""Lines of evidence of a Problem, and their characters."""
+_NAMED = 5
+"""Nodes that are named in a text."""
+# These conditions only sum up what other problems say.
+_SUMS = frozenset({"Errors", "Warnings", "Refused", "Drift"})
+
+
+class DoctorResult(msgspec.Struct, frozen=True, rename="camel"):
+    """A result of a run of doctor that this server has started."""
+
+    node: str
+    question: str
+    """What was asked, such as `shop/web`; "" for the node."""
+    at: float
+    """When, in seconds since 1970."""
+    check: str
+    title: str
+    verdict: str
+    """`error`, `warning`, `unknown`, `ok` or `skipped`."""
+    text: str
+    evidence: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+class Problem(msgspec.Struct, frozen=True, rename="camel"):
+    """One problem, of one node or of many."""
+
+    id: str
+    """Stays the same for as long as the problem is there."""
+    severity: Level
+    kind: Kind
+    object: str
+    """The object, the node or the condition that it is about."""
+    text: str
+    nodes: tuple[str, ...]
+    """Names of the nodes that have it, sorted."""
+    field: str = ""
+    """Path of the field of the object."""
+    namespace: str = ""
+    service: str = ""
+    """The Service as `namespace/name`, if it is about one."""
+    evidence: tuple[str, ...] = ()
+    """Lines that prove it; the first ones, if there are many."""
+    remedy: str = ""
+    docs: str = ""
+    """A page of the documentation."""
+    command: str = ""
+    """A command that shows more."""
+    since: float = 0.0
+    """Since when, in seconds since 1970; 0 if that is not known."""
+
+    @property
+    def rank(self) -> tuple[int, int, int, str, str, str]:
+        """Orders problems, the worst first."""
+        level, kind = LEVELS.index(self.severity), _KINDS.index(self.kind)
+        return level, kind, -len(self.nodes), self.object, self.field, self.text
+
+
+class Filter(msgspec.Struct, frozen=True):
+    """Which problems are asked for; an empty word means all."""
+
+    severity: str = ""
+    namespace: str = ""
+    node: str = ""
+    text: str = ""
+    """Words that the object, the field or the text contain."""
+    page: int = 1
+    """Page of PER_PAGE problems."""
+
+
+class Problems(Answer, frozen=True, kw_only=True):
+    """The problems of a cluster that were asked for."""
+
+    asked: Filter
+    problems: tuple[Problem, ...]
+    """Those of the page that was asked for."""
+    matching: int
+    """The number of those that the filter lets through."""
+    counts: Mapping[str, int]
+    """The number by severity, of those that fit the other words of the filter."""
+    nodes: int
+    """The number of all nodes."""
+    affected: int
+    """The number of nodes with an error."""
+    unlisted: int = 0
+    """The largest number of Findings that one node does not list."""
+    namespaces: tuple[str, ...] = ()
+    """Those that have problems, without regard to the filter."""
+    names: tuple[str, ...] = ()
+    """Nodes that have problems, without regard to the filter."""
+    trouble: str = ""
+    """Why the nodes cannot be found; "" if they can."""
+    page_size: int = PER_PAGE
+
+    @property
+    def pages(self) -> int:
+        """The number of pages."""
+        return max(1, -(-self.matching // self.page_size))
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a problem that was asked for is an error."""
+        return int(bool(self.trouble) or any(each.severity == "error" for each in self.problems))
+
+    def blocks(self, wide: bool) -> Iterator[Block]:
+        """Yield each problem with its nodes, evidence and remedy."""
+        words = [f"{self.counts[level]} {level}" for level in LEVELS if self.counts.get(level)]
+        if self.trouble:
+            yield Line(self.trouble, "bad")
+        yield Line(f"{', '.join(words) or 'no problems'} on {self.nodes} nodes", "title")
+        styles: dict[str, Style] = {"error": "bad", "warning": "warn", "unknown": "dim"}
+        for each in self.problems:
+            where = " ".join(part for part in (each.object, each.field) if part)
+            text = f"{each.severity:8} {where}: {each.text}"
+            yield Line(printable(text), styles[each.severity])
+            yield Line(f"on {named_nodes(each.nodes)}", indent=9)
+            for line in each.evidence if wide else each.evidence[:2]:
+                yield Line(printable(line), "dim", indent=9)
+            if each.remedy:
+                yield Line(f"remedy: {each.remedy}", indent=9)
+            if wide and each.command:
+                yield Line(each.command, indent=9)
+        if self.pages > 1:
+            yield Line(f"page {self.asked.page} of {self.pages}; {self.matching} problems in all")
+        if self.unlisted:
+            yield Line(f"nodes do not list up to {self.unlisted} more Findings each", "dim")
+
+
+def named_nodes(names: Sequence[str]) -> str:
+    """Return nodes in words: `node a`, `nodes a, b`, `12 nodes: a, b, c, d, e and 7 more`."""
+    if len(names) == 1:
+        return f"node {names[0]}"
+    if len(names) <= _NAMED:
+        return f"nodes {', '.join(names)}"
+    return f"{len(names)} nodes: {', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+
+
+def find_problems(
+    nodes: Iterable[SeenNode],
+    disagreements: Iterable[Disagreement] = (),
+    doctor: Iterable[DoctorResult] = (),
+    asked: Filter | None = None,
+    *,
+    now: float,
+    trouble: str = "",
+    page_size: int = PER_PAGE,
+) -> Problems:
+    """Return the problems of a cluster.
+
+    Args:
+        nodes: all nodes, as last seen.
+        disagreements: nodes that serve other things than most.
+        doctor: results of doctor, of the last run of each question.
+        asked: which problems to return.
+        now: seconds since 1970, by the clock of the reader of these states.
+        trouble: why the nodes cannot be found.
+        page_size: problems on a page.
+    """
+    asked = asked or Filter()
+    nodes = tuple(nodes)
+    found = _Collector()
+    for node in nodes:
+        if node.problem or node.state is None:
+            found.note_unreachable(node, now)
+        if node.state is not None:
+            found.note_state(node.name, node.state)
+    for each in disagreements:
+        found.note_disagreement(each)
+    for result in doctor:
+        if result.verdict in LEVELS:
+            found.note_doctor(result)
+    answer = _answer(found.problems(), nodes, asked, page_size)
+    return msgspec.structs.replace(answer, trouble=trouble) if trouble else answer
+
+
+def read_filter(query: Mapping[str, str]) -> Filter:
+    """Return the filter of a query string.
+
+    Raises:
+        QuestionError: a value is none that can be asked for.
+    """
+    severity, page = query.get("severity", ""), query.get("page", "") or "1"
+    if severity and severity not in LEVELS:
+        raise QuestionError(f"there is no severity {clipped(severity, 40)}: {', '.join(LEVELS)}")
+    if not (page.isascii() and page.isdigit() and int(page[:6]) > 0):
+        raise QuestionError(f"there is no page {clipped(page, 40)}: give a number from 1")
+    return Filter(
+        severity,
+        query.get("namespace", ""),
+        query.get("node", ""),
+        query.get("q", "").strip(),
+        int(page[:6]),
+    )
+
+
+# What makes two problems the same, and which lines are only evidence
+
+
+class _Key(NamedTuple):
+    """What problems of several nodes that are shown as one have in common."""
+
+    severity: Level
+    kind: Kind
+    object: str
+    field: str
+    text: str
+
+
+class _Same(msgspec.Struct):
+    """The nodes and the evidence of one Problem, while nodes are read."""
+
+    remedy: str
+    docs: str
+    nodes: dict[str, None]
+    evidence: dict[str, None]
+    """The lines in order, without repetitions."""
+    since: float
+    command: str = ""
+    namespace: str = ""
+    service: str = ""
+
+
+class _Collector:
+    """Puts the same problems of several nodes together."""
+
+    def __init__(self) -> None:
+        self._same: dict[_Key, _Same] = {}
+        self._findings: dict[Finding, _Same] = {}
+        """The same objects by Finding: most problems are found by one look-up."""
+
+    def add(
+        self,
+        key: _Key,
+        nodes: Iterable[str],
+        remedy: Remedy | str,
+        evidence: Iterable[str] = (),
+        since: float = 0.0,
+    ) -> _Same:
+        """Add a problem of some nodes, and return it."""
+        same = self._same.get(key)
+        if same is None:
+            text, docs = (remedy, "") if isinstance(remedy, str) else (remedy.remedy, remedy.docs)
+            same = self._same[key] = _Same(text, docs, {}, {}, since)
+        same.nodes.update(dict.fromkeys(nodes))
+        same.since = min(filter(None, (same.since, since)), default=0.0)
+        for line in evidence:
+            same.evidence.setdefault(clipped(line, _LONGEST))
+        return same
+
+    def add_finding(self, finding: Finding, node: str) -> None:
+        """Add a Finding of a node."""
+        if (same := self._findings.get(finding)) is not None:
+            same.nodes[node] = None
+            return
+        level: Level = "error" if finding.severity is Severity.ERROR else "warning"
+        key = _Key(level, "finding", finding.object, finding.field, finding.reason)
+        same = self.add(key, (node,), remedy_for_finding(finding))
+        if (object_ := about(finding)) is not None:
+            same.namespace, same.service = object_.namespace, object_.service
+            same.command = object_.command
+        self._findings[finding] = same
+
+    def note_unreachable(self, node: SeenNode, now: float) -> None:
+        """Note that a node cannot be asked."""
+        if not node.problem:
+            key = _Key("unknown", "node", "Node", "", "has not answered yet")
+        elif node.state is None:
+            key = _Key(
+                "error", "node", "Node", "", "cannot be reached, and never was since the start"
+            )
+        else:
+            key = _Key("error", "node", "Node", "", "cannot be reached; its last state is shown")
+        last = f", last heard of {age_text(now - node.heard)} ago" if node.heard else ""
+        reason = f"{node.name}: {node.problem or 'asked just now'}{last}"
+        self.add(key, (node.name,), remedy_named("unreachable"), (reason,), node.since)
+
+    def note_state(self, name: str, state: NodeState) -> None:
+        """Note the conditions, the drift and the Findings of a node."""
+        for condition in state.conditions:
+            if condition.status == "True":
+                continue
+            listed = condition.reason in _SUMS and (state.findings or state.drift)
+            if listed or (condition.reason == "SyncFailed" and condition.status == "Unknown"):
+                continue  # another condition, or what it sums up, says the same
+            level: Level = "error" if condition.status == "False" else "unknown"
+            key = _Key(
+                level, "node", condition.type, "", f"is {condition.status}: {condition.reason}"
+            )
+            line = f"{name}: {condition.message}"
+            self.add(key, (name,), remedy_for_condition(condition), (line,), condition.since)
+        fights = next(
+            (f for f in state.findings if (f.object, f.field) == ("the node", "rules")), None
+        )
+        if fights is not None or state.drift is not None:
+            self.note_drift(name, state, fights)
+        for finding in state.findings:
+            if finding is not fights:
+                self.add_finding(finding, name)
+
+    def note_drift(self, name: str, state: NodeState, fights: Finding | None) -> None:
+        """Note that other programs change rules; process IDs and counts are evidence."""
+        drift = state.drift or Drift(0.0)
+        age = state.now - drift.at
+        if fights is None and drift.repaired_at and age > FIGHT_SECONDS:
+            return  # repaired long ago
+        programs = sorted({printable(writer.program) for writer in drift.writers})
+        who = " and ".join(programs) or "an unknown program"
+        level: Level = "warning"
+        if fights is not None and drift.repaired_at:
+            text = f"are rewritten again and again by {who}"
+            level = "error"
+        elif drift.repaired_at:
+            text = f"were changed by {who}; they are repaired"
+        else:
+            text, level = f"were changed by {who}; they are not repaired yet", "error"
+        lines = []
+        if drift.objects:
+            lines.append(f"{name}: {drift.what}, changed by {drift.who}, {age_text(age)} ago")
+            lines += [f"{name}: {line}" for line in drift.examples]
+        if fights is not None:
+            lines.append(f"{name}: {fights.reason}")
+        remedy = remedy_named("drift" if fights is None else "rewritten-rules")
+        self.add(_Key(level, "drift", "Rules", "", text), (name,), remedy, lines, drift.at)
+
+    def note_disagreement(self, each: Disagreement) -> None:
+        """Note each Service that some nodes serve differently, or that it is not known which."""
+        remedy = remedy_named("disagreement")
+        for service in each.services:
+            text = f"is served differently than on most nodes, such as {each.reference}"
+            key = _Key("error", "disagreement", f"Service {service}", "", text)
+            same = self.add(key, each.nodes, remedy)
+            same.service, same.namespace = service, service.partition("/")[0]
+        if (more := each.number - len(each.services)) > 0 or not each.services:
+            text = f"have other Services or endpoints than most nodes, such as {each.reference}"
+            lines = [each.problem] if each.problem else []
+            lines += [f"{more} more Services differ"] if more > 0 and each.services else []
+            key = _Key("error", "disagreement", "Nodes", "", text)
+            self.add(key, each.nodes, remedy, lines)
+
+    def note_doctor(self, result: DoctorResult) -> None:
+        """Note a result of doctor that is not good."""
+        about_what = f"Service {result.question}" if "/" in result.question else "Node"
+        level = next(level for level in LEVELS if level == result.verdict)
+        key = _Key(level, "doctor", about_what, result.title, result.text)
+        same = self.add(key, (result.node,), result.remedy, result.evidence, result.at)
+        same.docs = same.docs or "doctor.md"
+        if about_what != "Node":
+            same.service = result.question.partition(":")[0]
+            same.namespace = same.service.partition("/")[0]
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield the problems, in no order."""
+        for key, same in self._same.items():
+            evidence = tuple(same.evidence)
+            if (more := len(evidence) - _EVIDENCE) > 0:
+                evidence = (*evidence[:_EVIDENCE], f"and {more} more")
+            yield Problem(
+                id=blake2b("\0".join(key).encode(), digest_size=6).hexdigest(),
+                severity=key.severity,
+                kind=key.kind,
+                object=key.object,
+                field=key.field,
+                text=key.text,
+                nodes=tuple(sorted(same.nodes)),
+                namespace=same.namespace,
+                service=same.service,
+                evidence=evidence,
+                remedy=same.remedy,
+                docs=same.docs,
+                command=same.command,
+                since=same.since,
+            )
+
+
+# The answer
+
+
+def _answer(
+    problems: Iterable[Problem], nodes: Sequence[SeenNode], asked: Filter, page_size: int
+) -> Problems:
+    """Put problems in order, and return those that were asked for."""
+    found = sorted(problems, key=lambda each: each.rank)
+    words = asked.text.lower().split()
+    fitting = [
+        each
+        for each in found
+        if (not asked.namespace or each.namespace == asked.namespace)
+        and (not asked.node or asked.node in each.nodes)
+        and all(word in f"{each.object} {each.field} {each.text}".lower() for word in words)
+    ]
+    matching = [each for each in fitting if asked.severity in ("", each.severity)]
+    counts: dict[str, int] = {
+        level: sum(each.severity == level for each in fitting) for level in LEVELS
+    }
+    start = (asked.page - 1) * page_size
+    states = [node.state for node in nodes if node.state is not None]
+    hidden = (sum(s.finding_counts.values()) - len(s.findings) for s in states)
+    return Problems(
+        source=f"{len(nodes)} nodes",
+        page_size=page_size,
+        asked=asked,
+        problems=tuple(matching[start : start + page_size]),
+        matching=len(matching),
+        counts=counts,
+        nodes=len(nodes),
+        affected=len({name for p in found if p.severity == "error" for name in p.nodes}),
+        unlisted=max(0, max(hidden, default=0)),
+        namespaces=tuple(sorted({each.namespace for each in found} - {""})),
+        names=tuple(sorted({name for each in found for name in each.nodes})),
+    )

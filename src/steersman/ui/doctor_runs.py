@@ -1,0 +1,102 @@
+"""Runs doctor on nodes, and remembers what it found for the page of all problems."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from steersman.operate.answer import QuestionError
+from steersman.operate.doctor.check import Diagnosis
+from steersman.operate.problems import LEVELS, DoctorResult
+from steersman.ui.fleet import Fleet
+
+_REMEMBERED = 100
+"""Runs; what an older one found may be wrong by now."""
+_SECONDS = 3600.0
+_MOST_RESULTS, _MOST_LINES, _LONGEST = 40, 12, 500
+"""Results of a run, lines of evidence of a result, and their characters."""
+
+_runs: WeakKeyDictionary[Fleet, DoctorRuns] = WeakKeyDictionary()
+
+
+class DoctorRuns:
+    """The last run of each question on each node. Bounded, and forgotten after an hour."""
+
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        """Start without runs.
+
+        Args:
+            wall: seconds since 1970.
+        """
+        self._wall = wall
+        self._runs: OrderedDict[tuple[str, str], tuple[float, tuple[DoctorResult, ...]]]
+        self._runs = OrderedDict()
+
+    def note(self, node: str, question: str, diagnosis: Diagnosis) -> None:
+        """Remember a run, in place of an earlier one of the same question.
+
+        Args:
+            node: where it ran.
+            question: what was asked, such as `shop/web`; "" for the node.
+            diagnosis: the answer.
+        """
+        now = self._wall()
+        bad = [each for each in diagnosis.results if each.verdict.value in LEVELS]
+        results = tuple(
+            DoctorResult(
+                node,
+                question,
+                now,
+                each.check,
+                each.title,
+                each.verdict.value,
+                each.text,
+                tuple(line[:_LONGEST] for line in each.evidence[:_MOST_LINES]),
+                each.remedy,
+            )
+            for each in bad[:_MOST_RESULTS]
+        )
+        self._runs.pop((node, question), None)
+        self._runs[node, question] = now, results
+        while len(self._runs) > _REMEMBERED:
+            self._runs.popitem(last=False)
+
+    @property
+    def results(self) -> tuple[DoctorResult, ...]:
+        """What was found and may still be so."""
+        since = self._wall() - _SECONDS
+        return tuple(each for at, found in self._runs.values() if at > since for each in found)
+
+    def __len__(self) -> int:
+        since = self._wall() - _SECONDS
+        return sum(at > since for at, _ in self._runs.values())
+
+
+def doctor_runs(fleet: Fleet) -> DoctorRuns:
+    """Return the runs on the nodes of a fleet."""
+    return _runs.setdefault(fleet, DoctorRuns())
+
+
+async def run_doctor(fleet: Fleet, node: str) -> Diagnosis:
+    """Run doctor about a node on this node, and remember what it found.
+
+    Raises:
+        QuestionError: it cannot be run; the message says why.
+    """
+    last: dict[str, Any] = {}
+    async for line in fleet.post(node, "/run", {"command": "doctor", "arguments": []}):
+        last = line
+    if not last.get("answer"):
+        raise QuestionError(str(last.get("error") or f"node {node} ended without an answer"))
+    try:
+        diagnosis = msgspec.convert(last["answer"], Diagnosis)
+    except msgspec.ValidationError as error:
+        text = f"node {node} runs another version of steersman: {error}"
+        raise QuestionError(text) from error
+    doctor_runs(fleet).note(node, "", diagnosis)
+    return diagnosis

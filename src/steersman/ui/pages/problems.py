@@ -1,0 +1,43 @@
+"""`/problems`: everything that is wrong in the cluster, worst first; doctor with one click."""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import urlencode
+
+from aiohttp import web
+
+from steersman.operate.problems import Problems, find_problems, read_filter
+from steersman.ui.doctor_runs import doctor_runs, run_doctor
+from steersman.ui.site import Page, Query, Site
+
+
+async def answer(site: Site, query: Query) -> Problems:
+    """Return the problems that a query asks for."""
+    fleet = site.fleet
+    return find_problems(
+        fleet.seen,
+        fleet.disagreements,
+        doctor_runs(fleet).results,
+        read_filter(query),
+        now=time.time(),
+        trouble=fleet.problem,
+    )
+
+
+async def start_doctor(site: Site, request: web.Request) -> web.StreamResponse:
+    """Run doctor on a node, then show its problems."""
+    node = str((await request.post()).get("node", ""))[:300].strip()
+    diagnosis = await run_doctor(site.fleet, node)
+    words = {"node": node, "doctor": diagnosis.cause or "nothing"}
+    raise web.HTTPSeeOther(f"/problems?{urlencode(words)}")
+
+
+PAGE = Page(
+    "/problems",
+    "problems.html",
+    answer,
+    "Problems",
+    nav="Problems",
+    actions={"/problems/doctor": start_doctor},
+)
