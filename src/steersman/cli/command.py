@@ -18,27 +18,39 @@ if TYPE_CHECKING:
     from steersman.operate.answer import Answer
 
 _COMMANDS: Final = "steersman.cli.commands"
-OUTPUT: Final = Flag(
+_DEFAULTS: Final = {"string": "", "bool": "false"}
+
+
+def option(
+    name: str,
+    text: str,
+    *,
+    kind: str = "string",
+    default: str | None = None,
+    short: str = "",
+    choices: tuple[str, ...] = (),
+    completes: str = "",
+) -> Flag:
+    """Return a flag of a command of ours; its fields are those of Flag."""
+    default = _DEFAULTS[kind] if default is None else default
+    return Flag(
+        name, kind, default, Group.OWN, text, short=short, choices=choices, completes=completes
+    )
+
+
+OUTPUT: Final = option(
     "output",
-    "string",
-    "text",
-    Group.OWN,
     "text, wide (more columns), json or yaml.",
+    default="text",
     short="o",
     choices=("text", "wide", "json", "yaml"),
 )
 WATCH: Final = (
-    Flag("watch", "bool", "false", Group.OWN, "Ask again until interrupted.", short="w"),
-    Flag("interval", "duration", "2s", Group.OWN, "Time between two questions with --watch."),
+    option("watch", "Ask again until interrupted.", kind="bool", short="w"),
+    option("interval", "Time between two questions with --watch.", kind="duration", default="2s"),
 )
-NAMESPACE: Final = Flag(
-    "namespace",
-    "string",
-    "",
-    Group.OWN,
-    "Namespace of names without one.",
-    short="n",
-    completes="namespace",
+NAMESPACE: Final = option(
+    "namespace", "Namespace of names without one.", short="n", completes="namespace"
 )
 """For commands that take names."""
 WHERE: Final = (

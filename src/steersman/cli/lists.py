@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from steersman.cli.command import NAMESPACE, Argument
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import NAMESPACE, Argument, option
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -18,11 +17,11 @@ ARGUMENT: Final = Argument(
 )
 FLAGS: Final = (
     NAMESPACE,
-    Flag("name", "string", "", Group.OWN, "Only Services of this name."),
-    Flag("address", "string", "", Group.OWN, "Only those with this frontend or endpoint IP."),
-    Flag("port", "string", "", Group.OWN, "Only those with this port, node port or target port."),
-    Flag("pod", "string", "", Group.OWN, "Only those of this pod, by name or IP.", completes="pod"),
-    Flag("rates", "bool", "false", Group.OWN, "Count for a second; show connections per second."),
+    option("name", "Only Services of this name."),
+    option("address", "Only those with this frontend or endpoint IP."),
+    option("port", "Only those with this port, node port or target port."),
+    option("pod", "Only those of this pod, by name or IP.", completes="pod"),
+    option("rates", "Count for a second; show connections per second.", kind="bool"),
 )
 EXIT_CODES: Final = (
     (0, "The list was printed."),

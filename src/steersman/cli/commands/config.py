@@ -6,18 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from steersman import __version__
-from steersman.cli.command import Argument, Command, Example
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import Argument, Command, Example, option
 
-_OUTPUT: Final = Flag(
-    "output", "string", "yaml", Group.OWN, "yaml or json.", short="o", choices=("yaml", "json")
+_OUTPUT: Final = option(
+    "output", "yaml or json.", default="yaml", short="o", choices=("yaml", "json")
 )
-_STRICT: Final = Flag(
-    "strict",
-    "bool",
-    "false",
-    Group.OWN,
-    "Treat warnings as errors, and refuse modes that upstream lacks.",
+_STRICT: Final = option(
+    "strict", "Treat warnings as errors, and refuse modes that upstream lacks.", kind="bool"
 )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import NAMESPACE, Argument, Command, Example
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import NAMESPACE, Argument, Command, Example, option
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -44,30 +43,9 @@ COMMAND = Command(
         Argument("SERVICE", "NAMESPACE/NAME, or with a port: NAMESPACE/NAME:PORT.", "service"),
     ),
     flags=(
-        Flag(
-            "from",
-            "string",
-            "",
-            Group.OWN,
-            "The client: an address, a pod, a node, external.",
-            completes="pod",
-        ),
-        Flag(
-            "to",
-            "string",
-            "",
-            Group.OWN,
-            "The destination: a Service or IP:PORT[/udp].",
-            completes="service,endpoint",
-        ),
-        Flag(
-            "from-pod",
-            "string",
-            "",
-            Group.OWN,
-            "A pod of this node to dial from, too.",
-            completes="pod",
-        ),
+        option("from", "The client: an address, a pod, a node, external.", completes="pod"),
+        option("to", "The destination: a Service or IP:PORT[/udp].", completes="service,endpoint"),
+        option("from-pod", "A pod of this node to dial from, too.", completes="pod"),
         NAMESPACE,
     ),
     examples=(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Command, Example
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import Command, Example, option
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -34,7 +33,9 @@ COMMAND = Command(
         "The process itself compares every sync period, or at once if its mode notices a change,\n"
         "and repairs what it finds."
     ),
-    flags=(Flag("lines", "int", "10", Group.OWN, "Kernel objects to show of what differs now."),),
+    flags=(
+        option("lines", "Kernel objects to show of what differs now.", kind="int", default="10"),
+    ),
     examples=(
         Example("steersman drift", "whether anything differs now, and who changed what so far"),
         Example("steersman drift -o wide", "with the first objects of each repair"),

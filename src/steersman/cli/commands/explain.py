@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import NAMESPACE, Argument, Command, Example
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import NAMESPACE, Argument, Command, Example, option
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -44,32 +43,23 @@ node/node-a tell the kind. :30080 is a node port of this node. Without a port, a
 explained.""",
     arguments=(Argument("NAME", "The Service, pod or address to explain.", completes="service"),),
     flags=(
-        Flag(
+        option(
             "from",
-            "string",
-            "",
-            Group.OWN,
             "Client: a pod, a node, an address, or the words pod, node and outside.",
             completes="pod,node",
         ),
-        Flag(
+        option(
             "to",
-            "string",
-            "",
-            Group.OWN,
             "Destination: a Service, pod, node or address, with or without a port.",
             completes="service,endpoint,pod,node",
         ),
-        Flag(
+        option(
             "node",
-            "string",
-            "",
-            Group.OWN,
             "The node that handles the connection first, and whose view of a Service it is.",
             completes="node",
         ),
-        Flag("problems", "bool", "false", Group.OWN, "All Services in trouble, worst first."),
-        Flag("interface", "string", "", Group.OWN, "Interface by which the packets arrive."),
+        option("problems", "All Services in trouble, worst first.", kind="bool"),
+        option("interface", "Interface by which the packets arrive."),
         NAMESPACE,
     ),
     examples=(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Command, Example
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import Command, Example, option
 from steersman.modes.specs import DEFAULT_MODE
 
 if TYPE_CHECKING:
@@ -40,19 +39,10 @@ COMMAND = Command(
         "--from-mode those that the mode would have for the same objects."
     ),
     flags=(
-        Flag("objects", "bool", "false", Group.OWN, "List the kernel objects, too."),
-        Flag(
-            "script",
-            "string",
-            "",
-            Group.OWN,
-            "Print the input of this tool instead: nft, iptables-restore and so on.",
-        ),
-        Flag(
+        option("objects", "List the kernel objects, too.", kind="bool"),
+        option("script", "Print the input of this tool instead: nft, iptables-restore and so on."),
+        option(
             "from-mode",
-            "string",
-            "",
-            Group.OWN,
             "Assume the rules of this mode instead of looking at the kernel.",
             completes="mode",
         ),

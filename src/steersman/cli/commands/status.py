@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Command, Example
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import Command, Example, option
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -38,8 +37,8 @@ Healthy           no change waits for longer than the health check allows
 
 It asks the process only; flags that name manifests or an API server mean nothing here.""",
     flags=(
-        Flag("wait", "bool", "false", Group.OWN, "Wait until every condition is True."),
-        Flag("timeout", "duration", "5m", Group.OWN, "How long --wait waits; 0s: for ever."),
+        option("wait", "Wait until every condition is True.", kind="bool"),
+        option("timeout", "How long --wait waits; 0s: for ever.", kind="duration", default="5m"),
     ),
     examples=(
         Example("steersman status", "how is it"),

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Command, Example
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import Command, Example, option
 from steersman.modes.specs import DEFAULT_MODE
 from steersman.operate.answer import Answer, Block, QuestionError
 
@@ -78,22 +77,21 @@ mode there, too, to keep it.
 Only root, and the user of the process, may switch. A switch that has begun goes on if this
 command is interrupted.""",
     flags=(
-        Flag("to", "string", "", Group.OWN, "The mode.", completes="mode"),
-        Flag("dry-run", "bool", "false", Group.OWN, "Only check whether the mode can serve."),
-        Flag(
+        option("to", "The mode.", completes="mode"),
+        option("dry-run", "Only check whether the mode can serve.", kind="bool"),
+        option(
             "force",
-            "bool",
-            "false",
-            Group.OWN,
             "Switch although Services would be served worse: new Findings of severity error.",
+            kind="bool",
         ),
-        Flag("watch-for", "duration", "5s", Group.OWN, "Time that new connections are watched."),
-        Flag(
+        option(
+            "watch-for", "Time that new connections are watched.", kind="duration", default="5s"
+        ),
+        option(
             "drain",
-            "duration",
-            "1h",
-            Group.OWN,
             "Time that connections get to end that the old mode carries.",
+            kind="duration",
+            default="1h",
         ),
     ),
     examples=(

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import Argument, Command, Example
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import Argument, Command, Example, option
 from steersman.operate.answer import Answer, Block, QuestionError
 
 if TYPE_CHECKING:
@@ -62,9 +61,9 @@ COMMAND = Command(
         Argument("TEXT", "Show only ServicePorts whose name contains it.", completes="service"),
     ),
     flags=(
-        Flag("once", "bool", "false", Group.OWN, "Print one screen and end."),
-        Flag("delay", "duration", "1s", Group.OWN, "Time between two refreshes."),
-        Flag("sort", "string", "rate", Group.OWN, "Order: " + ", ".join(_SORTS), choices=_SORTS),
+        option("once", "Print one screen and end.", kind="bool"),
+        option("delay", "Time between two refreshes.", kind="duration", default="1s"),
+        option("sort", "Order: " + ", ".join(_SORTS), default="rate", choices=_SORTS),
     ),
     examples=(
         Example("steersman top", "the live view"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from steersman.cli.command import NAMESPACE, Command, Example
-from steersman.config.flags_upstream import Flag, Group
+from steersman.cli.command import NAMESPACE, Command, Example, option
 
 if TYPE_CHECKING:
     from steersman.config import Parsed
@@ -51,39 +50,30 @@ is needed.
 Names are those of `explain`: shop/web:http, web.shop:80, shop/cart-1, node-a:30080, 10.96.0.10:80.
 HANDLE is the number of the rule for `nft -a list`; for iptables-legacy, its place in the chain.""",
     flags=(
-        Flag(
+        option(
             "from",
-            "string",
-            "node",
-            Group.OWN,
             "Client: the word node for this node, a pod on it, its address; with --wait also "
             "outside, or any address.",
+            default="node",
             completes="pod",
         ),
-        Flag(
+        option(
             "to",
-            "string",
-            "",
-            Group.OWN,
             "Destination: a Service with its port, or an address and port.",
             completes="service,endpoint",
         ),
-        Flag(
+        option(
             "netns",
-            "string",
-            "",
-            Group.OWN,
             "Network namespace to send from: a path, a name of `ip netns`, or a pid. By default "
             "the one that has the client's address.",
             completes="file",
         ),
-        Flag("wait", "bool", "false", Group.OWN, "Follow the next packet of real traffic."),
-        Flag(
+        option("wait", "Follow the next packet of real traffic.", kind="bool"),
+        option(
             "timeout",
-            "duration",
-            "0s",
-            Group.OWN,
             "Time to wait for an answer (3s), or with --wait for the packet (1m).",
+            kind="duration",
+            default="0s",
         ),
         NAMESPACE,
     ),
