@@ -9,7 +9,7 @@
 // Packets of the node itself that were not balanced at a socket have TO_ENDPOINT at egress, and
 // FROM_SERVICE at ingress.
 //
-// flows.py deletes old entries; if the map is full, the kernel evicts entries (LRU). A flood of
+// tracking.py deletes old entries; if the map is full, the kernel evicts entries (LRU). A flood of
 // SYNs must neither evict connections of other clients nor use up the ports for masquerading: at
 // most HALF_OPEN connections are not complete at a time.
 #pragma once
@@ -17,18 +17,6 @@
 #define MASQUERADE_TRIES 16
 #define MASQUERADE_FIRST 10000
 #define MASQUERADE_MINIMUM 1000 // if fewer ports are left, take those of the node, too
-
-INLINE void reversed(const struct flow_key *key, __u8 hook, struct flow_key *out)
-{
-	*out = (struct flow_key){
-		.source = key->destination,
-		.destination = key->source,
-		.source_port = key->destination_port,
-		.destination_port = key->source_port,
-		.protocol = key->protocol,
-		.hook = hook,
-	};
-}
 
 INLINE void delete_flow(const struct flow_key *key)
 {

@@ -120,6 +120,19 @@ struct flow_key {
 	__u16 zero;
 };
 
+// The key of the packets that go the other way, at a hook.
+static __always_inline void reversed(const struct flow_key *key, __u8 hook, struct flow_key *out)
+{
+	*out = (struct flow_key){
+		.source = key->destination,
+		.destination = key->source,
+		.source_port = key->destination_port,
+		.destination_port = key->source_port,
+		.protocol = key->protocol,
+		.hook = hook,
+	};
+}
+
 struct flow {
 	struct address address;
 	__u64 last;
@@ -174,7 +187,7 @@ struct fragment {
 // A place of the presence filter, shared by several addresses (presence.h).
 struct mark {
 	union {
-		__u8 clients[2]; // of flows; two generations, of which presence.py empties one
+		__u8 clients[2]; // of flows; two generations, of which tables.py empties one
 		__u16 either;
 	};
 	__u8 served; // addresses of frontends

@@ -191,18 +191,6 @@ INLINE struct trace_event *begin(struct trace_filter *wanted, __u8 kind, __u32 f
 	return event;
 }
 
-INLINE void turn(const struct flow_key *key, __u8 hook, struct flow_key *out)
-{
-	*out = (struct flow_key){
-		.source = key->destination,
-		.destination = key->source,
-		.source_port = key->destination_port,
-		.destination_port = key->source_port,
-		.protocol = key->protocol,
-		.hook = hook,
-	};
-}
-
 // Watch packets with these addresses and ports, and their answers.
 NOINLINE int watch(const struct flow_key *packet, __u32 flow, __u32 reply)
 {
@@ -210,7 +198,7 @@ NOINLINE int watch(const struct flow_key *packet, __u32 flow, __u32 reply)
 	struct flow_key key = *packet, back;
 
 	bpf_map_update_elem(&watched, &key, &value, BPF_ANY);
-	turn(&key, 0, &back);
+	reversed(&key, 0, &back);
 	value.reply = !reply;
 	bpf_map_update_elem(&watched, &back, &value, BPF_ANY);
 	return 0;
@@ -438,7 +426,7 @@ NOINLINE int find_origin(const struct flow_key *packet, struct flow_key *out)
 	struct flow *found;
 
 	*out = *packet;
-	turn(packet, EGRESS, &back);
+	reversed(packet, EGRESS, &back);
 	found = bpf_map_lookup_elem(&flows, &back);
 	if (!found) {
 		back.hook = INGRESS;
