@@ -74,18 +74,11 @@ class Sender:
         self.netlink = netlink
         # Not in aclose: a thread may still send a transaction when its task has been cancelled.
         weakref.finalize(self, netlink.close)
-        self._foreign = ForeignChanges(lambda: generation(netlink))
+        self.foreign = ForeignChanges(lambda: generation(netlink))
+        """Counts transactions of other programs; told of each of ours."""
         probe = wire.request(wire.DESTROYTABLE, Family.IPV4, text(1, "steersman-no-such-table"))
         self.destroys = not netlink.batch(wire.batch([probe]))
         """True if the kernel can destroy elements: delete those that may not exist."""
-
-    def foreign_generations(self) -> int:
-        """Return how often other programs changed the ruleset, as far as it was checked."""
-        return self._foreign.check()
-
-    def note_own_transaction(self) -> None:
-        """Count the transaction that was just made as ours."""
-        self._foreign.check(ours=1)
 
     def send(self, operations: Sequence[Operation]) -> None:
         """Send one transaction.
@@ -103,7 +96,7 @@ class Sender:
             message = "nftables: the transaction is too large to be sent at once"
             raise ApplyError(message) from failure
         if not errors:
-            self.note_own_transaction()
+            self.foreign.check(ours=1)
             return
         index, error = min(errors.items())
         keys: tuple[bytes, ...] = ()
@@ -121,11 +114,6 @@ class Sender:
 
 
 # -- affinity entries of removed members ----------------------------------------------------
-
-
-def removes_members(change: Diff) -> bool:
-    """Return whether a Diff may flush affinity entries; there can be very many."""
-    return any(kind_of(key) == Kind.MEMBER for key in change.removed)
 
 
 def flush_affinity(sender: Sender, removed: Ruleset) -> None:
@@ -160,7 +148,7 @@ def flush_affinity(sender: Sender, removed: Ruleset) -> None:
                 for at in range(0, len(items), room)
             ]
             if not sender.netlink.batch(wire.batch(requests)):
-                sender.note_own_transaction()
+                sender.foreign.check(ours=1)
 
 
 # -- Our tables ------------------------------------------------------------------------------------
@@ -169,21 +157,17 @@ UNKNOWN = "# not as steersman made it"
 """Value of a text in the kernel that differs from ours."""
 
 _TEXTS = (Kind.SKELETON, Kind.RULES)
-_TEXT_KEYS = tuple(prefix(kind, family) for kind in _TEXTS for family in Family)
+TEXT_KEYS = tuple(prefix(kind, family) for kind in _TEXTS for family in Family)
+"""Keys of everything that goes in by nft."""
 _TRIED_ALONE = 16
 """Leftover objects that one write tries one by one, if they cannot be deleted together."""
 _TOO_LONG = os.strerror(errno.EMSGSIZE)
 
 
-def has_texts(change: Diff) -> bool:
-    """Return whether a Diff adds or changes texts."""
-    return any(key in part for part in (change.added, change.changed) for key in _TEXT_KEYS)
-
-
 def resolve_texts(objects: dict[bytes, Any], texts: Iterable[str]) -> dict[bytes, Any]:
     """Replace the hashes of texts that were read by the texts, if they are known."""
     known = {text_hash(each): each for each in texts}
-    for key in _TEXT_KEYS:
+    for key in TEXT_KEYS:
         if key in objects:
             objects[key] = known.get(objects[key], UNKNOWN)
     return objects
@@ -224,7 +208,7 @@ class KernelTables:
         Raises:
             BusyError: it changes faster than it can be read.
         """
-        self.sender.foreign_generations()
+        self.sender.foreign.check()
         objects: dict[bytes, Any] = {}
         markers: dict[Family, Marker | None] = {}
         active: set[tuple[Family, str]] = set()
@@ -295,7 +279,7 @@ class KernelTables:
 
         # 4. The rest: all other objects, and elements with a final value that nft cannot load.
         added = dict(change.added)
-        for key in _TEXT_KEYS:
+        for key in TEXT_KEYS:
             added.pop(key, None)
         changed = {k: v for k, v in change.changed.items() if kind_of(k) not in _TEXTS}
         for key, value in loaded.items():
@@ -312,7 +296,7 @@ class KernelTables:
             if "resource busy" in message or "Cannot allocate" in message:
                 raise BusyError(f"nft: {message}")
             raise (_TooLongError if _TOO_LONG in message else ApplyError)(f"nft: {message}")
-        self.sender.note_own_transaction()
+        self.sender.foreign.check(ours=1)
 
     def _update_marker(self, family: Family, new: Mapping[bytes, Any]) -> None:
         """Replace the marker chain of a table by one that names the texts just loaded."""
@@ -356,15 +340,17 @@ class KernelTables:
         drops = [Operation(wire.delete_table(f), (prefix(Kind.SKELETON, f),)) for f in dropped]
         with self.counters.carried_over(change):
             self._commit(drops, self._derived.complete(change, counts))
-        for family in dropped:
-            self._markers.pop(family, None)
-        self._forget(dropped)
+        if dropped:
+            for family in dropped:
+                self._markers.pop(family, None)
+            self._forget(dropped)
         self._derived.commit(counts, dropped)
         flush_affinity(self.sender, change.removed)
 
     def _commit(self, drops: list[Operation], change: Diff) -> None:
         """Send a transaction; leave chains and sets that are still in use to later ones."""
-        self._delete_leftover()
+        if self._leftover:
+            self._delete_leftover()
         wanted_again = [key for key in self._leftover if key in change.added]
         lazy = needed_lazy(change.added) - self._active
         first = [*drops, *_activation(lazy)]
@@ -387,7 +373,7 @@ class KernelTables:
 
     def _delete_leftover(self) -> None:
         """Delete the objects that earlier transactions had to leave, as far as possible."""
-        if not self._leftover or self._try_delete(self._leftover):
+        if self._try_delete(self._leftover):
             self._leftover = {}
             return
         # Rules of another program may keep one of them in use for long: try them one by one.

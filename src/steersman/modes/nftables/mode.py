@@ -32,7 +32,7 @@ from steersman.model.stats import ConnectionStats
 from steersman.modes.base import ByOthers, Mode, Requirements, Support
 from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.nftables import render
-from steersman.modes.nftables.apply import KernelTables, has_texts, removes_members, resolve_texts
+from steersman.modes.nftables.apply import TEXT_KEYS, KernelTables, resolve_texts
 from steersman.modes.nftables.counters import Scrape
 from steersman.modes.nftables.layout import (
     ENDPOINT_KINDS,
@@ -161,7 +161,7 @@ class NftablesMode(Mode):
             async with self._lock:
                 tables = self._opened()
                 # A foreign change during the read counts as a later one.
-                before = tables.sender.foreign_generations()
+                before = tables.sender.foreign.check()
                 objects = await asyncio.to_thread(tables.read)
                 self._probed = (before, objects)
             self.slots = slots_of(objects)
@@ -196,7 +196,7 @@ class NftablesMode(Mode):
         async with self._lock:
             tables = self._opened()
             probed, self._probed = self._probed, None
-            if probed and probed[0] == tables.sender.foreign_generations():
+            if probed and probed[0] == tables.sender.foreign.check():
                 objects = probed[1]
             else:
                 objects = await asyncio.to_thread(tables.read)
@@ -205,7 +205,7 @@ class NftablesMode(Mode):
     async def fingerprint(self) -> Hashable | None:
         """Return the number of foreign generations; our own transactions do not count."""
         async with self._lock:
-            return ByOthers(self._opened().sender.foreign_generations())
+            return ByOthers(self._opened().sender.foreign.check())
 
     def describe(self, change: Diff) -> str:
         """Print a Diff as nft commands (`--dry-run`)."""
@@ -234,7 +234,7 @@ class NftablesMode(Mode):
                 async with self._lock:  # a run of our own nft has ended and is accounted for
                     before, self._reported = (
                         self._reported,
-                        self._opened().sender.foreign_generations(),
+                        self._opened().sender.foreign.check(),
                     )
                 if self._reported != before:
                     self._writers = (self._writers + writers)[-_WRITERS:]
@@ -269,9 +269,11 @@ class NftablesMode(Mode):
         change, listeners = split_listeners(change)
         async with self._lock:
             tables = self._opened()
-            if has_texts(change):
+            if any(key in part for part in (change.added, change.changed) for key in TEXT_KEYS):
                 change = await tables.load_texts(change)
-            if len(change) <= INLINE_OBJECTS and not removes_members(change):
+            # Removed members may have very many affinity entries to flush.
+            forgets = any(kind_of(key) == Kind.MEMBER for key in change.removed)
+            if len(change) <= INLINE_OBJECTS and not forgets:
                 tables.write(change)
             else:
                 await asyncio.to_thread(tables.write, change)
