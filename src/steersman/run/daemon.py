@@ -27,7 +27,7 @@ from steersman.model.switch import SwitchRequest, SwitchResult, Tell
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.drift import DriftLog
 from steersman.run.engine import Engine
-from steersman.run.event_loop import InterruptibleSleep, guarded, on_signal, while_unset
+from steersman.run.event_loop import InterruptibleSleep, guarded, on_signal, until
 from steersman.run.instance import Holder, Instance
 from steersman.run.klog import ProcessLog, v
 from steersman.run.machine import Machine
@@ -197,7 +197,7 @@ class Daemon:
         """Do some work with the engine that serves, and begin again with each new one."""
         while True:
             engine = self.engine
-            await while_unset(engine.replaced, work(engine))
+            await until(engine.replaced, work(engine), patience=None)
             await engine.replaced.wait()
 
     async def _hand_over(self) -> None:
@@ -357,7 +357,7 @@ class Daemon:
                 if mode.name not in engine.spared | self.switcher.retiring
             ]
             removal = remove_leftovers(left, drain, engine.mode)
-            await while_unset(self.switcher.began, removal)
+            await until(self.switcher.began, removal, patience=None)
             if not self.switcher.began.is_set():  # otherwise a thread may still use their sockets
                 for _, mode in left:
                     await mode.aclose()

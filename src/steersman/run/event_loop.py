@@ -191,11 +191,16 @@ async def guarded(
         on_crash(text)
 
 
-async def until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def until(
+    stop: asyncio.Event, work: Coroutine[Any, Any, T], patience: float | None = _CANCEL_SECONDS
+) -> T | None:
     """Await some work, unless an event is set first; return its result.
 
-    Abandoned work is cancelled and gets a moment to end, so that programs it runs end; then the
-    result is None.
+    Args:
+        stop: work that it abandons is cancelled, and the result is None.
+        work: the work.
+        patience: seconds that cancelled work gets to end, as it may run programs; None waits until
+            it has ended.
     """
     doing = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
@@ -204,25 +209,10 @@ async def until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     finally:
         stopping.cancel()
         doing.cancel()  # without effect if it is done
-    if not doing.done():
-        await asyncio.wait((doing,), timeout=_CANCEL_SECONDS)
+        await asyncio.wait((doing,), timeout=patience)
     if not doing.done() or doing.cancelled():
         return None
     return doing.result()
-
-
-async def while_unset(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Do some work until it ends or an event is set; it has always ended when this returns."""
-    doing = asyncio.ensure_future(work)
-    waiting = asyncio.ensure_future(event.wait())
-    try:
-        await asyncio.wait((doing, waiting), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-        doing.cancel()  # without effect if it is done
-        await asyncio.wait((doing,))
-    if not doing.cancelled():
-        doing.result()
 
 
 def run_to_end(

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from steersman.run import event_loop
 from steersman.run.connections import ListenError
 from steersman.run.event_loop import (
     BUCKETS,
@@ -16,7 +15,6 @@ from steersman.run.event_loop import (
     MeasuredLoop,
     guarded,
     until,
-    while_unset,
 )
 
 
@@ -113,7 +111,7 @@ async def test_work_goes_on_while_an_event_is_unset() -> None:
             await asyncio.sleep(0)
             ended.append("work")
 
-    waiting = asyncio.create_task(while_unset(event, work()))
+    waiting = asyncio.create_task(until(event, work(), patience=None))
     await began.wait()
     event.set()
     await waiting
@@ -123,20 +121,17 @@ async def test_work_goes_on_while_an_event_is_unset() -> None:
         raise KeyError("defect")
 
     with pytest.raises(KeyError):
-        await while_unset(asyncio.Event(), fail())
+        await until(asyncio.Event(), fail(), patience=None)
     # Cancelled from outside, the work has ended as well.
     began.clear()
-    waiting = asyncio.create_task(while_unset(asyncio.Event(), work()))
+    waiting = asyncio.create_task(until(asyncio.Event(), work(), patience=None))
     await began.wait()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert ended == ["work", "work"]
 
 
-async def test_work_that_does_not_end_when_cancelled_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(event_loop, "_CANCEL_SECONDS", 0.01)
+async def test_work_that_does_not_end_when_cancelled_is_not_waited_for() -> None:
     stop, go_on = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> None:
@@ -147,7 +142,7 @@ async def test_work_that_does_not_end_when_cancelled_is_not_waited_for(
                 continue
 
     asyncio.get_running_loop().call_soon(stop.set)
-    await until(stop, stubborn())
+    await until(stop, stubborn(), patience=0.01)
     go_on.set()
 
 
