@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from steersman.source import lister
-from steersman.source.backoff import MAX_RETRY_AFTER
+from steersman.source.base import MAX_RETRY_AFTER
 from steersman.source.client import body_chunks
 from steersman.source.kubeconfig import ClusterAccess
 from tests.support.apiserver.reading import WORLD, Reading, reading, service, timing, until

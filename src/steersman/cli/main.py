@@ -56,7 +56,7 @@ def _dispatch(words: Sequence[str]) -> int:
 
     if words[:1] == ["__complete"]:
         from steersman.cli.completion import candidates  # noqa: PLC0415 - imports all commands
-        from steersman.operate.known_names import known_names  # noqa: PLC0415
+        from steersman.operate.client import known_names  # noqa: PLC0415
 
         for line in candidates(words[1:], known_names):
             print(line)

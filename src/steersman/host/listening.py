@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,19 +38,13 @@ def listening_sockets(proc: Path = Path("/proc")) -> dict[ListeningSocket, int]:
             except FileNotFoundError:  # no IPv6, or another system
                 continue
             # IPv4 clients of a socket at [::] are not told here: bindv6only is not in the table.
-            for words in _rows(text):
-                if words[3] == state:
+            for line in text.splitlines()[1:]:
+                words = line.split()
+                if len(words) >= _COLUMNS and words[3] == state:
                     address, _, port = words[1].partition(":")
                     key = ListeningSocket(protocol, _address(address), int(port, 16))
                     found[key] = int(words[9])
     return found
-
-
-def _rows(text: str) -> Iterator[list[str]]:
-    for line in text.splitlines()[1:]:
-        words = line.split()
-        if len(words) >= _COLUMNS:
-            yield words
 
 
 def _address(text: str) -> str:

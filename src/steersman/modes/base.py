@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -17,8 +18,161 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script, format_diff
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.tracing import Tracer
-from steersman.modes.words import KernelWords
+from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
+
+# -- Words -----------------------------------------------------------------------------------------
+#
+# The kernel objects of a mode in the words of its tool, each with its purpose (`steersman dump`).
+#
+# Only reads, and may run beside the process that serves. Nothing here compares: operate/dump.py
+# does.
+
+
+class Words(NamedTuple):
+    """One line of a kernel object."""
+
+    place: str
+    """Where it is: `table nat, chain KUBE-SERVICES`."""
+    text: str
+    """The line as the tool prints it."""
+    purpose: str = ""
+    """What it does for traffic, in a few words."""
+
+
+def purpose_of(purposes: Iterable[tuple[re.Pattern[str], str]], line: str) -> str:
+    """Return the purpose whose pattern is found first, its groups filled in; "" if none is."""
+    for pattern, purpose in purposes:
+        if found := pattern.search(line):
+            return purpose.format(line, *found.groups())
+    return ""
+
+
+class KernelWords:
+    """Describes the kernel objects of a mode; this class does so for modes without a tool."""
+
+    def __init__(self, read: Callable[[], Awaitable[Ruleset]]) -> None:
+        """Describe what `read` returns."""
+        self._read = read
+
+    async def read(self) -> Ruleset:
+        """Return all objects of the mode, and change nothing.
+
+        Raises:
+            BusyError: they cannot be read now.
+            FileNotFoundError: the mode does not run here.
+            PermissionError: this process may not look.
+        """
+        return await self._read()
+
+    async def leftovers(self) -> Ruleset:
+        """Return the objects that stay if the process ends: sockets do not. Raises as `read`."""
+        return await self.read()
+
+    def wanted(self, rendered: Ruleset, kernel: Ruleset) -> Ruleset:
+        """Return rendered objects as `read` returns them if they are in force.
+
+        Most modes read what they render. In others an object has a part that the process chose when
+        it wrote it, such as a port; it is taken from the kernel.
+        """
+        del kernel
+        return rendered
+
+    def kind(self, key: Any) -> str:
+        """Return the kind of an object in the plural, for counts."""
+        del key
+        return "objects"
+
+    def of_services(self, kernel: Ruleset, plans: Collection[ServicePlan]) -> Iterator[Any]:
+        """Yield the keys of objects that belong to these plans by name or destination.
+
+        They are all that can be there beside the wanted ones: left over, or made by others.
+        """
+        del kernel, plans
+        yield from ()
+
+    def is_on_path(self, key: Any, plans: Collection[ServicePlan]) -> bool:
+        """Whether an object of the node is one that the traffic of these plans passes."""
+        del key, plans
+        return False
+
+    def is_relevant(self, line: Words, plans: Collection[ServicePlan]) -> bool:
+        """Whether a line that is as planned tells anything about the traffic of these plans."""
+        del line, plans
+        return True
+
+    def rank(self, key: Any) -> int:
+        """Return the place of an object in a list: packets pass those of lower rank first."""
+        del key
+        return 0
+
+    def words(self, key: Any, value: Any) -> Iterable[Words]:
+        """Print one object."""
+        # As `format_diff` prints an object, so that both read alike.
+        parts = key if isinstance(key, tuple) else (key,)
+        place = " ".join(str(part) for part in parts if part != "")
+        return [Words(place, line) for line in str(value).splitlines() or [""]]
+
+    async def beyond(
+        self, lines: Collection[Words], plans: Collection[ServicePlan], settings: NodeSettings
+    ) -> list[Words]:
+        """Return lines of the kernel that those of a Service lead to, and that no plan describes.
+
+        Raises:
+            BusyError: they cannot be read now.
+        """
+        del lines, plans, settings
+        return []
+
+
+# -- Tracing ---------------------------------------------------------------------------------------
+#
+# The interface of a Tracer: follow one packet through the kernel.
+#
+#     tracer = mode.tracer()           None if the mode cannot trace
+#     await tracer.start(flow)         from now on the first packet of the flow is followed
+#     flow = await tracer.first_packet()
+#     steps = await tracer.steps()
+#     connection = await tracer.connection(flow)
+#     await tracer.aclose()
+#
+# Whatever a Tracer puts into the kernel disappears with its process, also after kill -9, and
+# nothing of it exists while nobody traces.
+
+
+class Tracer(ABC):
+    """Follows the first packet of a flow in the network namespace of the calling thread.
+
+    The first packet is the one that opens the connection (TCP SYN, SCTP INIT) or the first
+    datagram. Any method may raise BusyError, with a sentence, if the kernel does not allow it.
+    """
+
+    @abstractmethod
+    async def start(self, flow: WatchedFlow) -> None:
+        """Follow the first packet of a flow from now on; call it once.
+
+        Raises:
+            BusyError: this machine cannot do it; the message says why, and a remedy.
+        """
+
+    @abstractmethod
+    async def first_packet(self) -> WatchedFlow:
+        """Wait for the first packet; return its flow with the client's address and port."""
+
+    @abstractmethod
+    async def steps(self) -> tuple[TraceStep, ...]:
+        """Return what the kernel has done so far with the packet, and with the first answer."""
+
+    async def connection(self, flow: WatchedFlow) -> TrackedConnection | None:
+        """Return the connection of a flow with all its addresses; None if the kernel has none."""
+        del flow
+        return None
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Remove everything from the kernel."""
+
+
+# -- The mode --------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

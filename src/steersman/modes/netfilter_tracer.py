@@ -12,7 +12,8 @@ from contextlib import suppress
 from steersman.host.exec import Exec
 from steersman.host.netlink import AnswersLostError
 from steersman.model.errors import BusyError
-from steersman.modes.tracing import Tracer, TraceStep, TrackedConnection, WatchedFlow
+from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
+from steersman.modes.base import Tracer
 from steersman.netfilter.conntrack import find_connection
 from steersman.netfilter.nftrace import (
     FIRST_PREFIX,

@@ -15,10 +15,9 @@ from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import ObjectName
 from steersman.model.ruleset import Ruleset
 from steersman.model.world import World
-from steersman.modes.base import Mode
+from steersman.modes.base import KernelWords, Mode, Words
 from steersman.modes.registry import create
 from steersman.modes.specs import spec_of
-from steersman.modes.words import KernelWords, Words
 from steersman.operate.answer import Answer, Block, Line, QuestionError
 from steersman.operate.explain_flow import ExplainedFlow
 from steersman.operate.names import Names

@@ -4,7 +4,7 @@
                     ^  |
     samples --show--+  +--question--> what to ask the process for next
 
-operate/top.py asks the process, cli/screen.py reads keys and draws.
+operate/top.py asks the process, cli/top_view.py reads keys and draws.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.netns import find_namespace
 from steersman.model.names import Protocol
 from steersman.model.plan import SourceClass
+from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import World
+from steersman.modes.base import Tracer
 from steersman.modes.registry import create
 from steersman.modes.specs import ModeOptions
-from steersman.modes.tracing import Tracer, TraceStep, TrackedConnection, WatchedFlow
 from steersman.operate.answer import Answer, Block, Cell, Line, QuestionError, Table
 from steersman.operate.probe_packet import ProbePacket, Reply
 from steersman.operate.trace_compare import (

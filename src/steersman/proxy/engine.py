@@ -27,11 +27,11 @@ from steersman.model.names import Family, PlanKey, Protocol
 from steersman.model.stats import NodeTotals, ProxyTotals, TrafficCounters
 from steersman.proxy.balance import Balancer, Route
 from steersman.proxy.budget import DescriptorBudget
-from steersman.proxy.dials import DialRegistry
 from steersman.proxy.dns import PORT_NAME, SearchingSession
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
 from steersman.proxy.sockets import (
     BACKLOG,
+    DialRegistry,
     ListenerKey,
     OpenSocket,
     PortAllocator,

@@ -19,10 +19,9 @@ from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import Balancer, Route
 from steersman.proxy.budget import Reservation
-from steersman.proxy.dials import Dial, SocketAddress
 from steersman.proxy.listeners import ListenerPlan
 from steersman.proxy.relay import RelayedConnection
-from steersman.proxy.sockets import BACKLOG, interface_of, reset, tune
+from steersman.proxy.sockets import BACKLOG, Dial, SocketAddress, interface_of, reset, tune
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
 """Seconds for each attempt to reach an endpoint (behaviour 11.2)."""

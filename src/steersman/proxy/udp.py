@@ -17,10 +17,11 @@ from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import Route
 from steersman.proxy.budget import Reservation
-from steersman.proxy.dials import Dial, SocketAddress
 from steersman.proxy.listeners import ListenerPlan
 from steersman.proxy.sockets import (
     Arrival,
+    Dial,
+    SocketAddress,
     arrival_of,
     interface_name,
     reply_options,

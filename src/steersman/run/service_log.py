@@ -104,7 +104,9 @@ def changes_of(old: ServicePlan | None, new: ServicePlan | None) -> Iterator[str
     """Yield the differences between two plans of a ServicePort, a few words each."""
     if old is None and new is not None:
         where = " ".join(describe(new.key, frontend) for frontend in new.frontends)
-        yield f"added at {where or 'no address'} with {_count(len(new.reachable))}"
+        count = len(new.reachable)
+        endpoints = "1 endpoint" if count == 1 else f"{count} endpoints"
+        yield f"added at {where or 'no address'} with {endpoints}"
         return
     if new is None or old is None:
         yield "removed"
@@ -129,10 +131,6 @@ def changes_of(old: ServicePlan | None, new: ServicePlan | None) -> Iterator[str
         yield f"session affinity {new.affinity_seconds} s"
     if old.health_check_node_port != new.health_check_node_port:
         yield f"health check node port {new.health_check_node_port}"
-
-
-def _count(number: int) -> str:
-    return "1 endpoint" if number == 1 else f"{number} endpoints"
 
 
 def _by_place(frontends: Sequence[Frontend]) -> dict[tuple[str, str, int], Frontend]:

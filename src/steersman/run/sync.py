@@ -348,7 +348,10 @@ class Sync:
                 change = await self._in_thread(lambda: diff(kernel, ledger.effective()), size)
             writers = self.mode.take_writers()
             if looks_for_drift and change:
-                await self._note_drift(change, writers)
+                # Note which part of the Diff repairs what others changed: the rest was owed anyway.
+                have = await self._in_thread(lambda: dict(ledger.in_force()), ledger.objects)
+                repair = by_others(change, have, self.mode.changed_by_others)
+                self.drift = self._drift(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
             # A fingerprint stays valid if nothing is written, or if own writes do not change it.
             if not change or isinstance(token, ByOthers):
                 self._token = token
@@ -367,12 +370,6 @@ class Sync:
             written.removed.update(part.removed)
             written.changed.update(part.changed)
         return written
-
-    async def _note_drift(self, change: Diff, writers: tuple[Writer, ...]) -> None:
-        """Note which part of a Diff repairs what others changed: the rest is not written yet."""
-        have = await self._in_thread(lambda: dict(self._ledger.in_force()), self._ledger.objects)
-        repair = by_others(change, have, self.mode.changed_by_others)
-        self.drift = self._drift(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
 
     def _drift(self, repair: Diff, writers: tuple[Writer, ...], most: int) -> Drift | None:
         if not repair:

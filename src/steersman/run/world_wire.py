@@ -84,15 +84,14 @@ def encode_world(
     encoder = msgspec.msgpack.Encoder()
     for document in (
         msgspec.structs.replace(head, documents=tuple(counts)),
-        *(part for group in groups for part in _parts(group)),
+        *(
+            group[start : start + _TOGETHER]
+            for group in groups
+            for start in range(0, len(group), _TOGETHER)
+        ),
     ):
         body = encoder.encode(document)
         yield _LENGTH.pack(len(body)) + body
-
-
-def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), _TOGETHER):
-        yield items[start : start + _TOGETHER]
 
 
 def concerning(objects: Container[str], findings: Iterable[Finding]) -> tuple[Finding, ...]:

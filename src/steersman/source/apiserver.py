@@ -11,8 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from steersman.model.kube import Node, Pod
-from steersman.source.backoff import Timing
-from steersman.source.base import EventHandler, SourceStats
+from steersman.source.base import EventHandler, SourceStats, Timing
 from steersman.source.client import ApiClient, body_chunks
 from steersman.source.credentials import Credentials
 from steersman.source.kubeconfig import ClusterAccess

@@ -26,8 +26,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from steersman import __version__
 from steersman.host.process import in_thread
 from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr, join_host_port
-from steersman.source.backoff import LogThrottle, Timing
-from steersman.source.base import SourceStats
+from steersman.source.base import LogThrottle, SourceStats, Timing
 from steersman.source.credentials import CredentialError, Credentials, KeyPair
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.wire import MAX_LINE, ApiError, Status, shown

@@ -18,8 +18,7 @@ import msgspec
 
 from steersman.model.findings import Finding
 from steersman.model.kube import KINDS, KubeObject
-from steersman.source.backoff import Timing
-from steersman.source.base import KindStats
+from steersman.source.base import KindStats, Timing
 from steersman.source.client import ApiClient, body_chunks
 from steersman.source.wire import (
     ApiError,

@@ -229,10 +229,6 @@ def _plan_part(packed: bytes) -> memoryview:
     return view[_LENGTH : _LENGTH + int.from_bytes(view[:_LENGTH])]
 
 
-def _decoded(packed: bytes) -> EndpointSlice:
-    return _DECODER.decode(_plan_part(packed))
-
-
 def unpacked(packed: bytes) -> EndpointSlice:
     """Return an EndpointSlice of `PackedSlices.packed`, with the targetRefs of its endpoints."""
     part = _plan_part(packed)
@@ -245,7 +241,9 @@ class PackedSlices(Mapping[ObjectName, Mapping[str, EndpointSlice]]):
     def __init__(self) -> None:
         self._packed: dict[ObjectName, bytes] = {}
         self._by_service: dict[ObjectName, tuple[ObjectName, ...]] = {}
-        self._decode = _decoded
+        self._decode: Callable[[bytes], EndpointSlice] = lambda packed: _DECODER.decode(
+            _plan_part(packed)
+        )
 
     @property
     def with_targets(self) -> PackedSlices:

@@ -19,8 +19,7 @@ import msgspec
 from steersman.model.findings import Finding
 from steersman.model.kube import KubeObject
 from steersman.model.names import ObjectName
-from steersman.source.backoff import Backoff, Timing
-from steersman.source.base import EventHandler, KindStats, upsert_in_batches
+from steersman.source.base import Backoff, EventHandler, KindStats, Timing, upsert_in_batches
 from steersman.source.client import ApiClient, body_chunks
 from steersman.source.lister import Lister
 from steersman.source.wire import (

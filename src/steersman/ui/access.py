@@ -36,8 +36,7 @@ import msgspec
 from aiohttp import web
 
 from steersman.operate.answer import QuestionError
-from steersman.source.backoff import Timing
-from steersman.source.base import SourceStats
+from steersman.source.base import SourceStats, Timing
 from steersman.source.client import ApiClient
 from steersman.source.kubeconfig import ClusterAccess as ApiServers
 from steersman.source.wire import ApiError

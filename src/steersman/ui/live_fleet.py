@@ -23,7 +23,7 @@ from steersman.model.world import Origin, World
 from steersman.operate.agreement import Agreement
 from steersman.operate.fleet_view import Disagreement, SeenNode
 from steersman.run.world_wire import VersionError, decode_world
-from steersman.source.backoff import Backoff, Timing
+from steersman.source.base import Backoff, Timing
 from steersman.source.client import body_chunks
 from steersman.source.wire import LineSplitter, LineTooLongError
 from steersman.ui.fleet import Fleet

@@ -25,8 +25,7 @@ from steersman.host.files import read_file
 from steersman.host.local_socket import CONTROL, is_trusted, peer
 from steersman.model.addresses import join_host_port, without_password
 from steersman.operate.answer import QuestionError
-from steersman.source.backoff import Backoff, Timing
-from steersman.source.base import SourceStats
+from steersman.source.base import Backoff, SourceStats, Timing
 from steersman.source.client import (
     ApiClient,
     Resolver,

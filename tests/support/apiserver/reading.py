@@ -11,7 +11,7 @@ from typing import Any
 
 from steersman.model.names import ObjectName
 from steersman.source.apiserver import ApiServerSource
-from steersman.source.backoff import Timing
+from steersman.source.base import Timing
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.store import Store
 from tests.support.apiserver.server import ApiServer

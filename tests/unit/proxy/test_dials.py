@@ -17,10 +17,9 @@ import pytest
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint
-from steersman.proxy.dials import DialRegistry
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
-from steersman.proxy.sockets import PortAllocator, open_socket
+from steersman.proxy.sockets import DialRegistry, PortAllocator, open_socket
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,

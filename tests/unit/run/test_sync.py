@@ -427,10 +427,10 @@ async def test_planning_and_rendering_let_others_run(monkeypatch: pytest.MonkeyP
     world, most, since = World(250), Counter[str](), Counter[str]()
 
     def counted(what: str, work: Any) -> Any:
-        def count(*args: Any) -> Any:
+        def count(*args: Any, **more: Any) -> Any:
             since[what] += 1
             most[what] = max(most[what], since[what])
-            return work(*args)
+            return work(*args, **more)
 
         return count
 

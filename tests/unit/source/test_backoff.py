@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.source.backoff import Backoff, Timing
+from steersman.source.base import Backoff, Timing
 
 
 def test_waits_grow_to_their_limit_and_start_anew() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from steersman.model.names import ObjectName
-from steersman.source.backoff import Timing
+from steersman.source.base import Timing
 from steersman.source.kubeconfig import ClusterAccess, Material
 from steersman.ui import live_fleet, nodes
 from steersman.ui.live_fleet import LiveFleet

@@ -21,6 +21,7 @@ from steersman.host.netlink import AnswersLostError
 from steersman.host.process import to_thread_to_end
 from steersman.model.errors import BusyError
 from steersman.model.tracing import TraceStep, TrackedConnection, WatchedFlow
+from steersman.modes.base import Tracer
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.attach import Pins
 from steersman.modes.ebpf.datapath import EbpfOptions
@@ -30,7 +31,6 @@ from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import cgroup_root
 from steersman.modes.ebpf.trace_programs import FILE, FILTER, Kind, TraceEvent, Watcher
 from steersman.modes.ebpf.trace_steps import Story
-from steersman.modes.tracing import Tracer
 from steersman.netfilter.nftrace import REPLY_PREFIX, NftTrace, TraceLog, legacy_families
 from steersman.netfilter.rule_reader import read_rule_book
 from steersman.netfilter.trace_steps import TraceEvent as RuleEvent

@@ -19,7 +19,7 @@ from steersman.model.errors import BusyError
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
-from steersman.modes.base import ByOthers, Mode, Probed, Requirements, Support
+from steersman.modes.base import ByOthers, Mode, Probed, Requirements, Support, Tracer
 from steersman.modes.iptables.names import (
     FORWARD,
     INVALID_DROPPED,
@@ -32,7 +32,6 @@ from steersman.modes.iptables.script import parse, write_runs
 from steersman.modes.iptables.words import IptablesWords
 from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.specs import ModeOptions
-from steersman.modes.tracing import Tracer
 from steersman.netfilter.iptables import LOCK, Iptables, choose_tool, restore_scripts
 from steersman.netfilter.names import FILTER, RuleKey
 from steersman.netfilter.nf_tables import (

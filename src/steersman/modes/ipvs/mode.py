@@ -22,7 +22,8 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import Mode, Probed, Requirements, Support
+from steersman.model.tracing import TraceStep, WatchedFlow
+from steersman.modes.base import Mode, Probed, Requirements, Support, Tracer
 from steersman.modes.ipvs.backends import (
     AddressDevice,
     Backends,
@@ -53,7 +54,6 @@ from steersman.modes.ipvs.wire import get_info, timeouts
 from steersman.modes.ipvs.words import IpvsWords
 from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.specs import IpvsOptions, ModeOptions
-from steersman.modes.tracing import Tracer, TraceStep, WatchedFlow
 from steersman.netfilter.iptables import Iptables, choose_tool, restore_scripts
 from steersman.netfilter.nf_tables import chains_left
 from steersman.netfilter.rule_text import UNCUT, write_steps

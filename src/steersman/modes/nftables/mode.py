@@ -29,7 +29,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset, Script
 from steersman.model.stats import ConnectionStats
-from steersman.modes.base import ByOthers, Mode, Requirements, Support
+from steersman.modes.base import ByOthers, Mode, Requirements, Support, Tracer
 from steersman.modes.netfilter_tracer import NetfilterTracer
 from steersman.modes.nftables import render
 from steersman.modes.nftables.apply import TEXT_KEYS, KernelTables, resolve_texts
@@ -49,7 +49,6 @@ from steersman.modes.nftables.text import diff_text, script
 from steersman.modes.nftables.wire import table_of
 from steersman.modes.nftables.words import NftablesWords
 from steersman.modes.specs import ModeOptions
-from steersman.modes.tracing import Tracer
 from steersman.netfilter.nf_tables import NEWGEN, generation, last_writes, table_left, writer_of
 
 _MIN_KERNEL = (5, 13)

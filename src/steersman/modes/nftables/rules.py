@@ -66,7 +66,15 @@ def chain_requests(family: Family, chain: str, value: str) -> list[Request]:
                 _expression("cmp", be32(1, _FIRST), be32(2, 0), nested(3, attr(1, number))),
                 _load(family, "saddr", _FIRST),
                 _lookup(affinity_map_name(base, pool == POOLS[True]), _FIRST, _FIRST),
-                _dnat(family, _FIRST, _FIRST + width),
+                # NFT_NAT_DNAT, family, registers; flag 2: NF_NAT_RANGE_PROTO_SPECIFIED
+                _expression(
+                    "nat",
+                    be32(1, 1),
+                    be32(2, 2 if family is Family.IPV4 else 10),
+                    be32(3, _FIRST),  # the address
+                    be32(5, _FIRST + width),  # the port
+                    be32(7, 2),
+                ),
             ]
         )
         rules.append([_verdict(_GOTO, lb)])
@@ -296,10 +304,3 @@ def _lookup(name: str, source: int, destination: int | None = None) -> bytes:
 def _verdict(code: int, chain: str = "") -> bytes:
     verdict = nested(2, attr(1, struct.pack(">i", code)), text(2, chain) if chain else b"")
     return _expression("immediate", be32(1, 0), nested(2, verdict))  # 0: NFT_REG_VERDICT
-
-
-def _dnat(family: Family, address: int, port: int) -> bytes:
-    number = 2 if family is Family.IPV4 else 10
-    # NFT_NAT_DNAT, family, registers of address and port; flag 2: NF_NAT_RANGE_PROTO_SPECIFIED
-    registers = (be32(3, address), be32(5, port))
-    return _expression("nat", be32(1, 1), be32(2, number), *registers, be32(7, 2))

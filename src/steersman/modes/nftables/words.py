@@ -12,6 +12,7 @@ from steersman.host.listening import listening_sockets
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.ruleset import Ruleset
+from steersman.modes.base import KernelWords, Words
 from steersman.modes.nftables.layout import (
     DROP,
     PROTOCOLS,
@@ -37,7 +38,6 @@ from steersman.modes.nftables.layout import (
     unpack_slot,
 )
 from steersman.modes.nftables.skeleton import HEADER
-from steersman.modes.words import KernelWords, Words
 from steersman.proxy.listeners import ListenerPlan
 
 _LEVELS = 4

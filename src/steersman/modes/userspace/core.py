@@ -20,8 +20,7 @@ from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
 from steersman.model.stats import ConnectionStats, NodeTotals
-from steersman.modes.base import Mode, Requirements, Support
-from steersman.modes.tracing import Tracer
+from steersman.modes.base import Mode, Requirements, Support, Tracer
 from steersman.modes.userspace.render import (
     Portal,
     StrayKey,

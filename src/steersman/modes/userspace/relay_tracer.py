@@ -17,8 +17,8 @@ from typing import NamedTuple
 from steersman.host.exec import Exec
 from steersman.model.addresses import join_host_port
 from steersman.model.names import Protocol
+from steersman.model.tracing import TraceStep, WatchedFlow
 from steersman.modes.netfilter_tracer import NetfilterTracer
-from steersman.modes.tracing import TraceStep, WatchedFlow
 
 _DIALLED_WITHIN = 2.0  # seconds
 _PAUSE = 0.02
