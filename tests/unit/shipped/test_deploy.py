@@ -13,10 +13,12 @@ import pytest
 import yaml
 
 from steersman import __version__
+from steersman.cli.commands import ui
 from steersman.config import load, parse_command_line
 from steersman.run.health import ProxyHealth, proxy_health_app
 from steersman.source.apiserver import resources
 from steersman.source.kubeconfig import load_cluster_access
+from steersman.ui import access
 from tests.support.http import ask, serving
 
 try:
@@ -218,13 +220,126 @@ def test_chart_takes_the_configmap_of_kubeadm() -> None:
     assert config["configMap"]["name"] == "kube-proxy"
 
 
+UI = {"enabled": True}
+
+
+def named_ui(objects: list[Object], kind: str) -> Object:
+    (found,) = (
+        each
+        for each in objects
+        if each["kind"] == kind and each["metadata"]["name"] == "steersman-ui"
+    )
+    return found
+
+
+def ui_container(objects: list[Object]) -> Object:
+    (found,) = named_ui(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_pages_are_off_unless_asked_for_and_valid_then() -> None:
+    assert not [each for each in rendered() if each["metadata"]["name"] == "steersman-ui"]
+    assert "state" not in {port["name"] for port in container(rendered())["ports"]}
+    objects = rendered(ui={**UI, "networkPolicy": {"enabled": True}})
+    kinds = {each["kind"] for each in objects if each["metadata"]["name"] == "steersman-ui"}
+    assert {"Deployment", "Service", "ServiceAccount", "Role", "NetworkPolicy"} <= kinds
+    for each in objects:
+        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def test_pages_run_without_any_rights_on_their_node() -> None:
+    objects = rendered(ui=UI)
+    spec = named_ui(objects, "Deployment")["spec"]["template"]["spec"]
+    running = ui_container(objects)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert running["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not spec.get("hostNetwork")
+    assert {"secret"} == {kind for each in spec["volumes"] for kind in each if kind != "name"}
+    assert {"requests", "limits"} == running["resources"].keys()
+
+
+def test_pages_may_find_pods_and_ask_for_reviews_and_nothing_else() -> None:
+    for direct, rules in (
+        (True, {("pods", "list")}),
+        (False, {("pods", "list"), ("pods/proxy", "get"), ("pods/proxy", "create")}),
+    ):
+        objects = rendered(ui={**UI, "direct": direct})
+        found = {
+            (resource, verb)
+            for rule in named_ui(objects, "Role")["rules"]
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+        assert found == rules
+        assert ("--direct" in ui_container(objects)["args"]) == direct
+        for kind, role in (
+            ("RoleBinding", "steersman-ui"),
+            ("ClusterRoleBinding", "system:auth-delegator"),
+        ):
+            binding = named_ui(objects, kind)
+            assert binding["roleRef"]["name"] == role
+            account = {"kind": "ServiceAccount", "name": "steersman-ui", "namespace": "kube-system"}
+            assert binding["subjects"] == [account]
+
+
+def test_pages_are_no_pods_of_the_proxy() -> None:
+    """The DaemonSet, the PodMonitor and the pages themselves find the proxy by its labels."""
+    objects = rendered(ui=UI)
+    template = named_ui(objects, "Deployment")["spec"]["template"]
+    wanted = one(objects, "DaemonSet")["spec"]["selector"]["matchLabels"]
+    assert not wanted.items() <= template["metadata"]["labels"].items()
+    (selector,) = (
+        each.removeprefix("--selector=")
+        for each in ui_container(objects)["args"]
+        if each.startswith("--selector=")
+    )
+    labels = dict(each.split("=") for each in selector.split(","))
+    proxy = one(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert labels.items() <= proxy.items()
+
+
+def test_pages_and_proxy_have_the_same_token_and_port() -> None:
+    for given, secret in (("", "steersman-state"), ("mine", "mine")):
+        objects = rendered(ui={**UI, "existingSecret": given})
+        assert ("Secret" in {each["kind"] for each in objects}) == (not given)
+        for spec in (pod(objects), named_ui(objects, "Deployment")["spec"]["template"]["spec"]):
+            (volume,) = (each for each in spec["volumes"] if each["name"] == "state")
+            assert volume["secret"]["secretName"] == secret
+        token = "/var/run/steersman/state/token"
+        assert f"--token-file={token}" in ui_container(objects)["args"]
+        config = yaml.safe_load(one(objects, "ConfigMap")["data"]["config.conf"])
+        state = config["steersman"]["state"]
+        assert state == {"bindAddress": "0.0.0.0:10247", "tokenFile": token}
+        (port,) = (each for each in container(objects)["ports"] if each["name"] == "state")
+        assert port["containerPort"] == 10247
+
+
+def test_flags_of_the_pages_are_known() -> None:
+    running = ui_container(rendered(ui=UI))
+    parsed = parse_command_line(running["args"], extra=ui.COMMAND.flags)
+    assert parsed.values["login"] is True
+    assert parsed.warnings == ()
+    assert running["livenessProbe"]["httpGet"]["path"] == access.ALIVE
+
+
 def test_chart_without_api_server_says_what_to_give() -> None:
     with pytest.raises(helm.HelmError, match="apiServers: give the URL"):
         rendered(apiServers=[])
 
 
 @pytest.mark.parametrize(
-    "values", [{"mode": "cilium"}, {"tolerate": []}, {"capabilities": ["net-admin"]}]
+    "values",
+    [
+        {"mode": "cilium"},
+        {"tolerate": []},
+        {"capabilities": ["net-admin"]},
+        {"ui": {"enable": True}},
+    ],
 )
 def test_chart_refuses_values_that_mean_nothing(values: Object) -> None:
     with helm.Chart.load(CHART) as chart, pytest.raises(helm.HelmError):

@@ -10,6 +10,31 @@ app.kubernetes.io/name: steersman
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "steersman.image" -}}
+{{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+{{- end }}
+
+{{- /* The pages have a name of their own: their pods must not count as steersman's. */}}
+{{- define "steersman.ui" -}}
+{{ .Release.Name }}-ui
+{{- end }}
+
+{{- define "steersman.uiSelector" -}}
+app.kubernetes.io/name: steersman-ui
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "steersman.uiLabels" -}}
+{{ include "steersman.uiSelector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "steersman.stateSecret" -}}
+{{ .Values.ui.existingSecret | default (printf "%s-state" .Release.Name) }}
+{{- end }}
+
 {{- define "steersman.account" -}}
 {{ .Values.serviceAccount.name | default .Release.Name }}
 {{- end }}
@@ -20,7 +45,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- /* What both containers have: image, environment, mounts. */}}
 {{- define "steersman.container" -}}
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
+image: {{ include "steersman.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 env:
   - name: NODE_NAME
@@ -44,6 +69,11 @@ volumeMounts:
   {{- if .Values.hostPaths.xtablesLock }}
   - name: xtables-lock
     mountPath: /run/xtables.lock
+  {{- end }}
+  {{- if .Values.ui.enabled }}
+  - name: state
+    mountPath: /var/run/steersman/state
+    readOnly: true
   {{- end }}
   {{- if include "steersman.bpf" . }}
   - name: bpf

@@ -24,6 +24,8 @@ def run_ui(words: Sequence[str]) -> int:
     from steersman.config import parse_command_line  # noqa: PLC0415 - not for --help
     from steersman.host.process import raise_descriptor_limit  # noqa: PLC0415
     from steersman.model.addresses import join_host_port, split_host_port  # noqa: PLC0415
+    from steersman.run.startup import cluster_access  # noqa: PLC0415
+    from steersman.ui.access import Access, ApiReviewer, ClusterAccess  # noqa: PLC0415
     from steersman.ui.live_fleet import LiveFleet  # noqa: PLC0415
     from steersman.ui.navigation import PAGES  # noqa: PLC0415
     from steersman.ui.site import Site  # noqa: PLC0415
@@ -34,18 +36,23 @@ def run_ui(words: Sequence[str]) -> int:
         host, port = split_host_port(listen)
     except ValueError as error:
         raise QuestionError(f"--listen {listen}: {error}") from error
-    if host not in ("127.0.0.1", "::1", "localhost"):
+    login = bool(parsed.values.get("login"))
+    if host not in ("127.0.0.1", "::1") and not login:
         raise QuestionError(
             f"--listen {join_host_port(host, port)}: pages have no login on an operator's machine, "
-            "so only loopback is served; from elsewhere, use a tunnel (ssh -L)"
+            "so only loopback is served; from elsewhere, use a tunnel (ssh -L), or --login"
         )
     raise_descriptor_limit()  # each node takes one
     fleet = LiveFleet(finder_of(parsed))
+    access = Access()
+    if login:
+        namespace = str(parsed.values.get("pod-namespace") or "")
+        access = ClusterAccess(ApiReviewer(cluster_access(parsed.config)), namespace)
 
     async def main() -> None:
         following = asyncio.create_task(fleet.run())
         try:
-            await serve(Site(fleet, PAGES), host, port, following)
+            await serve(Site(fleet, PAGES, access), host, port, following)
         finally:
             following.cancel()
             with suppress(asyncio.CancelledError):
@@ -89,7 +96,14 @@ address.
 
 {HOW}""",
     flags=(
-        Flag("listen", "string", _LISTEN, Group.OWN, "Address and port to serve; port 0 for any."),
+        Flag("listen", "string", _LISTEN, Group.OWN, "Address and port to serve."),
+        Flag(
+            "login",
+            "bool",
+            "false",
+            Group.OWN,
+            "Readers give a token, and the API server decides who may see what.",
+        ),
         *NODE_FLAGS,
     ),
     examples=(
