@@ -19,7 +19,7 @@ from steersman.operate.top_model import duration, number
 
 KEPT_SECONDS = 600.0
 MOST_SAMPLES = 300
-LEAST_APART = 1.5  # seconds; samples that come earlier replace the last one
+LEAST_APART = 1.5  # seconds; samples that come earlier are left out
 _GAP = 15.0
 _MOST_ENDPOINTS = 20
 """Endpoints of a sample that are kept, the busiest first."""
@@ -66,8 +66,8 @@ class RateHistory:
             return
         apart = at - self._samples[-1].at if self._samples else _GAP
         if apart < LEAST_APART:
-            self._samples.pop()
-        elif apart > _GAP:  # nobody looked: the chart has no line there
+            return
+        if apart > _GAP:  # nobody looked: the chart has no line there
             self._samples.append(_Sample(at - LEAST_APART, Rate(None, None), {}))
         rates = {row.name: Rate(row.rate, row.failure_rate) for row in sample.rows}
         total = Rate(

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from steersman.model.kube import ObjectMeta, Pod, PodIP, PodSpec, PodStatus
 from steersman.model.names import ObjectName
+from steersman.model.node_state import RunLine, RunRequest
 from steersman.operate.answer import Answer, Block, QuestionError
 from steersman.operate.doctor.check import Diagnosis
 from steersman.operate.dump import KernelDump, KernelStep, lines_by_step
@@ -191,13 +192,14 @@ async def run_command(site: Site, request: web.Request) -> web.StreamResponse:
     back = _PATH.format(namespace=quote(name.namespace), name=quote(name.name))
     view = RunView(service=str(name), node=node, command=command, back=f"{back}?{urlencode(query)}")
     try:
-        document = {"command": command, "arguments": arguments_of(command, str(name), client, to)}
-        last: dict[str, Any] = {}
+        words = arguments_of(command, str(name), client, to)
+        document = msgspec.to_builtins(RunRequest(command, tuple(words)))
+        last = RunLine()
         async for line in site.fleet.post(node, "/run", document):
-            last = line
-        if last.get("answer") is None:
-            raise QuestionError(last.get("error") or f"node {node} ended without an answer")
-        answer: Any = msgspec.convert(last["answer"], _ANSWERS[command])
+            last = msgspec.convert(line, RunLine)
+        if last.answer is None:
+            raise QuestionError(last.error or f"node {node} ended without an answer")
+        answer: Any = msgspec.convert(last.answer, _ANSWERS[command])
         view = msgspec.structs.replace(view, answer=answer)
         if isinstance(answer, Diagnosis) and node:
             doctor_runs(site.fleet).note(node, str(name), answer)

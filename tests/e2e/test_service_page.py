@@ -1,0 +1,185 @@
+"""The page of a Service about a real process: its kernel objects, a traced packet, and rates."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steersman.ui.live_fleet import LiveFleet
+from steersman.ui.navigation import PAGES
+from steersman.ui.nodes import FixedNodes
+from steersman.ui.site import Site
+from tests.support.apiserver.reading import service
+from tests.support.lab.namespace import in_namespace, sh
+from tests.support.pages import serving
+from tests.support.processes.steersman import manifests, steersman, until, world
+
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+JSON = {"Accept": "application/json"}
+PAGE = "/services/shop/web"
+POD = "10.244.0.5"
+SECONDS = 60.0
+
+
+class Reader:
+    """Somebody who reads the pages of this node, and presses buttons."""
+
+    def __init__(self, client: Any, token: str) -> None:
+        self._client = client
+        self._token = token
+
+    async def twin(self, path: str) -> dict[str, Any]:
+        """The JSON form of a page."""
+        async with self._client.get(path, headers=JSON) as reply:
+            assert reply.status == 200, await reply.text()
+            found: dict[str, Any] = await reply.json()
+            return found
+
+    async def until(self, path: str, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The page, as soon as something is true of it."""
+        found: dict[str, Any] = {}
+
+        async def is_true() -> bool:
+            found.update(await self.twin(path))
+            return true(found)
+
+        await until(is_true, SECONDS)
+        return found
+
+    async def press(self, command: str, to: str = "") -> str:
+        """The text of the answer of a command."""
+        form = {
+            "csrf": self._token,
+            "command": command,
+            "node": "node-a",
+            "client": "pod",
+            "to": to,
+        }
+        async with self._client.post(f"{PAGE}/run", data=form) as reply:
+            assert reply.status == 200
+            text = re.sub(r"<[^>]+>", " ", await reply.text())
+            return re.sub(r"\s+", " ", html.unescape(text))
+
+
+@asynccontextmanager
+async def reading() -> AsyncIterator[Reader]:
+    fleet = LiveFleet(FixedNodes())
+    task = asyncio.create_task(fleet.run())
+    try:
+        async with asyncio.timeout(SECONDS):
+            version = 0
+            while "node-a" not in fleet.nodes:
+                version = await fleet.changed(version)
+        site = Site(fleet, PAGES)
+        async with serving(site) as client:
+            yield Reader(client, site.access.token)
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@asynccontextmanager
+async def connecting(address: str, port: int) -> AsyncIterator[None]:
+    """Connect again and again."""
+
+    async def connect() -> None:
+        while True:
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1):
+                    _, writer = await asyncio.open_connection(address, port)
+                    writer.close()
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(connect())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.parametrize(
+    ("mode", "planned"),
+    [("nftables", f"{POD} . 8080"), ("iptables", f"--to-destination {POD}:8080")],
+)
+def test_kernel_objects_and_a_packet(mode: str, planned: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        sh("ip link add eth0 type bridge && ip link set eth0 up")
+        sh("ip addr add 192.0.2.1/24 dev eth0")
+        sh(f"ip route add default dev eth0 && ip addr add {POD}/32 dev lo")
+        headless = service("db", "None")
+        folder = manifests(tmp_path / "world", *world(POD), headless)
+        server = await asyncio.start_server(lambda _, writer: writer.close(), POD, 8080)
+        arguments = (f"--proxy-mode={mode}", f"--manifests={folder}")
+        async with server, steersman(tmp_path, *arguments) as process:
+            await process.said("sync 1 (start)")
+            async with reading() as reader:
+                found = await reader.twin(PAGE)
+                assert found["flow"]["hops"][0]["verdict"] == "forward"
+                assert found["source"] == f"node node-a ({mode} mode)"
+                (to,) = [each["to"] for each in found["choices"] if each["selected"]]
+                # The kernel has what is planned.
+                text = await reader.press("dump", to)
+                assert f"As planned, by the {mode} mode." in text, text
+                assert planned in text
+                assert "Choose an endpoint and send the packet there" in text
+                # A packet goes where the picture says.
+                text = await reader.press("trace", to)
+                assert "the kernel did what explain predicts" in text, text
+                text = await reader.press("doctor", to)
+                assert "Nothing fails, but: there is no Node object named node-a" in text
+                assert "1 of 1 destinations answer this node 10.96.0.1:80/TCP" in text
+                # A Service that no proxy serves, and one that is not there.
+                found = await reader.twin("/services/shop/db")
+                assert "headless" in found["served"]["notes"][0]
+                found = await reader.twin("/services/shop/none")
+                assert "there is no Service" in found["problem"]
+                # The process has gone: the page says so.
+                await process.stop()
+                found = await reader.until(PAGE, lambda got: got["problem"] != "")
+                assert "no steersman runs in this network namespace" in found["problem"]
+
+    in_namespace(scenario)
+
+
+@pytest.mark.parametrize("mode", ["nftables", "userspace"])
+def test_connections_are_counted_and_drawn(mode: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        sh(f"ip addr add {POD}/32 dev lo && ip link set lo up")
+        sh("ip link add eth0 type bridge && ip link set eth0 up")
+        sh("ip addr add 192.0.2.1/24 dev eth0")
+        sh("ip route add default dev eth0")
+        folder = manifests(tmp_path / "world", *world(POD))
+        server = await asyncio.start_server(lambda _, writer: writer.close(), POD, 8080)
+        arguments = (f"--proxy-mode={mode}", f"--manifests={folder}")
+        async with server, steersman(tmp_path, *arguments) as process:
+            await process.said("sync 1 (start)")
+            async with reading() as reader, connecting("10.96.0.1", 80):
+                path = f"{PAGE}/rates?node=node-a"
+                found = await reader.until(
+                    path, lambda got: any((each["rate"] or 0) > 1 for each in got["rows"])
+                )
+                assert found["problem"] == ""
+                found = await reader.until(path, lambda got: len(got["connections"]["times"]) > 1)
+                assert found["connections"]["series"][1]["label"].startswith(f"{POD}:8080")
+                found = await reader.until("/map", lambda got: len(got["graph"]["streams"]) > 1)
+                kinds = [each["kind"] for each in found["graph"]["points"]]
+                assert kinds == ["node", "service", "endpoint"]
+                if mode != "userspace":
+                    return
+                # Without a server, each connection fails.
+                server.close()
+                await reader.until(
+                    path, lambda got: any((each["failureRate"] or 0) > 1 for each in got["rows"])
+                )
+
+    in_namespace(scenario)
