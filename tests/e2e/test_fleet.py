@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -78,6 +79,29 @@ def test_this_node_through_the_local_socket(tmp_path: Path) -> None:
                 await when(fleet, lambda: fleet.seen[0].problem != "")
                 assert "no steersman runs in this network namespace" in fleet.seen[0].problem
                 assert fleet.nodes["node-a"].services == 2
+
+    in_namespace(scenario)
+
+
+def test_a_stranger_on_the_local_socket_is_not_believed() -> None:
+    script = (
+        "import os, socket, sys; os.setgid(65534); os.setuid(65534)\n"
+        f"s = socket.socket(socket.AF_UNIX); s.bind('\\0{CONTROL}'); s.listen()\n"
+        "print('bound', flush=True); sys.stdin.read()"
+    )
+
+    async def scenario() -> None:
+        pipe = asyncio.subprocess.PIPE
+        words = (sys.executable, "-c", script)
+        stranger = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe)
+        try:
+            assert stranger.stdout is not None
+            await stranger.stdout.readline()
+            status, out, _ = await command("nodes")
+            assert status == 1
+            assert f"belongs to process {stranger.pid} of user 65534" in out
+        finally:
+            await stranger.communicate(b"")
 
     in_namespace(scenario)
 

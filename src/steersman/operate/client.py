@@ -32,12 +32,25 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(f"\0{self._name}")
 
 
-def _may_change_rules(pid: int) -> bool:
-    """Whether root may believe a process without root: it has CAP_NET_ADMIN, as steersman has."""
+def check_server(sock: socket.socket, name: str = CONTROL) -> None:
+    """Check whose process serves a connection to the local socket: anybody can bind its name first.
+
+    Raises:
+        QuestionError: it may be another program.
+    """
+    pid, user = peer(sock)
+    if is_trusted(user):
+        return
     try:
-        return os.geteuid() == 0 and pid > 0 and has_capability(CAP_NET_ADMIN, pid=pid)
+        # Root may believe a process without root that has CAP_NET_ADMIN, as steersman has.
+        believed = os.geteuid() == 0 and pid > 0 and has_capability(CAP_NET_ADMIN, pid=pid)
     except OSError:
-        return False
+        believed = False
+    if not believed:
+        raise QuestionError(
+            f"the local socket @{name} belongs to process {pid} of user {user}, which may not be "
+            "steersman: ask as that user"
+        )
 
 
 class Client:
@@ -86,12 +99,7 @@ class Client:
                     "no steersman runs in this network namespace; give --manifests or "
                     "--kubeconfig, or run the command on the node or in steersman's pod"
                 ) from error
-            pid, user = peer(connection.sock)
-            if not (is_trusted(user) or _may_change_rules(pid)):
-                raise QuestionError(
-                    f"the local socket @{self._name} belongs to process {pid} of user {user}, "
-                    "which may not be steersman: ask as that user"
-                )
+            check_server(connection.sock, self._name)
             connection.request(method, path, body)
             reply = connection.getresponse()
             if reply.status != http.client.OK:

@@ -22,9 +22,10 @@ import msgspec
 
 from steersman import __version__
 from steersman.host.files import read_file
-from steersman.host.local_socket import CONTROL, is_trusted, peer
+from steersman.host.local_socket import CONTROL
 from steersman.model.addresses import join_host_port, without_password
 from steersman.operate.answer import QuestionError
+from steersman.operate.client import check_server
 from steersman.source.base import Backoff, SourceStats, Timing
 from steersman.source.client import (
     ApiClient,
@@ -129,14 +130,11 @@ class _LocalConnector(aiohttp.UnixConnector):
     async def _create_connection(self, *args: Any, **kwargs: Any) -> Any:
         made = await super()._create_connection(*args, **kwargs)
         assert made.transport is not None
-        pid, user = peer(made.transport.get_extra_info("socket"))
-        # As operate/client.py: anybody can bind an abstract name first.
-        if not is_trusted(user):
+        try:
+            check_server(made.transport.get_extra_info("socket"))
+        except QuestionError as error:
             made.close()
-            raise NodeError(
-                f"the local socket belongs to process {pid} of user {user}, which may not be "
-                "steersman: run this as that user"
-            )
+            raise NodeError(str(error)) from error
         return made
 
 
