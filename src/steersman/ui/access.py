@@ -9,7 +9,8 @@ bearer token: in each request, or once in the login form; then a cookie holds th
 session, and the token stays here. The token is reviewed (TokenReview), and then what its user may
 do (SubjectAccessReview):
 
-    page of a Service        get services, list endpointslices in its namespace
+    page of a Service        get services, list endpointslices in its namespace (if it names a
+                             client of another namespace, it counts as one of the others)
     every other page         list nodes, list services in all namespaces
     actions (doctor, trace)  create pods/exec in steersman's namespace: who may run commands in
                              its pods can do the same without us; and the right to see the page
@@ -266,11 +267,11 @@ class ClusterAccess(Access):
             web.HTTPSeeOther: a browser is sent to the login form.
         """
         if request.path not in (LOGIN, LOGOUT, ALIVE):
-            if namespace := request.match_info.get("namespace", ""):
+            rights: tuple[Right, ...] = (Right("list", "nodes"), Right("list", "services"))
+            namespace = request.match_info.get("namespace", "")
+            if namespace and not _names_others(request.query.get("client", ""), namespace):
                 slices = Right("list", "endpointslices", "discovery.k8s.io", namespace)
                 rights = (Right("get", "services", "", namespace), slices)
-            else:
-                rights = (Right("list", "nodes"), Right("list", "services"))
             await self._check(request, rights)
 
     async def check_action(self, request: web.Request) -> None:
@@ -350,6 +351,12 @@ class ClusterAccess(Access):
         response = web.Response(status=303, headers={"Location": LOGIN})
         response.del_cookie(COOKIE, path="/")
         return response
+
+
+def _names_others(client: str, namespace: str) -> bool:
+    """Return whether a client may be a pod of another namespace: the page shows its address."""
+    path = client.strip().removeprefix(f"{namespace}/")
+    return "/" in path or ("." in path and any(letter.isalpha() for letter in path))
 
 
 def _local(target: str) -> str:

@@ -367,6 +367,13 @@ def test_commands_of_the_migration_page_render() -> None:
         assert pod(rendered(**values))["containers"]
 
 
+def test_settings_of_the_page_about_pages_render() -> None:
+    settings = re.findall(r"--set (\S+?)`?\s", (ROOT / "docs" / "ui.md").read_text())
+    assert settings == ["ui.enabled=true", "ui.direct=false"]
+    values = helm.parse_set_string(",".join(settings))
+    assert named_ui(rendered(**values), "Deployment")
+
+
 def test_patches_of_the_migration_page_are_objects() -> None:
     text = (ROOT / "docs" / "migration.md").read_text().replace("\\\n", " ")
     patches = re.findall(r"-p '(.*?)'", text, re.DOTALL)

@@ -135,6 +135,30 @@ async def test_a_page_of_a_service_needs_rights_in_its_namespace_only() -> None:
             assert "anna may not list nodes, which this needs" in await reply.text()
 
 
+@pytest.mark.parametrize(
+    ("client", "status"),
+    [
+        ("web-1", 200),
+        ("shop/web-1", 200),
+        ("10.244.0.7", 200),
+        ("fd00::7", 200),
+        ("other/web-1", 403),
+        ("pod/other/web-1", 403),
+        ("shop/../other/web-1", 403),
+        ("web-1.other", 403),
+    ],
+)
+async def test_a_client_of_another_namespace_needs_more_rights(client: str, status: int) -> None:
+    async with cluster() as here:
+        here.may(*SHOP)
+        assert await here.status(f"/of/shop?client={client}", "good") == status
+        here.may(*ALL)
+        here.now += 11
+        assert await here.status(f"/of/shop?client={client}", "good") == (
+            403 if status == 200 else 200
+        )
+
+
 async def test_answers_are_kept_for_some_seconds_and_a_lost_right_ends() -> None:
     async with cluster() as here:
         assert await here.status("/about", "good") == 200
