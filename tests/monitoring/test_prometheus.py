@@ -6,8 +6,10 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,18 @@ from scripts.monitoring import FOLDER
 from tests.support.apiserver.reading import service_cidr
 from tests.support.apiserver.server import ApiServer
 from tests.support.builders import kube
+from tests.support.lab import ebpf
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.monitoring import metrics_in, queries, rows, rules
-from tests.support.processes.steersman import NODE, Process, command, get, steersman, until
+from tests.support.processes.steersman import (
+    HAS_IPVS,
+    NODE,
+    Process,
+    command,
+    get,
+    steersman,
+    until,
+)
 
 pytestmark = [
     pytest.mark.kernel,
@@ -36,12 +47,8 @@ PORT, METRICS = 9090, 10249
 HOST, VIP = "192.168.77.2", "10.96.0.10"
 
 MODES = ("nftables", "iptables", "userspace")
-NOT_HERE = {
-    "steersman_mode_fallback": "the wanted mode runs",
-    "steersman_mode_events_total": "in ebpf mode, which needs a node with a bpffs of its own",
-    "steersman_mode_table_entries": "in ebpf mode, as above",
-}
-"""Queries that have no answer in this test, by words in them, and why."""
+FALLBACK = "steersman_mode_fallback"
+"""In queries that only have an answer where another mode than the wanted one runs."""
 OF_RECORDS = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
 OF_MODE = {row.name: row.modes for row in rows() if row.modes != "all"}
 
@@ -124,7 +131,7 @@ def answerable(mode: str) -> set[str]:
         modes = (OF_MODE.get(re.sub("_(bucket|sum|count)$", "", name), mode) for name in names)
         if all(mode in each.split(", ") for each in modes):
             found.add(query)
-    return {query for query in found if not any(words in query for words in NOT_HERE)}
+    return {query for query in found if FALLBACK not in query}
 
 
 class Traffic:
@@ -162,32 +169,75 @@ async def declared(mode: str) -> None:
     assert not missing, mode
 
 
-async def tour(proxy: Process) -> None:
+async def all_answered(queries: set[str], mode: str) -> None:
+    """Wait until each query has an answer."""
+    wanted = set(queries)
+
+    async def answered() -> bool:
+        for query in tuple(wanted):
+            if await asked(of_the_node(query)):
+                wanted.discard(query)
+        return not wanted
+
+    try:
+        await until(answered, WAIT)
+    except TimeoutError:
+        assert not wanted, f"no answer in {mode} mode"
+
+
+async def tour(proxy: Process, modes: Sequence[str]) -> None:
     """Ask in each mode whatever it can answer."""
-    for mode in MODES:
-        if mode != MODES[0]:
+    for mode in modes:
+        if mode != modes[0]:
             words = ("switch", f"--to={mode}", "--watch-for=100ms", "-o", "json")
             status, out, errors = await command(*words)
             assert status == 0, (out, errors, proxy.log)
             assert json.loads(out)["result"]["outcome"] == "switched"
         assert (await get("/proxyMode"))[1] == mode
-        wanted = answerable(mode)
-
-        async def all_answered(wanted: set[str] = wanted) -> bool:
-            for query in tuple(wanted):
-                if await asked(of_the_node(query)):
-                    wanted.discard(query)
-            return not wanted
-
-        try:
-            await until(all_answered, WAIT)
-        except TimeoutError:
-            assert not wanted, f"no answer in {mode} mode"
+        await all_answered(answerable(mode), mode)
         await declared(mode)
 
 
-def test_every_query_has_an_answer(tmp_path: Path) -> None:
-    async def body() -> None:
+CONNECT = f"""
+import socket, sys, time
+while True:
+    with socket.socket() as sock:
+        sock.settimeout(1)
+        sock.connect_ex(("{VIP}", 80))
+    time.sleep(0.05)
+"""
+
+
+@contextmanager
+def clients_in(cgroup: Path) -> Iterator[None]:
+    """Connect again and again from sockets of a cgroup, which the ebpf mode balances."""
+    into = f'echo 0 > {cgroup}/cgroup.threads && exec "$@"'
+    process = subprocess.Popen(["sh", "-c", into, "sh", sys.executable, "-c", CONNECT])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def on_a_cgroup() -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """A cgroup, and a command that gives a process a bpffs of its own."""
+    cgroup = ebpf.new_cgroup(ebpf.next_number())
+    try:
+        yield (
+            cgroup,
+            ("unshare", "-m", "sh", "-c", 'mount -t bpf bpf /sys/fs/bpf && exec "$@"', "sh"),
+        )
+    finally:
+        with suppress(OSError):
+            cgroup.rmdir()
+
+
+def in_a_cluster(body: Callable[[ApiServer], Awaitable[None]], directory: Path) -> None:
+    """Run a coroutine on a node, beside Prometheus and the API server of a small cluster."""
+
+    async def inside() -> None:
         sh(f"ip link add eth0 type bridge && ip link set eth0 up && ip addr add {HOST}/24 dev eth0")
         sh("ip route add default dev eth0")
         answering = await asyncio.start_server(lambda _, writer: writer.close(), HOST, 8080)
@@ -198,34 +248,61 @@ def test_every_query_has_an_answer(tmp_path: Path) -> None:
             kube.node(NODE, HOST),
             service_cidr(),
         )
-        async with (
-            answering,
-            ApiServer(world) as server,
-            prometheus(tmp_path),
-            steersman(
-                tmp_path,
-                f"--master={server.url}",
-                "--proxy-mode=nftables",
-                "--metrics-per-service",
-                "--conntrack-max-per-core=0",
-            ) as proxy,
-        ):
-            server.fault("status", kind="EndpointSlice", verb="watch", status=500)
-            await proxy.said("sync 1 (start)")
-            sh("nft flush ruleset")  # drift, which is repaired
+        async with answering, ApiServer(world) as server, prometheus(directory):
             traffic = asyncio.create_task(Traffic(server).go_on())
             try:
-                await tour(proxy)
-                await rules_are_well()
+                await body(server)
             finally:
                 traffic.cancel()
 
-    in_namespace(body)
+    in_namespace(inside)
 
 
-def test_only_what_is_excused_is_never_asked() -> None:
-    asked_for = set[str]().union(*map(answerable, MODES))
-    left = set(queries()) - asked_for
-    for words in NOT_HERE:
-        assert any(words in query for query in left), "this reason is no longer needed"
-    assert all(any(words in query for words in NOT_HERE) for query in left), left
+def flags(server: ApiServer, mode: str) -> tuple[str, ...]:
+    return (f"--master={server.url}", f"--proxy-mode={mode}", "--metrics-per-service")
+
+
+def test_every_query_has_an_answer(tmp_path: Path) -> None:
+    async def body(server: ApiServer) -> None:
+        server.fault("status", kind="EndpointSlice", verb="watch", status=500)
+        async with steersman(tmp_path, *flags(server, MODES[0])) as proxy:
+            await proxy.said("sync 1 (start)")
+            sh("nft flush ruleset")  # drift, which is repaired
+            await tour(proxy, MODES)
+            await rules_are_well()
+
+    in_a_cluster(body, tmp_path)
+
+
+@pytest.mark.skipif(
+    not shutil.which("clang") and not ebpf.compiled().exists(),
+    reason="no compiled object, no clang",
+)
+def test_every_query_of_the_ebpf_mode_has_an_answer(tmp_path: Path) -> None:
+    async def body(server: ApiServer) -> None:
+        server.fault("status", kind="EndpointSlice", verb="watch", status=500)
+        with on_a_cgroup() as (cgroup, through), clients_in(cgroup):
+            words = (*flags(server, "ebpf"), f"--ebpf-cgroup-root={cgroup}")
+            async with steersman(tmp_path, *words, through=through) as proxy:
+                await proxy.said("sync 1 (start)")
+                await tour(proxy, ("ebpf",))
+                await proxy.stop()
+
+    in_a_cluster(body, tmp_path)
+
+
+@pytest.mark.skipif(HAS_IPVS, reason="this kernel has ip_vs: nothing falls back")
+def test_a_fallback_is_shown(tmp_path: Path) -> None:
+    async def body(server: ApiServer) -> None:
+        async with steersman(tmp_path, *flags(server, "ipvs")) as proxy:
+            await proxy.said("sync 1 (start)")
+            found = {query for query in queries() if FALLBACK in query}
+            assert len(found) == 2
+            await all_answered(found, "ipvs")
+
+    in_a_cluster(body, tmp_path)
+
+
+def test_some_mode_answers_every_query() -> None:
+    asked_for = set[str]().union(*map(answerable, (*MODES, "ebpf")))
+    assert all(FALLBACK in query for query in set(queries()) - asked_for)
