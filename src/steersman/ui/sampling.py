@@ -17,10 +17,12 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from steersman.model.kube import ObjectMeta, Pod, PodIP, PodSpec, PodStatus
 from steersman.model.names import ObjectName
 from steersman.model.top import TopSample
 from steersman.model.world import World
 from steersman.operate.answer import QuestionError
+from steersman.operate.names import Names
 from steersman.operate.traffic import RateHistory, ServiceRates, service_rates
 from steersman.ui.fleet import Fleet
 
@@ -32,6 +34,10 @@ _STALE = 10.0  # seconds after which a World is read again, even if its node had
 _MOST_COUNTS = 256
 _MOST_WATCHED = 64  # Services whose rates are kept: about 100 kB each
 _MOST_WORLDS = 16
+_MOST_PODS = 256
+_POD_STALE = 30.0
+"""Seconds after which a pod is looked up again, whether it was found or not: that takes a whole
+World, tens of megabytes in a large cluster."""
 
 
 class _Known(NamedTuple):
@@ -61,6 +67,8 @@ class Sampler:
         self._asking: dict[tuple[str, str], asyncio.Lock] = {}
         self._histories: OrderedDict[tuple[str, str], RateHistory] = OrderedDict()
         self._worlds: OrderedDict[tuple[str, ObjectName], _Seen] = OrderedDict()
+        self._pods: OrderedDict[tuple[str, ObjectName], tuple[float, Pod | None]] = OrderedDict()
+        self._looking = asyncio.Lock()
 
     async def top(self, node: str, service: str = "") -> TopSample:
         """Return the counts of a node.
@@ -116,6 +124,27 @@ class Sampler:
             seen = _Seen(now, revision, await self._fleet.world(node, service))
             _keep(self._worlds, key, seen, _MOST_WORLDS)
         return seen.world
+
+    async def pod(self, node: str, name: ObjectName) -> Pod | None:
+        """Return a pod that a node knows behind any Service; None if it knows none of that name."""
+        key = node, name
+        async with self._looking:  # one whole World at a time
+            at, pod = self._pods.get(key, (float("-inf"), None))
+            if self._clock() - at >= _POD_STALE:
+                try:
+                    whole = await self._fleet.world(node)
+                except (QuestionError, TimeoutError):
+                    return None
+                known = await asyncio.to_thread(lambda: Names(whole).pods.get(name))
+                pod = None
+                if known is not None:
+                    pod = Pod(
+                        ObjectMeta(name.name, name.namespace),
+                        PodSpec(node_name=known.node),
+                        PodStatus(pod_ips=[PodIP(ip) for ip in known.ips]),
+                    )
+                _keep(self._pods, key, (self._clock(), pod), _MOST_PODS)
+        return pod
 
 
 def _keep(known: OrderedDict[_K, _V], key: _K, value: _V, most: int) -> None:

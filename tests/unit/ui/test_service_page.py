@@ -20,6 +20,7 @@ from steersman.operate.doctor.check import Diagnosis, Finished, Verdict
 from steersman.operate.dump import KernelDump, KernelLine
 from steersman.operate.fleet_view import Disagreement
 from steersman.operate.trace import ShownStep, TraceAnswer
+from steersman.ui.access import Access
 from steersman.ui.navigation import PAGES
 from steersman.ui.pages.service import arguments_of
 from steersman.ui.sampling import Sampler
@@ -158,6 +159,37 @@ async def test_a_client_behind_another_service_is_looked_up_once(site: Site, fle
             assert found["flow"]["source"] == "10.244.2.77"
             assert found["flow"]["hops"][0]["node"] == "node-b"
     assert fleet.asked.count("node-a all") == 1
+
+
+@pytest.mark.parametrize(("namespace", "known"), [("shop", True), ("bank", False)])
+async def test_readers_with_rights_learn_nothing_of_other_namespaces(
+    namespace: str, known: bool, fleet: Fleet
+) -> None:
+    class Rights(Access):
+        has_login = True
+
+    ref = {"kind": "Pod", "namespace": namespace, "name": "cart-1"}
+    ends = {"addresses": ["10.244.2.77"], "nodeName": "node-b", "targetRef": ref}
+    fleet.whole = asked(*DEMO, CART, kube.endpoint_slice("cart-1", "cart", ends))
+    found = await twin(Site(fleet, PAGES, Rights()), f"{PAGE}?client={namespace}/cart-1")
+    assert (found["flow"] is not None) == known
+    assert ("10.244.2.77" in json.dumps(found)) == known
+
+
+async def test_pods_are_looked_up_again_after_a_while_found_or_not(fleet: Fleet) -> None:
+    now = [100.0]
+    sampler, cart = Sampler(fleet, lambda: now[0]), ObjectName("shop", "cart-1")
+    fleet.whole = asked(*DEMO)
+    assert await sampler.pod("node-a", cart) is None
+    fleet.whole = asked(*DEMO, CART, CART_SLICE)
+    assert await sampler.pod("node-a", cart) is None
+    now[0] += 60
+    pod = await sampler.pod("node-a", cart)
+    assert pod is not None
+    assert pod.spec.node_name == "node-b"
+    assert fleet.asked == ["node-a all"] * 2
+    fleet.whole = None
+    assert await sampler.pod("node-z", cart) is None  # it cannot be asked
 
 
 @pytest.mark.parametrize("client", ["shop/nobody", "svc/web", "[", "node/none"])

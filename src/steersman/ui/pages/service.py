@@ -7,7 +7,6 @@ open; what costs the node a process (doctor, dump, trace) only if somebody press
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,7 +15,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 from aiohttp import web
 
-from steersman.model.kube import ObjectMeta, Pod, PodIP, PodSpec, PodStatus
+from steersman.model.kube import Pod
 from steersman.model.names import ObjectName
 from steersman.model.node_state import RunLine, RunRequest
 from steersman.operate.answer import Answer, Block, QuestionError
@@ -32,12 +31,9 @@ from steersman.ui.site import Page, Query, Site
 
 _PATH = "/services/{namespace}/{name}"
 _LONGEST = 1000  # characters of a client or destination that somebody types
-_MOST_PODS = 256
 _MOST_DIFFERING = 20
 
 _samplers: WeakKeyDictionary[Site, Sampler] = WeakKeyDictionary()
-_pods: WeakKeyDictionary[Site, OrderedDict[tuple[str, ObjectName], Pod]] = WeakKeyDictionary()
-"""Pods that were clients, by the node that knew them: they are not in the World of a Service."""
 
 _ANSWERS: dict[str, type[Answer]] = {"doctor": Diagnosis, "dump": KernelDump, "trace": TraceAnswer}
 """What a page may ask a node to run."""
@@ -100,12 +96,20 @@ async def view_of(site: Site, query: Query) -> ServiceView:
             problem=f"node {node}: {str(error) or 'it did not answer in time'}",
             advice="Check the namespace and the name, or choose another node.",
         )
-    pods = [pod for (at, _), pod in _pods.get(site, {}).items() if at == node]
+    names, pods = Names(world, name.namespace), list[Pod]()
+    try:
+        names.client(client or "pod")
+    except UnknownNameError as error:
+        # A pod behind another Service, which the World of this one does not have. Readers who log
+        # in were only asked for their rights in this namespace.
+        wanted = error.pod
+        if wanted and (not site.access.has_login or wanted.namespace == name.namespace):
+            found = await sampler_of(site).pod(node, wanted)
+            pods = [found] if found else []
+    except QuestionError:  # the view says so
+        pass
     names = Names(world, name.namespace, pods)
     view = await asyncio.to_thread(service_view, names, name, client, to)
-    if view.way_problem and (pod := await find_pod(site, node, names, client)) is not None:
-        names = Names(world, name.namespace, [pod])
-        view = await asyncio.to_thread(service_view, names, name, client, to)
     differing = tuple(
         Differing(each, f"It was compared with {group.reference}.")
         for group in site.fleet.disagreements
@@ -113,36 +117,6 @@ async def view_of(site: Site, query: Query) -> ServiceView:
         for each in group.nodes[:_MOST_DIFFERING]
     )
     return msgspec.structs.replace(view, node=node, nodes=nodes, differing=differing)
-
-
-async def find_pod(site: Site, node: str, names: Names, client: str) -> Pod | None:
-    """Find a client that the World of a Service does not have in that of all Services."""
-    try:
-        names.client(client or "pod")
-    except UnknownNameError as error:
-        if error.pod is None:
-            return None
-    except QuestionError:
-        return None
-    else:
-        return None
-    try:
-        whole = await site.fleet.world(node)
-        found = await asyncio.to_thread(Names(whole, names.namespace).client, client)
-    except QuestionError:
-        return None
-    if found.kind != "pod" or found.name is None:
-        return None
-    pod = Pod(
-        ObjectMeta(found.name.name, found.name.namespace),
-        PodSpec(node_name=found.node),
-        PodStatus(pod_ips=[PodIP(ip) for ip in found.addresses]),
-    )
-    known = _pods.setdefault(site, OrderedDict())
-    known[node, found.name] = pod
-    while len(known) > _MOST_PODS:
-        known.popitem(last=False)
-    return pod
 
 
 async def rates_of(site: Site, query: Query) -> ServiceRates:
