@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from steersman import __version__
+from steersman.compile.findings import FindingIndex
 from steersman.compile.planner import PlanChange
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import Snapshot
+from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff
+from steersman.run.ledger import ADOPTED, Owner
 from steersman.source.base import SourceStats
 from steersman.source.store import Changes
 
@@ -185,3 +188,38 @@ def _plan_json(plan: ServicePlan) -> dict[str, Any]:
         "family": key.family.kubernetes,
     }
     return fields
+
+
+def unwritten_findings(
+    mode: str, rejected: Mapping[Owner, str], broken: Mapping[Owner, str]
+) -> FindingIndex:
+    """Return Findings about owners without their objects, bounded as those of plans.
+
+    Args:
+        mode: name of the mode.
+        rejected: the kernel's error, by owner.
+        broken: the error of each owner whose objects could not be rendered.
+    """
+    by_object: dict[ObjectName, list[Finding]] = {}
+    reasons = [
+        (owner, f"the kernel refuses its rules ({why})" if owner != ADOPTED else why)
+        for owner, why in rejected.items()
+    ]
+    reasons += [
+        (owner, f"its rules cannot be rendered ({why}), please report this")
+        for owner, why in broken.items()
+    ]
+    for owner, why in reasons:
+        name, text = ObjectName("", ""), f"{mode}: {why}; what it had before stays in force"
+        if isinstance(owner, PlanKey):
+            name, field = owner.name.object_name, f"port {owner}"
+            finding = Finding(f"Service {name}", field, text, Severity.ERROR)
+        elif owner == ADOPTED:
+            finding = Finding(ADOPTED, "", f"{mode}: {why}")
+        else:
+            finding = Finding(owner, "", text, Severity.ERROR)
+        by_object.setdefault(name, []).append(finding)
+    index = FindingIndex()
+    for name, findings in by_object.items():
+        index.put(name, findings)
+    return index

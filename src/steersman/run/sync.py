@@ -29,19 +29,25 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from steersman.compile.findings import FindingIndex
 from steersman.compile.planner import PlanChange, Planner
+from steersman.host.process import to_thread_to_end
 from steersman.model.drift import Drift, Writer, by_others
 from steersman.model.errors import ApplyError
-from steersman.model.findings import Finding, Severity, clipped, printable
+from steersman.model.findings import clipped, printable
 from steersman.model.inputs import HostFacts
-from steersman.model.names import ObjectName, PlanKey
+from steersman.model.names import PlanKey
 from steersman.model.plan import NodePlan, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.modes.base import ByOthers, Mode
 from steersman.run.bisector import Bisector
 from steersman.run.ledger import ADOPTED, NODE, ObjectLedger, Owed, Owner
-from steersman.run.state import RefusedBatches, State, SyncReport, SyncResult
+from steersman.run.state import (
+    RefusedBatches,
+    State,
+    SyncReport,
+    SyncResult,
+    unwritten_findings,
+)
 from steersman.source.store import Store
 
 T = TypeVar("T")
@@ -209,7 +215,7 @@ class Sync:
             if self.state.result is None or self._owed.unread:
                 return None
             kernel, have = await self.mode.read(), dict(self._ledger.in_force())
-            change = await self._in_thread(lambda: diff(kernel, have), len(have))
+            change = await _in_thread(lambda: diff(kernel, have), len(have))
         return self._drift(by_others(change, have, self.mode.changed_by_others), (), most)
 
     async def rehearse(self) -> Diff:
@@ -291,7 +297,8 @@ class Sync:
                 if cost >= _SLICE:
                     cost = 0
                     await asyncio.sleep(0)
-            self._ledger.drop_claimed(self.broken)
+            if self.broken:
+                self._ledger.drop_claimed(self.broken)
         return dirty
 
     def _put(self, owner: Owner, render: Callable[[], Ruleset]) -> None:
@@ -325,9 +332,9 @@ class Sync:
         # The kernel is as the ledger says: write only the changes. Two owners may claim one object
         # (then there is no Diff), or the kernel may refuse the batch: both need a comparison.
         if not owed.unread:
-            change = await self._in_thread(ledger.changes, ledger.outstanding)
+            change = await _in_thread(ledger.changes, ledger.outstanding)
             if change is not None and (not change or await self._accepts(change, partial=True)):
-                await self._in_thread(ledger.mark_written, ledger.outstanding)
+                await _in_thread(ledger.mark_written, ledger.outstanding)
                 return False, change
         return True, await self._write_everything(looks_for_drift)
 
@@ -345,11 +352,11 @@ class Sync:
             kernel = await self._read()
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + ledger.outstanding
-                change = await self._in_thread(lambda: diff(kernel, ledger.effective()), size)
+                change = await _in_thread(lambda: diff(kernel, ledger.effective()), size)
             writers = self.mode.take_writers()
             if looks_for_drift and change:
                 # Note which part of the Diff repairs what others changed: the rest was owed anyway.
-                have = await self._in_thread(lambda: dict(ledger.in_force()), ledger.objects)
+                have = await _in_thread(lambda: dict(ledger.in_force()), ledger.objects)
                 repair = by_others(change, have, self.mode.changed_by_others)
                 self.drift = self._drift(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
             # A fingerprint stays valid if nothing is written, or if own writes do not change it.
@@ -357,7 +364,7 @@ class Sync:
                 self._token = token
             if not change or await self._accepts(change, partial=False):
                 accepted = ledger.owners - ledger.rejected.keys()
-                await self._in_thread(lambda: ledger.accept(accepted), len(accepted))
+                await _in_thread(lambda: ledger.accept(accepted), len(accepted))
                 parts = [change, *await self._bisector.retry_rejected()]
             else:
                 parts = await self._bisector.write_all()
@@ -384,21 +391,6 @@ class Sync:
             examples=tuple(clipped(printable(line), _EXAMPLE_LENGTH) for line in lines),
             writers=writers,
         )
-
-    async def _in_thread(self, work: Callable[[], T], size: int) -> T:
-        """Run a pure computation on many objects in a thread, on few at once.
-
-        The computation has always ended when this returns or raises: no other task may touch the
-        ledger before.
-        """
-        if size <= _INLINE:
-            return work()
-        thread = asyncio.ensure_future(asyncio.to_thread(work))
-        try:
-            return await asyncio.shield(thread)
-        except asyncio.CancelledError:
-            await asyncio.wait([thread])
-            raise
 
     async def _accepts(self, change: Diff, *, partial: bool) -> bool:
         """Apply a whole batch; return whether the kernel accepted it.
@@ -445,7 +437,10 @@ class Sync:
         drift, self.drift = self.drift, None
         if drift is not None:
             drift = msgspec.structs.replace(drift, repaired_at=self._wall())
-        before, unwritten = self.state, self._unwritten()
+        before, unwritten = (
+            self.state,
+            unwritten_findings(self.mode.name, self._ledger.rejected, self.broken),
+        )
         findings = (*self.store.findings, *plan.findings, *unwritten.listed)
         # If nothing differs from before: keep the State, but report the changes as synced.
         news = bool(written or compared or plans.changed or plans.removed)
@@ -469,28 +464,10 @@ class Sync:
         )
         return msgspec.structs.replace(report, state=self.state, result=result)
 
-    def _unwritten(self) -> FindingIndex:
-        """Return Findings of rejected and broken owners, bounded as those of plans."""
-        mode, by_object = self.mode.name, dict[ObjectName, list[Finding]]()
-        reasons = [
-            (owner, f"the kernel refuses its rules ({why})" if owner != ADOPTED else why)
-            for owner, why in self._ledger.rejected.items()
-        ]
-        reasons += [
-            (owner, f"its rules cannot be rendered ({why}), please report this")
-            for owner, why in self.broken.items()
-        ]
-        for owner, why in reasons:
-            name, text = ObjectName("", ""), f"{mode}: {why}; what it had before stays in force"
-            if isinstance(owner, PlanKey):
-                name, field = owner.name.object_name, f"port {owner}"
-                finding = Finding(f"Service {name}", field, text, Severity.ERROR)
-            elif owner == ADOPTED:
-                finding = Finding(ADOPTED, "", f"{mode}: {why}")
-            else:
-                finding = Finding(owner, "", text, Severity.ERROR)
-            by_object.setdefault(name, []).append(finding)
-        index = FindingIndex()
-        for name, findings in by_object.items():
-            index.put(name, findings)
-        return index
+
+async def _in_thread(work: Callable[[], T], size: int) -> T:
+    """Run a pure computation on many objects in a thread, on few at once.
+
+    It has always ended when this returns or raises: no other task may touch the ledger before.
+    """
+    return work() if size <= _INLINE else await to_thread_to_end(work)
