@@ -27,10 +27,10 @@ FORBIDDEN = re.compile(
     r"\b(what is|whom|anew|likewise|be told|is told|are told|mended|in vain)\b", re.IGNORECASE
 )
 LIMITS = {
-    "modules": 350,
+    "modules": 335,
     "longest module, lines": 500,
     "longest function, lines": 60,
-    "functions per 1,000 lines": 57,
+    "functions per 1,000 lines": 54,
     "private functions used once, %": 10,
     "cycles of imports": 0,
     "imports between modes": 0,
@@ -38,7 +38,7 @@ LIMITS = {
     "forbidden words": 1,  # tests/test_language.py lists them
     "references to SPEC or STYLE": 0,
 }
-FLOORS = {"comments, % of lines": 3}
+FLOORS = {"comments, % of lines": 3.2}
 
 
 class Module(NamedTuple):

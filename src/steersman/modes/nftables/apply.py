@@ -353,7 +353,7 @@ class KernelTables:
             self._delete_leftover()
         wanted_again = [key for key in self._leftover if key in change.added]
         lazy = needed_lazy(change.added) - self._active
-        first = [*drops, *_activation(lazy)]
+        first = [*drops, *(_activation(lazy) if lazy else ())]
         for key in wanted_again:
             if kind_of(key) != Kind.CHAIN:  # a chain is flushed when it is refilled
                 first.append(Operation(wire.flush_set(family_of(key), name_of(key)), (key,)))

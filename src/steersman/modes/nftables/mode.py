@@ -276,7 +276,8 @@ class NftablesMode(Mode):
                 tables.write(change)
             else:
                 await asyncio.to_thread(tables.write, change)
-            await self._relay.apply(listeners)
+            if listeners:
+                await self._relay.apply(listeners)
         for key in change.removed:
             if is_first_slot(key):
                 self.slots.pop(key, None)
