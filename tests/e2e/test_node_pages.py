@@ -21,7 +21,7 @@ from steersman.model.world import Origin, World
 from steersman.run.world_wire import decode_world
 from tests.support.apiserver.reading import service
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.processes.steersman import Process, manifests, steersman, until, world
+from tests.support.processes.steersman import Process, command, manifests, steersman, until, world
 
 pytestmark = pytest.mark.kernel
 
@@ -164,5 +164,58 @@ def test_pages_run_commands_on_the_node(tmp_path: Path) -> None:
             missing = await run("dump", "shop/none")
             assert missing["exitCode"] == 2
             assert "shop/none" in missing["error"]
+
+    in_namespace(scenario)
+
+
+def test_the_port_needs_a_token_and_survives_a_switch(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a token of some length\n")
+    where = ("--state-bind-address=127.0.0.1:18250", f"--state-token-file={token}")
+
+    async def scenario() -> None:
+        folder = manifests(tmp_path / "world", *world())
+        headers = {"X-Steersman-Token": "a token of some length"}
+        async with (
+            running(tmp_path, folder, *where) as (_, session),
+            aiohttp.ClientSession("http://127.0.0.1:18250") as there,
+        ):
+
+            async def open_() -> bool:
+                try:
+                    async with there.get("/node") as answer:
+                        assert answer.status == 401
+                        return True
+                except aiohttp.ClientConnectionError:
+                    return False
+
+            await until(open_)
+            async with (
+                asyncio.timeout(SECONDS),
+                there.get("/node?watch=1", headers=headers) as stream,
+            ):
+                assert (await next_state(stream)).mode == "nftables"
+                async with session.post("/switch", json={"to": "iptables"}) as switch:
+                    result = json.loads((await switch.text()).splitlines()[-1])
+                    assert result["mode"] == "iptables", result
+                state = await next_state(stream)
+                while state.mode != "iptables":
+                    state = await next_state(stream)
+            for path in ("/node", "/world", "/history", "/state", "/top", "/names?kind=service"):
+                async with there.get(path, headers=headers) as answer:
+                    assert (answer.status, path) == (200, path)
+                async with there.get(path) as answer:
+                    assert (answer.status, path) == (401, path)
+            async with there.post("/switch", headers=headers, json={"to": "nftables"}) as answer:
+                assert answer.status == 404
+
+    in_namespace(scenario)
+
+
+def test_a_port_without_a_token_file_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        status, _, err = await command("run", "--state-bind-address=127.0.0.1:18250")
+        assert status != 0
+        assert "steersman.state.tokenFile: Required value: name a file with a token" in err
 
     in_namespace(scenario)

@@ -29,6 +29,7 @@ from steersman.config.types import (
     LogOptions,
     NFTables,
     ProxyConfig,
+    StateServer,
     Steersman,
 )
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
@@ -337,6 +338,29 @@ def validate_steersman(block: Steersman, path: str) -> Iterator[FieldError]:
     for index, url in enumerate(block.api_servers):
         if not url:
             yield invalid(f"{path}.apiServers[{index}]", url, "must not be empty")
+    yield from validate_state_server(block.state, f"{path}.state")
+    tracing = block.tracing
+    if tracing.endpoint and not tracing.endpoint.startswith(("http://", "https://")):
+        detail = "must be a URL such as http://127.0.0.1:4318"
+        yield invalid(f"{path}.tracing.endpoint", tracing.endpoint, detail)
+    if not 0 <= (rate := tracing.sampling_rate_per_million) <= 1_000_000:
+        detail = "must be within the range [0, 1000000]"
+        yield invalid(f"{path}.tracing.samplingRatePerMillion", rate, detail)
+
+
+def validate_state_server(state: StateServer, path: str) -> Iterator[FieldError]:
+    """Check that the server has an address, a token, and a certificate with its key or neither."""
+    if not state.bind_address:
+        return
+    yield from validate_host_port(state.bind_address, f"{path}.bindAddress")
+    if not state.token_file:
+        detail = "name a file with a token: the server is never open to everyone"
+        yield required(f"{path}.tokenFile", detail)
+    if bool(state.cert_file) != bool(state.key_file):
+        missing = "keyFile" if state.cert_file else "certFile"
+        yield required(
+            f"{path}.{missing}", "a certificate needs its key, and a key its certificate"
+        )
 
 
 def _not_negative(*values: tuple[str, int | Duration | None]) -> Iterator[FieldError]:

@@ -141,6 +141,28 @@ class Conntrack(Section, frozen=True):
     udp_stream_timeout: Duration = ZERO
 
 
+class StateServer(Section, frozen=True):
+    """`steersman.state`: the server that tells pages of a cluster about this node."""
+
+    bind_address: str = ""
+    """Address and port; "" for no server."""
+    token_file: str = ""
+    """File with the token that every request has to bring; read again when it changes."""
+    cert_file: str = ""
+    """Certificate of the server, in PEM; "" for HTTP without TLS."""
+    key_file: str = ""
+    """Its private key."""
+
+
+class Tracing(Section, frozen=True):
+    """`steersman.tracing`: spans of each change, as upstream names the fields elsewhere."""
+
+    endpoint: str = ""
+    """URL of an OTLP receiver over HTTP, such as `http://127.0.0.1:4318`; "" for no spans."""
+    sampling_rate_per_million: Int32 = 1_000_000
+    """Share of the syncs that are traced."""
+
+
 class Steersman(Section, frozen=True):
     """`steersman`: settings that upstream lacks.
 
@@ -186,6 +208,10 @@ class Steersman(Section, frozen=True):
     """Context of the kubeconfig; "" for its current one."""
     api_servers: Annotated[tuple[str, ...], RESTART] = ()
     """URLs that override the kubeconfig's server, tried in turn."""
+    state: Annotated[StateServer, RESTART] = StateServer()
+    """The server for pages of a cluster."""
+    tracing: Annotated[Tracing, RESTART] = Tracing()
+    """Spans of each change, for OpenTelemetry."""
 
 
 class BothForms(Section, frozen=True):

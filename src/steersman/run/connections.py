@@ -22,6 +22,7 @@ import errno
 import logging
 import re
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
@@ -209,18 +210,26 @@ class _Client(Protocol):
 class Clients:
     """The clients of one server, in the order of their last use."""
 
-    def __init__(self, pool: ClientPool = POOL, reply_to: ReplyTo | None = None) -> None:
+    def __init__(
+        self,
+        pool: ClientPool = POOL,
+        reply_to: ReplyTo | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         """Start without clients.
 
         Args:
             pool: the pool of all servers.
             reply_to: answers simple requests; None leaves them to the protocol.
+            tls: the context of HTTPS; None for HTTP.
         """
+        self._tls = tls
         self._pool = pool
         self._reply_to = reply_to
         self._idle: dict[_Client, float] = {}  # their deadlines
         self._busy: dict[_Client, float] = {}
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: dict[asyncio.Task[None], None] = {}
+        """Those that become a transport, the oldest first; with TLS, after a handshake."""
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._busy)
@@ -271,7 +280,10 @@ class Clients:
                 await asyncio.sleep(0)
                 continue
             if not self._answered(accepted, protocol):
-                await self._serve(accepted, protocol)
+                if self._tls is None:
+                    await self._serve(accepted, protocol)
+                else:  # a silent client must not keep the others waiting
+                    self._start(accepted, protocol)
 
     def _admits(self, sock: socket.socket) -> bool:
         """Make room for a new client; return whether there is room."""
@@ -303,9 +315,7 @@ class Clients:
             def look_again(client: Newcomer) -> None:
                 self._idle.pop(client, None)
                 if not self._answered(sock, protocol):
-                    task = asyncio.get_running_loop().create_task(self._serve(sock, protocol))
-                    self._starting.add(task)
-                    task.add_done_callback(self._starting.discard)
+                    self._start(sock, protocol)
 
             self._joined(Newcomer(sock, look_again))
             return True
@@ -314,11 +324,22 @@ class Clients:
         sock.close()
         return True
 
+    def _start(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Serve a client by the protocol, beside accepting others."""
+        if len(self._starting) >= self._pool.bounds.per_server:
+            next(iter(self._starting)).cancel()
+        task = asyncio.get_running_loop().create_task(self._serve(sock, protocol))
+        self._starting[task] = None
+        task.add_done_callback(lambda ended: self._starting.pop(ended, None))
+
     async def _serve(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
         loop = asyncio.get_running_loop()
         try:
-            transport, _ = await loop.connect_accepted_socket(protocol, sock)
-        except OSError:
+            limit = None if self._tls is None else self._pool.bounds.header
+            transport, _ = await loop.connect_accepted_socket(
+                protocol, sock, ssl=self._tls, ssl_handshake_timeout=limit
+            )
+        except OSError:  # it has gone, or does not speak TLS
             sock.close()
         else:
             self._joined(transport)
@@ -346,6 +367,8 @@ class Clients:
 
     def drop_all(self) -> None:
         """Drop every client."""
+        for task in self._starting:
+            task.cancel()
         self.sweep(float("inf"))
 
     def forget_closed(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
@@ -44,7 +45,8 @@ _MOST_WAITING = 8
 """Different pages that may wait to be built."""
 RETRY_AFTER = 5
 """Seconds after which a rejected client may ask again."""
-_CLIENTS = web.AppKey("clients", Clients)
+CLIENTS = web.AppKey("clients", Clients)
+"""The clients of an application that is served, set by `listen`."""
 _SHORT: web.AppKey[ReplyTo] = web.AppKey("short")
 
 _faults = logging.getLogger(f"{__name__}.aiohttp")
@@ -118,7 +120,7 @@ def application(pages: Mapping[str, Page], otherwise: Page | None = None) -> web
 
     async def serve(request: web.Request) -> web.StreamResponse:
         page = find(request.path)
-        with request.app[_CLIENTS].request(request.transport):
+        with request.app[CLIENTS].request(request.transport):
             found = page(request) if page else NOT_FOUND
             answer = found if isinstance(found, Answer) else await found
             # A body in one piece, or in pieces that are made in a thread while they are sent.
@@ -240,8 +242,14 @@ class Listening:
         self._clients.drop_all()
 
 
-async def listen(app: web.Application, host: str, port: int, pool: ClientPool = POOL) -> Listening:
-    """Start to serve.
+async def listen(
+    app: web.Application,
+    host: str,
+    port: int,
+    pool: ClientPool = POOL,
+    tls: ssl.SSLContext | None = None,
+) -> Listening:
+    """Start to serve, with TLS if there is a context for it.
 
     Raises:
         ListenError: the address cannot be bound.
@@ -252,7 +260,7 @@ async def listen(app: web.Application, host: str, port: int, pool: ClientPool = 
     except OSError as error:
         text = error.strerror or str(error)
         raise ListenError(error.errno, f"listen on {where}: {text}") from error
-    clients = app[_CLIENTS] = Clients(pool, app.get(_SHORT))
+    clients = app[CLIENTS] = Clients(pool, app.get(_SHORT), tls)
     runner = web.AppRunner(app, access_log=None, logger=_faults, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
     assert runner.server is not None
@@ -269,6 +277,8 @@ async def keep_serving(
     what: str,
     on_failure: Callable[[str], None] = lambda _message: None,
     hard_fail: bool = False,
+    pool: ClientPool = POOL,
+    tls: ssl.SSLContext | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Serve until cancelled; if the address cannot be bound, retry every 5 s (behaviour 13).
@@ -280,6 +290,8 @@ async def keep_serving(
         what: name of the server, for messages.
         on_failure: called with each failure, to post an Event.
         hard_fail: raise the failure instead of retrying (`bindAddressHardFail`).
+        pool: bounds its clients.
+        tls: the context of HTTPS; None for HTTP.
         sleep: for tests.
 
     Raises:
@@ -287,7 +299,7 @@ async def keep_serving(
     """
     while True:
         try:
-            server = await listen(app(), host, port)
+            server = await listen(app(), host, port, pool, tls)
         except ListenError as error:
             message = f"{what} cannot {error.strerror}"
             log.error("%s", message)

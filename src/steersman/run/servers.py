@@ -45,6 +45,7 @@ from steersman.run.scraped import (
 )
 from steersman.run.startup import cluster_access
 from steersman.run.state import state_json
+from steersman.run.state_server import serve_state
 from steersman.run.sync import Sync
 from steersman.run.world_wire import Head, concerning, encode_stats, encode_world, names
 from steersman.source.apiserver import ApiEventPoster, NoEvents, fetch_nodes
@@ -163,8 +164,18 @@ class Servers:
             "metrics": (config.metrics_bind_address, self._metrics_app, "MetricServer"),
         }
         work: dict[str, Coroutine[Any, Any, None]] = {"events": self.recorder.run()}
+        state = config.steersman.state
         if self._has_socket:
             work["local socket"] = ControlSocket(self.pages).run()
+        if state.bind_address:
+            reason, action = "FailedToStartStateServer", "StartStateServer"
+            work["state server"] = serve_state(
+                state,
+                self.pages,
+                on_failure=partial(self.recorder.node, "Warning", reason, action),
+                hard_fail=config.bind_address_hard_fail,
+            )
+        if self._has_socket or state.bind_address:
             work |= {name: begin() for name, begin in self.background.items()}
         for name, (address, app, word) in servers.items():
             if address:

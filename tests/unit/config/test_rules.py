@@ -8,7 +8,7 @@ from steersman.config.errors import FieldError, printed
 from steersman.config.features import GATES, RETIRED, enabled, gate_warnings
 from steersman.config.go import Duration, Quantity
 from steersman.config.rules import parse_port_range, validate_dual_stack_cidrs
-from steersman.config.types import LogOptions, VModule
+from steersman.config.types import LogOptions, StateServer, VModule
 from steersman.model.findings import Severity
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -148,6 +148,21 @@ def test_the_defaults_are_valid() -> None:
         (GOOD, "steersman.ipvs_scheduler_flags", ("mh-port", "x"),
          'steersman.ipvsSchedulerFlags[1]: Unsupported value: "x": supported values: "none", '
          '"sh-fallback", "sh-port", "mh-fallback", "mh-port"'),
+        (GOOD, "steersman.state", StateServer(bind_address="127.0.0.1:1"),
+         "steersman.state.tokenFile: Required value: name a file with a token: the server is never "
+         "open to everyone"),
+        (GOOD, "steersman.state", StateServer(bind_address="x:1", token_file="t"),
+         'steersman.state.bindAddress: Invalid value: "x": must be a valid IP'),
+        (GOOD, "steersman.state",
+         StateServer(bind_address="[::1]:1", token_file="t", key_file="k"),
+         "steersman.state.certFile: Required value: a certificate needs its key, and a key its "
+         "certificate"),
+        (GOOD, "steersman.tracing.endpoint", "127.0.0.1:4318",
+         'steersman.tracing.endpoint: Invalid value: "127.0.0.1:4318": must be a URL such as '
+         "http://127.0.0.1:4318"),
+        (GOOD, "steersman.tracing.sampling_rate_per_million", -1,
+         "steersman.tracing.samplingRatePerMillion: Invalid value: -1: must be within the range "
+         "[0, 1000000]"),
         (GOOD, "steersman.api_servers", ("https://a", ""),
          'steersman.apiServers[1]: Invalid value: "": must not be empty'),
         (GOOD, "feature_gates", {"WatchListCliant": True, "AllBeta": False, "SCTPSupport": True},
