@@ -274,7 +274,7 @@ class _Overlay:
         """Yield cluster IPs that no Service has, from the end of the range of the first family."""
         cidrs = [*self._world.snapshot.service_cidrs]
         if not cidrs:  # near those that are known
-            known = next((ip for text in self._addresses if (ip := canonical_ip(text))), "")
+            known = min((ip for text in self._addresses if (ip := canonical_ip(text))), default="")
             if known:
                 cidrs = [f"{known}/{24 if family_of(known) == 4 else 120}"]
         for cidr in cidrs[:1]:

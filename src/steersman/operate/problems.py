@@ -145,9 +145,10 @@ class Problems(Answer, frozen=True, kw_only=True):
     def blocks(self, wide: bool) -> Iterator[Block]:
         """Yield each problem with its nodes, evidence and remedy."""
         words = [f"{self.counts[level]} {level}" for level in LEVELS if self.counts.get(level)]
+        many = f"{self.nodes} node{'s' * (self.nodes != 1)}"
         if self.trouble:
             yield Line(self.trouble, "bad")
-        yield Line(f"{', '.join(words) or 'no problems'} on {self.nodes} nodes", "title")
+        yield Line(f"{', '.join(words) or 'no problems'} on {many}", "title")
         styles: dict[str, Style] = {"error": "bad", "warning": "warn", "unknown": "dim"}
         for each in self.problems:
             where = " ".join(part for part in (each.object, each.field) if part)
@@ -323,9 +324,8 @@ class _Collector:
             if listed or (condition.reason == "SyncFailed" and condition.status == "Unknown"):
                 continue  # another condition, or what it sums up, says the same
             level: Level = "error" if condition.status == "False" else "unknown"
-            key = _Key(
-                level, "node", condition.type, "", f"is {condition.status}: {condition.reason}"
-            )
+            text = f"is {condition.status}: {condition.reason}"
+            key = _Key(level, "node", f"Condition {condition.type}", "", text)
             line = f"{name}: {condition.message}"
             self.add(key, (name,), remedy_for_condition(condition), (line,), condition.since)
         fights = next(
@@ -436,7 +436,7 @@ def _answer(
     states = [node.state for node in nodes if node.state is not None]
     hidden = (sum(s.finding_counts.values()) - len(s.findings) for s in states)
     return Problems(
-        source=f"{len(nodes)} nodes",
+        source=f"{len(nodes)} node{'s' * (len(nodes) != 1)}",
         page_size=page_size,
         asked=asked,
         problems=tuple(matching[start : start + page_size]),

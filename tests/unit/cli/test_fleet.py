@@ -8,12 +8,15 @@ import pytest
 
 from steersman.cli.command import find_command
 from steersman.cli.commands.nodes import COMMAND as NODES
+from steersman.cli.commands.problems import COMMAND as PROBLEMS
+from steersman.cli.commands.problems import ask_problems
 from steersman.cli.commands.ui import COMMAND as UI
 from steersman.cli.commands.ui import run_ui
 from steersman.cli.fleet import finder_of
 from steersman.config import parse_command_line
 from steersman.operate.answer import QuestionError
 from steersman.operate.fleet_view import HEALTHS, SORTS
+from steersman.operate.problems import LEVELS, Problems
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.ui.nodes import SELECTOR, Finder, FixedNodes, PodNodes
 
@@ -51,6 +54,24 @@ def test_contradictions_and_missing_files_are_refused(tmp_path: Path) -> None:
             finder(*words)
     with pytest.raises(KubeconfigError, match="KUBERNETES_SERVICE_HOST"):
         finder("--in-cluster")
+
+
+async def test_problems_of_nodes_that_are_asked_once() -> None:
+    flags = {flag.name: flag for flag in PROBLEMS.flags}
+    assert flags["severity"].choices == LEVELS
+    words = ["--node=a=http://127.0.0.1:1", "--severity=error", "REACHED"]
+    answer = await ask_problems(
+        parse_command_line(words, extra=PROBLEMS.all_flags, allow_arguments=True)
+    )
+    assert isinstance(answer, Problems)
+    (problem,) = answer.problems
+    assert problem.nodes == ("a",)
+    assert problem.text.startswith("cannot be reached")
+    assert answer.exit_code == 1
+    other = parse_command_line([*words, "other"], extra=PROBLEMS.all_flags, allow_arguments=True)
+    found = await ask_problems(other)
+    assert isinstance(found, Problems)
+    assert found.problems == ()
 
 
 def test_pages_are_served_on_loopback_only() -> None:

@@ -44,7 +44,7 @@ def test_a_cluster_without_problems() -> None:
     answer = find_problems([seen()], now=NOW)
     assert answer.problems == ()
     assert answer.exit_code == 0
-    assert next(iter(answer.blocks(wide=False))) == Line("no problems on 1 nodes", "title")
+    assert next(iter(answer.blocks(wide=False))) == Line("no problems on 1 node", "title")
 
 
 def test_nodes_that_cannot_be_found() -> None:
@@ -75,7 +75,7 @@ def test_worst_first_then_what_concerns_most() -> None:
     other = Finding("Service a/a", "spec.type", "'Bar' is unknown and was ignored")
     answer = find_problems([*nodes, seen("d", findings=(other,))], now=NOW)
     assert texts(answer) == [
-        "error Synced is False: SyncFailed",
+        "error Condition Synced is False: SyncFailed",
         "error Service shop/cart 70000 must be 1",
         "warning Service shop/cart 'Foo' is unknown and was ignored",
         "warning Service a/a 'Bar' is unknown and was ignored",
@@ -114,10 +114,10 @@ def test_conditions_that_sum_up_are_listed_only_if_nothing_else_tells() -> None:
     told = find_problems([seen(findings=(BAD_PORT,), conditions=(refused, unsure, good))], now=NOW)
     assert [each.kind for each in told.problems] == ["finding"]
     alone = find_problems([seen(conditions=(refused,))], now=NOW)
-    assert texts(alone) == ["error KernelMatches is False: Refused"]
+    assert texts(alone) == ["error Condition KernelMatches is False: Refused"]
     starting = Condition("KernelMatches", "Unknown", "NotSynced", "no sync yet")
     assert texts(find_problems([seen(conditions=(starting,))], now=NOW)) == [
-        "unknown KernelMatches is Unknown: NotSynced"
+        "unknown Condition KernelMatches is Unknown: NotSynced"
     ]
 
 

@@ -55,7 +55,7 @@ async def test_problems_of_all_nodes() -> None:
 async def test_problems_without_any() -> None:
     site, _ = site_of(state("a"))
     async with serving(site) as client:
-        assert "Nothing is wrong on 1 nodes." in await (await client.get("/problems")).text()
+        assert "Nothing is wrong on 1 node." in await (await client.get("/problems")).text()
         assert "as the search asks" in await (await client.get("/problems?q=x")).text()
     empty, _ = site_of()
     async with serving(empty) as client:

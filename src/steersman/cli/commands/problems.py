@@ -1,0 +1,74 @@
+"""`steersman problems`: everything that is wrong in a cluster, worst first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from steersman.cli.command import Argument, Command, Example, option
+from steersman.cli.fleet import HOW, NODE_FLAGS, finder_of
+from steersman.operate.answer import Answer
+
+if TYPE_CHECKING:
+    from steersman.config import Parsed
+
+_ASKED = ("severity", "namespace", "on-node")
+
+
+async def ask_problems(parsed: Parsed) -> Answer:
+    """Wait until each node has answered or failed, and answer with the problems of all."""
+    import time  # noqa: PLC0415 - only for this answer, as the others
+
+    from steersman.host.process import raise_descriptor_limit  # noqa: PLC0415
+    from steersman.operate.problems import find_problems, read_filter  # noqa: PLC0415
+    from steersman.ui.live_fleet import seen_once  # noqa: PLC0415
+
+    values = {name: str(parsed.values.get(name) or "") for name in _ASKED}
+    asked = read_filter(
+        {**values, "node": values["on-node"], "q": " ".join(filter(None, parsed.arguments))}
+    )
+    raise_descriptor_limit()
+    fleet = await seen_once(finder_of(parsed))
+    return find_problems(
+        fleet.seen,
+        fleet.disagreements,
+        asked=asked,
+        now=time.time(),
+        trouble=fleet.problem,
+        page_size=1_000_000,
+    )
+
+
+COMMAND = Command(
+    name="problems",
+    summary="list everything that is wrong in a cluster, worst first",
+    description=f"""\
+List everything that is wrong, worst first: nodes that cannot be reached, conditions that are not
+True, rules that other programs change, and Findings about objects. The same problem of many nodes
+is listed once. Each comes with evidence and a remedy. Words select problems that contain them.
+
+{HOW}""",
+    flags=(
+        *NODE_FLAGS,
+        option(
+            "severity",
+            "Only problems of this severity.",
+            choices=("error", "warning", "unknown"),
+        ),
+        option("namespace", "Only problems of this namespace.", short="n", completes="namespace"),
+        option("on-node", "Only problems of this node."),
+    ),
+    arguments=(Argument("WORD", "Only problems that contain the word.", repeated=True),),
+    examples=(
+        Example("steersman problems --kubeconfig ~/.kube/config --token-file token", "a cluster"),
+        Example("steersman problems --severity error -o json", "the errors of this node, as data"),
+        Example("steersman problems shop/cart", "those about one Service"),
+    ),
+    exit_codes=(
+        (0, "There is no error; there may be warnings."),
+        (1, "There is an error, or a node cannot be asked."),
+        (2, "The command line is wrong."),
+    ),
+    answer=ask_problems,
+    watch=True,
+    process_only=True,
+)
