@@ -34,6 +34,7 @@ format: setup ## Put the code in shape
 
 test: ## Every test, kernel tests as root, and coverage; WORKERS=n processes
 	@scripts/setup.sh tests
+	@python -m compileall -q src tests # for the many programs that tests start, also in the machine
 	pytest -q -n $(WORKERS) $(TOGETHER) --cov --cov-report= --durations=10
 	coverage report --include="$$(python scripts/pure.py)" --fail-under=100 --skip-covered
 

@@ -79,7 +79,9 @@ def is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if is_worker(config):
+        os.environ.pop("COLUMNS", None)  # of xdist: programs would not look at their terminals
     # A shell starts background jobs with SIGINT ignored, and so would be what the tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

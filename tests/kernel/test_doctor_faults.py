@@ -44,7 +44,7 @@ RESTART = "It broke after a restart"
 CASES = (UNREACHABLE, NODE_PORTS, UNEVEN, SLOW, RESTART)
 
 VARYING = (
-    (r"pid \d+ \([^)]*\)", "pid PID (COMMAND)"),
+    (r"pid \d+ \(.*?\)(?!\))", "pid PID (COMMAND)"),  # a command may end in parentheses
     (r"pid \d+", "pid PID"),
     (r"\d+ of \d+ entries", "262144 of 262144 entries"),
     (r"there are \d+ rules", "there are 11005 rules"),

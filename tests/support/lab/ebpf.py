@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import ctypes
+import fcntl
 import functools
 import itertools
 import os
@@ -99,11 +100,18 @@ def forget_connections(path: str) -> None:
 
 @functools.cache
 def compiled() -> Path:
-    """The object; compiled where it is missing, or older than its source."""
-    newest = max(path.stat().st_mtime for path in FILE.parent.glob("c/*"))
-    fresh = FILE.exists() and FILE.stat().st_mtime >= newest
-    if not fresh and shutil.which("clang"):
-        hatch_build.compile_objects(Path(hatch_build.__file__).parent)
+    """The object of the mode; all are compiled if one is missing, or older than the sources."""
+    root = Path(hatch_build.__file__).parent
+    sources = FILE.parent / "c"
+    newest = max(path.stat().st_mtime for path in sources.iterdir())
+    descriptor = os.open(sources, os.O_RDONLY)
+    try:  # other test processes wait until one of them has compiled
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        made = [path.stat().st_mtime if path.exists() else 0 for path in hatch_build.objects(root)]
+        if min(made) < newest and shutil.which("clang"):
+            hatch_build.compile_objects(root)
+    finally:
+        os.close(descriptor)
     return FILE
 
 
@@ -148,7 +156,7 @@ def own_cgroup(root: Path) -> Path:
 
 
 def golden(plan: NodePlan) -> str:
-    """What is rendered for a plan's Services, in words."""
+    """The rendered objects of a plan's Services, in words."""
     mode, out = mode_behind(SubprocessExec()), dict[Any, Any]()
     for service in plan.services.values():
         out.update(mode.render_service(service, plan.settings))
