@@ -49,7 +49,7 @@ NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui"}
 
 
 def main() -> int:
-    """Run what is asked for; print a table and write build/bench.json."""
+    """Run the benchmarks asked for; print a table and write build/bench.json."""
     only, quick = os.environ.get("ONLY", ""), os.environ.get("QUICK", "") not in ("", "0")
     if only and only not in BENCHMARKS:
         print(f"ONLY={only}: there is {', '.join(BENCHMARKS)}", file=sys.stderr)

@@ -33,7 +33,7 @@ _LOST = 10.0
 
 
 def steady(number: int, probed: bool) -> list[str]:
-    """The endpoints of a Service at first: three, but one where it is told which one answers."""
+    """The endpoints of a Service at first: three, or one if the answer must name it."""
     return world.pods(number)[: 1 if probed else world.ENDPOINTS]
 
 

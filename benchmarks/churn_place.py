@@ -63,7 +63,7 @@ class Place:
         self.close()
 
     def close(self) -> None:
-        """Remove everything; what is not there is no failure."""
+        """Remove everything that is there."""
         for batch in self._batches.values():
             assert batch.stdin is not None
             with contextlib.suppress(OSError):

@@ -175,7 +175,7 @@ class Flat:
 
 
 def appended(numbers: Iterable[int]) -> str:
-    """A restore that adds Services to what is there."""
+    """A restore that adds Services to those in place."""
     own = [line for n in numbers for line in world.service_rules(n, world.pods(n))]
     lines = [*own, *map(world.dispatch_rule, numbers)]
     lines.sort(key=lambda line: not line.startswith(":"))

@@ -185,7 +185,7 @@ _MEASURES: tuple[tuple[str, str, Measure, tuple[str, ...]], ...] = (
     ("connections of one core", "1/s", _rate, (_COPYING, "direct")),
     ("connections by the clock", "1/s", _clocked, (_COPYING,)),
 )
-"""What, its unit, how, and for whom not."""
+"""What, its unit, how, and which programs it excludes."""
 
 
 def _cpu(pid: int) -> float:

@@ -77,7 +77,7 @@ def of_pages(mode: str, services: int) -> Iterator[Figure]:
 
 
 def of_a_busy_cluster(services: int) -> Figure:
-    """Measure what is done in the process if every endpoint has counted since the last scrape."""
+    """Measure the work in the process if every endpoint has counted since the last scrape."""
     plans = [_plan(number) for number in range(services)]
     ledger, spent = Ledger(), []
     for scrape in range(1, _ROUNDS + 1):

@@ -1,4 +1,4 @@
-"""The shape of the program: who may import whom, what is pure, what modes never speak of."""
+"""The shape of the program: its imports, its pure modules, and the words that modes never use."""
 
 from __future__ import annotations
 

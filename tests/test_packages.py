@@ -1,4 +1,4 @@
-"""What is shipped: the sdist carries the compiled programs, and installs where no clang is."""
+"""The packages: the sdist carries the compiled programs, and installs where no clang is."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def case_flow(flow: dict[str, Any]) -> Flow:
 
 
 def wanted(expect: dict[str, Any]) -> tuple[str, set[str], bool]:
-    """Return what is to be compared of an expectation."""
+    """Return the part of an expectation that is compared."""
     verdict = VERDICTS.get(expect["kind"], "accept")
     return verdict, set(expect["endpoints"]), bool(expect["masq"]) and verdict == "forward"
 

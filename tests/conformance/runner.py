@@ -52,7 +52,7 @@ class Tally:
     skips: list[str] = field(default_factory=list)
 
     def take(self, name: str, check: Callable[[], str]) -> None:
-        """Make one check; it returns or raises what is wrong."""
+        """Make one check; it returns or raises the problem."""
         try:
             wrong = check()
         except Skipped as why:

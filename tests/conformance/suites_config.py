@@ -197,7 +197,7 @@ def _load(case: Case) -> ProxyConfig:
 
 
 def config_validation(case: Case) -> None:
-    """What is wrong with a configuration, or with a part of it, to the letter."""
+    """The errors of a configuration, or of a part of it, to the letter."""
     if case["function"] == "Validate":
         errors = validate(from_go(case["config"]), strict_upstream=True)
     else:

@@ -412,7 +412,7 @@ def change(server: ApiServer, dice: random.Random, step: int) -> None:
 
 
 def view(store: WatchedStore) -> object:
-    """What is known, without the resourceVersions (they differ from life to life)."""
+    """The known objects, without resourceVersions (which differ between servers)."""
     services = {name.name: s.spec for name, s in store.snapshot.services.items()}
     return services, {name.name: store.addresses(name.name) for name in store.snapshot.slices}
 

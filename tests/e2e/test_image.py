@@ -73,7 +73,7 @@ def container(built: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def root(built: Path, container: str) -> Path:
-    """The container's root filesystem; tests add mount points and what is mounted there."""
+    """The container's root filesystem; tests add mount points and mounts."""
     return Path(buildah(built / "storage", "mount", container))
 
 

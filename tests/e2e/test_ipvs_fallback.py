@@ -1,4 +1,4 @@
-"""`--proxy-mode=ipvs` where the kernel has no ip_vs: iptables serves, and everybody is told."""
+"""`--proxy-mode=ipvs` without ip_vs in the kernel: iptables serves, and events and logs say so."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class Resilience(Chaos):
             server.clear_faults()
 
     async def restore(self) -> None:
-        """etcd is restored from a backup: resourceVersions begin anew."""
+        """etcd is restored from a backup: resourceVersions start again."""
         self.plane.drop()
         self.server.restart(self.dice.choice([1, 1_000_000]))
         await self.clock.sleep(MINUTE)
@@ -254,7 +254,7 @@ class Resilience(Chaos):
         for server in self.plane.servers:
             server.forbidden = frozenset()
 
-    # What is to be seen
+    # Expectations
 
     @property
     def slices(self) -> set[str]:
@@ -276,7 +276,7 @@ def least_wait(failures: int, status: int) -> float:
 def asked_too_soon(plane: ControlPlane, kind: str) -> list[str]:
     """Requests that came before the back-off of the one before was over, by the servers' logs.
 
-    403 does not count: what is refused as a stream is asked for in pages at once.
+    403 does not count: a list refused as a stream is requested in pages at once.
     """
     refused = {
         id(request): status for server in plane.servers for request, status in server.refused

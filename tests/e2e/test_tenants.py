@@ -1,4 +1,4 @@
-"""Two tenants on one node, through the whole process: who keeps what, and who can harm whom."""
+"""Two tenants on one node, through the whole process: what each keeps and cannot take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From changed objects to packets: whose flows go on, and whose begin anew, in a real kernel."""
+"""From changed objects to packets: which flows continue and which start again, in a real kernel."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def firewall(lab: Lab) -> Iterator[None]:
-    """Refuses and drops on the node what is forwarded to some ports."""
+    """Refuses and drops, on the node, packets forwarded to some ports."""
     lab.run(
         *("nft", "-f", "-"),
         stdin="""table inet other { chain forward {

@@ -90,7 +90,7 @@ def test_what_others_removed_is_missing(
             status, lines = await dumped()
             assert (status, lines.keys() - {"context"}) == (0, {"planned"})
             assert any(present in line for line in lines["planned"])
-            await process.stop()  # it would repair what is broken now
+            await process.stop()  # it would repair the damage below
         same = (source, *flags, f"--hostname-override={NODE}", "--cluster-cidr=10.244.0.0/16")
         assert (await dumped(*same))[0] == 0
         sh(break_it)

@@ -155,7 +155,7 @@ PACKED = [socket.inet_pton(socket.AF_INET6 if ":" in a else socket.AF_INET, a) f
 @EXAMPLES
 @given(frame=broken(between(ours=True)))
 def test_whatever_is_for_us_gets_one_of_three_answers(programs: Programs, frame: bytes) -> None:
-    """And only what is refused changes its length: it becomes an error message."""
+    """And only a refused packet changes its length: it becomes an error message."""
     for name, answer, out in everywhere(programs, frame):
         if name == "sm_xdp":
             assert answer != 0  # XDP_ABORTED: the program has failed

@@ -68,7 +68,7 @@ def opened(programs: Programs, client: tuple[str, int], vip: str) -> bool:
 
 
 def established(programs: Programs, client: tuple[str, int], vip: str) -> tuple[str, int]:
-    """Complete a connection; whom the endpoint sees."""
+    """Complete a connection; return the client that the endpoint sees."""
     seen, endpoint = see(programs.through(packet(client, (vip, 80))))
     programs.through(packet(endpoint, seen, TCP, SYN | ACK))
     programs.through(packet(client, (vip, 80), TCP, ACK))

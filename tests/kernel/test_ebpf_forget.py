@@ -1,4 +1,4 @@
-"""UDP when endpoints go: who is told, who stays where it was, and who begins anew."""
+"""UDP when endpoints go: which clients get an error, which stay, and which are balanced again."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_only_who_is_connected_to_what_is_gone_is_told(node: Node, at: str) -> N
 
 
 def test_who_is_silent_for_long_is_told_too(node: Node) -> None:
-    """What is known of a socket by its endpoint, others' datagrams drive out (LRU)."""
+    """Datagrams of others evict an entry of a socket and its endpoint (LRU)."""
     with node.socket(VIP, "UDP") as sock:
         sock.connect((VIP, 80))
         name = ask(sock)

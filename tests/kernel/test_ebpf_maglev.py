@@ -14,7 +14,7 @@ from steersman.modes.ebpf import render
 from steersman.modes.ebpf.layout import Kind
 from steersman.modes.ebpf.tables import Tables
 from tests.support.lab.ebpf_node import MARKS
-from tests.support.lab.ebpf_packets import VIP, VIP6, Programs, plan
+from tests.support.lab.ebpf_packets import VIP, VIP6, Programs, at
 from tests.support.lab.frames import SYN, TCP, packet, see
 
 pytestmark = MARKS
@@ -24,7 +24,7 @@ CLIENTS = [f"203.0.113.{n}" for n in range(1, 250)]
 
 
 def asked(address: str, ends: tuple[Endpoint, ...]) -> ServicePlan:
-    made = plan("table", address, ends, Action(Verdict.FORWARD), Protocol.TCP)
+    made = at(address, "table", ends, Action(Verdict.FORWARD), Protocol.TCP)
     return msgspec.structs.replace(made, maglev=True)
 
 

@@ -1,4 +1,4 @@
-"""What is written into the maps is what is read from them, whatever came before; and its cost."""
+"""The maps are read as they were written, whatever came before; and the cost of it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ AT = OFFSETS["marks"]
 
 
 class Marked(Programs):
-    """Programs that rely on marks, and what is in these."""
+    """Programs that rely on marks, and the marks themselves."""
 
     def __init__(self) -> None:
         super().__init__(trusting=True)

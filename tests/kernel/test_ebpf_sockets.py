@@ -1,4 +1,4 @@
-"""The ebpf mode seen by real sockets: what they are shown, who stays with whom, what survives."""
+"""The ebpf mode seen by real sockets: the peers they see, affinity, and what survives a restart."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.netns import enter
 from steersman.model.errors import BusyError
 from steersman.model.inputs import Snapshot
-from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
+from steersman.model.names import Protocol
 from steersman.model.plan import (
     Action,
     Frontend,
@@ -54,6 +54,7 @@ from tests.support.builders.ebpf_node_plan import (
     VIP6,
     node_plan,
 )
+from tests.support.builders.plans import plan
 from tests.support.lab import trace_page
 from tests.support.lab.ebpf_node import MARKS, Node, programmed, serving
 
@@ -68,8 +69,8 @@ ENDS = {str(end) for end in ENDPOINTS}
 DROP, REJECT = Action(Verdict.DROP), Action(Verdict.REJECT)
 
 
-def plan() -> NodePlan:
-    """With Services that have source ranges, or no endpoints for some clients, or a closed port."""
+def with_more() -> NodePlan:
+    """The usual plan, and Services with source ranges, without endpoints, or with a closed port."""
     single = ENDPOINTS[:1]
     closed = (replace(ENDPOINTS[0], port=9),)
     more = [
@@ -87,15 +88,13 @@ def one(
     name: str, address: str, pod: Action, node: Action, other: Action, ranges: tuple[str, ...] = ()
 ) -> ServicePlan:
     kind = FrontendKind.CLUSTER_IP if address.startswith("10.") else FrontendKind.LOAD_BALANCER_IP
-    key = PlanKey(ServicePortName("shop", name, "", Protocol.TCP), Family.IPV4)
     frontend = Frontend(kind, address, 80, pod, node, other, ranges)
-    ends = () if name == "empty" else ENDPOINTS
-    return ServicePlan(key, (frontend,), ends, reachable=ends)
+    return plan(f"shop/{name}", frontend, cluster=() if name == "empty" else ENDPOINTS)
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    with serving("TCP", "UDP") as lab, programmed(lab, plan()) as made:
+    with serving("TCP", "UDP") as lab, programmed(lab, with_more()) as made:
         yield made
 
 
@@ -350,7 +349,7 @@ async def test_a_firewall_drops_the_answer(node: Node, firewall: Callable[[str],
 def ask_from(node: Node, source: str, to: tuple[str, int], **more: Any) -> TraceAnswer:
     """Send a probe as `steersman trace` does, from the node or a pod; print what people see."""
     mode, answers = EbpfMode(SubprocessExec(), node.options), list[TraceAnswer]()
-    known = plan()
+    known = with_more()
     known = NodePlan(replace(known.settings, traits=mode.traits), known.services)
     world = World(Origin("manifests", "a test"), Snapshot(), known, mode.name)
     netns = Path(node.lab.netns(source).path) if source else None
@@ -421,7 +420,7 @@ def test_the_rule_of_another_program_is_named(node: Node, tool: str) -> None:
 
 def test_the_page_shows_what_is_printed(update: bool) -> None:
     # A node of its own: tables of iptables, once they are there, are steps of every packet.
-    with serving("TCP") as lab, programmed(lab, plan()) as node:
+    with serving("TCP") as lab, programmed(lab, with_more()) as node:
         trace_page.check("A balanced socket", ask_from(node, LOOKER, (SINGLE, 80)), update)
 
 
@@ -442,7 +441,7 @@ async def test_only_the_wanted_client_is_followed(node: Node) -> None:
     assert steps[0].hook == "connect"
 
 
-# What is left
+# Leftovers
 
 
 def programs(pins: Path) -> dict[str, int]:

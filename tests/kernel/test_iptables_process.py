@@ -178,6 +178,6 @@ def test_cleanup_finds_both_variants_and_leaves_what_is_foreign(tmp_path: Path) 
         assert "-A FORWARD -s 192.0.2.7/32 -j DROP" in sh("iptables-legacy-save -t filter")
         assert ":KUBE-MINE " in sh("iptables-nft-save -t filter 2>/dev/null")
         _, out, _ = await command("cleanup")
-        assert "iptables: 0 kernel objects removed" in out  # what is shared with kubelet stays
+        assert "iptables: 0 kernel objects removed" in out  # kubelet's chains stay
 
     in_namespace(body)

@@ -12,6 +12,7 @@ from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables.layout import Kind, affinity_map_name, base_name
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import EXTERNAL_LOCAL, MASQUERADED, Actions
 from tests.support.lab.cluster import Lab
 from tests.support.lab.nft_cluster import ENDS, NODE, OUTSIDE, POD, Cluster, lab
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.kernel
 MEMORY = affinity_map_name(base_name(make.key()), local=False)
 
 
-def frontends(actions: make.Actions) -> list[Frontend]:
+def frontends(actions: Actions) -> list[Frontend]:
     return [
         make.cluster_ip(),
         Frontend(FrontendKind.EXTERNAL_IP, "198.51.100.1", 80, *actions),
@@ -40,7 +41,7 @@ def cluster(lab: Lab) -> Cluster:
 @pytest.mark.parametrize("source", [OUTSIDE, ENDS[0], POD, NODE])
 def test_a_client_sticks_whatever_service_ip_it_uses(cluster: Cluster, source: str) -> None:
     cluster.program()
-    cluster.program(make.plan(frontends=frontends(make.MASQUERADED), affinity=600))
+    cluster.program(make.port(frontends=frontends(MASQUERADED), affinity=600))
     first = cluster.reached(source, *WAYS[0])
     assert {cluster.reached(source, *way) for way in WAYS * 6} == {first}
     assert f"{source} timeout 10m" in cluster.remembered()
@@ -48,7 +49,7 @@ def test_a_client_sticks_whatever_service_ip_it_uses(cluster: Cluster, source: s
 
 def test_pools_have_entries_of_their_own(cluster: Cluster) -> None:
     cluster.program()
-    cluster.program(make.plan(frontends=frontends(make.EXTERNAL_LOCAL), affinity=600))
+    cluster.program(make.port(frontends=frontends(EXTERNAL_LOCAL), affinity=600))
     local = {cluster.reached(OUTSIDE, *way) for way in WAYS[1:] * 6}
     assert len(local) == 1
     assert local < {f"{ENDS[0]}:8080", f"{ENDS[2]}:8080"}
@@ -57,21 +58,21 @@ def test_pools_have_entries_of_their_own(cluster: Cluster) -> None:
 
 def test_a_removed_endpoint_is_forgotten(cluster: Cluster) -> None:
     cluster.program()
-    ways = frontends(make.MASQUERADED)
-    cluster.program(make.plan(frontends=ways, affinity=600))
+    ways = frontends(MASQUERADED)
+    cluster.program(make.port(frontends=ways, affinity=600))
     first = cluster.reached(OUTSIDE, *WAYS[2])
     left = [n for n in range(3) if f"{ENDS[n]}:8080" != first]
-    cluster.program(make.plan(left, frontends=ways, affinity=600))
+    cluster.program(make.port(left, frontends=ways, affinity=600))
     assert first.partition(":")[0] + " ." not in cluster.remembered()
     second = cluster.reached(OUTSIDE, *WAYS[2])
     assert second != first
-    cluster.program(make.plan(frontends=ways, affinity=600))
+    cluster.program(make.port(frontends=ways, affinity=600))
     assert {cluster.reached(OUTSIDE, *WAYS[2]) for _ in range(8)} == {second}
 
 
 def test_a_stale_affinity_entry_is_removed_at_start(cluster: Cluster) -> None:
     cluster.program()
-    plan = make.plan(affinity=600)
+    plan = make.port(affinity=600)
     cluster.program(plan)
     cluster.reached(OUTSIDE, *WAYS[0])
     stale = f"add element ip kube-proxy {MEMORY} {{ 203.0.113.99 timeout 1h : 10.244.9.9 . 80 }}"
@@ -87,8 +88,8 @@ def test_a_chain_that_stays_in_use_goes_as_soon_as_it_can(cluster: Cluster) -> N
     cluster.program()
     ways = [make.cluster_ip(address="10.96.0.11")]
     plan, other = (
-        make.plan(affinity=600),
-        make.plan(of=make.key("other"), frontends=ways, affinity=600),
+        make.port(affinity=600),
+        make.port(of=make.key("other"), frontends=ways, affinity=600),
     )
     cluster.program(plan, other)
     chains, more = (
@@ -122,7 +123,7 @@ def is_chain(key: bytes) -> bool:
 
 def test_time_slides_with_every_connection_and_ends(cluster: Cluster) -> None:
     cluster.program()
-    cluster.program(make.plan(frontends=frontends(make.MASQUERADED), affinity=1))
+    cluster.program(make.port(frontends=frontends(MASQUERADED), affinity=1))
     first = cluster.reached(OUTSIDE, *WAYS[1])
     until = time.monotonic() + 2.2  # twice the time-out
     while time.monotonic() < until:
@@ -136,7 +137,7 @@ def test_an_endpoint_in_the_hosts_network_is_learned(cluster: Cluster) -> None:
     """Its packets go to the input hook, never to postrouting."""
     cluster.program()
     own = (Endpoint(NODE, 8080, True), Endpoint(ENDS[0], 8080, True))
-    plan = ServicePlan(make.key(), tuple(frontends(make.EXTERNAL_LOCAL)), own, own, own, 600)
+    plan = ServicePlan(make.key(), tuple(frontends(EXTERNAL_LOCAL)), own, own, own, 600)
     cluster.program(plan)
     deadline = time.monotonic() + 20
     while cluster.reached(OUTSIDE, *WAYS[2]) != f"{NODE}:8080":
@@ -148,7 +149,7 @@ def test_an_endpoint_in_the_hosts_network_is_learned(cluster: Cluster) -> None:
 
 def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
     cluster.program()
-    cluster.program(make.plan([0, 1]))
+    cluster.program(make.port([0, 1]))
     for _ in range(20):
         cluster.reached(OUTSIDE, *WAYS[0])
 
@@ -157,19 +158,19 @@ def test_counts_are_kept_when_elements_are_replaced(cluster: Cluster) -> None:
         (front,) = made.frontends.values()
         return front, {end: count for (_, end), count in made.endpoints.items()}
 
-    before, ends = counts(make.plan([0, 1]))
+    before, ends = counts(make.port([0, 1]))
     assert before == sum(ends.values()) == 20
     have = asyncio.run(cluster.mode.read())
     (element,) = (key for key in have if key[0] == Kind.SERVICE_IPS)
     refused = Diff(changed={element: (have[element], b"no-such-chain\0")})
     with pytest.raises(ApplyError):
         asyncio.run(cluster.mode.apply(refused))
-    assert counts(make.plan([0, 1])) == (before, ends)
-    cluster.program(make.moved(make.plan([0, 1])))
-    assert counts(make.plan([0, 1])) == (before, ends)
-    cluster.program(make.plan(range(40)))  # another chain, so another element
-    cluster.program(make.plan([1]))  # another slot
-    after, left = counts(make.plan([1]))
+    assert counts(make.port([0, 1])) == (before, ends)
+    cluster.program(make.moved(make.port([0, 1])))
+    assert counts(make.port([0, 1])) == (before, ends)
+    cluster.program(make.port(range(40)))  # another chain, so another element
+    cluster.program(make.port([1]))  # another slot
+    after, left = counts(make.port([1]))
     assert after == 20
     assert left == {end: n for end, n in ends.items() if end in left}
     assert len(left) == 1
@@ -184,7 +185,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_counters_reset_by_others_are_not_counted_twice(cluster: Cluster, damage: str) -> None:
-    plan = make.plan([0])
+    plan = make.port([0])
 
     def reached(times: int) -> None:
         for _ in range(times):
@@ -197,7 +198,7 @@ def test_counters_reset_by_others_are_not_counted_twice(cluster: Cluster, damage
     cluster.program()
     cluster.program(plan)
     reached(6)
-    cluster.program(make.plan([0, 1, 2]))
+    cluster.program(make.port([0, 1, 2]))
     cluster.program(plan)  # its elements are others than at first
     reached(3)
     assert counts() == ([9], [9])
@@ -212,7 +213,7 @@ def test_counters_reset_by_others_are_not_counted_twice(cluster: Cluster, damage
 def test_every_sticky_connection_is_counted(cluster: Cluster) -> None:
     cluster.program()
     assert asyncio.run(cluster.mode.stats([])).frontends == {}
-    plan = make.plan(frontends=frontends(make.EXTERNAL_LOCAL), affinity=600)
+    plan = make.port(frontends=frontends(EXTERNAL_LOCAL), affinity=600)
     cluster.program(plan)
     for way in WAYS * 4:
         cluster.reached(OUTSIDE, *way)

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 import pytest
 
 from steersman.host.exec import SubprocessExec
-from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
-from steersman.model.plan import Endpoint, Frontend, FrontendKind, NodeSettings, ServicePlan
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import Endpoint, NodeSettings, ServicePlan
 from steersman.model.ruleset import diff
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.modes.nftables.relay import Relay
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.nftables_plans import ON
+from tests.support.builders.plans import PLAIN, cluster_ip, key, node_port, plan
 from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
@@ -35,14 +36,11 @@ def number(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def plan(family: Family, protocol: Protocol, endpoint_port: int) -> ServicePlan:
-    of = PlanKey(ServicePortName("shop", "web", protocol.lower(), protocol), family)
-    ends = (Endpoint(PODS[family], endpoint_port, True),)
-    frontends = (
-        make.cluster_ip(address="10.96.0.10" if family is Family.IPV4 else "fd00:96::10"),
-        Frontend(FrontendKind.NODE_PORT, "", PORT, *make.PLAIN),
-    )
-    return ServicePlan(of, frontends, ends, ends, ends)
+def web(family: Family, protocol: Protocol, endpoint_port: int) -> ServicePlan:
+    of = key(f"shop/web:{protocol.lower()}", protocol, family)
+    ends = [Endpoint(PODS[family], endpoint_port, True)]
+    address = "10.96.0.10" if family is Family.IPV4 else "fd00:96::10"
+    return plan(of, cluster_ip(address), node_port(PORT, PLAIN), cluster=ends, local=ends)
 
 
 async def follow(mode: NftablesMode, *plans: ServicePlan, settings: NodeSettings = ON) -> None:
@@ -79,7 +77,7 @@ def server(protocol: Protocol, address: str, word: bytes) -> Iterator[int]:
 
 
 async def ask(protocol: Protocol, address: str, port: int = PORT) -> bytes:
-    """What is answered; b"" where the connection is refused."""
+    """The answer; b"" if the connection is refused."""
     loop = asyncio.get_running_loop()
     with socket.socket(number(address), kind(protocol)) as sock:
         sock.setblocking(False)
@@ -120,13 +118,13 @@ def test_a_node_port_answers_on_loopback_while_it_is_there(
             server(protocol, PODS[family], b"one") as one,
             server(protocol, PODS[family], b"two") as two,
         ):
-            first = plan(family, protocol, one)
+            first = web(family, protocol, one)
             await follow(mode, first)
             assert await ask(protocol, address) == b"one"
             made = await mode.stats([first])
             assert made.frontends[first.key.name, f"nodePort:{PORT}"] == 1
             assert list(made.endpoints.values()) == [1]
-            await follow(mode, plan(family, protocol, two))
+            await follow(mode, web(family, protocol, two))
             assert await ask(protocol, address) == b"two"
             await follow(mode)
             assert await ask(protocol, address) == b""
@@ -136,7 +134,7 @@ def test_a_node_port_answers_on_loopback_while_it_is_there(
 
 def test_families_and_protocols_share_a_number() -> None:
     async def body(mode: NftablesMode) -> None:
-        plans = [plan(*each, 9) for each in EVERY]
+        plans = [web(*each, 9) for each in EVERY]
         await follow(mode, *plans)
         assert sorted(sh("ss -Hnltu sport = :30080 | awk '{print $1, $5}'").split("\n")[:-1]) == [
             *("tcp 127.0.0.1:30080", "tcp [::1]:30080"),
@@ -155,7 +153,7 @@ def test_a_port_in_use_is_logged_and_the_rules_go_in(
     protocol: Protocol, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(mode: NftablesMode) -> None:
-        wanted = plan(Family.IPV4, protocol, 9)
+        wanted = web(Family.IPV4, protocol, 9)
         with socket.socket(socket.AF_INET, kind(protocol)) as other:
             other.bind(("127.0.0.1", PORT))
             with caplog.at_level(logging.WARNING):
@@ -164,7 +162,7 @@ def test_a_port_in_use_is_logged_and_the_rules_go_in(
             assert f"127.0.0.1 port {PORT}" in caplog.text
             assert "30080" in sh("nft list map ip kube-proxy service-nodeports")
         with server(protocol, PODS[Family.IPV4], b"mine") as port:
-            await follow(mode, plan(Family.IPV4, protocol, port))
+            await follow(mode, web(Family.IPV4, protocol, port))
             assert await ask(protocol, "127.0.0.1") == b"mine"
 
     in_node(body)
@@ -172,7 +170,7 @@ def test_a_port_in_use_is_logged_and_the_rules_go_in(
 
 def test_nothing_listens_if_it_is_turned_off() -> None:
     async def body(mode: NftablesMode) -> None:
-        await follow(mode, plan(Family.IPV4, Protocol.TCP, 9), settings=make.SETTINGS)
+        await follow(mode, web(Family.IPV4, Protocol.TCP, 9), settings=make.SETTINGS)
         assert await ask(Protocol.TCP, "127.0.0.1") == b""
         assert sh("ss -Hnltu") == ""
 

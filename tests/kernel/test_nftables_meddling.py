@@ -119,9 +119,9 @@ def test_a_flush_at_any_moment_fails_no_sync_and_is_healed(amidst: bool) -> None
 def test_only_changes_by_others_wake_the_mode_up() -> None:
     async def body() -> None:
         mode = NftablesMode(SubprocessExec())
-        want = await program(mode, [make.plan([1, 3])])
+        want = await program(mode, [make.port([1, 3])])
         with subscribe(mode._opened().netlink.port) as news:
-            await mode.apply(diff(want, render(mode, [make.plan([1])])))
+            await mode.apply(diff(want, render(mode, [make.port([1])])))
             assert news.waiting() == []
             nft("flush ruleset")
             assert news.waiting()
@@ -134,7 +134,7 @@ def test_others_do_not_disturb_the_loading_of_the_skeleton(moment: int) -> None:
     async def body() -> None:
         meddler = Meddler(OTHER)
         meddler.moment = moment
-        await program(meddled(meddler), [make.plan()])
+        await program(meddled(meddler), [make.port()])
         assert meddler.done
 
     in_namespace(body)
@@ -153,9 +153,9 @@ def test_a_flush_during_the_flush_of_affinity_fails_no_sync() -> None:
     async def body() -> None:
         meddler = Meddler(amidst=False)
         mode = meddled(meddler)
-        want = await program(mode, [make.plan([1, 3, 5], affinity=600)])
-        meddler.moment = meddler.lists  # what is remembered is what is listed next
-        fewer = render(mode, [make.plan([3, 5], affinity=600)])
+        want = await program(mode, [make.port([1, 3, 5], affinity=600)])
+        meddler.moment = meddler.lists  # the next list is remembered
+        fewer = render(mode, [make.port([3, 5], affinity=600)])
         await mode.apply(diff(want, fewer))
         assert meddler.done
         assert await mode.read() == {}
@@ -166,7 +166,7 @@ def test_a_flush_during_the_flush_of_affinity_fails_no_sync() -> None:
 def test_many_affinity_entries_are_flushed_off_the_event_loop() -> None:
     async def body() -> None:
         mode = NftablesMode(SubprocessExec())
-        want = await program(mode, [make.plan([1, 3, 5], affinity=600)])
+        want = await program(mode, [make.port([1, 3, 5], affinity=600)])
         remember(5000, "10.244.0.1")
         rounds = 0
 
@@ -179,7 +179,7 @@ def test_many_affinity_entries_are_flushed_off_the_event_loop() -> None:
         ticking = asyncio.create_task(tick())
         with Netlink(NETLINK_NETFILTER) as netlink:
             before = generation(netlink)
-            await mode.apply(diff(want, render(mode, [make.plan([3, 5], affinity=600)])))
+            await mode.apply(diff(want, render(mode, [make.port([3, 5], affinity=600)])))
             assert generation(netlink) - before == 2
         assert rounds > 1
         ticking.cancel()

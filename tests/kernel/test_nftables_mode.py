@@ -1,4 +1,4 @@
-"""The nftables mode against the kernel: what is written is read back, damage is seen and healed."""
+"""The nftables mode against the kernel: objects are read as written, damage is repaired."""
 
 from __future__ import annotations
 
@@ -21,6 +21,16 @@ from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.builders import nftables_plans as make
 from tests.support.builders import objects
+from tests.support.builders.plans import (
+    DROPPED,
+    EXTERNAL_LOCAL,
+    INTERNAL_LOCAL,
+    MASQUERADED,
+    NONE_HERE,
+    PLAIN,
+    REJECTED,
+    Actions,
+)
 from tests.support.lab.namespace import in_namespace, sh
 from tests.support.lab.nft import elements, listing, nft, program, render
 
@@ -32,10 +42,10 @@ def new_mode() -> NftablesMode:
     return NftablesMode(SubprocessExec())
 
 
-def frontends(actions: make.Actions, port: int = 80) -> list[Frontend]:
+def frontends(actions: Actions, port: int = 80) -> list[Frontend]:
     """One of each kind."""
     return [
-        Frontend(FrontendKind.CLUSTER_IP, "10.96.0.10", port, *make.PLAIN),
+        Frontend(FrontendKind.CLUSTER_IP, "10.96.0.10", port, *PLAIN),
         Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", port, *actions),
         Frontend(FrontendKind.LOAD_BALANCER_IP, "192.0.2.81", port, *actions, ("10.0.0.0/8",)),
         Frontend(FrontendKind.NODE_PORT, "", 30000 + port, *actions),
@@ -43,28 +53,26 @@ def frontends(actions: make.Actions, port: int = 80) -> list[Frontend]:
 
 
 FORMS = {
-    "plain": make.plan(),
-    "one": make.plan([1]),
-    "many": make.plan(range(40)),
-    "thousands": make.plan(range(5000)),
-    "masquerade": make.plan(frontends=frontends(make.MASQUERADED)),
-    "external local": make.plan(frontends=frontends(make.EXTERNAL_LOCAL)),
-    "none here": make.plan(frontends=frontends(make.NONE_HERE)),
-    "internal local": make.plan(frontends=[make.cluster_ip(make.INTERNAL_LOCAL)]),
-    "rejected": make.plan((), frontends=frontends(make.REJECTED)),
-    "dropped": make.plan((), frontends=frontends(make.DROPPED)),
-    "affinity": make.plan(frontends=frontends(make.EXTERNAL_LOCAL), affinity=60),
-    "affinity masqueraded": make.plan(frontends=frontends(make.MASQUERADED), affinity=10800),
-    "sctp": make.plan(of=make.key(protocol=Protocol.SCTP), affinity=60),
-    "udp": make.plan(of=make.key(protocol=Protocol.UDP), affinity=60),
-    "ipv6": make.plan(
+    "plain": make.port(),
+    "one": make.port([1]),
+    "many": make.port(range(40)),
+    "thousands": make.port(range(5000)),
+    "masquerade": make.port(frontends=frontends(MASQUERADED)),
+    "external local": make.port(frontends=frontends(EXTERNAL_LOCAL)),
+    "none here": make.port(frontends=frontends(NONE_HERE)),
+    "internal local": make.port(frontends=[make.cluster_ip(INTERNAL_LOCAL)]),
+    "rejected": make.port((), frontends=frontends(REJECTED)),
+    "dropped": make.port((), frontends=frontends(DROPPED)),
+    "affinity": make.port(frontends=frontends(EXTERNAL_LOCAL), affinity=60),
+    "affinity masqueraded": make.port(frontends=frontends(MASQUERADED), affinity=10800),
+    "sctp": make.port(of=make.key(protocol=Protocol.SCTP), affinity=60),
+    "udp": make.port(of=make.key(protocol=Protocol.UDP), affinity=60),
+    "ipv6": make.port(
         of=make.key(family=Family.IPV6),
         frontends=[
             make.cluster_ip(address="fd00:96::a"),
-            Frontend(FrontendKind.NODE_PORT, "", 30080, *make.EXTERNAL_LOCAL),
-            Frontend(
-                FrontendKind.LOAD_BALANCER_IP, "2001:db8::1", 80, *make.MASQUERADED, ("fd00::/8",)
-            ),
+            Frontend(FrontendKind.NODE_PORT, "", 30080, *EXTERNAL_LOCAL),
+            Frontend(FrontendKind.LOAD_BALANCER_IP, "2001:db8::1", 80, *MASQUERADED, ("fd00::/8",)),
         ],
         affinity=60,
     ),
@@ -90,7 +98,7 @@ def test_a_manifest_may_hold_any_name(name: str, table: str) -> None:
     async def body() -> None:
         nft(table)
         of = PlanKey(ServicePortName(name, name, name, Protocol.TCP), V4)
-        await program(new_mode(), [make.plan(of=of, affinity=60)])
+        await program(new_mode(), [make.port(of=of, affinity=60)])
         assert "goto cluster-affinity-" in listing()
 
     in_namespace(body)
@@ -98,7 +106,7 @@ def test_a_manifest_may_hold_any_name(name: str, table: str) -> None:
 
 def test_listed_elements_name_their_service() -> None:
     async def body() -> None:
-        await program(new_mode(), [make.plan()])
+        await program(new_mode(), [make.port()])
         assert "goto cluster-lb-4" in listing()
         assert 'comment "shop/web:http cluster IP"' in listing()
 
@@ -153,7 +161,7 @@ def hairpins() -> list[Any]:
 def test_only_endpoints_on_this_node_can_call_themselves() -> None:
     async def body() -> None:
         mode = new_mode()
-        plan = make.plan([0, 1])
+        plan = make.port([0, 1])
         want = await program(mode, [plan])
         assert hairpins() == [itself(0)]
         assert ": 10.244.0.0 . 8080," in listing()  # nft looks no farther than the port, either
@@ -170,7 +178,7 @@ def test_a_table_of_the_version_before_is_corrected() -> None:
 
     async def body() -> None:
         mode = new_mode()
-        want = await program(mode, [make.plan(range(6))])
+        want = await program(mode, [make.port(range(6))])
         slots = {k: v for k, v in want.items() if k[0] == Kind.SERVICE_ENDPOINTS and is_local(v)}
         await mode.apply(
             Diff(changed={key: (value, without_locality(value)) for key, value in slots.items()})
@@ -180,7 +188,7 @@ def test_a_table_of_the_version_before_is_corrected() -> None:
             nft(f"add element ip kube-proxy hairpin-connections {{ {end} . {end} . tcp . 8080 }}")
         again = new_mode()
         assert (await again.probe()).usable
-        assert render(again, [make.plan(range(6))]) == want
+        assert render(again, [make.port(range(6))]) == want
         change = diff(await again.read(), want)
         assert change.changed.keys() == slots.keys()
         assert len(change.removed) == 6
@@ -195,8 +203,8 @@ def test_a_table_of_the_version_before_is_corrected() -> None:
 def test_an_endpoint_of_a_thousand_costs_two_slots() -> None:
     async def body() -> None:
         mode = new_mode()
-        want = await program(mode, [make.plan(range(1000))])
-        fewer = render(mode, [make.plan([n for n in range(1000) if n != 10])])
+        want = await program(mode, [make.port(range(1000))])
+        fewer = render(mode, [make.port([n for n in range(1000) if n != 10])])
         change = diff(want, fewer)
         assert {key[0] for key in (*change.removed, *change.changed)} == {Kind.SERVICE_ENDPOINTS}
         assert len(change) == 2
@@ -209,9 +217,9 @@ def test_an_endpoint_of_a_thousand_costs_two_slots() -> None:
 def test_a_refused_transaction_changes_nothing_and_names_the_object() -> None:
     async def body() -> None:
         mode = new_mode()
-        want = await program(mode, [make.plan()])
+        want = await program(mode, [make.port()])
         start = prefix(Kind.SERVICE_IPS, V4)
-        good = make.plan(of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
+        good = make.port(of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
         bad = start + bytes((10, 96, 0, 12, 6, 0, 0, 0, 0, 80, 0, 0))
         change = Diff({**mode.render_service(good, make.SETTINGS), bad: b"no-such-chain\0x"})
         with pytest.raises(ApplyError, match=r"element 10.96.0.12 . tcp . 80 of service-ips in"):
@@ -288,7 +296,7 @@ DAMAGE = {
 
 
 def ranged(address: str, source: str) -> Frontend:
-    return Frontend(FrontendKind.LOAD_BALANCER_IP, address, 80, *make.PLAIN, (source,))
+    return Frontend(FrontendKind.LOAD_BALANCER_IP, address, 80, *PLAIN, (source,))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -296,7 +304,7 @@ def test_damage_is_seen_and_healed(damage: str) -> None:
     async def body() -> None:
         mode = new_mode()
         vip = ranged("192.0.2.80", "198.51.100.0/24")
-        plan = make.plan(frontends=[make.cluster_ip(), vip], affinity=60)
+        plan = make.port(frontends=[make.cluster_ip(), vip], affinity=60)
         want = await program(mode, [plan])
         token = await mode.fingerprint()
         command = DAMAGE[damage]
@@ -322,11 +330,11 @@ def test_damage_is_seen_and_healed(damage: str) -> None:
 def test_a_removed_unused_object_is_noticed(what: str) -> None:
     async def body() -> None:
         mode = new_mode()
-        want = await program(mode, [make.plan()])
+        want = await program(mode, [make.port()])
         nft(f"delete {what}")
         await mode.apply(diff(await mode.read(), want))
         assert await mode.read() == want
-        await program(mode, [make.plan(frontends=[ranged("192.0.2.80", "198.51.100.0/24")])])
+        await program(mode, [make.port(frontends=[ranged("192.0.2.80", "198.51.100.0/24")])])
 
     in_namespace(body)
 
@@ -334,9 +342,9 @@ def test_a_removed_unused_object_is_noticed(what: str) -> None:
 def test_own_transactions_are_not_mistaken_for_damage() -> None:
     async def body() -> None:
         mode = new_mode()
-        want = await program(mode, [make.plan()])
+        want = await program(mode, [make.port()])
         token = await mode.fingerprint()
-        more = render(mode, [make.plan(range(5), affinity=60)])
+        more = render(mode, [make.port(range(5), affinity=60)])
         await mode.apply(diff(want, more))
         await mode.apply(diff(more, render(mode, [], make.NO_DETECTOR)))
         assert await mode.fingerprint() == token
@@ -371,10 +379,10 @@ def test_a_table_of_upstreams_is_replaced_at_once() -> None:
         )
         sticky = [make.cluster_ip(address="10.96.0.7")]
         plans = [
-            make.plan(),
-            make.plan(of=make.key("s"), frontends=sticky, affinity=60),
-            make.plan(of=make.key("r"), frontends=[ranged("192.0.2.80", "198.51.100.0/24")]),
-            make.plan(
+            make.port(),
+            make.port(of=make.key("s"), frontends=sticky, affinity=60),
+            make.port(of=make.key("r"), frontends=[ranged("192.0.2.80", "198.51.100.0/24")]),
+            make.port(
                 of=make.key("r", Family.IPV6), frontends=[ranged("2001:db8::80", "2001:db8:1::/48")]
             ),
         ]
@@ -392,7 +400,7 @@ def test_a_table_that_came_since_the_kernel_was_read_is_replaced() -> None:
     async def body() -> None:
         mode = new_mode()
         assert (await mode.probe()).usable
-        want = render(mode, [make.plan()])
+        want = render(mode, [make.port()])
         change = diff(await mode.read(), want)
         nft("add table ip kube-proxy")
         nft("add chain ip kube-proxy filter-input { type filter hook input priority -110 ; }")
@@ -408,7 +416,7 @@ def test_cleanup_leaves_only_what_is_not_ours() -> None:
     async def body() -> None:
         nft(FOREIGN)
         mode = new_mode()
-        await program(mode, [make.plan(affinity=60)])
+        await program(mode, [make.port(affinity=60)])
         await mode.apply(diff(await mode.read(), {}))
         assert "kube-proxy" not in listing()
         assert "chain mine" in listing()
@@ -420,9 +428,9 @@ def test_cleanup_leaves_only_what_is_not_ours() -> None:
 def test_a_family_can_go() -> None:
     async def body() -> None:
         mode = new_mode()
-        want = await program(mode, [make.plan()])
+        want = await program(mode, [make.port()])
         only = NodeSettings(families=(Family.IPV4,), ipv4=make.SETTINGS.ipv4)
-        less = render(mode, [make.plan()], only)
+        less = render(mode, [make.port()], only)
         await mode.apply(diff(want, less))
         assert await mode.read() == less
         assert "table ip6 kube-proxy" not in listing()
@@ -434,10 +442,10 @@ def test_a_family_can_go() -> None:
 def test_a_flush_by_others_is_noticed(script: str) -> None:
     async def body() -> None:
         mode = new_mode()
-        want = await program(mode, [make.plan()])
+        want = await program(mode, [make.port()])
         waiting = asyncio.create_task(mode.wait_for_external_change())
         await asyncio.sleep(0)  # it listens
-        more = render(mode, [make.plan(range(5), affinity=60)])
+        more = render(mode, [make.port(range(5), affinity=60)])
         await mode.apply(diff(want, more))  # not by others
         nft(FOREIGN)  # not ours
         for _ in range(10):
@@ -454,7 +462,7 @@ def test_a_flush_by_others_is_noticed(script: str) -> None:
 def test_changes_between_two_waits_are_noticed() -> None:
     async def body() -> None:
         mode = new_mode()
-        await program(mode, [make.plan()])
+        await program(mode, [make.port()])
         nft("delete element ip kube-proxy cluster-ips { 10.96.0.10 }")  # before the first
         await asyncio.wait_for(mode.wait_for_external_change(), 10)
         nft("flush ruleset")

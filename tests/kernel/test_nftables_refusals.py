@@ -9,6 +9,7 @@ import pytest
 
 from steersman.model.plan import Frontend, FrontendKind
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import DROPPED, MASQUERADED, REJECTED, Actions
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.nft_cluster import ENDS, NODE, OUTSIDE, Cluster
 
@@ -45,7 +46,7 @@ def foreign(lab: Lab) -> Iterator[None]:
     lab.run("nft", "delete table ip sm-foreign")
 
 
-REFUSALS = [(make.REJECTED, "refused", 3.0), (make.DROPPED, "timeout", 0.3)]
+REFUSALS = [(REJECTED, "refused", 3.0), (DROPPED, "timeout", 0.3)]
 
 
 @pytest.mark.parametrize("address", ["203.0.113.70", "203.0.113.71"])
@@ -56,12 +57,12 @@ def test_packets_translated_by_others_are_rejected_without_endpoints(
     foreign: None,
     address: str,
     source: str,
-    actions: make.Actions,
+    actions: Actions,
     kind: str,
     patience: float,
 ) -> None:
     node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *actions)
-    plan = make.plan((), frontends=[make.cluster_ip(actions), node_port])
+    plan = make.port((), frontends=[make.cluster_ip(actions), node_port])
     cluster.program(plan)
     assert cluster.lab.probe(source, address, 80, timeout=patience).kind == kind
 
@@ -70,18 +71,18 @@ def test_packets_translated_by_others_are_rejected_without_endpoints(
 def test_packets_translated_to_a_cluster_ip_are_not_translated_again(
     cluster: Cluster, foreign: None, source: str
 ) -> None:
-    cluster.program(make.plan())
+    cluster.program(make.port())
     assert cluster.lab.probe(source, "203.0.113.70", 80).kind == "refused"
     assert cluster.lab.probe(source, "10.96.0.10", 80).kind == "answered"
 
 
 def test_source_ranges_hold_in_a_table_that_had_none(cluster: Cluster) -> None:
-    vip = Frontend(FrontendKind.LOAD_BALANCER_IP, "198.51.100.1", 80, *make.MASQUERADED)
-    cluster.program(make.plan(frontends=[vip]))
+    vip = Frontend(FrontendKind.LOAD_BALANCER_IP, "198.51.100.1", 80, *MASQUERADED)
+    cluster.program(make.port(frontends=[vip]))
     assert "pre-dnat" not in cluster.lab.run("nft", "list", "chains", "ip")
     assert cluster.lab.probe(OUTSIDE, vip.address, 80).kind == "answered"
     guarded = msgspec.structs.replace(vip, source_ranges=("10.244.0.0/16",))
-    cluster.program(make.plan(frontends=[guarded]))
+    cluster.program(make.port(frontends=[guarded]))
     assert cluster.lab.probe(OUTSIDE, vip.address, 80, timeout=0.3).kind == "timeout"
     assert cluster.lab.probe(NODE, vip.address, 80, timeout=0.3).kind == "timeout"
     assert cluster.lab.probe(ENDS[0], vip.address, 80).kind == "answered"

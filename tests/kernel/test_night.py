@@ -1,4 +1,4 @@
-"""The recording of an operator's night is real: the steps find and repair what is broken."""
+"""The recording of an operator's night is real: the steps find and repair the fault."""
 
 from __future__ import annotations
 

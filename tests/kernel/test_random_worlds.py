@@ -57,7 +57,7 @@ def lab_for(labs: dict[str, Lab], use: str) -> Lab:
 
 
 def told(plan: NodePlan, flow: FlowCase) -> FlowCase:
-    """A flow, with what trace says as what is expected."""
+    """A flow whose expected result is trace's answer."""
     answer = by_trace(plan, flow)
     names = frozenset(name for name, _ in answer.ends)
     hidden = {masq for name, masq in answer.ends if not flow.calls_itself(name)}

@@ -13,6 +13,7 @@ from steersman.model.names import Protocol
 from steersman.model.plan import ServicePlan
 from steersman.operate.answer import QuestionError
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import DROPPED, REJECTED
 from tests.support.lab.cluster import Lab
 from tests.support.lab.switches import CLIENT, ENDS, NODE, OUTSIDE, mode_of
 from tests.support.lab.traced import (
@@ -116,12 +117,12 @@ def test_a_dropped_answer_is_found(lab: Lab, name: str, variant: str) -> None:
 @every_mode
 @pytest.mark.parametrize(
     ("actions", "verdict", "kind"),
-    [(make.REJECTED, "reject", "icmp"), (make.DROPPED, "drop", "none")],
+    [(REJECTED, "reject", "icmp"), (DROPPED, "drop", "none")],
 )
 def test_refusals_of_the_plan_are_as_predicted(
     lab: Lab, name: str, variant: str, actions: Any, verdict: str, kind: str
 ) -> None:
-    service = make.plan([], frontends=(make.cluster_ip(actions),))
+    service = make.port([], frontends=(make.cluster_ip(actions),))
     answer = mode_in(lab, name, variant, service).trace(source=CLIENT, timeout=0.3)
     assert answer.differences == ()
     assert answer.exit_code == 1  # the client gets no connection all the same
@@ -137,10 +138,10 @@ def test_rules_that_are_not_those_of_the_plan_are_a_difference(
     lab: Lab, name: str, variant: str
 ) -> None:
     node = mode_in(lab, name, variant)
-    moved = make.plan([4], frontends=FRONTENDS)
+    moved = make.port([4], frontends=FRONTENDS)
     node.world = world_of(node.mode, moved)
     assert "instead of to 10.244.0.4:8080; the rules in the kernel" in node.trace().first_difference
-    node.world = world_of(node.mode, make.plan([], frontends=(make.cluster_ip(make.REJECTED),)))
+    node.world = world_of(node.mode, make.port([], frontends=(make.cluster_ip(REJECTED),)))
     assert node.trace().first_difference.startswith("no rule stopped the packet: it went to 10.244")
     node.world = world_of(node.mode)
     if name == "nftables":
@@ -163,7 +164,7 @@ def test_an_endpoint_that_does_not_listen_is_named(lab: Lab, name: str, variant:
 @pytest.mark.parametrize("protocol", ["UDP", "SCTP"])
 def test_other_protocols(lab: Lab, name: str, variant: str, protocol: str) -> None:
     kind = Protocol(protocol)
-    service = make.plan([0, 2], of=make.key(protocol=kind))
+    service = make.port([0, 2], of=make.key(protocol=kind))
     for address in ENDS:
         lab.serve(address, 8080, protocol)
     answer = mode_in(lab, name, variant, service).trace(source=CLIENT, protocol=kind)
@@ -227,7 +228,7 @@ def test_the_proxy_is_followed_to_the_endpoint(
 
 
 def test_a_datagram_is_followed_through_the_proxy(lab: Lab) -> None:
-    service = make.plan([0, 2], of=make.key(protocol=Protocol.UDP))
+    service = make.port([0, 2], of=make.key(protocol=Protocol.UDP))
     node = mode_in(lab, "userspace", "nftables", service)
     answer = node.trace(source=CLIENT, protocol=Protocol.UDP)
     assert answer.differences == ()

@@ -13,7 +13,7 @@ from tests.support.lab.switches import CLIENT, NODE, mode_of
 from tests.support.lab.traced import FRONTENDS, VIP, foreign, service_lab, serving
 
 pytestmark = pytest.mark.kernel
-ONE_ENDPOINT = make.plan([0], frontends=FRONTENDS)
+ONE_ENDPOINT = make.port([0], frontends=FRONTENDS)
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from tests.support.lab.userspace_node import (
     become,
     datagrams,
     on_a_node,
-    plan,
     rendered,
+    served,
 )
 from tests.support.modes.userspace_proxy import ask, client, owner, server
 
@@ -79,11 +79,11 @@ def test_ipv4_is_served_if_ipv6_cannot_be_written(variant: str) -> None:
         await mode.probe()
         for _ in range(2):
             with pytest.raises((ApplyError, BusyError)):
-                await become(mode, plan(one))
+                await become(mode, served(one))
             assert await ask(PORT, b"!", VIP) == b"one!"
         execute.fails = None
-        await become(mode, plan(one))
-        assert await mode.read() == rendered(mode, plan(one))
+        await become(mode, served(one))
+        assert await mode.read() == rendered(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         await mode.aclose()
 
@@ -99,14 +99,14 @@ def test_a_failed_write_changes_nothing(variant: str) -> None:
         mode = userspace_mode(execute, variant, UserspaceOptions(ports=(21000, 21009)))
         execute.fails = None
         await mode.probe()
-        await become(mode, plan(one))
+        await become(mode, served(one))
         used = mode.proxy.budget.used
         sh(f"ip addr add {OTHER_HOST}/24 dev eth0")
         settings = NodeSettings(
             families=SETTINGS.families,
             ipv4=FamilySettings(node_ip=OTHER_HOST, local_addresses=("127.0.0.1", OTHER_HOST)),
         )
-        wanted = {**mode.render_node(settings), **mode.render_service(plan(one), settings)}
+        wanted = {**mode.render_node(settings), **mode.render_service(served(one), settings)}
         before = await mode.read()
         execute.fails = writes
         for _ in range(4):
@@ -129,11 +129,11 @@ def test_a_cancelled_write_closes_every_new_socket() -> None:
         execute = Failing(lambda *_: False)
         mode = userspace_mode(execute, options=UserspaceOptions(ports=(21000, 21009)))
         await mode.probe()
-        await become(mode, plan(one))
+        await become(mode, served(one))
         sh(f"ip addr add {OTHER_HOST}/24 dev eth0")
         family = FamilySettings(node_ip=OTHER_HOST, local_addresses=("127.0.0.1", OTHER_HOST))
         settings = msgspec.structs.replace(SETTINGS, ipv4=family)
-        wanted = {**mode.render_node(settings), **mode.render_service(plan(one), settings)}
+        wanted = {**mode.render_node(settings), **mode.render_service(served(one), settings)}
         change = diff(await mode.read(), wanted)
         writing = asyncio.Event()
         execute.holds = writing
@@ -158,9 +158,9 @@ def test_a_node_port_is_served_at_an_address_that_is_not_usable_yet() -> None:
         assert "tentative" in sh("ip addr show dev v0")
         family = FamilySettings(node_ip=address, local_addresses=("::1", address))
         settings = NodeSettings(families=tuple(Family), ipv4=SETTINGS.ipv4, ipv6=family)
-        node_port = plan(one).frontends[1]
+        node_port = served(one).frontends[1]
         key = PlanKey(owner().name, Family.IPV6)
-        each = msgspec.structs.replace(plan(one), key=key, frontends=(node_port,))
+        each = msgspec.structs.replace(served(one), key=key, frontends=(node_port,))
         mode = userspace_mode(SubprocessExec())
         await mode.probe()
         wanted = {**mode.render_node(settings), **mode.render_service(each, settings)}
@@ -182,7 +182,7 @@ def test_inherited_sockets_are_served_if_rules_cannot_be_written_yet() -> None:
         old = userspace_mode(SubprocessExec(), options=UserspaceOptions(handoff=name))
         new = userspace_mode(execute, options=UserspaceOptions(handoff=name))
         async with server(b"1") as (two, _):
-            plans = (plan(one), datagrams(two))
+            plans = (served(one), datagrams(two))
             for mode in (old, new):
                 await mode.probe()
             await become(old, *plans)
@@ -206,10 +206,10 @@ def test_our_interface_is_created_again_if_it_was_removed() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), "direct")
         await mode.probe()
-        await become(mode, plan(one))
+        await become(mode, served(one))
         sh(f"ip link del {DEFAULT_INTERFACE}")
-        await become(mode, plan(one))
-        assert await mode.read() == rendered(mode, plan(one))
+        await become(mode, served(one))
+        assert await mode.read() == rendered(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         await mode.aclose()
 
@@ -220,7 +220,7 @@ def test_an_unwanted_listener_without_its_address_is_closed() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), "direct")
         await mode.probe()
-        await become(mode, plan(one))
+        await become(mode, served(one))
         sh(f"ip addr del {VIP}/32 dev {DEFAULT_INTERFACE}")
         await become(mode)
         assert mode.proxy.budget.used == 0
@@ -236,13 +236,13 @@ def test_addresses_of_the_predecessor_stay_if_another_one_is_refused() -> None:
         execute = Failing(lambda argv, _: f"{refused}/32" in argv)
         old, new = (userspace_mode(e, "direct") for e in (SubprocessExec(), execute))
         await old.probe()
-        await become(old, plan(one))
+        await become(old, served(one))
         more = msgspec.structs.replace(
-            plan(one, name="more"),
-            frontends=(msgspec.structs.replace(plan().frontends[0], address=refused),),
+            served(one, name="more"),
+            frontends=(msgspec.structs.replace(served().frontends[0], address=refused),),
         )
         with pytest.raises(ApplyError, match=refused):
-            await become(new, plan(one), more)
+            await become(new, served(one), more)
         assert await ask(PORT, b"!", VIP) == b"one!"
         await old.aclose()
         await new.aclose()

@@ -30,9 +30,9 @@ from tests.support.lab.userspace_node import (
     become,
     damages,
     on_a_node,
-    plan,
     rendered,
     rules,
+    served,
 )
 from tests.support.modes.userspace_proxy import ask
 
@@ -44,13 +44,13 @@ def test_rules_that_others_flushed_are_repaired(variant: str) -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), variant)
         assert (await mode.probe()).usable
-        await become(mode, plan(one))
-        assert await mode.read() == rendered(mode, plan(one))
+        await become(mode, served(one))
+        assert await mode.read() == rendered(mode, served(one))
         for damage in damages(variant):
             sh(f"{damage} || true")
-            assert await mode.read() != rendered(mode, plan(one)), damage
-            await become(mode, plan(one))
-            assert await mode.read() == rendered(mode, plan(one)), damage
+            assert await mode.read() != rendered(mode, served(one)), damage
+            await become(mode, served(one))
+            assert await mode.read() == rendered(mode, served(one)), damage
             assert await ask(PORT, b"!", VIP) == b"one!"
             assert await ask(NODE_PORT, b"!") == b"one!"
         await mode.apply(diff(await mode.read(), {}))
@@ -66,15 +66,15 @@ def test_the_next_process_takes_over_and_old_connections_go_on(variant: str) -> 
     async def body(one: Endpoint) -> None:
         old, new = (userspace_mode(SubprocessExec(), variant) for _ in range(2))
         await old.probe()
-        await become(old, plan(one))
+        await become(old, served(one))
         held = []
         for address, port in ((VIP, PORT), (HOST, NODE_PORT)):
             reader, writer = await asyncio.open_connection(address, port)
             assert await reader.readexactly(3) == b"one"
             held.append((reader, writer))
         await new.probe()
-        await become(new, plan(one))
-        assert await new.read() == rendered(new, plan(one))
+        await become(new, served(one))
+        assert await new.read() == rendered(new, served(one))
         draining = asyncio.create_task(old.aclose(10))
         await asyncio.sleep(0)
         assert await ask(PORT, b"new", VIP) == b"onenew"
@@ -94,7 +94,7 @@ def test_clients_cannot_use_a_proxy_port_directly() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), options=UserspaceOptions(ports=(21000, 21001)))
         await mode.probe()
-        await become(mode, plan(one))
+        await become(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         ports = {v.port for v in mode.proxy._listeners.values()}
         (hidden,) = ports & {21000, 21001}
@@ -119,7 +119,7 @@ def test_nft_is_used_without_iptables() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(NoIptables())
         assert (await mode.probe()).usable
-        await become(mode, plan(one))
+        await become(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         assert "table ip kube-portals" in sh("nft list tables")
         await mode.aclose()
@@ -136,9 +136,9 @@ def test_a_refused_service_port_leaves_others_alone() -> None:
             taken.bind((HOST, NODE_PORT))
             taken.listen()
             with pytest.raises(ApplyError, match=f"shop/cart.*port {NODE_PORT}/TCP"):
-                await become(mode, plan(one))
+                await become(mode, served(one))
             assert await mode.read() == rendered(mode)
-        await become(mode, plan(one))
+        await become(mode, served(one))
         assert await ask(NODE_PORT, b"!", HOST) == b"one!"
         await mode.aclose()
 
@@ -150,7 +150,7 @@ def test_without_endpoints_the_kernel_answers(verdict: Verdict, error: str) -> N
     async def body(_: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec())
         await mode.probe()
-        await become(mode, plan(verdict=verdict))
+        await become(mode, served(verdict=verdict))
         for address, port in ((VIP, PORT), (HOST, NODE_PORT)):
             with socket.socket() as sock:
                 sock.settimeout(0.3)
@@ -166,16 +166,16 @@ def test_direct_portals_on_an_interface_of_our_own() -> None:
     async def body(one: Endpoint) -> None:
         mode = userspace_mode(SubprocessExec(), "direct")
         assert (await mode.probe()).usable
-        await become(mode, plan(one))
-        assert await mode.read() == rendered(mode, plan(one))
+        await become(mode, served(one))
+        assert await mode.read() == rendered(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         assert await ask(NODE_PORT, b"!", HOST) == b"one!"
         sh(f"ip addr del {VIP}/32 dev {DEFAULT_INTERFACE}")
         sh(f"ip addr add 10.96.0.99/32 dev {DEFAULT_INTERFACE}")
-        await become(mode, plan(one))
+        await become(mode, served(one))
         assert await ask(PORT, b"!", VIP) == b"one!"
         assert "10.96.0.99" not in sh(f"ip addr show dev {DEFAULT_INTERFACE}")
-        await become(mode, plan(verdict=Verdict.REJECT))
+        await become(mode, served(verdict=Verdict.REJECT))
         with pytest.raises(ConnectionRefusedError):
             await ask(PORT, b"!", VIP)
         await mode.apply(diff(await mode.read(), {}))
@@ -190,7 +190,7 @@ def test_rootless_needs_no_rules_and_no_addresses() -> None:
         before = rules("nft") + sh("ip addr")
         mode = create("userspace", SubprocessExec(), ModeOptions(portals="none"))
         assert isinstance(mode, UserspaceMode)
-        await become(mode, plan(one))
+        await become(mode, served(one))
         assert await ask(NODE_PORT, b"!", HOST) == b"one!"
         assert len(await mode.read()) == 1
         assert rules("nft") + sh("ip addr") == before

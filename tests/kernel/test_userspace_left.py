@@ -21,8 +21,8 @@ from tests.support.lab.userspace_node import (
     VIP,
     become,
     on_a_node,
-    plan,
     rules,
+    served,
 )
 from tests.support.modes.userspace_proxy import ask
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.kernel
 
 async def serve(mode: Mode, one: Endpoint) -> None:
     assert (await mode.probe()).usable
-    wanted = {**mode.render_node(SETTINGS), **mode.render_service(plan(one), SETTINGS)}
+    wanted = {**mode.render_node(SETTINGS), **mode.render_service(served(one), SETTINGS)}
     await mode.apply(diff(await mode.read(), wanted))
     await remove_leftovers_once(other_modes(mode.name, SubprocessExec()), 0.0, mode)
 
@@ -43,7 +43,7 @@ def test_another_mode_serves_when_this_one_was_left(variant: str, other: str) ->
         sh("sysctl -qw net.ipv4.conf.all.route_localnet=1")
         old = userspace_mode(SubprocessExec(), variant)
         await old.probe()
-        await become(old, plan(one))
+        await become(old, served(one))
         await old.aclose()
         kinds = ModeOptions(iptables_variant="" if variant == "nftables" else variant)
         await serve(create(other, SubprocessExec(), kinds), one)
@@ -81,7 +81,7 @@ def test_cleanup_removes_every_kind_of_portals(kind: str) -> None:
     async def body(one: Endpoint) -> None:
         old = userspace_mode(SubprocessExec(), kind)
         await old.probe()
-        await become(old, plan(one))
+        await become(old, served(one))
         await old.aclose()
         assert (await clean_up(SubprocessExec(), ModeOptions())).removed["userspace"] > 0
         assert "KUBE-PORTALS" not in (rules("nft") + rules("nftables") + rules("legacy")).upper()

@@ -22,7 +22,7 @@ from tests.support.lab.userspace_node import (
     VIP,
     become,
     on_a_node,
-    plan,
+    served,
 )
 from tests.support.modes.userspace_proxy import ask, owner, until
 
@@ -46,15 +46,15 @@ def test_a_loop_by_a_portal_or_node_port_is_refused(
         mode.proxy.budget.limit = 100  # so that a loop ends some time
         await mode.probe()
         for back in (Endpoint(VIP, PORT), Endpoint(HOST, NODE_PORT)):
-            await become(mode, plan(back))
+            await become(mode, served(back))
             with pytest.raises(ConnectionResetError):
                 await ask(PORT, b"!", VIP)
             await until(lambda: mode.proxy.open_connections == 0)
             assert mode.proxy.traffic.of(owner(), back).connections == 1
         assert f"leads back to this proxy, to {owner()}" in caplog.text
-        await become(mode, plan(one), other(Endpoint(VIP, PORT)))
+        await become(mode, served(one), other(Endpoint(VIP, PORT)))
         assert await ask(PORT, b"!", OTHER_VIP) == b"one!"
-        await become(mode, plan(Endpoint(OTHER_VIP, PORT)), other(Endpoint(VIP, PORT)))
+        await become(mode, served(Endpoint(OTHER_VIP, PORT)), other(Endpoint(VIP, PORT)))
         with pytest.raises(ConnectionResetError):
             await ask(PORT, b"!", OTHER_VIP)
         await until(lambda: mode.proxy.open_connections == 0)

@@ -12,7 +12,7 @@ from steersman.run.ledger import STALE, ObjectLedger, Owner
 
 OWNERS: tuple[Owner, ...] = ("a", "b", "c")
 worlds = st.dictionaries(st.integers(0, 5), st.tuples(st.sampled_from(OWNERS), st.integers(0, 2)))
-"""What is wanted: who an object belongs to, and its value."""
+"""The wanted objects: owner and value of each."""
 PARTS: list[list[Owner]] = [["a"], ["b"], ["c"], ["a", "b"], ["b", "c"]]
 steps = st.tuples(worlds, st.permutations(PARTS), st.sets(st.sampled_from(OWNERS)))
 

@@ -1,4 +1,4 @@
-"""What is packed away comes back as it was."""
+"""Packed objects are unpacked as they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace and the rendered rules agree on any world: what we say happens is what is written."""
+"""Trace and the rendered rules agree on any world: the prediction is what the rules do."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Deterministic simulation: years of a node's life in minutes, in the manner of FoundationDB.
 
 Theory. The program is the real one: Daemon, sources, Store, Planner, Sync, Runner, observers,
-health, metrics and servers, down to aiohttp and to netlink messages. What is simulated is what is
-outside of a process, and it fails in every way that the real thing does:
+health, metrics and servers, down to aiohttp and to netlink messages. The world outside
+of the process is simulated, and it fails in every way that the real one does:
 
     clocks.py    the clocks of `time`; the wall clock can be set
     universe.py  virtual time, one heap of events, and an event loop per process

@@ -1,7 +1,7 @@
 """UDP clients: the conntrack entries that they leave behind, and which of those may live.
 
 Clients come while the program runs and keep asking, as resolvers do, so the kernel remembers where
-it sent them. What a Service no longer sends there has to be forgotten; what is right must stay.
+it sent them. Entries of endpoints that no longer serve have to go; the others must stay.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Clients:
         return ""
 
     def leave(self, plan: NodePlan) -> None:
-        """Have the clients of what is no longer served go, and some others."""
+        """Have the clients of Services that are gone leave, and some others."""
         served = {at for p in plan.services.values() for at in _destinations(p)}
         for number, flow in tuple(self._table.flows.items()):
             gone = (flow.destination, flow.port) not in served

@@ -1,8 +1,8 @@
 """The node's kernel: rules by mode, transactions that fail in every way, and other programs.
 
 `SimMode` renders with the real code of a mode and keeps what it renders in a dict. The kernel is
-strict: it refuses to remove what is not there and to create what is. It watches every transaction
-for what must never happen: a Service half-written, or a protected rule taken away.
+strict: it refuses to remove an absent object and to create one that exists. It watches every
+transaction for what must never happen: a Service half-written, or a protected rule taken away.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Life:
         """Live for so many hours; Violation if something is wrong."""
         self.node.start()
         self.universe.run(60.0)
-        self.oracle.protect(anew=True)
+        self.oracle.protect(reset=True)
         self.node.on_start = self._process_starts
         self.oracle.check()
         until = self.universe.now + self.hours * 3600
@@ -112,7 +112,7 @@ class Life:
         self.oracle.protect()
         self.universe.run(self.node.period + _SLACK + self.recovery)
         self.oracle.check()
-        self.oracle.protect(anew=True)
+        self.oracle.protect(reset=True)
         if self.dice.random() < 0.3:
             self.probe_costs()
         if self.dice.random() < 0.5:  # a quiet night

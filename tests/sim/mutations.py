@@ -64,8 +64,8 @@ def count_link_local_addresses() -> None:
 
     def everything(self: Planner, snapshot: Any, facts: Any) -> tuple[NodeSettings, bool]:
         before = self._node_input
-        settings, anew = update_node(self, snapshot, facts)
-        return settings, anew or before != self._node_input
+        settings, again = update_node(self, snapshot, facts)
+        return settings, again or before != self._node_input
 
     _replace(linux, "_is_relevant", lambda _message: True)
     _replace(Planner, "_update_node", everything)

@@ -183,7 +183,7 @@ def _tuple(kind: int, flow: Flow, ends: tuple[str, int, str, int]) -> bytes:
 
 
 class NetlinkTables:
-    """What is behind netlink sockets, and how they fail."""
+    """The kernel behind netlink sockets, and how they fail."""
 
     def __init__(self, universe: Universe) -> None:
         self.universe = universe

@@ -144,7 +144,7 @@ class Node:
         }
 
     def write_config(self, text: str | None = None) -> None:
-        """Write the configuration file; who watches it is told."""
+        """Write the configuration file, and notify its watchers."""
         self.file.write_text(json.dumps(self.document) if text is None else text)
         waiting, self._file_watchers = self._file_watchers, []
         for each in waiting:

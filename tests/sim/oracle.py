@@ -192,14 +192,14 @@ class Oracle:
 
     # At every transaction
 
-    def protect(self, *, anew: bool = False) -> None:
+    def protect(self, *, reset: bool = False) -> None:
         """Take the rules of the canaries as they should be now.
 
         What the process does not know yet may reach it in any order: until the next look at rest,
-        every combination of what was and what is counts.
+        every combination of old and new surroundings counts.
         """
         now = self._surroundings()
-        if anew:
+        if reset:
             self._judge()
             self._around = []
             self.protected = {}

@@ -105,7 +105,7 @@ def api_answers_badly(life: Life) -> None:
             code = life.dice.choice((401, 403, 404, 410, 429, 500, 503))
             fault = Fault(life.dice.choice(ways), life.dice.randint(1, 3), code=code)
             fault.retry_after = life.dice.choice((0, 1, 20))
-            if code == 404:  # what is absent is asked for again five minutes later or so
+            if code == 404:  # an absent resource is requested again after five minutes or so
                 life.recovery = max(life.recovery, 480.0)
             server.faults.append(fault)
         server.drop()

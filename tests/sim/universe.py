@@ -311,7 +311,7 @@ class Process:
         self._main.add_done_callback(lambda _task: self.loop.create_task(self._finish()))
 
     async def _finish(self) -> None:
-        """Cancel what is left over, as asyncio.run does."""
+        """Cancel the remaining tasks, as asyncio.run does."""
         assert self._main is not None
         left = [task for task in asyncio.all_tasks(self.loop) if task is not asyncio.current_task()]
         for task in sorted(left, key=hash):

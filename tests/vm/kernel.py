@@ -20,7 +20,7 @@ _COMPRESSED = re.compile(r"\.ko(\.xz)?$")
 
 
 class MachineError(Exception):
-    """The machine cannot run here; the message says what is missing and how to get it."""
+    """The machine cannot run here; the message names the missing package and how to get it."""
 
 
 @dataclass(frozen=True)

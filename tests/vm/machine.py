@@ -111,7 +111,7 @@ def _boot(work: Path, kernel: Kernel, memory: str, timeout: float, out: IO[bytes
 
 @contextmanager
 def _pipe(sink: IO[bytes]) -> Iterator[int]:
-    """Pass on what is written to a file descriptor, until the context ends."""
+    """Pass on the bytes written to a file descriptor, until the context ends."""
     reading, writing = os.pipe()
 
     def pump() -> None:

@@ -81,7 +81,7 @@ def context_of(
         root: directory of the machine's file system.
         files: what it has there, by path.
         programs: what programs answer; by default none is installed.
-        question: what is asked; by default about shop/cart if there is a Service.
+        question: of the user; by default about shop/cart if there is a Service.
         world: further arguments of `world_of`.
         more: further arguments of `Context`.
     """

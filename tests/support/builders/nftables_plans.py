@@ -1,4 +1,4 @@
-"""Plans for tests of the nftables mode: by hand, and as hypothesis strategies."""
+"""Plans with numbered endpoints, at their default address, and as hypothesis strategies."""
 
 from __future__ import annotations
 
@@ -7,17 +7,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from steersman.compile.service_plan import (
-    DROP,
-    REJECT,
-    TO_CLUSTER,
-    TO_CLUSTER_MASQUERADED,
-    TO_LOCAL,
-    TO_LOCAL_MASQUERADED,
-)
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
-    Action,
     Endpoint,
     FamilySettings,
     Frontend,
@@ -26,6 +17,18 @@ from steersman.model.plan import (
     NodeSettings,
     ServicePlan,
     Traits,
+)
+from tests.support.builders.plans import (
+    CLUSTER,
+    DROPPED,
+    EXTERNAL_LOCAL,
+    INTERNAL_LOCAL,
+    MASQUERADED,
+    NONE_HERE,
+    PLAIN,
+    REJECTED,
+    Actions,
+    plan,
 )
 
 BOTH = (Family.IPV4, Family.IPV6)
@@ -49,15 +52,7 @@ INTERFACES = NodeSettings(
     ipv6=FamilySettings(detector=LocalDetector(interface_prefix="veth"), node_port_addresses=()),
 )
 
-PLAIN = (TO_CLUSTER, TO_CLUSTER_MASQUERADED, TO_CLUSTER_MASQUERADED)
-UNMASQUERADED = (TO_CLUSTER,) * 3
-MASQUERADED = (TO_CLUSTER_MASQUERADED,) * 3
-INTERNAL_LOCAL = (TO_LOCAL, TO_LOCAL_MASQUERADED, TO_LOCAL_MASQUERADED)
-EXTERNAL_LOCAL = (TO_CLUSTER, TO_CLUSTER_MASQUERADED, TO_LOCAL)
-NONE_HERE = (TO_CLUSTER, TO_CLUSTER_MASQUERADED, DROP)
-DROPPED = (DROP,) * 3
-REJECTED = (REJECT,) * 3
-Actions = tuple[Action, Action, Action]
+UNMASQUERADED: Actions = (CLUSTER,) * 3
 
 
 def key(
@@ -76,7 +71,7 @@ def cluster_ip(actions: Actions = PLAIN, address: str = "10.96.0.10", port: int 
     return Frontend(FrontendKind.CLUSTER_IP, address, port, *actions)
 
 
-def plan(
+def port(
     numbers: Sequence[int] = (0, 1, 2),
     *,
     of: PlanKey | None = None,
@@ -87,7 +82,7 @@ def plan(
     of = of or key()
     ends = pods(numbers, of.family)
     local = tuple(end for end in ends if end.local)
-    return ServicePlan(of, tuple(frontends) or (cluster_ip(),), ends, local, ends, affinity)
+    return plan(of, *frontends or (cluster_ip(),), cluster=ends, local=local, affinity=affinity)
 
 
 def moved(plan: ServicePlan) -> ServicePlan:
@@ -134,7 +129,7 @@ def plans(draw: st.DrawFn, number: int) -> ServicePlan:
                 )
             )
     affinity = draw(st.sampled_from([0, 0, 0, 60, 10800]))
-    return plan(numbers, of=of, frontends=frontends, affinity=affinity)
+    return port(numbers, of=of, frontends=frontends, affinity=affinity)
 
 
 def worlds(count: int = 8) -> st.SearchStrategy[dict[PlanKey, ServicePlan]]:

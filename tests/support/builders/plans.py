@@ -1,8 +1,10 @@
-"""ServicePlans for tests of the iptables mode, written by hand: compile is not involved."""
+"""Builds ServicePlans by hand: compile/ is not involved."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
+from typing import Any
 
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import (
@@ -26,12 +28,12 @@ LOCAL = Action(Verdict.FORWARD, Pool.LOCAL)
 LOCAL_MASQ = Action(Verdict.FORWARD, Pool.LOCAL, masquerade=True)
 
 Actions = tuple[Action, Action, Action]
-INTERNAL: Actions = (CLUSTER, CLUSTER_MASQ, CLUSTER_MASQ)
+PLAIN: Actions = (CLUSTER, CLUSTER_MASQ, CLUSTER_MASQ)
 INTERNAL_LOCAL: Actions = (LOCAL, LOCAL_MASQ, LOCAL_MASQ)
-EVERYBODY: Actions = (CLUSTER_MASQ,) * 3
-SHORT_CIRCUIT: Actions = (CLUSTER, CLUSTER_MASQ, LOCAL)
-SHORT_CIRCUIT_DROP: Actions = (CLUSTER, CLUSTER_MASQ, DROP)
-REFUSED: Actions = (REJECT,) * 3
+MASQUERADED: Actions = (CLUSTER_MASQ,) * 3
+EXTERNAL_LOCAL: Actions = (CLUSTER, CLUSTER_MASQ, LOCAL)
+NONE_HERE: Actions = (CLUSTER, CLUSTER_MASQ, DROP)
+REJECTED: Actions = (REJECT,) * 3
 DROPPED: Actions = (DROP,) * 3
 
 SETTINGS = NodeSettings(
@@ -52,21 +54,21 @@ def key(name: str, protocol: Protocol = Protocol.TCP, family: Family = Family.IP
     return PlanKey(ServicePortName(namespace, service, port, protocol), family)
 
 
-def cluster_ip(address: str, actions: Actions = INTERNAL, port: int = 80) -> Frontend:
+def cluster_ip(address: str, actions: Actions = PLAIN, port: int = 80) -> Frontend:
     return Frontend(FrontendKind.CLUSTER_IP, address, port, *actions)
 
 
-def external_ip(address: str, actions: Actions = EVERYBODY, port: int = 80) -> Frontend:
+def external_ip(address: str, actions: Actions = MASQUERADED, port: int = 80) -> Frontend:
     return Frontend(FrontendKind.EXTERNAL_IP, address, port, *actions)
 
 
 def load_balancer(
-    address: str, actions: Actions = EVERYBODY, ranges: tuple[str, ...] = (), port: int = 80
+    address: str, actions: Actions = MASQUERADED, ranges: tuple[str, ...] = (), port: int = 80
 ) -> Frontend:
     return Frontend(FrontendKind.LOAD_BALANCER_IP, address, port, *actions, ranges)
 
 
-def node_port(port: int, actions: Actions = EVERYBODY) -> Frontend:
+def node_port(port: int, actions: Actions = MASQUERADED) -> Frontend:
     return Frontend(FrontendKind.NODE_PORT, "", port, *actions)
 
 
@@ -75,15 +77,19 @@ def endpoints(*addresses: str, port: int = 8080) -> tuple[Endpoint, ...]:
 
 
 def plan(
-    name: PlanKey,
+    name: PlanKey | str,
     *frontends: Frontend,
-    cluster: tuple[Endpoint, ...] = (),
-    local: tuple[Endpoint, ...] = (),
+    cluster: Iterable[Endpoint] = (),
+    local: Iterable[Endpoint] = (),
     affinity: int = 0,
     health: int = 0,
+    **more: Any,
 ) -> ServicePlan:
-    reachable = tuple(sorted({*cluster, *local}, key=str))
-    return ServicePlan(name, frontends, cluster, local, reachable, affinity, health)
+    """Build a plan, of its two pools of endpoints; `more` are fields of ServicePlan."""
+    of = key(name) if isinstance(name, str) else name
+    pools = tuple(cluster), tuple(local)
+    reachable = tuple(sorted({*pools[0], *pools[1]}, key=str))
+    return ServicePlan(of, frontends, *pools, reachable, affinity, health, **more)
 
 
 def simple(number: int, count: int = 3, family: Family = Family.IPV4) -> ServicePlan:
@@ -110,14 +116,14 @@ def random_plan(rng: Random, number: int, family: Family) -> ServicePlan:
     name = key(f"ns/svc-{number}" + rng.choice(["", ":p"]), protocol, family)
     some = endpoints(*(f"{pods}{n}" for n in rng.sample(range(1, 200), rng.randint(1, 4))))
     local = some[: rng.randint(1, len(some))]
-    internal = rng.choice([INTERNAL, INTERNAL_LOCAL, EVERYBODY, REFUSED, DROPPED])
-    external = rng.choice([EVERYBODY, SHORT_CIRCUIT, SHORT_CIRCUIT_DROP, REFUSED])
+    internal = rng.choice([PLAIN, INTERNAL_LOCAL, MASQUERADED, REJECTED, DROPPED])
+    external = rng.choice([MASQUERADED, EXTERNAL_LOCAL, NONE_HERE, REJECTED])
     frontends = [cluster_ip(f"{head}{number + 1}", internal)]
     if rng.random() < 0.4:
         frontends.append(external_ip(at(97), external))
     if rng.random() < 0.4:
         source = "192.0.2.0/24" if family is Family.IPV4 else "2001:db8::/64"
-        ranges = rng.choice([(), (source,)]) if external is not REFUSED else ()
+        ranges = rng.choice([(), (source,)]) if external is not REJECTED else ()
         frontends += [
             load_balancer(at(98), external, ranges),
             load_balancer(at(99), external, ranges),

@@ -87,7 +87,7 @@ class World:
 
 
 def snapshot_of(node_name: str, objects: Iterable[dict[str, Any]]) -> tuple[Snapshot, Findings]:
-    """A Snapshot of Kubernetes objects as a YAML or JSON parser gives them, and what is malformed.
+    """A Snapshot of parsed Kubernetes objects, and Findings about malformed ones.
 
     The Store selects what upstream's watches select (behaviour 2).
     """

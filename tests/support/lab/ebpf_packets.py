@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
+from steersman.model.addresses import family_of
+from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
     Action,
     Endpoint,
@@ -23,6 +24,7 @@ from steersman.modes.ebpf import layout, render
 from steersman.modes.ebpf.bpf import HashMap
 from steersman.modes.ebpf.loader import LoadedObject
 from steersman.modes.ebpf.tables import Tables
+from tests.support.builders.plans import external_ip, key, plan
 from tests.support.lab.ebpf import compiled, run_packet
 
 NEXT, SHOT, REDIRECT = -1, 2, 7
@@ -49,29 +51,28 @@ WIDE, EITHER, SAME = "198.51.100.6", "198.51.100.7", "198.51.100.8"
 CLIENT6, NODE6, POD6, VIP6 = "2001:db8:99::9", "2001:db8::2", "fd00:10:244:1::5", "2001:db8:100::1"
 
 
-def plan(
-    name: str, address: str, endpoints: tuple[Endpoint, ...], action: Action, protocol: Protocol
+def at(
+    address: str, name: str, endpoints: tuple[Endpoint, ...], action: Action, protocol: Protocol
 ) -> ServicePlan:
-    version = Family.IPV6 if ":" in address else Family.IPV4
-    frontend = Frontend(FrontendKind.EXTERNAL_IP, address, 80, action, action, action)
-    key = PlanKey(ServicePortName("shop", name, str(protocol), protocol), version)
-    return ServicePlan(key, (frontend,), cluster=endpoints)
+    """The plan of an external IP that does the same with all clients."""
+    of = key(f"shop/{name}:{protocol}", protocol, family_of(address))
+    return plan(of, external_ip(address, (action,) * 3), cluster=endpoints)
 
 
 def plans() -> Iterator[ServicePlan]:
     hidden, plain = Action(Verdict.FORWARD, masquerade=True), Action(Verdict.FORWARD)
     for protocol in Protocol:
-        yield plan("hidden", VIP, (Endpoint(POD, 8080),), hidden, protocol)
-        yield plan("plain", PLAIN, (Endpoint(POD, 8081),), plain, protocol)
-        yield plan("lonely", LONELY, (), Action(Verdict.REJECT), protocol)
-        yield plan("six", VIP6, (Endpoint(POD6, 8080),), hidden, protocol)
-        yield plan("lonely6", "2001:db8:100::3", (), Action(Verdict.REJECT), protocol)
+        yield at(VIP, "hidden", (Endpoint(POD, 8080),), hidden, protocol)
+        yield at(PLAIN, "plain", (Endpoint(POD, 8081),), plain, protocol)
+        yield at(LONELY, "lonely", (), Action(Verdict.REJECT), protocol)
+        yield at(VIP6, "six", (Endpoint(POD6, 8080),), hidden, protocol)
+        yield at("2001:db8:100::3", "lonely6", (), Action(Verdict.REJECT), protocol)
     yield sticky()
     both = (Endpoint(POD, 8081), Endpoint(OTHER, 8081))
-    yield plan("same", SAME, both[:1], plain, Protocol.TCP)
-    yield plan("either", EITHER, both, plain, Protocol.TCP)
+    yield at(SAME, "same", both[:1], plain, Protocol.TCP)
+    yield at(EITHER, "either", both, plain, Protocol.TCP)
     pods = tuple(Endpoint(f"10.244.2.{n}", 8080) for n in range(1, 17))
-    wide = plan("wide", WIDE, pods, plain, Protocol.TCP)
+    wide = at(WIDE, "wide", pods, plain, Protocol.TCP)
     yield msgspec.structs.replace(wide, affinity_seconds=600)
 
 
@@ -79,9 +80,8 @@ def sticky() -> ServicePlan:
     """With one address that leads to one pool and one that leads to the other."""
     ways = ((ANYWHERE, Action(Verdict.FORWARD)), (HERE, Action(Verdict.FORWARD, Pool.LOCAL)))
     frontends = [Frontend(FrontendKind.EXTERNAL_IP, a, 80, *(way,) * 3) for a, way in ways]
-    key = PlanKey(ServicePortName("shop", "sticky", "", Protocol.TCP), Family.IPV4)
-    pools = ((Endpoint(POD, 8080),), (Endpoint(OTHER, 8080),))
-    return ServicePlan(key, tuple(frontends), *pools, affinity_seconds=600)
+    pools = [Endpoint(POD, 8080)], [Endpoint(OTHER, 8080)]
+    return plan("shop/sticky", *frontends, cluster=pools[0], local=pools[1], affinity=600)
 
 
 class Programs:

@@ -42,7 +42,7 @@ def namespace() -> Iterator[Namespace]:
 
 
 class Recorder:
-    """Runs commands in a namespace, notes them, and can be told to fail from a point on."""
+    """Runs commands in a namespace, records them, and fails from a given one on."""
 
     def __init__(self, inside: Namespace) -> None:
         self._execute = inside.execute

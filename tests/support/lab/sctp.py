@@ -71,7 +71,7 @@ def ask(sock: socket.socket, port: int) -> str:
 
 
 def answer(sock: socket.socket, name: str, port: int) -> None:
-    """Answer an INIT to our port with who we are and whom we saw."""
+    """Answer an INIT to our port with our name and the client's address."""
     raw, peer = sock.recvfrom(500)
     data = payload(sock, raw)
     source, destination = struct.unpack_from("!HH", data)

@@ -14,6 +14,7 @@ from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
 from steersman.model.ruleset import diff
 from steersman.modes.base import Mode
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import MASQUERADED
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.sockets import see_at_once
 from tests.support.modes.registry import MODES, render
@@ -35,15 +36,15 @@ WAYS = (
 
 FRONTENDS = (
     make.cluster_ip(),
-    Frontend(FrontendKind.EXTERNAL_IP, "198.51.100.1", 80, *make.MASQUERADED),
-    Frontend(FrontendKind.NODE_PORT, "", 30080, *make.MASQUERADED),
+    Frontend(FrontendKind.EXTERNAL_IP, "198.51.100.1", 80, *MASQUERADED),
+    Frontend(FrontendKind.NODE_PORT, "", 30080, *MASQUERADED),
 )
 
 
 ONLY_V4 = NodeSettings(node_name="here", ipv4=make.SETTINGS.ipv4)
 
 
-SERVICE = make.plan([0, 2], frontends=FRONTENDS)
+SERVICE = make.port([0, 2], frontends=FRONTENDS)
 
 
 PLAN = NodePlan(ONLY_V4, {SERVICE.key: SERVICE})
@@ -96,7 +97,7 @@ def connected(sock: socket.socket, source: str, address: str, port: int) -> sock
 
 
 def ask(sock: socket.socket, way: tuple[str, str, int]) -> str:
-    """What is wrong with a new connection; "" where nothing is."""
+    """The problem with a new connection; "" if there is none."""
     try:
         with connected(sock, *way):
             sock.sendall(b"new")

@@ -24,6 +24,7 @@ from steersman.modes.userspace.relay_tracer import RelayTracer
 from steersman.operate.trace import TraceAnswer, trace_packet
 from steersman.operate.trace_question import TraceQuestion
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import MASQUERADED
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.switches import CLIENT, ENDS, NODE, OUTSIDE
 from tests.support.modes.registry import render
@@ -54,11 +55,11 @@ def inside(lab: Lab, work: Coroutine[Any, Any, T]) -> T:
 
 FRONTENDS = (
     make.cluster_ip(),
-    Frontend(FrontendKind.NODE_PORT, "", 30080, *make.MASQUERADED),
+    Frontend(FrontendKind.NODE_PORT, "", 30080, *MASQUERADED),
 )
 
 
-SERVICE = make.plan([0, 2], frontends=FRONTENDS)
+SERVICE = make.port([0, 2], frontends=FRONTENDS)
 
 
 def world_of(mode: Mode, service: ServicePlan = SERVICE) -> World:

@@ -20,7 +20,7 @@ from steersman.model.plan import (
 from steersman.model.ruleset import Ruleset, diff
 from steersman.modes.userspace.core import UserspaceMode
 from tests.support.lab.namespace import in_namespace, sh
-from tests.support.modes.userspace_proxy import answering, endpoint, owner
+from tests.support.modes.userspace_proxy import answering, cart, endpoint, owner
 
 VARIANTS = pytest.mark.parametrize("variant", ["nft", "legacy", "nftables"])
 
@@ -36,13 +36,11 @@ SETTINGS = NodeSettings(
 )
 
 
-def plan(
+def served(
     *endpoints: Endpoint, verdict: Verdict = Verdict.FORWARD, name: str = "cart"
 ) -> ServicePlan:
-    action = Action(verdict)
-    kinds = ((FrontendKind.CLUSTER_IP, VIP, PORT), (FrontendKind.NODE_PORT, "", NODE_PORT))
-    frontends = tuple(Frontend(*where, action, action, action) for where in kinds)
-    return ServicePlan(owner(name=name), frontends, endpoints, (), endpoints)
+    at, of = (VIP, PORT), owner(name=name)
+    return cart(*endpoints, at=at, node_port=NODE_PORT, verdict=verdict, of=of)
 
 
 def rendered(mode: UserspaceMode, *plans: ServicePlan) -> Ruleset:

@@ -27,7 +27,7 @@ ICMPv6 error reaches a TCP socket before it is ready for it, only the one after 
 
 @dataclass(frozen=True)
 class FlowCase:
-    """A connection and what is expected to become of it."""
+    """A connection and its expected result."""
 
     name: str
     source: str
@@ -88,7 +88,7 @@ class Answer:
 
 
 def compare(flow: FlowCase, answer: Answer) -> str:
-    """The difference between what should be and what is, in words; "" for none."""
+    """The difference between the expected result and the observed one; "" for none."""
     if (answer.kind, answer.ends) == (flow.expected.kind, flow.expected.ends) and not answer.note:
         return ""
     return f"{flow}: expected {flow.expected}, got {answer}"

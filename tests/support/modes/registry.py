@@ -34,9 +34,9 @@ class ModeUnderTest:
     make: Callable[[Exec, str], Mode]
     """From a door to programs and a variant to the mode."""
     evaluator: Callable[[NodePlan], Ask] | None
-    """Evaluates what is rendered for a plan; None where that cannot be done without a kernel."""
+    """Evaluates the rendered objects of a plan; None if that takes a kernel."""
     golden: Callable[[NodePlan], str]
-    """What is rendered for a plan's Services, as text."""
+    """The rendered objects of a plan's Services, as text."""
     like: str = ""
     """For a mode of which the conformance data knows nothing: whose expectations hold for it."""
 

@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, cast
 
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
-from steersman.model.plan import Endpoint, Verdict
+from steersman.model.plan import Action, Endpoint, ServicePlan, Verdict
 from steersman.proxy.engine import Proxy
 from steersman.proxy.listeners import LISTENER, Decision, FrontendKey, ListenerPlan
 from steersman.proxy.sockets import PortAllocator, open_socket
+from tests.support.builders import plans
 
 LOCAL = "127.0.0.1"
 PATIENCE = 20.0
@@ -23,6 +24,20 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 def owner(protocol: Protocol = Protocol.TCP, name: str = "cart") -> PlanKey:
     return PlanKey(ServicePortName("shop", name, "http", protocol), Family.IPV4)
+
+
+def cart(
+    *endpoints: Endpoint,
+    at: tuple[str, int],
+    node_port: int,
+    verdict: Verdict = Verdict.FORWARD,
+    of: PlanKey | None = None,
+    **more: Any,
+) -> ServicePlan:
+    """The plan of a ServicePort with a clusterIP and a node port, the same for all clients."""
+    every = (Action(verdict),) * 3
+    frontends = plans.cluster_ip(at[0], every, at[1]), plans.node_port(node_port, every)
+    return plans.plan(of or owner(), *frontends, cluster=endpoints, **more)
 
 
 def key(

@@ -1,4 +1,4 @@
-"""Many events through source, Store, Planner and Sync: what is left of them in the process.
+"""Many events through source, Store, Planner and Sync: the memory that they leave in use.
 
 `python -m tests.support.processes.leaks EVENTS` prints a JSON object: threads, descriptors, live
 objects and resident memory after a tenth of the events (everything was in use by then) and after
@@ -154,13 +154,13 @@ async def measure(events: int) -> tuple[Figures, Figures]:
     early: Figures | None = None
     size = max(500, events // 200)
     async with ApiServer([node(), service_cidr()]) as server:
-        server.bookmark_seconds = 1.0  # what is written to a client that left ends its watch
+        server.bookmark_seconds = 1.0  # writing to a client that left ends its watch
         proxy = Proxy(server)
         total = 0
         while total < events:
             await batch(server, proxy, size, total // size + 1, dice)
             server.log.clear()
-            server.world.history.clear()  # the server's own memory is not what is measured
+            server.world.history.clear()  # the server's own memory is not measured
             total += size
             if early is None and total >= events / 10:
                 await settled(server)

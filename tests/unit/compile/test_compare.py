@@ -82,13 +82,13 @@ def test_clients_are_named_if_only_some_are_treated_differently() -> None:
         return make.plan(WEB, make.node_port(30080, actions), cluster=ENDS, local=ENDS)
 
     place = ("shop/web:http node port 30080/tcp",)
-    assert between(plan(make.EVERYBODY), plan(make.SHORT_CIRCUIT)) == {
+    assert between(plan(make.MASQUERADED), plan(make.EXTERNAL_LOCAL)) == {
         "node port: pods of this node sent to endpoints on all nodes with their own source address "
         "instead of sent to endpoints on all nodes with the node's address as source": place,
         "node port: clients elsewhere sent to endpoints on this node with their own source address "
         "instead of sent to endpoints on all nodes with the node's address as source": place,
     }
-    (reason,) = between(plan(make.DROPPED), plan(make.REFUSED))
+    (reason,) = between(plan(make.DROPPED), plan(make.REJECTED))
     assert reason == "node port: all clients rejected instead of dropped"
 
 
@@ -165,11 +165,11 @@ def test_the_mark_is_said() -> None:
     assert found.reason == "the packet mark for masquerading is 0x8000 instead of 0x4000"
 
 
-REFUSED = make.plan(
+REJECTED = make.plan(
     make.key("shop/none"),
-    make.external_ip("203.0.113.1", make.REFUSED),
-    make.load_balancer("203.0.113.2", make.REFUSED, ranges=("192.0.2.0/24",)),
-    make.node_port(30081, make.REFUSED),
+    make.external_ip("203.0.113.1", make.REJECTED),
+    make.load_balancer("203.0.113.2", make.REJECTED, ranges=("192.0.2.0/24",)),
+    make.node_port(30081, make.REJECTED),
 )
 
 
@@ -177,7 +177,7 @@ REFUSED = make.plan(
 def test_traits_that_come_and_go_concern_the_node_or_some_services(name: str) -> None:
     with_it = replace(Traits(), **{name: True})
     without = replace(Traits(), **{name: False})
-    services = (PLAN, REFUSED)
+    services = (PLAN, REJECTED)
     on = compare_plans(node_plan(*services, traits=without), node_plan(*services, traits=with_it))
     off = compare_plans(node_plan(*services, traits=with_it), node_plan(*services, traits=without))
     row = TRAIT_ROWS[name]

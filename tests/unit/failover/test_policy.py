@@ -1,4 +1,4 @@
-"""The policy of failover, step by step: what is probed when, who is ejected, who returns."""
+"""The policy of failover, step by step: when endpoints are probed, ejected and taken back."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ async def test_the_whole_process_serves_where_linux_is_not(tmp_path: Path) -> No
 
 
 class Netsh:
-    """Prints what is listed, by family."""
+    """Prints its list, by family."""
 
     async def run(
         self, argv: Sequence[str], stdin: bytes = b"", *, timeout: float = 60.0

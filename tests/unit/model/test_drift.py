@@ -1,4 +1,4 @@
-"""What is said about drift, and when two programs are said to fight."""
+"""The text about drift, and when two programs are said to fight."""
 
 from __future__ import annotations
 

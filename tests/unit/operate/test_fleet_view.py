@@ -1,4 +1,4 @@
-"""All nodes in one answer: what is wrong with each, worst first, and in numbers."""
+"""All nodes in one answer: the problems of each, worst first, and in numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of Services, endpoints and node ports: what they say, whom filters select."""
+"""Lists of Services, endpoints and node ports: their contents, and the rows that filters select."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of a Service's page: what is shown, and what is said if there is nothing to show."""
+"""The answer of a Service's page, also if there is nothing to show."""
 
 from __future__ import annotations
 

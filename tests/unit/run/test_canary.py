@@ -37,7 +37,7 @@ class Network:
 
 
 def plan_of(*frontends: Frontend, node: FamilySettings) -> NodePlan:
-    service = make.plan([0, 2], frontends=frontends)
+    service = make.port([0, 2], frontends=frontends)
     return NodePlan(NodeSettings(ipv4=node), {service.key: service})
 
 
@@ -61,7 +61,7 @@ def test_only_what_this_node_is_forwarded_from_is_dialled() -> None:
 
 def test_of_many_some_are_chosen_evenly() -> None:
     names = [ServicePortName("shop", f"s{n:03}", "", Protocol.TCP) for n in range(100)]
-    services = [make.plan([0], of=PlanKey(name, Family.IPV4)) for name in names]
+    services = [make.port([0], of=PlanKey(name, Family.IPV4)) for name in names]
     plan = NodePlan(NodeSettings(), {each.key: each for each in services})
     found = [target.service for target in targets_of(plan, 4)]
     assert len(found) == len(set(found)) == 4

@@ -329,7 +329,7 @@ async def test_requests_in_a_row_are_answered_in_order() -> None:
     ],
 )
 async def test_bodies_are_not_waited_for(head: str) -> None:
-    """The answer comes at once, and what is sent after it is not kept."""
+    """The answer comes at once, and bytes sent after it are not kept."""
     pool = ClientPool(Bounds(idle=0.0))
     async with serving(hello(), pool) as port:
         client = await Client.connect(port, head.encode())
@@ -370,7 +370,7 @@ async def test_a_defect_in_accepting_is_not_silent(monkeypatch: pytest.MonkeyPat
         await keep_serving(hello, "127.0.0.1", free_port(), what="healthz server")
 
 
-# Probes' requests, answered without aiohttp, and what is left to it
+# Probes' requests, answered without aiohttp, and those left to it
 
 
 PROBE = (

@@ -20,7 +20,7 @@ OTHER = Writer("iptables-restor", 77)
 
 
 class Drifting:
-    """A World with a sync that was done, and everyone who is told about drift."""
+    """A World with a sync that was done, and all observers of drift."""
 
     def __init__(self) -> None:
         self.world = World()

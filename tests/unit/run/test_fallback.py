@@ -94,7 +94,7 @@ def test_nothing_is_said_of_what_was_asked_for() -> None:
     assert recorder._queue.empty()
 
 
-# -- what is missing -----------------------------------------------------------------------
+# -- missing features -----------------------------------------------------------------------
 
 
 class Says:

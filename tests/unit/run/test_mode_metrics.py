@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
-from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
+from steersman.model.names import Family
+from steersman.model.plan import ServicePlan
 from steersman.model.stats import ConnectionStats, NodeTotals, TrafficCounters
 from steersman.modes.base import Mode
 from steersman.modes.ebpf import layout
@@ -20,7 +20,7 @@ from steersman.run import mode_metrics
 from steersman.run.metrics import Metrics, exposition
 from steersman.run.mode_metrics import ModeMetrics
 from steersman.run.service_metrics import MOST_SERIES, REST, ServiceFilter
-from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import cluster_ip, endpoints, plan
 from tests.support.modes.bare import BareMode
 from tests.support.modes.userspace_proxy import (
     answering,
@@ -34,11 +34,9 @@ from tests.support.modes.userspace_proxy import (
 )
 
 
-def plan(name: str, *, metrics: bool = False) -> ServicePlan:
-    of = PlanKey(ServicePortName("shop", name, "http", Protocol.TCP), Family.IPV4)
-    front = Frontend(FrontendKind.CLUSTER_IP, "10.96.0.1", 80, *make.PLAIN)
-    ends = tuple(Endpoint(f"10.244.0.{n}", 8080) for n in (1, 2, 3))
-    return ServicePlan(of, (front,), reachable=ends, metrics=metrics)
+def served(name: str, *, metrics: bool = False) -> ServicePlan:
+    ends = endpoints(*(f"10.244.0.{n}" for n in (1, 2, 3)))
+    return plan(f"shop/{name}:http", cluster_ip("10.96.0.1"), cluster=ends, metrics=metrics)
 
 
 class Busy(BareMode):
@@ -85,7 +83,7 @@ async def default(mode: Mode, plans: list[ServicePlan], *, all_of_them: bool = F
 async def test_the_page_of_a_large_cluster_is_small(mode: str) -> None:
     """At 10,000 Services as at none: with every label that a process can make."""
     metrics, busy = Metrics(mode), Busy()
-    plans = [plan(f"s{n}") for n in range(10_000)]
+    plans = [served(f"s{n}") for n in range(10_000)]
     for family in Family:
         metrics.count_refused(family, full=0, partial=1)
         metrics.last_sync_time(family.kubernetes).set(1.7e9)
@@ -101,7 +99,7 @@ async def test_the_page_of_a_large_cluster_is_small(mode: str) -> None:
 
 
 async def test_what_is_shown_of_services_is_limited_too() -> None:
-    page = await default(Busy(), [plan(f"s{n}") for n in range(10_000)], all_of_them=True)
+    page = await default(Busy(), [served(f"s{n}") for n in range(10_000)], all_of_them=True)
     lines = [line for line in page.splitlines() if not line.startswith("#")]
     assert MOST_SERIES < len(lines) < MOST_SERIES + 600
     assert (
@@ -111,11 +109,11 @@ async def test_what_is_shown_of_services_is_limited_too() -> None:
 
 
 async def test_a_service_is_shown_if_its_annotation_asks_for_it() -> None:
-    page = await default(Busy(), [plan("a"), plan("b", metrics=True)])
+    page = await default(Busy(), [served("a"), served("b", metrics=True)])
     assert 'service="b"' in page
     assert 'service="a"' not in page
     assert f'service="{REST}"' in page
-    assert "service=" not in await default(Busy(), [plan("a")])
+    assert "service=" not in await default(Busy(), [served("a")])
 
 
 async def test_sums_of_the_node_are_shown_always() -> None:
@@ -130,7 +128,7 @@ async def test_sums_of_the_node_are_shown_always() -> None:
 
 async def test_series_of_services_can_be_had_by_filter() -> None:
     busy = Busy()
-    metrics = ModeMetrics(busy, lambda: [plan("a"), plan("b")], lambda: False)
+    metrics = ModeMetrics(busy, lambda: [served("a"), served("b")], lambda: False)
     found = samples(await metrics.services(ServiceFilter(service="a")))
     name = ("shop", "a", "http", "TCP", "10.244.0.1:8080")
     assert found["steersman_connections_total", *name] == 3
@@ -165,11 +163,11 @@ class Reading(BareMode):
 
 
 async def test_plans_may_change_while_connections_are_counted() -> None:
-    mode, plans = Reading(), {name: plan(name) for name in "ab"}
+    mode, plans = Reading(), {name: served(name) for name in "ab"}
     metrics = ModeMetrics(mode, plans.values, lambda: True)
     scrape = asyncio.create_task(metrics.services(ServiceFilter()))
     await mode.begun.wait()
-    plans["c"] = plan("c")
+    plans["c"] = served("c")
     mode.changed.set()
     (frontends,) = [m for m in await scrape if m.name == "steersman_frontend_connections"]
     assert [sample.labels["service"] for sample in frontends.samples] == ["a", "b", REST]
@@ -184,17 +182,17 @@ async def test_the_other_metrics_do_not_go_with_these(error: Exception) -> None:
         async def node_totals(self) -> NodeTotals:
             raise error
 
-    page = await default(Failing(), [plan("a")], all_of_them=True)
+    page = await default(Failing(), [served("a")], all_of_them=True)
     assert "kubeproxy_sync_proxy_rules_duration_seconds" in page
     with pytest.raises(type(error)):
-        await ModeMetrics(Failing(), lambda: [plan("a")], lambda: True).services(ServiceFilter())
+        await ModeMetrics(Failing(), lambda: [served("a")], lambda: True).services(ServiceFilter())
 
 
 async def test_a_collection_that_takes_too_long_ends_before_the_next_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mode_metrics, "_TIMEOUT", 0.05)
-    mode, plans = Reading(), [plan("a")]
+    mode, plans = Reading(), [served("a")]
     metrics = ModeMetrics(mode, lambda: plans, lambda: True)
     with pytest.raises(TimeoutError):
         await metrics.services(ServiceFilter())
@@ -209,7 +207,7 @@ async def test_a_collection_that_takes_too_long_ends_before_the_next_begins(
 
 async def test_a_mode_that_counts_nothing_has_no_series() -> None:
     assert (
-        await ModeMetrics(BareMode(), lambda: [plan("a")], lambda: True).services(ServiceFilter())
+        await ModeMetrics(BareMode(), lambda: [served("a")], lambda: True).services(ServiceFilter())
         == []
     )
 

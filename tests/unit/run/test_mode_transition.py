@@ -1,4 +1,4 @@
-"""Leaving a mode that carries connections: they get time, and what is cut is said."""
+"""Leaving a mode that carries connections: they get time, and the log counts those that are cut."""
 
 from __future__ import annotations
 

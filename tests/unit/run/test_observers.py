@@ -22,6 +22,7 @@ from steersman.run.observers import (
     without_local,
 )
 from steersman.run.state import RefusedBatches, SyncReport
+from tests.support.builders.plans import plan
 from tests.support.builders.store import make, service, slice_
 from tests.support.clock import FakeClock, settle
 from tests.support.modes.memory import World
@@ -35,7 +36,7 @@ LOCAL_LB: dict[str, Any] = {
 
 
 class NotedServers:
-    """Takes the place of sockets: notes what is to be served."""
+    """Takes the place of sockets: records the ports to serve."""
 
     def __init__(self) -> None:
         self.ports: Any = None
@@ -49,7 +50,7 @@ class NotedServers:
 
 
 class Told:
-    """A World whose syncs are told to everybody."""
+    """A World whose syncs are given to all observers."""
 
     def __init__(self, services: int = 2, mode: str = "iptables") -> None:
         self.world = World(services)
@@ -213,7 +214,7 @@ async def test_an_observer_that_raises_fails_nothing_and_nobody_else(
 
     def complain(report: SyncReport) -> None:
         seen.append(report.state.revision)
-        raise ValueError("cannot be told")
+        raise ValueError("fails")
 
     told.observers.observers |= {"first": complain, "second": complain}
     monkeypatch.setattr(Labelled, "__call__", refuse)
@@ -221,7 +222,7 @@ async def test_an_observer_that_raises_fails_nothing_and_nobody_else(
     told.observers.queued([Family.IPV4])
     told.seconds += 61
     await told.sync()
-    assert seen == [1, 1], "each observer is told of each sync once"
+    assert seen == [1, 1], "each observer is given each sync once"
     assert told.servers.ports == {ObjectName("shop", "lb"): 32100}
     assert told.health.healthy(told.now())
     logged = [record.getMessage().partition(" ")[0] for record in caplog.records]
@@ -234,7 +235,7 @@ async def test_an_observer_that_raises_is_logged_once_a_minute(
     told = Told()
 
     def complain(_: SyncReport) -> None:
-        raise ValueError("cannot be told")
+        raise ValueError("fails")
 
     told.observers.observers["other"] = complain
     for seconds in (0, 30, 31, 30):
@@ -347,12 +348,13 @@ def key(name: str, family: Family = Family.IPV4) -> PlanKey:
     return PlanKey(ServicePortName("shop", name, "", Protocol.TCP), family)
 
 
-def plan(owner: PlanKey, health_port: int = 0, **external: Action) -> ServicePlan:
-    frontends = tuple(
+def acting(owner: PlanKey, health_port: int = 0, **external: Action) -> ServicePlan:
+    """A plan with a frontend of each kind, and what it does with clients outside."""
+    frontends = [
         Frontend(FrontendKind[kind], "", 80, FORWARD, FORWARD, action)
         for kind, action in external.items()
-    )
-    return ServicePlan(owner, frontends, health_check_node_port=health_port)
+    ]
+    return plan(owner, *frontends, health=health_port)
 
 
 @pytest.mark.parametrize(
@@ -368,17 +370,17 @@ def plan(owner: PlanKey, health_port: int = 0, **external: Action) -> ServicePla
 def test_dropping_means_that_no_endpoint_is_local(
     external: dict[str, Action], expected: tuple[str, ...]
 ) -> None:
-    assert without_local(plan(key("cart"), 0, **external)) == expected
+    assert without_local(acting(key("cart"), 0, **external)) == expected
 
 
 def test_counts_follow_the_changes() -> None:
     counts = EndpointCounts()
     one, two, six = key("one"), key("two"), key("one", Family.IPV6)
-    counts.update({k: plan(k, NODE_PORT=DROP) for k in (one, two, six)}, ())
+    counts.update({k: acting(k, NODE_PORT=DROP) for k in (one, two, six)}, ())
     assert counts.no_local_endpoints("external", Family.IPV4) == 2
     assert counts.no_local_endpoints("external", Family.IPV6) == 1
     assert counts.no_local_endpoints("internal", Family.IPV4) == 0
-    counts.update({one: plan(one, NODE_PORT=FORWARD), two: plan(two, NODE_PORT=DROP)}, [six])
+    counts.update({one: acting(one, NODE_PORT=FORWARD), two: acting(two, NODE_PORT=DROP)}, [six])
     assert counts.no_local_endpoints("external", Family.IPV4) == 1
     assert counts.no_local_endpoints("external", Family.IPV6) == 0
 
@@ -386,9 +388,11 @@ def test_counts_follow_the_changes() -> None:
 def test_health_ports_follow_the_changes() -> None:
     counts = EndpointCounts()
     four, six = key("cart"), key("cart", Family.IPV6)
-    counts.update({four: plan(four, 30001), six: plan(six, 30001), key("b"): plan(key("b"))}, ())
+    counts.update(
+        {four: acting(four, 30001), six: acting(six, 30001), key("b"): acting(key("b"))}, ()
+    )
     assert counts.health_ports(Family.IPV4) == {CART: 30001}
-    counts.update({four: plan(four, 30002)}, [six, key("unknown")])
+    counts.update({four: acting(four, 30002)}, [six, key("unknown")])
     assert counts.health_ports(Family.IPV4) == {CART: 30002}
     assert counts.health_ports(Family.IPV6) == {}
 
@@ -396,9 +400,9 @@ def test_health_ports_follow_the_changes() -> None:
 def test_ready_endpoints_are_told_with_the_plan() -> None:
     counts = EndpointCounts()
     four, six = key("cart"), key("cart", Family.IPV6)
-    counts.update({four: plan(four, 30001), six: plan(six, 30001)}, ())
+    counts.update({four: acting(four, 30001), six: acting(six, 30001)}, ())
     assert counts.ready_here(Family.IPV4) == {CART: 0}
-    counts.update({four: msgspec.structs.replace(plan(four, 30001), ready_here=2)}, ())
+    counts.update({four: msgspec.structs.replace(acting(four, 30001), ready_here=2)}, ())
     assert counts.ready_here(Family.IPV4) == {CART: 2}
     assert counts.ready_here(Family.IPV6) == {CART: 0}
     counts.update({}, [four])

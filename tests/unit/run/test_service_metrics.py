@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
-from steersman.model.plan import Endpoint, Frontend, FrontendKind, ServicePlan
+from steersman.model.names import Protocol, ServicePortName
+from steersman.model.plan import Endpoint, ServicePlan
 from steersman.run import service_metrics
 from steersman.run.service_metrics import (
     MOST_SERIES,
@@ -23,7 +23,7 @@ from steersman.run.service_metrics import (
     Table,
     View,
 )
-from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import cluster_ip, plan
 
 ENDPOINT = Table(
     "endpoint",
@@ -40,11 +40,10 @@ def port(service: str, namespace: str = "shop") -> ServicePortName:
     return ServicePortName(namespace, service, "http", Protocol.TCP)
 
 
-def plan(service: str, ends: int = 1, namespace: str = "shop") -> ServicePlan:
-    front = Frontend(FrontendKind.CLUSTER_IP, "10.96.0.1", 80, *make.PLAIN)
-    reachable = tuple(Endpoint(f"10.0.{n >> 8}.{n & 255}", 80) for n in range(ends))
-    key = PlanKey(port(service, namespace), Family.IPV4)
-    return ServicePlan(key, (front,), reachable=reachable)
+def served(name: str, ends: int = 1, namespace: str = "shop") -> ServicePlan:
+    """The plan of a ServicePort that `row` counts for."""
+    reachable = [Endpoint(f"10.0.{n >> 8}.{n & 255}", 80) for n in range(ends)]
+    return plan(f"{namespace}/{name}:http", cluster_ip("10.96.0.1"), cluster=reachable)
 
 
 def row(service: str, end: int = 0, namespace: str = "shop") -> Name:
@@ -61,7 +60,7 @@ def page(view: View, plans: Iterable[ServicePlan], counts: Counts) -> dict[tuple
 
 
 def test_the_busiest_are_listed_and_the_others_summed() -> None:
-    ledger, plans = Ledger(), [plan(name) for name in "abc"]
+    ledger, plans = Ledger(), [served(name) for name in "abc"]
     counts: Counts = {ENDPOINT: {row("a"): (1, 10, 20), row("b"): (5, 50, 60), row("c"): (3, 4, 5)}}
     ledger.update(counts)
     found = page(ledger.view(ServiceFilter(top=1)), plans, counts)
@@ -79,7 +78,7 @@ def test_what_has_counted_nothing_is_listed_as_zero() -> None:
     ledger = Ledger()
     counts: Counts = {ENDPOINT: {}, FRONTEND: {(port("a"), "10.96.0.1:80"): (2,)}}
     ledger.update(counts)
-    found = page(ledger.default, [plan("a", 2)], counts)
+    found = page(ledger.default, [served("a", 2)], counts)
     assert found == {
         ("connections_total", "a", "10.0.0.0:80"): 0,
         ("connections_total", "a", "10.0.0.1:80"): 0,
@@ -90,7 +89,7 @@ def test_what_has_counted_nothing_is_listed_as_zero() -> None:
 
 
 def test_a_filter_is_about_its_services_only() -> None:
-    plans = [plan("a"), plan("b"), plan("a", namespace="other")]
+    plans = [served("a"), served("b"), served("a", namespace="other")]
     counts: Counts = {ENDPOINT: {row("a"): (1,), row("b"): (2,), row("a", namespace="other"): (4,)}}
     ledger = Ledger()
     ledger.update(counts)
@@ -111,7 +110,7 @@ def test_a_filter_is_about_its_services_only() -> None:
 
 @pytest.mark.parametrize(("services", "ends"), [(10_000, 3), (2, 20_000)])
 def test_series_are_bounded(services: int, ends: int) -> None:
-    plans = [plan(f"s{n}", ends) for n in range(services)]
+    plans = [served(f"s{n}", ends) for n in range(services)]
     rows = {row(f"s{n}", end): (1, 2, 3) for n in range(services) for end in range(ends)}
     counts: Counts = {ENDPOINT: rows, FRONTEND: {}}
     ledger = Ledger()
@@ -127,7 +126,7 @@ def test_the_busiest_endpoints_of_a_large_service_are_listed() -> None:
     counts: Counts = {ENDPOINT: rows}
     ledger = Ledger()
     ledger.update(counts)
-    found = page(ledger.default, [plan("a", 20_000)], counts)
+    found = page(ledger.default, [served("a", 20_000)], counts)
     assert min(value for key, value in found.items() if key[1] == "a") == 20_000 - MOST_SERIES
 
 
@@ -182,7 +181,7 @@ def test_no_series_ever_falls_and_the_rates_add_up(
         ledger.update(counts)
         if not asked:
             continue
-        found = page(ledger.default, [plan(service) for service in sorted(annotated)], counts)
+        found = page(ledger.default, [served(name) for name in sorted(annotated)], counts)
         assert len({key[1] for key in found}) <= top + 1
         for key, value in found.items():
             assert value >= highest.get(key, 0)

@@ -1,4 +1,4 @@
-"""What is owed to conntrack after syncs, whatever fails (behaviour 12)."""
+"""The conntrack entries to delete after syncs, whatever fails (behaviour 12)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.builders.store import make, service, slice_
 from tests.support.modes.bare import BareMode
 from tests.support.modes.conntrack_world import Table, World
 
-# What is owed
+# Entries to delete
 
 _NAMES = st.sets(st.sampled_from("abc")).map(lambda names: [ObjectName("shop", n) for n in names])
 

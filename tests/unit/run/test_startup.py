@@ -1,4 +1,4 @@
-"""What is done once, before the loop."""
+"""The steps before the loop, each done once."""
 
 from __future__ import annotations
 

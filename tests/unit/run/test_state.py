@@ -7,19 +7,14 @@ import json
 import msgspec
 import pytest
 
-from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
-from steersman.model.plan import NodePlan, NodeSettings, ServicePlan
+from steersman.model.plan import NodePlan, NodeSettings
 from steersman.run.state import State, state_json
-
-
-def plan(number: int) -> ServicePlan:
-    name = ServicePortName("shop", f"cart-{number}", "http", Protocol.TCP)
-    return ServicePlan(PlanKey(name, Family.IPV4), ())
+from tests.support.builders.plans import plan
 
 
 @pytest.mark.parametrize("count", [0, 1, 100, 250])
 def test_every_plan_is_said_however_many_there_are(count: int) -> None:
-    plans = {each.key: each for each in map(plan, range(count))}
+    plans = {each.key: each for each in (plan(f"shop/cart-{n}:http") for n in range(count))}
     state = State(mode="ipvs", plan=NodePlan(NodeSettings(), plans), slices=3)
     said = json.loads(b"".join(state_json(state, None, 2.5, 1.0)))
     assert [each["key"]["service"] for each in said["servicePlans"]] == [
@@ -31,7 +26,7 @@ def test_every_plan_is_said_however_many_there_are(count: int) -> None:
 
 
 def test_it_says_what_was_when_it_was_asked() -> None:
-    plans = {each.key: each for each in map(plan, range(300))}
+    plans = {each.key: each for each in (plan(f"shop/cart-{n}:http") for n in range(300))}
     pieces = state_json(State(plan=NodePlan(NodeSettings(), plans)), None, 0.0, 0.0)
     first = next(pieces)
     plans.clear()
@@ -40,7 +35,7 @@ def test_it_says_what_was_when_it_was_asked() -> None:
 
 def test_the_keys_of_a_plan_stay_as_they_are() -> None:
     """Whatever structs the program has: tools of operators read them."""
-    only = plan(1)
+    only = plan("shop/cart-1:http")
     said = json.loads(
         b"".join(state_json(State(plan=NodePlan(NodeSettings(), {only.key: only})), None, 0.0, 0.0))
     )

@@ -315,7 +315,7 @@ async def test_where_everything_is_refused_halving_ends_early() -> None:
 
 
 async def test_the_innocent_go_in_though_most_are_refused() -> None:
-    """In time: whom the culprits kept out once comes earlier another time."""
+    """A Service that the culprits delayed in one batch is earlier in the next."""
     world = World(200)
     world.mode.poison = {f"shop/s{i} (TCP, IPv4)" for i in range(2, 200)}
     await world.run()

@@ -1,4 +1,4 @@
-"""docs/compatibility.md has a row for everything that upstream has, and says what is true."""
+"""docs/compatibility.md has a row for everything that upstream has, and its claims are true."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rows(section: str) -> list[Row]:
 
 
 def named(section: str, column: int = 0) -> dict[str, Row]:
-    """A section's rows by what is in a column, which must differ."""
+    """A section's rows by the text of a column, which must differ."""
     found = [(name, row) for row in rows(section) for name in _words(row.cells[column])]
     assert len(found) == len(dict(found)), "a row is there twice"
     return dict(found)

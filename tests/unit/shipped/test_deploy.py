@@ -1,4 +1,4 @@
-"""What is in deploy/: valid for Kubernetes, and what steersman itself understands and needs."""
+"""The manifests of deploy/: valid for Kubernetes, understood by steersman, and sufficient."""
 
 from __future__ import annotations
 

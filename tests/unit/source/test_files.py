@@ -40,7 +40,7 @@ class Seen:
         self._fresh[obj.metadata.object_name] = obj
 
     def delete(self, kind: str, name: ObjectName) -> None:
-        raise AssertionError("what is gone is not in the names that are retained")
+        raise AssertionError("a file that is gone is not among the names that are kept")
 
     def report(self, scope: str, findings: Sequence[Finding]) -> None:
         self.findings[scope] = list(findings)
@@ -54,7 +54,7 @@ class Seen:
         return {service.metadata.name: service.spec.cluster_ip for service in found}
 
     def told(self, path: Path) -> str:
-        """What is said of a file, in one line."""
+        """The message about a file, in one line."""
         return "; ".join(map(str, self.findings.get(str(path), ())))
 
     async def until(self, condition: Callable[[], object]) -> None:

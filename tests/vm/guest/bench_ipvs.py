@@ -85,7 +85,7 @@ async def body() -> None:
 
 
 async def one_change(mode: IpvsMode) -> float:
-    """Median of the whole change: render, diff, apply. What is there now is known, as always."""
+    """Median of the whole change: render, diff, apply. The current state is known, as always."""
     plans = simple(7), simple(7, count=2)
     have, times = mode.render_service(plans[0], SETTINGS), []
     for turn in range(TIMES):

@@ -1,4 +1,4 @@
-"""What is here runs inside the virtual machine only (tests/vm/machine.py says so)."""
+"""These tests run inside the virtual machine only (tests/vm/machine.py says so)."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ FLOWS: list[Case] = list(load("packetflow_common")) if ALL else []
 
 
 class Nodes:
-    """Labs, and the mode that programs the node of each: finding out what is there takes long."""
+    """Labs, and the mode that programs the node of each: probing the kernel takes long."""
 
     def __init__(self) -> None:
         self.pool = LabPool()
@@ -59,7 +59,7 @@ class Nodes:
         return self._modes[lab.node.path]
 
     def wrong(self, world: World) -> list[str]:
-        """What is other than it should be when a world is in force."""
+        """The differences from the expected state when a world is in force."""
         flows = as_ipvs_serves(world.flows, world.plan(IPVS.traits))
         assert (flows != world.flows) == (world.id in DIFFERENT)
         lab = self.pool.lab(world)

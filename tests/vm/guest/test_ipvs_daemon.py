@@ -1,4 +1,4 @@
-"""The whole process in the ipvs mode, and what is left when another mode takes over."""
+"""The whole process in the ipvs mode, and the state after another mode takes over."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["node"]
 
 
 def dumped(node: Node) -> list[KernelLine]:
-    """The lines of another process, which knows what is planned."""
+    """The lines of another process, which knows the plan."""
     plan = of(*BOTH)
     planned = NodePlan(SETTINGS, {plan.key: plan})
     world = World(Origin("process", ""), Snapshot(), planned, "ipvs")

@@ -51,7 +51,7 @@ def connected(lab: Lab, mode: Mode) -> Iterator[switches.Clients]:
 
 @pytest.fixture(params=["iptables", pytest.param("nftables", marks=only_with_all)])
 def other(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Mode]:
-    """Another mode, likewise."""
+    """Another mode, in the same way."""
     mode = switches.mode_of(lab, request.param, "nft")
     yield mode
     asyncio.run(remove_leftovers_once([(request.param, mode)]))

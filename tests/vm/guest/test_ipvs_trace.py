@@ -9,6 +9,7 @@ import pytest
 
 from steersman.host.exec import SubprocessExec
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import REJECTED
 from tests.support.lab import trace_page
 from tests.support.lab.switches import CLIENT, NODE
 from tests.support.lab.traced import FRONTENDS, VIP, Traced, foreign, service_lab, serving
@@ -42,9 +43,7 @@ def test_rules_of_others_and_of_the_plan(node: Traced) -> None:
     dropped = node.trace(source=CLIENT, timeout=1.0)
     assert dropped.first_difference.startswith("dropped by a rule of another program in chain post")
     node.lab.run("nft", "delete", "table", "inet", "firewall")
-    refusing = serving(
-        node.lab, node.mode, make.plan([], frontends=(make.cluster_ip(make.REJECTED),))
-    )
+    refusing = serving(node.lab, node.mode, make.port([], frontends=(make.cluster_ip(REJECTED),)))
     refused = refusing.trace(source=CLIENT)
     assert refused.differences == ()
     assert refused.reply is not None
@@ -52,7 +51,7 @@ def test_rules_of_others_and_of_the_plan(node: Traced) -> None:
 
 
 def test_the_page_shows_a_trace(node: Traced, update: bool) -> None:
-    one = serving(node.lab, node.mode, make.plan([0], frontends=FRONTENDS))
+    one = serving(node.lab, node.mode, make.port([0], frontends=FRONTENDS))
     answer = one.trace(NODE, 30080, source=CLIENT)
     assert answer.exit_code == 0
     trace_page.check("ipvs mode", answer, update)

@@ -48,8 +48,8 @@ def test_everything_at_once() -> None:
     ends = plans.endpoints("fd00::5")
     plan = plans.plan(
         plans.key("shop/cart", family=Family.IPV6),
-        plans.load_balancer("2001:db8::1", plans.SHORT_CIRCUIT, ("2001:db8:7::/48",)),
-        plans.node_port(30080, plans.SHORT_CIRCUIT_DROP),
+        plans.load_balancer("2001:db8::1", plans.EXTERNAL_LOCAL, ("2001:db8:7::/48",)),
+        plans.node_port(30080, plans.NONE_HERE),
         cluster=ends,
         local=ends,
         affinity=60,
@@ -65,7 +65,7 @@ def test_everything_at_once() -> None:
 
 
 def test_refused() -> None:
-    plan = plans.plan(plans.key("shop/none"), plans.node_port(30080, plans.REFUSED))
+    plan = plans.plan(plans.key("shop/none"), plans.node_port(30080, plans.REJECTED))
     assert said(plan) == [
         "frontend node port 30080/TCP IPv4: shop/none TCP IPv4, pods rejected, node rejected, "
         "others rejected",

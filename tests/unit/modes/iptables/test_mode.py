@@ -71,7 +71,7 @@ async def test_given_features_are_kept() -> None:
 
 
 class Kernel:
-    """An nfnetlink_acct that does as it is told."""
+    """A scripted nfnetlink_acct."""
 
     def __init__(self, supported: bool = True) -> None:
         self.is_supported = supported
@@ -175,7 +175,7 @@ async def test_a_digest_tells_rules_apart_but_not_the_time_or_counters(variant: 
     assert await token(SAVED) != await token(SAVED.replace("ACCEPT\nCOMMIT", "DROP\nCOMMIT"))
 
 
-# What is shared with kubelet
+# Chains shared with kubelet
 
 FIREWALL = (4, "filter", "KUBE-FIREWALL", "")
 

@@ -9,13 +9,13 @@ from steersman.netfilter.names import chain_hash
 from steersman.netfilter.rule_text import probability
 from tests.support.builders.plans import (
     DROPPED,
-    EVERYBODY,
-    INTERNAL,
+    EXTERNAL_LOCAL,
     INTERNAL_LOCAL,
-    REFUSED,
+    MASQUERADED,
+    NONE_HERE,
+    PLAIN,
+    REJECTED,
     SETTINGS,
-    SHORT_CIRCUIT,
-    SHORT_CIRCUIT_DROP,
     cluster_ip,
     endpoints,
     external_ip,
@@ -75,7 +75,7 @@ def test_chains_come_after_those_they_lead_to() -> None:
     service = plan(
         HTTP,
         cluster_ip("10.96.0.1"),
-        load_balancer("192.0.2.1", SHORT_CIRCUIT, ("198.51.100.0/24",)),
+        load_balancer("192.0.2.1", EXTERNAL_LOCAL, ("198.51.100.0/24",)),
         cluster=PODS,
         local=PODS[:1],
     )
@@ -91,14 +91,14 @@ def test_chains_come_after_those_they_lead_to() -> None:
 def test_whether_cluster_ip_traffic_is_masqueraded() -> None:
     for actions, detector, expected in (
         (
-            INTERNAL,
+            PLAIN,
             LocalDetector(cidr="10.244.0.0/16"),
             "! -s 10.244.0.0/16 -d 10.96.0.1/32 -p tcp",
         ),
-        (INTERNAL, LocalDetector(interface="br0"), "-d 10.96.0.1/32 ! -i br0 -p tcp"),
-        (INTERNAL, LocalDetector(interface_prefix="veth"), "-d 10.96.0.1/32 ! -i veth+ -p tcp"),
-        (EVERYBODY, LocalDetector(cidr="10.244.0.0/16"), "-d 10.96.0.1/32 -p tcp"),
-        ((INTERNAL[0],) * 3, LocalDetector(), '-m comment --comment "shop/cart:http -> 10.244.0.1'),
+        (PLAIN, LocalDetector(interface="br0"), "-d 10.96.0.1/32 ! -i br0 -p tcp"),
+        (PLAIN, LocalDetector(interface_prefix="veth"), "-d 10.96.0.1/32 ! -i veth+ -p tcp"),
+        (MASQUERADED, LocalDetector(cidr="10.244.0.0/16"), "-d 10.96.0.1/32 -p tcp"),
+        ((PLAIN[0],) * 3, LocalDetector(), '-m comment --comment "shop/cart:http -> 10.244.0.1'),
     ):
         settings = replace(SETTINGS, ipv4=FamilySettings(detector=detector))
         service = plan(HTTP, cluster_ip("10.96.0.1", actions), cluster=PODS)
@@ -114,7 +114,7 @@ def test_local_endpoints_have_a_list_of_their_own() -> None:
 
 def test_a_cluster_ip_without_endpoints_is_refused_in_the_filter_table() -> None:
     for actions, why, target in (
-        (REFUSED, "no endpoints", "REJECT --reject-with icmp-port-unreachable"),
+        (REJECTED, "no endpoints", "REJECT --reject-with icmp-port-unreachable"),
         (DROPPED, "no local endpoints", "DROP"),
     ):
         assert chains(plan(HTTP, cluster_ip("10.96.0.1", actions))) == {
@@ -127,7 +127,7 @@ def test_a_cluster_ip_without_endpoints_is_refused_in_the_filter_table() -> None
 
 def test_ipv6() -> None:
     name = key("shop/cart:http", Protocol.UDP, Family.IPV6)
-    found = chains(plan(name, cluster_ip("fd00::1", REFUSED)))
+    found = chains(plan(name, cluster_ip("fd00::1", REJECTED)))
     assert found["filter KUBE-SERVICES"] == [
         '-d fd00::1/128 -p udp -m comment --comment "shop/cart:http has no endpoints"'
         " -m udp --dport 80 -j REJECT --reject-with icmp6-port-unreachable"
@@ -160,7 +160,7 @@ def test_external_traffic_all_alike() -> None:
 
 
 def test_external_traffic_with_short_circuits() -> None:
-    frontends = (cluster_ip("10.96.0.1"), node_port(30080, SHORT_CIRCUIT))
+    frontends = (cluster_ip("10.96.0.1"), node_port(30080, EXTERNAL_LOCAL))
     service = plan(HTTP, *frontends, cluster=PODS, local=PODS[:1])
     found = chains(service)
     local = "-m addrtype --src-type LOCAL"
@@ -180,8 +180,8 @@ def test_external_traffic_with_short_circuits() -> None:
 def test_external_traffic_that_only_short_circuits_survive() -> None:
     frontends = (
         cluster_ip("10.96.0.1"),
-        load_balancer("192.0.2.2", SHORT_CIRCUIT_DROP),
-        node_port(30080, SHORT_CIRCUIT_DROP),
+        load_balancer("192.0.2.2", NONE_HERE),
+        node_port(30080, NONE_HERE),
     )
     found = chains(plan(HTTP, *frontends, cluster=PODS))
     assert len(found["KUBE-EXT-#"]) == 3
@@ -193,8 +193,8 @@ def test_external_traffic_that_only_short_circuits_survive() -> None:
 
 
 def test_nothing_leads_to_a_service_without_endpoints() -> None:
-    frontends = (cluster_ip("10.96.0.1", REFUSED), external_ip("192.0.2.1", REFUSED))
-    found = chains(plan(HTTP, *frontends, node_port(30080, REFUSED), health=32000))
+    frontends = (cluster_ip("10.96.0.1", REJECTED), external_ip("192.0.2.1", REJECTED))
+    found = chains(plan(HTTP, *frontends, node_port(30080, REJECTED), health=32000))
     assert {chain: len(rules) for chain, rules in found.items()} == {
         "filter KUBE-SERVICES": 1,
         "filter KUBE-EXTERNAL-SERVICES": 2,
@@ -203,16 +203,16 @@ def test_nothing_leads_to_a_service_without_endpoints() -> None:
 
 
 def test_pods_and_nodes_need_not_be_served() -> None:
-    actions = (DROPPED[0], DROPPED[0], EVERYBODY[0])
+    actions = (DROPPED[0], DROPPED[0], MASQUERADED[0])
     found = chains(plan(HTTP, cluster_ip("10.96.0.1"), node_port(30080, actions), cluster=PODS))
     assert found["KUBE-EXT-#"] == ["-j KUBE-SVC-#"]
 
 
 def test_a_node_may_go_unmasqueraded() -> None:
-    actions = (INTERNAL[0], INTERNAL[0], SHORT_CIRCUIT[2])
+    actions = (PLAIN[0], PLAIN[0], EXTERNAL_LOCAL[2])
     service = plan(HTTP, node_port(30080, actions), cluster=PODS, local=PODS)
     assert ["MARK-MASQ" in rule for rule in chains(service)["KUBE-EXT-#"]] == [False] * 3
-    same = (INTERNAL[0],) * 3
+    same = (PLAIN[0],) * 3
     assert chains(plan(HTTP, node_port(30080, same), cluster=PODS))["KUBE-EXT-#"] == [
         "-j KUBE-SVC-#"
     ]
@@ -220,7 +220,7 @@ def test_a_node_may_go_unmasqueraded() -> None:
 
 def test_source_ranges() -> None:
     ranges = ("198.51.100.0/24", "192.0.2.2/32")
-    frontends = [load_balancer(vip, EVERYBODY, ranges) for vip in ("192.0.2.2", "192.0.2.3")]
+    frontends = [load_balancer(vip, MASQUERADED, ranges) for vip in ("192.0.2.2", "192.0.2.3")]
     found = chains(plan(HTTP, cluster_ip("10.96.0.1"), *frontends, cluster=PODS))
     comment = '-m comment --comment "shop/cart:http loadbalancer IP"'
     assert found["KUBE-FW-#"] == [
@@ -261,7 +261,7 @@ def test_a_large_cluster_goes_without_comments() -> None:
 def test_health_checks_are_let_in_by_tcp_whatever_the_port_is() -> None:
     udp = key("shop/cart:dns", Protocol.UDP)
     rendered = render_service(
-        plan(udp, cluster_ip("10.96.0.1", REFUSED), health=32000), SETTINGS, FEATURES
+        plan(udp, cluster_ip("10.96.0.1", REJECTED), health=32000), SETTINGS, FEATURES
     )
     assert rendered[4, "filter", "KUBE-NODEPORTS", "shop/cart:dns tcp"] == (
         "-A KUBE-NODEPORTS -p tcp -m comment --comment"

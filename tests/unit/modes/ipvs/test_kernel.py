@@ -43,7 +43,7 @@ class Device:
 
 
 class Node:
-    """A kernel whose interface and ipset write down what they are told."""
+    """A kernel whose interface and ipset record their commands."""
 
     def __init__(self) -> None:
         self.device, self.ipset = Device(), FakeIpset()
@@ -51,7 +51,7 @@ class Node:
         self.kernel = IpvsKernel(Backends(*parts), (Family.IPV4,))
 
     async def carry_out(self, change: Diff) -> tuple[list[Any], list[str]]:
-        """What they are told."""
+        """Their commands."""
         self.device.log, self.ipset.lines = [], []
         await self.kernel.write(change)
         return self.device.log, self.ipset.lines

@@ -16,11 +16,11 @@ from steersman.modes.ipvs.render import node_port_addresses, render_node, render
 from steersman.netfilter.rule_text import canonical
 from tests.support.builders.plans import (
     DROPPED,
-    INTERNAL,
-    REFUSED,
+    EXTERNAL_LOCAL,
+    NONE_HERE,
+    PLAIN,
+    REJECTED,
     SETTINGS,
-    SHORT_CIRCUIT,
-    SHORT_CIRCUIT_DROP,
     cluster_ip,
     endpoints,
     key,
@@ -55,9 +55,9 @@ def test_a_cluster_ip() -> None:
 @pytest.mark.parametrize(
     ("actions", "words"),
     [
-        (REFUSED, {"POD-REJECT", "NODE-REJECT", "OUTSIDE-REJECT"}),
+        (REJECTED, {"POD-REJECT", "NODE-REJECT", "OUTSIDE-REJECT"}),
         (DROPPED, {"POD-DROP", "NODE-DROP", "OUTSIDE-DROP"}),
-        (SHORT_CIRCUIT_DROP, {"NODE-MASQ", "OUTSIDE-DROP"}),
+        (NONE_HERE, {"NODE-MASQ", "OUTSIDE-DROP"}),
     ],
 )
 def test_each_class_of_sources_is_treated_as_planned(actions: Any, words: set[str]) -> None:
@@ -67,10 +67,10 @@ def test_each_class_of_sources_is_treated_as_planned(actions: Any, words: set[st
 
 def test_those_outside_decide_about_the_list() -> None:
     local, every = endpoints("10.244.0.1"), TWO
-    of = plan(key("ns/a"), cluster_ip("10.96.0.1", SHORT_CIRCUIT), cluster=every, local=local)
+    of = plan(key("ns/a"), cluster_ip("10.96.0.1", EXTERNAL_LOCAL), cluster=every, local=local)
     (server,) = servers(render_service(of, SETTINGS, RR)).values()
     assert server.targets == TARGETS[:1]
-    dropped = plan(key("ns/a"), cluster_ip("10.96.0.1", SHORT_CIRCUIT_DROP), cluster=every)
+    dropped = plan(key("ns/a"), cluster_ip("10.96.0.1", NONE_HERE), cluster=every)
     (server,) = servers(render_service(dropped, SETTINGS, RR)).values()
     assert server.targets == TARGETS
 
@@ -107,13 +107,13 @@ def test_a_service_may_have_its_own_scheduler() -> None:
 
 def test_source_ranges_in_the_spelling_of_ipset() -> None:
     ranges = ("0.0.0.0/0", "192.0.2.1/32", "192.0.2.0/24")
-    of = plan(key("ns/a"), load_balancer("192.0.2.7", INTERNAL, ranges), cluster=TWO)
+    of = plan(key("ns/a"), load_balancer("192.0.2.7", PLAIN, ranges), cluster=TWO)
     place = "192.0.2.7,6:80"
     parts = ("0.0.0.0/1", "128.0.0.0/1", "192.0.2.1", "192.0.2.0/24")
     wanted = {("GUARDED", place)} | {("ALLOWED", f"{place},{part}") for part in parts}
     assert wanted <= members(render_service(of, SETTINGS, RR))
     name = key("ns/a", family=Family.IPV6)
-    of = plan(name, load_balancer("fd00::7", INTERNAL, ("::/0",)))
+    of = plan(name, load_balancer("fd00::7", PLAIN, ("::/0",)))
     entries = {k[1] for k in render_service(of, SETTINGS, RR) if k[0] == "KUBE-6-IPVS-ALLOWED"}
     assert entries == {"fd00::7,6:80,::/1", "fd00::7,6:80,8000::/1"}
 

@@ -46,7 +46,7 @@ async def scrape(*answers: dict[bytes, int] | None) -> list[bool]:
     lock = asyncio.Lock()
     counters = Answers(answers, lock)
     connect = cast("Callable[[], Netlink]", Socket)
-    await Scrape(connect, lock).stats(cast(Any, counters), Relay(), [make.plan()])
+    await Scrape(connect, lock).stats(cast(Any, counters), Relay(), [make.port()])
     return counters.held
 
 
@@ -82,11 +82,11 @@ def test_counts_are_not_read_during_a_replacement() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "maps"),
     [
-        (make.plan([0, 1]), make.plan([0, 3]), 0),
-        (make.plan([0, 1]), make.plan([0, 1, 3]), 0),
-        (make.plan([0, 1, 3]), make.plan([1, 3]), 1),  # another slot
-        (make.plan([0, 1]), make.moved(make.plan([0, 1])), 1),
-        (make.plan([0, 1]), make.plan(range(9)), 1),  # another chain
+        (make.port([0, 1]), make.port([0, 3]), 0),
+        (make.port([0, 1]), make.port([0, 1, 3]), 0),
+        (make.port([0, 1, 3]), make.port([1, 3]), 1),  # another slot
+        (make.port([0, 1]), make.moved(make.port([0, 1])), 1),
+        (make.port([0, 1]), make.port(range(9)), 1),  # another chain
     ],
 )
 def test_only_counters_that_stay_are_read_before_a_replacement(

@@ -14,14 +14,15 @@ from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.text import diff_text, ruleset_text
 from steersman.modes.nftables.transaction import DerivedElements, check_derived, derived
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import PLAIN
 
 V4 = Family.IPV4
 
 
 def test_a_cluster_ip_stays_as_long_as_one_port_has_it() -> None:
-    one = render_service(make.plan(), make.SETTINGS, {})
+    one = render_service(make.port(), make.SETTINGS, {})
     other_port = [make.cluster_ip(port=81)]
-    two = render_service(make.plan(frontends=other_port), make.SETTINGS, {})
+    two = render_service(make.port(frontends=other_port), make.SETTINGS, {})
     known = DerivedElements()
     address = prefix(Kind.CLUSTER_IPS, V4) + bytes((10, 96, 0, 10))
 
@@ -41,15 +42,15 @@ def test_a_cluster_ip_stays_as_long_as_one_port_has_it() -> None:
 
 
 def test_other_addresses_are_no_cluster_ips() -> None:
-    elsewhere = Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", 80, *make.PLAIN)
-    rendered = render_service(make.plan(frontends=[elsewhere]), make.SETTINGS, {})
+    elsewhere = Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", 80, *PLAIN)
+    rendered = render_service(make.port(frontends=[elsewhere]), make.SETTINGS, {})
     assert {key[0] for key in DerivedElements().load(rendered)} == {Kind.HAIRPIN_CONNECTIONS}
 
 
 def test_derived_elements_are_loaded_with_their_sources() -> None:
     known = DerivedElements()
-    node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.PLAIN)
-    plan = make.plan([0, 1], frontends=[make.cluster_ip(), node_port])  # 0 is local
+    node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *PLAIN)
+    plan = make.port([0, 1], frontends=[make.cluster_ip(), node_port])  # 0 is local
     rendered = render_service(plan, make.SETTINGS, {})
     assert ruleset_text(known.load(rendered)) == (
         "add element ip kube-proxy cluster-ips { 10.96.0.10 }\n"
@@ -62,7 +63,7 @@ def test_derived_elements_are_loaded_with_their_sources() -> None:
 
 
 def test_a_source_without_its_derived_element_is_not_in_force() -> None:
-    rendered: dict[bytes, Any] = dict(render_service(make.plan([0, 1]), make.SETTINGS, {}))
+    rendered: dict[bytes, Any] = dict(render_service(make.port([0, 1]), make.SETTINGS, {}))
     follows = DerivedElements().load(rendered)
     stranger = prefix(Kind.CLUSTER_IPS, V4) + bytes((10, 96, 0, 99))
     for missing in follows:
@@ -85,8 +86,8 @@ ITSELF = "hairpin-connections { 10.244.0.1 . 10.244.0.1 . tcp . 8080 }"
 
 def test_an_endpoint_that_comes_to_this_node_can_call_itself() -> None:
     slots: Slots = {}
-    there = replace(make.plan(()), cluster=(Endpoint("10.244.0.1", 8080, False),))
-    here = replace(make.plan(()), cluster=(Endpoint("10.244.0.1", 8080, True),))
+    there = replace(make.port(()), cluster=(Endpoint("10.244.0.1", 8080, False),))
+    here = replace(make.port(()), cluster=(Endpoint("10.244.0.1", 8080, True),))
     away, home = (render_service(plan, make.SETTINGS, slots) for plan in (there, here))
     known = DerivedElements()
     known.load(away)
@@ -99,7 +100,7 @@ def test_an_endpoint_that_comes_to_this_node_can_call_itself() -> None:
 
 def test_an_element_without_sources_stays_if_one_comes() -> None:
     """As an earlier version wrote it: the element is there, but endpoints have no locality."""
-    rendered: dict[bytes, Any] = render_service(make.plan([0, 1]), make.SETTINGS, {})
+    rendered: dict[bytes, Any] = render_service(make.port([0, 1]), make.SETTINGS, {})
     endpoints = {k: v for k, v in rendered.items() if k[0] == Kind.SERVICE_ENDPOINTS}
     everyones = {k: v[:-1] + b"\1" for k, v in endpoints.items()}
     objects: dict[bytes, Any] = {**rendered, **DerivedElements().load({**rendered, **everyones})}
@@ -114,8 +115,8 @@ def test_an_element_without_sources_stays_if_one_comes() -> None:
 
 def test_an_endpoint_of_two_services_stays_until_both_are_gone() -> None:
     known = DerivedElements()
-    one = render_service(make.plan([0]), make.SETTINGS, {})
-    other = make.plan([0], of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
+    one = render_service(make.port([0]), make.SETTINGS, {})
+    other = make.port([0], of=make.key("other"), frontends=[make.cluster_ip(address="10.96.0.11")])
     two = render_service(other, make.SETTINGS, {})
     objects: dict[bytes, Any] = {**one, **two}
     known.reset(check_derived({**objects, **DerivedElements().load(objects)}))

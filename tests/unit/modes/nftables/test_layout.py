@@ -76,7 +76,7 @@ def test_every_set_has_a_name_of_its_own() -> None:
 def endpoint_elements(family: Family, protocol: Protocol) -> dict[bytes, bytes]:
     """Slots of two endpoints, the first of them local, by keys of `service-endpoints`."""
     address = "10.96.0.10" if family is Family.IPV4 else "fd00:96::1"
-    plan = make.plan(
+    plan = make.port(
         [2, 3],
         of=make.key(family=family, protocol=protocol),
         frontends=[make.cluster_ip(address=address)],

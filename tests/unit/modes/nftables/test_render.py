@@ -27,6 +27,16 @@ from steersman.modes.nftables.text import ruleset_text
 from steersman.proxy.listeners import Decision, ListenerPlan
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.nftables_plans import ON
+from tests.support.builders.plans import (
+    DROPPED,
+    EXTERNAL_LOCAL,
+    INTERNAL_LOCAL,
+    MASQUERADED,
+    NONE_HERE,
+    PLAIN,
+    REJECTED,
+    Actions,
+)
 
 
 def lines(plan: ServicePlan, of: NodeSettings = make.SETTINGS) -> list[str]:
@@ -38,7 +48,7 @@ def without(table: str, given: Sequence[str]) -> list[str]:
 
 
 def test_a_cluster_ip() -> None:
-    assert without("ip kube-proxy", lines(make.plan([1, 3]))) == [
+    assert without("ip kube-proxy", lines(make.port([1, 3]))) == [
         'service-ips { 10.96.0.10 . tcp . 80 comment "shop/web:http cluster IP" : goto '
         "cluster-lb-4 }",
         "service-endpoints { 10.96.0.10 . tcp . 80 . 0 : 10.244.0.1 . 8080 }",
@@ -49,21 +59,21 @@ def test_a_cluster_ip() -> None:
 @pytest.mark.parametrize(
     ("actions", "chain"),
     [
-        (make.PLAIN, "cluster-lb-4"),
+        (PLAIN, "cluster-lb-4"),
         (make.UNMASQUERADED, "lb-4"),
-        (make.MASQUERADED, "masquerade-lb-4"),
-        (make.INTERNAL_LOCAL, "cluster-local-lb-4"),
-        (make.EXTERNAL_LOCAL, "by-source"),
+        (MASQUERADED, "masquerade-lb-4"),
+        (INTERNAL_LOCAL, "cluster-local-lb-4"),
+        (EXTERNAL_LOCAL, "by-source"),
     ],
 )
-def test_the_chain_says_what_is_done(actions: make.Actions, chain: str) -> None:
-    dispatch = lines(make.plan([0, 2, 1], frontends=[make.cluster_ip(actions)]))[0]
+def test_the_chain_says_what_is_done(actions: Actions, chain: str) -> None:
+    dispatch = lines(make.port([0, 2, 1], frontends=[make.cluster_ip(actions)]))[0]
     assert dispatch.endswith(f"goto {chain} }}")
 
 
 def test_sources_with_different_verdicts_are_looked_up_by_class() -> None:
-    node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.NONE_HERE)
-    text = without("ip kube-proxy", lines(make.plan([1], frontends=[node_port])))
+    node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *NONE_HERE)
+    text = without("ip kube-proxy", lines(make.port([1], frontends=[node_port])))
     assert 'service-nodeports { tcp . 30080 comment "shop/web:http node port" : goto ' in text[0]
     assert text[2:5] == [
         "pod-nodeports { tcp . 30080 : goto np-lb-1 }",
@@ -73,27 +83,27 @@ def test_sources_with_different_verdicts_are_looked_up_by_class() -> None:
 
 
 def test_without_a_detector_pods_are_external() -> None:
-    front = make.cluster_ip(make.PLAIN)
-    dispatch = lines(make.plan([1], frontends=[front]), make.NO_DETECTOR)[0]
+    front = make.cluster_ip(PLAIN)
+    dispatch = lines(make.port([1], frontends=[front]), make.NO_DETECTOR)[0]
     assert dispatch.endswith("goto masquerade-lb-1 }")
-    local = make.plan([0], frontends=[make.cluster_ip(make.EXTERNAL_LOCAL)])
+    local = make.port([0], frontends=[make.cluster_ip(EXTERNAL_LOCAL)])
     assert not [line for line in lines(local, make.NO_DETECTOR) if "pod-service-ips" in line]
 
 
 def test_refusals() -> None:
-    rejected = make.plan((), frontends=[make.cluster_ip(make.REJECTED)])
+    rejected = make.port((), frontends=[make.cluster_ip(REJECTED)])
     comment = 'comment "shop/web:http cluster IP"'
     element = f"no-endpoint-services {{ 10.96.0.10 . tcp . 80 {comment}"
     start = "add element ip kube-proxy"
     assert lines(rejected) == [f"{start} {element} : continue }}"]
-    dropped = make.plan((), frontends=[make.cluster_ip(make.DROPPED)], affinity=60)
+    dropped = make.port((), frontends=[make.cluster_ip(DROPPED)], affinity=60)
     assert lines(dropped) == [f"{start} {element} : drop }}"]
 
 
 def test_source_ranges_are_made_disjoint() -> None:
     ranges = ("10.0.0.0/8", "10.1.0.0/16", "192.0.2.7/32")
-    vip = Frontend(FrontendKind.LOAD_BALANCER_IP, "192.0.2.81", 80, *make.REJECTED, ranges)
-    text = without("ip kube-proxy", lines(make.plan((), frontends=[vip])))
+    vip = Frontend(FrontendKind.LOAD_BALANCER_IP, "192.0.2.81", 80, *REJECTED, ranges)
+    text = without("ip kube-proxy", lines(make.port((), frontends=[vip])))
     assert text[1:] == [
         'firewall-ips { 192.0.2.81 . tcp . 80 comment "shop/web:http load balancer IP" }',
         "firewall-allowed { 192.0.2.81 . tcp . 80 . 10.0.0.0-10.255.255.255 }",
@@ -102,7 +112,7 @@ def test_source_ranges_are_made_disjoint() -> None:
 
 
 def test_affinity_is_per_service_port_and_pool() -> None:
-    plan = make.plan([0, 1], frontends=[make.cluster_ip(make.EXTERNAL_LOCAL)], affinity=60)
+    plan = make.port([0, 1], frontends=[make.cluster_ip(EXTERNAL_LOCAL)], affinity=60)
     text = lines(plan)
     base = base_name(plan.key)
     chains = {line.split()[4]: line.partition("# ")[2] for line in text if "add chain" in line}
@@ -118,14 +128,14 @@ def test_affinity_is_per_service_port_and_pool() -> None:
 
 def test_long_names_are_cut_in_comments() -> None:
     name = ServicePortName("n" * 120, "s" * 120, "p80", Protocol.TCP)
-    plan = make.plan(of=PlanKey(name, Family.IPV4), frontends=[make.cluster_ip()])
+    plan = make.port(of=PlanKey(name, Family.IPV4), frontends=[make.cluster_ip()])
     assert "..." in lines(plan)[0]
 
 
 def test_endpoints_keep_their_slots() -> None:
     slots: Slots = {}
-    before = render_service(make.plan(range(100)), make.SETTINGS, slots)
-    after = render_service(make.plan([*range(3), *range(4, 100)]), make.SETTINGS, slots)
+    before = render_service(make.port(range(100)), make.SETTINGS, slots)
+    after = render_service(make.port([*range(3), *range(4, 100)]), make.SETTINGS, slots)
     change = diff(before, after)
     kinds = sorted(key[0] for key in (*change.added, *change.removed, *change.changed))
     assert kinds == [Kind.SERVICE_ENDPOINTS] * 2
@@ -141,7 +151,7 @@ def test_the_node_part_is_texts_and_node_port_addresses() -> None:
 # -- node ports on loopback -----------------------------------------------------------------
 
 
-def node_port(actions: make.Actions = make.PLAIN, port: int = 30080) -> Frontend:
+def node_port(actions: Actions = PLAIN, port: int = 30080) -> Frontend:
     return Frontend(FrontendKind.NODE_PORT, "", port, *actions)
 
 
@@ -155,7 +165,7 @@ def test_a_node_port_is_served_on_loopback(
     family: Family, address: str, protocol: Protocol
 ) -> None:
     frontends = [make.cluster_ip(), node_port()]
-    plan = make.plan(of=make.key("web", family, protocol), frontends=frontends, affinity=60)
+    plan = make.port(of=make.key("web", family, protocol), frontends=frontends, affinity=60)
     [listener] = served(plan)
     assert (listener.bind, listener.port, listener.affinity_seconds) == (address, 30080, 60)
     assert listener.same_for_all
@@ -163,7 +173,7 @@ def test_a_node_port_is_served_on_loopback(
 
 
 def test_listeners_choose_from_the_pool_of_the_node() -> None:
-    plan = make.plan(range(4), frontends=[node_port(make.INTERNAL_LOCAL)])
+    plan = make.port(range(4), frontends=[node_port(INTERNAL_LOCAL)])
     [listener] = served(plan)
     assert listener.node.endpoints == plan.local != plan.cluster
 
@@ -171,12 +181,15 @@ def test_listeners_choose_from_the_pool_of_the_node() -> None:
 @pytest.mark.parametrize(
     ("plan", "settings"),
     [
-        (make.plan(), ON),
-        (make.plan(of=make.key(protocol=Protocol.SCTP), frontends=[node_port()]), ON),
-        (make.plan([], frontends=[node_port(make.REJECTED)]), ON),
-        (make.plan(frontends=[node_port()]), make.SETTINGS),
-        (make.plan(frontends=[node_port()]), msgspec.structs.replace(ON, ipv4=FamilySettings())),
-        (make.plan(frontends=[node_port()]), msgspec.structs.replace(ON, traits=Traits())),
+        (make.port(), ON),
+        (make.port(of=make.key(protocol=Protocol.SCTP), frontends=[node_port()]), ON),
+        (make.port([], frontends=[node_port(REJECTED)]), ON),
+        (make.port(frontends=[node_port()]), make.SETTINGS),
+        (
+            make.port(frontends=[node_port()]),
+            msgspec.structs.replace(ON, ipv4=FamilySettings()),
+        ),
+        (make.port(frontends=[node_port()]), msgspec.structs.replace(ON, traits=Traits())),
     ],
     ids=["no-node-port", "sctp", "nobody-there", "other-traits", "not-wanted", "cannot"],
 )

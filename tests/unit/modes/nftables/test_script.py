@@ -25,7 +25,7 @@ def commands(have: dict[bytes, Any], want: dict[bytes, Any]) -> list[str]:
 
 
 def test_a_new_table_is_made_whole_and_an_old_one_is_deleted() -> None:
-    want = world(make.plan([0, 1]))
+    want = world(make.port([0, 1]))
     lines = commands({}, want)
     assert lines[:2] == ["add table ip kube-proxy", "delete table ip kube-proxy"]
     assert any(
@@ -37,7 +37,7 @@ def test_a_new_table_is_made_whole_and_an_old_one_is_deleted() -> None:
 
 
 def test_an_endpoint_that_goes_takes_what_followed_from_it() -> None:
-    one, two = world(make.plan([0, 1])), world(make.plan([1]))
+    one, two = world(make.port([0, 1])), world(make.port([1]))
     lines = commands(one, two)
     pair = "10.244.0.0 . 10.244.0.0 . tcp . 8080"
     assert f"delete element ip kube-proxy hairpin-connections {{ {pair} }}" in lines
@@ -47,7 +47,7 @@ def test_an_endpoint_that_goes_takes_what_followed_from_it() -> None:
 
 
 def test_affinity_has_maps_and_sets_and_its_rules_are_comments() -> None:
-    without, with_it = world(make.plan([1])), world(make.plan([1], affinity=600))
+    without, with_it = world(make.port([1])), world(make.port([1], affinity=600))
     lines = commands(without, with_it)
     assert any("nft cannot write these rules" in line for line in lines)
     (made,) = [line for line in lines if "flags dynamic,timeout" in line]
@@ -66,15 +66,15 @@ def test_affinity_has_maps_and_sets_and_its_rules_are_comments() -> None:
 
 
 def test_members_and_stale_entries_go_unless_their_set_goes() -> None:
-    old = world(make.plan([1, 3], affinity=600))
-    new = world(make.plan([1], affinity=600))
+    old = world(make.port([1, 3], affinity=600))
+    new = world(make.port([1], affinity=600))
     members = [line for line in commands(old, new) if "endpoints-" in line or "members" in line]
     assert [line for line in members if "delete element" in line and "10.244.0.3 . 8080" in line]
     memory = next(key for key in new if key[0] == Kind.AFFINITY)
     stale = {**new, element_key(memory, bytes((10, 0, 0, 9))): b""}
     (line,) = commands(stale, new)
     assert line.endswith("{ 10.0.0.9 }")
-    bare = world(make.plan([1]))
+    bare = world(make.port([1]))
     assert not any("{ 10.0.0.9 }" in line for line in commands(stale, bare))
 
 

@@ -20,10 +20,11 @@ from steersman.modes.nftables.text import (
 )
 from tests.support.builders import nftables_plans as make
 from tests.support.builders.nftables_plans import ON
+from tests.support.builders.plans import MASQUERADED, PLAIN, Actions
 
 
 def test_a_diff_is_printed() -> None:
-    plan, more = make.plan([1], affinity=60), make.plan([1, 3, 5, 7, 9], affinity=60)
+    plan, more = make.port([1], affinity=60), make.port([1, 3, 5, 7, 9], affinity=60)
     slots: Slots = {}
     before = render_service(plan, make.SETTINGS, slots) | render_node(make.SETTINGS)
     after = render_service(more, make.SETTINGS, slots)
@@ -34,7 +35,7 @@ def test_a_diff_is_printed() -> None:
 
 
 def test_objects_are_named_in_errors() -> None:
-    keys = sorted(render_service(make.plan([1], affinity=60), make.SETTINGS, {}))
+    keys = sorted(render_service(make.port([1], affinity=60), make.SETTINGS, {}))
     assert describe(keys[:2]) == (
         "element 10.96.0.10 . tcp . 80 of service-ips and 1 more in table ip kube-proxy"
     )
@@ -44,12 +45,12 @@ def test_objects_are_named_in_errors() -> None:
     assert table == "skeleton in table ip6 kube-proxy"
 
 
-def node_port(actions: make.Actions = make.PLAIN, port: int = 30080) -> Frontend:
+def node_port(actions: Actions = PLAIN, port: int = 30080) -> Frontend:
     return Frontend(FrontendKind.NODE_PORT, "", port, *actions)
 
 
 def test_listeners_are_printed_as_comments() -> None:
-    plan = make.plan([1], frontends=[node_port()])
+    plan = make.port([1], frontends=[node_port()])
     text = diff_text(Diff(added=render_localhost(plan, ON)))
     assert text == "# add listener at 127.0.0.1 port 30080: all to 10.244.0.1:8080\n"
 
@@ -60,16 +61,16 @@ def test_listeners_are_printed_as_comments() -> None:
 V4, V6 = Family.IPV4, Family.IPV6
 
 
-def rendered(affinity: int = 0, actions: make.Actions = make.PLAIN) -> dict[bytes, object]:
+def rendered(affinity: int = 0, actions: Actions = PLAIN) -> dict[bytes, object]:
     node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *actions)
-    plan = make.plan([1, 2], frontends=[make.cluster_ip(actions), node_port], affinity=affinity)
+    plan = make.port([1, 2], frontends=[make.cluster_ip(actions), node_port], affinity=affinity)
     return {**render_node(make.SETTINGS), **render_service(plan, make.SETTINGS, {})}
 
 
 @pytest.mark.parametrize(
-    "actions", [make.PLAIN, make.MASQUERADED, make.UNMASQUERADED], ids=["plain", "all", "none"]
+    "actions", [PLAIN, MASQUERADED, make.UNMASQUERADED], ids=["plain", "all", "none"]
 )
-def test_loadable_elements_equal_those_without_affinity(actions: make.Actions) -> None:
+def test_loadable_elements_equal_those_without_affinity(actions: Actions) -> None:
     assert loadable(V4, rendered(60, actions)) == loadable(V4, rendered(0, actions))
 
 
@@ -83,9 +84,9 @@ def test_only_elements_of_the_family_are_loaded() -> None:
 
 def test_source_ranges_hold_from_the_start() -> None:
     guarded = Frontend(
-        FrontendKind.LOAD_BALANCER_IP, "192.0.2.80", 80, *make.PLAIN, ("198.51.100.0/24",)
+        FrontendKind.LOAD_BALANCER_IP, "192.0.2.80", 80, *PLAIN, ("198.51.100.0/24",)
     )
-    loaded = loadable(V4, render_service(make.plan(frontends=[guarded]), make.SETTINGS, {}))
+    loaded = loadable(V4, render_service(make.port(frontends=[guarded]), make.SETTINGS, {}))
     service = "ip daddr . ip protocol . th dport"
     assert interim_firewall(V4, loaded).splitlines() == [
         f"add rule ip kube-proxy firewall {service} . ip saddr @firewall-allowed return",

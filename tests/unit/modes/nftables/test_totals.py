@@ -13,10 +13,11 @@ from steersman.modes.nftables.layout import Kind, counted_key
 from steersman.modes.nftables.render import render_service
 from steersman.modes.nftables.totals import ConnectionTotals
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import EXTERNAL_LOCAL, PLAIN
 
 _FRONTENDS = (Kind.SERVICE_IPS, Kind.SERVICE_NODEPORTS)
 _ENDPOINTS = (Kind.SERVICE_ENDPOINTS, Kind.NODEPORT_ENDPOINTS)
-NODE_PORT = Frontend(FrontendKind.NODE_PORT, "", 30080, *make.PLAIN)
+NODE_PORT = Frontend(FrontendKind.NODE_PORT, "", 30080, *PLAIN)
 
 
 def counts(*plans: ServicePlan, each: int) -> dict[bytes, int]:
@@ -39,8 +40,8 @@ def named(totals: Mapping[tuple[ServicePortName, str], int]) -> dict[str, int]:
 
 
 def test_an_endpoint_counts_what_came_by_each_frontend() -> None:
-    v4 = make.plan([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
-    v6 = make.plan(
+    v4 = make.port([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
+    v6 = make.port(
         [257], of=make.key(family=Family.IPV6), frontends=[make.cluster_ip(address="fd00:96::1")]
     )
     made = ConnectionTotals().update(counts(v4, v6, each=3), [v4, v6])
@@ -57,9 +58,9 @@ def test_an_endpoint_counts_what_came_by_each_frontend() -> None:
 
 
 def test_a_removed_frontend_takes_no_counts_of_endpoints() -> None:
-    totals, both = ConnectionTotals(), make.plan([1], frontends=[make.cluster_ip(), NODE_PORT])
+    totals, both = ConnectionTotals(), make.port([1], frontends=[make.cluster_ip(), NODE_PORT])
     totals.update(counts(both, each=5), [both])
-    one = make.plan([1])
+    one = make.port([1])
     made = totals.update(counts(one, each=7), [one])
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 12}
     assert named(made.frontends) == {"shop/web:http 10.96.0.10:80": 7}
@@ -68,33 +69,33 @@ def test_a_removed_frontend_takes_no_counts_of_endpoints() -> None:
 
 
 def test_a_counter_that_restarts_at_zero_is_added() -> None:
-    totals, plan = ConnectionTotals(), make.plan([1])
+    totals, plan = ConnectionTotals(), make.port([1])
     totals.update(counts(plan, each=9), [plan])
     made = totals.update(counts(plan, each=2), [plan])
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 11}
 
 
 def test_counts_carried_over_are_not_added_twice() -> None:
-    totals, plan = ConnectionTotals(), make.plan([1])
+    totals, plan = ConnectionTotals(), make.port([1])
     before = counts(plan, each=4)
     totals.update(counts(plan, each=9), [plan], before)
-    made = totals.update(counts(plan, each=5), [plan], before)  # 1 since it began anew
+    made = totals.update(counts(plan, each=5), [plan], before)  # 1 since the restart
     assert named(made.endpoints) == {"shop/web:http 10.244.0.1:8080": 10}
 
 
 def test_totals_of_removed_endpoints_are_dropped() -> None:
-    totals, plan = ConnectionTotals(), make.plan([1, 2])
+    totals, plan = ConnectionTotals(), make.port([1, 2])
     totals.update(counts(plan, each=9), [plan])
-    less = make.plan([2])
+    less = make.port([2])
     made = totals.update(counts(plan, each=10), [less])  # the kernel's elements go later
     assert named(made.endpoints) == {"shop/web:http 10.244.0.2:8080": 10}
     assert totals.update(counts(plan, each=9), []).endpoints == {}
 
 
 def test_sticky_connections_are_counted_once_where_they_are_learned() -> None:
-    actions = make.EXTERNAL_LOCAL
+    actions = EXTERNAL_LOCAL
     both = [make.cluster_ip(), Frontend(FrontendKind.EXTERNAL_IP, "192.0.2.80", 80, *actions)]
-    plan = make.plan([1, 2], frontends=both, affinity=60)  # 2 is local, so a member twice
+    plan = make.port([1, 2], frontends=both, affinity=60)  # 2 is local, so a member twice
     made = ConnectionTotals().update(counts(plan, each=5), [plan])
     assert named(made.endpoints) == {
         "shop/web:http 10.244.0.1:8080": 5,
@@ -104,7 +105,7 @@ def test_sticky_connections_are_counted_once_where_they_are_learned() -> None:
 
 
 def test_relayed_connections_count_for_the_node_port() -> None:
-    plan = make.plan([1], frontends=[make.cluster_ip(), NODE_PORT], affinity=60)
+    plan = make.port([1], frontends=[make.cluster_ip(), NODE_PORT], affinity=60)
     found = counts(plan, each=5)
     (slot,) = (key for key in found if key[0] == Kind.NODEPORT_ENDPOINTS)
     found[bytes((Kind.RELAY,)) + slot[1:]] = 2
@@ -135,6 +136,6 @@ def test_counts_of_zero_may_be_left_out(steps: list[tuple[ServicePlan, int]]) ->
 
 
 def test_totals_of_zero_are_left_out() -> None:
-    plan = make.plan([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
+    plan = make.port([1, 2], frontends=[make.cluster_ip(), NODE_PORT])
     made = ConnectionTotals().update({}, [plan])
     assert (made.frontends, made.endpoints) == ({}, {})

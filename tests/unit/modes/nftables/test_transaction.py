@@ -8,10 +8,11 @@ from steersman.modes.nftables.layout import Kind
 from steersman.modes.nftables.render import Slots, render_service
 from steersman.modes.nftables.transaction import transaction
 from tests.support.builders import nftables_plans as make
+from tests.support.builders.plans import EXTERNAL_LOCAL
 
 
 def test_many_elements_take_several_messages_and_one_transaction() -> None:
-    plan = make.plan(range(3000))
+    plan = make.port(range(3000))
     operations = transaction(Diff(render_service(plan, make.SETTINGS, {})), destroy=True)
     assert all(len(operation.request.payload) < 65536 for operation in operations)
     endpoints = [s for s in operations if s.keys[0][0] == Kind.SERVICE_ENDPOINTS]
@@ -21,7 +22,7 @@ def test_many_elements_take_several_messages_and_one_transaction() -> None:
 
 
 def test_order_elements_go_before_their_chains_and_come_after() -> None:
-    rules = render_service(make.plan([1], affinity=60), make.SETTINGS, {})
+    rules = render_service(make.port([1], affinity=60), make.SETTINGS, {})
     kinds = [operation.keys[0][0] for operation in transaction(Diff(rules), destroy=True)]
     assert kinds.index(Kind.AFFINITY) < kinds.index(Kind.CHAIN) < kinds.index(Kind.SERVICE_IPS)
     gone = [operation.keys[0][0] for operation in transaction(Diff({}, rules), destroy=False)]
@@ -30,8 +31,8 @@ def test_order_elements_go_before_their_chains_and_come_after() -> None:
 
 
 def test_a_chain_that_changes_lets_go_of_a_set_before_it_is_deleted() -> None:
-    both = make.plan([0, 1], frontends=[make.cluster_ip(make.EXTERNAL_LOCAL)], affinity=60)
-    one = make.plan([0, 1], affinity=60)
+    both = make.port([0, 1], frontends=[make.cluster_ip(EXTERNAL_LOCAL)], affinity=60)
+    one = make.port([0, 1], affinity=60)
     rules = [render_service(each, make.SETTINGS, {}) for each in (both, one)]
     operations = transaction(diff(*rules), destroy=True)
     deleted = [n for n, s in enumerate(operations) if s.request.kind & 0xFF == wire.DELSET]
@@ -42,8 +43,8 @@ def test_a_chain_that_changes_lets_go_of_a_set_before_it_is_deleted() -> None:
 
 def test_a_member_leaves_a_set_that_stays() -> None:
     slots: Slots = {}
-    two = render_service(make.plan([1, 3], affinity=60), make.SETTINGS, slots)
-    one = render_service(make.plan([1], affinity=60), make.SETTINGS, slots)
+    two = render_service(make.port([1, 3], affinity=60), make.SETTINGS, slots)
+    one = render_service(make.port([1], affinity=60), make.SETTINGS, slots)
     kinds = {operation.keys[0][0] for operation in transaction(diff(two, one), destroy=False)}
     assert Kind.MEMBER in kinds
     assert Kind.MEMBERS not in kinds

@@ -124,7 +124,7 @@ def test_reads_what_it_lists() -> None:
 
 
 class Recorded:
-    """Notes what is run."""
+    """Records commands."""
 
     def __init__(self, result: Result) -> None:
         self.result = result

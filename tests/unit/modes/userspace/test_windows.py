@@ -16,11 +16,8 @@ from steersman.host.windows import SERVICE_INTERFACE, service_interface
 from steersman.model.errors import ApplyError, BusyError
 from steersman.model.names import Family
 from steersman.model.plan import (
-    Action,
     Endpoint,
     FamilySettings,
-    Frontend,
-    FrontendKind,
     NodeSettings,
     ProxyOptions,
     ServicePlan,
@@ -31,7 +28,7 @@ from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.direct_portals import DirectPortals, NetshAddresses, create
 from steersman.proxy.listeners import ListenerPlan
-from tests.support.modes.userspace_proxy import answering, ask, endpoint, owner, until
+from tests.support.modes.userspace_proxy import answering, ask, cart, endpoint, until
 
 SHOWN = """
 Configuration for interface "{name}"
@@ -83,18 +80,14 @@ VIP = "127.0.10.10"
 """Every address of 127.0.0.0/8 can be bound without being added."""
 
 
-def plan(
+def served(
     *endpoints: Endpoint,
     port: int,
     verdict: Verdict = Verdict.FORWARD,
     kept: tuple[Endpoint, ...] | None = None,
 ) -> ServicePlan:
-    action = Action(verdict)
-    kinds = {FrontendKind.CLUSTER_IP: (VIP, port), FrontendKind.NODE_PORT: ("", port + 1)}
-    frontends = [Frontend(kind, *where, *(action,) * 3) for kind, where in kinds.items()]
-    return ServicePlan(
-        owner(), tuple(frontends), endpoints, (), endpoints, proxy=ProxyOptions(kept=kept)
-    )
+    options = ProxyOptions(kept=kept)
+    return cart(*endpoints, at=(VIP, port), node_port=port + 1, verdict=verdict, proxy=options)
 
 
 SETTINGS = NodeSettings(families=(Family.IPV4,), ipv4=FamilySettings())
@@ -107,7 +100,7 @@ async def test_a_service_address_is_added_served_and_removed() -> None:
     mode = mode_of(netsh)
     assert (await mode.probe()).usable
     async with endpoint(answering(b"one")) as one:
-        want = mode.render_service(plan(one, port=PORT), SETTINGS)
+        want = mode.render_service(served(one, port=PORT), SETTINGS)
         await mode.apply(diff(await mode.read(), want))
         assert VIP in netsh.addresses
         assert await mode.read() == want
@@ -136,7 +129,7 @@ async def test_a_service_address_is_added_served_and_removed() -> None:
 async def test_an_address_that_others_removed_is_added_again() -> None:
     netsh = Netsh()
     mode = mode_of(netsh)
-    want = mode.render_service(plan(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
+    want = mode.render_service(served(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
     await mode.apply(diff(await mode.read(), want))
     del netsh.addresses[VIP]
     change = diff(await mode.read(), want)
@@ -150,7 +143,7 @@ async def test_an_address_that_others_removed_is_added_again() -> None:
 async def test_a_rejected_address_has_no_socket() -> None:
     netsh = Netsh()
     mode = mode_of(netsh)
-    want = mode.render_service(plan(port=PORT, verdict=Verdict.REJECT), SETTINGS)
+    want = mode.render_service(served(port=PORT, verdict=Verdict.REJECT), SETTINGS)
     await mode.apply(diff(await mode.read(), want))
     assert VIP in netsh.addresses
     assert await mode.read() == want
@@ -164,13 +157,13 @@ async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so(
     mode = mode_of(Netsh())
     async with endpoint(answering(b"one")) as one:
         for kept in ((one,), None):
-            want = mode.render_service(plan(one, port=PORT, kept=kept), SETTINGS)
+            want = mode.render_service(served(one, port=PORT, kept=kept), SETTINGS)
             await mode.apply(diff(await mode.read(), want))
             ends = [await asyncio.open_connection(*at) for at in ((VIP, PORT), (VIP, PORT + 1))]
             for reader, _ in ends:
                 assert await reader.readexactly(3) == b"one"
             left = None if kept is None else ()
-            none = plan(port=PORT, verdict=Verdict.REJECT, kept=left)
+            none = served(port=PORT, verdict=Verdict.REJECT, kept=left)
             want = mode.render_service(none, SETTINGS)
             await mode.apply(diff(await mode.read(), want))
             assert await mode.read() == want
@@ -188,8 +181,8 @@ async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so(
 async def test_an_address_of_two_ports_stays_for_the_second() -> None:
     netsh = Netsh()
     mode = mode_of(netsh)
-    one = mode.render_service(plan(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
-    two = mode.render_service(plan(Endpoint("127.0.0.1", 1), port=PORT + 2), SETTINGS)
+    one = mode.render_service(served(Endpoint("127.0.0.1", 1), port=PORT), SETTINGS)
+    two = mode.render_service(served(Endpoint("127.0.0.1", 1), port=PORT + 2), SETTINGS)
     await mode.apply(diff({}, {**one, **two}))
     await mode.apply(diff(one, {}))
     assert VIP in netsh.addresses
@@ -245,7 +238,7 @@ async def test_ipv6_has_its_own_words() -> None:
 
 
 def test_a_listener_prints_where_it_is() -> None:
-    ruleset = mode_of(Netsh()).render_service(plan(Endpoint("10.0.0.1", 80), port=80), SETTINGS)
+    ruleset = mode_of(Netsh()).render_service(served(Endpoint("10.0.0.1", 80), port=80), SETTINGS)
     assert sorted(str(v) for v in ruleset.values() if isinstance(v, ListenerPlan)) == [
         "127.0.10.10 port 80: all to 10.0.0.1:80",
         "every address port 81: all to 10.0.0.1:80",

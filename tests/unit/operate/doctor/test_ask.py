@@ -40,7 +40,7 @@ async def question(**words: str) -> Question:
         ({"service": "shop/cart:http"}, Question(CART, "http")),
         ({"service": "shop/cart:81"}, Question(CART, "81")),
         ({"service": "10.96.0.10:81"}, Question(CART, "admin")),
-        # The checks say what is similar to a Service that is not there.
+        # The checks name Services similar to one that does not exist.
         ({"service": "shop/carts"}, Question(ObjectName("shop", "carts"))),
         ({"service": "nothing"}, Question(ObjectName("default", "nothing"))),
         (
