@@ -127,7 +127,7 @@ def test_kernel_objects_and_a_packet(mode: str, planned: str, tmp_path: Path) ->
                 assert found["flow"]["hops"][0]["verdict"] == "forward"
                 assert found["source"] == f"node node-a ({mode} mode)"
                 (to,) = [each["to"] for each in found["choices"] if each["selected"]]
-                # The kernel has what is planned.
+                # The kernel has the planned objects.
                 text = await reader.press("dump", to)
                 assert f"As planned, by the {mode} mode." in text, text
                 assert planned in text
