@@ -9,8 +9,8 @@ bearer token: in each request, or once in the login form; then a cookie holds th
 session, and the token stays here. The token is reviewed (TokenReview), and then what its user may
 do (SubjectAccessReview):
 
-    page of a Service        get services, list endpointslices in its namespace (if it names a
-                             client of another namespace, it counts as one of the others)
+    page of a Service        get services, list endpointslices in its namespace; get pods in that
+                             of a client, if it is another one
     every other page         list nodes, list services in all namespaces
     actions (doctor, trace)  create pods/exec in steersman's namespace: who may run commands in
                              its pods can do the same without us; and the right to see the page
@@ -29,6 +29,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from contextvars import ContextVar
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
@@ -80,6 +81,10 @@ class Access:
         if request.host not in _LOOPBACK and host not in _LOOPBACK:
             raise web.HTTPForbidden(text=f"this server is not {request.host}: ask for localhost\n")
 
+    async def sees_pods(self, namespace: str) -> bool:  # noqa: ARG002
+        """Return whether the reader whose request is answered now may look up pods there."""
+        return True
+
     async def check_action(self, request: web.Request) -> None:
         """Let a request pass that starts something; raises as `check`."""
         site = request.headers.get("Sec-Fetch-Site", "same-origin")
@@ -114,6 +119,10 @@ class User(msgspec.Struct, frozen=True):
     uid: str = ""
     groups: tuple[str, ...] = ()
     extra: dict[str, tuple[str, ...]] = {}
+
+
+_reader: ContextVar[User | None] = ContextVar("reader", default=None)
+"""The user whose request is answered; each request has a task, and so a context, of its own."""
 
 
 class _TokenStatus(msgspec.Struct, frozen=True):
@@ -269,7 +278,7 @@ class ClusterAccess(Access):
         if request.path not in (LOGIN, LOGOUT, ALIVE):
             rights: tuple[Right, ...] = (Right("list", "nodes"), Right("list", "services"))
             namespace = request.match_info.get("namespace", "")
-            if namespace and not _names_others(request.query.get("client", ""), namespace):
+            if namespace:
                 slices = Right("list", "endpointslices", "discovery.k8s.io", namespace)
                 rights = (Right("get", "services", "", namespace), slices)
             await self._check(request, rights)
@@ -292,11 +301,19 @@ class ClusterAccess(Access):
             text = "give a token that the API server accepts: Authorization: Bearer TOKEN\n"
             raise web.HTTPUnauthorized(text=text, headers={"WWW-Authenticate": "Bearer"})
         for right in rights:
-            review = partial(self._reviewer.allowed, user, right)
-            key = msgspec.json.encode(user), right
-            if not await self._rights.get(key, review):
+            if not await self._may(user, right):
                 text = f"{user.username} may not {right}, which this needs\n"
                 raise web.HTTPForbidden(text=text)
+        _reader.set(user)
+
+    async def _may(self, user: User, right: Right) -> bool:
+        review = partial(self._reviewer.allowed, user, right)
+        return await self._rights.get((msgspec.json.encode(user), right), review)
+
+    async def sees_pods(self, namespace: str) -> bool:
+        """Return whether the reader whose request is answered now may look up pods there."""
+        user = _reader.get()
+        return user is not None and await self._may(user, Right("get", "pods", "", namespace))
 
     def _token_of(self, request: web.Request) -> str:
         """Return the bearer token of a request or of its session; "" if there is none."""
@@ -351,12 +368,6 @@ class ClusterAccess(Access):
         response = web.Response(status=303, headers={"Location": LOGIN})
         response.del_cookie(COOKIE, path="/")
         return response
-
-
-def _names_others(client: str, namespace: str) -> bool:
-    """Return whether a client may be a pod of another namespace: the page shows its address."""
-    path = client.strip().removeprefix(f"{namespace}/")
-    return "/" in path or ("." in path and any(letter.isalpha() for letter in path))
 
 
 def _local(target: str) -> str:

@@ -161,12 +161,15 @@ async def test_a_client_behind_another_service_is_looked_up_once(site: Site, fle
     assert fleet.asked.count("node-a all") == 1
 
 
-@pytest.mark.parametrize(("namespace", "known"), [("shop", True), ("bank", False)])
+@pytest.mark.parametrize(
+    ("namespace", "known"), [("shop", True), ("market", True), ("bank", False)]
+)
 async def test_readers_with_rights_learn_nothing_of_other_namespaces(
     namespace: str, known: bool, fleet: Fleet
 ) -> None:
     class Rights(Access):
-        has_login = True
+        async def sees_pods(self, namespace: str) -> bool:
+            return namespace != "bank"
 
     ref = {"kind": "Pod", "namespace": namespace, "name": "cart-1"}
     ends = {"addresses": ["10.244.2.77"], "nodeName": "node-b", "targetRef": ref}

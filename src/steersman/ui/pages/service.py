@@ -103,7 +103,9 @@ async def view_of(site: Site, query: Query) -> ServiceView:
         # A pod behind another Service, which the World of this one does not have. Readers who log
         # in were only asked for their rights in this namespace.
         wanted = error.pod
-        if wanted and (not site.access.has_login or wanted.namespace == name.namespace):
+        if wanted and (
+            wanted.namespace == name.namespace or await site.access.sees_pods(wanted.namespace)
+        ):
             found = await sampler_of(site).pod(node, wanted)
             pods = [found] if found else []
     except QuestionError:  # the view says so
