@@ -15,7 +15,7 @@ from steersman.host.local_socket import CONTROL
 from steersman.model.names import ObjectName
 from steersman.ui.live_fleet import LiveFleet
 from steersman.ui.navigation import PAGES
-from steersman.ui.nodes import Finder, FixedNodes
+from steersman.ui.nodes import Finder, FixedNodes, Token
 from steersman.ui.site import Site
 from tests.support.apiserver.reading import service, slice_
 from tests.support.lab.namespace import in_namespace, sh
@@ -102,6 +102,57 @@ def test_a_stranger_on_the_local_socket_is_not_believed() -> None:
             assert f"belongs to process {stranger.pid} of user 65534" in out
         finally:
             await stranger.communicate(b"")
+
+    in_namespace(scenario)
+
+
+def test_two_nodes_at_their_urls(tmp_path: Path) -> None:
+    """Two processes in namespaces of their own, one of which is reached over a link."""
+    token = tmp_path / "token"
+    token.write_text("a token of sixteen characters\n")
+    state = ("--state-bind-address=0.0.0.0:10259", f"--state-token-file={token}")
+
+    async def scenario() -> None:
+        folder = manifests(tmp_path / "world", *world())
+        flags = (f"--manifests={folder}", "--metrics-bind-address=", *state)
+        second = ("--proxy-mode=iptables", "--hostname-override=node-b")
+        async with (
+            steersman(tmp_path, "--proxy-mode=nftables", *flags) as a,
+            steersman(tmp_path, *flags, *second, name="other", through=("unshare", "--net")) as b,
+        ):
+            await b.said("sync 1 (start)")
+            pid = b.process.pid
+            sh(f"ip link add sm-a type veth peer name sm-b netns {pid}")
+            sh("ip addr add 192.0.2.1/24 dev sm-a && ip link set sm-a up")
+            inside = f"nsenter --target {pid} --net"
+            sh(f"{inside} ip addr add 192.0.2.2/24 dev sm-b && {inside} ip link set sm-b up")
+            await a.said("sync 1 (start)")
+            urls = {"node-a": "http://127.0.0.1:10259", "node-b": "http://192.0.2.2:10259"}
+            words = [f"--node={name}={url}" for name, url in urls.items()]
+
+            async def well() -> bool:
+                return (await command("nodes", *words, f"--token-file={token}"))[0] == 0
+
+            await until(well, 60)
+            finder = FixedNodes(urls, Token(str(token)))
+            async with following(finder) as fleet, serving(Site(fleet, PAGES)) as client:
+                await when(fleet, lambda: len(fleet.nodes) == 2)
+                view = await (await client.get("/?sort=name", headers=JSON)).json()
+                assert [(row["name"], row["mode"]) for row in view["rows"]] == [
+                    ("node-a", "nftables"),
+                    ("node-b", "iptables"),
+                ]
+                listed = await (await client.get("/services?node=node-b", headers=JSON)).json()
+                assert [each["service"] for each in listed["rows"]] == ["shop/web"]
+                # One node ends: the other one is shown as before.
+                await b.stop()
+                await when(fleet, lambda: any(each.problem for each in fleet.seen))
+                assert [each.name for each in fleet.seen if each.problem] == ["node-b"]
+            token.with_name("wrong").write_text("another token of a node\n")
+            wrong = f"--token-file={token.with_name('wrong')}"
+            status, out, _ = await command("nodes", *words, wrong)
+            assert status == 1
+            assert "refuses the token" in out
 
     in_namespace(scenario)
 

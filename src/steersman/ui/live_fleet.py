@@ -39,8 +39,6 @@ _APART = 0.25
 """Seconds between two announcements of changes."""
 _CONNECTING = 64
 """Nodes that are connected to at the same time."""
-_STREAM = "/node?watch=1&digest=1"
-"""The stream of states; a node keeps a digest once somebody asks for it."""
 _MAX_STATE = 1 << 20
 _MAX_ANSWER = 512 << 20
 """Bytes; the World of 10,000 Services is about 30 MB."""
@@ -273,7 +271,7 @@ class LiveFleet(Fleet):
         splitter = LineSplitter(_MAX_STATE)
         async with AsyncExitStack() as stack:
             async with self._slots:
-                opened = each.way.open(_STREAM, idle=_SILENCE)
+                opened = each.way.open("/node?watch=1", idle=_SILENCE)
                 response = await stack.enter_async_context(opened)
             async for chunk in body_chunks(response):
                 # Of several states that came together, only the last one matters.
