@@ -6,8 +6,11 @@ one Service for as long as somebody looks; it is bounded in time, samples and en
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan, nan
 from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
@@ -42,9 +45,22 @@ class Rate(NamedTuple):
 
 
 class _Sample(NamedTuple):
+    """Packed: 300 samples of 20 endpoints are 200 kB, and more than 1 MB as objects."""
+
     at: float
     total: Rate
-    endpoints: Mapping[str, Rate]
+    names: tuple[str, ...] = ()
+    """Of endpoints, sorted: mostly the same tuple as in the sample before."""
+    rates: Sequence[float] = ()
+    """Connections and failures of each of them; not a number if they are not known."""
+
+    def of(self, name: str) -> Rate:
+        """Return the rate of an endpoint."""
+        at = bisect_left(self.names, name)
+        if self.names[at : at + 1] != (name,):
+            return Rate(None, None)
+        found = (None if isnan(each) else each for each in self.rates[2 * at : 2 * at + 2])
+        return Rate(*found)
 
 
 class RateHistory:
@@ -64,18 +80,21 @@ class RateHistory:
             self._samples.popleft()
         if not sample.interval:  # the first count gives no rates
             return
-        apart = at - self._samples[-1].at if self._samples else _GAP
-        if apart < LEAST_APART:
+        before = self._samples[-1] if self._samples else _Sample(at - _GAP, Rate(None, None))
+        if at - before.at < LEAST_APART:
             return
-        if apart > _GAP:  # nobody looked: the chart has no line there
-            self._samples.append(_Sample(at - LEAST_APART, Rate(None, None), {}))
-        rates = {row.name: Rate(row.rate, row.failure_rate) for row in sample.rows}
+        if at - before.at > _GAP:  # nobody looked: the chart has no line there
+            self._samples.append(_Sample(at - LEAST_APART, Rate(None, None)))
         total = Rate(
-            _sum(each.connections for each in rates.values()),
-            _sum(each.failures for each in rates.values()),
+            _sum(row.rate for row in sample.rows), _sum(row.failure_rate for row in sample.rows)
         )
-        kept = dict(list(rates.items())[:_MOST_ENDPOINTS])
-        self._samples.append(_Sample(at, total, kept))
+        kept = sorted(sample.rows[:_MOST_ENDPOINTS], key=lambda row: row.name)
+        names = tuple(row.name for row in kept)
+        values = (value for row in kept for value in (row.rate, row.failure_rate))
+        # Of a list: an array that grows keeps room for more.
+        rates = array("f", [nan if value is None else value for value in values])
+        same = before.names if before.names == names else names
+        self._samples.append(_Sample(at, total, same, rates))
 
     def chart(self, kind: Literal["connections", "failures"]) -> Chart | None:
         """Return a chart of all endpoints together and of the busiest ones; None if not known."""
@@ -84,13 +103,12 @@ class RateHistory:
             return None
         sums: dict[str, float] = {}
         for sample in self._samples:
-            for name, rate in sample.endpoints.items():
-                sums[name] = sums.get(name, 0.0) + (rate[index] or 0.0)
+            for name, rate in zip(sample.names, sample.rates[index::2], strict=True):
+                sums[name] = sums.get(name, 0.0) + (0.0 if isnan(rate) else rate)
         busiest = sorted(sums, key=lambda name: (-sums[name], name))[:_DRAWN]
         series = [Series("all endpoints", [_round(s.total[index]) for s in self._samples])]
         for name in sorted(busiest):  # the same order, so the same colours, whoever is ahead
-            found = (s.endpoints.get(name) for s in self._samples)
-            series.append(Series(name, [_round(each[index]) if each else None for each in found]))
+            series.append(Series(name, [_round(s.of(name)[index]) for s in self._samples]))
         return Chart([round(s.at, 1) for s in self._samples], series, "/s")
 
 
@@ -107,6 +125,8 @@ class ServiceRates(Answer, frozen=True, kw_only=True):
     """Number of all."""
     connections: Chart | None = None
     failures: Chart | None = None
+    pods: Mapping[str, str] = {}
+    """The pod of each endpoint, by the name of its row."""
     problem: str = ""
     """Why there are no rates."""
 
@@ -115,10 +135,11 @@ class ServiceRates(Answer, frozen=True, kw_only=True):
         yield Line(f"Service {self.service}, through node {self.node}", "title")
         if self.problem:
             yield Line(self.problem, "warn")
-        columns = ("ENDPOINT", "PER S", "CONNECTIONS", "FAILED/S", "SET-UP")
+        columns = ("ENDPOINT", "POD", "PER S", "CONNECTIONS", "FAILED/S", "SET-UP")
         rows: list[tuple[Cell, ...]] = [
             (
                 row.name,
+                self.pods.get(row.name, ""),
                 number(row.rate),
                 number(row.connections),
                 number(row.failure_rate),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from steersman.cli.output import plain_lines
@@ -97,6 +99,16 @@ def test_a_history_is_bounded_in_time_samples_and_endpoints() -> None:
     assert chart is not None
     assert chart.times[-1] == late
     assert "e50" not in [each.label for each in chart.series]
+
+
+def test_a_history_is_small() -> None:
+    tracemalloc.start()
+    history = RateHistory()
+    for second in range(0, 2 * MOST_SAMPLES, 2):
+        history.add(float(second), sample(*(row(f"e{n}:8080", n + 0.1, 0.1) for n in range(20))))
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 400_000
 
 
 def test_two_readers_do_not_double_the_samples() -> None:

@@ -374,7 +374,8 @@ async def test_rates_are_shown_and_drawn(site: Site, fleet: Fleet) -> None:
     rows = [TopRow(f"{POD_A}:8080 (http)", rate=2.5, connections=7, failures=1, failure_rate=0.5)]
     fleet.pages["node-a", "/top?sort=rate&service=shop%2Fweb"] = counts(*rows)
     text = await page(site, f"{PAGE}/rates")
-    assert f'<th scope="row">{POD_A}:8080 (http)</th><td class="number">2.5</td>' in text
+    assert f'<th scope="row">{POD_A}:8080 (http)</th><td><bdi>shop/web-1</bdi></td>' in text
+    assert '<td class="number">2.5</td>' in text
     assert "data-chart=" in text
     found = await twin(site, f"{PAGE}/rates?node=node-a")
     assert found["failures"]["series"][0] == {"label": "all endpoints", "values": [0.5]}
@@ -407,7 +408,7 @@ async def test_what_the_server_remembers_is_bounded(fleet: Fleet) -> None:
         await sampler.rates("node-a", f"shop/s{number}")
         await sampler.world("node-a", ObjectName("shop", f"s{number}"))
     known = (sampler._counts, sampler._histories, sampler._worlds, sampler._asking)
-    assert [len(each) for each in known] == [256, 64, 16, 0]
+    assert [len(each) for each in known] == [256, 32, 16, 0]
 
 
 async def test_counts_of_another_version_are_a_problem(fleet: Fleet) -> None:

@@ -123,12 +123,19 @@ async def view_of(site: Site, query: Query) -> ServiceView:
 
 async def rates_of(site: Site, query: Query) -> ServiceRates:
     """Return the rates of the Service of a query, or say why there are none."""
-    name, node = str(_name(query)), _node(site, query)
+    name, node, sampler = _name(query), _node(site, query), sampler_of(site)
     try:
-        return await sampler_of(site).rates(node, name)
+        rates = await sampler.rates(node, str(name))
+        pods = Names(await sampler.world(node, name)).pods_by_ip
     except (QuestionError, TimeoutError) as error:
         problem = f"node {node}: {str(error) or 'it did not answer in time'}"
-        return ServiceRates(service=name, node=node, problem=problem)
+        return ServiceRates(service=str(name), node=node, problem=problem)
+    # A row is called `10.1.0.5:8080`, or `10.1.0.5:8080 (http)`.
+    addresses = {
+        row.name: row.name.split(" ")[0].rpartition(":")[0].strip("[]") for row in rates.rows
+    }
+    found = {row: str(pods[ip][0].name) for row, ip in addresses.items() if ip in pods}
+    return msgspec.structs.replace(rates, pods=found)
 
 
 # What somebody starts

@@ -8,6 +8,7 @@
 
 const HEIGHT = 180; // pixels, unless data-height says otherwise
 const COLOURS = 8; // --chart-1 to --chart-8 in app.css
+const LEAST_SECONDS = 60; // that an axis shows, however few values there are yet
 const LONGEST = 40; // characters of a label
 const drawn = new Map(); // element: {plot, text, chart}
 
@@ -74,7 +75,10 @@ function draw(element, chart) {
     height: Number(element.dataset.height) || HEIGHT,
     cursor: { y: false, drag: { x: false, y: false } },
     legend: { live: true },
-    scales: { y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+    scales: {
+      x: { range: (_plot, low, high) => [Math.min(low, high - LEAST_SECONDS), high] },
+      y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.1 : 1] },
+    },
     axes: [axis, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => shown(tick, chart.unit)) }],
     series: [{}, ...series],
   };
