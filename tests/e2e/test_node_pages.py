@@ -21,6 +21,7 @@ from steersman.model.world import Origin, World
 from steersman.run.world_wire import decode_world
 from tests.support.apiserver.reading import service
 from tests.support.lab.namespace import in_namespace, sh
+from tests.support.otlp import otlp_receiver
 from tests.support.processes.steersman import Process, command, manifests, steersman, until, world
 
 pytestmark = pytest.mark.kernel
@@ -69,12 +70,17 @@ def test_the_stream_follows_changes_and_failures(tmp_path: Path) -> None:
             assert (first.services, first.service_ports, first.endpoint_slices) == (1, 1, 1)
             assert (first.sync_reason, first.lag) == ("start", None)
             assert {each.type: each.status for each in first.conditions}["Synced"] == "True"
+            while not first.digest:  # it is made when somebody asks for the first time
+                first = await next_state(stream)
             # A change arrives in the stream, with the time that it took.
             manifests(folder, *world("10.244.0.5", "10.244.0.6"))
             state = first
             while state.objects == first.objects:
                 state = await next_state(stream)
             assert state.revision > first.revision
+            assert state.digest != first.digest
+            async with session.get("/digests") as answer:
+                assert await answer.json() == {"shop/web": state.digest}
             assert state.lag is not None
             assert state.lag_p99 == state.lag
             assert 0 < state.lag < SECONDS
@@ -217,5 +223,33 @@ def test_a_port_without_a_token_file_is_refused(tmp_path: Path) -> None:
         status, _, err = await command("run", "--state-bind-address=127.0.0.1:18250")
         assert status != 0
         assert "steersman.state.tokenFile: Required value: name a file with a token" in err
+
+    in_namespace(scenario)
+
+
+def test_a_change_is_traced(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        folder = manifests(tmp_path / "world", *world())
+        async with (
+            otlp_receiver() as (received, url),
+            running(tmp_path, folder, f"--tracing-endpoint={url}"),
+        ):
+            manifests(folder, *world("10.244.0.5", "10.244.0.6"))
+            async with asyncio.timeout(SECONDS):
+                while len(received.named("change")) < 2:
+                    received.news.clear()
+                    await received.news.wait()
+            start, change = received.named("change")
+            reasons = [
+                each["value"]["stringValue"]
+                for span in (start, change)
+                for each in span["attributes"]
+                if each["key"] == "steersman.reason"
+            ]
+            assert reasons == ["start", "changes"]
+            parts = [
+                each for each in received.spans if each.get("parentSpanId") == change["spanId"]
+            ]
+            assert {each["name"] for each in parts} >= {"queue", "plan", "render", "apply"}
 
     in_namespace(scenario)

@@ -18,6 +18,7 @@ from steersman.compile.node import missing_cluster_cidr
 from steersman.config import Parsed
 from steersman.host.facts import read_facts
 from steersman.model.switch import SwitchRequest
+from steersman.run.change_trace import ChangeTracer
 from steersman.run.command_page import CommandPage
 from steersman.run.config_reloader import ConfigReloader
 from steersman.run.control import told_in_lines
@@ -29,7 +30,7 @@ from steersman.run.history import History
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.mode_transition import report_fallback
-from steersman.run.node_page import NodePage
+from steersman.run.node_page import DigestPage, NodePage
 from steersman.run.node_watcher import NodeWatcher
 from steersman.run.observers import FindingsLog, SyncObservers
 from steersman.run.servers import Servers
@@ -149,14 +150,17 @@ async def assemble(
 def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift: DriftLog) -> None:
     """Add the pages that need the whole daemon: a switch of the mode replaces its Sync."""
     top = TopPage(servers.status, lambda: daemon.sync, lambda: drift.summary)
+    digests = DigestPage(daemon.sync.store)
     node = NodePage(
         servers.status,
         lambda: daemon.sync,
         drift=lambda: drift.summary,
         rates=top.rates,
         lags=observers.lags,
+        digest=digests.total,
         periods=lambda: servers.periods,
     )
+    digests.ready = node.changed
     history = History(time.time, observers.lags)
 
     async def history_page(_: web.Request) -> web.Response:
@@ -164,7 +168,16 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         body = await asyncio.to_thread(msgspec.json.encode, found)
         return web.Response(body=body, content_type="application/json")
 
-    observers.observers |= {"history": history.observe, "node page": node.changed}
+    observers.observers |= {
+        "history": history.observe,
+        "digests": digests.observe,
+        "node page": node.changed,
+    }
+    tracing = servers.config.steersman.tracing
+    if tracing.endpoint:
+        tracer = ChangeTracer(tracing, lambda: daemon.sync.planner.config.node_name)
+        observers.observers["traces"] = tracer.observe
+        servers.background["traces"] = tracer.run
     observers.on_failure = {
         "status": servers.sync_failed,
         "history": history.failed,
@@ -176,6 +189,7 @@ def add_pages(daemon: Daemon, servers: Servers, observers: SyncObservers, drift:
         ("GET", "/top"): top.serve,
         ("GET", "/node"): node.serve,
         ("GET", "/history"): history_page,
+        ("GET", "/digests"): digests.serve,
         ("POST", "/run"): CommandPage().serve,
         ("POST", "/switch"): told_in_lines(SwitchRequest, daemon.switch),
     }

@@ -13,19 +13,22 @@ import asyncio
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 from aiohttp import web
 
+from steersman.compile.digest import Digests, digest_of
 from steersman.host.process import cpu_seconds, resident_bytes
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity, worst
+from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import Condition, ProcessStatus
 from steersman.run.history import Lags
-from steersman.run.state import SyncResult
+from steersman.run.state import SyncReport, SyncResult
 from steersman.run.sync import Sync
+from steersman.source.store import Store
 
 MOST_LISTENERS = 16
 """Streams at a time; the local socket keeps room for commands."""
@@ -40,6 +43,8 @@ _LONGEST_FAILURE = 1000
 """Characters of the last failure."""
 _LOOK = 5.0
 """Seconds between two looks at the conditions and the CPU time."""
+_DIGESTS_AT_ONCE = 50
+"""Digests that are made before other tasks may run, a few milliseconds."""
 _CPU_SAMPLES = 3
 """Samples of the CPU time that are kept."""
 _OF_PROCESS = (
@@ -47,6 +52,55 @@ _OF_PROCESS = (
     *("waiting", "healthy", "source", "conditions"),
 )
 """Fields of a NodeState that are those of ProcessStatus."""
+
+
+class DigestPage:
+    """Keeps the digests of all Services once somebody has asked, and serves `/digests`."""
+
+    def __init__(self, store: Store, ready: Callable[[], None] = lambda: None) -> None:
+        """Create the page.
+
+        Args:
+            store: the cluster's objects.
+            ready: called when all digests are known for the first time.
+        """
+        self._store = store
+        self.ready = ready
+        self._digests = Digests()
+        self._made: asyncio.Task[None] | None = None
+
+    def total(self) -> str:
+        """Return the digest of all Services; "" for the first moments, while it is made."""
+        if self._made is None:
+            self._made = asyncio.create_task(self._make())
+        return self._digests.total if self._made.done() else ""
+
+    async def observe(self, report: SyncReport) -> None:
+        """Take the Services that a sync has brought into force; yields to the loop."""
+        if self._made is not None:
+            await self._put(report.changes.services)
+
+    async def serve(self, _: web.Request) -> web.Response:
+        """Answer `/digests`: the digest of each Service by its name."""
+        self.total()
+        assert self._made is not None
+        await asyncio.shield(self._made)
+        found = self._digests.by_name()
+        body = await asyncio.to_thread(msgspec.json.encode, found)
+        return web.Response(body=body, content_type="application/json")
+
+    async def _make(self) -> None:
+        await self._put(tuple(self._store.snapshot.services))
+        asyncio.get_running_loop().call_soon(self.ready)
+
+    async def _put(self, names: Collection[ObjectName]) -> None:
+        snapshot = self._store.snapshot
+        for number, name in enumerate(names, 1):
+            service, slices = snapshot.services.get(name), snapshot.slices.get(name, {})
+            digest = digest_of(name, service, slices.values()) if service is not None else 0
+            self._digests.put(name, digest)
+            if number % _DIGESTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
 
 class NodePage:
@@ -60,6 +114,7 @@ class NodePage:
         drift: Callable[[], tuple[int, Drift | None]],
         rates: Callable[[], tuple[float | None, float | None]],
         lags: Lags,
+        digest: Callable[[], str] = str,
         periods: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = cpu_seconds,
@@ -72,6 +127,7 @@ class NodePage:
             drift: returns how often drift was repaired, and the last one.
             rates: returns new and failed connections per second, as far as counted already.
             lags: of the last syncs.
+            digest: returns the digest of all Services; "" until it is known.
             periods: returns the longest and the least seconds between two syncs.
             clock: monotonic seconds.
             cpu: returns the CPU seconds of this process so far.
@@ -87,8 +143,7 @@ class NodePage:
         self._cpu_samples = deque([(clock(), cpu())], _CPU_SAMPLES)
         self._worst: tuple[tuple[Finding, ...], tuple[Finding, ...]] = (), ()
         """The Findings of the last state, and the worst of them."""
-        self.digest: Callable[[], str] = str
-        """Returns the digest of all Services; "" until it is known."""
+        self._digest = digest
         self._listeners: dict[object, web.Request] = {}
         self._line = b""
         self._made_at = float("-inf")
@@ -221,7 +276,7 @@ class NodePage:
             cores=os.cpu_count() or 1,
             connections=connections,
             failed=failed,
-            digest=self.digest(),
+            digest=self._digest(),
             families=tuple(family.kubernetes for family in settings.families),
             zone=(labels.zone or "") if labels else "",
             sync_period=period,

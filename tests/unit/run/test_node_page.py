@@ -16,11 +16,13 @@ from aiohttp.test_utils import TestServer
 
 from steersman.model.drift import Drift
 from steersman.model.findings import Finding, Severity
+from steersman.model.names import ObjectName
 from steersman.model.node_state import NodeState
 from steersman.model.world import ProcessStatus
 from steersman.run import node_page
 from steersman.run.history import Lags
-from steersman.run.node_page import MOST_LISTENERS, NodePage
+from steersman.run.node_page import MOST_LISTENERS, DigestPage, NodePage
+from tests.support.builders.store import slice_
 from tests.support.modes.memory import World
 
 SECONDS = 20.0
@@ -234,3 +236,33 @@ async def test_conditions_are_followed() -> None:
     await until(lambda: node.asked > 0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_digests_are_made_when_first_asked_for_and_kept_up_to_date() -> None:
+    world, told = World(), asyncio.Event()
+    await world.run()
+    page = DigestPage(world.store, told.set)
+    app = web.Application()
+    app.router.add_get("/digests", page.serve)
+    report = await world.sync.check()
+    assert report is not None
+    await page.observe(report)
+    assert page.total() == "", "it is being made"
+    async with asyncio.timeout(SECONDS):
+        await told.wait()
+    first = page.total()
+    assert first not in ("", "0" * 16)
+    world.store.upsert(slice_("s1-x", "s1", ("10.1.0.77",)))
+    world.store.delete("Service", ObjectName("shop", "s2"))
+    assert page.total() == first, "not in force yet"
+    report = await world.sync.run()
+    assert report is not None
+    await page.observe(report)
+    async with (
+        TestServer(app) as server,
+        aiohttp.ClientSession() as session,
+        session.get(server.make_url("/digests")) as answer,
+    ):
+        found = await answer.json()
+    assert found.keys() == {"shop/s1", "shop/s3", "shop/s4"}
+    assert f"{sum(int(each, 16) for each in found.values()) % 2**64:016x}" == page.total() != first
