@@ -10,10 +10,10 @@ TOGETHER := --dist loadscope --no-loadscope-reorder
 BPF := src/steersman/modes/ebpf/c/*.[ch]
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test sim demo bench image krew lock clean
+.PHONY: help setup check format test sim demo demo-ui screenshots bench image krew lock clean
 
 help: ## Say what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: ## Packages, virtual environment, locked dependencies
 	@scripts/setup.sh
@@ -43,6 +43,13 @@ sim: setup ## Simulated lives of nodes on all cores: SEEDS=n HOURS=h, see tests/
 
 demo: setup ## A small cluster in network namespaces, explained as it runs (root)
 	@python scripts/demo.py
+
+demo-ui: setup ## The same cluster with traffic, on pages in a browser, until Ctrl-C (root)
+	@python scripts/demo_ui.py
+
+screenshots: setup ## Pictures of the pages of demo-ui, for docs/images (root)
+	@scripts/setup.sh tests
+	@python scripts/screenshots.py
 
 bench: setup ## Figures beside iptables-restore of upstream-shaped rules (root); ONLY=name QUICK=1
 	@python -m benchmarks

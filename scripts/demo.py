@@ -16,12 +16,11 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
-from demo_cluster import CLIENT, NODE, POD_CIDR, PODS, Cluster, Pod, Stop, ask, signals
+from demo_cluster import CLIENT, NODE, POD_CIDR, PODS, Cluster, Pod, Stop, ask, missing, signals
 
 WEB, CART, NODE_PORT = "10.96.0.10", "10.96.0.20", 30080
 MANIFESTS = Path(__file__).parents[1] / "demo"
 STEERSMAN = [sys.executable, "-m", "steersman"]
-TOOLS = ("ip", "sysctl", "iptables", "iptables-save", "iptables-restore")
 
 PICTURE = f"""
       client {CLIENT}            (outside the cluster)
@@ -218,17 +217,9 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def missing() -> str:
-    """What keeps the demo from running here, in one line."""
-    if os.geteuid() != 0:
-        return "make demo needs root: it makes network namespaces"
-    tools = [tool for tool in TOOLS if shutil.which(tool) is None]
-    return f"make demo needs {', '.join(tools)}: install them, or run it as root" if tools else ""
-
-
 def main() -> int:
     """Play the demo; clean up whatever happens. Returns the exit status."""
-    if reason := missing():
+    if reason := missing("make demo"):
         print(reason, file=sys.stderr)
         return 1
     begun = time.monotonic()
@@ -249,6 +240,12 @@ def main() -> int:
             signals.ignore()
             cluster.close()
             say(f"\nAll cleaned up, after {time.monotonic() - begun:.0f} s.")
+    say("`make demo-ui` keeps such a cluster running, and shows it on pages in a browser.")
+    if sys.stdin.isatty():
+        signals.default()
+        if input("Show it now? [y/N] ").strip().lower() in ("y", "yes"):
+            script = Path(__file__).with_name("demo_ui.py")
+            os.execv(sys.executable, [sys.executable, str(script)])
     return 0
 
 

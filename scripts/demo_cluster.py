@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ PREFIX = "sm-demo-"
 NODE, SECOND_NODE, CLIENT = "192.0.2.1", "192.0.2.2", "192.0.2.100"
 PORT = 8080
 POD_CIDR = "10.244.0.0/16"
+TOOLS = ("ip", "sysctl", "iptables", "iptables-save", "iptables-restore")
 
 
 class Stop(Exception):
@@ -48,6 +50,11 @@ class Signals:
         for number in self.WATCHED:
             signal.signal(number, signal.SIG_IGN)
         self._stop = ""
+
+    def default(self) -> None:
+        """Let signals end the process, as without this class."""
+        for number in self.WATCHED:
+            signal.signal(number, signal.SIG_DFL)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -222,6 +229,14 @@ def ask(address: str, port: int) -> tuple[str, str]:
             answer += part
     pod, _, seen = answer.decode().partition(" ")
     return pod, seen
+
+
+def missing(target: str) -> str:
+    """What keeps a target from running here, in one line; "" if nothing does."""
+    if os.geteuid() != 0:
+        return f"{target} needs root: it makes network namespaces"
+    tools = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return f"{target} needs {', '.join(tools)}: install them, or run it as root" if tools else ""
 
 
 def remove(prefix: str) -> None:

@@ -18,7 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _HERE not in item.path.parents:
             continue
-        item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+        if pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
         if not chromium():
             reason = "no Chromium is installed: `make test` as root installs it"
             item.add_marker(pytest.mark.skip(reason=reason))

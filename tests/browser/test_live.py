@@ -98,7 +98,7 @@ async def test_names_are_text_whatever_they_contain(chrome: Browser) -> None:
     nodes = {n: state(n, findings=findings, failure=n) for n in HOSTILE}
     fleet = ScriptedFleet(nodes)
     async with served(fleet, free_port()) as url, tab(chrome, url) as opened:
-        for path in ("/",):
+        for path in ("/", "/problems"):
             await opened.open(path)
             await opened.look(width=400)
             assert await opened.overflow() <= 0

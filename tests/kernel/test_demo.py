@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +15,17 @@ import pytest
 
 pytestmark = pytest.mark.kernel
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "demo.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @contextmanager
-def demo() -> Iterator[subprocess.Popen[str]]:
+def demo(script: str = "demo.py", *flags: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT)], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [sys.executable, str(SCRIPTS / script), *flags],
+        text=True,
+        stdin=subprocess.DEVNULL,  # it asks only people
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     with process:
         try:
@@ -53,6 +59,7 @@ def test_the_demo_shows_what_it_promises() -> None:
     assert "failed: 0" in output
     assert "shop/web" in output
     assert "All cleaned up" in output
+    assert "make demo-ui" in output
     assert left_by(process.pid) == []
 
 
@@ -70,3 +77,31 @@ def test_the_demo_cleans_up_when_it_is_stopped(number: signal.Signals, step: str
     assert process.returncode == 130, output
     assert f"stopped by {number.name}" in output
     assert left_by(process.pid) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_demo_ui_serves_pages_of_two_nodes_until_it_is_stopped(number: signal.Signals) -> None:
+    with demo("demo_ui.py", "--port=0") as process:
+        assert process.stdout is not None
+        printed = []
+        for line in process.stdout:
+            printed.append(line)
+            if line.startswith("Open "):
+                break
+        else:
+            pytest.fail("".join(printed))
+        url = line.split()[1]
+        deadline = time.monotonic() + 60
+        while "node-a" not in (page := _page(url)) or "node-b" not in page:
+            assert time.monotonic() < deadline, page
+        process.send_signal(number)
+        output = process.stdout.read()
+        process.wait(30)
+    assert process.returncode == 0, output
+    assert "All cleaned up" in output
+    assert left_by(process.pid) == []
+
+
+def _page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as reply:
+        return str(reply.read().decode())

@@ -13,7 +13,8 @@ import itertools
 import random
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -114,6 +115,22 @@ class SimulatedNodes:
     @cached_property
     def _services(self) -> Sequence[ObjectName]:
         return sorted(self._store.snapshot.services)
+
+    @cached_property
+    def _listed(self) -> Sequence[tuple[str, int]]:
+        """ServicePorts and the numbers of their endpoints, sorted as `/top` does."""
+        plans = sorted(self._plan.services.items())
+        return [(printed(key.name), len(plan.reachable)) for key, plan in plans]
+
+    @cached_property
+    def _endpoints(self) -> Mapping[str, list[tuple[str, int]]]:
+        """Endpoints by Service, as `/top` names them."""
+        found: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+        for key, plan in self._plan.services.items():
+            port = f" ({key.name.port})" if key.name.port else ""
+            ends = [(f"{end}{port}", 1) for end in plan.reachable]
+            found[str(key.name.object_name)] += ends
+        return found
 
     def _fresh(self, name: str, number: int) -> NodeState:
         now = time.time()
@@ -319,17 +336,10 @@ class SimulatedNodes:
     def _top(self, request: web.Request, node: _Node) -> TopSample:
         service = request.query.get("service", "")
         text = request.query.get("filter", "")
-        plans = self._plan.services.items()
         if service:
-            found = [
-                (f"{end} ({key.name.port})" if key.name.port else str(end), 1)
-                for key, plan in plans
-                if str(key.name.object_name) == service
-                for end in plan.reachable
-            ]
+            found = self._endpoints[service]
         else:
-            found = [(printed(key.name), len(p.reachable)) for key, p in sorted(plans)]
-            found = [each for each in found if text in each[0]]
+            found = [each for each in self._listed if text in each[0]]
         rows = tuple(
             TopRow(name, "TCP", ends, 100 + n, 1.5 + n % 7, n % 3, 0.1 * (n % 3), 0.002)
             for n, (name, ends) in enumerate(found[:500])
