@@ -32,11 +32,11 @@ from steersman.model.plan import (
 )
 from steersman.model.tracing import STEERSMAN, TraceStep, TrackedConnection, WatchedFlow
 from steersman.model.world import Origin, World
-from steersman.modes.ebpf import bpf, loader, trace, trace_programs
+from steersman.modes.ebpf import bpf, loader, trace, trace_events
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.datapath import EbpfOptions
 from steersman.modes.ebpf.mode import EbpfMode
-from steersman.modes.ebpf.trace_steps import KERNEL
+from steersman.modes.ebpf.trace_events import KERNEL
 from steersman.operate.trace import TraceAnswer, trace_packet
 from steersman.operate.trace_question import TraceQuestion
 from tests.support.builders.ebpf_node_plan import (
@@ -504,7 +504,7 @@ async def test_the_mode_does_not_run(tmp_path: Path) -> None:
 async def test_the_programs_are_not_installed(
     node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for module in (trace, trace_programs):
+    for module in (trace, trace_events):
         monkeypatch.setattr(module, "FILE", tmp_path / "trace-el.o")
     with pytest.raises(BusyError, match=r"not installed .trace-el.o is missing"):
         await node.modes[-1].tracer().start(WatchedFlow(Protocol.TCP, VIP, 80))

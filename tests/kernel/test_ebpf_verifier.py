@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from steersman.modes.ebpf import trace_programs
+from steersman.modes.ebpf import trace_events
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.loader import LoadedObject, OpenedObject
 from tests.support.lab.ebpf import compiled
@@ -38,7 +38,7 @@ def test_the_verifier_has_no_more_to_do_than_the_table_says(update: bool) -> Non
     loaded = LoadedObject(compiled(), None)
     found = {name: verified(program) for name, program in sorted(loaded.programs.items())}
     loaded.close()
-    watching = OpenedObject(trace_programs.FILE)  # with maps of its own, as no daemon runs
+    watching = OpenedObject(trace_events.FILE)  # with maps of its own, as no daemon runs
     watching.load()
     programs = sorted(watching.descriptors("program").items())
     found |= {name: verified(program) for name, program in programs}

@@ -1,8 +1,8 @@
 """Follow a packet through the programs of this mode, and through the kernel around them.
 
-Programs that go with this process (trace_programs.py) report where the packet was seen, and with
+Programs that go with this process (trace_events.py) report where the packet was seen, and with
 which addresses; the difference between two places is what the mode's programs did there. Why they
-did it is looked up in their maps (dump.py, trace_steps.py).
+did it is looked up in their maps (dump.py, trace_events.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from steersman.modes.ebpf.dump import TraceMaps
 from steersman.modes.ebpf.loader import StaleMapsError
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import cgroup_root
-from steersman.modes.ebpf.trace_programs import FILE, FILTER, Kind, TraceEvent, Watcher
-from steersman.modes.ebpf.trace_steps import Story
+from steersman.modes.ebpf.trace_events import FILE, FILTER, Kind, Story, TraceEvent, Watcher
 from steersman.netfilter.nftrace import REPLY_PREFIX, NftTrace, TraceLog, legacy_families
 from steersman.netfilter.rule_reader import read_rule_book
 from steersman.netfilter.trace_steps import TraceEvent as RuleEvent

@@ -32,8 +32,16 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.errors import TRANSIENT_ERRNOS, ApplyError, BusyError
 from steersman.model.names import Protocol
 from steersman.modes.ipvs.changes import ServerChange
-from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey, Target
-from steersman.modes.ipvs.parse import RealServer, parse_servers, parse_sets
+from steersman.modes.ipvs.names import (
+    MemberKey,
+    RealServer,
+    Server,
+    ServerKey,
+    SetKey,
+    Target,
+    parse_servers,
+    parse_sets,
+)
 from steersman.modes.ipvs.wire import (
     Command,
     destination,

@@ -35,9 +35,11 @@ from steersman.modes.ipvs.names import (
     Server,
     ServerKey,
     SetKey,
+    digest_servers,
+    has_drained,
+    parse_rules,
     role_set,
 )
-from steersman.modes.ipvs.parse import digest_servers, has_drained, parse_rules
 from steersman.netfilter.nf_tables import digest_rules, generation
 from steersman.netfilter.rule_text import LIMITS, write_steps
 

@@ -46,8 +46,8 @@ from steersman.modes.ipvs.names import (
     ServerKey,
     SetKey,
     Target,
+    parse_servers,
 )
-from steersman.modes.ipvs.parse import parse_servers
 from steersman.modes.ipvs.probe import check_ipset, check_matches, check_scheduler, find_family
 from steersman.modes.ipvs.render import render_node, render_service
 from steersman.modes.ipvs.wire import get_info, timeouts

@@ -8,9 +8,12 @@ import pytest
 
 from steersman.host.nlmsg import Message, attr, attributes, be16, nested, text, u32
 from steersman.model.names import Protocol
-from steersman.modes.ipvs.names import MemberKey, Server, ServerKey, SetKey
-from steersman.modes.ipvs.parse import (
+from steersman.modes.ipvs.names import (
+    MemberKey,
     RealServer,
+    Server,
+    ServerKey,
+    SetKey,
     digest_servers,
     has_drained,
     parse_rules,

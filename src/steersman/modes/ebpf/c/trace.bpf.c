@@ -74,7 +74,7 @@ struct sk_buff {
 
 #pragma clang attribute pop
 
-// What to watch; trace_programs.py writes it before it attaches the programs.
+// What to watch; trace_events.py writes it before it attaches the programs.
 struct trace_filter {
 	struct address source; // zero: any
 	struct address destination;
@@ -116,7 +116,7 @@ struct trace_event {
 	__u32 zero2;
 };
 
-// Nothing else would bring the struct into BTF, by which trace_programs.py compares it.
+// Nothing else would bring the struct into BTF, by which trace_events.py compares it.
 const struct trace_event *only_for_btf __attribute__((unused));
 
 struct trace_watched {

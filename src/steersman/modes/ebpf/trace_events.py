@@ -1,18 +1,239 @@
-"""From events (trace_programs.py) to steps: what the mode and the kernel did with a packet."""
+"""The programs that watch a flow (c/trace.bpf.c), and the steps that their events tell.
+
+Nothing is pinned: when this process ends, however it does, the kernel detaches and frees all.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import enum
+import errno
+import functools
 import os
+import struct
+import sys
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
 from steersman.model.plan import SourceClass
 from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
-from steersman.modes.ebpf import layout
+from steersman.modes.ebpf import bpf, layout
+from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, HashMap, Link, Object
 from steersman.modes.ebpf.dump import Ruling, TraceMaps, endpoint_name
-from steersman.modes.ebpf.trace_programs import Kind, TraceEvent, drop_reasons, function_at
+from steersman.modes.ebpf.loader import (
+    SAMPLE,
+    OpenedObject,
+    Shape,
+    StaleMapsError,
+    differences,
+    library,
+    load_error,
+)
+
+# -- The programs ----------------------------------------------------------------------------------
+
+FILE = Path(__file__).with_name(f"trace-{'el' if sys.byteorder == 'little' else 'eb'}.o")
+"""The object for this machine; the build creates it (hatch_build.py)."""
+FILTER = struct.Struct("=16s16s2s2sB3xIII4x")
+EVENT = struct.Struct("=QQQ40siIII6B2xI16s4x")
+_SIZES = {"trace_filter": FILTER.size, "trace_event": EVENT.size}
+_ONLY_KEY = layout.number_key(0)
+_BTF_KIND_ENUM = 6
+_REASON_PREFIX = "SKB_DROP_REASON_"
+_SYMBOLS = Path("/proc/kallsyms")
+
+
+class Kind(enum.IntEnum):
+    """`enum trace_kind`."""
+
+    CALLED = 1
+    SENT = 2
+    RECEIVED = 3
+    FREED = 4
+
+
+class TraceEvent(NamedTuple):
+    """A `struct trace_event`; ends are packed endpoints, as in layout.py."""
+
+    time: int
+    """CLOCK_MONOTONIC, ns."""
+    netns_cookie: int
+    """Network namespace of a socket."""
+    location: int
+    """Address of the kernel's function that drops the packet."""
+    source: bytes
+    destination: bytes
+    result: int
+    """CALLED: the errno, 0 if the call goes on. FREED: the reason."""
+    flow: int
+    netns: int
+    """Inode of the device's network namespace."""
+    process: int
+    kind: Kind
+    translated: bool
+    """Whether the socket was balanced."""
+    datagram: bool
+    """Whether the call was sendmsg()."""
+    reply: bool
+    """Whether the packet is an answer."""
+    tcp_flags: int
+    quoted: bool
+    """Whether an ICMP error quotes the packet."""
+    device: int
+    """Index of the device; 0 if there is none."""
+    name: str
+    """Of the device or the process."""
+
+    @classmethod
+    def unpack(cls, data: bytes) -> TraceEvent:
+        """Take a record of the ring buffer apart."""
+        time, cookie, location, key, result, flow, netns, process, *more = EVENT.unpack(data)
+        kind, translated, datagram, reply, tcp_flags, quoted, device, text = more
+        source, destination, source_port, destination_port, *_ = layout.FLOW_KEY.unpack(key)
+        return cls(
+            *(time, cookie, location, source + source_port, destination + destination_port),
+            *(result, flow, netns, process),
+            kind=Kind(kind),
+            translated=bool(translated),
+            datagram=bool(datagram),
+            reply=bool(reply),
+            tcp_flags=tcp_flags,
+            quoted=bool(quoted),
+            device=device,
+            name=text.split(b"\0")[0].decode(errors="replace"),
+        )
+
+
+class Watcher:
+    """Watches flows while it is open; to open and to close it blocks, for some milliseconds."""
+
+    def __init__(self, maps: Path, cgroup: int, wanted: bytes) -> None:
+        """Load and attach.
+
+        Args:
+            maps: directory of the mode's pinned maps.
+            cgroup: descriptor of the cgroup whose sockets the mode balances; -1 for none.
+            wanted: a FILTER.
+
+        Raises:
+            FileNotFoundError: nothing is pinned, or the object is missing.
+            ObjectError: libbpf or the kernel refused the programs.
+            StaleMapsError: the mode's maps are those of another version.
+        """
+        self._attached: list[Object] = []
+        self._ring: int | None = None
+        self._events: list[TraceEvent] = []
+
+        def keep(_context: int, data: int, size: int) -> int:
+            self._events.append(TraceEvent.unpack(ctypes.string_at(data, size)))
+            return 0
+
+        self._callback = SAMPLE(keep)  # an attribute, because libbpf has a pointer to it
+        self._object = OpenedObject(FILE)
+        try:
+            handle = self._object.handle
+            if wrong := next(iter(differences(handle, _SIZES, {})), ""):
+                raise load_error(errno.EINVAL, f"{FILE} has other structs: {wrong}")
+            # Use the mode's maps where the object declares the same ones.
+            btf, pinned, stale = library().bpf_object__btf(handle), set(os.listdir(maps)), set()
+            for name, own in self._object.each("map"):
+                if name not in pinned:
+                    continue
+                shared = Object.pinned(maps / name)
+                if not Shape.of_map(shared.fd).serves_as(Shape.of_object(btf, own)):
+                    stale.add(name)
+                library().bpf_map__reuse_fd(own, shared.fd)  # libbpf duplicates it
+                shared.close()
+            if stale:
+                raise StaleMapsError(frozenset(stale))
+            self._object.load()
+            fds = self._object.descriptors("map")
+            self._filter = HashMap(fds["filter"])
+            self._filter.put(_ONLY_KEY, wanted)
+            self._ring = library().ring_buffer__new(fds["events"], self._callback, None, None)
+            if not self._ring:
+                raise load_error(ctypes.get_errno(), "there is no ring buffer")
+            # Attach: to the cgroup after the mode's programs, or to a tracepoint.
+            for name, program in self._object.descriptors("program").items():
+                attach_type = CGROUP_ATTACH_TYPES.get(name.replace("trace_", "sm_"))
+                if attach_type is None:
+                    descriptor = bpf.call(bpf.RAW_TRACEPOINT_OPEN, "=QII", 0, program, 0)
+                    self._attached.append(Object(descriptor))
+                elif cgroup >= 0:
+                    self._attached.append(Link.attach(program, cgroup, attach_type))
+        except BaseException:
+            self.close()
+            raise
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there are events."""
+        number: int = library().ring_buffer__epoll_fd(self._ring)
+        return number
+
+    def read(self) -> Sequence[TraceEvent]:
+        """Return the events since the last time."""
+        library().ring_buffer__consume(self._ring)
+        events, self._events = self._events, []
+        return events
+
+    def count_lost(self) -> int:
+        """Count the events for which the buffer had no room."""
+        lost: int = FILTER.unpack(self._filter.get(_ONLY_KEY) or bytes(FILTER.size))[-1]
+        return lost
+
+    def program_ids(self) -> list[int]:
+        """Return the kernel's ids of the programs."""
+        return [Object(number).id for number in self._object.descriptors("program").values()]
+
+    def close(self) -> None:
+        """Detach everything. Idempotent."""
+        for each in self._attached:
+            each.close()
+        if self._ring:
+            library().ring_buffer__free(self._ring)
+        self._object.close()
+        self._attached, self._ring = [], None
+
+
+@functools.cache
+def drop_reasons() -> dict[int, str]:
+    """Return the kernel's names for why it drops a packet (`enum skb_drop_reason`), by number."""
+    btf = library().btf__load_vmlinux_btf()
+    if not btf:
+        return {}
+    try:
+        number = library().btf__find_by_name_kind(btf, b"skb_drop_reason", _BTF_KIND_ENUM)
+        if number < 0:
+            return {}
+        # libbpf has no accessors: read struct btf_type, and the struct btf_enum after it.
+        start = library().btf__type_by_id(btf, number)
+        _, info, _ = struct.unpack("=III", ctypes.string_at(start, 12))
+        values = struct.iter_unpack("=Ii", ctypes.string_at(start + 12, 8 * (info & 0xFFFF)))
+        return {
+            value: library().btf__name_by_offset(btf, text).decode().removeprefix(_REASON_PREFIX)
+            for text, value in values
+        }
+    finally:
+        library().btf__free(btf)
+
+
+def function_at(address: int) -> str:
+    """Return the function of the kernel that an address is in; "" if the kernel hides that."""
+    best, name = 0, ""
+    with _SYMBOLS.open() as lines:
+        for line in lines:
+            start = int(line[:16], 16)
+            if best < start <= address:
+                best, name = start, line.split()[2]
+    return name
+
+
+# -- Steps -----------------------------------------------------------------------------------------
+#
+# From events to steps: what the mode and the kernel did with a packet.
 
 KERNEL = "the kernel"
 """Owner of what no rule decides."""
