@@ -312,9 +312,10 @@ def test_pages_and_proxy_have_the_same_token_and_port() -> None:
             assert volume["secret"]["secretName"] == secret
         token = "/var/run/steersman/state/token"
         assert f"--token-file={token}" in ui_container(objects)["args"]
-        config = yaml.safe_load(one(objects, "ConfigMap")["data"]["config.conf"])
-        state = config["steersman"]["state"]
-        assert state == {"bindAddress": "0.0.0.0:10247", "tokenFile": token}
+        loaded = load(one(objects, "ConfigMap")["data"]["config.conf"])
+        state = loaded.config.steersman.state
+        assert (state.bind_address, state.token_file) == ("0.0.0.0:10247", token)
+        assert loaded.warnings == ()
         (port,) = (each for each in container(objects)["ports"] if each["name"] == "state")
         assert port["containerPort"] == 10247
 
