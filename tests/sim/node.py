@@ -44,11 +44,11 @@ _RESTART = (1.0, 10.0)
 """Seconds until a supervisor starts a process again."""
 
 
-def _counted(kernel: Kernel, plan_service: Callable[..., Any], *args: Any) -> Any:
+def _counted(kernel: Kernel, plan_service: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Plan a Service, and take note of it."""
     kernel.counts["planned"] += 1
     kernel.universe.charge(PLAN_SECONDS)
-    return plan_service(*args)
+    return plan_service(*args, **options)
 
 
 class Log(logging.Handler):
@@ -67,7 +67,8 @@ class Log(logging.Handler):
             text += f" [{type(record.exc_info[1]).__name__}: {record.exc_info[1]}]"
         self.lines[record.levelname] += 1
         self.universe.note(f"{getattr(loop, 'name', '-')}: {record.levelname[0]} {text[:300]}")
-        if record.levelno >= logging.CRITICAL or record.name == "asyncio":
+        serious = record.levelno >= logging.CRITICAL or "a defect of steersman" in text
+        if serious or record.name == "asyncio":
             self.crashes.append(text)
 
 
