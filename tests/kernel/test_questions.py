@@ -46,6 +46,7 @@ VARYING = (
     (r"\d+(\.\d+)? (MB|kB|GB)", "SIZE"),
     (r"/tmp/[\w./-]+", "PATH"),
     (r'"(at|since|now|started|quietSeconds|uptimeSeconds|pid)": [^,\n]+', r'"\1": N'),
+    (r"(?m)^(shop/\S+ +)[\d.-]+ +\d+ ", r"\1RATE COUNT "),  # of earlier questions
     (r"[ \t]+", " "),
 )
 """What differs from run to run, and what stands for it when answers are compared."""

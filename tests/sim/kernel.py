@@ -80,6 +80,8 @@ class Kernel:
         self.rendered: dict[PlanKey, deque[Mapping[Any, Any]]] = {}
         self.guard: Callable[[str, Diff], None] = lambda _table, _change: None
         """Looks at every transaction of ours before it is in force."""
+        self.instances: Callable[[], int] = lambda: 1
+        """How many of our processes run; two if somebody starts one past the lock."""
         self.counts: Counter[str] = Counter()
         self.unknown: set[str] = set()
         """Services that were refused when the process was restarted: of their old rules it keeps
@@ -195,6 +197,8 @@ class Kernel:
         self.counts["written"] += objects
         self.universe.note(f"kernel: {name} {summary(change)}, now {len(table)}")
         touched = {self.owners.get(k) for part in _parts(change) for k in part}
+        if self.instances() > 1:  # neither knows what the other one writes: at rest all is right
+            self.vandalized |= touched
         for owner in touched - self.vandalized - {None}:
             self._whole(table, owner)
 

@@ -77,15 +77,16 @@ class Node:
 
     def __init__(self, universe: Universe, folder: Path, mode: str) -> None:
         self.universe = universe
+        self.processes: list[Process] = []
         self.netlink = NetlinkTables(universe)
         self.kernel = Kernel(universe, self.netlink.conntrack.flows)
+        self.kernel.instances = lambda: len(self.processes)
         self.log = Log(universe)
         self.mode = mode
         self.period = universe.dice.choice((30, 30, 60, 300))
         """Seconds between two comparisons: the retry interval, too."""
         self.document = self._document()
         self.file = folder / "config.json"
-        self.processes: list[Process] = []
         self._daemons: dict[Process, Daemon] = {}
         self._last: Daemon | None = None
         self.starts = 0
