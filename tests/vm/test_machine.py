@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(bool(os.environ.get(MARK)), reason="this is the 
 @pytest.mark.slow(seconds=900)
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_everything_inside() -> None:
-    minutes = 60 if os.environ.get(EVERYTHING) else 25
+    minutes = 90 if os.environ.get(EVERYTHING) else 45
     argv = [sys.executable, "-m", "tests.vm", "--timeout", str(minutes * 60), "--", sys.executable]
     argv += ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/vm/guest"]
     inside = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
