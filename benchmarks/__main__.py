@@ -24,6 +24,7 @@ from benchmarks import (
     proxy,
     scrape,
     start,
+    stream,
     ui,
 )
 from benchmarks.figures import Figure, table
@@ -43,6 +44,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "proxy": proxy.run,
     "scrape": scrape.run,
     "operate": operate.run,
+    "stream": stream.run,
     "ui": ui.run,
 }
 NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui"}
