@@ -13,6 +13,7 @@ from playwright.async_api import Browser, expect
 from steersman.model.node_state import NodeState
 from steersman.model.top import TopRow, TopSample
 from steersman.model.world import ProcessStatus
+from steersman.operate.answer import QuestionError
 from steersman.operate.doctor.check import Diagnosis
 from steersman.ui.navigation import PAGES
 from steersman.ui.site import Site
@@ -57,10 +58,15 @@ def fleet() -> Fleet:
     return new_fleet()
 
 
+@pytest.fixture
+def site(fleet: Fleet) -> Site:
+    return Site(fleet, PAGES)
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def opened(chrome: Browser, fleet: Fleet) -> AsyncIterator[Tab]:
+async def opened(chrome: Browser, site: Site) -> AsyncIterator[Tab]:
     async with (
-        serving(Site(fleet, PAGES).app) as port,
+        serving(site.app) as port,
         tab(chrome, f"http://127.0.0.1:{port}") as page,
     ):
         yield page
@@ -112,6 +118,34 @@ async def test_doctor_answers_in_place_and_in_a_live_region(opened: Tab, fleet: 
     assert page.url.endswith(PAGE)
     assert [each[0] for each in fleet.posted] == ["node-a"]
     assert opened.complaints == []
+
+
+async def test_a_button_of_an_earlier_server_says_so(opened: Tab, fleet: Fleet, site: Site) -> None:
+    await opened.open(PAGE)
+    site.access.token = "of another server"
+    await opened.page.get_by_role("button", name="Run doctor").click()
+    await expect(opened.page.locator("#result")).to_contain_text("load it again")
+    assert fleet.posted == []
+    assert all("403" in each for each in opened.complaints)
+
+
+async def test_a_page_that_cannot_be_followed_says_why_as_text(
+    opened: Tab, fleet: Fleet, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await opened.open(PAGE)
+    page, check = opened.page, site.access.check
+    await expect(page.locator("#connection")).to_have_text("Live")
+
+    async def refuse(_: object) -> None:
+        raise QuestionError("nobody knows <b id=bold>bold</b>")
+
+    monkeypatch.setattr(site.access, "check", refuse)
+    fleet.put(NodeState("node-a", "memory", revision=3))
+    await expect(page.locator("#problem")).to_have_text("nobody knows <b id=bold>bold</b>")
+    monkeypatch.setattr(site.access, "check", check)
+    fleet.put(NodeState("node-a", "memory", revision=4))
+    await expect(page.locator("#problem")).to_be_hidden()
+    await expect(page.locator("svg.way")).to_have_count(1)
 
 
 async def test_everything_works_without_scripts(chrome: Browser, fleet: Fleet) -> None:

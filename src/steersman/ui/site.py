@@ -205,6 +205,7 @@ class Site:
         try:
             await response.prepare(request)
             shown: dict[str, int] = {}
+            problem = ""
             while True:
                 version = self.fleet.version
                 began = asyncio.get_running_loop().time()
@@ -212,8 +213,11 @@ class Site:
                     await self.access.check(request)  # rights may be taken away meanwhile
                     answer = await page.answer(self, query)
                     events = [*self._changed_blocks(page, answer, query, shown)]
+                    events += [_event("problem", "")] if problem else []
+                    problem = ""
                 except (QuestionError, TimeoutError) as error:
-                    events = [_event("problem", str(error) or "the node did not answer in time")]
+                    problem = str(error) or "the node did not answer in time"
+                    events = [_event("problem", problem)]
                 for event in events:
                     await response.write(event)
                 # Many pages of a large fleet must not take the whole core from each other.

@@ -20,6 +20,7 @@ from steersman.ui.site import Page, Query, Site
 from tests.support.pages import ScriptedFleet, events, serving
 
 HOSTILE = "<script>alert(1)</script>\u202e" + "x" * 253
+BROKEN = "no <b>mode</b>"
 STATIC = Path(ui.__file__).parent / "static"
 
 
@@ -32,6 +33,8 @@ class Modes(Answer, frozen=True, kw_only=True):
 
 
 async def modes(site: Site, query: Query) -> Modes:
+    if BROKEN in (state.mode for state in site.fleet.nodes.values()):
+        raise QuestionError(f"{BROKEN}, of a")
     if query.get("node", "") == "unknown":
         raise QuestionError("there is no node unknown")
     return Modes(
@@ -114,6 +117,18 @@ async def test_a_question_without_an_answer_is_an_error_page(site: Site) -> None
         missing = await client.get("/nowhere")
         assert missing.status == 404
         assert "Content-Security-Policy" in missing.headers
+
+
+async def test_a_page_says_why_it_is_not_followed_and_when_it_is_again(site: Site) -> None:
+    async with serving(site) as client:
+
+        def enough(seen: list[tuple[str, str]]) -> bool:
+            if len(seen) in (2, 3):
+                fleet(site).put(NodeState("a", BROKEN if len(seen) == 2 else "nftables"))
+            return len(seen) == 4
+
+        found = await events(client, "/modes", enough)
+    assert found[2:] == [("problem", f"{BROKEN}, of a"), ("problem", "")]
 
 
 async def test_other_names_of_the_server_are_refused(site: Site) -> None:

@@ -24,6 +24,19 @@ document.body.addEventListener("htmx:sseMessage", (event) => showTimes(event.tar
 document.body.addEventListener("htmx:sseOpen", () => showConnection("Live"));
 document.body.addEventListener("htmx:sseError", () => showConnection("Connection lost; retrying"));
 
+// Something that was started and failed says so where its answer would be.
+function showFailure({ target, requestConfig, xhr }) {
+  if (requestConfig?.verb !== "post") return;
+  const page = new DOMParser().parseFromString(xhr?.responseText ?? "", "text/html");
+  const line = document.createElement("p");
+  line.className = "bad";
+  line.textContent = page.querySelector("main p")?.textContent || "The server does not answer; is it still running?";
+  target.replaceChildren(line);
+}
+
+document.body.addEventListener("htmx:responseError", (event) => showFailure(event.detail));
+document.body.addEventListener("htmx:sendError", (event) => showFailure(event.detail));
+
 // Scripts that only some pages need; a live part may bring what they work on later.
 const scripts = { "[data-chart]": "./charts.js", "[data-graph]": "./graph.js" };
 
