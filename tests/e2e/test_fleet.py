@@ -114,11 +114,15 @@ def test_two_nodes_at_their_urls(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         folder = manifests(tmp_path / "world", *world())
-        flags = (f"--manifests={folder}", "--metrics-bind-address=", *state)
-        second = ("--proxy-mode=iptables", "--hostname-override=node-b")
+        other = manifests(tmp_path / "other world", *world())
+        flags = ("--metrics-bind-address=", *state)
+        first = ("--proxy-mode=nftables", f"--manifests={folder}")
+        second = ("--proxy-mode=iptables", "--hostname-override=node-b", f"--manifests={other}")
         async with (
-            steersman(tmp_path, "--proxy-mode=nftables", *flags) as a,
-            steersman(tmp_path, *flags, *second, name="other", through=("unshare", "--net")) as b,
+            steersman(tmp_path, *first, *flags) as a,
+            steersman(
+                tmp_path, *flags, *second, name="second log", through=("unshare", "--net")
+            ) as b,
         ):
             await b.said("sync 1 (start)")
             pid = b.process.pid
@@ -144,6 +148,16 @@ def test_two_nodes_at_their_urls(tmp_path: Path) -> None:
                 ]
                 listed = await (await client.get("/services?node=node-b", headers=JSON)).json()
                 assert [each["service"] for each in listed["rows"]] == ["shop/web"]
+                # It hears of an endpoint that the other one does not: both are named.
+                manifests(other, *world("10.244.0.6"))
+                await when(fleet, lambda: fleet.disagreements != ())
+                (found,) = fleet.disagreements
+                assert found.services == ("shop/web",)
+                assert {*found.nodes, found.reference} == {"node-a", "node-b"}
+                page = await (await client.get("/")).text()
+                assert '<a href="/services/shop/web">' in page
+                manifests(other, *world())
+                await when(fleet, lambda: fleet.disagreements == ())
                 # One node ends: the other one is shown as before.
                 await b.stop()
                 await when(fleet, lambda: any(each.problem for each in fleet.seen))
