@@ -46,7 +46,13 @@ MOST_BYTES = 1 << 20
 MOST_LINES = 500
 """Lines of kernel objects in an answer."""
 _PLACE = "the text"
-_IS_CONFIGURATION = re.compile(r"^\s*[{\"']*kind[\"']?\s*:\s*[\"']?KubeProxyConfiguration", re.M)
+# Not indented, because a ConfigMap may contain a configuration as text.
+_IS_CONFIGURATION = re.compile(
+    r"""^["']?kind["']?\s*:\s*["']?KubeProxyConfiguration"""
+    r"""|\A\s*\{(?s:.*?)"kind"\s*:\s*"KubeProxyConfiguration\"""",
+    re.MULTILINE,
+)
+_IS_MANIFEST = re.compile(r"""^["']?kind["']?\s*:\s*["']?(Service|EndpointSlice|List)\b""", re.M)
 _NODE_PORTS = range(32767, 29999, -1)
 """Node ports that are assumed, the first one first."""
 _SHOWN_FINDINGS = 20
@@ -73,6 +79,8 @@ async def plan_text(world: World, asked: PlanQuestion) -> PlanAnswer:
     """
     check_question(asked)
     configuration = _IS_CONFIGURATION.search(asked.text) is not None
+    if configuration and _IS_MANIFEST.search(asked.text):
+        raise QuestionError("the text has a configuration and manifests: plan one after the other")
     notes: list[str] = []
     wanted = _wanted(world, asked.text if configuration else "", asked.mode, notes)
     if asked.text.strip() and not configuration:

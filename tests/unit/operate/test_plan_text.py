@@ -132,6 +132,12 @@ async def test_bad_fields_are_findings_that_name_the_object() -> None:
             "the configuration is invalid: .*DetectLocalMode: Unsupported",
         ),
         ("kind: KubeProxyConfiguration\nmode: [", "the configuration cannot be read: "),
+        ('{"mode": "x", "kind": "KubeProxyConfiguration"}', "the configuration cannot be read: "),
+        ("kind: KubeProxyConfiguration\n---\nkind: Service", "plan one after the other"),
+        (
+            "kind: ConfigMap\ndata:\n  c: |\n    kind: KubeProxyConfiguration",
+            "the text has no Service, EndpointSlice or KubeProxyConfiguration",
+        ),
         ("a: &a [*a]\nkind: Service", "the text cannot be read: line 1"),
     ],
 )
