@@ -85,8 +85,8 @@ def test_leaving_ipvs_with_patience_nothing_is_lost(lab: Lab, ipvs: IpvsMode, ot
 
         async def leave() -> list[str]:
             await switches.program(other)
-            leaving = asyncio.create_task(remove_leftovers_once([("ipvs", ipvs)], 120.0))
-            async with asyncio.timeout(60):
+            leaving = asyncio.create_task(remove_leftovers_once([("ipvs", ipvs)], 600.0))
+            async with asyncio.timeout(300):
                 while "KUBE-IPVS" in lab.run("iptables-save"):  # noqa: ASYNC110 - it is another's
                     await asyncio.sleep(0.1)
             await asyncio.to_thread(goes_on, clients)
