@@ -81,6 +81,7 @@ async def _measure(quick: bool) -> list[Figure]:
             browser() as chrome,
             tab(chrome, served.url) as opened,
         ):
+            await asyncio.sleep(10)  # all nodes are connected by then
             for page, path in PAGES.items():
                 first, whole, size = await _loads(opened.page, served.url + path, 5)
                 note("HTML complete", page, first, "ms")
