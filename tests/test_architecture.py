@@ -26,7 +26,17 @@ LAYERS: dict[str, set[str]] = {
     "netfilter": {"model", "host"},
     "modes": {"model", "host", "proxy", "netfilter"},
     "config": {"model", "modes"},  # of modes only the rows: specs.py
-    "run": {"model", "host", "source", "compile", "proxy", "netfilter", "modes", "config"},
+    "run": {
+        "model",
+        "host",
+        "source",
+        "compile",
+        "proxy",
+        "netfilter",
+        "modes",
+        "config",
+        "failover",
+    },
     "operate": {
         "model",
         "host",

@@ -39,7 +39,8 @@ def with_options(service: Service, plans: Plans) -> tuple[Plans, tuple[Finding, 
     """Return plans with the options of the Service's annotations, and the problems of those.
 
     `steersman/load-balancing`, `steersman/ipvs-scheduler`, `steersman/ipvs-scheduler-flags`,
-    `steersman/proxy-protocol` and `steersman/metrics`.
+    `steersman/proxy-protocol`, `steersman/metrics` and `steersman/eject`, which is only checked
+    here.
     """
     given = service.metadata.annotations
     if given is None or not (
@@ -48,6 +49,7 @@ def with_options(service: Service, plans: Plans) -> tuple[Plans, tuple[Finding, 
         or given.ipvs_scheduler
         or given.ipvs_scheduler_flags
         or given.metrics
+        or given.eject
     ):
         return plans, ()
     problems = FindingCollector("Service", service.metadata)
@@ -55,6 +57,7 @@ def with_options(service: Service, plans: Plans) -> tuple[Plans, tuple[Finding, 
         ("load-balancing", given.load_balancing, _BALANCING),
         ("proxy-protocol", given.proxy_protocol, _PROXY_PROTOCOLS),
         ("metrics", given.metrics, _SWITCH),
+        ("eject", given.eject, _SWITCH),
         ("ipvs-scheduler", given.ipvs_scheduler, _SCHEDULERS),
     ):
         if word not in known:

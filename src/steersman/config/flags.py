@@ -208,6 +208,14 @@ _OWN = (
         "steersman.metrics_per_service",
     ),
     Flag(
+        "eject-failing-endpoints",
+        "bool",
+        "false",
+        _O,
+        "Send no new connections to endpoints that do not answer, as this node sees it.",
+        "steersman.eject_failing_endpoints",
+    ),
+    Flag(
         "proxy-port-range",
         "string",
         "",

@@ -202,6 +202,8 @@ class Steersman(Section, frozen=True):
     """ebpf: the cgroup2 directory whose sockets are balanced; "" for the root."""
     metrics_per_service: bool = False
     """Show connections by Service and endpoint on `/metrics`, up to a limit of series."""
+    eject_failing_endpoints: bool = False
+    """Send no new connections to endpoints that do not answer; an annotation overrides it."""
     manifests: Annotated[tuple[str, ...], RESTART] = ()
     """Files or directories of manifests to read instead of an API server."""
     kubeconfig_context: Annotated[str, RESTART] = ""

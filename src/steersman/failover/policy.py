@@ -310,7 +310,7 @@ class Policy(Generic[Pool]):
         self, now: float, backend: Backend, found: _Backend, series: _Series
     ) -> Iterator[Probe]:
         if series.left and now >= series.next_at:
-            if series.began == now:
+            if series.next_at == series.began:  # the first probe
                 for witness in self._witnesses(backend, found):
                     yield Probe(witness, series.ends - now)
             series.left -= 1

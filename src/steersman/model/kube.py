@@ -62,6 +62,8 @@ class Annotations(Lean, frozen=True, rename=None):
     """On a Service: "v2" sends TCP endpoints the client's address, in the userspace modes."""
     metrics: str | None = msgspec.field(name="steersman/metrics", default=None)
     """On a Service: "true" shows its connections on `/metrics`, by frontend and endpoint."""
+    eject: str | None = msgspec.field(name="steersman/eject", default=None)
+    """On a Service: "true" ejects its endpoints that do not answer, "false" never does."""
 
 
 class ObjectMeta(Lean, frozen=True):

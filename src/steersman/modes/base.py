@@ -208,6 +208,9 @@ class Requirements(msgspec.Struct, frozen=True):
     number does not matter."""
     instead: str = ""
     """What to do then."""
+    failures: Literal["", "dnat"] = ""
+    """How connections to endpoints that fail can be seen (netfilter/failure_log.py). `dnat`: the
+    kernel translates destinations, and conntrack says so. "" if they cannot."""
 
 
 class Probed(Generic[T]):

@@ -26,11 +26,22 @@ from steersman.host.netlink import (
     Netlink,
     NetlinkError,
 )
-from steersman.host.nlmsg import NLA_F_NESTED, NLM_F_ACK, Request, attr, attributes, nested, u8, u32
+from steersman.host.nlmsg import (
+    NLA_F_NESTED,
+    NLM_F_ACK,
+    Request,
+    attr,
+    attributes,
+    be32,
+    nested,
+    u8,
+    u32,
+)
 from steersman.host.rtnetlink import get_route, is_local_route
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.addresses import canonical_ip
 from steersman.model.conntrack import Cleanup, Confirm, Stale
+from steersman.model.failover import Backend
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family, Protocol
 from steersman.model.tracing import TrackedConnection, WatchedFlow
 
@@ -39,7 +50,7 @@ from steersman.model.tracing import TrackedConnection, WatchedFlow
 _CT_GET = 0x101
 _CT_DELETE = 0x102
 _CTA_TUPLE_ORIG, _CTA_TUPLE_REPLY, _CTA_STATUS = 1, 2, 3
-_CTA_ID, _CTA_ZONE, _CTA_FILTER = 12, 18, 25
+_CTA_ID, _CTA_ZONE, _CTA_FILTER, _CTA_STATUS_MASK = 12, 18, 25, 26
 _SEEN_REPLY = 1 << 1  # IPS_SEEN_REPLY
 _CTA_TUPLE_IP, _CTA_TUPLE_PROTO = 1, 2
 _CTA_IP_V4_SRC, _CTA_IP_V4_DST, _CTA_IP_V6_SRC, _CTA_IP_V6_DST = 1, 2, 3, 4
@@ -49,6 +60,7 @@ _FILTER_IP_DST, _FILTER_PROTO_NUM, _FILTER_DST_PORT = 1 << 1, 1 << 3, 1 << 5
 
 _DELETES = 256  # in one datagram
 _CHUNK = 4096  # stale entries in memory at a time
+_LISTINGS = 5  # attempts at a complete list, while the table changes
 _FEW = 4  # destinations that are listed one by one: each costs the kernel a walk of the table
 
 
@@ -178,6 +190,49 @@ def _delete(netlink: Netlink, payloads: list[bytes]) -> tuple[int, int]:
         deleted += len(requests) - len(refused)
         failed += len(refused) - gone
     return deleted, failed
+
+
+def delete_unanswered(backends: Collection[Backend]) -> int:
+    """Delete the entries of connections to some endpoints that have not answered; it blocks.
+
+    The next packet of such a client, a retransmission, is then translated again, to another
+    endpoint. Returns the number of deleted entries.
+
+    Raises:
+        OSError: the entries cannot be listed.
+    """
+    deleted = 0
+    for family, layout in _LAYOUTS.items():
+        wanted = {
+            bytes((backend.protocol.number,)) + packed + backend.port.to_bytes(2, "big")
+            for backend in backends
+            if len(packed := ip_address(backend.ip).packed) * 8 == family.bits
+        }
+        if not wanted:
+            continue
+        # The kernel leaves out answered entries (since 5.15; older ones send them, too).
+        unanswered = be32(_CTA_STATUS, 0) + be32(_CTA_STATUS_MASK, _SEEN_REPLY)
+        request = Request(_CT_GET, bytes((_FAMILIES[family], 0, 0, 0)) + unanswered)
+        with Netlink(NETLINK_NETFILTER) as listing, Netlink(NETLINK_NETFILTER) as deleting:
+            for _ in range(_LISTINGS):
+                found: list[bytes] = []
+                try:
+                    for reply in listing.dump(request):
+                        destination, source = _keys(reply.payload, layout)
+                        if destination[:1] + source in wanted and not _answered(reply.payload):
+                            found.append(reply.payload)
+                    complete = True
+                except DumpInterruptedError:  # some may be missing: list again
+                    complete = False
+                deleted += _delete(deleting, found)[0]
+                if complete:
+                    break
+    return deleted
+
+
+def _answered(payload: bytes) -> bool:
+    status = attributes(payload, 4).get(_CTA_STATUS, b"")
+    return bool(int.from_bytes(status, "big") & _SEEN_REPLY)
 
 
 # Messages

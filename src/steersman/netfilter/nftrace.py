@@ -26,22 +26,37 @@ from pathlib import Path
 from steersman.host.exec import Successor
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError, Subscription
 from steersman.host.nlmsg import (
-    NLM_F_ACK,
-    NLM_F_APPEND,
-    NLM_F_CREATE,
-    NLM_F_EXCL,
     Message,
     Request,
     attr,
     be32,
     messages,
     nested,
-    text,
 )
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.tracing import WatchedFlow
+from steersman.netfilter.owned_table import (
+    META_L4PROTO,
+    META_NFPROTO,
+    NETWORK,
+    NFPROTO,
+    OUTPUT,
+    PREROUTING,
+    REGISTER,
+    TRANSPORT,
+    Chain,
+    expression,
+    limit,
+    load_ct,
+    meta_is,
+    owned_table,
+    payload,
+    payload_is,
+    register_bits_are,
+    register_is,
+)
 from steersman.netfilter.trace_steps import TraceEvent, parse_legacy, parse_nftrace
 
 # -- nf_tables -------------------------------------------------------------------------------------
@@ -50,20 +65,12 @@ TABLE_PREFIX = "steersman-trace-"
 FIRST_PREFIX, REPLY_PREFIX = "first-", "reply-"
 """Chains of the table whose rules match the first packet, and the first answer."""
 _GROUP = 9  # NFNLGRP_NFTRACE
-_SUBSYSTEM = 10 << 8  # NFNL_SUBSYS_NFTABLES
-_NEWTABLE, _NEWCHAIN, _NEWRULE, _BATCH_BEGIN, _BATCH_END = 0, 3, 6, 16, 17
-_OWNER = 2  # NFT_TABLE_F_OWNER
-_INET = 1  # NFPROTO_INET
-_PREROUTING, _OUTPUT = 0, 3  # NF_INET_*
 _FIRST, _AFTER_CONNTRACK = -500, -199
-_REGISTER = 1  # NFT_REG_1, 16 bytes
-_NETWORK, _TRANSPORT = 1, 2  # NFT_PAYLOAD_*_HEADER
-_META_NFTRACE, _META_NFPROTO, _META_L4PROTO = 12, 15, 16
+_META_NFTRACE = 12
 _CT_DIRECTION, _CT_STATUS, _CT_PROTOCOL, _CT_PROTO_SRC, _CT_PROTO_DST = 1, 2, 10, 11, 12
 _ASSURED = struct.pack("=I", 4)  # IPS_ASSURED: packets went both ways and back again
 _CT_SRC_IP, _CT_DST_IP, _CT_SRC_IP6, _CT_DST_IP6 = 19, 20, 21, 22
 _DAY = 86400
-_NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
 _ADDRESSES_AT = {Family.IPV4: (12, 16), Family.IPV6: (8, 24)}
 """Offsets of source and destination in the network header."""
 
@@ -141,31 +148,18 @@ def batch_of(
     table: str, flow: WatchedFlow, replies: bool, to_anywhere: bool = False
 ) -> list[Request]:
     """Return the transaction that makes the table with its chains and rules."""
-    first, answer = first_packet(flow, to_anywhere), first_answer(flow)
+    first = [(*first_packet(flow, to_anywhere), *_TRACE)]
+    answer = [(*first_answer(flow), *_TRACE)]
     chains = [
-        (f"{FIRST_PREFIX}prerouting", _PREROUTING, _FIRST, first),
-        (f"{FIRST_PREFIX}output", _OUTPUT, _FIRST, first),
+        Chain(f"{FIRST_PREFIX}prerouting", PREROUTING, _FIRST, first),
+        Chain(f"{FIRST_PREFIX}output", OUTPUT, _FIRST, first),
     ]
     if replies:
         chains += [
-            (f"{REPLY_PREFIX}prerouting", _PREROUTING, _AFTER_CONNTRACK, answer),
-            (f"{REPLY_PREFIX}output", _OUTPUT, _AFTER_CONNTRACK, answer),
+            Chain(f"{REPLY_PREFIX}prerouting", PREROUTING, _AFTER_CONNTRACK, answer),
+            Chain(f"{REPLY_PREFIX}output", OUTPUT, _AFTER_CONNTRACK, answer),
         ]
-    requests = [_request(_NEWTABLE, text(1, table), be32(2, _OWNER), flags=NLM_F_EXCL)]
-    for name, hook, priority, matches in chains:
-        where = nested(4, be32(1, hook), attr(2, struct.pack("!i", priority)))
-        kind = text(7, "filter")
-        requests.append(_request(_NEWCHAIN, text(1, table), text(3, name), where, kind))
-        expressions = nested(4, *(nested(1, each) for each in (*matches, *_TRACE)))
-        rule = _request(_NEWRULE, text(1, table), text(2, name), expressions, flags=NLM_F_APPEND)
-        requests.append(rule)
-    edge = struct.pack("=BB2s", 0, 0, b"\0\x0a")
-    return [Request(_BATCH_BEGIN, edge), *requests, Request(_BATCH_END, edge)]
-
-
-def _request(kind: int, *parts: bytes, flags: int = 0) -> Request:
-    head = struct.pack("=BB2s", _INET, 0, b"\0\0")
-    return Request(_SUBSYSTEM | kind, head + b"".join(parts), NLM_F_CREATE | NLM_F_ACK | flags)
+    return owned_table(table, chains)
 
 
 def first_packet(flow: WatchedFlow, to_anywhere: bool = False) -> Sequence[bytes]:
@@ -173,20 +167,20 @@ def first_packet(flow: WatchedFlow, to_anywhere: bool = False) -> Sequence[bytes
     source_at, destination_at = _ADDRESSES_AT[flow.family]
     number = flow.protocol.number
     matches = [
-        *_meta_is(_META_NFPROTO, _NFPROTO[flow.family]),
-        *_meta_is(_META_L4PROTO, number),
+        *meta_is(META_NFPROTO, NFPROTO[flow.family]),
+        *meta_is(META_L4PROTO, number),
     ]
     if not to_anywhere:
-        matches += _payload_is(_NETWORK, destination_at, ip_address(flow.destination).packed)
-        matches += _payload_is(_TRANSPORT, 2, flow.port.to_bytes(2, "big"))
+        matches += payload_is(NETWORK, destination_at, ip_address(flow.destination).packed)
+        matches += payload_is(TRANSPORT, 2, flow.port.to_bytes(2, "big"))
     if flow.source:
-        matches += _payload_is(_NETWORK, source_at, ip_address(flow.source).packed)
+        matches += payload_is(NETWORK, source_at, ip_address(flow.source).packed)
     if flow.source_port:
-        matches += _payload_is(_TRANSPORT, 0, flow.source_port.to_bytes(2, "big"))
+        matches += payload_is(TRANSPORT, 0, flow.source_port.to_bytes(2, "big"))
     if flow.protocol is Protocol.TCP:  # SYN without ACK
-        matches += [_payload(_TRANSPORT, 13, 1), *_masked_is(b"\x12", b"\x02")]
+        matches += [payload(TRANSPORT, 13, 1), *register_bits_are(b"\x12", b"\x02")]
     elif flow.protocol is Protocol.SCTP:  # the first chunk is INIT
-        matches += _payload_is(_TRANSPORT, 12, b"\x01")
+        matches += payload_is(TRANSPORT, 12, b"\x01")
     return matches
 
 
@@ -206,60 +200,24 @@ def first_answer(flow: WatchedFlow) -> Sequence[bytes]:
     if flow.source_port:
         keys[_CT_PROTO_SRC] = flow.source_port.to_bytes(2, "big")
     matches = [
-        *_meta_is(_META_NFPROTO, _NFPROTO[flow.family]),
-        _expression("ct", be32(2, _CT_DIRECTION), be32(1, _REGISTER)),
-        _is(b"\x01"),
-        _expression("ct", be32(2, _CT_STATUS), be32(1, _REGISTER)),
-        *_masked_is(_ASSURED, bytes(4)),
+        *meta_is(META_NFPROTO, NFPROTO[flow.family]),
+        load_ct(_CT_DIRECTION),
+        register_is(b"\x01"),
+        load_ct(_CT_STATUS),
+        *register_bits_are(_ASSURED, bytes(4)),
     ]
     for key, value in keys.items():  # of the original direction
         matches += [
-            _expression("ct", be32(2, key), be32(1, _REGISTER), attr(3, b"\0")),
-            _is(value),
+            expression("ct", be32(2, key), be32(1, REGISTER), attr(3, b"\0")),
+            register_is(value),
         ]
     return matches
 
 
-def _expression(name: str, *parts: bytes) -> bytes:
-    return text(1, name) + nested(2, *parts)
-
-
-def _is(value: bytes) -> bytes:
-    """Compare the register for equality."""
-    return _expression("cmp", be32(1, _REGISTER), be32(2, 0), nested(3, attr(1, value)))
-
-
-def _masked_is(mask: bytes, value: bytes) -> list[bytes]:
-    """Compare some bits of the register."""
-    sizes = be32(1, _REGISTER), be32(2, _REGISTER), be32(3, len(mask))
-    bits = nested(4, attr(1, mask)), nested(5, attr(1, bytes(len(mask))))
-    return [_expression("bitwise", *sizes, *bits), _is(value)]
-
-
-def _meta_is(key: int, value: int) -> list[bytes]:
-    loaded = _expression("meta", be32(2, key), be32(1, _REGISTER))
-    return [loaded, _is(bytes((value,)))]
-
-
-def _payload(base: int, offset: int, size: int) -> bytes:
-    parts = be32(1, _REGISTER), be32(2, base), be32(3, offset), be32(4, size)
-    return _expression("payload", *parts)
-
-
-def _payload_is(base: int, offset: int, value: bytes) -> list[bytes]:
-    return [_payload(base, offset, len(value)), _is(value)]
-
-
 _TRACE = (
-    _expression(
-        "limit",
-        attr(1, struct.pack("!Q", 1)),
-        attr(2, struct.pack("!Q", _DAY)),
-        be32(3, 1),
-        be32(4, 0),
-    ),
-    _expression("immediate", be32(1, _REGISTER), nested(2, attr(1, b"\x01"))),
-    _expression("meta", be32(2, _META_NFTRACE), be32(3, _REGISTER)),
+    limit(1, _DAY, burst=1),
+    expression("immediate", be32(1, REGISTER), nested(2, attr(1, b"\x01"))),
+    expression("meta", be32(2, _META_NFTRACE), be32(3, REGISTER)),
 )
 """Once: `limit rate 1/day burst 1 packets meta nftrace set 1`."""
 

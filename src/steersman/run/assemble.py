@@ -26,6 +26,7 @@ from steersman.run.daemon import Daemon, NodeLock, Stop
 from steersman.run.drift import DriftLog
 from steersman.run.engine import Engine
 from steersman.run.event_loop import on_signal, until
+from steersman.run.failover import Failover
 from steersman.run.history import History
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
@@ -111,6 +112,7 @@ async def assemble(
     )
     findings = FindingsLog()
     drift = DriftLog(store, servers.recorder, servers.metrics)
+    failover = Failover(store, servers.recorder, servers.metrics, lambda: servers.config)
     observers = SyncObservers(
         store,
         servers.metrics,
@@ -120,6 +122,7 @@ async def assemble(
         others={
             "findings": findings.observe,
             "drift": drift.observe,
+            "failover": failover.observe,
             "service log": ServiceLog().observe,
         },
         mode=mode,
@@ -135,6 +138,7 @@ async def assemble(
         observers=observers,
         findings=findings,
         drift=drift,
+        failover=failover,
         node_watcher=NodeWatcher(node, store, stop.request),
         reloader=ConfigReloader(
             parsed, store, mode.traits, machine.file_changes, machine.set_conntrack

@@ -28,6 +28,7 @@ from steersman.run.config_reloader import ConfigReloader
 from steersman.run.drift import DriftLog
 from steersman.run.engine import Engine
 from steersman.run.event_loop import InterruptibleSleep, guarded, on_signal, until
+from steersman.run.failover import Failover
 from steersman.run.instance import Holder, Instance
 from steersman.run.klog import ProcessLog, v
 from steersman.run.machine import Machine
@@ -115,6 +116,7 @@ class Daemon:
         observers: SyncObservers,
         findings: FindingsLog,
         drift: DriftLog,
+        failover: Failover,
         node_watcher: NodeWatcher,
         reloader: ConfigReloader,
     ) -> None:
@@ -130,6 +132,7 @@ class Daemon:
         self._observers = observers
         self._findings = findings
         self._drift = drift
+        self._failover = failover
         self._node_watcher = node_watcher
         self._reloader = reloader
         config = reloader.current
@@ -166,6 +169,7 @@ class Daemon:
             "configuration": self._follow_configuration(),
             "conntrack": self._with_engine(lambda _: self._observers.stale_entries.run()),
             "health checks": self._observers.health_checks.run(),
+            "failover": self._with_engine(self._failover.run),
             "external changes": self._with_engine(self._watch_for_external_changes),
             "leftovers": self._remove_leftovers(),
             "hand-over": self._hand_over(),

@@ -298,6 +298,17 @@ class Metrics:
         "steersman_drift_last_timestamp_seconds",
         "When changes by other programs were found last, in seconds since 1970; 0 if never.",
     )
+    ejections = Declared(
+        Counter,
+        "steersman_endpoint_ejections_total",
+        "Number of endpoints that were ejected because they did not answer.",
+        ("reason",),
+    )
+    ejected = Declared(
+        Gauge,
+        "steersman_endpoints_ejected",
+        "Number of endpoints that get no new connections now because they do not answer.",
+    )
     mode_fallback = Declared(
         Gauge,
         "steersman_mode_fallback",

@@ -101,6 +101,14 @@ def test_a_silent_endpoint_is_ejected_after_three_probes(node: Node) -> None:
     assert node.policy.take_changed() == []
 
 
+def test_the_clock_moves_between_an_observation_and_the_first_probe(node: Node) -> None:
+    node.fail([A])
+    node.see(A)
+    node.now += 0.01
+    node.until(11)
+    assert node.out == [A]
+
+
 def test_a_refusal_needs_two_probes_a_tenth_of_a_second_apart(node: Node) -> None:
     node.fail([A], REFUSED)
     node.see(A, REFUSED)

@@ -238,6 +238,7 @@ class IptablesMode(Mode):
         return Requirements(
             own_jumps="KUBE-",
             bridge_netfilter=True,
+            failures="dnat",
             lock=LOCK if (self.variant or self._options.variant) == "legacy" else "",
             most_rules=_MOST_RULES,
             instead="switch to the nftables mode, whose maps do not get slower (steersman switch)",

@@ -168,7 +168,8 @@ class NftablesMode(Mode):
 
     def requirements(self) -> Requirements:
         """Return what answers between ports of a bridge need; a map has no slow length."""
-        return Requirements(own_tables=frozenset({TABLE}), bridge_netfilter=True)
+        tables = frozenset({TABLE})
+        return Requirements(own_tables=tables, bridge_netfilter=True, failures="dnat")
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for our tables."""

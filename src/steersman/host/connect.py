@@ -1,0 +1,67 @@
+"""Try whether somebody listens: a TCP connection that is reset at once, or an empty datagram."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import struct
+from collections.abc import Awaitable
+from typing import Literal, TypeAlias
+
+Outcome: TypeAlias = Literal["answered", "silent", "refused", "unreachable"]
+
+_RESET = struct.pack("ii", 1, 0)  # struct linger: close() sends a reset, and leaves no TIME_WAIT
+_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
+_UDP_SECONDS = 0.3  # for the ICMP error; silence is the good answer
+
+
+async def try_tcp(address: str, port: int, timeout: float) -> Outcome:
+    """Open a connection, and close it at once.
+
+    Args:
+        address: the address.
+        port: the port.
+        timeout: seconds until the other side counts as silent.
+
+    Raises:
+        OSError: this machine cannot open the connection (descriptors, ports).
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        return await _outcome(
+            asyncio.get_running_loop().sock_connect(sock, (address, port)), timeout, "silent"
+        )
+
+
+async def try_udp(address: str, port: int) -> Outcome:
+    """Send an empty datagram; it counts as answered if no ICMP error comes back.
+
+    Raises:
+        OSError: this machine cannot send it.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        sock.setblocking(False)
+        sock.connect((address, port))
+        sock.send(b"")
+        answer = asyncio.get_running_loop().sock_recv(sock, 1)
+        return await _outcome(answer, _UDP_SECONDS, "answered")
+
+
+async def _outcome(work: Awaitable[object], timeout: float, in_time: Outcome) -> Outcome:
+    """Wait for a socket; `in_time` is the outcome if nothing happens."""
+    try:
+        async with asyncio.timeout(timeout):
+            await work
+    except TimeoutError:
+        return in_time
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError as error:
+        if error.errno in _UNREACHABLE:
+            return "unreachable"
+        raise
+    return "answered"

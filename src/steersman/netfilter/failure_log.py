@@ -1,0 +1,272 @@
+"""See connections to endpoints fail: retransmitted SYNs, resets and ICMP errors, by NFLOG.
+
+    table inet steersman-failures-PID      owned by our socket: it vanishes with this process
+      postrouting, input    a SYN of a connection that conntrack knows already: the first SYN is
+                            confirmed only behind these hooks, so this one is a retransmission
+      prerouting, output    RST with sequence number 0, which only answers a SYN
+                            ICMP destination unreachable
+
+No packet of a connection that succeeds matches, so healthy traffic passes a few comparisons and
+costs this process nothing. Postrouting runs after DNAT: the packet has the endpoint as destination,
+and still the client as source. The rules only log; they never change or drop a packet.
+
+NFLOG: linux/netfilter/nfnetlink_log.h. One program listens to a group of a network namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
+from steersman.host.nlmsg import Request, attr, attributes, be16, be32, messages, string, text
+from steersman.host.process import NEEDS_NET_ADMIN
+from steersman.model.addresses import canonical_ip
+from steersman.model.errors import BusyError
+from steersman.model.failover import Backend, Observation
+from steersman.model.names import PROTOCOL_BY_NUMBER, Family
+from steersman.netfilter.owned_table import (
+    INPUT,
+    META_L4PROTO,
+    META_NFPROTO,
+    NFPROTO,
+    OUTPUT,
+    POSTROUTING,
+    PREROUTING,
+    TRANSPORT,
+    Chain,
+    expression,
+    limit,
+    load_ct,
+    meta_is,
+    owned_table,
+    payload,
+    payload_is,
+    register_bits_are,
+)
+
+TABLE_PREFIX = "steersman-failures-"
+_GROUPS = range(0x5374, 0x5384)
+"""NFLOG groups to try: another program may listen to one."""
+_AFTER_CONNTRACK = -150
+_RATE = 1000  # packets of each kind a second; more prove no more
+_BYTES = 128  # of each packet: enough for the headers in an ICMP error
+_TCP, _ICMP, _ICMPV6 = 6, 1, 58
+_CT_STATE, _CT_STATUS = 0, 2  # NFT_CT_*
+_STATE_NEW = struct.pack("=I", 8)
+_CONFIRMED, _DST_NAT = 1 << 3, 1 << 5  # IPS_*
+_CONFIG, _PACKET = 4 << 8 | 1, 4 << 8  # NFNL_SUBSYS_ULOG: NFULNL_MSG_*
+_COMMAND, _MODE, _TIMEOUT, _THRESHOLD = 1, 2, 4, 5  # NFULA_CFG_*
+_BIND, _COPY_PACKET = 1, 2  # NFULNL_CFG_CMD_BIND, NFULNL_COPY_PACKET
+_PAYLOAD, _PREFIX = 9, 10  # NFULA_*
+
+
+class Failure(NamedTuple):
+    """Something that shows that a connection to an endpoint fails."""
+
+    backend: Backend
+    observation: Observation
+    client: str = ""
+    """Address of the client, if the packet has it."""
+
+
+class FailureLog:
+    """Failures in the network namespace of the thread that opens it."""
+
+    def __init__(self, *, translated: bool = True) -> None:
+        """Start to listen.
+
+        Args:
+            translated: whether the kernel marks connections to Services as translated (DNAT).
+                IPVS does not: then every retransmitted SYN is logged.
+
+        Raises:
+            BusyError: the kernel does not allow it; the message says why.
+        """
+        try:
+            self._table = Netlink(NETLINK_NETFILTER, buffer=1 << 18, timeout=10.0)
+        except OSError as error:
+            raise BusyError(f"no netlink socket for nf_tables: {error.strerror}") from error
+        try:
+            self._log = Netlink(NETLINK_NETFILTER, buffer=1 << 20, timeout=10.0)
+            group = _bind(self._log)
+            name = f"{TABLE_PREFIX}{os.getpid()}"
+            refused = self._table.batch(owned_table(name, chains(group, translated)))
+            if refused:
+                raise min(refused.items())[1]
+        except OSError as error:
+            self.close()
+            why = (
+                f"{NEEDS_NET_ADMIN}"
+                if error.errno in (errno.EPERM, errno.EACCES)
+                else (f"needs nf_tables with owned tables and NFLOG, Linux 5.12 ({error.strerror})")
+            )
+            raise BusyError(f"seeing connections fail {why}") from error
+        self._socket = self._log.socket
+        self._socket.setblocking(False)
+
+    async def receive(self) -> list[Failure]:
+        """Wait for failures. Lost messages are no harm: clients try again."""
+        while True:
+            try:
+                data = await asyncio.get_running_loop().sock_recv(self._socket, 1 << 17)
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                continue
+            return list(parse(data))
+
+    def close(self) -> None:
+        """Stop; the kernel removes the table."""
+        with suppress(AttributeError):  # it failed before the second socket
+            self._log.close()
+        self._table.close()
+
+
+def _bind(log: Netlink) -> int:
+    """Listen to the first free group; return its number."""
+    for group in _GROUPS:
+        head = struct.pack("!BBH", 0, 0, group)
+        try:
+            log.request(Request(_CONFIG, head + attr(_COMMAND, bytes((_BIND,)))))
+        except NetlinkError as error:
+            if error.errno == errno.EBUSY and group != _GROUPS[-1]:
+                continue
+            raise
+        mode = attr(_MODE, struct.pack("!IBx", _BYTES, _COPY_PACKET))
+        # Each packet at once.
+        for part in (mode, be32(_THRESHOLD, 1), be32(_TIMEOUT, 1)):
+            log.request(Request(_CONFIG, head + part))
+        return group
+    raise AssertionError("there are groups")
+
+
+# Rules
+
+
+def chains(group: int, translated: bool) -> list[Chain]:
+    """Return the chains with the rules that log to a group."""
+    known = _CONFIRMED | (_DST_NAT if translated else 0)
+    bits = struct.pack("=I", known)
+    retransmitted = [
+        *meta_is(META_L4PROTO, _TCP),
+        payload(TRANSPORT, 13, 1),  # the flags: SYN, and none of FIN, RST, ACK
+        *register_bits_are(b"\x17", b"\x02"),
+        load_ct(_CT_STATE),
+        *register_bits_are(_STATE_NEW, _STATE_NEW),
+        load_ct(_CT_STATUS),
+        *register_bits_are(bits, bits),
+        *_logged(group, "syn"),
+    ]
+    refused = [
+        *meta_is(META_L4PROTO, _TCP),
+        payload(TRANSPORT, 13, 1),  # RST and ACK, without SYN
+        *register_bits_are(b"\x16", b"\x14"),
+        *payload_is(TRANSPORT, 4, bytes(4)),
+        *_logged(group, "rst"),
+    ]
+    unreachable = [
+        [
+            *meta_is(META_NFPROTO, NFPROTO[family]),
+            *meta_is(META_L4PROTO, number),
+            *payload_is(TRANSPORT, 0, bytes((kind,))),
+            *_logged(group, "icmp"),
+        ]
+        for family, number, kind in ((Family.IPV4, _ICMP, 3), (Family.IPV6, _ICMPV6, 1))
+    ]
+    return [
+        *(
+            Chain(name, hook, _AFTER_CONNTRACK, [retransmitted])
+            for name, hook in (("postrouting", POSTROUTING), ("input", INPUT))
+        ),
+        *(
+            Chain(name, hook, _AFTER_CONNTRACK, [refused, *unreachable])
+            for name, hook in (("prerouting", PREROUTING), ("output", OUTPUT))
+        ),
+    ]
+
+
+def _logged(group: int, prefix: str) -> Sequence[bytes]:
+    to = be16(1, group), text(2, prefix), be32(3, _BYTES), be16(4, 1)  # NFTA_LOG_*
+    return limit(_RATE, 1, burst=_RATE), expression("log", *to)
+
+
+# Packets
+
+
+def parse(data: bytes) -> Iterator[Failure]:
+    """Yield the failures in a datagram of nfnetlink_log; other packets say nothing."""
+    for message in messages(data):
+        if message.kind == _PACKET:
+            values = attributes(message.payload, 4)
+            prefix = string(values.get(_PREFIX, b""))
+            if found := parse_packet(prefix, values.get(_PAYLOAD, b"")):
+                yield found
+
+
+class _Ends(NamedTuple):
+    """Addresses, protocol and ports of a packet, and where its transport header begins."""
+
+    source: str
+    destination: str
+    protocol: int
+    source_port: int
+    destination_port: int
+    transport: int
+
+
+def parse_packet(prefix: str, packet: bytes) -> Failure | None:
+    """Return the failure that a logged packet shows; None if it shows none.
+
+    Args:
+        prefix: of the rule: `syn`, `rst` or `icmp`.
+        packet: its first bytes, from the network header on.
+    """
+    ends = _ends(packet)
+    if ends is None:
+        return None
+    if prefix == "syn":
+        return _failure(ends, Observation.SILENT)
+    if prefix == "rst":
+        backend = Backend(ends.source, ends.source_port, PROTOCOL_BY_NUMBER[_TCP])
+        return Failure(backend, Observation.REFUSED)
+    # The error quotes the packet that it is about, behind a header of 8 bytes.
+    about = _ends(packet[ends.transport + 8 :])
+    if about is None:
+        return None
+    code = packet[ends.transport + 1]
+    port_closed = code == (3 if ends.protocol == _ICMP else 4)
+    return _failure(about, Observation.REFUSED if port_closed else Observation.UNREACHABLE)
+
+
+def _failure(ends: _Ends, observation: Observation) -> Failure | None:
+    protocol = PROTOCOL_BY_NUMBER.get(ends.protocol)
+    if protocol is None:
+        return None
+    backend = Backend(ends.destination, ends.destination_port, protocol)
+    return Failure(backend, observation, ends.source)
+
+
+def _ends(packet: bytes) -> _Ends | None:
+    """Read the headers; None if they are cut off. IPv6 extension headers are not followed."""
+    version = packet[0] >> 4 if packet else 0
+    if version == 4 and len(packet) >= 20:
+        transport, protocol, size, at = (packet[0] & 15) * 4, packet[9], 4, 12
+    elif version == 6 and len(packet) >= 40:
+        transport, protocol, size, at = 40, packet[6], 16, 8
+    else:
+        return None
+    if len(packet) < transport + 4:
+        return None
+    source, destination = (
+        canonical_ip(str(ip_address(packet[start : start + size]))) or ""
+        for start in (at, at + size)
+    )
+    source_port, destination_port = struct.unpack_from("!HH", packet, transport)
+    return _Ends(source, destination, protocol, source_port, destination_port, transport)

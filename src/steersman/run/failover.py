@@ -1,0 +1,331 @@
+"""Failover at work: watch connections fail, probe, take endpoints out and put them back.
+
+    kernel --Failure--> Policy <--result-- probes
+                          |
+             ejections -> Store -> an ordinary sync -> unanswered conntrack entries are deleted
+
+The policy decides (failover/policy.py); this module gives it the clock and the network. Only the
+Services that ask for it are watched, and while there are none, nothing is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from steersman.compile.failover import ejects, watched_pools
+from steersman.config import ProxyConfig
+from steersman.failover.policy import Policy
+from steersman.host.connect import try_tcp, try_udp
+from steersman.model.addresses import join_host_port
+from steersman.model.errors import BusyError
+from steersman.model.failover import Backend, Ejection, Observation, Probe
+from steersman.model.findings import Finding
+from steersman.model.names import ObjectName, PlanKey, Protocol
+from steersman.run.engine import Engine
+from steersman.run.events import Recorder, Regarding
+from steersman.run.metrics import Metrics
+from steersman.run.state import SyncReport
+from steersman.source.store import Store
+
+if TYPE_CHECKING:
+    from steersman.netfilter.failure_log import FailureLog
+
+log = logging.getLogger(__name__)
+
+_RETRY = 60.0  # seconds until connections are watched again after that failed
+_SECOND_CUT = 1.0  # seconds after the first
+_SLICE = 50  # Services that are read before other tasks may run
+_MOST_FINDINGS = 50
+
+TryBackend = Callable[[Probe], Awaitable[Observation]]
+
+
+async def try_backend(probe: Probe) -> Observation:
+    """Connect to an endpoint once."""
+    backend = probe.backend
+    if backend.protocol is Protocol.UDP:
+        return Observation(await try_udp(backend.ip, backend.port))
+    return Observation(await try_tcp(backend.ip, backend.port, probe.timeout))
+
+
+# What only Linux has is imported once something is watched.
+
+
+def _open_log() -> FailureLog:
+    from steersman.netfilter.failure_log import FailureLog  # noqa: PLC0415
+
+    return FailureLog()
+
+
+def _delete_unanswered(backends: Collection[Backend]) -> int:
+    from steersman.netfilter.conntrack import delete_unanswered  # noqa: PLC0415
+
+    return delete_unanswered(backends)
+
+
+class Failover:
+    """Keeps the ejections of this node up to date."""
+
+    def __init__(
+        self,
+        store: Store,
+        recorder: Recorder,
+        metrics: Metrics,
+        config: Callable[[], ProxyConfig],
+        *,
+        try_backend: TryBackend = try_backend,
+        open_log: Callable[[], FailureLog] | None = None,
+        delete: Callable[[Collection[Backend]], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """Watch nothing yet.
+
+        Args:
+            store: takes the ejections, and the Findings about them.
+            recorder: takes the Events.
+            metrics: count ejections.
+            config: returns the configuration in force.
+            try_backend: connects to an endpoint.
+            open_log: opens the log of failures; None for the kernel's.
+            delete: deletes conntrack entries that endpoints have not answered; None for the
+                kernel's.
+            clock: monotonic seconds.
+            wall: seconds since 1970.
+        """
+        self._store = store
+        self._recorder = recorder
+        self._metrics = metrics
+        self._config = config
+        self._try = try_backend
+        self._open_log = open_log or _open_log
+        self._delete = delete or _delete_unanswered
+        self._clock = clock
+        self._wall = wall
+        self._policy: Policy[PlanKey] = Policy()
+        self._pools: dict[ObjectName, tuple[PlanKey, ...]] = {}
+        """The watched ServicePorts of each Service."""
+        self._unread: dict[ObjectName, None] = {}
+        """Services that changed, in order."""
+        self._report: SyncReport | None = None
+        self._was_default = False
+        self._cut: dict[ObjectName, set[Backend]] = {}
+        """Ejected endpoints whose connections are cut once the rules are in force."""
+        self._due: set[Backend] = set()
+        """Those whose rules are in force."""
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # The endpoints
+
+    def observe(self, report: SyncReport) -> None:
+        """Take the Services that a sync changed."""
+        self._report = report
+        default = self._config().steersman.eject_failing_endpoints
+        if default != self._was_default or (report.result and report.result.reason == "start"):
+            self._unread.update(dict.fromkeys(report.state.snapshot.services))
+            self._was_default = default
+        self._unread.update(dict.fromkeys(report.changes.services))
+        for name in report.changes.endpoints & self._cut.keys():
+            self._due |= self._cut.pop(name)
+        if self._unread or self._due:
+            self._wake.set()
+
+    async def _read_services(self) -> None:
+        """Give the policy the endpoints of Services that changed."""
+        number = 0
+        while self._unread and self._report is not None:
+            name = next(iter(self._unread))
+            del self._unread[name]
+            self._read_service(name, self._report)
+            number += 1
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+
+    def _read_service(self, name: ObjectName, report: SyncReport) -> None:
+        snapshot, settings = report.state.snapshot, report.state.plan.settings
+        service = snapshot.services.get(name)
+        pools: dict[PlanKey, dict[Backend, str]] = {}
+        if service is not None and ejects(service, self._was_default):
+            slices = snapshot.slices.get(name, {}).values()
+            pools = watched_pools(service, slices, settings.families, settings.node_name)
+        for key in self._pools.pop(name, ()):
+            if key not in pools:
+                self._policy.serve(key, {})
+        for key, members in pools.items():
+            self._policy.serve(key, members)
+        if pools:
+            self._pools[name] = tuple(pools)
+        elif name in self._store.snapshot.ejected:
+            self._store.eject(name, ())
+
+    # At work
+
+    async def run(self, engine: Engine) -> None:
+        """Watch connections in a mode until cancelled."""
+        told = ""
+        while True:
+            self._wake.clear()
+            await self._read_services()
+            if not self._pools:
+                await self._wake.wait()
+                continue
+            problem = f"the {engine.mode.name} mode does not see connections fail"
+            if engine.mode.requirements().failures:
+                try:
+                    await self._watch()
+                    continue
+                except (BusyError, OSError) as error:
+                    problem = f"{error}; retrying in {_RETRY:g}s"
+            if problem != told:
+                log.warning("failing endpoints are not ejected: %s", problem)
+                told = problem
+            self._give_up(problem)
+            await asyncio.sleep(_RETRY)
+
+    async def _watch(self) -> None:
+        """Follow the kernel and the policy while anything is watched.
+
+        Raises:
+            BusyError, OSError: failures cannot be seen.
+        """
+        failures = self._open_log()
+        receiving = asyncio.create_task(failures.receive())
+        waking = asyncio.create_task(self._wake.wait())
+        try:
+            while self._pools or self._unread:
+                deadline = self._policy.deadline
+                wait = None if deadline is None else max(0.0, deadline - self._clock())
+                await asyncio.wait(
+                    (receiving, waking), timeout=wait, return_when=asyncio.FIRST_COMPLETED
+                )
+                if receiving.done():
+                    for failure in receiving.result():
+                        self._policy.observe(
+                            self._clock(), failure.backend, failure.observation, failure.client
+                        )
+                    receiving = asyncio.create_task(failures.receive())
+                if waking.done():
+                    self._wake.clear()
+                    waking = asyncio.create_task(self._wake.wait())
+                    await self._read_services()
+                await self._advance()
+        finally:
+            for task in (receiving, waking, *self._tasks):
+                task.cancel()
+            await asyncio.gather(receiving, waking, *self._tasks, return_exceptions=True)
+            failures.close()
+
+    async def _advance(self) -> None:
+        for probe in self._policy.advance(self._clock()):
+            self._start(self._probe(probe))
+        self._publish()
+        if self._due:
+            due, self._due = self._due, set()
+            await self._cut_connections(due)
+            # A packet that met the old rules may have made an entry behind the first listing.
+            self._start(self._cut_later(due))
+
+    async def _cut_later(self, backends: set[Backend]) -> None:
+        await asyncio.sleep(_SECOND_CUT)
+        await self._cut_connections(backends)
+
+    async def _cut_connections(self, backends: set[Backend]) -> None:
+        """Let connections that wait for ejected endpoints begin again at their next packet."""
+        try:
+            if number := await asyncio.to_thread(self._delete, backends):
+                log.info("%d unanswered connections to ejected endpoints begin again", number)
+        except OSError as error:
+            log.warning("connections to ejected endpoints cannot be listed: %s", error)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _probe(self, probe: Probe) -> None:
+        try:
+            outcome = await self._try(probe)
+        except OSError as error:  # no descriptor or port is left: that says nothing about it
+            log.debug("cannot probe %s: %s", probe.backend, error)
+            outcome = Observation.ANSWERED
+        self._policy.probed(self._clock(), probe.backend, outcome)
+        self._wake.set()
+
+    # Ejections
+
+    def _publish(self) -> None:
+        """Put the ejections that changed into the Store, and tell everybody."""
+        names = dict.fromkeys(key.name.object_name for key in self._policy.take_changed())
+        for name in names:
+            before = self._store.snapshot.ejected.get(name, ())
+            found = {
+                ejection.backend: self._on_the_wall(ejection)
+                for key in self._pools.get(name, ())
+                for ejection in self._policy.ejected(key)
+            }
+            known = {each.backend for each in before}
+            self._store.eject(name, tuple(found.values()))
+            for ejection in (each for each in found.values() if each.backend not in known):
+                self._cut.setdefault(name, set()).add(ejection.backend)
+                self._metrics.ejections(ejection.reason.value).inc()
+                self._tell(name, ejection.backend, f"is ejected: {ejection.why}")
+            for backend in known - found.keys():
+                self._tell(name, backend, "")
+        if names:
+            ejected = self._store.snapshot.ejected
+            self._metrics.ejected().set(sum(map(len, ejected.values())))
+            self._store.report("failover", self._findings())
+
+    def _on_the_wall(self, ejection: Ejection) -> Ejection:
+        """Return an ejection with times of the wall clock."""
+        offset = self._wall() - self._clock()
+        return msgspec.structs.replace(
+            ejection, since=ejection.since + offset, until=ejection.until + offset
+        )
+
+    def _tell(self, name: ObjectName, backend: Backend, ejected: str) -> None:
+        """Log an ejection, or a return ("" for `ejected`), and post an Event about the Service."""
+        where = join_host_port(backend.ip, backend.port)
+        log.warning("endpoint %s of Service %s %s", where, name, ejected or "answers again")
+        # The text of an Event has no times, so that the recorder drops repetitions.
+        about = Regarding("Service", name.name, name.namespace)
+        if ejected:
+            note = f"endpoint {where} does not answer and gets no new connections"
+            self._recorder.record(about, "Warning", "EndpointEjected", "Eject", note)
+        else:
+            note = f"endpoint {where} answers again"
+            self._recorder.record(about, "Normal", "EndpointReturned", "Return", note)
+
+    def _findings(self) -> tuple[Finding, ...]:
+        ejected = self._store.snapshot.ejected
+        findings = [
+            Finding(
+                f"Service {name}",
+                f"endpoint {join_host_port(each.backend.ip, each.backend.port)}",
+                f"is ejected on this node: {each.why}",
+            )
+            for name in sorted(ejected)
+            for each in ejected[name]
+        ]
+        if len(findings) > _MOST_FINDINGS:
+            more = len(findings) - _MOST_FINDINGS
+            text = f"{more} more endpoints are ejected; see steersman services"
+            findings[_MOST_FINDINGS:] = [Finding("the node", "failover", text)]
+        return tuple(findings)
+
+    def _give_up(self, problem: str) -> None:
+        """Withdraw all ejections, as nothing would end them; say why."""
+        for name in list(self._store.snapshot.ejected):
+            self._store.eject(name, ())
+        self._policy = Policy()
+        self._unread.update(dict.fromkeys(self._pools))
+        self._metrics.ejected().set(0)
+        text = f"failing endpoints are not ejected: {problem}"
+        self._store.report("failover", (Finding("the node", "failover", text),))

@@ -1,0 +1,138 @@
+"""An endpoint that does not answer gets no new connections: a real process, real packets."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+from demo_cluster import POD_CIDR, Cluster
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.kernel
+VIP = "10.96.0.10"
+MODES = [
+    ("nftables",),
+    ("iptables", "--iptables-variant=nft"),
+    ("iptables", "--iptables-variant=legacy"),
+]
+STEERSMAN = (sys.executable, "-m", "steersman")
+LONGEST = 60.0
+
+
+class Node:
+    """node-a, which ejects endpoints; pod-3 runs on node-b."""
+
+    def __init__(self, cluster: Cluster, log: Path) -> None:
+        self.cluster, self._log = cluster, log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def nft(self, where: str, rule: str) -> None:
+        text = "table inet fault {\nchain incoming { type filter hook input priority 0;\n"
+        text += f"tcp dport 8080 {rule}\n}}\n}}\n"
+        argv = self.cluster.argv(where, ["nft", "-f", "-"])
+        subprocess.run(argv, input=text, text=True, check=True)
+
+    def heal(self, where: str) -> None:
+        argv = self.cluster.argv(where, ["nft", "delete", "table", "inet", "fault"])
+        subprocess.run(argv, check=True)
+
+    def command(self, *words: str) -> str:
+        argv = self.cluster.argv("node-a", [*STEERSMAN, *words])
+        return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=ROOT).stdout
+
+    def reached(self, number: int = 40) -> set[str]:
+        """The pods that answer many connections at once; and errors."""
+        return self.cluster.inside("pod-1", lambda: connect_all(number))
+
+    def until(self, true: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LONGEST
+        while not true():
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.1)
+
+
+def connect_all(number: int) -> set[str]:
+    """Open many connections at once; return who answered them, and the names of errors."""
+    found = set()
+    with ExitStack() as stack:
+        socks = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for sock in socks:
+            sock.setblocking(False)
+            sock.connect_ex((VIP, 80))
+        for sock in socks:
+            sock.settimeout(LONGEST)
+            try:
+                found.add(sock.recv(64).decode().split()[0])
+            except OSError as error:
+                found.add(type(error).__name__)
+    return found
+
+
+@pytest.fixture(params=MODES, ids=lambda words: "-".join(words).replace("--iptables-variant=", ""))
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+    manifests, log = tmp_path / "manifests", tmp_path / "log"
+    manifests.mkdir()
+    for path in (ROOT / "demo").glob("*.yaml"):
+        (manifests / path.name).write_text(path.read_text())
+    cluster = Cluster()
+    node = Node(cluster, log)
+    mode, *more = request.param
+    try:
+        cluster.build()
+        words = [*STEERSMAN, "run", f"--proxy-mode={mode}", *more, f"--manifests={manifests}"]
+        words += ["--hostname-override=node-a", f"--cluster-cidr={POD_CIDR}"]
+        with log.open("wb") as file:
+            cluster.start(
+                "node-a", "steersman", [*words, "--eject-failing-endpoints", "-v=2"], file
+            )
+        node.until(lambda: "sync 1 (start)" in node.log)
+        node.until(lambda: node.reached() == {"pod-1", "pod-2", "pod-3"})
+        yield node
+    finally:
+        cluster.close()
+
+
+def test_a_silent_endpoint_is_left_and_used_again(node: Node) -> None:
+    node.nft("pod-3", "drop")
+    # Every connection is answered: those that wait are moved to another endpoint.
+    assert node.reached() == {"pod-1", "pod-2", "pod-3"} - {"pod-3"}
+    assert "endpoint 10.244.2.13:8080 of Service shop/web is ejected" in node.log
+    assert node.reached() == {"pod-1", "pod-2"}
+    explained = node.command("explain", "shop/web")
+    assert "out: ejected: it has not answered connections" in explained
+    node.heal("pod-3")
+    node.until(lambda: "endpoint 10.244.2.13:8080 of Service shop/web answers again" in node.log)
+    node.until(lambda: "pod-3" in node.reached())
+    assert "ejected" not in node.command("explain", "shop/web")
+
+
+def test_a_process_that_stops_is_left(node: Node) -> None:
+    node.cluster.stop("pod-3")
+    ejected = "endpoint 10.244.2.13:8080 of Service shop/web is ejected: it has refused connections"
+
+    node.until(lambda: node.reached() == {"pod-1", "pod-2"})
+    assert ejected in node.log
+
+
+def test_if_no_endpoint_answers_none_is_ejected(node: Node) -> None:
+    for pod in ("pod-1", "pod-2", "pod-3"):
+        node.nft(pod, "drop")
+
+    def connect() -> None:
+        for _ in range(5):
+            with suppress(OSError), socket.create_connection((VIP, 80), timeout=2.5):
+                pass
+
+    node.cluster.inside("pod-1", connect)
+    assert "is ejected" not in node.log
+    node.heal("pod-1")
+    node.until(lambda: "pod-1" in node.reached(6))

@@ -1,0 +1,57 @@
+"""One connection, to see whether somebody listens."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from steersman.host.connect import try_tcp, try_udp
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def address(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def listener(address: str) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=0) as sock:
+        yield sock
+
+
+async def test_somebody_listens(address: str, listener: socket.socket) -> None:
+    assert await try_tcp(address, listener.getsockname()[1], 20) == "answered"
+
+
+async def test_nobody_listens(address: str, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    listener.close()
+    assert await try_tcp(address, port, 20) == "refused"
+
+
+async def test_a_full_backlog_is_silence(address: str, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    waiting = []
+    try:
+        for _ in range(8):
+            if await try_tcp(address, port, 0.2) == "silent":
+                return
+            sock = socket.socket(listener.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            sock.connect_ex((address, port))
+            waiting.append(sock)
+        pytest.fail("eight connections fit into a backlog of none")
+    finally:
+        for sock in waiting:
+            sock.close()
+
+
+async def test_a_datagram_that_nobody_refuses_counts_as_answered(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.bind((address, 0))
+        port = sock.getsockname()[1]
+        assert await try_udp(address, port) == "answered"
+    assert await try_udp(address, port) == "refused"

@@ -1,0 +1,257 @@
+"""Failover at work, with probes and a clock of the test; the kernel's part is in tests/kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Any, Literal, cast
+
+import pytest
+from msgspec import structs
+
+from steersman.config import ProxyConfig
+from steersman.model.errors import BusyError
+from steersman.model.failover import Backend, Observation, Probe
+from steersman.model.inputs import NodeConfig
+from steersman.model.kube import Annotations, Service
+from steersman.model.names import Protocol
+from steersman.modes.base import Requirements
+from steersman.netfilter.failure_log import Failure, FailureLog
+from steersman.run.engine import Engine
+from steersman.run.events import Recorder
+from steersman.run.failover import Failover
+from steersman.run.metrics import Metrics
+from tests.support.builders.objects import FACTS
+from tests.support.builders.store import service, slice_
+from tests.support.modes.memory import MemoryMode, World
+
+WEB = service().metadata.object_name
+
+IPS = ("10.1.0.1", "10.1.0.2", "10.1.0.3")
+
+
+class Log:
+    """The log of failures: the test writes it."""
+
+    queue: asyncio.Queue[list[Failure]]
+    opened = 0
+    error: Exception | None = None
+
+    def __init__(self) -> None:
+        if Log.error is not None:
+            raise Log.error
+        Log.opened += 1
+
+    async def receive(self) -> list[Failure]:
+        return await Log.queue.get()
+
+    def close(self) -> None:
+        Log.opened -= 1
+
+
+class Seeing(MemoryMode):
+    """A mode in which connections are seen to fail, or not."""
+
+    def __init__(self, failures: Literal["", "dnat"]) -> None:
+        super().__init__()
+        self._failures = failures
+
+    def requirements(self) -> Requirements:
+        return Requirements(failures=self._failures)
+
+
+def backend(ip: str) -> Backend:
+    return Backend(ip, 8080, Protocol.TCP)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():  # noqa: ASYNC110 - many things are waited for
+            await asyncio.sleep(0.01)
+
+
+class Ejecting:
+    """A process with three endpoints; those in `down` do not answer probes."""
+
+    def __init__(self, **steersman: Any) -> None:
+        self.world = World(services=0)
+        self.metrics = Metrics("iptables")
+        self.recorder = Recorder(self, "me")
+        self.down: dict[Backend, Observation] = {}
+        self.deleted: list[Backend] = []
+        config = ProxyConfig()
+        settings = structs.replace(config.steersman, **steersman)
+        self.config = structs.replace(config, steersman=settings)
+        self.failover = Failover(
+            self.world.store,
+            self.recorder,
+            self.metrics,
+            lambda: self.config,
+            try_backend=self._try,
+            open_log=lambda: cast("FailureLog", Log()),
+            delete=self._delete,
+        )
+
+    async def post_event(self, namespace: str, event: dict[str, Any]) -> None: ...
+
+    async def _try(self, probe: Probe) -> Observation:
+        return self.down.get(probe.backend, Observation.ANSWERED)
+
+    def _delete(self, backends: Collection[Backend]) -> int:
+        self.deleted += backends
+        return len(backends)
+
+    async def sync(self) -> None:
+        if (report := await self.world.sync.run()) is not None:
+            self.failover.observe(report)
+
+    async def serve(self, annotation: str = "") -> None:
+        obj = service()
+        assert isinstance(obj, Service)
+        if annotation:
+            metadata = structs.replace(obj.metadata, annotations=Annotations(eject=annotation))
+            obj = structs.replace(obj, metadata=metadata)
+        self.world.store.upsert(obj)
+        self.world.store.upsert(slice_(ips=IPS))
+        await self.sync()
+
+    @property
+    def out(self) -> list[str]:
+        return [each.backend.ip for each in self.world.store.snapshot.ejected.get(WEB, ())]
+
+    async def refuse(self, ip: str) -> None:
+        """Let an endpoint refuse a client until it is ejected."""
+        self.down[backend(ip)] = Observation.REFUSED
+        await until(lambda: Log.opened == 1)
+        await Log.queue.put([Failure(backend(ip), Observation.REFUSED)])
+        await until(lambda: ip in self.out)
+
+    @asynccontextmanager
+    async def running(self, failures: Literal["", "dnat"] = "dnat") -> AsyncIterator[None]:
+        engine = Engine(Seeing(failures), self.config, NodeConfig(), self.world.store, FACTS)
+        task = asyncio.create_task(self.failover.run(engine))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @property
+    def events(self) -> list[str]:
+        found = []
+        while not self.recorder._queue.empty():
+            found.append(self.recorder._queue.get_nowait()[1]["reason"])
+        return found
+
+
+@pytest.fixture(autouse=True)
+def log_of_failures() -> None:
+    Log.queue, Log.opened, Log.error = asyncio.Queue(), 0, None
+
+
+async def test_an_endpoint_that_refuses_is_ejected_and_its_connections_are_cut() -> None:
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    async with ejecting.running():
+        await ejecting.refuse("10.1.0.2")
+        assert ejecting.deleted == []
+        await ejecting.sync()  # the rules are in force
+        await until(lambda: ejecting.deleted == [backend("10.1.0.2")])
+        [finding] = ejecting.world.store.findings
+        assert finding.field == "endpoint 10.1.0.2:8080"
+        assert "is ejected on this node: it has refused connections" in finding.reason
+        assert ejecting.events == ["EndpointEjected"]
+        assert ejecting.metrics.ejections("refused")._value.get() == 1
+        assert ejecting.metrics.ejected()._value.get() == 1
+    assert Log.opened == 0
+
+
+async def test_kubernetes_ends_an_ejection() -> None:
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    async with ejecting.running():
+        await ejecting.refuse("10.1.0.2")
+        ejecting.world.store.upsert(slice_(ips=("10.1.0.1", "10.1.0.3")))
+        await ejecting.sync()
+        await until(lambda: ejecting.out == [])
+        assert ejecting.world.store.findings == ()
+        assert ejecting.events == ["EndpointEjected", "EndpointReturned"]
+
+
+@pytest.mark.parametrize(
+    ("default", "annotation", "watched"),
+    [(False, "", False), (False, "true", True), (True, "false", False), (True, "", True)],
+)
+async def test_only_services_that_ask_for_it_are_watched(
+    default: bool, annotation: str, watched: bool
+) -> None:
+    ejecting = Ejecting(eject_failing_endpoints=default)
+    await ejecting.serve(annotation)
+    async with ejecting.running():
+        if watched:
+            await ejecting.refuse("10.1.0.1")
+        await asyncio.sleep(0)
+        assert Log.opened == watched
+
+
+async def test_a_service_that_no_longer_asks_gets_its_endpoints_back() -> None:
+    ejecting = Ejecting()
+    await ejecting.serve("true")
+    async with ejecting.running():
+        await ejecting.refuse("10.1.0.1")
+        await ejecting.serve("false")
+        await until(lambda: ejecting.out == [] and Log.opened == 0)
+
+
+async def test_the_configuration_may_change() -> None:
+    ejecting = Ejecting()
+    await ejecting.serve()
+    async with ejecting.running():
+        on = structs.replace(ejecting.config.steersman, eject_failing_endpoints=True)
+        ejecting.config = structs.replace(ejecting.config, steersman=on)
+        await ejecting.serve("")
+        ejecting.world.store.upsert(slice_(ips=IPS[:2]))
+        await ejecting.sync()
+        await ejecting.refuse("10.1.0.1")
+
+
+async def test_a_mode_that_sees_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    with caplog.at_level(logging.WARNING):
+        async with ejecting.running(failures=""):
+            await until(lambda: bool(ejecting.world.store.findings))
+    [finding] = ejecting.world.store.findings
+    assert "mode does not see connections fail" in finding.reason
+    assert "failing endpoints are not ejected" in caplog.text
+
+
+async def test_a_kernel_that_refuses_the_log_is_a_finding() -> None:
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    Log.error = BusyError("seeing connections fail needs nf_tables")
+    async with ejecting.running():
+        await until(lambda: bool(ejecting.world.store.findings))
+    [finding] = ejecting.world.store.findings
+    assert "needs nf_tables" in finding.reason
+    assert "retrying in 60s" in finding.reason
+
+
+async def test_a_probe_that_cannot_be_sent_says_nothing() -> None:
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    asked = 0
+
+    async def cannot(probe: Probe) -> Observation:
+        nonlocal asked
+        asked += 1
+        raise OSError(24, "no descriptor is left")
+
+    ejecting.failover._try = cannot
+    async with ejecting.running():
+        await until(lambda: asked == 3)
+        await Log.queue.put([Failure(backend("10.1.0.1"), Observation.REFUSED)])
+        await until(lambda: asked > 3)
+        assert ejecting.out == []
