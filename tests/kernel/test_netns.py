@@ -34,6 +34,15 @@ def test_a_namespace_is_found_by_its_address(lab: Lab, address: str) -> None:
     assert same(found, lab.netns(address).path)
 
 
+def test_of_pods_with_one_address_the_linked_one_is_found() -> None:
+    layout = Layout({"eth0": (f"{NODE}/24",)}, pods=(Pod(POD),))
+    with Lab(layout) as one, Lab(layout) as other:
+        for each in (one, other):
+            found = call_inside(Path(each.node.path), lambda: find_namespace(POD))
+            assert found is not None
+            assert same(found, each.netns(POD).path)
+
+
 def test_an_address_of_nobody_is_not_found(lab: Lab) -> None:
     assert find_namespace(ELSEWHERE) is None
     # The node could bind it now, but does not have it.

@@ -35,6 +35,7 @@ from steersman.host.nlmsg import (
 RTM_NEWLINK, RTM_DELLINK, RTM_GETLINK = 16, 17, 18
 RTM_NEWADDR, RTM_DELADDR, RTM_GETADDR = 20, 21, 22
 RTM_GETROUTE = 26
+RTM_GETNSID = 90
 
 RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR = 1, 5, 9
 
@@ -50,6 +51,8 @@ _RTN_LOCAL = 2
 _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 3, 4, 5, 10, 18
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _IFLA_INFO_SLAVE_KIND, _IFLA_INFO_SLAVE_DATA = 1, 2, 4, 5
 _IFLA_VXLAN_LINK = 3
+_IFLA_LINK_NETNSID = 37
+_NETNSA_NSID, _NETNSA_FD = 1, 3
 _IFLA_BRPORT_MODE = 4  # hairpin
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_CACHEINFO, _IFA_FLAGS = 1, 2, 6, 8
 _IFA_F_NODAD = 0x02
@@ -165,6 +168,27 @@ def parse_link_details(message: Message) -> LinkDetails:
         port = attributes(info.get(_IFLA_INFO_SLAVE_DATA, b""))
         hairpin = any(port.get(_IFLA_BRPORT_MODE, b""))
     return LinkDetails(parse_link(message), mtu, flags, driver, below, hairpin)
+
+
+def namespace_of_peer(message: Message) -> int | None:
+    """Return our number of the namespace in which the other end of a link is; None if it is here.
+
+    The kernel numbers namespaces separately in each (`get_namespace_number`).
+    """
+    values = attributes(message.payload, _IFINFOMSG.size)
+    number = values.get(_IFLA_LINK_NETNSID)
+    return int.from_bytes(number, sys.byteorder, signed=True) if number else None
+
+
+def get_namespace_number(opened: int) -> Request:
+    """Ask for our number of a namespace, by a descriptor of it."""
+    return Request(RTM_GETNSID, bytes(4) + u32(_NETNSA_FD, opened))
+
+
+def parse_namespace_number(message: Message) -> int:
+    """Decode the answer to `get_namespace_number`; -1 if it has none."""
+    number = attributes(message.payload, 4).get(_NETNSA_NSID, b"")
+    return int.from_bytes(number, sys.byteorder, signed=True) if number else -1
 
 
 def is_bridge_port(message: Message) -> bool:
