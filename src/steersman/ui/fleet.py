@@ -34,6 +34,19 @@ class Fleet(ABC):
             SeenNode(name, "", state, state.now, state.now) for name, state in self.nodes.items()
         )
 
+    @property
+    def default_node(self) -> str:
+        """The node that pages ask if none is chosen: one that is reached and well, if possible.
+
+        "" if no node has answered yet.
+        """
+        ranked = [
+            (bool(each.problem), not each.state.healthy, each.name)
+            for each in self.seen
+            if each.state is not None
+        ]
+        return min(ranked)[2] if ranked else ""
+
     @abstractmethod
     async def changed(self, since: int) -> int:
         """Wait until the version is larger than `since`; return it."""

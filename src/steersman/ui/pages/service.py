@@ -68,16 +68,9 @@ def _name(query: Query) -> ObjectName:
     return ObjectName(query["namespace"], query["name"])
 
 
-def _node(site: Site, query: Query) -> str:
-    """Return the node that is asked: the one that was chosen, or the first that is well."""
-    nodes = site.fleet.nodes
-    healthy = (name for name in sorted(nodes) if nodes[name].healthy)
-    return query.get("node") or next(healthy, "") or next(iter(sorted(nodes)), "")
-
-
 async def view_of(site: Site, query: Query) -> ServiceView:
     """Describe the Service of a query, or say why that is not possible."""
-    name, node = _name(query), _node(site, query)
+    name, node = _name(query), query.get("node", "") or site.fleet.default_node
     nodes = tuple(sorted(site.fleet.nodes))
     if not node:
         return ServiceView(
@@ -123,7 +116,8 @@ async def view_of(site: Site, query: Query) -> ServiceView:
 
 async def rates_of(site: Site, query: Query) -> ServiceRates:
     """Return the rates of the Service of a query, or say why there are none."""
-    name, node, sampler = _name(query), _node(site, query), sampler_of(site)
+    name, sampler = _name(query), sampler_of(site)
+    node = query.get("node", "") or site.fleet.default_node
     try:
         rates = await sampler.rates(node, str(name))
         pods = Names(await sampler.world(node, name)).pods_by_ip

@@ -28,8 +28,7 @@ async def services(site: Site, query: Query) -> ServicesView:
     """Read the names from a node, and the World of those on this page."""
     fleet, text, now = site.fleet, query.get("q", "").strip(), time.time()
     nodes = tuple(sorted(fleet.nodes))
-    reached = (each.name for each in fleet.seen if each.state and not each.problem)
-    node = query.get("node", "") or min(reached, default="")
+    node = query.get("node", "") or fleet.default_node
     if node not in fleet.nodes:
         problem = f"there is no node {node}, or it has not answered yet"
         raise QuestionError(problem if node else fleet.problem or "no node has answered yet")

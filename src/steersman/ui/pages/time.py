@@ -29,13 +29,12 @@ _known: WeakKeyDictionary[Fleet, _Known] = WeakKeyDictionary()
 async def answer(site: Site, query: Query) -> Timeline:
     """Return the timeline of a node."""
     asked = read_asked(query)
-    nodes = sorted(site.fleet.nodes)
-    node = query.get("node", "") or next(iter(nodes), "")
+    node = query.get("node", "") or site.fleet.default_node
     if not node:
         raise QuestionError(site.fleet.problem or "no node is known yet")
     history = await _history(site.fleet, node)
     found = await asyncio.to_thread(timeline, history, asked)
-    return msgspec.structs.replace(found, nodes=tuple(nodes))
+    return msgspec.structs.replace(found, nodes=tuple(sorted(site.fleet.nodes)))
 
 
 async def _history(fleet: Fleet, node: str) -> History:

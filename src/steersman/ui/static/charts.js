@@ -10,10 +10,15 @@ const HEIGHT = 180; // pixels, unless data-height says otherwise
 const COLOURS = 8; // --chart-1 to --chart-8 in app.css
 const LEAST_SECONDS = 60; // that an axis shows, however few values there are yet
 const LONGEST = 40; // characters of a label
+const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" }); // as the reader writes it
 const drawn = new Map(); // element: {plot, text, chart}
 
 function colour(style, index) {
   return style.getPropertyValue(`--chart-${(index % COLOURS) + 1}`).trim() || "gray";
+}
+
+function moment(seconds) {
+  return seconds === null || seconds === undefined ? "-" : clock.format(new Date(seconds * 1000));
 }
 
 function shown(value, unit) {
@@ -79,8 +84,11 @@ function draw(element, chart) {
       x: { range: (_plot, low, high) => [Math.min(low, high - LEAST_SECONDS), high] },
       y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.1 : 1] },
     },
-    axes: [axis, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => shown(tick, chart.unit)) }],
-    series: [{}, ...series],
+    axes: [
+      { ...axis, space: 90, values: (_plot, ticks) => ticks.map(moment) },
+      { ...axis, size: 64, values: (_plot, ticks) => ticks.map((tick) => shown(tick, chart.unit)) },
+    ],
+    series: [{ label: "Time", value: (_plot, value) => moment(value) }, ...series],
   };
   return new uPlot(options, columns(chart), element);
 }
