@@ -20,6 +20,8 @@ TRIES = 20
 ENOUGH = 8
 """Probes per expected endpoint, and one more endpoint, that would show one too many: of 10,000
 checks of rules with an endpoint too many one does not notice."""
+PATIENCE = 15.0
+"""Seconds for an answer that is expected: other tests run at the same time."""
 DROP_TIMEOUT, DROP_TIMEOUT6 = 0.4, 1.5
 """Seconds without an answer that count as a drop, where one is expected. In a lab the first
 ICMPv6 error reaches a TCP socket before it is ready for it, only the one after a second counts."""
@@ -139,11 +141,11 @@ def by_packets(lab: Lab, flow: FlowCase) -> Answer:
     if flow.kind != "forward":
         patience = DROP_TIMEOUT6 if ":" in flow.address else DROP_TIMEOUT
         with lab.sentinel(flow.address, flow.port, flow.protocol):
-            return _probe(lab, flow, patience if flow.kind == "drop" else 3.0)
+            return _probe(lab, flow, patience if flow.kind == "drop" else PATIENCE)
     wanted = flow.expected.ends
     seen: set[tuple[str, bool]] = set()
     for count in range(max(TRIES, TRIES * len(wanted))):
-        answer = _probe(lab, flow, 3.0)
+        answer = _probe(lab, flow, PATIENCE)
         if answer.kind != "forward" or answer.note:
             return answer
         seen |= answer.ends
