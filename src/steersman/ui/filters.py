@@ -42,12 +42,10 @@ def duration(seconds: float | None) -> str:
 
 def size(number: float) -> str:
     """Return a number of bytes: `512 B`, `1.5 kB`, `49 MB`."""
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            break
-        number /= 1000
-    else:
-        unit = "GB"
+    units = iter(("B", "kB", "MB", "GB"))
+    unit = next(units)
+    while number >= 1000 and unit != "GB":
+        number, unit = number / 1000, next(units)
     return f"{number:.0f} {unit}" if number >= 10 or unit == "B" else f"{number:.1f} {unit}"
 
 

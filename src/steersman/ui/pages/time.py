@@ -15,7 +15,7 @@ from steersman.ui.fleet import Fleet
 from steersman.ui.site import Page, Query, Site
 
 _FRESH = 1.0
-"""Seconds for which a history is not asked for again, whatever happens on the node."""
+"""Seconds between two requests to a node, whatever happens there."""
 _OLD = 15.0
 """Seconds after which it is asked for again though nothing happened: the hour moves on."""
 _REMEMBERED = 8
@@ -45,8 +45,9 @@ async def _history(fleet: Fleet, node: str) -> History:
     version = (state.pid, state.revision, state.failure) if state else None
     if node in known:
         at, before, history = known[node]
-        if now - at < (_OLD if version == before else _FRESH):
+        if version == before and now - at < _OLD:
             return history
+        await asyncio.sleep(_FRESH - (now - at))  # what changed shows then, without another change
     try:
         history = _DECODER.decode(await fleet.get(node, "/history"))
     except msgspec.DecodeError as error:
