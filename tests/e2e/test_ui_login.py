@@ -95,12 +95,12 @@ def test_pages_read_the_state_port_of_a_pod(tmp_path: Path) -> None:
                     assert reply.status == 200
                     rows = (await reply.json())["rows"]
                 row.update(rows[0] if rows else {})
-                return row.get("services") == 1
+                known = row.get("name"), row.get("services"), row.get("health")
+                return known == (NODE, 1, "ok")
 
             try:
                 await until(reached, WAIT)
             except TimeoutError as error:
-                raise AssertionError(f"{NODE} is not reached: {row}") from error
-            assert (row["name"], row["health"]) == (NODE, "ok")
+                raise AssertionError(f"{NODE} is not reached, or not well: {row}") from error
 
     in_namespace(body)
