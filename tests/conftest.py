@@ -19,6 +19,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from tests.support.ending import ENDING
+
 settings.register_profile("steersman", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steersman")  # how fast examples are made is the machine's affair
 
@@ -117,6 +119,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if changed:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         session.config.stash[CHANGED] = changed
+
+
+def pytest_unconfigure() -> None:
+    ENDING.close()
 
 
 class FailuresAtOnce:

@@ -7,7 +7,6 @@ lab_sockets be in one for just that long, so that clients outside are not seen b
 from __future__ import annotations
 
 import asyncio
-import atexit
 import ctypes
 import fcntl
 import functools
@@ -32,6 +31,7 @@ from steersman.modes.ebpf.loader import FILE
 from steersman.modes.ebpf.mode import EbpfMode
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import cgroup_root
+from tests.support.ending import ENDING
 from tests.support.lab import sockets as lab_sockets
 
 _serial = itertools.count(1)
@@ -120,7 +120,7 @@ def bpffs() -> Path:
     """A bpffs of this process."""
     place = Path(tempfile.mkdtemp(prefix="sm-bpf-"))
     subprocess.run(["mount", "-t", "bpf", "bpf", place], check=True)
-    atexit.register(_unmount, place)
+    ENDING.callback(_unmount, place)
     return place
 
 
@@ -137,7 +137,7 @@ def new_cgroup(number: int) -> Path:
     assert root is not None, "no cgroup2 file system is mounted"
     place = own_cgroup(root) / f"sm-{os.getpid()}-{number}"
     place.mkdir()
-    atexit.register(_remove, place)
+    ENDING.callback(_remove, place)
     (place / "cgroup.type").write_text("threaded")
     return place
 

@@ -7,7 +7,6 @@ mode for as long as this process lives.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import threading
 from collections.abc import Coroutine, Hashable
 from typing import Any, TypeVar
@@ -20,6 +19,7 @@ from steersman.modes.userspace.core import UserspaceMode, UserspaceOptions
 from steersman.modes.userspace.mode import linux_portals
 from steersman.modes.userspace.rule_portals import DeleteStale
 from steersman.proxy.sockets import OpenSocket, open_socket
+from tests.support.ending import ENDING
 from tests.support.lab.sockets import Netns
 
 T = TypeVar("T")
@@ -103,7 +103,9 @@ def userspace_behind(execute: Exec, variant: str) -> Mode:
     return userspace_mode(execute, variant)
 
 
-@atexit.register
 def _close() -> None:
     for mode in _running.values():
         mode.close()
+
+
+ENDING.callback(_close)
