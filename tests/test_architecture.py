@@ -23,8 +23,8 @@ LAYERS: dict[str, set[str]] = {
     "source": {"model", "host"},  # credentials may come from a program: host/exec.py
     "compile": {"model"},
     "proxy": {"model", "host"},
-    "netfilter": {"model", "host"},
-    "modes": {"model", "host", "proxy", "netfilter"},
+    "netfilter": {"model", "host", "failover"},
+    "modes": {"model", "host", "proxy", "netfilter", "failover"},
     "config": {"model", "modes"},  # of modes only the rows: specs.py
     "run": {
         "model",

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from steersman.failover.watch import Failure
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
-from steersman.netfilter.failure_log import Failure, FailureLog
+from steersman.netfilter.failure_log import FailureLog
 from tests.support.builders import nftables_plans as make
 from tests.support.lab.cluster import Lab
 from tests.support.lab.switches import CLIENT, ENDS, NODE, OUTSIDE, mode_of

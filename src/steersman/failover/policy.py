@@ -102,7 +102,7 @@ class Policy(Generic[Pool]):
                 nothing comes can be ejected before it is confirmed.
         """
         self.settings = settings or Settings()
-        self._counts_answers = counts_answers
+        self.counts_answers = counts_answers
         self._pools: dict[Pool, tuple[Backend, ...]] = {}
         self._backends: dict[Backend, _Backend] = {}
         self._on_node: defaultdict[str, set[Backend]] = defaultdict(set)
@@ -188,7 +188,7 @@ class Policy(Generic[Pool]):
         if found.ejection is not None or not (backend.protocol is Protocol.TCP or refused_udp):
             return
         self._suspect(now, backend, found)
-        if self._counts_answers and self._seems_down(now, backend, found):
+        if self.counts_answers and self._seems_down(now, backend, found):
             self._eject(now, backend, found, outcome, confirmed=False)
 
     def _seems_down(self, now: float, backend: Backend, found: _Backend) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from steersman.failover.watch import FailureWatch
 from steersman.host.sysctl import Setting
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.drift import Writer
@@ -208,9 +209,6 @@ class Requirements(msgspec.Struct, frozen=True):
     number does not matter."""
     instead: str = ""
     """What to do then."""
-    failures: Literal["", "dnat"] = ""
-    """How connections to endpoints that fail can be seen (netfilter/failure_log.py). `dnat`: the
-    kernel translates destinations, and conntrack says so. "" if they cannot."""
 
 
 class Probed(Generic[T]):
@@ -442,6 +440,14 @@ class Mode(ABC):
 
     async def hold_nat_hooks(self) -> None:  # noqa: B027
         """Keep NATed connections of another mode alive while its rules are removed."""
+
+    def watch_failures(self) -> FailureWatch:
+        """Return what sees connections to endpoints fail, started.
+
+        Raises:
+            BusyError: it cannot be seen here; the message says why.
+        """
+        raise BusyError(f"the {self.name} mode does not see connections fail")
 
     # Tracing
 

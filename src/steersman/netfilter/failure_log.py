@@ -19,11 +19,12 @@ import asyncio
 import errno
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
 from steersman.host.nlmsg import Request, attr, attributes, be16, be32, messages, string, text
 from steersman.host.process import NEEDS_NET_ADMIN
@@ -31,6 +32,7 @@ from steersman.model.addresses import canonical_ip
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family
+from steersman.netfilter.conntrack import delete_unanswered
 from steersman.netfilter.owned_table import (
     INPUT,
     META_L4PROTO,
@@ -67,16 +69,7 @@ _BIND, _COPY_PACKET = 1, 2  # NFULNL_CFG_CMD_BIND, NFULNL_COPY_PACKET
 _PAYLOAD, _PREFIX = 9, 10  # NFULA_*
 
 
-class Failure(NamedTuple):
-    """Something that shows that a connection to an endpoint fails."""
-
-    backend: Backend
-    observation: Observation
-    client: str = ""
-    """Address of the client, if the packet has it."""
-
-
-class FailureLog:
+class FailureLog(FailureWatch):
     """Failures in the network namespace of the thread that opens it."""
 
     def __init__(self, *, translated: bool = True) -> None:
@@ -121,6 +114,10 @@ class FailureLog:
                     raise
                 continue
             return list(parse(data))
+
+    async def cut(self, backends: Collection[Backend]) -> int:
+        """Delete conntrack entries that endpoints have not answered."""
+        return await asyncio.to_thread(delete_unanswered, backends)
 
     def close(self) -> None:
         """Stop; the kernel removes the table."""

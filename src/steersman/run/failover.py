@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import msgspec
 
 from steersman.compile.failover import ejects, watched_pools
 from steersman.config import ProxyConfig
 from steersman.failover.policy import Policy
+from steersman.failover.watch import FailureWatch
 from steersman.host.connect import try_tcp, try_udp
 from steersman.model.addresses import join_host_port
 from steersman.model.errors import BusyError
@@ -32,9 +33,6 @@ from steersman.run.events import Recorder, Regarding
 from steersman.run.metrics import Metrics
 from steersman.run.state import SyncReport
 from steersman.source.store import Store
-
-if TYPE_CHECKING:
-    from steersman.netfilter.failure_log import FailureLog
 
 log = logging.getLogger(__name__)
 
@@ -54,21 +52,6 @@ async def try_backend(probe: Probe) -> Observation:
     return Observation(await try_tcp(backend.ip, backend.port, probe.timeout))
 
 
-# What only Linux has is imported once something is watched.
-
-
-def _open_log() -> FailureLog:
-    from steersman.netfilter.failure_log import FailureLog  # noqa: PLC0415
-
-    return FailureLog()
-
-
-def _delete_unanswered(backends: Collection[Backend]) -> int:
-    from steersman.netfilter.conntrack import delete_unanswered  # noqa: PLC0415
-
-    return delete_unanswered(backends)
-
-
 class Failover:
     """Keeps the ejections of this node up to date."""
 
@@ -80,8 +63,6 @@ class Failover:
         config: Callable[[], ProxyConfig],
         *,
         try_backend: TryBackend = try_backend,
-        open_log: Callable[[], FailureLog] | None = None,
-        delete: Callable[[Collection[Backend]], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -93,9 +74,6 @@ class Failover:
             metrics: count ejections.
             config: returns the configuration in force.
             try_backend: connects to an endpoint.
-            open_log: opens the log of failures; None for the kernel's.
-            delete: deletes conntrack entries that endpoints have not answered; None for the
-                kernel's.
             clock: monotonic seconds.
             wall: seconds since 1970.
         """
@@ -104,8 +82,6 @@ class Failover:
         self._metrics = metrics
         self._config = config
         self._try = try_backend
-        self._open_log = open_log or _open_log
-        self._delete = delete or _delete_unanswered
         self._clock = clock
         self._wall = wall
         self._policy: Policy[PlanKey] = Policy()
@@ -113,6 +89,7 @@ class Failover:
         """The watched ServicePorts of each Service."""
         self._unread: dict[ObjectName, None] = {}
         """Services that changed, in order."""
+        self._failures: FailureWatch | None = None
         self._report: SyncReport | None = None
         self._was_default = False
         self._cut: dict[ObjectName, set[Backend]] = {}
@@ -176,26 +153,25 @@ class Failover:
             if not self._pools:
                 await self._wake.wait()
                 continue
-            problem = f"the {engine.mode.name} mode does not see connections fail"
-            if engine.mode.requirements().failures:
-                try:
-                    await self._watch()
-                    continue
-                except (BusyError, OSError) as error:
-                    problem = f"{error}; retrying in {_RETRY:g}s"
+            try:
+                await self._watch(engine.mode.watch_failures())
+                continue
+            except (BusyError, OSError) as error:
+                problem = f"{error}; retrying in {_RETRY:g}s"
             if problem != told:
                 log.warning("failing endpoints are not ejected: %s", problem)
                 told = problem
             self._give_up(problem)
             await asyncio.sleep(_RETRY)
 
-    async def _watch(self) -> None:
-        """Follow the kernel and the policy while anything is watched.
+    async def _watch(self, failures: FailureWatch) -> None:
+        """Follow the kernel and the policy while anything is watched; close `failures` at the end.
 
         Raises:
-            BusyError, OSError: failures cannot be seen.
+            OSError: failures cannot be seen any more.
         """
-        failures = self._open_log()
+        self._failures = failures
+        self._policy.counts_answers = failures.counts_answers
         receiving = asyncio.create_task(failures.receive())
         waking = asyncio.create_task(self._wake.wait())
         try:
@@ -220,6 +196,7 @@ class Failover:
             for task in (receiving, waking, *self._tasks):
                 task.cancel()
             await asyncio.gather(receiving, waking, *self._tasks, return_exceptions=True)
+            self._failures = None
             failures.close()
 
     async def _advance(self) -> None:
@@ -239,7 +216,7 @@ class Failover:
     async def _cut_connections(self, backends: set[Backend]) -> None:
         """Let connections that wait for ejected endpoints begin again at their next packet."""
         try:
-            if number := await asyncio.to_thread(self._delete, backends):
+            if self._failures and (number := await self._failures.cut(backends)):
                 log.info("%d unanswered connections to ejected endpoints begin again", number)
         except OSError as error:
             log.warning("connections to ejected endpoints cannot be listed: %s", error)

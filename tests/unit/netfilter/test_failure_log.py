@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steersman.failover.watch import Failure
 from steersman.host.nlmsg import attr, message, text
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
-from steersman.netfilter.failure_log import Failure, chains, parse, parse_packet
+from steersman.netfilter.failure_log import chains, parse, parse_packet
 
 CLIENT4, END4 = bytes((10, 0, 9, 9)), bytes((10, 0, 0, 1))
 CLIENT6, END6 = bytes(15) + b"\x09", bytes(15) + b"\x01"

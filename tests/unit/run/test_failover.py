@@ -6,19 +6,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Any, Literal, cast
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from steersman.config import ProxyConfig
+from steersman.failover.watch import Failure, FailureWatch
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation, Probe
 from steersman.model.inputs import NodeConfig
 from steersman.model.kube import Annotations, Service
 from steersman.model.names import Protocol
-from steersman.modes.base import Requirements
-from steersman.netfilter.failure_log import Failure, FailureLog
 from steersman.run.engine import Engine
 from steersman.run.events import Recorder
 from steersman.run.failover import Failover
@@ -32,12 +31,13 @@ WEB = service().metadata.object_name
 IPS = ("10.1.0.1", "10.1.0.2", "10.1.0.3")
 
 
-class Log:
+class Log(FailureWatch):
     """The log of failures: the test writes it."""
 
     queue: asyncio.Queue[list[Failure]]
     opened = 0
     error: Exception | None = None
+    cuts: list[Backend]
 
     def __init__(self) -> None:
         if Log.error is not None:
@@ -47,19 +47,19 @@ class Log:
     async def receive(self) -> list[Failure]:
         return await Log.queue.get()
 
+    async def cut(self, backends: Collection[Backend]) -> int:
+        Log.cuts += backends
+        return len(backends)
+
     def close(self) -> None:
         Log.opened -= 1
 
 
 class Seeing(MemoryMode):
-    """A mode in which connections are seen to fail, or not."""
+    """A mode in which connections are seen to fail."""
 
-    def __init__(self, failures: Literal["", "dnat"]) -> None:
-        super().__init__()
-        self._failures = failures
-
-    def requirements(self) -> Requirements:
-        return Requirements(failures=self._failures)
+    def watch_failures(self) -> FailureWatch:
+        return Log()
 
 
 def backend(ip: str) -> Backend:
@@ -80,7 +80,6 @@ class Ejecting:
         self.metrics = Metrics("iptables")
         self.recorder = Recorder(self, "me")
         self.down: dict[Backend, Observation] = {}
-        self.deleted: list[Backend] = []
         config = ProxyConfig()
         settings = structs.replace(config.steersman, **steersman)
         self.config = structs.replace(config, steersman=settings)
@@ -90,18 +89,12 @@ class Ejecting:
             self.metrics,
             lambda: self.config,
             try_backend=self._try,
-            open_log=lambda: cast("FailureLog", Log()),
-            delete=self._delete,
         )
 
     async def post_event(self, namespace: str, event: dict[str, Any]) -> None: ...
 
     async def _try(self, probe: Probe) -> Observation:
         return self.down.get(probe.backend, Observation.ANSWERED)
-
-    def _delete(self, backends: Collection[Backend]) -> int:
-        self.deleted += backends
-        return len(backends)
 
     async def sync(self) -> None:
         if (report := await self.world.sync.run()) is not None:
@@ -129,8 +122,8 @@ class Ejecting:
         await until(lambda: ip in self.out)
 
     @asynccontextmanager
-    async def running(self, failures: Literal["", "dnat"] = "dnat") -> AsyncIterator[None]:
-        engine = Engine(Seeing(failures), self.config, NodeConfig(), self.world.store, FACTS)
+    async def running(self, mode: MemoryMode | None = None) -> AsyncIterator[None]:
+        engine = Engine(mode or Seeing(), self.config, NodeConfig(), self.world.store, FACTS)
         task = asyncio.create_task(self.failover.run(engine))
         try:
             yield
@@ -148,7 +141,7 @@ class Ejecting:
 
 @pytest.fixture(autouse=True)
 def log_of_failures() -> None:
-    Log.queue, Log.opened, Log.error = asyncio.Queue(), 0, None
+    Log.queue, Log.opened, Log.error, Log.cuts = asyncio.Queue(), 0, None, []
 
 
 async def test_an_endpoint_that_refuses_is_ejected_and_its_connections_are_cut() -> None:
@@ -156,9 +149,9 @@ async def test_an_endpoint_that_refuses_is_ejected_and_its_connections_are_cut()
     await ejecting.serve()
     async with ejecting.running():
         await ejecting.refuse("10.1.0.2")
-        assert ejecting.deleted == []
+        assert Log.cuts == []
         await ejecting.sync()  # the rules are in force
-        await until(lambda: ejecting.deleted == [backend("10.1.0.2")])
+        await until(lambda: Log.cuts == [backend("10.1.0.2")])
         [finding] = ejecting.world.store.findings
         assert finding.field == "endpoint 10.1.0.2:8080"
         assert "is ejected on this node: it has refused connections" in finding.reason
@@ -221,7 +214,7 @@ async def test_a_mode_that_sees_nothing_says_so(caplog: pytest.LogCaptureFixture
     ejecting = Ejecting(eject_failing_endpoints=True)
     await ejecting.serve()
     with caplog.at_level(logging.WARNING):
-        async with ejecting.running(failures=""):
+        async with ejecting.running(MemoryMode()):
             await until(lambda: bool(ejecting.world.store.findings))
     [finding] = ejecting.world.store.findings
     assert "mode does not see connections fail" in finding.reason

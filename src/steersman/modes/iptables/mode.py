@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
+from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
 from steersman.host.nlmsg import NLM_F_CREATE, Request, attributes, text
@@ -238,7 +239,6 @@ class IptablesMode(Mode):
         return Requirements(
             own_jumps="KUBE-",
             bridge_netfilter=True,
-            failures="dnat",
             lock=LOCK if (self.variant or self._options.variant) == "legacy" else "",
             most_rules=_MOST_RULES,
             instead="switch to the nftables mode, whose maps do not get slower (steersman switch)",
@@ -368,6 +368,12 @@ class IptablesMode(Mode):
         if not (self._counters and self.features.nfacct):
             return {}
         return dict.fromkeys(COUNTERS, 0) | self._counters.packets()
+
+    def watch_failures(self) -> FailureWatch:
+        """Watch packets of connections that conntrack translates."""
+        from steersman.netfilter.failure_log import FailureLog  # noqa: PLC0415 - rarely used
+
+        return FailureLog()
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through rules of either variant."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, failure_reason
 from steersman.host.netlink import (
     NETLINK_NETFILTER,
@@ -169,7 +170,7 @@ class NftablesMode(Mode):
     def requirements(self) -> Requirements:
         """Return what answers between ports of a bridge need; a map has no slow length."""
         tables = frozenset({TABLE})
-        return Requirements(own_tables=tables, bridge_netfilter=True, failures="dnat")
+        return Requirements(own_tables=tables, bridge_netfilter=True)
 
     def find_leftovers(self, families: Iterable[Family]) -> str:
         """Look for our tables."""
@@ -294,6 +295,12 @@ class NftablesMode(Mode):
         if self._tables is None:
             self._tables = KernelTables(self._connect(), self._exec)
         return self._tables
+
+    def watch_failures(self) -> FailureWatch:
+        """Watch packets of connections that conntrack translates."""
+        from steersman.netfilter.failure_log import FailureLog  # noqa: PLC0415 - rarely used
+
+        return FailureLog()
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through our tables, and those of others."""
