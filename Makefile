@@ -10,7 +10,7 @@ TOGETHER := --dist loadscope --no-loadscope-reorder
 BPF := src/steersman/modes/ebpf/c/*.[ch]
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test sim demo demo-ui screenshots bench image krew lock clean
+.PHONY: help setup check format test sim docs demo demo-ui screenshots bench image krew lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -41,6 +41,9 @@ test: ## Every test, kernel tests as root, and coverage; WORKERS=n processes
 sim: setup ## Simulated lives of nodes on all cores: SEEDS=n HOURS=h, see tests/sim
 	@python -m tests.sim --seeds $(or $(SEEDS),1000) --hours $(or $(HOURS),4) --first $(or $(FIRST),0)
 
+docs: setup ## The documentation site, in build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 mkdocs build
+
 demo: setup ## A small cluster in network namespaces, explained as it runs (root)
 	@python scripts/demo.py
 
@@ -62,7 +65,7 @@ krew: setup ## The kubectl plugin's archive and manifest for krew; URL= of the a
 
 lock: setup ## Resolve the dependencies again
 	python -m pip install --quiet pip-tools
-	pip-compile --quiet --upgrade --generate-hashes --extra dev --extra otel --strip-extras --allow-unsafe \
+	pip-compile --quiet --upgrade --generate-hashes --extra dev --extra docs --extra otel --strip-extras --allow-unsafe \
 		--no-build-isolation --no-header --no-emit-index-url --no-emit-find-links \
 		--no-emit-trusted-host --no-emit-options --output-file requirements.lock pyproject.toml
 

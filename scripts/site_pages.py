@@ -1,0 +1,113 @@
+"""The part of the documentation site that mkdocs.yml cannot say: pages whose text is elsewhere.
+
+MkDocs calls the functions `on_*` while it builds the site. Texts such as the guide for contributors
+and the theory of each mode stay where developers look for them, and become pages.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+ELSEWHERE = {
+    "CONTRIBUTING.md": "developing.md",
+    "CHANGELOG.md": "changelog.md",
+    **{
+        str(path.relative_to(ROOT)): f"modes/{path.parent.name}.md"
+        for path in sorted(ROOT.glob("src/steersman/modes/*/README.md"))
+    },
+}
+"""Files outside docs/, and the pages that they become."""
+
+
+_FENCE = re.compile(r" *(```|~~~)")
+_ITEM = re.compile(r" *([-*]|\d+\.) +")
+_SECTION = re.compile(r"(?<![\[\w])behaviour (\d+(?:\.\d+)*)(?![\w\]]|\.\d)")
+
+
+def page_text(source: str) -> str:
+    """Return the text of a file outside docs/ with its links as seen from its page."""
+    up = "../" * ELSEWHERE[source].count("/")
+    text = (ROOT / source).read_text()
+    text = re.sub(r"\]\((?:\.\./)*docs/", f"]({up}", text)
+    for other, page in ELSEWHERE.items():
+        text = text.replace(f"]({other})", f"]({up}{page})")
+    return text
+
+
+def four_spaces(text: str) -> str:
+    """Return Markdown with lists as Python-Markdown wants them.
+
+    CommonMark nests by the width of the item's mark and lets a list follow a paragraph at once;
+    Python-Markdown wants four spaces for each level and an empty line before the first item.
+    """
+    out = [""]
+    levels: list[int] = []  # columns at which the texts of the open items begin
+    fenced = loose = False
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip(" "))
+        if not line.strip():
+            out.append("")
+            continue
+        if not fenced:
+            while levels and indent < levels[-1]:
+                levels.pop()
+        begin = levels[-1] if levels else 0
+        new = 4 * len(levels) + max(indent - begin, 0)
+        mark = _ITEM.match(line)
+        if _FENCE.match(line):
+            fenced = not fenced
+        elif mark and not fenced and indent - begin < 4:
+            first = not levels and not _ITEM.match(out[-1]) and not out[-1].startswith(" ")
+            if out[-1] and (first or loose):
+                out.append("")
+            levels.append(mark.end())
+            loose = False
+        elif not out[-1]:
+            loose = bool(levels)  # a further paragraph of an item
+        out.append(" " * new + line.lstrip(" "))
+    return "\n".join(out)
+
+
+def section_links(text: str, up: str, anchors: dict[str, str]) -> str:
+    """Return Markdown in which `behaviour 8.2` and file names of pages are links."""
+
+    def link(found: re.Match[str]) -> str:
+        anchor = anchors.get(found[1])
+        return f"[{found[0]}]({up}behaviour.md#{anchor})" if anchor else found[0]
+
+    lines = []
+    for line in text.split("\n"):
+        linked = line
+        if not line.startswith(("    ", "#")) and "](" not in line:
+            linked = _SECTION.sub(link, line)
+            linked = re.sub(r"`docs/([a-z]+)\.md`", rf"[\1]({up}\1.md)", linked)
+        lines.append(linked)
+    return "\n".join(lines)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages whose text is elsewhere."""
+    from mkdocs.structure.files import File  # noqa: PLC0415 - tests read ELSEWHERE without it
+
+    for source, page in ELSEWHERE.items():
+        files.append(File.generated(config, page, content=page_text(source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Adapt a page to Python-Markdown, and link the sections that it names."""
+    from markdown.extensions.toc import slugify  # noqa: PLC0415
+
+    behaviour = (ROOT / "docs" / "behaviour.md").read_text()
+    headings = re.findall(r"^#+ ((\d+(?:\.\d+)*)\.? .*)$", behaviour, re.MULTILINE)
+    anchors = {number: slugify(title.replace("`", ""), "-") for title, number in headings}
+    up = "../" * page.file.src_uri.count("/")
+    return section_links(four_spaces(markdown), up, anchors)
