@@ -181,6 +181,10 @@ class ProbePacket:
         """Say what an error of the socket means: an ICMP message, a reset, or no packet at all."""
         if icmp := self._icmp():
             return "icmp", icmp
+        if self.flow.protocol is Protocol.TCP and error.errno == errno.ECONNRESET:
+            # Linux says ECONNREFUSED if a RST answers the SYN. So this one came after the SYN-ACK,
+            # as from a proxy that finds no endpoint for a connection that it has accepted.
+            return "answer", "SYN-ACK, then RST"
         if error.errno in (errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE):
             return "reset", "RST" if self.flow.protocol is Protocol.TCP else "refused"
         if error.errno in (errno.EPERM, errno.EACCES):

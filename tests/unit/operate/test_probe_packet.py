@@ -38,6 +38,20 @@ def test_tcp_is_refused() -> None:
     assert (reply.kind, reply.text, reply.answered) == ("reset", "RST", False)
 
 
+async def test_a_reset_behind_the_answer_is_no_refusal() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        ProbePacket(Protocol.TCP, "127.0.0.1", server.getsockname()[1]) as probe,
+    ):
+        sending = asyncio.ensure_future(probe.send(30))
+        await asyncio.sleep(0)  # it has sent its SYN, and has not seen yet that it is connected
+        accepted, _ = server.accept()
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        accepted.close()
+        reply = await sending
+    assert (reply.kind, reply.text, reply.answered) == ("answer", "SYN-ACK, then RST", True)
+
+
 def test_udp_is_refused_by_icmp() -> None:
     reply = ask(Protocol.UDP, closed_port(socket.SOCK_DGRAM))
     assert (reply.kind, reply.text) == ("icmp", "ICMP port unreachable from 127.0.0.1")
