@@ -1,7 +1,8 @@
 """Build hook: compiles the BPF programs of the ebpf mode, one object each per byte order.
 
-Without clang objects that are there already (those of an sdist) are packed as they are; where there
-are none either, the mode's `probe()` says so on the machine. `python hatch_build.py` only compiles.
+They are bytecode, the same for every processor, so that one wheel serves all. A checkout is
+compiled at each build, which fails without clang: a wheel without the mode would look complete. An
+sdist has the objects, and is built as it is. `python hatch_build.py` only compiles.
 """
 
 from __future__ import annotations
@@ -31,11 +32,23 @@ def objects(root: Path) -> list[Path]:
     return [root / MODE / f"{name}-{order}.o" for name in SOURCES for order in TARGETS]
 
 
+def missing_tools() -> str:
+    """Why nothing can be compiled here; "" where it can."""
+    tools = [tool for tool in ("clang", "llvm-strip") if shutil.which(tool) is None]
+    if not tools:
+        return ""
+    return (
+        f"{' and '.join(tools)} missing: the programs of the ebpf mode cannot be compiled. Install "
+        "clang, llvm and libbpf-dev (their names on Debian), or take the wheel or the sdist."
+    )
+
+
 def compile_objects(root: Path) -> None:
     """Compile them all with clang.
 
     Raises:
-        subprocess.CalledProcessError: clang found an error, or misses headers (libbpf-dev).
+        subprocess.CalledProcessError: clang found an error, or misses headers (libbpf-dev); it
+            has printed which.
     """
     for name, source in SOURCES.items():
         for order, target in TARGETS.items():
@@ -47,13 +60,12 @@ def compile_object(source: Path, target: str, out: Path) -> None:
     """Compile a source for one target of clang, whole or not at all."""
     multiarch = sysconfig.get_config_var("MULTIARCH")
     include = [f"-I/usr/include/{multiarch}"] if multiarch else []
-    part = out.with_name(f"{out.name}.{os.getpid()}")
-    place = f"-ffile-prefix-map={source.parent}=c"
-    argv = ["clang", "-target", target, *FLAGS, place, *include, "-c", "-o", str(part)]
+    part = out.absolute().with_name(f"{out.name}.{os.getpid()}")
+    # BTF has the paths of the sources: those of this machine stay out, so that objects are equal.
+    argv = ["clang", "-target", target, *FLAGS, "-fdebug-compilation-dir=c", *include, "-c"]
     try:
-        subprocess.run([*argv, str(source)], check=True)
-        if shutil.which("llvm-strip"):
-            subprocess.run(["llvm-strip", "-g", str(part)], check=True)
+        subprocess.run([*argv, "-o", str(part), source.name], cwd=source.parent, check=True)
+        subprocess.run(["llvm-strip", "-g", str(part)], check=True)
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
@@ -64,21 +76,27 @@ class BpfBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
     PLUGIN_NAME = "custom"
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
-        """Compile where that is possible, and pack what is there."""
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile the programs of a checkout, and pack the objects."""
         root = Path(self.root)
-        if shutil.which("clang"):
-            try:
+        build_data.setdefault("artifacts", []).extend(
+            f"/{path.relative_to(root)}" for path in objects(root)
+        )
+        if (root / "PKG-INFO").exists() and all(path.exists() for path in objects(root)):
+            return
+        problem = missing_tools()
+        try:
+            if not problem:
                 compile_objects(root)
-            except subprocess.CalledProcessError as error:
-                self.app.display_warning(f"the ebpf mode is not compiled: {error}")
-        found = [path for path in objects(root) if path.exists()]
-        if not found:
-            self.app.display_warning("no clang and no compiled object: the ebpf mode is left out")
-        build_data.setdefault("artifacts", []).extend(f"/{p.relative_to(root)}" for p in found)
+        except subprocess.CalledProcessError as error:
+            problem = f"clang could not compile the programs of the ebpf mode: {error}"
+        if problem and version != "editable":
+            raise SystemExit(problem)
+        if problem:  # a developer may work on other modes; this one says what it lacks
+            self.app.display_warning(problem)
 
 
 if __name__ == "__main__":
-    if not shutil.which("clang"):
-        sys.exit("clang is missing (Debian: clang, llvm and libbpf-dev)")
+    if reason := missing_tools():
+        sys.exit(reason)
     compile_objects(Path(__file__).parent)

@@ -34,11 +34,11 @@ def entries(text: str) -> dict[str, str]:
     return {str(canonicalize_name(block.partition("==")[0])): block for block in named}
 
 
-def main() -> None:
-    """Print the entries of what steersman needs."""
+def text() -> str:
+    """The entries of what steersman needs."""
     locked = entries(LOCK.read_text())
-    print("".join(locked[name] for name in sorted(needed("steersman", frozenset(), set()))), end="")
+    return "".join(locked[name] for name in sorted(needed("steersman", frozenset(), set())))
 
 
 if __name__ == "__main__":
-    main()
+    print(text(), end="")

@@ -1,0 +1,1 @@
+"""What a release consists of: built as `make release` builds it, installed and run."""
