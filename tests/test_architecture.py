@@ -22,7 +22,7 @@ LAYERS: dict[str, set[str]] = {
     "host": {"model"},
     "source": {"model", "host"},  # credentials may come from a program: host/exec.py
     "compile": {"model"},
-    "proxy": {"model", "host"},
+    "proxy": {"model", "host", "failover"},
     "netfilter": {"model", "host", "failover"},
     "modes": {"model", "host", "proxy", "netfilter", "failover"},
     "config": {"model", "modes"},  # of modes only the rows: specs.py

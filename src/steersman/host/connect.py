@@ -13,7 +13,30 @@ Outcome: TypeAlias = Literal["answered", "silent", "refused", "unreachable"]
 
 _RESET = struct.pack("ii", 1, 0)  # struct linger: close() sends a reset, and leaves no TIME_WAIT
 _UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
+_WINDOWS: dict[int, Outcome] = {
+    121: "silent",
+    1231: "unreachable",
+    1232: "unreachable",
+    1234: "refused",
+}
+"""Errors of Windows' Proactor loop that have no errno (winerror.h): ERROR_SEM_TIMEOUT,
+ERROR_NETWORK_UNREACHABLE, ERROR_HOST_UNREACHABLE, ERROR_PORT_UNREACHABLE."""
 _UDP_SECONDS = 0.3  # for the ICMP error; silence is the good answer
+
+
+def outcome_of(error: OSError) -> Outcome | None:
+    """Return what an error of connect(), send() or recv() says about the other side.
+
+    None if it says nothing: this machine has no descriptor or port left, say.
+    """
+    if isinstance(error, TimeoutError):
+        return "silent"
+    # For a datagram that nobody took Windows says "reset".
+    if isinstance(error, ConnectionRefusedError | ConnectionResetError):
+        return "refused"
+    if error.errno in _UNREACHABLE:
+        return "unreachable"
+    return _WINDOWS.get(getattr(error, "winerror", None) or 0)
 
 
 async def try_tcp(address: str, port: int, timeout: float) -> Outcome:
@@ -58,10 +81,8 @@ async def _outcome(work: Awaitable[object], timeout: float, in_time: Outcome) ->
             await work
     except TimeoutError:
         return in_time
-    except ConnectionRefusedError:
-        return "refused"
     except OSError as error:
-        if error.errno in _UNREACHABLE:
-            return "unreachable"
-        raise
+        if (outcome := outcome_of(error)) is None:
+            raise
+        return outcome
     return "answered"

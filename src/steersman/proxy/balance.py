@@ -191,10 +191,19 @@ class Route:
         counters.dialled(seconds)
         return counters
 
-    def failed(self, endpoint: Endpoint) -> None:
-        """Note an endpoint that could not be reached."""
+    def answered(self, endpoint: Endpoint, counters: EndpointCounters) -> None:
+        """Note that an endpoint took a connection, or replied to a client's first datagram."""
+        if (watch := self.dials.watch) is not None:
+            counters.answered_at = time.monotonic()
+            watch.answered(self.plan.owner, endpoint)
+
+    def failed(self, endpoint: Endpoint, client: str, error: OSError) -> None:
+        """Note an endpoint that could not be reached for a client."""
         self.balancer.failed(endpoint, time.monotonic())
-        self._traffic.of(self.plan.owner, endpoint).failed()
+        counters = self._traffic.of(self.plan.owner, endpoint)
+        counters.failed()
+        if (watch := self.dials.watch) is not None:
+            watch.failed(self.plan.owner, endpoint, client, error, counters.answered_at)
 
     def ended(self, balancer: Balancer, endpoint: Endpoint, reservation: Reservation) -> None:
         """Note the end of a connection, at the Balancer that chose its endpoint."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -11,12 +12,16 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from steersman.host.process import raise_descriptor_limit
 from steersman.model.addresses import canonical_ip
+from steersman.model.failover import Backend
 from steersman.model.names import PlanKey, Protocol
 from steersman.model.plan import Endpoint
+
+if TYPE_CHECKING:
+    from steersman.proxy.failures import DialWatch
 
 # -- Sockets ---------------------------------------------------------------------------------------
 
@@ -267,7 +272,7 @@ log = logging.getLogger(__name__)
 class Dial:
     """A socket that is, or is about to be, connected to an endpoint."""
 
-    __slots__ = ("endpoint", "local", "owner", "relayed", "socket")
+    __slots__ = ("attempt", "endpoint", "local", "owner", "relayed", "socket")
 
     def __init__(
         self, sock: socket.socket, owner: PlanKey, endpoint: Endpoint, *, relayed: bool
@@ -278,6 +283,8 @@ class Dial:
         self.relayed = relayed
         """It was made for a client that is a dial of this process, too."""
         self.local: _Local | None = None
+        self.attempt: asyncio.Timeout | None = None
+        """The time limit while it is being connected (TCP)."""
 
 
 class DialRegistry:
@@ -288,6 +295,8 @@ class DialRegistry:
         """Dials whose local address is not known yet; most have none before connect()."""
         self._known: dict[_Local, list[Dial]] = {}
         self._reported: set[PlanKey] = set()
+        self.watch: DialWatch | None = None
+        """Who wants to know how dials end; None, and nothing is noted."""
 
     def __len__(self) -> int:
         """Return the number of dials."""
@@ -359,6 +368,17 @@ class DialRegistry:
                 owner,
             )
         return True
+
+    def give_up(self, backends: Collection[Backend]) -> int:
+        """Let the attempts to connect to endpoints time out now; return their number."""
+        found = [*self._pending, *(dial for dials in self._known.values() for dial in dials)]
+        given_up = 0
+        for dial in found:
+            where = Backend(dial.endpoint.ip, dial.endpoint.port, dial.owner.name.protocol)
+            if dial.attempt is not None and where in backends and not dial.attempt.expired():
+                dial.attempt.reschedule(0.0)  # a time that has passed
+                given_up += 1
+        return given_up
 
     def forget(self, owner: PlanKey) -> None:
         """Log the next refusal of a ServicePort again."""

@@ -158,14 +158,16 @@ class TcpListener:
             endpoints = route.endpoints(peer[0], interface)
             if not endpoints:
                 return False
-            started = self._loop.time()
+            started, dial = self._loop.time(), None
             with route.dialling() as allowed:
-                dial = await self._dial(endpoints, caller) if allowed else None
+                if allowed:
+                    dial = await self._dial(endpoints, peer[0], interface, caller)
             if dial is None:
                 return False
             # Relay. The route may get another balancer while the connection lasts.
             balancer = route.balancer
             counters = route.reached(peer[0], dial.endpoint, self._loop.time() - started)
+            route.answered(dial.endpoint, counters)
             on_end = partial(self._ended, balancer, dial)
             connection = RelayedConnection(
                 dial.endpoint, counters, route.budget, reservation, on_end
@@ -200,32 +202,42 @@ class TcpListener:
                 self.route.budget.release(reservation)
                 reset(client)
 
-    async def _dial(self, endpoints: list[Endpoint], caller: Dial | None) -> Dial | None:
+    async def _dial(
+        self, endpoints: list[Endpoint], client: str, interface: str, caller: Dial | None
+    ) -> Dial | None:
         """Try one endpoint after the other; one that refused is not tried again."""
+        route = self.route
+        plan, choices = route.plan, cycle(endpoints)
         refused: set[Endpoint] = set()
-        for timeout, endpoint in zip(DIAL_TIMEOUTS, cycle(endpoints), strict=False):
+        for timeout in DIAL_TIMEOUTS:
+            # The endpoints may be others by now: one that failed may have been ejected.
+            if route.plan is not plan:
+                plan, endpoints = route.plan, route.endpoints(client, interface)
+                choices = cycle(endpoints)
+            if not endpoints:
+                break
+            endpoint = next(choices)
             if endpoint in refused:
                 continue
-            sock = self.route.open_socket(endpoint.ip, "TCP")
-            dial = self.route.dials.add(sock, self.route.plan.owner, endpoint, caller)
+            sock = route.open_socket(endpoint.ip, "TCP")
+            dial = route.dials.add(sock, plan.owner, endpoint, caller)
             try:
                 tune(sock)
-                await self._connect(sock, (endpoint.ip, endpoint.port), timeout)
-            except TimeoutError:
-                pass
-            except OSError:
-                refused.add(endpoint)
+                await self._connect(dial, timeout)
+            except OSError as error:
+                self._hang_up(dial)
+                route.failed(endpoint, client, error)
+                if not isinstance(error, TimeoutError):
+                    refused.add(endpoint)
             except asyncio.CancelledError:
                 self._hang_up(dial)
                 raise
             else:
                 return dial
-            self._hang_up(dial)
-            self.route.failed(endpoint)
         return None
 
-    async def _connect(self, sock: socket.socket, address: tuple[str, int], seconds: float) -> None:
-        """Connect within a time limit.
+    async def _connect(self, dial: Dial, seconds: float) -> None:
+        """Connect within a time limit; `DialRegistry.give_up` ends it.
 
         A timer that fires late shows that this process stood still (because of a CPU limit, say).
         The endpoint is not to blame then, so the attempt gets the same time again.
@@ -234,16 +246,20 @@ class TcpListener:
             TimeoutError: the endpoint did not answer.
             OSError: it refused.
         """
+        address = (dial.endpoint.ip, dial.endpoint.port)
         for _ in range(_MAX_STALLS):
             due = self._loop.time() + seconds
             try:
-                async with asyncio.timeout_at(due):
-                    await self._loop.sock_connect(sock, address)  # continues a started one
+                async with asyncio.timeout_at(due) as dial.attempt:
+                    # Continues an attempt that has begun.
+                    await self._loop.sock_connect(dial.socket, address)
             except TimeoutError:
                 if self._loop.time() - due < _STALL:
                     break
             else:
                 return
+            finally:
+                dial.attempt = None
         raise TimeoutError
 
     def _hang_up(self, dial: Dial) -> None:

@@ -26,6 +26,8 @@ class EndpointCounters:
     """Connections that were made; clients for UDP."""
     failures: int = 0
     """Dials that were refused or timed out."""
+    answered_at: float = float("-inf")
+    """When the endpoint last answered, by time.monotonic(); known while dials are watched."""
     moved: list[int] = field(default_factory=lambda: [0, 0])
     """Bytes to the endpoint, and back."""
     dial_seconds: float = 0.0

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias, cast
 
+from steersman.host.connect import outcome_of
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy.balance import Route
@@ -56,7 +57,7 @@ class Session(asyncio.DatagramProtocol):
         reservation.evict = self.close
         self.dial: Dial | None = None
         self._listener = listener
-        self._client = client
+        self.client = client
         self._transport: asyncio.DatagramTransport | None = None
         self._waiting: list[bytes] = []
         """Datagrams for the endpoint, until there is a transport."""
@@ -111,14 +112,16 @@ class Session(asyncio.DatagramProtocol):
         del addr
         self._listener.route.budget.touch(self._reservation)
         self._used, self._unanswered = self._listener.loop.time(), False
-        self._answered = True
+        if not self._answered:
+            self._answered = True
+            self._listener.route.answered(self.endpoint, self._counters)
         self._counters.move(1, len(data))
-        self._listener.reply(data, self._client)
+        self._listener.reply(data, self.client)
 
     def error_received(self, exc: Exception) -> None:
         """Close if the endpoint refuses; the client's next datagram goes to another endpoint."""
-        if isinstance(exc, ConnectionRefusedError):
-            self._listener.route.failed(self.endpoint)
+        if isinstance(exc, OSError) and outcome_of(exc) == "refused":
+            self._listener.route.failed(self.endpoint, self.client.address[0], exc)
             self.close()
 
     def _check_idle(self) -> None:
@@ -137,7 +140,7 @@ class Session(asyncio.DatagramProtocol):
         """End the session. Idempotent."""
         if not self.closed:
             self.closed = True
-            self._listener.forget(self._client, self)
+            self._listener.forget(self.client, self)
             self._timer.cancel()
             if self.dial is not None:
                 self._listener.route.dials.remove(self.dial)
@@ -259,7 +262,7 @@ class UdpListener(asyncio.DatagramProtocol):
         except (OSError, asyncio.CancelledError) as error:
             sock.close()
             if isinstance(error, OSError):
-                self.route.failed(endpoint)
+                self.route.failed(endpoint, session.client.address[0], error)
             session.close()
 
     def reply(self, data: bytes, client: Client) -> None:

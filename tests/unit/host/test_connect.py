@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 
 import pytest
 
-from steersman.host.connect import try_tcp, try_udp
+from steersman.host.connect import outcome_of, try_tcp, try_udp
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -55,3 +56,32 @@ async def test_a_datagram_that_nobody_refuses_counts_as_answered(address: str) -
         port = sock.getsockname()[1]
         assert await try_udp(address, port) == "answered"
     assert await try_udp(address, port) == "refused"
+
+
+class WindowsError(OSError):
+    """An error as Windows reports it: with a number of its own, which Linux does not keep."""
+
+    def __init__(self, winerror: int) -> None:
+        super().__init__(errno.EINVAL, "")
+        self.winerror = winerror
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (TimeoutError(errno.ETIMEDOUT, ""), "silent"),
+        (WindowsError(121), "silent"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, ""), "refused"),
+        (ConnectionResetError(errno.ECONNRESET, ""), "refused"),
+        (WindowsError(1234), "refused"),
+        (OSError(errno.EHOSTUNREACH, ""), "unreachable"),
+        (OSError(errno.ENETUNREACH, ""), "unreachable"),
+        (WindowsError(1231), "unreachable"),
+        (WindowsError(1232), "unreachable"),
+        (OSError(errno.EMFILE, ""), None),
+        (OSError(errno.EADDRNOTAVAIL, ""), None),
+        (WindowsError(1450), None),
+    ],
+)
+def test_what_an_error_says_about_the_other_side(error: OSError, outcome: str | None) -> None:
+    assert outcome_of(error) == outcome

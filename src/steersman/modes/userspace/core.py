@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from steersman.failover.watch import FailureWatch
 from steersman.model.names import Family
 from steersman.model.plan import NodeSettings, ServicePlan, Traits
 from steersman.model.ruleset import Diff, Ruleset
@@ -30,6 +31,7 @@ from steersman.modes.userspace.render import (
 )
 from steersman.modes.userspace.words import UserspaceWords
 from steersman.proxy.engine import Proxy
+from steersman.proxy.failures import DialWatch
 from steersman.proxy.handoff import SocketHandoff, Stage
 from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
 from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
@@ -226,6 +228,10 @@ class UserspaceMode(Mode):
     async def wait_for_handoff(self) -> None:
         """Return once the successor serves."""
         await self._handoff.wait_until_retired()
+
+    def watch_failures(self) -> FailureWatch:
+        """Watch the dials of all listeners."""
+        return DialWatch(self.proxy.shared.dials)
 
     def tracer(self) -> Tracer | None:
         """Return what follows a packet to the proxy, and from there to an endpoint."""

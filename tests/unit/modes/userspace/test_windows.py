@@ -14,7 +14,8 @@ import pytest
 from steersman.host.exec import Result
 from steersman.host.windows import SERVICE_INTERFACE, service_interface
 from steersman.model.errors import ApplyError, BusyError
-from steersman.model.names import Family
+from steersman.model.failover import Backend, Observation
+from steersman.model.names import Family, Protocol
 from steersman.model.plan import (
     Endpoint,
     FamilySettings,
@@ -28,7 +29,15 @@ from steersman.modes.specs import ModeOptions
 from steersman.modes.userspace.core import UserspaceMode
 from steersman.modes.userspace.direct_portals import DirectPortals, NetshAddresses, create
 from steersman.proxy.listeners import ListenerPlan
-from tests.support.modes.userspace_proxy import answering, ask, cart, endpoint, until
+from tests.support.modes.userspace_proxy import (
+    PATIENCE,
+    answering,
+    ask,
+    cart,
+    endpoint,
+    refusing,
+    until,
+)
 
 SHOWN = """
 Configuration for interface "{name}"
@@ -175,6 +184,21 @@ async def test_connections_are_reset_with_the_last_endpoint_if_the_plan_says_so(
                     with pytest.raises(ConnectionResetError):
                         await reader.readexactly(1)
                 writer.close()
+    await mode.aclose()
+
+
+async def test_dials_are_seen_to_fail() -> None:
+    mode = mode_of(Netsh())
+    gone = await refusing()
+    async with endpoint(answering(b"one")) as one, asyncio.timeout(PATIENCE):
+        want = mode.render_service(served(gone, one, port=PORT), SETTINGS)
+        await mode.apply(diff(await mode.read(), want))
+        failures = mode.watch_failures()
+        assert await ask(PORT, b"!", VIP) == b"one!"
+        [first, *_] = await failures.receive()
+        assert first.backend == Backend(gone.ip, gone.port, Protocol.TCP)
+        assert first.observation is Observation.REFUSED
+        failures.close()
     await mode.aclose()
 
 
