@@ -27,6 +27,11 @@ ELSEWHERE = {
 """Files outside docs/, and the pages that they become."""
 
 
+WITH_ANCHORS = (
+    *("annotations.md", "doctor.md", "fields.md", "flags.md", "metrics.md"),
+    *("compatibility.md", "problems.md"),
+)
+"""Pages whose tables have a row for each name: links can lead to the rows."""
 _FENCE = re.compile(r" *(```|~~~)")
 _ITEM = re.compile(r" *([-*]|\d+\.) +")
 _SECTION = re.compile(r"(?<![\[\w])behaviour (\d+(?:\.\d+)*)(?![\w\]]|\.\d)")
@@ -93,6 +98,20 @@ def section_links(text: str, up: str, anchors: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
+def row_anchors(text: str) -> str:
+    """Return Markdown in which rows of tables that begin with a name have it as an anchor."""
+    seen: set[str] = set()
+
+    def mark(found: re.Match[str]) -> str:
+        anchor = found[2].lstrip("-").replace("/", "-")
+        if anchor in seen:
+            return found[0]
+        seen.add(anchor)
+        return f"{found[1]}{{ #{anchor} }}"
+
+    return re.sub(r"^(\| `([\w./-]+)`)(?= \||,)", mark, text, flags=re.MULTILINE)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages whose text is elsewhere."""
     from mkdocs.structure.files import File  # noqa: PLC0415 - tests read ELSEWHERE without it
@@ -110,4 +129,5 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     headings = re.findall(r"^#+ ((\d+(?:\.\d+)*)\.? .*)$", behaviour, re.MULTILINE)
     anchors = {number: slugify(title.replace("`", ""), "-") for title, number in headings}
     up = "../" * page.file.src_uri.count("/")
-    return section_links(four_spaces(markdown), up, anchors)
+    text = section_links(four_spaces(markdown), up, anchors)
+    return row_anchors(text) if page.file.src_uri in WITH_ANCHORS else text

@@ -39,106 +39,151 @@ class ClientConnection(Section, frozen=True):
     """`clientConnection`: access to the API server."""
 
     kubeconfig: str = ""
+    """File with the credentials; "" for those of the pod's service account."""
     accept_content_types: str = ""
+    """Has no effect: answers are JSON."""
     content_type: str = ""
+    """Has no effect: requests are JSON."""
     qps: float = 0
-    """Requests per second."""
+    """Has no effect: a watch needs few requests."""
     burst: Int32 = 0
+    """Has no effect, as `qps`."""
 
 
 class VModule(Section, frozen=True):
     """An entry of `logging.vmodule`: the verbosity of modules that match a pattern."""
 
     file_pattern: str = ""
+    """Name of a module, with `*` and `?`."""
     verbosity: UInt32 = 0
+    """Its verbosity."""
 
 
 class LogOptions(Section, frozen=True):
     """`logging.options.text` and `logging.options.json`."""
 
     split_stream: bool = False
-    """Errors to stderr, the rest to stdout."""
+    """Has no effect: all lines go to standard error."""
     info_buffer_size: Quantity = NOTHING
+    """Has no effect, as `splitStream`."""
 
 
 class LoggingOptions(Section, frozen=True):
     """`logging.options`."""
 
     text: LogOptions = LogOptions()
+    """For `format: text`."""
     json: LogOptions = LogOptions()
+    """For `format: json`."""
 
 
 class Logging(Section, frozen=True):
     """`logging`."""
 
     format: Annotated[str, RESTART] = ""
+    """`text` or `json`."""
     flush_frequency: Annotated[Duration, RESTART] = ZERO
+    """Has no effect: every line is written immediately."""
     verbosity: UInt32 = 0
+    """How much is logged; 2 logs each changed Service."""
     vmodule: Annotated[tuple[VModule, ...], RESTART] = ()
+    """Other verbosities for some modules."""
     options: Annotated[LoggingOptions, RESTART] = LoggingOptions()
+    """Options of the formats, without effect."""
 
 
 class V1IPTables(Section, frozen=True):
     """`iptables` of the document."""
 
     masquerade_bit: Int32 | None = None
+    """Bit of the packet mark that means masquerade, 0 to 31."""
     masquerade_all: bool = False
+    """Masquerade everything that goes to a cluster IP."""
     localhost_node_ports: bool | None = None
+    """Serve node ports on loopback addresses (IPv4)."""
     sync_period: Duration = ZERO
+    """Time after which all rules are compared with the kernel's."""
     min_sync_period: Duration = ZERO
+    """Minimum time between two syncs."""
 
 
 class V1IPVS(Section, frozen=True):
     """`ipvs` of the document."""
 
     sync_period: Duration = ZERO
+    """Time after which all objects are compared with the kernel's."""
     min_sync_period: Duration = ZERO
+    """Minimum time between two syncs."""
     scheduler: Annotated[str, RESTART] = ""
+    """Scheduler of Services without an annotation; `rr` if it is empty."""
     exclude_cidrs: Annotated[tuple[str, ...] | None, RESTART] = field(
         name="excludeCIDRs", default=None
     )
+    """Virtual servers in these ranges are left alone."""
     strict_arp: Annotated[bool, RESTART] = field(name="strictARP", default=False)
+    """Do not answer ARP requests for addresses of `kube-ipvs0`."""
     tcp_timeout: Annotated[Duration, RESTART] = ZERO
+    """Timeout of idle TCP connections; 0 keeps the kernel's."""
     tcp_fin_timeout: Annotated[Duration, RESTART] = ZERO
+    """Timeout of TCP connections after a FIN; 0 keeps the kernel's."""
     udp_timeout: Annotated[Duration, RESTART] = ZERO
+    """Timeout of UDP flows; 0 keeps the kernel's."""
 
 
 class V1NFTables(Section, frozen=True):
     """`nftables` of the document."""
 
     masquerade_bit: Int32 | None = None
+    """Bit of the packet mark that means masquerade, 0 to 31."""
     masquerade_all: bool = False
+    """Masquerade everything that goes to a cluster IP."""
     sync_period: Duration = ZERO
+    """Time after which all objects are compared with the kernel's."""
     min_sync_period: Duration = ZERO
+    """Minimum time between two syncs."""
 
 
 class Winkernel(Section, frozen=True):
     """`winkernel`: kept for round trips; no mode here uses it."""
 
     network_name: str = ""
+    """Has no effect."""
     source_vip: str = ""
+    """Has no effect."""
     enable_dsr: bool = field(name="enableDSR", default=False)
+    """Has no effect."""
     root_hns_endpoint_name: str = ""
+    """Has no effect."""
     forward_health_check_vip: bool = False
+    """Has no effect."""
 
 
 class V1DetectLocal(Section, frozen=True):
     """`detectLocal` of the document."""
 
     bridge_interface: str = ""
+    """Bridge of the pods of this node, for mode BridgeInterface."""
     interface_name_prefix: str = ""
+    """Prefix of their interfaces, for mode InterfaceNamePrefix."""
 
 
 class Conntrack(Section, frozen=True):
     """`conntrack`: sysctls set at the start (behaviour 1.6); 0 keeps the kernel's value."""
 
     max_per_core: Int32 | None = None
+    """Entries of the conntrack table for each core."""
     min: Int32 | None = None
+    """Entries of the table at least."""
     tcp_established_timeout: Duration | None = None
+    """Timeout of idle TCP connections."""
     tcp_close_wait_timeout: Duration | None = None
+    """Timeout of TCP connections in CLOSE_WAIT."""
     tcp_be_liberal: bool = False
+    """Do not drop packets outside the window as invalid."""
     udp_timeout: Duration = ZERO
+    """Timeout of UDP flows without an answer."""
     udp_stream_timeout: Duration = ZERO
+    """Timeout of UDP flows with packets in both directions."""
 
 
 class StateServer(Section, frozen=True):
@@ -175,13 +220,13 @@ class Steersman(Section, frozen=True):
     large_cluster_endpoints: Int32 = 1000
     """Endpoints above which a cluster is large (behaviour 8.3)."""
     min_sync_period: Duration | None = None
-    """Overrides the mode's own; None for the mode's default (ModeSpec.min_sync_seconds)."""
+    """Minimum time between two syncs in any mode; the mode's own if it is not given."""
     drain_period: Duration = ZERO
     """Time that connections of the previous mode, or of this process, get to end."""
     udp_idle_timeout: Annotated[Duration, RESTART] = Duration(250_000_000)
     """Time after which the userspace modes drop an idle UDP client."""
     userspace_portals: Annotated[str, RESTART] = ""
-    """How clients reach the userspace mode (ModeOptions.portals)."""
+    """How clients reach the userspace mode: `iptables`, `nftables`, `direct` or `none`."""
     dns_search: Annotated[tuple[str, ...], RESTART] = ()
     """Suffixes that the winuserspace mode tries for questions to DNS Services."""
     iptables_variant: Annotated[str, RESTART] = ""
@@ -191,7 +236,7 @@ class Steersman(Section, frozen=True):
     take_over: Annotated[bool, RESTART] = False
     """Take over from a running instance on this node, instead of failing."""
     ipvs_scheduler_flags: Annotated[tuple[str, ...], RESTART] = ()
-    """Flags of IPVS schedulers, as in ipvsadm; () for the usual ones, `none` for none."""
+    """Flags of IPVS schedulers, as in ipvsadm; empty for the usual ones, `none` for none."""
     ipvs_local_fallback: bool = False
     """ipvs: use remote endpoints if policy Local has no local one, as upstream does."""
     ebpf_guard_node_ports: Annotated[bool, RESTART] = True
@@ -220,37 +265,60 @@ class BothForms(Section, frozen=True):
     """Fields that come first in both forms, in upstream's order."""
 
     feature_gates: Annotated[dict[str, bool] | None, RESTART] = None
+    """Feature gates by name; retired ones are ignored with a warning."""
     client_connection: Annotated[ClientConnection, RESTART] = ClientConnection()
+    """Access to the API server."""
     logging: Logging = Logging()
+    """Log lines: how many, and in which form."""
     hostname_override: Annotated[str, RESTART] = ""
+    """Name of the Node object of this node; "" for the host name."""
     bind_address: str = ""
+    """Address of this node, unless it is unspecified; nothing is bound to it."""
     healthz_bind_address: Annotated[str, RESTART] = ""
     """"" disables the health server."""
     metrics_bind_address: Annotated[str, RESTART] = ""
     """"" disables the metrics server."""
     bind_address_hard_fail: Annotated[bool, RESTART] = False
+    """Exit if one of the servers cannot listen."""
     enable_profiling: Annotated[bool, RESTART] = False
+    """Serve `/debug/pprof` with the port of metrics."""
     show_hidden_metrics_for_version: Annotated[str, RESTART] = ""
+    """Has no effect: no metric is hidden."""
     mode: Annotated[str, RESTART] = ""
+    """The proxy mode; "" for the default."""
 
 
 class KubeProxyConfiguration(BothForms, frozen=True):
     """The v1alpha1 document, in upstream's order of fields."""
 
     iptables: V1IPTables = V1IPTables()
+    """Settings of the iptables mode."""
     ipvs: V1IPVS = V1IPVS()
+    """Settings of the ipvs mode."""
     nftables: V1NFTables = V1NFTables()
+    """Settings of the nftables mode."""
     winkernel: Annotated[Winkernel, RESTART] = Winkernel()
+    """Settings of a mode that exists on Windows only."""
     detect_local_mode: str = ""
+    """How traffic of this node's pods is recognised; `ClusterCIDR` if it is empty."""
     detect_local: V1DetectLocal = V1DetectLocal()
+    """Settings of `detectLocalMode`."""
     cluster_cidr: str = field(name="clusterCIDR", default="")
+    """Ranges of the pods of the cluster, at most one of each family."""
     node_port_addresses: tuple[str, ...] | None = None
+    """Ranges of the node's addresses that serve node ports, or `primary`; empty for all."""
     oom_score_adj: Annotated[Int32 | None, RESTART] = None
+    """Adjustment of the kernel's choice when memory runs out, -1000 to 1000."""
     conntrack: Conntrack = Conntrack()
+    """Sysctls of connection tracking."""
     config_sync_period: Duration = ZERO
+    """Has no effect: nothing has to be listed again."""
     port_range: Annotated[str, RESTART] = ""
+    """Ports that the userspace modes listen on, `first-last`."""
     windows_run_as_service: Annotated[bool, RESTART] = False
+    """Has no effect."""
     steersman: Steersman = Steersman()
+    """Settings that upstream lacks."""
 
 
 class IPTables(Section, frozen=True):

@@ -1,0 +1,119 @@
+"""The pages of the reference say what the code does; `--update` writes them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reference
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from steersman.cli.command import command_names, find_command
+from steersman.cli.main import main
+from steersman.model.world import (
+    Condition,
+    LastSync,
+    ProcessStatus,
+    SourceStatus,
+    StatusPage,
+)
+from steersman.operate.doctor import CHECKS
+from steersman.operate.remedies import REMEDIES
+from steersman.operate.status import Status
+
+ROOT = Path(__file__).parents[3]
+NODE = ["--manifests", str(ROOT / "demo"), "--cluster-cidr", "10.244.0.0/16"]
+NODE += ["--hostname-override", "node-a"]
+QUESTIONS = {
+    "FlowAnswer": "explain --from shop/web-1 --to shop/cart:http",
+    "ReachAnswer": "explain --from shop/web-1",
+    "ServiceAnswer": "explain shop/web",
+    "PodAnswer": "explain pod/shop/web-1",
+    "ProblemsAnswer": "explain --problems",
+    "ServiceList": "services",
+    "EndpointList": "endpoints",
+    "NodePortList": "nodeports",
+    "Diagnosis": "doctor shop/web",
+}
+"""Command lines whose answer needs neither a process nor a kernel."""
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return reference.made()
+
+
+def test_pages_are_current(made: dict[str, str], update: bool) -> None:
+    if update:
+        reference.main()
+    for name, text in made.items():
+        path = ROOT / "docs" / name
+        assert path.exists(), f"{name}: pytest {__file__} --update"
+        assert path.read_text() == text, f"{name}: pytest {__file__} --update"
+
+
+def test_no_schema_is_left_over(made: dict[str, str]) -> None:
+    there = {f"schemas/{path.name}" for path in (ROOT / "docs" / "schemas").iterdir()}
+    assert there == {name for name in made if name.startswith("schemas/")}
+
+
+def test_every_field_and_flag_has_a_meaning(made: dict[str, str]) -> None:
+    for name in ("flags.md", "fields.md", "annotations.md", "runbook.md"):
+        rows = re.findall(r"^\| [`\[].*\|$", made[name], re.MULTILINE)
+        assert len(rows) > 5, name
+        for row in rows:
+            assert re.search(r"[^ |] \|$", row), f"{name}: {row}"
+
+
+def test_every_command_that_answers_has_a_schema() -> None:
+    answering = {name for name in command_names() if find_command(name).answer is not None}
+    assert set(reference.ANSWERS) == answering
+
+
+def test_the_runbook_has_everything_that_can_be_wrong(made: dict[str, str]) -> None:
+    page = made["runbook.md"]
+    alerts = re.findall(r"alert: (\w+)", (ROOT / "deploy/monitoring/rules.yaml").read_text())
+    names = [*alerts, *(each.name for each in REMEDIES), *(check.name for check in CHECKS)]
+    assert sorted(re.findall(r"^\| \[([\w-]+)\]", page, re.MULTILINE)) == sorted(names)
+
+
+def closed(name: str) -> dict[str, Any]:
+    """The schema of an answer, without room for fields that it does not name."""
+    schema: dict[str, Any] = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text())
+    for definition in schema["$defs"].values():
+        if "properties" in definition:
+            definition.setdefault("additionalProperties", False)
+    return schema
+
+
+def complaints(name: str, answer: object) -> Iterator[str]:
+    for error in Draft202012Validator(closed(name)).iter_errors(answer):
+        yield f"{error.json_path}: {error.message}"
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_answers_are_as_their_schema_says(name: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = main([*QUESTIONS[name].split(), "-o", "json", *NODE])
+    assert status in (0, 1)
+    answer = json.loads(out.getvalue())
+    assert list(complaints(name, answer)) == []
+    assert list(complaints(name, {**answer, "other": 1})) != []
+
+
+def test_the_status_is_as_its_schema_says() -> None:
+    source = SourceStatus("apiserver", "https://10.0.0.1:6443", quiet_seconds=1.0)
+    process = ProcessStatus(synced=LastSync(1.0, "start", {"plan": 0.1}), source=source, now=5.0)
+    page = StatusPage("node-a", "nftables", "", process)
+    condition = Condition("Synced", "True", "Synced", "all is in force", 1.0)
+    for status in (
+        Status(conditions=(condition,), page=page, now=5.0),
+        Status(conditions=(), now=5.0),
+    ):
+        assert list(complaints("Status", json.loads(json.dumps(status.data)))) == []
