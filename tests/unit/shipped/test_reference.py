@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import reference
+import ways
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from steersman.cli.command import command_names, find_command
@@ -81,6 +82,29 @@ def test_the_runbook_has_everything_that_can_be_wrong(made: dict[str, str]) -> N
     alerts = re.findall(r"alert: (\w+)", (ROOT / "deploy/monitoring/rules.yaml").read_text())
     names = [*alerts, *(each.name for each in REMEDIES), *(check.name for check in CHECKS)]
     assert sorted(re.findall(r"^\| \[([\w-]+)\]", page, re.MULTILINE)) == sorted(names)
+
+
+@pytest.mark.parametrize(("mode", "way"), ways.WAYS)
+def test_pictures_are_current(mode: str, way: str, update: bool) -> None:
+    path = ways.IMAGES / f"way-{mode}-{way}.svg"
+    drawn = ways.draw(mode, way)
+    if update:
+        path.write_text(drawn)
+    assert path.read_text() == drawn, f"pytest {__file__} --update"
+    assert f"images/{path.name})" in (ROOT / "docs" / "how.md").read_text()
+
+
+@pytest.mark.parametrize(("mode", "way"), ways.WAYS)
+def test_pictures_agree_with_explain(mode: str, way: str) -> None:
+    flow, _ = ways.ask(mode, way)
+    (hop,) = flow.hops
+    texts = " ".join(step.text for step in ways.WAYS[mode, way])
+    assert hop.masquerade == ("masquerad" in texts or "the endpoint sees this node" in texts)
+
+
+def test_a_step_without_an_object_is_an_error() -> None:
+    with pytest.raises(LookupError, match="nothing that is rendered"):
+        ways.named(ways.Step("", "KUBE-NOTHING-(.)", "{0}", ""), "-A KUBE-SERVICES")
 
 
 def closed(name: str) -> dict[str, Any]:
