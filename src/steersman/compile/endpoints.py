@@ -254,10 +254,12 @@ def with_ejections(
     """Return the endpoints of a port with the ejected ones not ready.
 
     Policies and hints then work as if Kubernetes had said so. Health check node ports count the
-    endpoints without this: they tell about pods, not about what this node can reach.
+    endpoints without this: they tell about pods, not about what this node can reach. If no other
+    endpoint is ready all stay: Kubernetes may have taken out the others since they were ejected.
     """
     found = {(e.backend.ip, e.backend.port): e for e in ejections if e.backend.protocol is protocol}
-    if not found:
+    left = (s for s in states if s.ready and (s.endpoint.ip, s.endpoint.port) not in found)
+    if not found or not any(left):
         return states
     return tuple(
         structs.replace(state, ready=False, serving=False, ejection=ejection)

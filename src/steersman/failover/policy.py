@@ -20,17 +20,24 @@ What keeps a healthy endpoint in:
 2. A silent endpoint is ejected only if another one has answered a probe since the suspicion began:
    otherwise it may be this node's own link that is down. Probes of up to three others, on other
    nodes if there are any, run at the same time for that.
-3. Probes that fail are believed only of an endpoint that answered one before, or that two client
-   addresses found silent: a policy may drop the node's probes and a single client's packets. So
-   that this is known, each new endpoint is probed once, a few at a time.
+3. Probes that fail, or are refused, are believed only of an endpoint that answered one before: a
+   policy may deny the node's probes, and a client its packets. So that this is known, each new
+   endpoint is probed once, a few at a time. One that never answered is believed to be down if two
+   client addresses found it so, and another endpoint of each of its pools answered a probe.
 4. At most 90 % of a pool are ejected; 50 % if they are not confirmed (a mode that counts successes
-   may eject before the probes have ended). At least one stays, and all of them if all are down.
+   may eject before the probes have ended, but not before the first has had its time). At least one
+   stays, and all of them if all are down.
 5. An ejection ends when Kubernetes says something new about the endpoint, and at the latest when a
    probe answers after the hold: 10 s, doubled with each ejection in a row up to 300 s.
 
 UDP has no handshake: its endpoints are ejected if ICMP says that nobody listens (confirmed by two
 datagrams), or with a dead node: one on which at least two addresses are down, and none answers.
-These return with the first TCP endpoint of the node.
+An endpoint of the same owner (namespace) must be among them: nobody can have another one's endpoint
+ejected by claiming that blackholes are on its node. They return with the first TCP endpoint of the
+node.
+
+Time passes also for this process, and it may be late. So a series ends when all its probes have
+been reported, not when they should have been.
 """
 
 from __future__ import annotations
@@ -39,7 +46,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -58,8 +65,6 @@ class _Series(msgspec.Struct):
     left: int
     """Probes that have not started."""
     next_at: float
-    believed: bool
-    """Whether failed probes count although the endpoint never answered one."""
     refusals: int = 0
 
 
@@ -67,7 +72,7 @@ class _Backend(msgspec.Struct):
     """An endpoint that was observed, or is served, and all that is remembered of it."""
 
     node: str
-    pools: set[Hashable]
+    pools: set[Any]
     series: _Series | None = None
     waits: bool = False
     """Whether it waits for its series to begin."""
@@ -76,11 +81,13 @@ class _Backend(msgspec.Struct):
     ejection: Ejection | None = None
     returning: bool = False
     """Whether a probe for its return is under way."""
+    pending: int = 0
+    """Other probes that are under way."""
     answered_at: float = float("-inf")
     """When it last answered a probe or a client."""
     answers_probes: bool = False
     clients: tuple[str, ...] = ()
-    """Up to two addresses that found it silent since it last answered."""
+    """Up to two addresses whose connections failed since it last answered."""
     cleared_at: float = float("-inf")
     """When a suspicion last turned out to be wrong."""
     tried_at: float = float("-inf")
@@ -104,9 +111,10 @@ class Policy(Generic[Pool]):
         self.settings = settings or Settings()
         self.counts_answers = counts_answers
         self._pools: dict[Pool, tuple[Backend, ...]] = {}
+        self._owners: dict[Pool, str] = {}
         self._backends: dict[Backend, _Backend] = {}
         self._on_node: defaultdict[str, set[Backend]] = defaultdict(set)
-        self._waiting: deque[tuple[Backend, bool]] = deque()
+        self._waiting: deque[Backend] = deque()
         self._new: deque[Backend] = deque()
         self._first_at = float("-inf")
         self._answers: tuple[tuple[float, Backend | None], ...] = ()
@@ -114,18 +122,20 @@ class Policy(Generic[Pool]):
         self._running: set[Backend] = set()
         self._timers: list[tuple[float, Backend]] = []
         self._rotation = 0
-        self._changed: set[Hashable] = set()
+        self._changed: set[Pool] = set()
 
     # The endpoints
 
-    def serve(self, pool: Pool, members: Mapping[Backend, str]) -> None:
+    def serve(self, pool: Pool, members: Mapping[Backend, str], owner: str = "") -> None:
         """Replace the members of a pool; an endpoint that leaves every pool is forgotten.
 
         Args:
             pool: its key.
             members: the usable endpoints, and the names of their nodes ("" if not known).
+            owner: whose it is: those of one owner trust each other.
         """
         before = self._pools.pop(pool, ())
+        self._owners.pop(pool, None)
         for backend in before:
             if backend not in members:
                 self._leave(backend, pool)
@@ -142,6 +152,7 @@ class Policy(Generic[Pool]):
             found.pools.add(pool)
         if members:
             self._pools[pool] = tuple(members)
+            self._owners[pool] = owner
         if set(before) != set(members):
             self._changed.add(pool)
 
@@ -188,16 +199,21 @@ class Policy(Generic[Pool]):
         if found.ejection is not None or not (backend.protocol is Protocol.TCP or refused_udp):
             return
         self._suspect(now, backend, found)
-        if self.counts_answers and self._seems_down(now, backend, found):
+        if self._seems_down(now, backend, found):
             self._eject(now, backend, found, outcome, confirmed=False)
 
     def _seems_down(self, now: float, backend: Backend, found: _Backend) -> bool:
-        """Whether clients alone show that it does not answer, while others do."""
-        settings = self.settings
+        """Whether clients and a probe show that it does not answer, while others do."""
+        settings, series = self.settings, found.series
+        if not self.counts_answers or series is None:
+            return False
+        if now < series.began + settings.probe_interval:  # several connects are reported together
+            return False
         recent = [at for at in found.silent if at > now - settings.silent_window]
         silent = len(recent) >= settings.silent_connects
         quiet = found.answered_at <= now - settings.quiet
-        return silent and quiet and self._others_answer(backend, recent[0])
+        believed = found.answers_probes or len(found.clients) > 1
+        return silent and quiet and believed and self._others_answer(backend, recent[0])
 
     def _others_answer(self, backend: Backend, since: float) -> bool:
         """Whether another endpoint has answered since then: this node's own link works."""
@@ -220,25 +236,23 @@ class Policy(Generic[Pool]):
 
     # Suspicion and confirmation
 
-    def _suspect(
-        self, now: float, backend: Backend, found: _Backend, *, believed: bool = False
-    ) -> None:
+    def _suspect(self, now: float, backend: Backend, found: _Backend) -> None:
         settings = self.settings
         rest = min(settings.rest * 2**found.fruitless, settings.longest_rest)
         if found.series or found.waits or now - found.tried_at < rest:
             return
         if self._has_room:
-            self._begin(now, backend, found, believed)
+            self._begin(now, backend, found)
         else:
             found.waits = True
-            self._waiting.append((backend, believed))
+            self._waiting.append(backend)
 
-    def _begin(self, now: float, backend: Backend, found: _Backend, believed: bool) -> None:
+    def _begin(self, now: float, backend: Backend, found: _Backend) -> None:
         settings = self.settings
         doubtful = now - found.cleared_at < settings.doubt
         count = settings.probes * (2 if doubtful else 1)
         ends = now + count * settings.probe_interval
-        found.series = _Series(now, ends, count, now, believed)
+        found.series = _Series(now, ends, count, now)
         self._running.add(backend)
         heappush(self._timers, (now, backend))
 
@@ -285,15 +299,15 @@ class Policy(Generic[Pool]):
         """Do outcome is due; return the probes to start now. Report each by `probed`."""
         probes: list[Probe] = []
         while self._waiting and self._has_room:
-            backend, believed = self._waiting.popleft()
+            backend = self._waiting.popleft()
             found = self._backends.get(backend)
             if found is not None and found.waits:
                 found.waits = False
-                self._begin(now, backend, found, believed)
+                self._begin(now, backend, found)
         if self._new and now >= self._first_at:
             self._first_at = now + self.settings.first_interval
             for _ in range(min(self.settings.first_probes, len(self._new))):
-                probes.append(Probe(self._new.popleft(), 1.0))
+                probes += self._probe(self._new.popleft(), 1.0)
         while self._timers and self._timers[0][0] <= now:
             _, backend = heappop(self._timers)
             found = self._backends.get(backend)
@@ -310,17 +324,25 @@ class Policy(Generic[Pool]):
         self, now: float, backend: Backend, found: _Backend, series: _Series
     ) -> Iterator[Probe]:
         if series.left and now >= series.next_at:
+            series.ends += now - series.next_at
             if series.next_at == series.began:  # the first probe
                 for witness in self._witnesses(backend, found):
-                    yield Probe(witness, series.ends - now)
+                    yield from self._probe(witness, series.ends - now)
             series.left -= 1
             series.next_at = now + self.settings.probe_interval
-            yield Probe(backend, series.ends - now)
-        if now >= series.ends:
+            yield from self._probe(backend, series.ends - now)
+        if found.ejection is None and self._seems_down(now, backend, found):
+            self._eject(now, backend, found, Observation.SILENT, confirmed=False)
+        if series.left or now < series.ends:
+            heappush(self._timers, (series.next_at if series.left else series.ends, backend))
+        elif not found.pending:
             self._confirm(now, backend, found, series)
-        else:
-            due = min(series.next_at, series.ends) if series.left else series.ends
-            heappush(self._timers, (due, backend))
+
+    def _probe(self, backend: Backend, timeout: float) -> Iterator[Probe]:
+        """Yield a probe, unless the endpoint has gone."""
+        if found := self._backends.get(backend):
+            found.pending += 1
+            yield Probe(backend, timeout)
 
     def probed(self, now: float, backend: Backend, outcome: Observation) -> None:
         """Take the result of a probe. A UDP probe is answered if nobody refused it in time."""
@@ -328,6 +350,8 @@ class Policy(Generic[Pool]):
         if found is None:
             return
         returning, found.returning = found.returning, False
+        if not returning:
+            found.pending = max(found.pending - 1, 0)
         if outcome is Observation.ANSWERED:
             found.answers_probes = True
             if returning:
@@ -344,14 +368,16 @@ class Policy(Generic[Pool]):
             elif series.left:
                 series.next_at = min(series.next_at, now + self.settings.refused_interval)
                 heappush(self._timers, (series.next_at, backend))
+        elif series is not None and not (series.left or found.pending) and now >= series.ends:
+            self._confirm(now, backend, found, series)
 
     def _confirm(self, now: float, backend: Backend, found: _Backend, series: _Series) -> None:
         """Every probe failed: eject the endpoint, unless the fault may lie elsewhere."""
         self._end_series(now, backend, found)
-        if series.refusals >= 2:
+        believed = self._is_believed(backend, found)
+        if series.refusals >= 2 and (believed or backend.protocol is Protocol.UDP):
             self._eject(now, backend, found, Observation.REFUSED, confirmed=True)
             return
-        believed = series.believed or found.answers_probes or len(found.clients) > 1
         works = self._others_answer(backend, series.began)
         if backend.protocol is Protocol.TCP and believed and works:
             self._eject(now, backend, found, Observation.SILENT, confirmed=True)
@@ -359,28 +385,46 @@ class Policy(Generic[Pool]):
         else:
             found.fruitless = min(found.fruitless + 1, 10)
 
+    def _is_believed(self, backend: Backend, found: _Backend) -> bool:
+        """Whether failed probes of an endpoint show that it is down (rule 3)."""
+        return found.answers_probes or (
+            len(found.clients) > 1
+            and all(
+                any(
+                    other != backend and self._backends[other].answers_probes
+                    for other in self._pools[pool]
+                )
+                for pool in found.pools
+            )
+        )
+
+    def _owners_of(self, found: _Backend) -> set[str]:
+        return {self._owners[pool] for pool in found.pools}
+
     def _suspect_node(self, now: float, node: str) -> None:
         """Confirm all other endpoints of a node; eject those of UDP if it is dead."""
         if not node:
             return
         backends = sorted(self._on_node[node])
         silent: set[str] = set()
+        owners: set[str] = set()
         dead = True
         for backend in backends:
             found = self._backends[backend]
             if backend.protocol is not Protocol.TCP:
                 continue
             if found.ejection is None:
-                self._suspect(now, backend, found, believed=True)
+                self._suspect(now, backend, found)
                 dead = False
             elif found.ejection.reason is Observation.SILENT:
                 silent.add(backend.ip)
+                owners |= self._owners_of(found)
             else:
                 dead = False
         if dead and len(silent) > 1:
             for backend in backends:
-                if backend.protocol is Protocol.UDP:
-                    found = self._backends[backend]
+                found = self._backends[backend]
+                if backend.protocol is Protocol.UDP and self._owners_of(found) <= owners:
                     self._eject(now, backend, found, Observation.SILENT, confirmed=True, node=node)
 
     def _return(self, now: float, backend: Backend, found: _Backend) -> None:

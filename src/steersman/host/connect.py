@@ -7,6 +7,7 @@ import errno
 import socket
 import struct
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
 Outcome: TypeAlias = Literal["answered", "silent", "refused", "unreachable"]
@@ -54,9 +55,15 @@ async def try_tcp(address: str, port: int, timeout: float) -> Outcome:
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        return await _outcome(
+        outcome = await _outcome(
             asyncio.get_running_loop().sock_connect(sock, (address, port)), timeout, "silent"
         )
+        if outcome == "silent":
+            # If this process was late, the answer may have come in time.
+            with suppress(OSError):
+                sock.getpeername()
+                return "answered"
+        return outcome
 
 
 async def try_udp(address: str, port: int) -> Outcome:

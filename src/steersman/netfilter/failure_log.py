@@ -232,7 +232,8 @@ def parse_packet(prefix: str, packet: bytes) -> Failure | None:
         return _failure(ends, Observation.SILENT)
     if prefix == "rst":
         backend = Backend(ends.source, ends.source_port, PROTOCOL_BY_NUMBER[_TCP])
-        return Failure(backend, Observation.REFUSED)
+        # Masqueraded connections all seem to be of this node.
+        return Failure(backend, Observation.REFUSED, ends.destination)
     # The error quotes the packet that it is about, behind a header of 8 bytes.
     about = _ends(packet[ends.transport + 8 :])
     if about is None:

@@ -136,7 +136,7 @@ class Failover:
             if key not in pools:
                 self._policy.serve(key, {})
         for key, members in pools.items():
-            self._policy.serve(key, members)
+            self._policy.serve(key, members, name.namespace)
         if pools:
             self._pools[name] = tuple(pools)
         elif name in self._store.snapshot.ejected:

@@ -255,6 +255,12 @@ def test_an_ejected_endpoint_is_not_ready() -> None:
     assert out[0].ejection is not None
 
 
+def test_if_every_ready_endpoint_is_ejected_all_stay() -> None:
+    ready, gone = endpoint("10.0.0.1"), endpoint("10.0.0.2", ready=False)
+    found = tuple(states(slice_(ready, gone)).values())
+    assert with_ejections(found, Protocol.TCP, [ejection("10.0.0.1")]) == found
+
+
 @pytest.mark.parametrize(
     "other",
     [ejection("10.0.0.9"), ejection("10.0.0.1", 9), ejection("10.0.0.1", protocol=Protocol.UDP)],

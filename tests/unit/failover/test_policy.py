@@ -32,7 +32,7 @@ class Node:
         self.policy.serve("pool", self.members)
 
     def until(self, when: float) -> None:
-        """Let the policy do all that is due; a silent probe ends at its timeout."""
+        """Let the policy do all that is due; a silent probe ends at its timeout, or with this."""
         results: list[tuple[float, Backend, Observation]] = []
         while True:
             due = [
@@ -170,16 +170,73 @@ def test_series_that_lead_to_nothing_become_rare(node: Node) -> None:
     assert len(node.probed(A, 40)) <= 3 * 30 / 8 + 3
 
 
-def test_an_endpoint_that_never_answered_needs_two_clients() -> None:
+@pytest.mark.parametrize("what", [SILENT, REFUSED])
+def test_an_endpoint_that_never_answered_needs_two_clients(what: Observation) -> None:
     node = Node()
-    node.fail([A])
+    node.fail([A], what)
     node.until(10)
     for _ in range(4):
-        node.see(A, client="10.0.9.1")
+        node.see(A, what, client="10.0.9.1")
         node.until(node.now + 10)
     assert node.out == []
-    node.see(A, client="10.0.9.2")
+    node.see(A, what, client="10.0.9.2")
     node.until(node.now + 1)
+    assert node.out == [A]
+
+
+@pytest.mark.parametrize("what", [SILENT, REFUSED])
+def test_if_a_service_denies_all_probes_they_say_nothing(what: Observation) -> None:
+    """A policy may let only clients of its own reach the pods, whoever else tries."""
+    node = Node({A: "node-0", B: "node-0"})
+    node.policy.serve("others", {C: "node-1"})
+    node.policy.serve("claimed by an attacker", {A: "node-0", C: "node-1"}, "attacker")
+    node.fail([A, B], what)
+    node.until(10)
+    for client in ("10.0.9.1", "10.0.9.2", "10.0.9.3"):
+        node.see(A, what, client=client)
+        node.until(node.now + 10)
+    assert list(node.policy.ejections) == []
+
+
+def test_a_neighbour_that_denies_probes_stays_when_one_of_its_node_is_down() -> None:
+    members = endpoints(9)
+    first, second, third = (each for each, name in members.items() if name == "node-0")
+    node = Node(members)
+    node.fail([third])
+    node.until(10)
+    node.fail([first, second])
+    node.see(first)
+    node.until(20)
+    assert node.out == [first, second]
+
+
+def test_a_process_that_is_late_waits_for_its_probes(node: Node) -> None:
+    node.see(A)
+    assert {probe.backend for probe in node.policy.advance(10)} == {A, B, C}
+    node.policy.probed(10.01, B, ANSWERED)
+    # For two seconds it did nothing, and the answer of A has not been read yet.
+    assert [probe.backend for probe in node.policy.advance(12)] == [A]
+    assert [probe.backend for probe in node.policy.advance(12.3)] == [A]
+    assert node.policy.advance(13) == []
+    assert node.out == []
+    node.policy.probed(13, A, SILENT)
+    node.policy.probed(13, A, SILENT)
+    assert node.out == []
+    node.policy.probed(13, A, ANSWERED)
+    node.until(20)
+    assert node.out == []
+
+
+def test_the_last_report_of_a_late_process_confirms(node: Node) -> None:
+    node.see(A)
+    node.policy.advance(10)
+    node.policy.probed(10.01, B, ANSWERED)
+    node.policy.advance(12)
+    node.policy.advance(12.3)
+    node.policy.advance(13)
+    for _ in range(3):
+        assert node.out == []
+        node.policy.probed(13, A, SILENT)
     assert node.out == [A]
 
 
@@ -221,6 +278,19 @@ def test_udp_is_ejected_with_its_node_and_returns_with_it() -> None:
     node.down.clear()
     node.until(40)
     assert node.out == []
+
+
+def test_udp_stays_if_blackholes_of_others_are_on_its_node() -> None:
+    mine = {Backend(f"10.0.0.{number}", 80, Protocol.TCP): "node-0" for number in (1, 2)}
+    node = Node({UDP: "node-0"})
+    node.policy.serve("attacker", mine, "attacker")
+    node.policy.serve("others", {C: "node-2"})
+    node.until(10)
+    node.fail([*mine, UDP])
+    for backend in mine:
+        node.see(backend)
+    node.until(15)
+    assert {each.backend for each in node.policy.ejections} == {*mine}
 
 
 def test_a_refusal_says_that_the_node_lives() -> None:
@@ -370,12 +440,11 @@ def test_a_share_of_the_pool_always_stays(number: int, most: int) -> None:
     assert len(node.out) == most
 
 
-def test_if_all_are_down_all_stay() -> None:
-    node = Node()
+def test_if_all_are_down_all_stay(node: Node) -> None:
     node.fail(MEMBERS, REFUSED)
     for backend in MEMBERS:
         node.see(backend, REFUSED)
-    node.until(5)
+    node.until(15)
     assert len(list(node.policy.ejections)) == 3
     assert node.out == []
 
@@ -417,9 +486,11 @@ def test_three_silent_connects_suffice_if_successes_are_counted() -> None:
     node.until(10)
     node.fail([A])
     for _ in range(3):
-        assert node.out == []
         node.see(A)
         node.see(B, ANSWERED)
+    node.until(10.25)
+    assert node.out == []
+    node.until(10.35)
     assert node.out == [A]
     [ejection] = node.policy.ejections
     assert not ejection.confirmed
@@ -431,12 +502,54 @@ def test_three_silent_connects_suffice_if_successes_are_counted() -> None:
 def test_an_ejection_that_is_not_confirmed_ends_with_an_answer() -> None:
     node = Node(counts=True)
     node.until(10)
+    node.fail([A])
     for _ in range(3):
         node.see(A)
         node.see(B, ANSWERED)
+    node.until(10.5)
     assert node.out == [A]
-    node.until(10.1)
+    node.down.clear()
+    node.until(10.7)
     assert node.out == []
+
+
+def test_silent_connects_alone_eject_nobody_who_answers_probes() -> None:
+    """As an attacker has them, whose packets a policy drops."""
+    node = Node(counts=True)
+    node.until(10)
+    for _ in range(100):
+        for _ in range(10):
+            node.see(A)
+            node.see(B, ANSWERED)
+            assert node.out == []
+        node.until(node.now + 0.1)
+
+
+def test_silent_connects_of_one_client_do_not_suffice_if_probes_were_never_answered() -> None:
+    node = Node(counts=True)
+    node.fail([A])
+    node.until(10)
+    for _ in range(50):
+        node.see(A, client="10.0.9.1")
+        node.see(B, ANSWERED)
+        node.until(node.now + 0.1)
+    assert node.out == []
+    node.see(A, client="10.0.9.2")
+    node.until(node.now + 1)
+    assert node.out == [A]
+
+
+def test_the_next_silent_connect_after_the_first_probe_ejects() -> None:
+    node = Node(counts=True)
+    node.until(10)
+    node.fail([A])
+    node.see(A)
+    node.see(A)
+    node.until(10.35)
+    node.see(B, ANSWERED)
+    assert node.out == []
+    node.see(A)
+    assert node.out == [A]
 
 
 def test_silent_connects_do_not_suffice_if_others_are_silent_or_it_answers() -> None:
@@ -461,6 +574,8 @@ def test_half_a_pool_stays_if_ejections_are_not_confirmed() -> None:
         for _ in range(3):
             node.see(backend)
             node.see(last, ANSWERED)
+    node.fail([first, second, third])
+    node.until(10.35)
     assert node.out == [first, second]
     assert len(list(node.policy.ejections)) == 3
 

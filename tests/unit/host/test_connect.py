@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +27,14 @@ def listener(address: str) -> Iterator[socket.socket]:
 
 async def test_somebody_listens(address: str, listener: socket.socket) -> None:
     assert await try_tcp(address, listener.getsockname()[1], 20) == "answered"
+
+
+async def test_an_answer_in_time_counts_if_this_process_reads_it_late() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        attempt = asyncio.create_task(try_tcp("127.0.0.1", listener.getsockname()[1], 0.01))
+        await asyncio.sleep(0)
+        time.sleep(0.05)  # noqa: ASYNC251 - whatever else the process does
+        assert await attempt == "answered"
 
 
 async def test_nobody_listens(address: str, listener: socket.socket) -> None:

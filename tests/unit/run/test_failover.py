@@ -80,6 +80,7 @@ class Ejecting:
         self.metrics = Metrics("iptables")
         self.recorder = Recorder(self, "me")
         self.down: dict[Backend, Observation] = {}
+        self.tried: set[Backend] = set()
         config = ProxyConfig()
         settings = structs.replace(config.steersman, **steersman)
         self.config = structs.replace(config, steersman=settings)
@@ -94,6 +95,7 @@ class Ejecting:
     async def post_event(self, namespace: str, event: dict[str, Any]) -> None: ...
 
     async def _try(self, probe: Probe) -> Observation:
+        self.tried.add(probe.backend)
         return self.down.get(probe.backend, Observation.ANSWERED)
 
     async def sync(self) -> None:
@@ -115,9 +117,9 @@ class Ejecting:
         return [each.backend.ip for each in self.world.store.snapshot.ejected.get(WEB, ())]
 
     async def refuse(self, ip: str) -> None:
-        """Let an endpoint refuse a client until it is ejected."""
+        """Let an endpoint that has answered a probe refuse a client until it is ejected."""
+        await until(lambda: Log.opened == 1 and backend(ip) in self.tried)
         self.down[backend(ip)] = Observation.REFUSED
-        await until(lambda: Log.opened == 1)
         await Log.queue.put([Failure(backend(ip), Observation.REFUSED)])
         await until(lambda: ip in self.out)
 
