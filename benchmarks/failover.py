@@ -156,7 +156,7 @@ def _targets(lab: Lab) -> list[tuple[str, int]]:
 def _load(
     lab: Lab, scenario: Scenario, seconds: float, rate: float
 ) -> tuple[float, list[list[Connection]]]:
-    """Run the clients, and break what is to break; return when, and the connections by node."""
+    """Run the clients, and begin the fault; return when, and the connections by node."""
     long = BEFORE + seconds
     inside = [
         lab.start_client(

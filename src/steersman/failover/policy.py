@@ -46,55 +46,13 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-import msgspec
-
+from steersman.failover.memory import Known, Series
 from steersman.model.failover import Backend, Ejection, Observation, Probe, Settings
 from steersman.model.names import Protocol
 
 Pool = TypeVar("Pool", bound=Hashable)
-
-
-class _Series(msgspec.Struct):
-    """The probes that confirm or clear a suspicion."""
-
-    began: float
-    ends: float
-    """When probes that have not answered count as failed."""
-    left: int
-    """Probes that have not started."""
-    next_at: float
-    refusals: int = 0
-
-
-class _Backend(msgspec.Struct):
-    """An endpoint that was observed, or is served, and all that is remembered of it."""
-
-    node: str
-    pools: set[Any]
-    series: _Series | None = None
-    waits: bool = False
-    """Whether it waits for its series to begin."""
-    fruitless: int = 0
-    """Series since the last answer that failed, and led to no ejection."""
-    ejection: Ejection | None = None
-    returning: bool = False
-    """Whether a probe for its return is under way."""
-    pending: int = 0
-    """Other probes that are under way."""
-    answered_at: float = float("-inf")
-    """When it last answered a probe or a client."""
-    answers_probes: bool = False
-    clients: tuple[str, ...] = ()
-    """Up to two addresses whose connections failed since it last answered."""
-    cleared_at: float = float("-inf")
-    """When a suspicion last turned out to be wrong."""
-    tried_at: float = float("-inf")
-    """When its last series ended."""
-    silent: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
-    strikes: int = 0
-    returned_at: float = float("-inf")
 
 
 class Policy(Generic[Pool]):
@@ -112,7 +70,7 @@ class Policy(Generic[Pool]):
         self.counts_answers = counts_answers
         self._pools: dict[Pool, tuple[Backend, ...]] = {}
         self._owners: dict[Pool, str] = {}
-        self._backends: dict[Backend, _Backend] = {}
+        self._backends: dict[Backend, Known] = {}
         self._on_node: defaultdict[str, set[Backend]] = defaultdict(set)
         self._waiting: deque[Backend] = deque()
         self._new: deque[Backend] = deque()
@@ -142,7 +100,7 @@ class Policy(Generic[Pool]):
         for backend, node in members.items():
             found = self._backends.get(backend)
             if found is None:
-                found = self._backends[backend] = _Backend(node, set())
+                found = self._backends[backend] = Known(node, set())
                 if backend.protocol is Protocol.TCP:
                     self._new.append(backend)
             if found.node != node or not found.pools:
@@ -202,7 +160,7 @@ class Policy(Generic[Pool]):
         if self._seems_down(now, backend, found):
             self._eject(now, backend, found, outcome, confirmed=False)
 
-    def _seems_down(self, now: float, backend: Backend, found: _Backend) -> bool:
+    def _seems_down(self, now: float, backend: Backend, found: Known) -> bool:
         """Whether clients and a probe show that it does not answer, while others do."""
         settings, series = self.settings, found.series
         if not self.counts_answers or series is None:
@@ -219,7 +177,7 @@ class Policy(Generic[Pool]):
         """Whether another endpoint has answered since then: this node's own link works."""
         return any(at >= since for at, other in self._answers if other != backend)
 
-    def _answered(self, now: float, backend: Backend, found: _Backend) -> None:
+    def _answered(self, now: float, backend: Backend, found: Known) -> None:
         """Note an answer: a suspicion was wrong, and so was an ejection without confirmation."""
         others = [each for each in self._answers if each[1] != backend]
         self._answers = ((now, backend), *others[:1])
@@ -236,7 +194,7 @@ class Policy(Generic[Pool]):
 
     # Suspicion and confirmation
 
-    def _suspect(self, now: float, backend: Backend, found: _Backend) -> None:
+    def _suspect(self, now: float, backend: Backend, found: Known) -> None:
         settings = self.settings
         rest = min(settings.rest * 2**found.fruitless, settings.longest_rest)
         if found.series or found.waits or now - found.tried_at < rest:
@@ -247,21 +205,21 @@ class Policy(Generic[Pool]):
             found.waits = True
             self._waiting.append(backend)
 
-    def _begin(self, now: float, backend: Backend, found: _Backend) -> None:
+    def _begin(self, now: float, backend: Backend, found: Known) -> None:
         settings = self.settings
         doubtful = now - found.cleared_at < settings.doubt
         count = settings.probes * (2 if doubtful else 1)
         ends = now + count * settings.probe_interval
-        found.series = _Series(now, ends, count, now)
+        found.series = Series(now, ends, count, now)
         self._running.add(backend)
         heappush(self._timers, (now, backend))
 
-    def _end_series(self, now: float, backend: Backend, found: _Backend) -> None:
+    def _end_series(self, now: float, backend: Backend, found: Known) -> None:
         found.series = None
         found.tried_at = now
         self._running.discard(backend)
 
-    def _witnesses(self, backend: Backend, found: _Backend) -> Iterator[Backend]:
+    def _witnesses(self, backend: Backend, found: Known) -> Iterator[Backend]:
         """Yield up to three other endpoints that are not suspect, on other nodes if possible."""
         nodes = [name for name in self._on_node if name != found.node]
         self._rotation += 1
@@ -321,7 +279,7 @@ class Policy(Generic[Pool]):
         return probes
 
     def _advance_series(
-        self, now: float, backend: Backend, found: _Backend, series: _Series
+        self, now: float, backend: Backend, found: Known, series: Series
     ) -> Iterator[Probe]:
         if series.left and now >= series.next_at:
             series.ends += now - series.next_at
@@ -371,7 +329,7 @@ class Policy(Generic[Pool]):
         elif series is not None and not (series.left or found.pending) and now >= series.ends:
             self._confirm(now, backend, found, series)
 
-    def _confirm(self, now: float, backend: Backend, found: _Backend, series: _Series) -> None:
+    def _confirm(self, now: float, backend: Backend, found: Known, series: Series) -> None:
         """Every probe failed: eject the endpoint, unless the fault may lie elsewhere."""
         self._end_series(now, backend, found)
         believed = self._is_believed(backend, found)
@@ -385,7 +343,7 @@ class Policy(Generic[Pool]):
         else:
             found.fruitless = min(found.fruitless + 1, 10)
 
-    def _is_believed(self, backend: Backend, found: _Backend) -> bool:
+    def _is_believed(self, backend: Backend, found: Known) -> bool:
         """Whether failed probes of an endpoint show that it is down (rule 3)."""
         return found.answers_probes or (
             len(found.clients) > 1
@@ -398,7 +356,7 @@ class Policy(Generic[Pool]):
             )
         )
 
-    def _owners_of(self, found: _Backend) -> set[str]:
+    def _owners_of(self, found: Known) -> set[str]:
         return {self._owners[pool] for pool in found.pools}
 
     def _suspect_node(self, now: float, node: str) -> None:
@@ -427,7 +385,7 @@ class Policy(Generic[Pool]):
                 if backend.protocol is Protocol.UDP and self._owners_of(found) <= owners:
                     self._eject(now, backend, found, Observation.SILENT, confirmed=True, node=node)
 
-    def _return(self, now: float, backend: Backend, found: _Backend) -> None:
+    def _return(self, now: float, backend: Backend, found: Known) -> None:
         """End an ejection; if it was of a dead node, its UDP endpoints return, too."""
         self._lift(backend, found)
         found.returned_at = now
@@ -443,7 +401,7 @@ class Policy(Generic[Pool]):
         self,
         now: float,
         backend: Backend,
-        found: _Backend,
+        found: Known,
         reason: Observation,
         *,
         confirmed: bool,
@@ -460,7 +418,7 @@ class Policy(Generic[Pool]):
             heappush(self._timers, (now + hold, backend))
         self._changed.update(found.pools)
 
-    def _lift(self, backend: Backend, found: _Backend) -> None:
+    def _lift(self, backend: Backend, found: Known) -> None:
         found.series = None
         found.waits = False
         found.returning = False
