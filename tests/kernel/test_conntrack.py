@@ -98,8 +98,8 @@ def test_entries_that_have_ended_meanwhile_are_not_counted_as_deleted() -> None:
         with Netlink(NETLINK_NETFILTER) as netlink:
             listing = conntrack._listing(Family.IPV4, bytes((UDP,)))
             found = [reply.payload for reply in netlink.dump(listing)]
-            assert conntrack._delete(netlink, found[:2]) == (2, 0)
-            assert conntrack._delete(netlink, found) == (1, 0)
+            assert conntrack.delete_entries(netlink, found[:2]) == (2, 0)
+            assert conntrack.delete_entries(netlink, found) == (1, 0)
         assert await _left() == set()
 
     in_namespace(body)

@@ -5,141 +5,268 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
-from steersman.failover.watch import Failure
+from steersman.failover.watch import Failure, FailureWatch
+from steersman.host.connect import try_tcp
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.model.failover import Backend, Observation
-from steersman.model.names import Protocol
-from steersman.netfilter.failure_log import FailureLog
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import Frontend, FrontendKind, NodePlan, NodeSettings
+from steersman.model.ruleset import diff
+from steersman.modes.base import Mode
+from steersman.netfilter import nflog
+from steersman.netfilter.conntrack_watch import ConntrackWatch
+from steersman.netfilter.failure_log import GROUPS, FailureLog, open_watch
 from tests.support.builders import nftables_plans as make
-from tests.support.lab.cluster import Lab
-from tests.support.lab.switches import CLIENT, ENDS, NODE, OUTSIDE, mode_of
-from tests.support.lab.traced import FRONTENDS, VIP, inside, service_lab, serving
+from tests.support.builders.plans import MASQUERADED
+from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.switches import mode_of
+from tests.support.lab.traced import inside
+from tests.support.modes.registry import render
 
 pytestmark = pytest.mark.kernel
 RULES = [("iptables", "nft"), ("iptables", "legacy"), ("nftables", "nft")]
-END = ENDS[0]
-BACKEND = Backend(END, 8080, Protocol.TCP)
+LONGEST = 60.0
+
+
+class Net(NamedTuple):
+    """The addresses of one family."""
+
+    family: Family
+    vip: str
+    node: str
+    outside: str
+    client: str
+    """A pod."""
+    ends: tuple[str, str]
+
+    @property
+    def backend(self) -> Backend:
+        return Backend(self.ends[0], 8080, Protocol.TCP)
+
+
+NETS = (
+    Net(
+        Family.IPV4,
+        *("10.96.0.10", "192.0.2.1", "203.0.113.9", "10.244.7.7"),
+        ("10.244.0.0", "10.244.0.2"),
+    ),
+    Net(
+        Family.IPV6,
+        *("fd00:96::a", "2001:db8::1", "2001:db8:1::9", "fd00:244::7:7"),
+        ("fd00:244::", "fd00:244::2"),
+    ),
+)
 
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    with service_lab() as lab:
+    pods = tuple(Pod(address) for net in NETS for address in (*net.ends, net.client))
+    addresses = tuple(f"{net.node}/{net.family.bits // 2}" for net in NETS)
+    with Lab(Layout({"eth0": addresses}, tuple(net.outside for net in NETS), pods)) as lab:
+        for net in NETS:
+            for address in net.ends:
+                lab.serve(address, 8080, "TCP")
         yield lab
+
+
+async def program(mode: Mode) -> None:
+    """Serve both families, at their cluster IPs and at a node port."""
+    ipv4, ipv6 = (
+        replace(
+            make.SETTINGS.family(net.family),
+            local_addresses=(net.node,),
+            node_port_addresses=(net.node,),
+        )
+        for net in NETS
+    )
+    settings = NodeSettings(
+        node_name="here", families=make.BOTH, ipv4=ipv4, ipv6=ipv6, traits=mode.traits
+    )
+    node_port = Frontend(FrontendKind.NODE_PORT, "", 30080, *MASQUERADED)
+    plans = [
+        make.port(
+            [0, 2],
+            of=make.key(family=net.family),
+            frontends=(make.cluster_ip(address=net.vip), node_port),
+        )
+        for net in NETS
+    ]
+    plan = NodePlan(settings, {each.key: each for each in plans})
+    assert (await mode.probe()).usable
+    await mode.apply(diff(await mode.read(), render(plan, mode)))
+
+
+RULES_AND_WATCHES = [*((each, FailureLog) for each in RULES), (RULES[-1], ConntrackWatch)]
+"""Entries of conntrack are the same, whatever rules made them."""
+both_watches = pytest.mark.parametrize(
+    ("serving", "watch"),
+    RULES_AND_WATCHES,
+    indirect=["serving"],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else value.__name__,
+)
+
+
+@pytest.fixture(params=RULES, ids="-".join)
+def serving(lab: Lab, request: pytest.FixtureRequest) -> Lab:
+    asyncio.run(program(mode_of(lab, *request.param)))
+    return lab
+
+
+@pytest.fixture(params=NETS, ids=lambda net: net.family.kubernetes)
+def net(request: pytest.FixtureRequest) -> Net:
+    found: Net = request.param
+    return found
 
 
 def firewall(lab: Lab, pod: str, action: str) -> None:
     """Let a pod treat connections to its port in some way."""
-    rules = "table inet pod { chain input { type filter hook input priority 0; "
+    rules = "table inet pod\ndelete table inet pod\n"
+    rules += "table inet pod { chain input { type filter hook input priority 0; "
     rules += f"tcp dport 8080 {action}; }}; }}"
     argv = ["nsenter", f"--net={lab.netns(pod).path}", "nft", "-f", "-"]
     subprocess.run(argv, input=rules, text=True, check=True)
 
 
-def seen(lab: Lab, clients: Callable[[], None], until: Callable[[Failure], bool]) -> list[Failure]:
-    """Return the failures that are seen while clients connect, until one is enough or they end."""
+def seen(
+    lab: Lab,
+    clients: Callable[[], None],
+    until: Callable[[Sequence[Failure]], bool],
+    open_watch: Callable[[], FailureWatch] = FailureLog,
+) -> list[Failure]:
+    """Return the failures that are seen from the start of clients on until they are enough."""
     found: list[Failure] = []
 
     async def watch() -> None:
-        log = FailureLog()
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-
-        def run() -> None:
-            clients()
-            loop.call_soon_threadsafe(ended.set)
-
-        threading.Thread(target=run).start()
-
-        async def follow() -> None:
-            while not any(map(until, found)):
-                found.extend(await log.receive())
-
-        following = asyncio.create_task(follow())
+        watching = open_watch()
+        thread = threading.Thread(target=clients)
+        thread.start()
         try:
-            await asyncio.wait(
-                [following, asyncio.create_task(ended.wait())],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            await ended.wait()
+            async with asyncio.timeout(LONGEST):
+                while not until(found):
+                    found.extend(await watching.receive())
         finally:
-            following.cancel()
-            log.close()
+            await asyncio.to_thread(thread.join)
+            watching.close()
 
     inside(lab, watch())
     return found
 
 
-SERVICE = make.port([0], frontends=FRONTENDS)
+def connect(lab: Lab, net: Net, source: str) -> None:
+    """Connect to the Service until it was the failing endpoint's turn."""
+    address, port = (net.node, 30080) if source == net.outside else (net.vip, 80)
+    for _ in range(100):
+        if lab.probe(source, address, port, timeout=1.6).kind != "answered":
+            return
+    pytest.fail("no connection fails")
 
 
-@pytest.mark.parametrize(("name", "variant"), RULES)
-@pytest.mark.parametrize("source", [CLIENT, "", OUTSIDE])
-def test_a_silent_endpoint_is_seen_with_its_client(
-    lab: Lab, name: str, variant: str, source: str
+@both_watches
+def test_a_silent_endpoint_is_seen_with_its_clients(
+    serving: Lab, net: Net, watch: type[FailureWatch]
 ) -> None:
-    serving(lab, mode_of(lab, name, variant), SERVICE)
-    firewall(lab, END, "drop")
-    address, port = (NODE, 30080) if source == OUTSIDE else (VIP, 80)
+    firewall(serving, net.ends[0], "drop")
+    clients = {net.client, net.node, net.outside}
+
+    def connect_all() -> None:
+        for source in clients:
+            connect(serving, net, source)
+
     failures = seen(
-        lab,
-        lambda: check(lab.probe(source, address, port, timeout=1.6).kind, "silence"),
-        lambda failure: failure.backend == BACKEND,
+        serving, connect_all, lambda found: clients <= {each.client for each in found}, watch
     )
-    [first, *_] = failures
-    assert first.observation is Observation.SILENT
-    assert first.backend == BACKEND
-    if source:
-        assert first.client == source
+    assert {each[:2] for each in failures} == {(net.backend, Observation.SILENT)}
 
 
-def check(kind: str, unexpected: str) -> None:
-    assert kind != "answered", unexpected
+ACTIONS = {
+    "tcp reset": Observation.REFUSED,
+    "icmpx type port-unreachable": Observation.REFUSED,
+    "icmpx type host-unreachable": Observation.UNREACHABLE,
+    "icmpx type admin-prohibited": Observation.UNREACHABLE,
+}
 
 
-@pytest.mark.parametrize(("name", "variant"), RULES)
-@pytest.mark.parametrize("source", [CLIENT, ""])
-@pytest.mark.parametrize(
-    ("action", "observation"),
-    [
-        ("reject with tcp reset", Observation.REFUSED),
-        ("reject with icmpx type port-unreachable", Observation.REFUSED),
-        ("reject with icmpx type host-unreachable", Observation.UNREACHABLE),
-    ],
-)
-def test_a_refusal_is_seen_at_once(
-    lab: Lab, name: str, variant: str, source: str, action: str, observation: Observation
-) -> None:
-    serving(lab, mode_of(lab, name, variant), SERVICE)
-    firewall(lab, END, action)
-    failures = seen(
-        lab,
-        lambda: check(lab.probe(source, VIP, 80, timeout=1.5).kind, "refused"),
-        lambda failure: failure.backend == BACKEND,
-    )
-    assert failures[0].backend == BACKEND
-    assert failures[0].observation is observation
+def test_a_refusal_is_seen_at_once(serving: Lab, net: Net) -> None:
+    for action, observation in ACTIONS.items():
+        firewall(serving, net.ends[0], f"reject with {action}")
+        for source in (net.client, net.node):
+            [first, *_] = seen(
+                serving,
+                partial(connect, serving, net, source),
+                lambda found: net.backend in {each.backend for each in found},
+            )
+            assert (first.backend, first.observation) == (net.backend, observation), action
 
 
-@pytest.mark.parametrize(("name", "variant"), RULES)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_probe_of_the_node_comes_to_the_same_result(lab: Lab, net: Net, action: str) -> None:
+    firewall(lab, net.ends[0], f"reject with {action}")
+    assert inside(lab, try_tcp(net.ends[0], 8080, LONGEST)) == ACTIONS[action]
+
+
+@both_watches
 def test_healthy_connections_and_those_of_others_are_not_seen(
-    lab: Lab, name: str, variant: str
+    serving: Lab, net: Net, watch: type[FailureWatch]
 ) -> None:
-    serving(lab, mode_of(lab, name, variant), SERVICE)
-    firewall(lab, ENDS[1], "drop")
-
     def clients() -> None:
-        for _ in range(50):
-            for source in (CLIENT, ""):
-                assert lab.probe(source, VIP, 80).kind == "answered"
-        lab.probe(CLIENT, ENDS[1], 8080, timeout=1.5)  # silent, but not through a Service
+        for source in (net.client, net.node):
+            for _ in range(25):
+                assert serving.probe(source, net.vip, 80).kind == "answered"
+        # Silent, but not through a Service.
+        firewall(serving, net.ends[1], "drop")
+        serving.probe(net.client, net.ends[1], 8080, timeout=1.5)
+        firewall(serving, net.ends[1], "accept")
+        # Its failure is seen after everything else.
+        firewall(serving, net.ends[0], "drop")
+        connect(serving, net, net.client)
 
-    assert seen(lab, clients, lambda _: True) == []
+    failures = seen(serving, clients, bool, watch)
+    assert {each.backend for each in failures} == {net.backend}
+
+
+def test_old_attempts_are_not_counted_against_an_endpoint(lab: Lab) -> None:
+    net = NETS[0]
+    asyncio.run(program(mode_of(lab, "nftables", "nft")))
+    lab.sysctl("netfilter/nf_conntrack_tcp_timeout_syn_sent", "40")
+    firewall(lab, net.ends[0], "drop")
+    connect(lab, net, net.client)
+    # From now on, the first attempt looks 80 seconds old, a new one as what it is.
+    lab.sysctl("netfilter/nf_conntrack_tcp_timeout_syn_sent", "120")
+    failures = seen(lab, lambda: connect(lab, net, net.outside), bool, ConntrackWatch)
+    assert {each.client for each in failures} == {net.outside}
+
+
+def test_the_list_of_entries_takes_the_place_of_packets_that_cannot_be_logged(lab: Lab) -> None:
+    async def opened() -> list[str]:
+        names = []
+        with ExitStack() as others:
+            for group in GROUPS:  # other programs listen to all of them
+                netlink = others.enter_context(Netlink(NETLINK_NETFILTER))
+                nflog.listen(netlink.request, [group])
+            for _ in range(2):
+                watch = open_watch()
+                names.append(type(watch).__name__)
+                watch.close()
+                others.close()
+        return names
+
+    asyncio.run(program(mode_of(lab, "nftables", "nft")))
+    assert inside(lab, opened()) == ["ConntrackWatch", "FailureLog"]
 
 
 def test_a_killed_process_leaves_no_rules(lab: Lab) -> None:
-    serving(lab, mode_of(lab, "nftables", "nft"), SERVICE)
-    seen(lab, lambda: None, lambda _: True)
+    async def watch() -> None:
+        log = FailureLog()
+        assert "steersman-failures" in await asyncio.to_thread(lab.run, "nft", "list", "ruleset")
+        log.close()
+
+    inside(lab, watch())
     assert "steersman-failures" not in lab.run("nft", "list", "ruleset")

@@ -13,7 +13,12 @@ from typing import Literal, TypeAlias
 Outcome: TypeAlias = Literal["answered", "silent", "refused", "unreachable"]
 
 _RESET = struct.pack("ii", 1, 0)  # struct linger: close() sends a reset, and leaves no TIME_WAIT
-_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
+_UNREACHABLE = {
+    *(errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN),
+    # ICMP errors of a firewall: EACCES for `administratively prohibited` of IPv6, ENOPROTOOPT for
+    # `protocol unreachable`.
+    *(errno.EACCES, errno.ENOPROTOOPT),
+}
 _WINDOWS: dict[int, Outcome] = {
     121: "silent",
     1231: "unreachable",

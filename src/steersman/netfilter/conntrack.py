@@ -32,7 +32,6 @@ from steersman.host.nlmsg import (
     Request,
     attr,
     attributes,
-    be32,
     nested,
     u8,
     u32,
@@ -41,17 +40,16 @@ from steersman.host.rtnetlink import get_route, is_local_route
 from steersman.host.sysctl import SysctlError, read
 from steersman.model.addresses import canonical_ip
 from steersman.model.conntrack import Cleanup, Confirm, Stale
-from steersman.model.failover import Backend
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family, Protocol
 from steersman.model.tracing import TrackedConnection, WatchedFlow
 
 # -- Entries of the kernel -------------------------------------------------------------------------
 
-_CT_GET = 0x101
+CT_GET = 0x101
 _CT_DELETE = 0x102
-_CTA_TUPLE_ORIG, _CTA_TUPLE_REPLY, _CTA_STATUS = 1, 2, 3
-_CTA_ID, _CTA_ZONE, _CTA_FILTER, _CTA_STATUS_MASK = 12, 18, 25, 26
-_SEEN_REPLY = 1 << 1  # IPS_SEEN_REPLY
+_CTA_TUPLE_ORIG, _CTA_TUPLE_REPLY, CTA_STATUS = 1, 2, 3
+_CTA_PROTOINFO, CTA_TIMEOUT, _CTA_ID, _CTA_ZONE, _CTA_FILTER, CTA_STATUS_MASK = 4, 7, 12, 18, 25, 26
+SEEN_REPLY = 1 << 1  # IPS_SEEN_REPLY
 _CTA_TUPLE_IP, _CTA_TUPLE_PROTO = 1, 2
 _CTA_IP_V4_SRC, _CTA_IP_V4_DST, _CTA_IP_V6_SRC, _CTA_IP_V6_DST = 1, 2, 3, 4
 _CTA_PROTO_NUM, _CTA_PROTO_SRC_PORT, _CTA_PROTO_DST_PORT = 1, 2, 3
@@ -104,8 +102,8 @@ async def delete_stale(stale: Stale, confirm: Confirm | None = None) -> Cleanup:
             while found := await asyncio.to_thread(search.chunk):
                 if confirm is not None:
                     fresh = await confirm()
-                    found = [p for p in found if fresh.contains(*_keys(p, search.layout))]
-                done = await asyncio.to_thread(_delete, deleting, found)
+                    found = [p for p in found if fresh.contains(*entry_keys(p, search.layout))]
+                done = await asyncio.to_thread(delete_entries, deleting, found)
                 deleted, failed = deleted + done[0], failed + done[1]
     except OSError:
         try:
@@ -126,7 +124,7 @@ def find_stale(stale: Stale, most: int = 20) -> list[tuple[bytes, bytes]]:
         return []
     with Netlink(NETLINK_NETFILTER) as listing, Netlink(NETLINK_ROUTE) as routes:
         search = _Search(listing, routes, stale)
-        return [_keys(payload, search.layout) for payload in search.chunk()[:most]]
+        return [entry_keys(payload, search.layout) for payload in search.chunk()[:most]]
 
 
 class _Search:
@@ -138,7 +136,7 @@ class _Search:
 
     def __init__(self, listing: Netlink, routes: Netlink, stale: Stale) -> None:
         self.complete = True
-        self.layout = _LAYOUTS[stale.family]
+        self.layout = LAYOUTS[stale.family]
         self._found = self._find(listing, routes, stale)
 
     def chunk(self) -> list[bytes]:
@@ -162,7 +160,7 @@ class _Search:
         for key in keys:
             try:
                 for reply in listing.dump(_listing(stale.family, key)):
-                    destination, source = _keys(reply.payload, layout)
+                    destination, source = entry_keys(reply.payload, layout)
                     if contains(destination, source) and (
                         destination in stale.by_address or is_local(destination[1:-2])
                     ):
@@ -171,7 +169,7 @@ class _Search:
                 self.complete = False
 
 
-def _delete(netlink: Netlink, payloads: list[bytes]) -> tuple[int, int]:
+def delete_entries(netlink: Netlink, payloads: list[bytes]) -> tuple[int, int]:
     """Delete entries; return how many were deleted, and how many the kernel refused to delete.
 
     An entry that no longer exists counts as neither.
@@ -190,49 +188,6 @@ def _delete(netlink: Netlink, payloads: list[bytes]) -> tuple[int, int]:
         deleted += len(requests) - len(refused)
         failed += len(refused) - gone
     return deleted, failed
-
-
-def delete_unanswered(backends: Collection[Backend]) -> int:
-    """Delete the entries of connections to some endpoints that have not answered; it blocks.
-
-    The next packet of such a client, a retransmission, is then translated again, to another
-    endpoint. Returns the number of deleted entries.
-
-    Raises:
-        OSError: the entries cannot be listed.
-    """
-    deleted = 0
-    for family, layout in _LAYOUTS.items():
-        wanted = {
-            bytes((backend.protocol.number,)) + packed + backend.port.to_bytes(2, "big")
-            for backend in backends
-            if len(packed := ip_address(backend.ip).packed) * 8 == family.bits
-        }
-        if not wanted:
-            continue
-        # The kernel leaves out answered entries (since 5.15; older ones send them, too).
-        unanswered = be32(_CTA_STATUS, 0) + be32(_CTA_STATUS_MASK, _SEEN_REPLY)
-        request = Request(_CT_GET, bytes((_FAMILIES[family], 0, 0, 0)) + unanswered)
-        with Netlink(NETLINK_NETFILTER) as listing, Netlink(NETLINK_NETFILTER) as deleting:
-            for _ in range(_LISTINGS):
-                found: list[bytes] = []
-                try:
-                    for reply in listing.dump(request):
-                        destination, source = _keys(reply.payload, layout)
-                        if destination[:1] + source in wanted and not _answered(reply.payload):
-                            found.append(reply.payload)
-                    complete = True
-                except DumpInterruptedError:  # some may be missing: list again
-                    complete = False
-                deleted += _delete(deleting, found)[0]
-                if complete:
-                    break
-    return deleted
-
-
-def _answered(payload: bytes) -> bool:
-    status = attributes(payload, 4).get(_CTA_STATUS, b"")
-    return bool(int.from_bytes(status, "big") & _SEEN_REPLY)
 
 
 # Messages
@@ -254,8 +209,8 @@ def _listing(family: Family, key: bytes) -> Request:
         flags |= _FILTER_DST_PORT
         proto = attr(_CTA_PROTO_DST_PORT, port)
     return Request(
-        _CT_GET,
-        bytes((_FAMILIES[family], 0, 0, 0))
+        CT_GET,
+        bytes((AF_NUMBERS[family], 0, 0, 0))
         + nested(
             _CTA_TUPLE_ORIG,
             nested(_CTA_TUPLE_IP, ip) if ip else b"",
@@ -274,7 +229,7 @@ def _listing(family: Family, key: bytes) -> Request:
 # With both tuple headers as expected, fixed offsets are several times as fast as parsing.
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Offsets in the payload for one size of addresses."""
 
     orig: bytes
@@ -289,7 +244,7 @@ class _Layout(NamedTuple):
     source_port: slice
 
 
-def _layout(size: int) -> _Layout:
+def _layout(size: int) -> Layout:
     """Return the layout for addresses of `size` bytes."""
     tuple_size = 4 + (4 + 2 * (4 + size)) + (4 + 3 * 8)
     reply = 4 + tuple_size
@@ -298,7 +253,7 @@ def _layout(size: int) -> _Layout:
         return slice(offset, offset + length)
 
     number = 2 * size + 24  # from the start of a tuple to its protocol number; then the ports
-    return _Layout(
+    return Layout(
         struct.pack("=HH", tuple_size, _CTA_TUPLE_ORIG | NLA_F_NESTED),
         struct.pack("=HH", tuple_size, _CTA_TUPLE_REPLY | NLA_F_NESTED),
         reply,
@@ -310,11 +265,11 @@ def _layout(size: int) -> _Layout:
     )
 
 
-_LAYOUTS = {Family.IPV4: _layout(4), Family.IPV6: _layout(16)}
-_FAMILIES = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
+LAYOUTS = {Family.IPV4: _layout(4), Family.IPV6: _layout(16)}
+AF_NUMBERS = {Family.IPV4: socket.AF_INET, Family.IPV6: socket.AF_INET6}
 
 
-def _keys(payload: bytes, layout: _Layout) -> tuple[bytes, bytes]:
+def entry_keys(payload: bytes, layout: Layout) -> tuple[bytes, bytes]:
     """Return destination and source as `model.conntrack.Stale` packs them.
 
     Both are b"" for an entry without ports.
@@ -365,15 +320,15 @@ def find_connection(flow: WatchedFlow) -> TrackedConnection | None:
             values = attributes(reply.payload, 4)
             original = _tuple(values.get(_CTA_TUPLE_ORIG, b""))
             answer = _tuple(values.get(_CTA_TUPLE_REPLY, b""))
-            if original == wanted and answer:
-                status = int.from_bytes(values.get(_CTA_STATUS, b""), "big")
-                state = "replied" if status & _SEEN_REPLY else "unreplied"
-                found = TrackedConnection(*original, *answer, state)
+            if original and original[1:] == wanted and answer:
+                status = int.from_bytes(values.get(CTA_STATUS, b""), "big")
+                state = "replied" if status & SEEN_REPLY else "unreplied"
+                found = TrackedConnection(*wanted, *answer[1:], state)
     return found
 
 
-def _tuple(data: bytes) -> tuple[str, int, str, int] | None:
-    """Return source and destination of a tuple with ports."""
+def _tuple(data: bytes) -> tuple[int, str, int, str, int] | None:
+    """Return protocol, source and destination of a tuple with ports."""
     parts = attributes(data)
     ip, proto = (attributes(parts.get(k, b"")) for k in (_CTA_TUPLE_IP, _CTA_TUPLE_PROTO))
     source = ip.get(_CTA_IP_V4_SRC) or ip.get(_CTA_IP_V6_SRC)
@@ -381,6 +336,7 @@ def _tuple(data: bytes) -> tuple[str, int, str, int] | None:
     if not source or not destination or _CTA_PROTO_DST_PORT not in proto:
         return None
     return (
+        int.from_bytes(proto.get(_CTA_PROTO_NUM, b""), "big"),
         str(ip_address(source)),
         int.from_bytes(proto.get(_CTA_PROTO_SRC_PORT, b""), "big"),
         str(ip_address(destination)),
@@ -395,11 +351,6 @@ def _tuple(data: bytes) -> tuple[str, int, str, int] | None:
 # The kernel sends its whole table, about 1 us for each entry here; it selects by protocol only.
 # Other entries are skipped as they stream in. It blocks: call it in a thread.
 
-# linux/netfilter/nfnetlink_conntrack.h
-_TUPLE_ORIG, _TUPLE_REPLY, _STATUS, _PROTOINFO, _TIMEOUT = 1, 2, 3, 4, 7
-_TUPLE_IP, _TUPLE_PROTO = 1, 2
-_SOURCES, _DESTINATIONS = (1, 3), (2, 4)  # IPv4, IPv6
-_NUMBER, _SOURCE_PORT, _DESTINATION_PORT = 1, 2, 3
 _PROTOINFO_TCP, _PROTOINFO_TCP_STATE = 1, 1
 _TCP_STATES = {
     **{1: "SYN_SENT", 2: "SYN_RECV", 3: "ESTABLISHED", 4: "FIN_WAIT", 5: "CLOSE_WAIT"},
@@ -439,11 +390,11 @@ def tracked(family: Family, addresses: Collection[tuple[str, int]]) -> list[Trac
         OSError: the table cannot be listed (CAP_NET_ADMIN is missing).
     """
     wanted, found = frozenset(addresses), []
-    request = Request(_CT_GET, bytes((_FAMILIES[family], 0, 0, 0)))
+    request = Request(CT_GET, bytes((AF_NUMBERS[family], 0, 0, 0)))
     with Netlink(NETLINK_NETFILTER) as netlink:
         try:
             for reply in netlink.dump(request):
-                entry = _parsed(reply.payload)
+                entry = parse_entry(reply.payload)
                 if entry and not wanted.isdisjoint(((entry.address, entry.port), ("", entry.port))):
                     found.append(entry)
         except DumpInterruptedError:
@@ -451,28 +402,25 @@ def tracked(family: Family, addresses: Collection[tuple[str, int]]) -> list[Trac
     return found
 
 
-def _parsed(payload: bytes) -> Tracked | None:
+def parse_entry(payload: bytes) -> Tracked | None:
     """Decode an entry; None if it has no ports (ICMP)."""
     values = attributes(payload, 4)
-    protocol: Protocol | None = None
-    ends: list[tuple[str, int]] = []
-    for number in (_TUPLE_ORIG, _TUPLE_REPLY):
-        pair = attributes(values.get(number, b""))
-        ip, ports = attributes(pair.get(_TUPLE_IP, b"")), attributes(pair.get(_TUPLE_PROTO, b""))
-        protocol = PROTOCOL_BY_NUMBER.get(next(iter(ports.get(_NUMBER, b"")), 0))
-        if protocol is None or not {_SOURCE_PORT, _DESTINATION_PORT} <= ports.keys():
-            return None
-        for address, port in ((_SOURCES, _SOURCE_PORT), (_DESTINATIONS, _DESTINATION_PORT)):
-            packed = ip.get(address[0]) or ip.get(address[1], b"")
-            family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-            text = socket.inet_ntop(family, packed)
-            ends.append((canonical_ip(text) or text, struct.unpack(">H", ports[port])[0]))
-    tcp = attributes(attributes(values.get(_PROTOINFO, b"")).get(_PROTOINFO_TCP, b""))
-    state = next(iter(tcp.get(_PROTOINFO_TCP_STATE, b"")), 0)
-    (status,) = struct.unpack(">I", values.get(_STATUS, bytes(4)))
-    (left,) = struct.unpack(">I", values.get(_TIMEOUT, bytes(4)))
-    client, destination, endpoint, _ = ends
-    seen = bool(status & _SEEN_REPLY)
-    assert protocol is not None
-    word = _TCP_STATES.get(state, "")
-    return Tracked(protocol, *client, *destination, *endpoint, seen, word, left)
+    original, reply = (_tuple(values.get(k, b"")) for k in (_CTA_TUPLE_ORIG, _CTA_TUPLE_REPLY))
+    protocol = PROTOCOL_BY_NUMBER.get(original[0]) if original else None
+    if original is None or reply is None or protocol is None:
+        return None
+    tcp = attributes(attributes(values.get(_CTA_PROTOINFO, b"")).get(_PROTOINFO_TCP, b""))
+    status, left = (int.from_bytes(values.get(k, b""), "big") for k in (CTA_STATUS, CTA_TIMEOUT))
+    return Tracked(
+        protocol,
+        *_canonical(*original[1:3]),
+        *_canonical(*original[3:]),
+        *_canonical(*reply[1:3]),
+        answered=bool(status & SEEN_REPLY),
+        state=_TCP_STATES.get(next(iter(tcp.get(_PROTOINFO_TCP_STATE, b"")), 0), ""),
+        seconds_left=left,
+    )
+
+
+def _canonical(address: str, port: int) -> tuple[str, int]:
+    return canonical_ip(address) or address, port

@@ -17,22 +17,24 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from ipaddress import ip_address
 from typing import NamedTuple
 
 from steersman.failover.watch import Failure, FailureWatch
-from steersman.host.netlink import NETLINK_NETFILTER, Netlink, NetlinkError
-from steersman.host.nlmsg import Request, attr, attributes, be16, be32, messages, string, text
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.nlmsg import be16, be32, messages, text
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.addresses import canonical_ip
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import PROTOCOL_BY_NUMBER, Family
-from steersman.netfilter.conntrack import delete_unanswered
+from steersman.netfilter import nflog
+from steersman.netfilter.conntrack_watch import ConntrackWatch, delete_unanswered
 from steersman.netfilter.owned_table import (
     INPUT,
     META_L4PROTO,
@@ -53,20 +55,17 @@ from steersman.netfilter.owned_table import (
     register_bits_are,
 )
 
+log = logging.getLogger(__name__)
+
 TABLE_PREFIX = "steersman-failures-"
-_GROUPS = range(0x5374, 0x5384)
+GROUPS = range(0x5374, 0x5384)
 """NFLOG groups to try: another program may listen to one."""
 _AFTER_CONNTRACK = -150
 _RATE = 1000  # packets of each kind a second; more prove no more
-_BYTES = 128  # of each packet: enough for the headers in an ICMP error
 _TCP, _ICMP, _ICMPV6 = 6, 1, 58
 _CT_STATE, _CT_STATUS = 0, 2  # NFT_CT_*
 _STATE_NEW = struct.pack("=I", 8)
 _CONFIRMED, _DST_NAT = 1 << 3, 1 << 5  # IPS_*
-_CONFIG, _PACKET = 4 << 8 | 1, 4 << 8  # NFNL_SUBSYS_ULOG: NFULNL_MSG_*
-_COMMAND, _MODE, _TIMEOUT, _THRESHOLD = 1, 2, 4, 5  # NFULA_CFG_*
-_BIND, _COPY_PACKET = 1, 2  # NFULNL_CFG_CMD_BIND, NFULNL_COPY_PACKET
-_PAYLOAD, _PREFIX = 9, 10  # NFULA_*
 
 
 class FailureLog(FailureWatch):
@@ -82,26 +81,21 @@ class FailureLog(FailureWatch):
         Raises:
             BusyError: the kernel does not allow it; the message says why.
         """
+        self._sockets = ExitStack()
         try:
-            self._table = Netlink(NETLINK_NETFILTER, buffer=1 << 18, timeout=10.0)
-        except OSError as error:
-            raise BusyError(f"no netlink socket for nf_tables: {error.strerror}") from error
-        try:
-            self._log = Netlink(NETLINK_NETFILTER, buffer=1 << 20, timeout=10.0)
-            group = _bind(self._log)
+            listener, owner = (
+                self._sockets.enter_context(Netlink(NETLINK_NETFILTER, buffer=size, timeout=10.0))
+                for size in (1 << 20, 1 << 18)
+            )
+            group = nflog.listen(listener.request, GROUPS)
             name = f"{TABLE_PREFIX}{os.getpid()}"
-            refused = self._table.batch(owned_table(name, chains(group, translated)))
+            refused = owner.batch(owned_table(name, chains(group, translated)))
             if refused:
                 raise min(refused.items())[1]
         except OSError as error:
             self.close()
-            why = (
-                f"{NEEDS_NET_ADMIN}"
-                if error.errno in (errno.EPERM, errno.EACCES)
-                else (f"needs nf_tables with owned tables and NFLOG, Linux 5.12 ({error.strerror})")
-            )
-            raise BusyError(f"seeing connections fail {why}") from error
-        self._socket = self._log.socket
+            raise BusyError(_explain(error)) from error
+        self._socket = listener.socket
         self._socket.setblocking(False)
 
     async def receive(self) -> list[Failure]:
@@ -121,27 +115,42 @@ class FailureLog(FailureWatch):
 
     def close(self) -> None:
         """Stop; the kernel removes the table."""
-        with suppress(AttributeError):  # it failed before the second socket
-            self._log.close()
-        self._table.close()
+        self._sockets.close()
 
 
-def _bind(log: Netlink) -> int:
-    """Listen to the first free group; return its number."""
-    for group in _GROUPS:
-        head = struct.pack("!BBH", 0, 0, group)
-        try:
-            log.request(Request(_CONFIG, head + attr(_COMMAND, bytes((_BIND,)))))
-        except NetlinkError as error:
-            if error.errno == errno.EBUSY and group != _GROUPS[-1]:
-                continue
-            raise
-        mode = attr(_MODE, struct.pack("!IBx", _BYTES, _COPY_PACKET))
-        # Each packet at once.
-        for part in (mode, be32(_THRESHOLD, 1), be32(_TIMEOUT, 1)):
-            log.request(Request(_CONFIG, head + part))
-        return group
-    raise AssertionError("there are groups")
+def _explain(error: OSError) -> str:
+    """Say why packets cannot be logged."""
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return f"logging packets of failing connections {NEEDS_NET_ADMIN}"
+    if error.errno == errno.EBUSY:
+        return f"other programs listen to all NFLOG groups from {GROUPS[0]} to {GROUPS[-1]}"
+    needs = "needs nf_tables with owned tables and NFLOG, Linux 5.12"
+    return f"logging packets of failing connections {needs} ({error.strerror})"
+
+
+def open_watch(*, translated: bool = True) -> FailureWatch:
+    """Return what sees connections fail: logged packets, or else the list of conntrack entries.
+
+    Args:
+        translated: as for FailureLog.
+
+    Raises:
+        BusyError: this kernel has neither; the message says why.
+    """
+    try:
+        return FailureLog(translated=translated)
+    except BusyError as error:
+        why = str(error)
+    try:
+        watch = ConntrackWatch(translated=translated)
+    except BusyError as error:
+        raise BusyError(f"connections are not seen to fail: {why}; {error}") from error
+    log.warning(
+        "%s; so conntrack entries are listed instead: endpoints that do not answer are seen later, "
+        "those that refuse connections are not",
+        why,
+    )
+    return watch
 
 
 # Rules
@@ -190,7 +199,7 @@ def chains(group: int, translated: bool) -> list[Chain]:
 
 
 def _logged(group: int, prefix: str) -> Sequence[bytes]:
-    to = be16(1, group), text(2, prefix), be32(3, _BYTES), be16(4, 1)  # NFTA_LOG_*
+    to = be16(1, group), text(2, prefix), be32(3, nflog.BYTES), be16(4, 1)  # NFTA_LOG_*
     return limit(_RATE, 1, burst=_RATE), expression("log", *to)
 
 
@@ -200,11 +209,9 @@ def _logged(group: int, prefix: str) -> Sequence[bytes]:
 def parse(data: bytes) -> Iterator[Failure]:
     """Yield the failures in a datagram of nfnetlink_log; other packets say nothing."""
     for message in messages(data):
-        if message.kind == _PACKET:
-            values = attributes(message.payload, 4)
-            prefix = string(values.get(_PREFIX, b""))
-            if found := parse_packet(prefix, values.get(_PAYLOAD, b"")):
-                yield found
+        logged = nflog.read(message)
+        if logged and (found := parse_packet(logged.prefix, logged.packet)):
+            yield found
 
 
 class _Ends(NamedTuple):

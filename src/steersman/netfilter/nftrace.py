@@ -37,6 +37,7 @@ from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.model.errors import BusyError
 from steersman.model.names import Family, Protocol
 from steersman.model.tracing import WatchedFlow
+from steersman.netfilter import nflog
 from steersman.netfilter.owned_table import (
     META_L4PROTO,
     META_NFPROTO,
@@ -233,10 +234,6 @@ _TRACE = (
 # child process puts the old one back when we end, whatever way: its standard input then ends.
 
 _LOGGER = "nfnetlink_log"
-_CONFIG = 4 << 8 | 1  # NFNL_SUBSYS_ULOG, NFULNL_MSG_CONFIG
-_COMMAND, _MODE, _THRESHOLD = 1, 2, 5  # NFULA_CFG_*
-_BIND, _COPY_PACKET = 1, 2  # NFULNL_CFG_CMD_BIND, NFULNL_COPY_PACKET
-_BYTES = 128  # of each packet: the headers
 _LOG_GROUP = 0  # of packets that are logged without a group, such as by TRACE and LOG
 _FILES = {Family.IPV4: "2", Family.IPV6: "10"}  # by NFPROTO_*
 _TABLES = {Family.IPV4: "ip_tables_names", Family.IPV6: "ip6_tables_names"}
@@ -294,14 +291,8 @@ class TraceLog:
 
     def _bind(self) -> None:
         """Receive packets that are logged to group 0, each at once."""
-        group = struct.pack("!BBH", 0, 0, _LOG_GROUP)
-        wanted = (
-            attr(_COMMAND, bytes((_BIND,))),
-            attr(_MODE, struct.pack("!IBx", _BYTES, _COPY_PACKET)) + be32(_THRESHOLD, 1),
-        )
         try:
-            for part in wanted:
-                self._netlink.request(Request(_CONFIG, group + part))
+            nflog.listen(self._netlink.request, [_LOG_GROUP])
         except NetlinkError as error:
             if error.errno in (errno.EPERM, errno.EBUSY):
                 why = (

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from steersman.host.nlmsg import Message, attributes, string
 from steersman.model.addresses import join_host_port
 from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
+from steersman.netfilter import nflog
 from steersman.netfilter.names import BUILT_IN
 
 # -- Who made a rule -------------------------------------------------------------------------------
@@ -84,14 +85,12 @@ FAMILY_NAMES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6
 """nft's names of the families of tables, by NFPROTO_*."""
 ICMP, ICMP6 = 1, 58
 TRACE_MESSAGE = 10 << 8 | 17  # NFNL_SUBSYS_NFTABLES, NFT_MSG_TRACE
-LOG_MESSAGE = 4 << 8  # NFNL_SUBSYS_ULOG, NFULNL_MSG_PACKET
 
 _KINDS: dict[int, Literal["rule", "return", "policy"]] = {3: "rule", 2: "return", 1: "policy"}
 _VERDICTS = {0: "drop", 1: "accept", 2: "stolen", 3: "queue", -1: "continue", -2: "break"}
 _JUMP, _GOTO, _RETURN = -3, -4, -5
 _TABLE, _CHAIN, _HANDLE, _TYPE, _VERDICT, _ID = 1, 2, 3, 4, 5, 6  # NFTA_TRACE_*
 _NETWORK, _TRANSPORT, _POLICY = 8, 9, 16
-_LOG_HEADER, _LOG_PAYLOAD, _LOG_PREFIX = 1, 9, 10  # NFULA_*
 _PREFIX = re.compile(r"TRACE: (\S+):(\S+):(rule|return|policy):(\d+)")
 _TCP_ANSWERS = {0x12: "SYN-ACK", 0x02: "SYN"}
 
@@ -161,12 +160,12 @@ def parse_nftrace(message: Message) -> TraceEvent | None:
 
 def parse_legacy(message: Message) -> TraceEvent | None:
     """Read a packet of nfnetlink_log; None if it is not of TRACE."""
-    values = attributes(message.payload, 4)
-    prefix = _PREFIX.match(string(values.get(_LOG_PREFIX, b"")))
-    if message.kind != LOG_MESSAGE or prefix is None:
+    logged = nflog.read(message)
+    prefix = _PREFIX.match(logged.prefix) if logged else None
+    if logged is None or prefix is None:
         return None
     table, chain, kind, number = prefix.groups()
-    packet, hook = values.get(_LOG_PAYLOAD, b""), values.get(_LOG_HEADER, b"\0\0\0\xff")[2]
+    packet, hook = logged.packet, logged.hook
     size = 40 if packet[:1] >= b"\x60" else (packet[0] & 15) * 4 if packet else 0
     return TraceEvent(
         "legacy",

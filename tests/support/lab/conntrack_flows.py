@@ -62,7 +62,7 @@ async def entries(family: Family, protocol: int) -> list[Entry]:
     found = []
     with Netlink(NETLINK_NETFILTER) as netlink:
         for reply in netlink.dump(conntrack._listing(family, bytes((protocol,)))):
-            destination, source = conntrack._keys(reply.payload, conntrack._LAYOUTS[family])
+            destination, source = conntrack.entry_keys(reply.payload, conntrack.LAYOUTS[family])
             if destination and destination[0] == protocol:
                 found.append(unpack_entry(family, destination, source))
     return found

@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from steersman.host.nlmsg import Message, attr, be32, nested, text
+from steersman.netfilter import nflog
 from steersman.netfilter.trace_steps import (
-    LOG_MESSAGE,
     TRACE_MESSAGE,
     Headers,
     parse_headers,
@@ -34,7 +34,7 @@ def verdict(code: int, chain: str = "") -> bytes:
 def log(prefix: str, hook: int, payload: bytes, family: int = 2) -> Message:
     header = attr(1, struct.pack("!HBx", 0x800, hook))
     body = header + attr(9, payload) + text(10, prefix)
-    return Message(LOG_MESSAGE, 0, 0, bytes((family, 0, 0, 0)) + body)
+    return Message(nflog.PACKET, 0, 0, bytes((family, 0, 0, 0)) + body)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_line_without_a_packet_has_no_headers() -> None:
 def test_other_logged_packets_are_no_events() -> None:
     assert parse_legacy(log("firewall: ", 1, IPV4)) is None
     trace = log("TRACE: filter:INPUT:policy:1 ", 1, IPV4)
-    assert parse_legacy(trace._replace(kind=LOG_MESSAGE + 1)) is None
+    assert parse_legacy(trace._replace(kind=nflog.PACKET + 1)) is None
 
 
 @pytest.mark.parametrize(

@@ -298,9 +298,9 @@ class NftablesMode(Mode):
 
     def watch_failures(self) -> FailureWatch:
         """Watch packets of connections that conntrack translates."""
-        from steersman.netfilter.failure_log import FailureLog  # noqa: PLC0415 - rarely used
+        from steersman.netfilter.failure_log import open_watch  # noqa: PLC0415 - rarely used
 
-        return FailureLog()
+        return open_watch()
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through our tables, and those of others."""
