@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     "CONTRIBUTING.md": "developing.md",
     "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security-policy.md",
     **{
         str(path.relative_to(ROOT)): f"modes/{path.parent.name}.md"
         for path in sorted(ROOT.glob("src/steersman/modes/*/README.md"))
