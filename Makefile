@@ -44,6 +44,9 @@ sim: setup ## Simulated lives of nodes on all cores: SEEDS=n HOURS=h, see tests/
 docs: setup ## The documentation site, in build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 mkdocs build
 
+soak: setup ## Churn, faults and traffic in every mode, side by side: HOURS=h, see tests/soak (root)
+	@python -m tests.soak --hours $(or $(HOURS),3)
+
 demo: setup ## A small cluster in network namespaces, explained as it runs (root)
 	@python scripts/demo.py
 

@@ -1,0 +1,39 @@
+"""A soak of a few seconds: it finds nothing, and it would find rules that are left over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.soak.__main__ import differences, errors_in, run_all
+from tests.soak.node import Size
+
+
+@pytest.mark.kernel
+@pytest.mark.slow(seconds=90)
+def test_a_short_soak_finds_nothing(tmp_path: Path) -> None:
+    figures = run_all(["nftables"], 0.003, 1, tmp_path)["nftables"]
+    assert figures["problems"] == []
+    assert figures["changes"] > 5
+    assert figures["connections"] > 30
+    assert figures["old"][1:2] == figures["new"][1:2]
+    assert (tmp_path / "figures.json").exists()
+
+
+def test_what_differs_is_named() -> None:
+    new = Size(50.0, 20, 3, Counter({"a rule": 1, "another": 1}))
+    assert differences(new, new) == []
+    old = Size(70.0, 40, 3, Counter({"a rule": 2}))
+    assert differences(old, new) == [
+        "memory: 70 MB, 50 MB in a new process",
+        "descriptors: 40, 20 in a new process",
+        "1 lines of the kernel are left over: ['a rule']",
+        "1 lines of the kernel are missing: ['another']",
+    ]
+
+
+def test_tracebacks_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("fine\nTraceback (most recent call last):\n")
+    assert errors_in(tmp_path / "log") == ["Traceback (most recent call last):"]
