@@ -12,7 +12,13 @@ from steersman.config.commandline import (
     read_file,
     reload_file,
 )
-from steersman.config.convert import to_internal, to_mode_options, to_node_config, to_v1alpha1
+from steersman.config.convert import (
+    to_failover_settings,
+    to_internal,
+    to_mode_options,
+    to_node_config,
+    to_v1alpha1,
+)
 from steersman.config.errors import ConfigError, FieldError, Invalid, UsageError, findings
 from steersman.config.features import enabled
 from steersman.config.flags import FLAGS
@@ -51,6 +57,7 @@ __all__ = [
     "reload_file",
     "reload_plan",
     "show_config",
+    "to_failover_settings",
     "to_internal",
     "to_mode_options",
     "to_node_config",

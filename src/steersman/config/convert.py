@@ -35,6 +35,7 @@ from steersman.config.types import (
     V1NFTables,
 )
 from steersman.model.addresses import canonical_cidr, canonical_ip
+from steersman.model.failover import Settings
 from steersman.model.inputs import DetectLocalMode, NodeConfig
 from steersman.modes.specs import DEFAULT_MODE, IpvsOptions, ModeOptions, spec_of
 
@@ -266,6 +267,14 @@ def to_node_config(config: ProxyConfig, *, node_name: str = "") -> NodeConfig:
         split_threshold=config.steersman.split_threshold,
         large_cluster_endpoints=config.steersman.large_cluster_endpoints,
     )
+
+
+def to_failover_settings(config: ProxyConfig) -> Settings:
+    """Return the parameters of failover, of a valid configuration."""
+    section = config.steersman.failover
+    given: dict[str, Any] = {name: getattr(section, name) for name in section.__struct_fields__}
+    times = {name: each.seconds for name, each in given.items() if isinstance(each, Duration)}
+    return Settings(**given | times)
 
 
 def to_mode_options(config: ProxyConfig) -> ModeOptions:

@@ -5,8 +5,10 @@ Errors are returned, not raised. Rules of our own block come last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
+
+from msgspec import structs
 
 from steersman.config.errors import (
     ROOT,
@@ -23,6 +25,7 @@ from steersman.config.types import (
     ClientConnection,
     Conntrack,
     DetectLocal,
+    FailoverSection,
     IPTables,
     Linux,
     Logging,
@@ -33,6 +36,7 @@ from steersman.config.types import (
     Steersman,
 )
 from steersman.model.addresses import canonical_cidr, canonical_ip, family_of
+from steersman.model.failover import MOST_SILENT_CONNECTS
 from steersman.model.inputs import DetectLocalMode
 from steersman.model.names import SCHEDULER_FLAGS
 from steersman.modes.specs import DEFAULT_MODE, SPECS, spec_of
@@ -338,6 +342,7 @@ def validate_steersman(block: Steersman, path: str) -> Iterator[FieldError]:
     for index, url in enumerate(block.api_servers):
         if not url:
             yield invalid(f"{path}.apiServers[{index}]", url, "must not be empty")
+    yield from validate_failover(block.failover, f"{path}.failover")
     yield from validate_state_server(block.state, f"{path}.state")
     tracing = block.tracing
     if tracing.endpoint and not tracing.endpoint.startswith(("http://", "https://")):
@@ -346,6 +351,52 @@ def validate_steersman(block: Steersman, path: str) -> Iterator[FieldError]:
     if not 0 <= (rate := tracing.sampling_rate_per_million) <= 1_000_000:
         detail = "must be within the range [0, 1000000]"
         yield invalid(f"{path}.tracing.samplingRatePerMillion", rate, detail)
+
+
+_S = 1_000_000_000
+_FAILOVER_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "probes": (1, 20),
+    "probe_interval": (_S // 100, 10 * _S),
+    "refused_probes": (1, 20),
+    "refused_interval": (_S // 100, 10 * _S),
+    "doubt": (0, 3600 * _S),
+    "rest": (_S // 100, 60 * _S),
+    "longest_rest": (_S // 100, 600 * _S),
+    "silent_connects": (2, MOST_SILENT_CONNECTS),
+    "silent_window": (_S, 60 * _S),
+    "quiet": (0, 60 * _S),
+    "confirmed_share": (0, 1),
+    "unconfirmed_share": (0, 1),
+    "panic_share": (0.01, 1),
+    "hold": (_S, 3600 * _S),
+    "longest_hold": (_S, 24 * 3600 * _S),
+    "forgiveness": (0, 24 * 3600 * _S),
+    "return_interval": (_S // 10, 600 * _S),
+    "most_suspects": (1, 4096),
+    "first_probes": (1, 1000),
+    "first_interval": (_S // 100, 60 * _S),
+}
+"""The least and the largest value of each field; durations in nanoseconds."""
+
+
+def validate_failover(section: FailoverSection, path: str) -> Iterator[FieldError]:
+    """Check that every parameter is within its range, and that doubling has room."""
+    names = {field.name: field.encode_name for field in structs.fields(section)}
+    for name, (low, high) in _FAILOVER_RANGES.items():
+        value = getattr(section, name)
+        if not low <= value <= high:
+            first, last = (
+                Duration(each) if isinstance(value, Duration) else each for each in (low, high)
+            )
+            detail = f"must be within the range [{first}, {last}]"
+            yield invalid(f"{path}.{names[name]}", value, detail)
+    if section.refused_probes > section.probes:
+        detail = "must not be greater than probes"
+        yield invalid(f"{path}.refusedProbes", section.refused_probes, detail)
+    for short, long in (("rest", "longest_rest"), ("hold", "longest_hold")):
+        if getattr(section, short) > getattr(section, long):
+            detail = f"must not be less than {short}"
+            yield invalid(f"{path}.{names[long]}", getattr(section, long), detail)
 
 
 def validate_state_server(state: StateServer, path: str) -> Iterator[FieldError]:

@@ -17,7 +17,8 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import field
 
-from steersman.config.go import Duration, Quantity
+from steersman.config.go import Duration, Quantity, seconds
+from steersman.model.failover import Settings
 
 GROUP_VERSION: Final = "kubeproxy.config.k8s.io/v1alpha1"
 KIND: Final = "KubeProxyConfiguration"
@@ -199,6 +200,37 @@ class StateServer(Section, frozen=True):
     """Its private key."""
 
 
+_POLICY = Settings()
+
+
+class FailoverSection(Section, frozen=True):
+    """`steersman.failover`: parameters of the policy (model/failover.Settings has their meaning).
+
+    The names and defaults are those of Settings; times are durations.
+    """
+
+    probes: Int32 = _POLICY.probes
+    probe_interval: Duration = seconds(_POLICY.probe_interval)
+    refused_probes: Int32 = _POLICY.refused_probes
+    refused_interval: Duration = seconds(_POLICY.refused_interval)
+    doubt: Duration = seconds(_POLICY.doubt)
+    rest: Duration = seconds(_POLICY.rest)
+    longest_rest: Duration = seconds(_POLICY.longest_rest)
+    silent_connects: Int32 = _POLICY.silent_connects
+    silent_window: Duration = seconds(_POLICY.silent_window)
+    quiet: Duration = seconds(_POLICY.quiet)
+    confirmed_share: float = _POLICY.confirmed_share
+    unconfirmed_share: float = _POLICY.unconfirmed_share
+    panic_share: float = _POLICY.panic_share
+    hold: Duration = seconds(_POLICY.hold)
+    longest_hold: Duration = seconds(_POLICY.longest_hold)
+    forgiveness: Duration = seconds(_POLICY.forgiveness)
+    return_interval: Duration = seconds(_POLICY.return_interval)
+    most_suspects: Int32 = _POLICY.most_suspects
+    first_probes: Int32 = _POLICY.first_probes
+    first_interval: Duration = seconds(_POLICY.first_interval)
+
+
 class Tracing(Section, frozen=True):
     """`steersman.tracing`: spans of each change, as upstream names the fields elsewhere."""
 
@@ -249,6 +281,8 @@ class Steersman(Section, frozen=True):
     """Show connections by Service and endpoint on `/metrics`, up to a limit of series."""
     eject_failing_endpoints: bool = False
     """Send no new connections to endpoints that do not answer; an annotation overrides it."""
+    failover: FailoverSection = FailoverSection()
+    """When endpoints are ejected, and for how long."""
     manifests: Annotated[tuple[str, ...], RESTART] = ()
     """Files or directories of manifests to read instead of an API server."""
     kubeconfig_context: Annotated[str, RESTART] = ""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.model.failover import Ejection
+from steersman.model.failover import MOST_SILENT_CONNECTS, Ejection
 
 
 class Series(msgspec.Struct):
@@ -46,6 +46,6 @@ class Known(msgspec.Struct):
     """When a suspicion last turned out to be wrong."""
     tried_at: float = float("-inf")
     """When its last series ended."""
-    silent: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
+    silent: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=MOST_SILENT_CONNECTS))
     strikes: int = 0
     returned_at: float = float("-inf")

@@ -82,6 +82,12 @@ class Policy(Generic[Pool]):
         self._rotation = 0
         self._changed: set[Pool] = set()
 
+    def configure(self, settings: Settings) -> None:
+        """Change the parameters; holds that have begun keep their end."""
+        if settings != self.settings:
+            self.settings = settings
+            self._changed.update(self._pools)
+
     # The endpoints
 
     def serve(self, pool: Pool, members: Mapping[Backend, str], owner: str = "") -> None:
@@ -254,7 +260,7 @@ class Policy(Generic[Pool]):
         return len(self._running) < self.settings.most_suspects
 
     def advance(self, now: float) -> list[Probe]:
-        """Do outcome is due; return the probes to start now. Report each by `probed`."""
+        """Do all that is due; return the probes to start now. Report each by `probed`."""
         probes: list[Probe] = []
         while self._waiting and self._has_room:
             backend = self._waiting.popleft()
@@ -321,7 +327,7 @@ class Policy(Generic[Pool]):
             heappush(self._timers, (at, backend))
         elif (series := found.series) is not None and outcome is Observation.REFUSED:
             series.refusals += 1
-            if series.refusals >= 2:
+            if series.refusals >= self.settings.refused_probes:
                 self._confirm(now, backend, found, series)
             elif series.left:
                 series.next_at = min(series.next_at, now + self.settings.refused_interval)
@@ -333,7 +339,8 @@ class Policy(Generic[Pool]):
         """Every probe failed: eject the endpoint, unless the fault may lie elsewhere."""
         self._end_series(now, backend, found)
         believed = self._is_believed(backend, found)
-        if series.refusals >= 2 and (believed or backend.protocol is Protocol.UDP):
+        refused = series.refusals >= self.settings.refused_probes
+        if refused and (believed or backend.protocol is Protocol.UDP):
             self._eject(now, backend, found, Observation.REFUSED, confirmed=True)
             return
         works = self._others_answer(backend, series.began)
@@ -437,12 +444,12 @@ class Policy(Generic[Pool]):
         """Return the ejections in force in a pool: confirmed ones first, then by age.
 
         Endpoints beyond the limits stay in the pool although they are down; so do all if every
-        member is down, because then no choice is better than another.
+        member is down (or the panic share of them), because then no choice is better than another.
         """
         members = self._pools.get(pool, ())
         down = [found for each in members if (found := self._backends[each].ejection)]
         down.sort(key=lambda each: (not each.confirmed, each.since, each.backend))
-        if len(down) == len(members):
+        if down and len(down) >= len(members) * self.settings.panic_share:
             return ()
         confirmed = self._limit(len(members), self.settings.confirmed_share)
         unconfirmed = self._limit(len(members), self.settings.unconfirmed_share)

@@ -32,27 +32,35 @@ class Observation(enum.StrEnum):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Parameters of the policy, in seconds if nothing else is said."""
+    """Parameters of the policy, in seconds if nothing else is said.
+
+    Each is a field of `steersman.failover` of the configuration (config/types.py), too.
+    """
 
     probes: int = 3
     """Probes that must fail for a silent endpoint."""
     probe_interval: float = 0.3
+    refused_probes: int = 2
+    """Probes that must be refused for an endpoint that refuses."""
     refused_interval: float = 0.1
-    """Between two probes of an endpoint that refuses; two must fail."""
+    """Between two probes of an endpoint that refuses."""
     doubt: float = 60.0
     """Time after a suspicion that was wrong in which twice the probes must fail."""
     rest: float = 0.5
     """Least time between two suspicions of one endpoint; doubled while they lead to nothing."""
     longest_rest: float = 8.0
     silent_connects: int = 3
-    """Silent connects for an ejection without confirmation, if successes are counted."""
+    """Silent connects for an ejection without confirmation, if successes are counted; at most
+    MOST_SILENT_CONNECTS."""
     silent_window: float = 3.0
     quiet: float = 1.5
     """Time without any answer that such an ejection takes."""
     confirmed_share: float = 0.9
-    """Largest ejected share of a pool."""
+    """Largest ejected share of a pool; one endpoint may always be ejected."""
     unconfirmed_share: float = 0.5
     """The same, if ejections are not confirmed."""
+    panic_share: float = 1.0
+    """Share of a pool that is down from which on the whole pool is used."""
     hold: float = 10.0
     """Time of the first ejection; doubled with each that follows."""
     longest_hold: float = 300.0
@@ -66,6 +74,10 @@ class Settings(msgspec.Struct, frozen=True):
     """New endpoints that are probed together."""
     first_interval: float = 0.2
     """Between two such groups."""
+
+
+MOST_SILENT_CONNECTS = 8
+"""Silent connects of an endpoint that the policy remembers."""
 
 
 class Probe(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from steersman.compile.failover import ejects, watched_pools
-from steersman.config import ProxyConfig
+from steersman.config import ProxyConfig, to_failover_settings
 from steersman.failover.policy import Policy
 from steersman.failover.watch import FailureWatch
 from steersman.host.connect import try_tcp, try_udp
@@ -104,6 +104,7 @@ class Failover:
     def observe(self, report: SyncReport) -> None:
         """Take the Services that a sync changed."""
         self._report = report
+        self._policy.configure(to_failover_settings(self._config()))
         default = self._config().steersman.eject_failing_endpoints
         if default != self._was_default or (report.result and report.result.reason == "start"):
             self._unread.update(dict.fromkeys(report.state.snapshot.services))
@@ -301,7 +302,7 @@ class Failover:
         """Withdraw all ejections, as nothing would end them; say why."""
         for name in list(self._store.snapshot.ejected):
             self._store.eject(name, ())
-        self._policy = Policy()
+        self._policy = Policy(self._policy.settings)
         self._unread.update(dict.fromkeys(self._pools))
         self._metrics.ejected().set(0)
         text = f"failing endpoints are not ejected: {problem}"

@@ -40,6 +40,7 @@ def changed(**paths: object) -> ProxyConfig:
         ("linux__conntrack__min", 7, ["conntrack.min"], []),
         ("steersman__metrics_per_service", True, ["steersman.metricsPerService"], []),
         ("steersman__eject_failing_endpoints", True, ["steersman.ejectFailingEndpoints"], []),
+        ("steersman__failover__hold", Duration(7), ["steersman.failover.hold"], []),
         ("steersman__manifests", ("a",), [], ["steersman.manifests"]),
         ("steersman__ipvs_local_fallback", True, ["steersman.ipvsLocalFallback"], []),
         ("steersman__ebpf_guard_node_ports", False, [], ["steersman.ebpfGuardNodePorts"]),

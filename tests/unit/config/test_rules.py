@@ -1,14 +1,15 @@
 import pytest
 from msgspec.structs import replace
 
-from steersman.config import ProxyConfig, load, validate
+from steersman.config import ProxyConfig, load, to_failover_settings, validate
 from steersman.config.commandline import assign
 from steersman.config.convert import apply_platform_defaults
 from steersman.config.errors import FieldError, printed
 from steersman.config.features import GATES, RETIRED, enabled, gate_warnings
 from steersman.config.go import Duration, Quantity
-from steersman.config.rules import parse_port_range, validate_dual_stack_cidrs
-from steersman.config.types import LogOptions, StateServer, VModule
+from steersman.config.rules import _FAILOVER_RANGES, parse_port_range, validate_dual_stack_cidrs
+from steersman.config.types import FailoverSection, LogOptions, StateServer, VModule
+from steersman.model.failover import Settings
 from steersman.model.findings import Severity
 
 HEAD = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -163,6 +164,26 @@ def test_the_defaults_are_valid() -> None:
         (GOOD, "steersman.tracing.sampling_rate_per_million", -1,
          "steersman.tracing.samplingRatePerMillion: Invalid value: -1: must be within the range "
          "[0, 1000000]"),
+        (GOOD, "steersman.failover.confirmed_share", 1.5,
+         "steersman.failover.confirmedShare: Invalid value: 1.5: must be within the range [0, 1]"),
+        (GOOD, "steersman.failover.unconfirmed_share", float("nan"),
+         "steersman.failover.unconfirmedShare: Invalid value: NaN: must be within the range "
+         "[0, 1]"),
+        (GOOD, "steersman.failover.panic_share", 0.0,
+         "steersman.failover.panicShare: Invalid value: 0.0: must be within the range [0.01, 1]"),
+        (GOOD, "steersman.failover.probes", 21,
+         "steersman.failover.probes: Invalid value: 21: must be within the range [1, 20]"),
+        (GOOD, "steersman.failover.silent_connects", 9,
+         "steersman.failover.silentConnects: Invalid value: 9: must be within the range [2, 8]"),
+        (GOOD, "steersman.failover.return_interval", Duration(1_000_000),
+         'steersman.failover.returnInterval: Invalid value: "1ms": must be within the range '
+         "[100ms, 10m0s]"),
+        (GOOD, "steersman.failover.hold", Duration(600_000_000_000),
+         'steersman.failover.longestHold: Invalid value: "5m0s": must not be less than hold'),
+        (GOOD, "steersman.failover.refused_probes", 4,
+         "steersman.failover.refusedProbes: Invalid value: 4: must not be greater than probes"),
+        (GOOD, "steersman.failover.longest_rest", Duration(100_000_000),
+         'steersman.failover.longestRest: Invalid value: "100ms": must not be less than rest'),
         (GOOD, "steersman.api_servers", ("https://a", ""),
          'steersman.apiServers[1]: Invalid value: "": must not be empty'),
         (GOOD, "feature_gates", {"WatchListCliant": True, "AllBeta": False, "SCTPSupport": True},
@@ -172,6 +193,15 @@ def test_the_defaults_are_valid() -> None:
 )  # fmt: skip
 def test_each_rule(base: ProxyConfig, path: str, value: object, expected: str) -> None:
     assert texts(assign(base, path, value)) == expected.splitlines()
+
+
+def test_every_parameter_of_failover_has_a_range_and_becomes_a_setting() -> None:
+    names = FailoverSection.__struct_fields__
+    assert set(_FAILOVER_RANGES) == set(names) == set(Settings.__struct_fields__)
+    assert to_failover_settings(GOOD) == Settings()
+    config = assign(GOOD, "steersman.failover.hold", Duration(2_500_000_000))
+    config = assign(config, "steersman.failover.probes", 5)
+    assert to_failover_settings(config) == Settings(hold=2.5, probes=5)
 
 
 def test_upstream_refuses_what_only_we_have() -> None:

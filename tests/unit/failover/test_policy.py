@@ -449,6 +449,41 @@ def test_if_all_are_down_all_stay(node: Node) -> None:
     assert node.out == []
 
 
+def test_from_the_panic_share_on_all_stay() -> None:
+    members = endpoints(4, nodes=4)
+    node = Node(members, settings=Settings(panic_share=0.75))
+    node.until(10)
+    first, second, third, _ = members
+    node.fail([first, second, third], REFUSED)
+    for backend in (first, second):
+        node.see(backend, REFUSED)
+    node.until(12)
+    assert node.out == [first, second]
+    node.see(third, REFUSED)
+    node.until(13)
+    assert node.out == []
+
+
+def test_parameters_may_change_at_work(node: Node) -> None:
+    node.fail([A, B], REFUSED)
+    node.see(A, REFUSED)
+    node.see(B, REFUSED)
+    node.until(12)
+    assert node.out == [A, B]
+    node.policy.take_changed()
+    node.policy.configure(Settings())
+    assert node.policy.take_changed() == []
+    node.policy.configure(Settings(confirmed_share=0.5, refused_probes=3))
+    assert node.policy.take_changed() == ["pool"]
+    assert node.out == [A]
+    node.fail([C], REFUSED)
+    node.see(C, REFUSED)
+    node.until(12.15)
+    assert [each.backend for each in node.policy.ejections] == [A, B]
+    node.until(12.3)
+    assert [each.backend for each in node.policy.ejections] == [A, B, C]
+
+
 def test_more_suspects_than_are_confirmed_at_a_time_wait() -> None:
     members = endpoints(6, nodes=6)
     node = Node(members, settings=Settings(most_suspects=1))

@@ -212,6 +212,21 @@ async def test_the_configuration_may_change() -> None:
         await ejecting.refuse("10.1.0.1")
 
 
+async def test_parameters_of_the_configuration_take_effect_at_runtime() -> None:
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    async with ejecting.running():
+        await ejecting.refuse("10.1.0.1")
+        await ejecting.refuse("10.1.0.2")
+        section = structs.replace(ejecting.config.steersman.failover, confirmed_share=0.4)
+        block = structs.replace(ejecting.config.steersman, failover=section)
+        ejecting.config = structs.replace(ejecting.config, steersman=block)
+        await ejecting.serve("")
+        ejecting.world.store.upsert(slice_(ips=(*IPS, "10.1.0.4")))
+        await ejecting.sync()
+        await until(lambda: ejecting.out == ["10.1.0.1"])
+
+
 async def test_a_mode_that_sees_nothing_says_so(caplog: pytest.LogCaptureFixture) -> None:
     ejecting = Ejecting(eject_failing_endpoints=True)
     await ejecting.serve()
