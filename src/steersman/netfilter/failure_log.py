@@ -6,6 +6,9 @@
       prerouting, output    RST with sequence number 0, which only answers a SYN
                             ICMP destination unreachable
 
+IPVS translates packets to endpoints on this node only at the end of the hook input, so there the
+chain comes later.
+
 No packet of a connection that succeeds matches, so healthy traffic passes a few comparisons and
 costs this process nothing. Postrouting runs after DNAT: the packet has the endpoint as destination,
 and still the client as source. The rules only log; they never change or drop a packet.
@@ -61,6 +64,7 @@ TABLE_PREFIX = "steersman-failures-"
 GROUPS = range(0x5374, 0x5384)
 """NFLOG groups to try: another program may listen to one."""
 _AFTER_CONNTRACK = -150
+_AFTER_IPVS = 150  # which takes packets at 98 and 99; conntrack confirms connections last
 _RATE = 1000  # packets of each kind a second; more prove no more
 _TCP, _ICMP, _ICMPV6 = 6, 1, 58
 _CT_STATE, _CT_STATUS = 0, 2  # NFT_CT_*
@@ -187,10 +191,8 @@ def chains(group: int, translated: bool) -> list[Chain]:
         for family, number, kind in ((Family.IPV4, _ICMP, 3), (Family.IPV6, _ICMPV6, 1))
     ]
     return [
-        *(
-            Chain(name, hook, _AFTER_CONNTRACK, [retransmitted])
-            for name, hook in (("postrouting", POSTROUTING), ("input", INPUT))
-        ),
+        Chain("postrouting", POSTROUTING, _AFTER_CONNTRACK, [retransmitted]),
+        Chain("input", INPUT, _AFTER_CONNTRACK if translated else _AFTER_IPVS, [retransmitted]),
         *(
             Chain(name, hook, _AFTER_CONNTRACK, [refused, *unreachable])
             for name, hook in (("prerouting", PREROUTING), ("output", OUTPUT))

@@ -55,7 +55,7 @@ def test_weights(node: Node) -> None:
 
 @only_with_all
 @pytest.mark.parametrize(
-    ("scheduler", "words", "flags"), [("mh", ("none",), 0), ("sh", ("sh-port", "sh-fallback"), 24)]
+    ("scheduler", "words", "flags"), [("mh", ("none",), 8), ("sh", ("sh-port", "sh-fallback"), 24)]
 )
 def test_flags(node: Node, scheduler: str, words: tuple[str, ...], flags: int) -> None:
     node.again(IpvsOptions(scheduler=scheduler, scheduler_flags=words))

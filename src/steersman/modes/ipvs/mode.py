@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec
 from steersman.host.facts import has_interface
 from steersman.host.netlink import NETLINK_GENERIC, NETLINK_NETFILTER, NETLINK_ROUTE
@@ -368,6 +369,14 @@ class IpvsMode(Mode):
         except OSError as error:
             raise BusyError(f"the connections of IPVS cannot be counted: {error}") from error
         return sum(real.active for group in table.values() for real in group)
+
+    # Failing endpoints
+
+    def watch_failures(self) -> FailureWatch:
+        """Watch packets; where that is not possible, the counters of real servers."""
+        from steersman.modes.ipvs.failures import watch_servers  # noqa: PLC0415 - rarely used
+
+        return watch_servers(self._sockets.inside)
 
     # Tracing
 

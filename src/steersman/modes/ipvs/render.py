@@ -63,6 +63,8 @@ _FLAGS = {"fallback": 0x8, "port": 0x10}
 source port, too. Both exist for sh and mh."""
 _DEFAULT_FLAGS = {"mh": ("mh-port",)}
 """Flags of a scheduler if none are configured (behaviour 10)."""
+_ALWAYS = {"sh": _FLAGS["fallback"], "mh": _FLAGS["fallback"]}
+"""Without it these two refuse the clients of an endpoint that drains or is ejected."""
 
 
 def render_service(
@@ -75,7 +77,7 @@ def render_service(
         settings: the node's settings.
         scheduler: the scheduler of plans without one.
         flags: the flags of plans without any, as ipvsadm spells them: `sh-port` and so on, each for
-            its scheduler; () for the defaults, "none" for none.
+            its scheduler; () for the defaults, "none" for none of them.
     """
     family = settings.family(plan.key.family)
     protocol = plan.key.name.protocol
@@ -114,7 +116,7 @@ def render_service(
 @lru_cache
 def scheduler_flags(scheduler: str, words: tuple[str, ...]) -> int:
     """Return the IP_VS_SVC_F_* bits for those words that are about a scheduler."""
-    flags = 0
+    flags = _ALWAYS.get(scheduler, 0)
     for word in words or _DEFAULT_FLAGS.get(scheduler, ()):
         name, _, flag = word.partition("-")
         if name == scheduler:

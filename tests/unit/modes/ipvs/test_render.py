@@ -92,7 +92,7 @@ def test_addresses_that_serve_node_ports() -> None:
 def test_affinity_and_schedulers() -> None:
     of = plan(key("ns/a"), cluster_ip("10.96.0.1"), cluster=TWO, affinity=600)
     (server,) = servers(render_service(of, SETTINGS, "mh")).values()
-    assert (server.scheduler, server.flags, server.timeout) == ("mh", 0x11, 600)
+    assert (server.scheduler, server.flags, server.timeout) == ("mh", 0x19, 600)
 
 
 def test_a_service_may_have_its_own_scheduler() -> None:
@@ -172,12 +172,12 @@ def test_the_interface_belongs_to_the_node() -> None:
 @pytest.mark.parametrize(
     ("scheduler", "configured", "asked", "flags"),
     [
-        ("mh", (), (), 0x10),
-        ("mh", ("none",), (), 0),
+        ("mh", (), (), 0x18),
+        ("mh", ("none",), (), 0x8),
         ("mh", ("sh-port", "mh-fallback"), (), 0x8),
-        ("sh", ("sh-port", "mh-fallback"), (), 0x10),
+        ("sh", ("sh-port", "mh-fallback"), (), 0x18),
         ("sh", ("sh-port",), ("sh-fallback", "sh-port"), 0x18),
-        ("mh", ("mh-fallback",), ("none",), 0),
+        ("mh", ("mh-fallback",), ("none",), 0x8),
         ("rr", ("mh-port",), (), 0),
     ],
 )
