@@ -32,6 +32,8 @@ class Known(msgspec.Struct):
     """Whether it waits for its series to begin."""
     fruitless: int = 0
     """Series since the last answer that failed, and led to no ejection."""
+    suspected_at: float = float("-inf")
+    """When its last series began."""
     ejection: Ejection | None = None
     returning: bool = False
     """Whether a probe for its return is under way."""

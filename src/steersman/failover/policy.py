@@ -17,9 +17,10 @@ What keeps a healthy endpoint in:
 
 1. A probe that answers clears the suspicion. If that happened in the last minute (packets get lost
    here), twice as many probes must fail.
-2. A silent endpoint is ejected only if another one has answered a probe since the suspicion began:
-   otherwise it may be this node's own link that is down. Probes of up to three others, on other
-   nodes if there are any, run at the same time for that.
+2. An endpoint is ejected from a pool only if another one of that pool has answered since the
+   suspicion began. Otherwise this node's own link may be down, or a policy may deny the probes, and
+   there is no better choice anyway. Probes of up to three others of its pools, on other nodes if
+   there are any, run at the same time for that; of other pools if it is alone.
 3. Probes that fail, or are refused, are believed only of an endpoint that answered one before: a
    policy may deny the node's probes, and a client its packets. So that this is known, each new
    endpoint is probed once, a few at a time. One that never answered is believed to be down if two
@@ -45,7 +46,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterator, Mapping
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from steersman.failover.memory import Known, Series
@@ -177,11 +178,14 @@ class Policy(Generic[Pool]):
         silent = len(recent) >= settings.silent_connects
         quiet = found.answered_at <= now - settings.quiet
         believed = found.answers_probes or len(found.clients) > 1
-        return silent and quiet and believed and self._others_answer(backend, recent[0])
+        return silent and quiet and believed and self._others_answer(backend, found, recent[0])
 
-    def _others_answer(self, backend: Backend, since: float) -> bool:
-        """Whether another endpoint has answered since then: this node's own link works."""
-        return any(at >= since for at, other in self._answers if other != backend)
+    def _others_answer(self, backend: Backend, found: Known, since: float) -> bool:
+        """Whether another endpoint of a pool, or anyone if it is alone, has answered since then."""
+        mates = [other for p in found.pools for other in self._pools[p] if other != backend]
+        if not mates:
+            return any(at >= since for at, other in self._answers if other != backend)
+        return any(self._backends[other].answered_at >= since for other in mates)
 
     def _answered(self, now: float, backend: Backend, found: Known) -> None:
         """Note an answer: a suspicion was wrong, and so was an ejection without confirmation."""
@@ -217,6 +221,7 @@ class Policy(Generic[Pool]):
         count = settings.probes * (2 if doubtful else 1)
         ends = now + count * settings.probe_interval
         found.series = Series(now, ends, count, now)
+        found.suspected_at = now
         self._running.add(backend)
         heappush(self._timers, (now, backend))
 
@@ -226,22 +231,26 @@ class Policy(Generic[Pool]):
         self._running.discard(backend)
 
     def _witnesses(self, backend: Backend, found: Known) -> Iterator[Backend]:
-        """Yield up to three other endpoints that are not suspect, on other nodes if possible."""
-        nodes = [name for name in self._on_node if name != found.node]
+        """Yield up to three others of each pool that are well, on other nodes if possible."""
         self._rotation += 1
-        turned = (nodes[(self._rotation + index) % len(nodes)] for index in range(len(nodes)))
-        chosen = 0
-        for name in (*islice(turned, 8), found.node):
-            for other in self._on_node[name]:
-                known = self._backends[other]
-                well = known.series is None and known.ejection is None
-                if other != backend and well and other.protocol is Protocol.TCP:
-                    chosen += 1
-                    yield other
-                    if name != found.node or chosen == 3:
-                        break
-            if chosen == 3:
-                return
+        # Some Services have the same endpoints; more than four are not asked for.
+        groups = [self._pools[pool] for pool in islice(found.pools, 4)]
+        if all(len(members) == 1 for members in groups):
+            groups = [tuple(islice(self._backends, 64))]
+        chosen: dict[Backend, None] = {}
+        for members in groups:
+            start = self._rotation % len(members)
+            turned = chain(islice(members, start, None), islice(members, start))
+            well = {
+                other: known.node
+                for other in islice(turned, 64)
+                if (known := self._backends[other]).series is None and known.ejection is None
+                if other != backend and other.protocol is Protocol.TCP
+            }
+            # One of each other node, then any.
+            first = {node: other for other, node in well.items() if node != found.node}
+            chosen.update(dict.fromkeys(islice(dict.fromkeys((*first.values(), *well)), 3)))
+        yield from chosen
 
     # Time and probes
 
@@ -318,6 +327,9 @@ class Policy(Generic[Pool]):
             found.pending = max(found.pending - 1, 0)
         if outcome is Observation.ANSWERED:
             found.answers_probes = True
+            mates = (other for pool in found.pools for other in self._pools[pool])
+            if any(self._backends[other].ejection for other in mates):
+                self._changed.update(found.pools)  # an ejection may be in force from now on
             if returning:
                 self._return(now, backend, found)
             self._answered(now, backend, found)
@@ -338,13 +350,13 @@ class Policy(Generic[Pool]):
     def _confirm(self, now: float, backend: Backend, found: Known, series: Series) -> None:
         """Every probe failed: eject the endpoint, unless the fault may lie elsewhere."""
         self._end_series(now, backend, found)
-        believed = self._is_believed(backend, found)
+        works = self._others_answer(backend, found, series.began)
+        believed = works and self._is_believed(backend, found)
         refused = series.refusals >= self.settings.refused_probes
         if refused and (believed or backend.protocol is Protocol.UDP):
             self._eject(now, backend, found, Observation.REFUSED, confirmed=True)
             return
-        works = self._others_answer(backend, series.began)
-        if backend.protocol is Protocol.TCP and believed and works:
+        if backend.protocol is Protocol.TCP and believed:
             self._eject(now, backend, found, Observation.SILENT, confirmed=True)
             self._suspect_node(now, found.node)
         else:
@@ -447,16 +459,22 @@ class Policy(Generic[Pool]):
         member is down (or the panic share of them), because then no choice is better than another.
         """
         members = self._pools.get(pool, ())
-        down = [found for each in members if (found := self._backends[each].ejection)]
+        known = [self._backends[each] for each in members]
+        down = [found for each in known if (found := each.ejection)]
         down.sort(key=lambda each: (not each.confirmed, each.since, each.backend))
-        if down and len(down) >= len(members) * self.settings.panic_share:
+        if not down or len(down) >= len(members) * self.settings.panic_share:
             return ()
         confirmed = self._limit(len(members), self.settings.confirmed_share)
         unconfirmed = self._limit(len(members), self.settings.unconfirmed_share)
+        answered = max(each.answered_at for each in known if not each.ejection)
         return tuple(
             each
             for number, each in enumerate(down)
             if number < (confirmed if each.confirmed else unconfirmed)
+            and (
+                each.backend.protocol is Protocol.UDP
+                or self._backends[each.backend].suspected_at <= answered
+            )
         )
 
     @staticmethod

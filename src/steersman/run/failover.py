@@ -142,6 +142,7 @@ class Failover:
             self._pools[name] = tuple(pools)
         elif name in self._store.snapshot.ejected:
             self._store.eject(name, ())
+            self._count()
 
     # At work
 
@@ -257,9 +258,13 @@ class Failover:
             for backend in known - found.keys():
                 self._tell(name, backend, "")
         if names:
-            ejected = self._store.snapshot.ejected
-            self._metrics.ejected().set(sum(map(len, ejected.values())))
-            self._store.report("failover", self._findings())
+            self._count()
+
+    def _count(self) -> None:
+        """Say in metrics and Findings how many endpoints are ejected."""
+        ejected = self._store.snapshot.ejected
+        self._metrics.ejected().set(sum(map(len, ejected.values())))
+        self._store.report("failover", self._findings())
 
     def _on_the_wall(self, ejection: Ejection) -> Ejection:
         """Return an ejection with times of the wall clock."""

@@ -13,7 +13,7 @@ from tests.support.failover import endpoints
 
 ANSWERED, SILENT, REFUSED = Observation.ANSWERED, Observation.SILENT, Observation.REFUSED
 MEMBERS = endpoints(3)
-A, B, C = MEMBERS
+A, B, C = MEMBERS_LIST = list(MEMBERS)
 UDP = Backend("10.0.0.9", 53, Protocol.UDP)
 SCTP = Backend("10.0.0.9", 9, Protocol.SCTP)
 
@@ -84,6 +84,14 @@ def test_new_endpoints_are_probed_once_a_few_at_a_time() -> None:
     times = [round(at, 3) for at, _ in node.probes]
     assert times == [0.0] * 10 + [0.2] * 10 + [0.4] * 5
     assert node.policy.deadline is None
+
+
+def test_a_new_endpoint_may_leave_before_it_is_probed() -> None:
+    members = endpoints(11)
+    node = Node(members)
+    node.policy.advance(0)
+    node.policy.serve("pool", dict(list(members.items())[:10]))
+    assert node.policy.advance(1) == []
 
 
 def test_a_silent_endpoint_is_ejected_after_three_probes(node: Node) -> None:
@@ -198,6 +206,37 @@ def test_if_a_service_denies_all_probes_they_say_nothing(what: Observation) -> N
     assert list(node.policy.ejections) == []
 
 
+def test_a_policy_that_denies_probes_from_now_on_ejects_nobody(node: Node) -> None:
+    others = list(endpoints(9, nodes=9).items())[3:]
+    node.policy.serve("others", dict(others))
+    node.until(20)
+    node.fail(MEMBERS)
+    for number in range(20):
+        node.see(MEMBERS_LIST[number % 3], client=f"10.0.9.{number}")
+        node.until(node.now + 10)
+    assert list(node.policy.ejections) == []
+
+
+def test_an_ejection_is_in_force_where_another_one_answers(node: Node) -> None:
+    """So nobody can have an endpoint ejected by claiming it for a Service of its own."""
+    first, second = Backend("10.0.3.1", 80, Protocol.TCP), Backend("10.0.3.2", 80, Protocol.TCP)
+    node.policy.serve("denied", {A: "node-0", first: "node-3", second: "node-4"})
+    node.policy.serve("pool", {A: "node-0", B: "node-1"}, "attacker")
+    node.until(20)
+    node.fail([A, first, second])
+    node.see(A)
+    node.until(21)
+    assert node.out == [A]
+    assert node.policy.ejected("denied") == ()
+    node.policy.take_changed()
+    node.down.clear()
+    node.fail([A])
+    node.see(first)
+    node.until(22)
+    assert "denied" in node.policy.take_changed()
+    assert [each.backend for each in node.policy.ejected("denied")] == [A]
+
+
 def test_a_neighbour_that_denies_probes_stays_when_one_of_its_node_is_down() -> None:
     members = endpoints(9)
     first, second, third = (each for each, name in members.items() if name == "node-0")
@@ -283,7 +322,7 @@ def test_udp_is_ejected_with_its_node_and_returns_with_it() -> None:
 def test_udp_stays_if_blackholes_of_others_are_on_its_node() -> None:
     mine = {Backend(f"10.0.0.{number}", 80, Protocol.TCP): "node-0" for number in (1, 2)}
     node = Node({UDP: "node-0"})
-    node.policy.serve("attacker", mine, "attacker")
+    node.policy.serve("attacker", {**mine, B: "node-1"}, "attacker")
     node.policy.serve("others", {C: "node-2"})
     node.until(10)
     node.fail([*mine, UDP])
@@ -441,11 +480,12 @@ def test_a_share_of_the_pool_always_stays(number: int, most: int) -> None:
 
 
 def test_if_all_are_down_all_stay(node: Node) -> None:
-    node.fail(MEMBERS, REFUSED)
-    for backend in MEMBERS:
-        node.see(backend, REFUSED)
-    node.until(15)
-    assert len(list(node.policy.ejections)) == 3
+    node.fail([A, B], REFUSED)
+    node.see(A, REFUSED)
+    node.see(B, REFUSED)
+    node.until(11)
+    assert node.out == [A, B]
+    node.policy.serve("pool", {A: "node-0", B: "node-1"})
     assert node.out == []
 
 
@@ -476,12 +516,14 @@ def test_parameters_may_change_at_work(node: Node) -> None:
     node.policy.configure(Settings(confirmed_share=0.5, refused_probes=3))
     assert node.policy.take_changed() == ["pool"]
     assert node.out == [A]
+    del node.down[B]
+    node.policy.renew(B)
     node.fail([C], REFUSED)
     node.see(C, REFUSED)
     node.until(12.15)
-    assert [each.backend for each in node.policy.ejections] == [A, B]
+    assert [each.backend for each in node.policy.ejections] == [A]
     node.until(12.3)
-    assert [each.backend for each in node.policy.ejections] == [A, B, C]
+    assert [each.backend for each in node.policy.ejections] == [A, C]
 
 
 def test_more_suspects_than_are_confirmed_at_a_time_wait() -> None:

@@ -196,8 +196,11 @@ async def test_a_service_that_no_longer_asks_gets_its_endpoints_back() -> None:
     await ejecting.serve("true")
     async with ejecting.running():
         await ejecting.refuse("10.1.0.1")
+        assert ejecting.metrics.ejected()._value.get() == 1
         await ejecting.serve("false")
         await until(lambda: ejecting.out == [] and Log.opened == 0)
+        assert ejecting.metrics.ejected()._value.get() == 0
+        assert ejecting.world.store.findings == ()
 
 
 async def test_the_configuration_may_change() -> None:
