@@ -9,6 +9,7 @@ of the process is simulated, and it fails in every way that the real one does:
     network.py   TCP: latency, refusals, silence, resets, no descriptors
     cluster.py   etcd and API servers: 403, 410, 429, stale caches, fail-over, restored backups
     kernel.py    rules: busy, refused, half applied, done but not answered, edited by others
+    endpoints.py endpoints that fail, TCP clients, what the kernel tells of both, ejections judged
     netlink.py   interfaces and conntrack: lost notifications, interrupted dumps, ENOBUFS
     clients.py   UDP clients and what conntrack remembers of them
     node.py      the machine: processes and their supervisor, kill -9, SIGTERM, configuration

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from steersman.failover.watch import FailureWatch
 from steersman.host.exec import Exec, SubprocessExec
 from steersman.model.conntrack import Confirm, Stale
 from steersman.model.errors import ApplyError, BusyError
@@ -27,6 +28,7 @@ from steersman.modes.iptables.mode import IptablesMode, IptablesOptions
 from steersman.modes.nftables.mode import NftablesMode, slots_of
 from steersman.modes.registry import Factory
 from steersman.modes.specs import ModeOptions
+from tests.sim.endpoints import Endpoints
 from tests.sim.netlink import Flow
 from tests.sim.universe import Universe
 
@@ -91,6 +93,7 @@ class Kernel:
         self._listeners: list[asyncio.Future[None]] = []
         self.deaf = False
         """Notifications of changes by others are lost."""
+        self.endpoints = Endpoints(universe, self.fail)
 
     def table(self, name: str) -> dict[Any, Any]:
         return self.tables.setdefault(name, {})
@@ -231,6 +234,8 @@ def _parts(change: Diff) -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any]
 class SimMode(Mode):
     """A mode on the simulated kernel that renders as a real one does."""
 
+    has_connection_table = False
+
     def __init__(
         self, kernel: Kernel, name: str, table: str, like: Mode, variant: str = ""
     ) -> None:
@@ -275,6 +280,9 @@ class SimMode(Mode):
         ends = {(plan.key.name, str(end)): 1 for plan in plans for end in plan.reachable}
         fronts = {(p.key.name, frontend_label(f)): 1 for p in plans for f in p.frontends}
         return ConnectionStats(frontends=fronts, endpoints=ends)
+
+    def watch_failures(self) -> FailureWatch:
+        return self._kernel.endpoints.watch(counts_answers=self.has_connection_table)
 
     async def node_totals(self) -> NodeTotals:
         await self._kernel.enter("counts")

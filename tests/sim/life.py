@@ -113,7 +113,7 @@ class Life:
         self.universe.run(self.node.period + _SLACK + self.recovery)
         self.oracle.check()
         self.oracle.protect(reset=True)
-        if self.dice.random() < 0.3:
+        if self.dice.random() < 0.3 and not self.oracle.ejects():
             self.probe_costs()
         if self.dice.random() < 0.5:  # a quiet night
             self.universe.run(self.dice.expovariate(1 / (600 * self.hours)))
@@ -161,6 +161,7 @@ class Life:
 
     def heal(self) -> None:
         self.universe.note("heal")
+        self.node.kernel.endpoints.heal()
         heal, self.heals = self.heals, []
         for call in heal:
             call()
@@ -174,6 +175,8 @@ class Life:
                 change = self.dice.choice(CHANGES)
                 change(self)
             self.oracle.client_comes()
+            if self.node.daemon is not None:
+                self.node.kernel.endpoints.connect(self.node.daemon.sync.state.plan)
         self.universe.run(max(0.0, until - self.universe.now))
 
     # Changes of the cluster and the node

@@ -20,12 +20,16 @@ from steersman.compile import planner
 from steersman.config import ConfigError, parse_command_line
 from steersman.host import linux, netlink
 from steersman.model.errors import BusyError
+from steersman.model.failover import Ejection
+from steersman.model.names import ObjectName
 from steersman.run import assemble, http
 from steersman.run.connections import POOL
 from steersman.run.daemon import Daemon
+from steersman.run.failover import Failover
 from steersman.run.klog import ProcessLog
 from steersman.run.machine import Machine
 from steersman.run.startup import StartError
+from steersman.source.store import Store
 from tests.sim.clocks import CLOCK
 from tests.sim.kernel import Kernel, mode_factory
 from tests.sim.netlink import NetlinkTables
@@ -38,6 +42,7 @@ _AT_START = (StartError, ConfigError, BusyError, OSError)
 """With what a process may end that cannot start now."""
 _PLAN_SERVICE: Callable[..., Any] = vars(planner)["plan_service"]
 _ASSEMBLE: Callable[..., Any] = vars(assemble)["assemble"]
+_EJECT: Callable[..., None] = vars(Store)["eject"]
 PLAN_SECONDS = 60e-6
 """What planning a Service costs, about what was measured."""
 _RESTART = (1.0, 10.0)
@@ -48,7 +53,13 @@ def _counted(kernel: Kernel, plan_service: Callable[..., Any], *args: Any, **opt
     """Plan a Service, and take note of it."""
     kernel.counts["planned"] += 1
     kernel.universe.charge(PLAN_SECONDS)
-    return plan_service(*args, **options)
+    planned = plan_service(*args, **options)
+    if options.pop("ejections", ()):
+        whole, _ = plan_service(*args, **options)
+        for key, plan in planned[0].items():
+            if whole[key].reachable and not plan.reachable:
+                kernel.fail(f"{key} has no endpoints left, as all are ejected")
+    return planned
 
 
 class Log(logging.Handler):
@@ -85,6 +96,8 @@ class Node:
         self.mode = mode
         self.period = universe.dice.choice((30, 30, 60, 300))
         """Seconds between two comparisons: the retry interval, too."""
+        self.ejects = universe.dice.random() < 0.5
+        """Whether endpoints that fail are ejected."""
         self.document = self._document()
         self.file = folder / "config.json"
         self._daemons: dict[Process, Daemon] = {}
@@ -99,12 +112,20 @@ class Node:
         self.write_config()
 
     def _replace_doors(self) -> None:
+        endpoints = self.kernel.endpoints
+
+        def eject(store: Store, service: ObjectName, ejections: tuple[Ejection, ...]) -> None:
+            endpoints.judge(store.snapshot.ejected.get(service, ()), ejections)
+            _EJECT(store, service, ejections)
+
         doors: tuple[tuple[object, str, object], ...] = (
             (netlink, "open_socket", self.netlink.open),
             (linux, "has_ipv6", lambda *_: True),
             (http, "listening_socket", self.universe.network.listen),
             (planner, "plan_service", partial(_counted, self.kernel, _PLAN_SERVICE)),
             (assemble, "assemble", self._assemble),
+            (assemble, "Failover", partial(Failover, try_backend=endpoints.try_backend)),
+            (Store, "eject", eject),
         )
         for module, name, door in doors:
             assert hasattr(module, name), name
@@ -142,7 +163,7 @@ class Node:
             "conntrack": {"maxPerCore": 0},
             "healthzBindAddress": "0.0.0.0:10256",
             "metricsBindAddress": "127.0.0.1:10249",
-            "steersman": {"apiServers": urls},
+            "steersman": {"apiServers": urls, "ejectFailingEndpoints": self.ejects},
         }
 
     def write_config(self, text: str | None = None) -> None:

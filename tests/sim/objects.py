@@ -66,6 +66,7 @@ def canaries() -> list[tuple[Object, list[Object]]]:
         service_of("canary", "outside", 203, externalIPs=["198.51.100.7"]),
         service_of("canary", "balanced", 204, **balanced, healthCheckNodePort=30999),
         service_of("canary", "idle", 205),
+        service_of("canary", "names", 206, ports=[{"name": "dns", "port": 53, "protocol": "UDP"}]),
     ]
     services[3]["status"] = {"loadBalancer": {"ingress": [{"ip": "198.51.100.8"}]}}
     found = []
@@ -77,7 +78,11 @@ def canaries() -> list[tuple[Object, list[Object]]]:
             else [endpoint(f"10.244.{1 + i}.{240 + number}", NODES[i]) for i in range(3)]
         )
         found.append((service, [slice_of("canary", name, f"{name}-x", "IPv4", ends)]))
-    return found
+    ends = [endpoint(f"10.244.4.{240 + number}", "node-d") for number in range(2)]
+    slices = [
+        slice_of("canary", "names", "names-x", "IPv4", [*ends, endpoint("10.244.2.249", "node-b")])
+    ]
+    return [*found[:-1], (services[-1], slices)]
 
 
 def stranger(dice: Random, number: int) -> Object:

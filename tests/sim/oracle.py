@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from itertools import product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from steersman.compile.planner import compile_all
 from steersman.config import parse_command_line
 from steersman.host.facts import read_facts
+from steersman.model.failover import Ejection
 from steersman.model.findings import Finding
 from steersman.model.inputs import HostFacts, NodeConfig
 from steersman.model.kube import KubeObject
-from steersman.model.names import Family
+from steersman.model.names import Family, ObjectName
 from steersman.model.plan import NodePlan
 from steersman.model.ruleset import Diff, diff
 from steersman.modes.nftables.mode import NftablesMode, slots_of
@@ -145,12 +147,19 @@ class Oracle:
             self._nodes[node] = self.last_node
         return Surroundings(self.facts(), self._configs[document], cidrs, node)
 
-    def plan(self, around: Surroundings, names: Iterable[str] | None = None) -> NodePlan:
+    def plan(
+        self,
+        around: Surroundings,
+        names: Iterable[str] | None = None,
+        ejected: Mapping[ObjectName, tuple[Ejection, ...]] = MappingProxyType({}),
+    ) -> NodePlan:
         """What a process that starts now would plan."""
         store = Store(NAME)
         for kind, objects in self._objects(names, around).items():
             store.replace(kind, objects)
         self.snapshot = store.snapshot
+        for service, ejections in ejected.items():
+            store.eject(service, ejections)
         return compile_all(store.snapshot, around.config, around.facts, self._mode.traits)
 
     @property
@@ -260,8 +269,10 @@ class Oracle:
         self._no_failures()
         if node.process is None or not node.process.running:
             raise Violation("no process runs")
+        self._await_ejections()
         plan = self.plan(self._surroundings())
-        self._same_rules(plan)
+        # Health checks count the endpoints that are ejected, rules do not have them.
+        self._same_rules(self.plan(self._surroundings(), ejected=self._ejected()))
         self._no_leftovers()
         self._pages(plan)
         if wrong := self.clients.wrong(plan, self.snapshot):
@@ -269,6 +280,36 @@ class Oracle:
         self.clients.leave(plan)
         self._bounded()
         self._no_failures()
+
+    def _ejected(self) -> Mapping[ObjectName, tuple[Ejection, ...]]:
+        daemon = self._node.daemon
+        assert daemon is not None
+        return daemon.sync.state.snapshot.ejected
+
+    def ejects(self) -> bool:
+        """Whether an endpoint is ejected, or may return."""
+        daemon = self._node.daemon
+        return daemon is not None and any(daemon._failover._policy.ejections)
+
+    def _await_ejections(self) -> None:
+        """Wait until the last change of ejections is in the kernel; see that they are right.
+
+        Raises:
+            Violation: they are not.
+        """
+        daemon, endpoints = self._node.daemon, self._node.kernel.endpoints
+        assert daemon is not None
+        for _ in range(100):
+            if self._universe.now > endpoints.changed_at + 5.0:
+                break
+            self._universe.run(1.0)
+        if wrong := endpoints.overdue(daemon._failover._policy):
+            raise Violation(wrong)
+        ejected = self._ejected()
+        if ejected and not self._node.ejects:
+            raise Violation(f"{len(ejected)} Services have ejections although none are wanted")
+        if gone := ejected.keys() - daemon.sync.state.snapshot.services.keys():
+            raise Violation(f"ejections of Services that are gone: {gone}")
 
     def costs(self) -> dict[str, int]:
         """Count the work done so far."""
@@ -370,6 +411,9 @@ class Oracle:
             name = f"kubeproxy_sync_proxy_rules_{kind}_changes_pending"
             if values.get(name):
                 raise Violation(f"metric {name} is {values[name]} at rest")
+        out = sum(map(len, self._ejected().values()))
+        if values.get("steersman_endpoints_ejected", 0) != out:
+            raise Violation(f"{out} endpoints are ejected, and the metric tells otherwise")
         daemon = self._node.daemon
         assert daemon is not None
         told_of = {finding.object for finding in daemon.sync.state.findings}

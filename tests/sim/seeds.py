@@ -17,7 +17,7 @@ from tests.sim.kernel import Violation
 from tests.sim.life import Life
 from tests.sim.mutations import MUTATIONS
 from tests.sim.node import Node
-from tests.sim.trouble import TROUBLES
+from tests.sim.trouble import FAILURES, TROUBLES
 from tests.sim.universe import Process, SimTask, Spinning, Universe
 
 MODES = ("iptables", "nftables", "ebpf")
@@ -36,9 +36,9 @@ class Outcome:
         with tempfile.TemporaryDirectory(dir=_memory()) as folder:
             self.universe = Universe(seed)
             mode = self.universe.dice.choice(MODES)
-            self.life = Life(
-                self.universe, Node(self.universe, Path(folder), mode), hours, TROUBLES
-            )
+            node = Node(self.universe, Path(folder), mode)
+            troubles = (*TROUBLES, *FAILURES) if node.ejects else TROUBLES
+            self.life = Life(self.universe, node, hours, troubles)
             try:
                 self.life.live()
             except (Violation, Spinning) as error:
