@@ -21,6 +21,8 @@ from demo_cluster import CLIENT, NODE, POD_CIDR, PODS, Cluster, Pod, Stop, ask, 
 WEB, CART, NODE_PORT = "10.96.0.10", "10.96.0.20", 30080
 MANIFESTS = Path(__file__).parents[1] / "demo"
 STEERSMAN = [sys.executable, "-m", "steersman"]
+BOLD, GREEN, DIM = "1", "32", "2"
+COLOURS = {"pod-1": "36", "pod-2": "33", "pod-3": "35"}
 
 PICTURE = f"""
       client {CLIENT}            (outside the cluster)
@@ -42,6 +44,7 @@ class Demo:
         self._cluster = cluster
         self._manifests = manifests
         self._number = 0
+        self._before = ""  # the EndpointSlices, with all pods
         self._flags = ["--hostname-override", "node-a", "--cluster-cidr", POD_CIDR]
 
     def play(self) -> None:
@@ -54,16 +57,18 @@ class Demo:
         self._node_port()
         self._affinity()
         self._pod_goes_away()
+        self._switch()
+        self._pod_comes_back()
         self._explain()
 
     def _step(self, title: str) -> None:
         self._number += 1
-        say(f"\n{self._number}. {title}")
+        say(paint(f"\n{self._number}. {title}", BOLD))
 
     def _start_steersman(self) -> None:
-        self._step("steersman reads two Services from demo/ and programs node-a's kernel")
+        self._step("steersman reads two Services from demo/ and writes node-a's rules (iptables)")
         argv = [*STEERSMAN, "run", "--manifests", str(self._manifests), *self._flags]
-        say("   $ steersman run --manifests demo/ " + " ".join(self._flags))
+        say(paint("   $ steersman run --manifests demo/ " + " ".join(self._flags), DIM))
         begun = time.monotonic()
         log = (self._manifests.parent / "steersman.log").open("wb")
         with log:
@@ -123,7 +128,7 @@ class Demo:
             load.start()
             time.sleep(1.2)  # steersman syncs at most once a second: let it come to rest
             begun = time.monotonic()
-            remove_endpoint(self._manifests / "endpointslices.yaml", gone)
+            self._before = change_endpoints(self._manifests / "endpointslices.yaml", gone)
             self._until(lambda: not self._rules(gone.address))
             changed = time.monotonic()
             self._cluster.stop(gone.name)
@@ -132,15 +137,51 @@ class Demo:
             load.stop()
         say(f"   {(changed - begun) * 1000:.0f} ms later no rule leads to it, and its process ends")
         say(f"   connections before the change: {len(load.answers) - load.count(changed)}")
-        say(f"   connections after it: {load.count(changed)}, failed: {load.count(changed, '')}")
+        failed = paint(f"failed: {load.count(changed, '')}", GREEN)
+        say(f"   connections after it: {load.count(changed)}, {failed}")
         chart(Counter({pod: load.count(changed, pod) for pod in names()}))
         expect(not load.count(changed, ""), "connections failed")
         expect(not load.count(changed, gone.name), f"{gone.name} still got connections")
 
+    def _switch(self) -> None:
+        self._step("steersman changes from iptables to nftables while pod-1 keeps connecting")
+        words = ["switch", "--to", "nftables", "--watch-for", "1s"]
+        say(paint(f"   $ steersman {' '.join(words)}", DIM))
+        load = Load(self._cluster, "pod-1", WEB, 80)
+        try:
+            load.start()
+            argv = self._cluster.argv("node-a", [*STEERSMAN, *words])
+            done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        finally:
+            load.stop()
+        expect(done.returncode == 0, done.stdout + done.stderr)
+        say("\n".join(f"   | {line}" for line in done.stdout.splitlines()))
+        failed = paint(f"failed: {load.count(0, '')}", GREEN)
+        say(f"   connections meanwhile: {load.count(0)}, {failed}")
+        expect(not load.count(0, ""), "connections failed")
+
+    def _pod_comes_back(self) -> None:
+        back = PODS[2]
+        self._step(f"{back.name} runs again, and the manifest has it again")
+        self._cluster.serve(back)
+        load = Load(self._cluster, "pod-1", WEB, 80)
+        try:
+            load.start()
+            self._until(lambda: load.count(0) > 0)
+            begun = time.monotonic()
+            replace_file(self._manifests / "endpointslices.yaml", self._before)
+            self._until(lambda: load.count(begun, back.name) > 0)
+        finally:
+            load.stop()
+        first = next(at for at, who in load.answers if at >= begun and who == back.name)
+        say(f"   {(first - begun) * 1000:.0f} ms later it gets its first connection: nftables maps")
+        say("   are changed by elements, iptables chains by a restore, once a second at most")
+        expect(not load.count(0, ""), "connections failed")
+
     def _explain(self) -> None:
         self._step("Why? steersman explains where a packet goes, from the same manifests")
         to = ["--from", "external", "--to", f"{NODE}:{NODE_PORT}"]
-        say(f"   $ steersman explain --manifests demo/ {' '.join(to)}")
+        say(paint(f"   $ steersman explain --manifests demo/ {' '.join(to)}", DIM))
         argv = [*STEERSMAN, "explain", "--manifests", str(self._manifests), *self._flags, *to]
         argv = self._cluster.argv("node-a", argv)
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -191,21 +232,35 @@ def answers_of(answers: Counter[tuple[str, str]], pod: str) -> int:
     return sum(count for (name, _), count in answers.items() if name == pod)
 
 
-def remove_endpoint(path: Path, pod: Pod) -> None:
-    """Take a pod out of all slices of a file, as an editor does: write beside, then rename."""
-    slices = list(yaml.safe_load_all(path.read_text()))
+def change_endpoints(path: Path, gone: Pod) -> str:
+    """Take a pod out of all slices of a file; return the text that it had."""
+    before = path.read_text()
+    slices = list(yaml.safe_load_all(before))
     for each in slices:
-        each["endpoints"] = [e for e in each["endpoints"] if pod.address not in e["addresses"]]
+        each["endpoints"] = [e for e in each["endpoints"] if gone.address not in e["addresses"]]
+    replace_file(path, yaml.safe_dump_all(slices))
+    return before
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file as an editor does: write beside it, then rename."""
     new = path.with_name(".new")
-    new.write_text(yaml.safe_dump_all(slices))
+    new.write_text(text)
     new.rename(path)
 
 
 def chart(counts: Counter[str]) -> None:
     total = counts.total() or 1
     for name in names():
-        bar = "#" * round(45 * counts[name] / total)
+        bar = paint("#" * round(45 * counts[name] / total), COLOURS[name])
         say(f"   {name}  {counts[name]:4}  {bar}")
+
+
+def paint(text: str, code: str) -> str:
+    """Return a text in a colour if a person looks at it (https://no-color.org)."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{code}m{text}\x1b[0m"
 
 
 def expect(truth: bool, otherwise: str) -> None:

@@ -25,7 +25,7 @@ PREFIX = "sm-demo-"
 NODE, SECOND_NODE, CLIENT = "192.0.2.1", "192.0.2.2", "192.0.2.100"
 PORT = 8080
 POD_CIDR = "10.244.0.0/16"
-TOOLS = ("ip", "sysctl", "iptables", "iptables-save", "iptables-restore")
+TOOLS = ("ip", "sysctl", "iptables", "iptables-save", "iptables-restore", "nft")
 
 
 class Stop(Exception):
@@ -149,6 +149,13 @@ class Cluster:
             )
         return process
 
+    def serve(self, pod: Pod) -> None:
+        """Start the program of a pod; return once it listens."""
+        server = self.start(pod.name, pod.name, [sys.executable, "-c", SERVER, pod.name, str(PORT)])
+        assert server.stdout
+        if server.stdout.readline() != b"serving\n":
+            raise RuntimeError(f"{pod.name} does not start")
+
     def stop(self, key: str) -> None:
         """End one of the programs."""
         process = self._processes.pop(key)
@@ -207,10 +214,7 @@ class Cluster:
         self._ip(pod.node, f"route add {pod.address}/32 dev {pod.name}")
         self._ip(pod.name, f"addr add {pod.address}/32 dev eth0", "link set eth0 up")
         self._ip(pod.name, f"route add {gateway} dev eth0", f"route add default via {gateway}")
-        server = self.start(pod.name, pod.name, [sys.executable, "-c", SERVER, pod.name, str(PORT)])
-        assert server.stdout
-        if server.stdout.readline() != b"serving\n":
-            raise RuntimeError(f"{pod.name} does not start")
+        self.serve(pod)
 
     def _veth(self, name: str, device: str, peer: str, peer_device: str) -> None:
         peer_end = f"peer name {peer_device} netns {self.netns(peer)}"

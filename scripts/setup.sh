@@ -73,7 +73,20 @@ install_packages() {
     # Another apt may hold dpkg's lock, as on a machine that has just booted.
     local apt=(apt-get -qq -y -o DPkg::Lock::Timeout=300)
     "${apt[@]}" install --no-install-recommends "$@" >/dev/null 2>&1 ||
-        { "${apt[@]}" update && "${apt[@]}" install --no-install-recommends "$@" >/dev/null; }
+        { update_lists "${apt[@]}" && "${apt[@]}" install --no-install-recommends "$@" >/dev/null; }
+}
+
+# apt waits for dpkg's lock, but not for that of its lists.
+update_lists() {
+    local output attempt
+    for attempt in $(seq 100); do
+        output=$("$@" update 2>&1) && return
+        grep -q 'lists/lock' <<<"$output" || break
+        [ "$attempt" != 1 ] || say "waiting for another apt to end"
+        sleep 3
+    done
+    printf '%s\n' "$output" >&2
+    return 1
 }
 
 system_tools() {

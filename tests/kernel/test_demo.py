@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -56,15 +58,41 @@ def test_the_demo_shows_what_it_promises() -> None:
     with demo() as process:
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
-    assert "failed: 0" in output
+    assert output.count("failed: 0") == 2  # when a pod goes, and during the switch
+    assert "nftables mode serves" in output
+    assert "\x1b" not in output  # no colours in a pipe
     assert "shop/web" in output
     assert "All cleaned up" in output
     assert "make demo-ui" in output
     assert left_by(process.pid) == []
 
 
+def test_the_demo_has_colours_on_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, str(SCRIPTS / "demo.py")],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "NO_COLOR": ""},
+    )
+    os.close(theirs)
+    printed = b""
+    with process, open(ours, "rb", buffering=0) as terminal:
+        try:
+            while b"1. A cluster" not in printed and (part := terminal.read(4096)):
+                printed += part
+        finally:
+            process.terminate()
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            while terminal.read(4096):
+                pass
+    assert b"\x1b[1m" in printed
+    assert left_by(process.pid) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", ["1.", "3.", "6."])
+@pytest.mark.parametrize("step", ["1.", "3.", "6.", "7."])
 def test_the_demo_cleans_up_when_it_is_stopped(number: signal.Signals, step: str) -> None:
     with demo() as process:
         assert process.stdout is not None
