@@ -130,5 +130,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     headings = re.findall(r"^#+ ((\d+(?:\.\d+)*)\.? .*)$", behaviour, re.MULTILINE)
     anchors = {number: slugify(title.replace("`", ""), "-") for title, number in headings}
     up = "../" * page.file.src_uri.count("/")
+    for source, other in ELSEWHERE.items():  # links lead to files, for those who read the tree
+        markdown = markdown.replace(f"](../{source}", f"]({other}")
     text = section_links(four_spaces(markdown), up, anchors)
     return row_anchors(text) if page.file.src_uri in WITH_ANCHORS else text

@@ -20,7 +20,7 @@ from steersman.config import parse_command_line
 from steersman.operate.explain import Question, explain
 from steersman.operate.explain_flow import CLIENTS, ExplainedFlow, FlowAnswer
 from steersman.operate.load import load_world
-from steersman.operate.picture import Box, svg_box
+from steersman.operate.picture import Box, picture_of, svg_box, to_svg
 from tests.support.modes.ipvs import IPVS
 from tests.support.modes.registry import MODES
 
@@ -279,9 +279,16 @@ def _arrow(start: Box, end: Box) -> str:
     )
 
 
+def decision() -> str:
+    """Return the picture of the README: the way from outside, as the pages draw it."""
+    flow, _ = ask("nftables", "outside")
+    return to_svg(picture_of(flow), style=STYLE) + "\n"
+
+
 def made() -> dict[str, str]:
     """Return every picture by the name of its file."""
-    return {f"way-{mode}-{way}.svg": draw(mode, way) for mode, way in WAYS}
+    drawn = {f"way-{mode}-{way}.svg": draw(mode, way) for mode, way in WAYS}
+    return {**drawn, "way.svg": decision()}
 
 
 if __name__ == "__main__":

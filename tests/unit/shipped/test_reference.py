@@ -94,6 +94,15 @@ def test_pictures_are_current(mode: str, way: str, update: bool) -> None:
     assert f"images/{path.name})" in (ROOT / "docs" / "how.md").read_text()
 
 
+def test_the_picture_of_the_readme_is_current(update: bool) -> None:
+    path = ways.IMAGES / "way.svg"
+    drawn = ways.decision()
+    if update:
+        path.write_text(drawn)
+    assert path.read_text() == drawn, f"pytest {__file__} --update"
+    assert f"docs/images/{path.name})" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize(("mode", "way"), ways.WAYS)
 def test_pictures_agree_with_explain(mode: str, way: str) -> None:
     flow, _ = ways.ask(mode, way)

@@ -81,6 +81,17 @@ def test_a_broken_link_is_an_error(tmp_path: Path, link: str) -> None:
     assert link.rsplit("#", maxsplit=1)[-1] in done.stderr
 
 
+def test_links_lead_to_files_for_those_who_read_the_tree() -> None:
+    texts = [*(ROOT / "docs").glob("*.md"), *map(ROOT.joinpath, site_pages.ELSEWHERE)]
+    links = [
+        (path, link.partition("#")[0])
+        for path in (*texts, ROOT / "README.md")
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text())
+    ]
+    assert len(links) > 50
+    assert [(path.name, link) for path, link in links if not (path.parent / link).exists()] == []
+
+
 def test_lists_are_nested_by_four_spaces() -> None:
     text = "Items:\n- one\n  more of it\n  1. inner\n\n     another paragraph\n- two\n\n      code"
     assert site_pages.four_spaces(text).split("\n") == [

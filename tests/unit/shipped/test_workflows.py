@@ -1,4 +1,4 @@
-"""The workflows are valid, have no rights that they do not name, and run what is in the tree."""
+"""The workflows are valid, have only rights that they name, and call targets that exist."""
 
 from __future__ import annotations
 
