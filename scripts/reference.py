@@ -22,8 +22,9 @@ import yaml
 from steersman.cli.command import Command, command_help, command_names, find_command
 from steersman.config import Group, default_config
 from steersman.config.flags import FLAGS, OWN
-from steersman.config.types import RESTART, KubeProxyConfiguration
+from steersman.config.types import RESTART, FailoverSection, KubeProxyConfiguration
 from steersman.config.write import to_document
+from steersman.model.failover import Settings
 from steersman.model.kube import Annotations
 from steersman.operate.answer import Answer
 from steersman.operate.doctor import CHECKS
@@ -137,6 +138,8 @@ def fields() -> Iterator[str]:
     yield from ("## Upstream's fields", "")
     yield from table("field|type|default|restart|meaning", [row for row in rows if row not in own])
     yield from ("## Fields that upstream lacks", "")
+    yield "Below `steersman.failover`, shares are 0 to 1."
+    yield ""
     yield from table("field|type|default|restart|meaning", own)
 
 
@@ -144,7 +147,7 @@ def _fields(
     struct: type[msgspec.Struct], path: str, default: dict[str, Any], restart: bool
 ) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a section and of the sections in it."""
-    docs = field_docs(struct)
+    docs = field_docs(Settings if struct is FailoverSection else struct)
     for info in msgspec.inspect.type_info(struct).fields:  # type: ignore[attr-defined]
         kind, once = info.type, restart
         while isinstance(kind, msgspec.inspect.Metadata):

@@ -40,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True):
     probes: int = 3
     """Probes that must fail for a silent endpoint."""
     probe_interval: float = 0.3
+    """Between two probes of a silent endpoint."""
     refused_probes: int = 2
     """Probes that must be refused for an endpoint that refuses."""
     refused_interval: float = 0.1
@@ -49,10 +50,12 @@ class Settings(msgspec.Struct, frozen=True):
     rest: float = 0.5
     """Least time between two suspicions of one endpoint; doubled while they lead to nothing."""
     longest_rest: float = 8.0
+    """The most that it is doubled to."""
     silent_connects: int = 3
     """Silent connects for an ejection without confirmation, if successes are counted; at most
     MOST_SILENT_CONNECTS."""
     silent_window: float = 3.0
+    """Time within which they count together."""
     quiet: float = 1.5
     """Time without any answer that such an ejection takes."""
     confirmed_share: float = 0.9
@@ -64,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True):
     hold: float = 10.0
     """Time of the first ejection; doubled with each that follows."""
     longest_hold: float = 300.0
+    """The most that it is doubled to."""
     forgiveness: float = 300.0
     """Time without an ejection after which the next one counts as the first."""
     return_interval: float = 1.0
