@@ -63,9 +63,6 @@ class Node:
         finally:
             subprocess.run([*enter, "delete", "table", "inet", "pod"], check=True)
 
-    def watch(self) -> FailureWatch:
-        return self.mode.watch_failures()
-
     @contextmanager
     def connecting(self, number: int, source: str = CLIENT, to: str = VIP) -> Iterator[Connections]:
         with ExitStack() as stack:
@@ -103,11 +100,10 @@ def answer(sock: socket.socket) -> str:
         return type(error).__name__
 
 
-async def failures(watch: FailureWatch, number: int = 1) -> list[Failure]:
-    found: list[Failure] = []
+async def failures(watch: FailureWatch) -> list[Failure]:
     async with asyncio.timeout(LONGEST):
-        while len(found) < number:
-            found += await watch.receive()
+        while not (found := await watch.receive()):
+            pass
     return found
 
 
@@ -145,7 +141,7 @@ def test_failing_connections_are_seen(node: Node) -> None:
 
     async def seen(action: str) -> set[Failure]:
         """The failures that are seen until every probe of all sources has ended."""
-        watch, found = node.watch(), set[Failure]()
+        watch, found = node.mode.watch_failures(), set[Failure]()
 
         async def follow() -> None:
             while True:
@@ -178,12 +174,31 @@ def test_failing_connections_are_seen(node: Node) -> None:
     assert Failure(BACKEND, Observation.UNREACHABLE, CLIENT) in unreachable
 
 
+def test_an_endpoint_on_the_node_itself_is_seen(node: Node) -> None:
+    """It gets its packets in the hook input, behind IPVS."""
+    node.serve(of(NODE))
+
+    async def body() -> list[Failure]:
+        watch = node.mode.watch_failures()
+        try:
+            with node.lab.node.socket(NODE, "TCP") as server:
+                server.bind((NODE, 8080))
+                server.listen(0)  # the queue of a process that hangs: full with one connection
+                with node.connecting(4):
+                    return await failures(watch)
+        finally:
+            watch.close()
+
+    silent = Failure(Backend(NODE, 8080, Protocol.TCP), Observation.SILENT, CLIENT)
+    assert set(inside(node.lab, body())) == {silent}
+
+
 def test_healthy_connections_are_not_seen_and_udp_if_it_is_refused(node: Node) -> None:
     udp = key("ns/a:u", Protocol.UDP)
     node.serve(of(DEAD, OTHER), plan(udp, cluster_ip(VIP, port=53), cluster=endpoints(DEAD)))
 
     async def body() -> list[Failure]:
-        watch = node.watch()
+        watch = node.mode.watch_failures()
         try:
             with node.connecting(20) as connections:
                 assert set(connections.answers()) == {DEAD, OTHER}
@@ -204,7 +219,7 @@ def test_what_waits_begins_again_and_what_is_established_stays(node: Node) -> No
     node.serve(of(DEAD, OTHER, scheduling=hashed))
 
     async def body() -> None:
-        watch = node.watch()
+        watch = node.mode.watch_failures()
         try:
             with ExitStack() as stack:
                 live = stack.enter_context(node.connecting(12))
@@ -238,20 +253,32 @@ def test_affinity_to_an_ejected_endpoint_ends(node: Node) -> None:
 def test_counters_tell_where_packets_cannot_be_logged(node: Node) -> None:
     node.serve(of(DEAD, OTHER))
 
-    async def seen(action: str, number: int) -> list[Failure]:
-        watch = CounterWatch(Netns(node.lab.node.path).call)
-        receiving = asyncio.create_task(failures(watch))
+    async def body() -> None:
+        watch, found = CounterWatch(Netns(node.lab.node.path).call), set[Failure]()
+
+        async def follow() -> None:
+            while True:
+                found.update(await watch.receive())
+
+        async def seen(action: str, observation: Observation) -> None:
+            with node.fault(DEAD, action):
+                async with asyncio.timeout(LONGEST):
+                    while Failure(BACKEND, observation) not in found:
+                        await asyncio.to_thread(node.lab.probe, CLIENT, VIP, 80, timeout=1.0)
+
+        following = asyncio.create_task(follow())
         try:
-            with node.connecting(4) as connections:
+            with node.connecting(20) as connections:
                 assert set(connections.answers()) == {DEAD, OTHER}
-            with node.fault(DEAD, action), node.connecting(number):
-                return await receiving
+            await seen("drop", Observation.SILENT)
+            await seen("reject with tcp reset", Observation.REFUSED)
+            assert {each.backend for each in found} == {BACKEND}
         finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
             watch.close()
 
-    assert inside(node.lab, seen("drop", 4)) == [Failure(BACKEND, Observation.SILENT)]
-    reset = inside(node.lab, seen("reject with tcp reset", 4))
-    assert reset == [Failure(BACKEND, Observation.REFUSED)]
+    inside(node.lab, body())
 
 
 def test_the_process_ejects_an_endpoint_until_it_answers(node: Node, tmp_path: Path) -> None:

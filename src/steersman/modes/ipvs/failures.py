@@ -5,10 +5,10 @@ retransmitted SYN looks as in the other modes (netfilter/failure_log.py), but fo
 translated connection. Where the kernel cannot log packets that way (before 5.12), the counters of
 the real servers tell as much, only later: the kernel updates them every two seconds.
 
-    real server   since the last look: connections   packets from it   bytes of each
-    answers                            some          some              differ: SYN-ACKs have options
-    refuses                            some          some              20 more than an IP header
-    is silent                          some          none
+    real server   since the last look: packets to it   from it   bytes of each
+    answers                            some            some      differ: a SYN-ACK has options
+    refuses                            some            some      20 more than an IP header
+    is silent                          some            none
 
 What waits for an ejected endpoint begins again with little help. Its weight is 0, so the kernel
 looks for another endpoint at the client's next SYN (`vs/expire_nodest_conn`; with
@@ -137,16 +137,14 @@ class CounterWatch(FailureWatch):
 
 
 def judge(backend: Backend, more: ServerStats) -> Observation | None:
-    """Return what happened to the new connections of a real server; None if some were answered.
+    """Return what happened to the connections of a real server; None if some were answered.
 
     Args:
         backend: the real server.
         more: what it has counted since the last look.
     """
-    if not more.connections:
-        return None
     if not more.packets_out:
-        return Observation.SILENT
+        return Observation.SILENT if more.packets_in else None
     resets = more.packets_out * _RST[":" in backend.ip] == more.bytes_out
     return Observation.REFUSED if resets and more.packets_out <= more.connections else None
 

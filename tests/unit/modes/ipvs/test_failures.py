@@ -37,8 +37,8 @@ ZERO = ServerStats(0, 0, 0, 0, 0)
         ("10.244.0.1", SILENT, Observation.SILENT),
         ("fd00::1", ServerStats(3, 3, 3, 240, 180), Observation.REFUSED),
         ("fd00::1", REFUSING, None),
-        # Data of connections from before: nothing about new ones
-        ("10.244.0.1", ServerStats(0, 5, 0, 700, 0), None),
+        # SYNs that were sent again, for connections from before
+        ("10.244.0.1", ServerStats(0, 5, 0, 300, 0), Observation.SILENT),
         # Acknowledgements without options, to an old connection, beside a new one
         ("10.244.0.1", ServerStats(1, 30, 29, 5000, 1160), None),
         ("10.244.0.1", ZERO, None),
