@@ -24,7 +24,8 @@ What keeps a healthy endpoint in:
 3. Probes that fail, or are refused, are believed only of an endpoint that answered one before: a
    policy may deny the node's probes, and a client its packets. So that this is known, each new
    endpoint is probed once, a few at a time. One that never answered is believed to be down if two
-   client addresses found it so, and another endpoint of each of its pools answered a probe.
+   client addresses found it so, and another endpoint of each of its pools answered a probe. If this
+   node itself connects for its clients, they cannot reach an endpoint that denies the node either.
 4. At most 90 % of a pool are ejected; 50 % if they are not confirmed (a mode that counts successes
    may eject before the probes have ended, but not before the first has had its time). At least one
    stays, and all of them if all are down.
@@ -69,6 +70,8 @@ class Policy(Generic[Pool]):
         """
         self.settings = settings or Settings()
         self.counts_answers = counts_answers
+        self.of_this_node = False
+        """Whether this node opens the connections: then rule 3 does not apply."""
         self._pools: dict[Pool, tuple[Backend, ...]] = {}
         self._owners: dict[Pool, str] = {}
         self._backends: dict[Backend, Known] = {}
@@ -177,7 +180,7 @@ class Policy(Generic[Pool]):
         recent = [at for at in found.silent if at > now - settings.silent_window]
         silent = len(recent) >= settings.silent_connects
         quiet = found.answered_at <= now - settings.quiet
-        believed = found.answers_probes or len(found.clients) > 1
+        believed = self.of_this_node or found.answers_probes or len(found.clients) > 1
         return silent and quiet and believed and self._others_answer(backend, found, recent[0])
 
     def _others_answer(self, backend: Backend, found: Known, since: float) -> bool:
@@ -364,14 +367,18 @@ class Policy(Generic[Pool]):
 
     def _is_believed(self, backend: Backend, found: Known) -> bool:
         """Whether failed probes of an endpoint show that it is down (rule 3)."""
-        return found.answers_probes or (
-            len(found.clients) > 1
-            and all(
-                any(
-                    other != backend and self._backends[other].answers_probes
-                    for other in self._pools[pool]
+        return (
+            self.of_this_node
+            or found.answers_probes
+            or (
+                len(found.clients) > 1
+                and all(
+                    any(
+                        other != backend and self._backends[other].answers_probes
+                        for other in self._pools[pool]
+                    )
+                    for pool in found.pools
                 )
-                for pool in found.pools
             )
         )
 

@@ -27,6 +27,9 @@ class FailureWatch(ABC):
     counts_answers = False
     """Whether `receive` returns answers, too: at least one from each endpoint that answers clients
     while others of its Service do not."""
+    of_this_node = False
+    """Whether the connections are opened by this node, for its clients: if a policy drops its
+    probes, it drops these, too."""
 
     @abstractmethod
     async def receive(self) -> list[Failure]:

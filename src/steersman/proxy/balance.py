@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from steersman.model.addresses import canonical_ip
@@ -108,6 +108,10 @@ class Balancer:
         self._failed = {e: until for e, until in self._failed.items() if until > now}
         self._failed[endpoint] = now + PENALTY
 
+    def forget_failures(self, kept: Collection[Endpoint]) -> None:
+        """Forget the failures of all other endpoints."""
+        self._failed = {e: until for e, until in self._failed.items() if e in kept}
+
     def ended(self, endpoint: Endpoint) -> None:
         """Note the end of a connection."""
         self.active[endpoint] -= 1
@@ -199,7 +203,8 @@ class Route:
 
     def failed(self, endpoint: Endpoint, client: str, error: OSError) -> None:
         """Note an endpoint that could not be reached for a client."""
-        self.balancer.failed(endpoint, time.monotonic())
+        if self.serves(endpoint):  # one that has left the plan starts afresh if it comes back
+            self.balancer.failed(endpoint, time.monotonic())
         counters = self._traffic.of(self.plan.owner, endpoint)
         counters.failed()
         if (watch := self.dials.watch) is not None:

@@ -24,6 +24,7 @@ import msgspec
 
 from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol
+from steersman.model.plan import Endpoint
 from steersman.model.stats import NodeTotals, ProxyTotals, TrafficCounters
 from steersman.proxy.balance import Balancer, Route
 from steersman.proxy.budget import DescriptorBudget
@@ -128,10 +129,15 @@ class SharedState:
             self.dials.forget(owner)
 
     def drop_former_endpoints(self, owner: PlanKey) -> None:
-        """Drop counters of endpoints that no plan has and no connection uses."""
-        active = self.balancer(owner).active.keys()
+        """Drop counters of endpoints that no plan has and no connection uses.
+
+        Failures are forgotten, too: an endpoint that comes back is tried like any other.
+        """
+        balancer = self.balancer(owner)
         plans = (listener.route.plan for listener in self._users[owner])
-        self._traffic.keep(owner, active | frozenset().union(*(plan.endpoints for plan in plans)))
+        planned = frozenset[Endpoint]().union(*(plan.endpoints for plan in plans))
+        balancer.forget_failures(planned)
+        self._traffic.keep(owner, balancer.active.keys() | planned)
 
 
 class Proxy:

@@ -32,6 +32,7 @@ class DialWatch(FailureWatch):
     """Takes note of dials from its opening to `close`; one at a time."""
 
     counts_answers = True
+    of_this_node = True
 
     def __init__(self, dials: DialRegistry) -> None:
         """Watch the dials of all listeners, on the running loop."""

@@ -174,6 +174,7 @@ class Failover:
         """
         self._failures = failures
         self._policy.counts_answers = failures.counts_answers
+        self._policy.of_this_node = failures.of_this_node
         receiving = asyncio.create_task(failures.receive())
         waking = asyncio.create_task(self._wake.wait())
         try:

@@ -279,6 +279,16 @@ def test_the_last_report_of_a_late_process_confirms(node: Node) -> None:
     assert node.out == [A]
 
 
+def test_one_client_suffices_if_this_node_opens_the_connections() -> None:
+    node = Node()
+    node.policy.of_this_node = True
+    node.fail([A])
+    node.until(10)
+    node.see(A, client="10.0.9.1")
+    node.until(node.now + 1)
+    assert node.out == [A]
+
+
 def test_a_dead_node_is_one_event() -> None:
     members = endpoints(9)
     node = Node(members)

@@ -40,6 +40,14 @@ def test_an_endpoint_that_answers_is_no_longer_failed() -> None:
     assert A in {first(balancer, 1) for _ in range(3)}
 
 
+def test_failures_of_an_endpoint_that_left_are_forgotten() -> None:
+    balancer = Balancer()
+    for endpoint in (A, B):
+        balancer.failed(endpoint, 0)
+    balancer.forget_failures((B, C))
+    assert {first(balancer, 1) for _ in range(6)} == {A, C}
+
+
 def test_affinity_slides() -> None:
     balancer = Balancer()
     balancer.reached("x", B, 0, 10)

@@ -202,3 +202,21 @@ async def test_a_dial_whose_service_loses_all_endpoints_ends(
             assert await watch.cut({backend(deaf)}) == 1
             with pytest.raises(ConnectionResetError):
                 await asking
+
+
+async def test_an_endpoint_that_returns_is_dialled_like_others() -> None:
+    gone = await refusing()
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(gone, one)})
+        for _ in range(2):
+            assert await ask(made.port(key())) == b"one"
+        for ends in ((one,), (gone, one)):  # ejected, and back
+            await made.start({key(): listener(*ends)})
+        server = await asyncio.start_server(_says_two, gone.ip, gone.port)
+        assert {await ask(made.port(key())) for _ in range(2)} == {b"one", b"two"}
+        server.close()
+
+
+async def _says_two(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"two")
+    writer.close()
