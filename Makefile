@@ -10,7 +10,7 @@ TOGETHER := --dist loadscope --no-loadscope-reorder
 BPF := src/steersman/modes/ebpf/c/*.[ch]
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test sim docs demo demo-ui screenshots bench image krew lock clean
+.PHONY: help setup check format test sim docs demo demo-ui screenshots bench image deb notice release krew lock clean
 
 help: ## Say what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -60,8 +60,18 @@ screenshots: setup ## Pictures of the pages of demo-ui, for docs/images (root)
 bench: setup ## Figures beside iptables-restore of upstream-shaped rules (root); ONLY=name QUICK=1
 	@python -m benchmarks
 
-image: setup ## The container image, in the builder's storage and in build/image (root is best)
+image: setup ## The container image in build/image; ARCHS="amd64 arm64" BUILDER=docker (root is best)
 	@scripts/image.sh
+
+deb: setup ## The Debian package in build/deb; ARCH=arm64
+	@scripts/deb.sh
+
+notice: setup ## Collect the licences of what is shipped into NOTICE
+	@python scripts/notice.py
+
+release: setup ## Every artefact with checksums, in build/release: VERSION=n URL=where they will be
+	@scripts/setup.sh tests
+	@python scripts/release.py $(VERSION) --url "$(URL)"
 
 krew: setup ## The kubectl plugin's archive and manifest for krew; URL= of the archive
 	@python scripts/krew.py $(URL)

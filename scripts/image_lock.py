@@ -34,10 +34,15 @@ def entries(text: str) -> dict[str, str]:
     return {str(canonicalize_name(block.partition("==")[0])): block for block in named}
 
 
-def text() -> str:
-    """The entries of what steersman needs."""
+def runtime() -> set[str]:
+    """Names of all packages that steersman needs to run."""
+    return needed("steersman", frozenset(), set())
+
+
+def text(without: frozenset[str] = frozenset()) -> str:
+    """The entries of what steersman needs, but for some packages."""
     locked = entries(LOCK.read_text())
-    return "".join(locked[name] for name in sorted(needed("steersman", frozenset(), set())))
+    return "".join(locked[name] for name in sorted(runtime() - without))
 
 
 if __name__ == "__main__":

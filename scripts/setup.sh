@@ -65,6 +65,11 @@ ipvsadm ipvsadm
 TOOLS
 }
 
+package_tools() { # tests/packaging, `make deb`
+    command -v dh >/dev/null || echo debhelper
+    command -v lintian >/dev/null || echo lintian
+}
+
 can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
 install_packages() {
@@ -139,7 +144,7 @@ install_python_packages() {
 wanted=$(cat requirements.lock pyproject.toml scripts/setup.sh <(pwd) | sha256sum)
 case ${1:-} in
 "") system_tools ;;
-tests) system_tools browser_packages monitoring_packages machine_packages ;;
+tests) system_tools browser_packages monitoring_packages machine_packages package_tools ;;
 *) say "unknown argument $1" && exit 2 ;;
 esac
 if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then

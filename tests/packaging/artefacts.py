@@ -5,18 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-from functools import cache
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import hatch_build
-from scripts import image_lock
 
 ROOT = Path(__file__).parents[2]
-MINORS = (11, 12, 13, 14)
-"""CPython 3.x for which there is a wheel of every dependency."""
 
 needs_clang = pytest.mark.skipif(
     bool(hatch_build.missing_tools()) or not Path("/usr/include/bpf").exists(),
@@ -60,25 +57,10 @@ def interpreter(minor: int) -> str | None:
     return None
 
 
-def download(minor: int, machine: str, into: Path) -> Path:
-    """Download the locked wheels of what steersman needs, for an interpreter and a machine."""
-    into.mkdir(parents=True, exist_ok=True)
-    (into / "requirements.txt").write_text(runtime_lock())
-    platforms = [
-        f"--platform=manylinux_2_28_{machine}",
-        f"--platform=manylinux_2_17_{machine}",
-        f"--platform=manylinux2014_{machine}",
-    ]
-    run(
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"),
-        *("--only-binary", ":all:", "--implementation", "cp", "--python-version", f"3.{minor}"),
-        *platforms,
-        *("--dest", str(into), "-r", str(into / "requirements.txt")),
-    )
-    return into
-
-
-@cache
-def runtime_lock() -> str:
-    """The lock without tools of developers."""
-    return image_lock.text()
+def until(process: subprocess.Popen[bytes], log: Path, true: Callable[[], bool]) -> None:
+    """Wait for a condition while a process runs; fail with its log."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)

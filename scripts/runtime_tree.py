@@ -1,0 +1,100 @@
+"""Unpack steersman's wheel and the locked wheels of what it needs into one directory.
+
+    python scripts/runtime_tree.py DIRECTORY [--machine aarch64] [--minor 11 --minor 13]
+                                   [--wheel FILE] [--without NAME ...]
+
+The Debian package and the image have that directory on their Python's path. Compiled modules carry
+the version of Python in their names, and all else is the same in the wheels of each version, so one
+directory serves several. Nothing of it runs here: it may be for another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from packaging.utils import canonicalize_name
+
+from scripts import image_lock
+
+ROOT = Path(__file__).parents[1]
+MINORS = (11, 12, 13, 14)
+"""CPython 3.x for which every dependency has a wheel."""
+
+SOURCES = {".c", ".h", ".hash", ".pxd", ".pxi", ".pyi", ".pyx", ".typed"}
+"""What only compilers and type checkers read; ours are kept."""
+TESTS = ("multidict/_testcapi",)
+
+
+def download(minor: int, machine: str, into: Path, without: frozenset[str] = frozenset()) -> None:
+    """Download the locked wheels of what steersman needs, with their hashes checked."""
+    lock = into / "requirements.txt"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.write_text(image_lock.text(without))
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    argv += ["--no-deps", "--require-hashes", "--only-binary", ":all:", "--implementation", "cp"]
+    argv += ["--python-version", f"3.{minor}", "--dest", str(into), "-r", str(lock)]
+    for glibc in ("manylinux_2_28", "manylinux_2_17", "manylinux2014"):
+        argv += ["--platform", f"{glibc}_{machine}"]
+    subprocess.run(argv, check=True)
+
+
+def build_wheel(into: Path) -> Path:
+    """Build our own wheel, with the packages of this environment."""
+    argv = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(into)]
+    subprocess.run(argv, cwd=ROOT, check=True, stdout=sys.stderr)
+    (wheel,) = into.glob("steersman-*.whl")
+    return wheel
+
+
+def unpack(wheel: Path, into: Path) -> None:
+    """Unpack a wheel, without what nothing reads when it runs.
+
+    RECORD goes: it has hashes of files before they were stripped.
+    """
+    ours = wheel.name.startswith("steersman-")
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            path = Path(name)
+            if path.name == "RECORD" or path.parts[0].endswith(".data"):
+                continue
+            if not ours and (path.suffix in SOURCES or name.startswith(TESTS)):
+                continue
+            archive.extract(name, into)
+
+
+def main() -> None:
+    """Fill the directory, which must not exist."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--machine", default=os.uname().machine)
+    parser.add_argument("--minor", type=int, action="append")
+    parser.add_argument("--wheel", type=Path)
+    parser.add_argument("--without", action="append", default=[], help="a package to leave out")
+    given = parser.parse_args()
+    if shutil.which("llvm-strip") is None:
+        sys.exit("llvm-strip is missing (Debian: llvm)")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        without = frozenset(map(canonicalize_name, given.without))
+        for minor in given.minor or MINORS:
+            download(minor, given.machine, folder, frozenset(without))
+        given.directory.mkdir(parents=True)
+        for wheel in (given.wheel or build_wheel(folder / "own"), *sorted(folder.glob("*.whl"))):
+            unpack(wheel, given.directory)
+    compiled = sorted(map(str, given.directory.rglob("*.so")))
+    subprocess.run(["llvm-strip", "--strip-unneeded", *compiled], check=True)
+    for path in given.directory.rglob("*"):  # whatever the umask
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+if __name__ == "__main__":
+    main()
