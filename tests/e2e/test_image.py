@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,9 @@ from tests.support.processes.container import Object, argv, buildah, prepare
 
 ROOT = Path(__file__).parents[2]
 TAG = "steersman:test"
+ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "")
+LIMIT = 60_000_000
+"""Bytes of all files in it."""
 SECRETS = "/var/run/secrets/kubernetes.io/serviceaccount"
 ADDRESS, ENDPOINT, CLUSTER_IP = "192.0.2.1", "10.244.1.5", "10.96.0.10"
 RULES = {
@@ -29,6 +34,13 @@ RULES = {
     "userspace": (CLUSTER_IP, ["iptables-save", "-t", "nat"]),
 }
 """By mode: what its rules name, and how they are listed."""
+OPTIONAL = {
+    *("aiohttp.pytest_plugin", "aiohttp.test_utils", "aiohttp.worker"),
+    *("prometheus_client.django", "prometheus_client.twisted"),
+    *("rich.markdown", "rich.syntax", "rich.traceback"),
+    *("rich._win32_console", "rich._windows_renderer"),
+}
+"""Modules of packages that need what is not there; nothing of ours uses them."""
 PROXY_MODE = "http://127.0.0.1:10249/proxyMode"
 READY = "http://127.0.0.1:10256/readyz"
 
@@ -41,24 +53,30 @@ WORLD: list[Object] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder with the image's files; its storage is in `storage` there."""
-    for tool in ("mmdebstrap", "buildah"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is missing: `make image` as root installs it")
-    out = tmp_path_factory.mktemp("image")
-    given = {"OUT": out, "STORAGE": out / "storage", "IMAGE": TAG, "PYTHON": sys.executable}
-    environment = os.environ | {name: str(value) for name, value in given.items()}
+def build(out: Path, **more: str) -> Path:
+    """Build the image into a folder."""
+    given = {"OUT": str(out), "IMAGE": TAG, "PYTHON": sys.executable, "ARCHS": ARCH}
     done = subprocess.run(
         [ROOT / "scripts" / "image.sh"],
-        env=environment | {"BUILDER": "buildah"},
+        env=os.environ | given | more,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    yield out
+    return out
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder with the image's files; its storage is in `storage` there."""
+    for tool in ("mmdebstrap", "buildah", "clang", "llvm-strip"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing: `make setup` as root installs it")
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("the image has Python 3.11, which also has to build it")
+    out = tmp_path_factory.mktemp("image")
+    yield build(out, BUILDER="buildah", STORAGE=str(out / "storage"))
     shutil.rmtree(out)
 
 
@@ -156,6 +174,55 @@ def test_labels_and_entrypoint(built: Path) -> None:
     config = json.loads(text)["OCIv1"]["config"]
     assert config["Entrypoint"] == ["/usr/local/bin/kube-proxy"]
     assert config["Labels"]["org.opencontainers.image.version"] == __version__
+    assert re.fullmatch("[0-9a-f]{40}", config["Labels"]["org.opencontainers.image.revision"])
+
+
+def test_it_is_small(built: Path) -> None:
+    assert (built / f"rootfs-{ARCH}.tar").stat().st_size <= LIMIT
+
+
+def test_a_second_build_has_the_same_digest(built: Path, tmp_path: Path) -> None:
+    again = build(tmp_path)
+    assert (again / "digests.txt").read_text() == (built / "digests.txt").read_text()
+    one, other = (each / "steersman.oci.tar" for each in (built, again))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_provenance_names_the_image_by_its_digest(built: Path) -> None:
+    made = json.loads((built / "provenance.json").read_text())
+    digest = (built / "digests.txt").read_text().splitlines()[0]
+    assert made["subject"] == [{"name": TAG, "digest": {"sha256": digest.removeprefix("sha256:")}}]
+    with tarfile.open(built / "steersman.oci.tar") as archive:
+        index = archive.extractfile("index.json")
+        assert index is not None
+        assert json.load(index)["manifests"][0]["digest"] == digest
+
+
+def test_every_module_can_be_imported(root: Path) -> None:
+    """What was left out of Python's library is used nowhere, neither by us nor by packages."""
+    code = """
+import importlib, pkgutil
+import aiohttp, jinja2, msgspec, prometheus_client, rich, steersman, yaml
+for package in (aiohttp, jinja2, msgspec, prometheus_client, rich, steersman, yaml):
+    for each in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not each.name.endswith("__main__"):
+            try:
+                importlib.import_module(each.name)
+            except ImportError as error:
+                print(each.name, error)
+"""
+    argv = ["chroot", str(root), "/usr/bin/python3.11", "-I", "-c", code]
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {line.partition(" ")[0] for line in said} == OPTIONAL
+
+
+def test_licences_of_all_that_is_in_it(root: Path) -> None:
+    text = (root / "usr/share/doc/steersman/NOTICE").read_text()
+    names = {path.name for path in (root / "var/lib/dpkg/status.d").iterdir()}
+    assert {"libc6", "nftables", "iptables"} <= names
+    for name in names:
+        assert f"  {name} " in text
+        assert (root / "usr/share/doc" / name / "copyright").stat().st_size
 
 
 def test_every_library_that_is_used_is_there(root: Path) -> None:
@@ -175,7 +242,7 @@ def test_every_library_that_is_used_is_there(root: Path) -> None:
 
 
 def test_list_of_contents_is_complete(built: Path, root: Path) -> None:
-    document = json.loads((built / "sbom.spdx.json").read_text())
+    document = json.loads((built / f"sbom-{ARCH}.spdx.json").read_text())
     assert document == json.loads((root / "usr/share/sbom/steersman.spdx.json").read_text())
     listed = {each["SPDXID"] for each in document["packages"]}
     assert len(listed) == len(document["packages"])

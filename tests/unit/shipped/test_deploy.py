@@ -389,14 +389,6 @@ def test_versions_agree() -> None:
     assert {chart["version"], chart["appVersion"], base["images"][0]["newTag"]} == {__version__}
 
 
-def test_nothing_runs_while_the_image_is_built() -> None:
-    text = (DEPLOY / "image" / "Dockerfile").read_text()
-    instructions = re.findall(r"^([A-Z]+) ", text, re.MULTILINE)
-    assert instructions[0] == "FROM"
-    assert "RUN" not in instructions
-    assert "org.opencontainers.image.version" in text
-
-
 def mounts(objects: list[Object]) -> dict[str, Object]:
     return {each["mountPath"]: each for each in container(objects)["volumeMounts"]}
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
 import struct
 import tarfile
+from hashlib import sha256
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
-from scripts import image_layer, image_lock, image_sbom
+from scripts import image_layer, image_lock, image_oci, image_sbom, provenance
 
 LOCK = (Path(__file__).parents[3] / "requirements.lock").read_text()
 
@@ -127,3 +130,56 @@ def test_list_of_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     kinds = [each["relationshipType"] for each in made["relationships"]]
     assert kinds == ["DESCRIBES", "CONTAINS", "CONTAINS", "CONTAINS"]
     assert json.loads(json.dumps(made)) == made
+
+
+def test_an_image_of_two_architectures_is_an_index_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("SOURCE_DATE_EPOCH", "86400"), ("VERSION", "1.0"), ("REVISION", "abc")):
+        monkeypatch.setenv(name, value)
+    for arch in ("amd64", "arm64"):
+        (tmp_path / arch).write_bytes(arch.encode() * 1000)
+    archives = [tmp_path / "one.tar", tmp_path / "two.tar"]
+    for path in archives:
+        words = [str(path), "steersman:1.0", f"amd64={tmp_path}/amd64", f"arm64={tmp_path}/arm64"]
+        monkeypatch.setattr("sys.argv", ["image_oci.py", *words])
+        image_oci.main()
+    assert archives[0].read_bytes() == archives[1].read_bytes()
+    said = capsys.readouterr().out.splitlines()
+    with tarfile.open(archives[0]) as archive:
+
+        def blob(descriptor: dict[str, Any]) -> bytes:
+            found = archive.extractfile(f"blobs/{descriptor['digest'].replace(':', '/')}")
+            assert found is not None
+            data = found.read()
+            assert len(data) == descriptor["size"]
+            assert f"sha256:{sha256(data).hexdigest()}" == descriptor["digest"]
+            return data
+
+        entry = archive.extractfile("index.json")
+        assert entry is not None
+        (top,) = json.load(entry)["manifests"]
+        assert top["digest"] == said[0]
+        platforms = json.loads(blob(top))["manifests"]
+        assert [each["platform"]["architecture"] for each in platforms] == ["amd64", "arm64"]
+        for each in platforms:
+            manifest = json.loads(blob(each))
+            config = json.loads(blob(manifest["config"]))
+            assert config["architecture"] == each["platform"]["architecture"]
+            assert config["config"]["Labels"]["org.opencontainers.image.version"] == "1.0"
+            layer = gzip.decompress(blob(manifest["layers"][0]))
+            assert layer == (tmp_path / config["architecture"]).read_bytes()
+            assert config["rootfs"]["diff_ids"] == [f"sha256:{sha256(layer).hexdigest()}"]
+
+
+def test_provenance_names_files_and_source(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    subjects = [provenance.subject(f"{tmp_path}/file"), provenance.subject("image:1=sha256:ab")]
+    made = provenance.statement(subjects, "abc", 0)
+    assert made["subject"] == [
+        {"name": "file", "digest": {"sha256": sha256(b"text").hexdigest()}},
+        {"name": "image:1", "digest": {"sha256": "ab"}},
+    ]
+    resolved = made["predicate"]["buildDefinition"]["resolvedDependencies"]
+    assert resolved[0]["digest"] == {"gitCommit": "abc"}
+    assert sha256(LOCK.encode()).hexdigest() in {each["digest"].get("sha256") for each in resolved}
