@@ -125,7 +125,7 @@ def debian(release: Release) -> None:
 
 
 def image(release: Release) -> None:
-    """The image as an archive of OCI's layout for both architectures, and what is in it."""
+    """The image for both architectures as an archive of OCI's layout, with its SBOMs."""
     place = release.out / "image"
     environment = {"ARCHS": "amd64 arm64", "OUT": str(place), "WHEEL": str(release.wheel())}
     release.run("scripts/image.sh", **environment)

@@ -40,7 +40,7 @@ OPTIONAL = {
     *("rich.markdown", "rich.syntax", "rich.traceback"),
     *("rich._win32_console", "rich._windows_renderer"),
 }
-"""Modules of packages that need what is not there; nothing of ours uses them."""
+"""Modules of packages that need others that are not there; nothing of ours uses them."""
 PROXY_MODE = "http://127.0.0.1:10249/proxyMode"
 READY = "http://127.0.0.1:10256/readyz"
 

@@ -88,7 +88,7 @@ def rules(listing: list[str]) -> str:
 
 
 def files(root: Path) -> set[str]:
-    """Every file of a root filesystem but for those that describe what is installed."""
+    """Every file of a root filesystem but for those that describe packages."""
     found = run("find", root, "-xdev", "!", "-type", "d", "-printf", "%P\n").splitlines()
     return {name for name in found if not name.startswith(GENERATED)}
 
