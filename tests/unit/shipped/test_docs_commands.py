@@ -119,6 +119,21 @@ def test_values_of_the_chart_exist() -> None:
     assert seen > 10
 
 
+def test_the_security_page_names_the_rights_that_the_chart_asks_for() -> None:
+    templates = ROOT / "deploy/helm/steersman/templates"
+    given = re.findall(r'"([A-Z]+_?[A-Z]+)"', (templates / "_helpers.tpl").read_text())
+    page = (ROOT / "docs/security.md").read_text()
+    rights = page.partition("## Rights")[2].partition("\n## ")[0]
+    assert {"NET_ADMIN", "SYS_ADMIN"} <= set(given)
+    for name in given:
+        assert name in rights.partition("\n- ")[0], f"{name} is not in the table"
+        assert name in rights.partition("\n- ")[2], f"no reason is given for {name}"
+    read = re.findall(r"resources: \[(.*)\]", (templates / "rbac.yaml").read_text())
+    assert len(read) > 3
+    for kind in ", ".join(read).split(", "):
+        assert kind in page.lower(), kind
+
+
 def test_files_of_the_tree_exist() -> None:
     for path in TEXTS:
         for name in re.findall(
