@@ -4,7 +4,8 @@ A connection is sent to a random endpoint that is not ejected. Its SYN leaves at
 5 s, as with net.ipv4.tcp_syn_linear_timeouts=4; each round trip is lost with the given probability.
 The node sees each retransmission. A connection fails if nothing answers its six SYNs, or if it is
 refused. When its endpoint is ejected its next SYN goes to another one, as the node deletes the
-unreplied conntrack entries.
+unreplied conntrack entries. An endpoint with a capacity drops the SYNs beyond it, as a full accept
+queue does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from steersman.model.names import Protocol
 
 SYNS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
 ROUND_TRIP = 0.002
+QUEUE = 1.0
+"""Length of an accept queue, in seconds of the endpoint's capacity."""
 
 
 class Fault(NamedTuple):
@@ -70,7 +73,20 @@ class Network:
         policy: Policy[str] | None = None,
         clients: int = 20,
         sees_answers: bool = False,
+        capacity: float = 0.0,
     ) -> None:
+        """Create the network.
+
+        Args:
+            members: the endpoints, and their nodes.
+            seed: of all random numbers.
+            faults: what goes wrong.
+            loss: probability that a round trip is lost.
+            policy: of the node; None for one that ejects nothing.
+            clients: their number.
+            sees_answers: whether the node sees connections succeed, too.
+            capacity: connections that each endpoint accepts in a second; 0 for no limit.
+        """
         self.members = members
         self.policy = policy
         self.connections: list[Connection] = []
@@ -80,10 +96,15 @@ class Network:
         self.now = 0.0
         self._random = random.Random(seed)
         self._faults, self._loss, self._sees = faults, loss, sees_answers
+        self._capacity = capacity
+        self._queues = dict.fromkeys(members, (0.0, 0.0))
+        """When the accept queue was looked at, and its length then."""
         self._clients = [f"client-{number}" for number in range(clients)]
         self._due: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = count()
         self._out: frozenset[Backend] = frozenset()
+        self._alarm = 0.0
+        """When the policy is asked next."""
         if policy is not None:
             policy.serve("pool", members)
 
@@ -114,6 +135,13 @@ class Network:
                 concerned = fault.clients is None or client in fault.clients
                 if concerned and self._random.random() < fault.share:
                     return fault.kind
+        if self._capacity:
+            at, length = self._queues[backend]
+            length = max(0.0, length - (self.now - at) * self._capacity)
+            full = length >= max(1.0, self._capacity * QUEUE)
+            self._queues[backend] = (self.now, length if full else length + 1)
+            if full:
+                return Observation.SILENT
         return Observation.ANSWERED
 
     def _connect(
@@ -155,12 +183,19 @@ class Network:
             self.ejections += [(self.now, each) for each in sorted(out - self._out)]
             self.returns += [(self.now, each) for each in sorted(self._out - out)]
             self._out = out
-        if (deadline := policy.deadline) is not None:
-            self._at(max(deadline, self.now), lambda: None)
+        deadline = policy.deadline
+        if deadline is not None and not self.now < self._alarm <= deadline:
+            self._alarm = max(deadline, self.now)
+            self._at(self._alarm, lambda: None)
 
     def _probed(self, backend: Backend, what: Observation) -> None:
         assert self.policy is not None
         self.policy.probed(self.now, backend, what)
+
+    @property
+    def failed(self) -> int:
+        """How many connections failed."""
+        return sum(each.outcome == "failed" for each in self.connections)
 
     @property
     def last_failure(self) -> float:

@@ -356,6 +356,7 @@ def validate_steersman(block: Steersman, path: str) -> Iterator[FieldError]:
 _S = 1_000_000_000
 _FAILOVER_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "probes": (1, 20),
+    "most_probes": (1, 100),
     "probe_interval": (_S // 100, 10 * _S),
     "refused_probes": (1, 20),
     "refused_interval": (_S // 100, 10 * _S),
@@ -393,7 +394,11 @@ def validate_failover(section: FailoverSection, path: str) -> Iterator[FieldErro
     if section.refused_probes > section.probes:
         detail = "must not be greater than probes"
         yield invalid(f"{path}.refusedProbes", section.refused_probes, detail)
-    for short, long in (("rest", "longest_rest"), ("hold", "longest_hold")):
+    for short, long in (
+        ("probes", "most_probes"),
+        ("rest", "longest_rest"),
+        ("hold", "longest_hold"),
+    ):
         if getattr(section, short) > getattr(section, long):
             detail = f"must not be less than {short}"
             yield invalid(f"{path}.{names[long]}", getattr(section, long), detail)

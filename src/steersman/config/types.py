@@ -210,6 +210,7 @@ class FailoverSection(Section, frozen=True):
     """
 
     probes: Int32 = _POLICY.probes
+    most_probes: Int32 = _POLICY.most_probes
     probe_interval: Duration = seconds(_POLICY.probe_interval)
     refused_probes: Int32 = _POLICY.refused_probes
     refused_interval: Duration = seconds(_POLICY.refused_interval)

@@ -1,45 +1,6 @@
 """The policy of failover: observations go in, probes and ejections come out; no clock, no I/O.
 
-The theory. A client notices a silent endpoint after one second (its first SYN retransmission), and
-so does the node, which sees that packet. One such observation proves little: a NetworkPolicy may
-drop the client's packets, the endpoint may be overloaded for a moment, a packet may be lost. So an
-observation only makes the endpoint suspect, and the node confirms it with probes of its own:
-
-    healthy --observation--> suspect --every probe failed--> down --hold, then a probe answers--+
-       ^                        |                                                               |
-       +----- a probe answers --+                                                               |
-       +----------------------------------------------------------------------------------------+
-
-A confirmed silent endpoint makes the others of its node suspect at once, so that a dead node costs
-its Services two seconds and not two seconds for each endpoint that a client happens to meet.
-
-What keeps a healthy endpoint in:
-
-1. A probe that answers clears the suspicion. If that happened in the last minute (packets get lost
-   here), twice as many probes must fail.
-2. An endpoint is ejected from a pool only if another one of that pool has answered since the
-   suspicion began. Otherwise this node's own link may be down, or a policy may deny the probes, and
-   there is no better choice anyway. Probes of up to three others of its pools, on other nodes if
-   there are any, run at the same time for that; of other pools if it is alone.
-3. Probes that fail, or are refused, are believed only of an endpoint that answered one before: a
-   policy may deny the node's probes, and a client its packets. So that this is known, each new
-   endpoint is probed once, a few at a time. One that never answered is believed to be down if two
-   client addresses found it so, and another endpoint of each of its pools answered a probe. If this
-   node itself connects for its clients, they cannot reach an endpoint that denies the node either.
-4. At most 90 % of a pool are ejected; 50 % if they are not confirmed (a mode that counts successes
-   may eject before the probes have ended, but not before the first has had its time). At least one
-   stays, and all of them if all are down.
-5. An ejection ends when Kubernetes says something new about the endpoint, and at the latest when a
-   probe answers after the hold: 10 s, doubled with each ejection in a row up to 300 s.
-
-UDP has no handshake: its endpoints are ejected if ICMP says that nobody listens (confirmed by two
-datagrams), or with a dead node: one on which at least two addresses are down, and none answers.
-An endpoint of the same owner (namespace) must be among them: nobody can have another one's endpoint
-ejected by claiming that blackholes are on its node. They return with the first TCP endpoint of the
-node.
-
-Time passes also for this process, and it may be late. So a series ends when all its probes have
-been reported, not when they should have been.
+The rules that the code refers to by number are in the docstring of this package.
 """
 
 from __future__ import annotations
@@ -50,11 +11,13 @@ from heapq import heappop, heappush
 from itertools import chain, islice
 from typing import Generic, TypeVar
 
-from steersman.failover.memory import Known, Series
+from steersman.failover.memory import Known, Series, probes_needed
 from steersman.model.failover import Backend, Ejection, Observation, Probe, Settings
 from steersman.model.names import Protocol
 
 Pool = TypeVar("Pool", bound=Hashable)
+_MOST_ASKED = 200
+"""Members of a pool whose last probes are looked at."""
 
 
 class Policy(Generic[Pool]):
@@ -181,7 +144,13 @@ class Policy(Generic[Pool]):
         silent = len(recent) >= settings.silent_connects
         quiet = found.answered_at <= now - settings.quiet
         believed = self.of_this_node or found.answers_probes or len(found.clients) > 1
-        return silent and quiet and believed and self._others_answer(backend, found, recent[0])
+        return (
+            silent
+            and quiet
+            and believed
+            and self._others_answer(backend, found, recent[0])
+            and self._probes_needed(now, found) > 0
+        )
 
     def _others_answer(self, backend: Backend, found: Known, since: float) -> bool:
         """Whether another endpoint of a pool, or anyone if it is alone, has answered since then."""
@@ -198,8 +167,9 @@ class Policy(Generic[Pool]):
         found.clients = ()
         found.fruitless = 0
         found.silent.clear()
-        if found.series is not None:
+        if (series := found.series) is not None:
             found.cleared_at = now
+            found.misses = max(0, series.count - series.left - 1)
             self._end_series(now, backend, found)
         if found.ejection is not None and not found.ejection.confirmed:
             self._lift(backend, found)
@@ -220,13 +190,20 @@ class Policy(Generic[Pool]):
 
     def _begin(self, now: float, backend: Backend, found: Known) -> None:
         settings = self.settings
-        doubtful = now - found.cleared_at < settings.doubt
-        count = settings.probes * (2 if doubtful else 1)
+        count = self._probes_needed(now, found) or settings.probes
         ends = now + count * settings.probe_interval
-        found.series = Series(now, ends, count, now)
+        found.series = Series(now, ends, count, count, now)
         found.suspected_at = now
         self._running.add(backend)
         heappush(self._timers, (now, backend))
+
+    def _probes_needed(self, now: float, found: Known) -> int:
+        pools = (
+            # Of a large pool some members say as much as all of them.
+            [self._backends[each] for each in members[:: 1 + len(members) // _MOST_ASKED]]
+            for members in (self._pools[pool] for pool in found.pools)
+        )
+        return probes_needed(now, found, pools, self.settings)
 
     def _end_series(self, now: float, backend: Backend, found: Known) -> None:
         found.series = None
@@ -352,10 +329,18 @@ class Policy(Generic[Pool]):
 
     def _confirm(self, now: float, backend: Backend, found: Known, series: Series) -> None:
         """Every probe failed: eject the endpoint, unless the fault may lie elsewhere."""
-        self._end_series(now, backend, found)
-        works = self._others_answer(backend, found, series.began)
-        believed = works and self._is_believed(backend, found)
         refused = series.refusals >= self.settings.refused_probes
+        needed = self._probes_needed(now, found)
+        if needed > series.count and backend.protocol is Protocol.TCP and not refused:
+            # Others have become suspect meanwhile, or lost probes: that may be why it is silent.
+            series.left = needed - series.count
+            series.ends += series.left * self.settings.probe_interval
+            series.count, series.next_at = needed, now
+            heappush(self._timers, (now, backend))
+            return
+        self._end_series(now, backend, found)
+        works = self._others_answer(backend, found, series.began) and (needed > 0 or refused)
+        believed = works and self._is_believed(backend, found)
         if refused and (believed or backend.protocol is Protocol.UDP):
             self._eject(now, backend, found, Observation.REFUSED, confirmed=True)
             return

@@ -39,6 +39,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     probes: int = 3
     """Probes that must fail for a silent endpoint."""
+    most_probes: int = 20
+    """The same at most, if probes of living endpoints fail, too."""
     probe_interval: float = 0.3
     """Between two probes of a silent endpoint."""
     refused_probes: int = 2
@@ -46,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True):
     refused_interval: float = 0.1
     """Between two probes of an endpoint that refuses."""
     doubt: float = 60.0
-    """Time after a suspicion that was wrong in which twice the probes must fail."""
+    """Time after a suspicion that was wrong in which more probes must fail."""
     rest: float = 0.5
     """Least time between two suspicions of one endpoint; doubled while they lead to nothing."""
     longest_rest: float = 8.0
@@ -68,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True):
     """Time of the first ejection; doubled with each that follows."""
     longest_hold: float = 300.0
     """The most that it is doubled to."""
-    forgiveness: float = 300.0
+    forgiveness: float = 120.0
     """Time without an ejection after which the next one counts as the first."""
     return_interval: float = 1.0
     """Between two probes after the hold."""

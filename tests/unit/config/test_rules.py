@@ -172,7 +172,8 @@ def test_the_defaults_are_valid() -> None:
         (GOOD, "steersman.failover.panic_share", 0.0,
          "steersman.failover.panicShare: Invalid value: 0.0: must be within the range [0.01, 1]"),
         (GOOD, "steersman.failover.probes", 21,
-         "steersman.failover.probes: Invalid value: 21: must be within the range [1, 20]"),
+         "steersman.failover.probes: Invalid value: 21: must be within the range [1, 20]\n"
+         "steersman.failover.mostProbes: Invalid value: 20: must not be less than probes"),
         (GOOD, "steersman.failover.silent_connects", 9,
          "steersman.failover.silentConnects: Invalid value: 9: must be within the range [2, 8]"),
         (GOOD, "steersman.failover.return_interval", Duration(1_000_000),

@@ -154,6 +154,66 @@ def test_after_a_wrong_suspicion_twice_the_probes_must_fail(node: Node) -> None:
     assert len(node.probed(A, 12)) == 6
 
 
+def lose_probes(node: Node, backend: Backend, seconds: float) -> None:
+    """Let an endpoint be suspect, and answer only after some of its probes were lost."""
+    node.fail([backend])
+    node.see(backend)
+    node.until(node.now + seconds)
+    node.fail([backend], ANSWERED)
+    node.until(node.now + 1)
+
+
+def test_the_more_probes_of_living_endpoints_fail_the_more_must_fail() -> None:
+    node = Node(endpoints(5))
+    first, second, *_ = node.members
+    node.until(10)
+    lose_probes(node, second, 0.2)  # one of two fails: 20 in a row are one in a million
+    node.fail([first])
+    began = node.now
+    node.see(first)
+    node.until(began + 5.9)
+    assert node.out == []
+    node.until(began + 6.1)
+    assert node.out == [first]
+    assert len(node.probed(first, began)) == 20
+
+
+def test_a_series_grows_if_others_lose_probes_meanwhile() -> None:
+    node = Node(endpoints(5))
+    first, second, *_ = node.members
+    node.until(10)
+    node.fail([first, second])
+    node.see(first)
+    node.until(10.1)
+    node.see(second)
+    node.until(10.5)
+    node.fail([second], ANSWERED)
+    node.until(11.5)
+    assert node.out == []
+    node.until(17)
+    assert node.out == [first]
+
+
+def test_nothing_silent_is_ejected_while_half_of_the_others_lose_probes() -> None:
+    node = Node(endpoints(5))
+    first, second, third, fourth, _ = node.members
+    node.until(10)
+    for backend in (second, third):
+        lose_probes(node, backend, 0.2)
+    node.fail([first])
+    node.see(first)
+    node.until(node.now + 10)
+    assert node.out == []
+    node.fail([fourth], REFUSED)
+    node.see(fourth, REFUSED)
+    node.until(node.now + 2)
+    assert node.out == [fourth], "a refusal is no sign of too much load"
+    node.until(node.now + 60)
+    node.see(first)
+    node.until(node.now + 10)
+    assert set(node.out) == {first, fourth}
+
+
 def test_suspicions_of_one_endpoint_have_a_rest_between_them(node: Node) -> None:
     for _ in range(10):
         node.see(A)

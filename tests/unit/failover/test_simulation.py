@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from steersman.model.failover import Observation
@@ -97,3 +99,22 @@ def test_flapping_is_held_longer_each_time(seed: int) -> None:
     assert {backend for _, backend in ours.ejections} == on_node(members, "node-0")
     assert len(ours.ejections) <= 3
     assert ours.last_failure == 0
+
+
+@pytest.mark.parametrize("sees_answers", [False, True])
+@pytest.mark.parametrize("dead", [0, 6])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_too_much_load_does_not_spread(dead: int, seed: int, sees_answers: bool) -> None:
+    members = endpoints(10, nodes=10)
+    gone = on_node(members, *(f"node-{index}" for index in range(dead)))
+    load = 260 if dead == 0 else 120  # the capacity of all is 200
+    faults = (Fault(gone, DEATH, EVER),)
+    more: dict[str, Any] = {"seed": seed, "faults": faults, "capacity": 20}
+    ours = network(members, sees_answers=sees_answers, **more)
+    without = Network(members, **more)
+    for each in (ours, without):
+        each.run(60, load)
+    wrong = {backend for _, backend in ours.ejections} - gone
+    assert len(wrong) <= 3, "before others are known to lose probes, too"
+    share = ours.failed / len(ours.connections)
+    assert share < without.failed / len(without.connections) + 0.1
