@@ -10,7 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from steersman.failover.watch import Failure
 from steersman.host.exec import SubprocessExec
+from steersman.model.failover import Backend, Observation
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import Endpoint, NodeSettings, ServicePlan
 from steersman.model.ruleset import diff
@@ -128,6 +130,23 @@ def test_a_node_port_answers_on_loopback_while_it_is_there(
             assert await ask(protocol, address) == b"two"
             await follow(mode)
             assert await ask(protocol, address) == b""
+
+    in_node(body)
+
+
+@pytest.mark.parametrize("family", Family)
+def test_a_silent_endpoint_is_seen_by_its_clients_on_loopback(family: Family) -> None:
+    async def body(mode: NftablesMode) -> None:
+        sh("nft 'table inet fault { chain in { type filter hook input priority 0; }; }'")
+        sh("nft add rule inet fault in tcp dport 9 drop")
+        watch = mode.watch_failures()
+        await follow(mode, web(family, Protocol.TCP, 9))
+        asking = asyncio.create_task(ask(Protocol.TCP, LOOPBACK[family]))
+        backend = Backend(PODS[family], 9, Protocol.TCP)
+        async with asyncio.timeout(20):
+            assert await watch.receive() == [Failure(backend, Observation.SILENT, LOOPBACK[family])]
+        watch.close()
+        asking.cancel()
 
     in_node(body)
 

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from steersman.failover.watch import Failure
 from steersman.host.exec import Result, SubprocessExec
 from steersman.model.errors import ApplyError
+from steersman.model.failover import Backend, Observation
+from steersman.model.names import Protocol
 from steersman.model.plan import (
     Endpoint,
     Verdict,
@@ -56,6 +59,36 @@ def test_rules_that_others_flushed_are_repaired(variant: str) -> None:
         await mode.apply(diff(await mode.read(), {}))
         assert "KUBE" not in rules(variant).upper()
         assert not await mode.read()
+        await mode.aclose()
+
+    on_a_node(body)
+
+
+@VARIANTS
+def test_dials_that_fail_are_seen(variant: str) -> None:
+    async def body(one: Endpoint) -> None:
+        refused, silent = Endpoint(HOST, 1), Endpoint(HOST, 2)
+        unreachable = Endpoint("192.168.78.9", 80)
+        sh("ip route add unreachable 192.168.78.9")
+        sh("nft 'table inet fault { chain in { type filter hook input priority 0; }; }'")
+        sh("nft add rule inet fault in tcp dport 2 drop")
+        mode = userspace_mode(SubprocessExec(), variant)
+        await mode.probe()
+        await become(mode, served(refused, silent, unreachable, one))
+        watch, found = mode.watch_failures(), set[Failure]()
+        while await ask(PORT, b"!", VIP) == b"one!" and len(found) < 3:
+            async with asyncio.timeout(20):
+                found |= {each for each in await watch.receive() if each.backend.ip != one.ip}
+                found = {each for each in found if each.observation is not Observation.ANSWERED}
+        watch.close()
+        assert found == {
+            Failure(Backend(end.ip, end.port, Protocol.TCP), observation, HOST)
+            for end, observation in (
+                (refused, Observation.REFUSED),
+                (silent, Observation.SILENT),
+                (unreachable, Observation.UNREACHABLE),
+            )
+        }
         await mode.aclose()
 
     on_a_node(body)

@@ -106,5 +106,36 @@ class DialWatch(FailureWatch):
             self._batch = asyncio.get_running_loop().call_later(_BATCH, self._some.set)
 
 
+class WithDials(FailureWatch):
+    """Another watch, and with it the dials of a proxy that serves some of the same clients."""
+
+    def __init__(self, watch: FailureWatch, dials: DialRegistry) -> None:
+        """Add the dials to a watch, whose way of counting and believing is kept."""
+        self.counts_answers = watch.counts_answers
+        self.of_this_node = watch.of_this_node
+        self._parts = (watch, DialWatch(dials))
+        self._receiving: dict[FailureWatch, asyncio.Task[list[Failure]]] = {}
+
+    async def receive(self) -> list[Failure]:
+        """Wait for failures of either kind."""
+        for watch in self._parts:
+            if watch not in self._receiving:
+                self._receiving[watch] = asyncio.create_task(watch.receive())
+        await asyncio.wait(self._receiving.values(), return_when=asyncio.FIRST_COMPLETED)
+        done = [watch for watch, task in self._receiving.items() if task.done()]
+        return [failure for watch in done for failure in self._receiving.pop(watch).result()]
+
+    async def cut(self, backends: Collection[Backend]) -> int:
+        """Let connections of either kind begin again."""
+        return sum([await watch.cut(backends) for watch in self._parts])
+
+    def close(self) -> None:
+        """Stop both."""
+        for task in self._receiving.values():
+            task.cancel()
+        for watch in self._parts:
+            watch.close()
+
+
 def _backend(owner: PlanKey, endpoint: Endpoint) -> Backend:
     return Backend(endpoint.ip, endpoint.port, owner.name.protocol)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 import pytest
 
-from steersman.failover.watch import Failure
+from steersman.failover.watch import Failure, FailureWatch
 from steersman.model.failover import Backend, Observation
 from steersman.model.names import Protocol
 from steersman.model.plan import Endpoint
 from steersman.proxy import tcp
 from steersman.proxy.engine import Proxy
-from steersman.proxy.failures import DialWatch
+from steersman.proxy.failures import DialWatch, WithDials
 from steersman.proxy.sockets import DialRegistry
 from tests.support.modes.userspace_proxy import (
     LOCAL,
@@ -50,7 +50,7 @@ async def watched(made: Proxy) -> AsyncIterator[DialWatch]:
 
 
 async def received(
-    watch: DialWatch, enough: Callable[[list[Failure]], bool] = bool
+    watch: FailureWatch, enough: Callable[[list[Failure]], bool] = bool
 ) -> list[Failure]:
     """Return all that is received until it is enough."""
     found: list[Failure] = []
@@ -220,3 +220,52 @@ async def test_an_endpoint_that_returns_is_dialled_like_others() -> None:
 async def _says_two(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(b"two")
     writer.close()
+
+
+class Scripted(FailureWatch):
+    """Another watch: the test says what it sees, and when it breaks."""
+
+    def __init__(self) -> None:
+        self.seen: asyncio.Queue[list[Failure] | OSError] = asyncio.Queue()
+        self.cuts: set[Backend] = set()
+        self.closed = False
+
+    async def receive(self) -> list[Failure]:
+        if isinstance(found := await self.seen.get(), OSError):
+            raise found
+        return found
+
+    async def cut(self, backends: Collection[Backend]) -> int:
+        self.cuts |= set(backends)
+        return 2
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_dials_are_watched_beside_packets() -> None:
+    gone = await refusing()
+    async with endpoint(answering(b"one")) as one, proxy() as made:
+        await made.start({key(): listener(gone, one)})
+        packets = Scripted()
+        watch = WithDials(packets, made.shared.dials)
+        assert (watch.counts_answers, watch.of_this_node) == (False, False)
+        # A receiver that gives up loses nothing.
+        for _ in range(2):
+            waiting = asyncio.create_task(watch.receive())
+            await asyncio.sleep(0)
+            waiting.cancel()
+        other = Failure(Backend("10.1.0.9", 80, Protocol.TCP), SILENT, "10.9.9.9")
+        packets.seen.put_nowait([other])
+        async with asyncio.timeout(PATIENCE):
+            assert await watch.receive() == [other]
+            assert await ask(made.port(key())) == b"one"
+            assert Failure(backend(gone), REFUSED, LOCAL) in await watch.receive()
+        assert await watch.cut({backend(gone)}) == 2
+        assert packets.cuts == {backend(gone)}
+        packets.seen.put_nowait(OSError(errno.EBADF, "gone"))
+        with pytest.raises(OSError, match="gone"):
+            await received(watch, lambda _: False)
+        watch.close()
+        assert packets.closed
+        assert made.shared.dials.watch is None

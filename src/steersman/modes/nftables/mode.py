@@ -297,10 +297,10 @@ class NftablesMode(Mode):
         return self._tables
 
     def watch_failures(self) -> FailureWatch:
-        """Watch packets of connections that conntrack translates."""
+        """Watch packets of connections that conntrack translates, and the dials from loopback."""
         from steersman.netfilter.failure_log import open_watch  # noqa: PLC0415 - rarely used
 
-        return open_watch()
+        return self._relay.with_dials(open_watch())
 
     def tracer(self) -> Tracer:
         """Return what follows a packet through our tables, and those of others."""

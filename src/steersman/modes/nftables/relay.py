@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from steersman.failover.watch import FailureWatch
 from steersman.model.errors import ApplyError
 from steersman.model.ruleset import Diff
 from steersman.modes.nftables.layout import (
@@ -19,6 +20,7 @@ from steersman.modes.nftables.layout import (
     pack_port,
 )
 from steersman.proxy.engine import Proxy
+from steersman.proxy.failures import WithDials
 from steersman.proxy.listeners import LISTENER, FrontendKey, ListenerPlan
 from steersman.proxy.sockets import OpenSocket, PortAllocator, open_socket
 
@@ -96,6 +98,10 @@ class Relay:
             else:
                 self._proxy().stop(replaced.values())
                 self._keys[key] = name
+
+    def with_dials(self, watch: FailureWatch) -> FailureWatch:
+        """Add to a watch what becomes of the dials for clients of loopback."""
+        return WithDials(watch, self._proxy().shared.dials)
 
     async def close(self, seconds: float) -> int:
         """Stop listening and let connections end; return how many were cut after `seconds`."""
