@@ -22,8 +22,13 @@ except ImportError:  # to compile, hatchling is not needed
 
 MODE = Path("src/steersman/modes/ebpf")
 TARGETS = {"el": "bpfel", "eb": "bpfeb"}
-# Source by the first word of its objects: the mode's programs, and those that trace them.
-SOURCES = {"steersman": "steersman.bpf.c", "trace": "trace.bpf.c"}
+# Source by the first word of its objects: the mode's programs, those that trace them, and those
+# that see connections fail.
+SOURCES = {
+    "steersman": "steersman.bpf.c",
+    "trace": "trace.bpf.c",
+    "failures": "failures.bpf.c",
+}
 FLAGS = ("-g", "-O2", "-mcpu=v3", "-Wall", "-Werror")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from steersman.modes.ebpf import trace_events
+from steersman.modes.ebpf import failures, trace_events
 from steersman.modes.ebpf.bpf import Object
 from steersman.modes.ebpf.loader import LoadedObject, OpenedObject
 from tests.support.lab.ebpf import compiled
@@ -38,11 +38,12 @@ def test_the_verifier_has_no_more_to_do_than_the_table_says(update: bool) -> Non
     loaded = LoadedObject(compiled(), None)
     found = {name: verified(program) for name, program in sorted(loaded.programs.items())}
     loaded.close()
-    watching = OpenedObject(trace_events.FILE)  # with maps of its own, as no daemon runs
-    watching.load()
-    programs = sorted(watching.descriptors("program").items())
-    found |= {name: verified(program) for name, program in programs}
-    watching.close()
+    for file in (trace_events.FILE, failures.FILE):
+        beside = OpenedObject(file)  # with maps of its own, as no daemon runs
+        beside.load()
+        programs = sorted(beside.descriptors("program").items())
+        found |= {name: verified(program) for name, program in programs}
+        beside.close()
     if update:
         TABLE.write_text(HEAD + "".join(f"{n:16} {count:7}\n" for n, count in found.items()))
     known = table()

@@ -20,6 +20,7 @@ MODES = [
     ("nftables",),
     ("iptables", "--iptables-variant=nft"),
     ("iptables", "--iptables-variant=legacy"),
+    ("ebpf",),
 ]
 STEERSMAN = (sys.executable, "-m", "steersman")
 LONGEST = 60.0

@@ -31,7 +31,7 @@ PINS = Path("/sys/fs/bpf/steersman")
 _CLASSES = ("pods", "node", "others")
 _VERDICTS = ("to", "dropped", "rejected")
 _KINDS = ("", "to endpoint", "from service", "masquerade", "to client")
-_STATES = ("opening", "established", "closing", "waiting", "half closed", "refused")
+_STATES = ("opening", "established", "closing", "waiting", "half closed", "refused", "answered")
 _HOOKS = ("ingress", "egress")
 
 

@@ -39,15 +39,29 @@ REVERSE = struct.Struct("=18s6x")
 AFFINITY = struct.Struct("=16sQ2s6x")
 PEER = struct.Struct("=16s16s2s2s4x")
 SOCKET_SLOT = struct.Struct("=Q16s16s2s2s12x")
+WATCHING = struct.Struct("=QQQI4x")
+HEALTH = struct.Struct("=QQI4x")
+ANSWER = struct.Struct("=18s6xQ")
+FAILURE = struct.Struct("=16s16sQ2sBB4x")
 PRESENCE_BITS, PRESENCE_FACTOR = 16, 0x9E3779B1
 L3_DEVICE_PLACES = 256
 
+FAILURE_SIZES: Mapping[str, int] = {
+    "slot": SLOT.size,
+    "peer": PEER.size,
+    "socket_slot": SOCKET_SLOT.size,
+    "watching": WATCHING.size,
+    "health": HEALTH.size,
+    "answer": ANSWER.size,
+    "failure": FAILURE.size,
+}
+"""Sizes of the structs in failures.bpf.c, by their names in C."""
 SIZES: Mapping[str, int] = {
+    **FAILURE_SIZES,
     "frontend_key": FRONTEND_KEY.size,
     "frontend": FRONTEND.size,
     "pool": POOL.size,
     "service": SERVICE.size,
-    "slot": SLOT.size,
     "service_name": NAME.size,
     "member_key": MEMBER_KEY.size,
     "prefix": PREFIX.size,
@@ -60,8 +74,6 @@ SIZES: Mapping[str, int] = {
     "tally": TALLY.size,
     "affinity_key": AFFINITY_KEY.size,
     "affinity": AFFINITY.size,
-    "peer": PEER.size,
-    "socket_slot": SOCKET_SLOT.size,
     "mark": 4,
     "marks": 8 + L3_DEVICE_PLACES + (4 << PRESENCE_BITS),
 }
@@ -108,6 +120,10 @@ OFFSETS: Mapping[str, Mapping[str, int]] = {
     "affinity": {"address": 0, "last": 16, "port": 24},
     "peer": {"endpoint": 0, "frontend": 16, "endpoint_port": 32, "frontend_port": 34},
     "socket_slot": {"cookie": 0, "peer": 8},
+    "watching": {"until": 0, "answers": 8},
+    "health": {"answered": 0},
+    "answer": {"endpoint": 0, "time": 24},
+    "failure": {"endpoint": 0, "client": 16, "time": 32, "port": 40, "protocol": 42, "kind": 43},
     "mark": {"served": 2},
     "marks": {"trusted": 0, "filling": 1, "attached": 2, "bare": 8, "places": 8 + L3_DEVICE_PLACES},
 }

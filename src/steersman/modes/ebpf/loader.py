@@ -18,7 +18,7 @@ import hashlib
 import os
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -293,6 +293,103 @@ class LoadedObject(OpenedObject):
                     stale.add(name)
         if stale:
             raise StaleMapsError(frozenset(stale))
+
+
+class BesideObject(OpenedObject):
+    """Programs beside those of the mode, whose maps they share.
+
+    Nothing is pinned: when this process ends, however it does, the kernel detaches and frees all.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        maps: Path,
+        sizes: Mapping[str, int],
+        offsets: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
+        """Load an object, with the mode's maps where it declares the same ones.
+
+        Args:
+            path: the compiled object.
+            maps: directory of the mode's pinned maps.
+            sizes: of its structs, as Python knows them.
+            offsets: of their fields.
+
+        Raises:
+            FileNotFoundError: nothing is pinned, or the object is missing.
+            ObjectError: libbpf or the kernel refused it, or its structs are not ours.
+            StaleMapsError: the mode's maps are those of another version.
+        """
+        super().__init__(path)
+        self._attached: list[bpf.Object] = []
+        self._ring: int | None = None
+        try:
+            if wrong := next(iter(differences(self.handle, sizes, offsets or {})), ""):
+                raise load_error(errno.EINVAL, f"{path} has other structs: {wrong}")
+            btf, stale = library().bpf_object__btf(self.handle), set()
+            pinned = set(os.listdir(maps))
+            for name, own in self.each("map"):
+                if name not in pinned:
+                    continue
+                shared = bpf.Object.pinned(maps / name)
+                if not Shape.of_map(shared.fd).serves_as(Shape.of_object(btf, own)):
+                    stale.add(name)
+                library().bpf_map__reuse_fd(own, shared.fd)  # libbpf duplicates it
+                shared.close()
+            if stale:
+                raise StaleMapsError(frozenset(stale))
+            self.load()
+        except BaseException:
+            self.close()
+            raise
+        self.programs = self.descriptors("program")
+        """Descriptors by name."""
+        self.maps = self.descriptors("map")
+
+    def attach(self, name: str) -> bpf.Object:
+        """Attach a program to its tracepoint, until what this returns is closed, or all is."""
+        descriptor = bpf.call(bpf.RAW_TRACEPOINT_OPEN, "=QII", 0, self.programs[name], 0)
+        self._attached.append(bpf.Object(descriptor))
+        return self._attached[-1]
+
+    def attach_socket(self, name: str, cgroup: int, attach_type: int) -> None:
+        """Attach a program of sockets to a cgroup (a descriptor), behind those that are there."""
+        self._attached.append(bpf.Link.attach(self.programs[name], cgroup, attach_type))
+
+    def listen(self, name: str, take: Callable[[bytes], object]) -> None:
+        """Read a ring buffer: `consume` gives each record to a function."""
+
+        def keep(_context: int, data: int, size: int) -> int:
+            take(ctypes.string_at(data, size))
+            return 0
+
+        self._callback = SAMPLE(keep)  # an attribute, because libbpf has a pointer to it
+        self._ring = library().ring_buffer__new(self.maps[name], self._callback, None, None)
+        if not self._ring:
+            raise load_error(ctypes.get_errno(), "there is no ring buffer")
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there are records."""
+        number: int = library().ring_buffer__epoll_fd(self._ring)
+        return number
+
+    def consume(self) -> None:
+        """Take the records that are there."""
+        library().ring_buffer__consume(self._ring)
+
+    def program_ids(self) -> list[int]:
+        """Return the kernel's ids of the programs."""
+        return [bpf.Object(number).id for number in self.programs.values()]
+
+    def close(self) -> None:
+        """Detach everything. Idempotent."""
+        for each in self._attached:
+            each.close()
+        if self._ring:
+            library().ring_buffer__free(self._ring)
+        self._attached, self._ring = [], None
+        super().close()
 
 
 def differences(

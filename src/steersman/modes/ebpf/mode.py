@@ -22,6 +22,7 @@ from steersman.modes.ebpf import loader, render
 from steersman.modes.ebpf.attach import LockedError
 from steersman.modes.ebpf.bpf import FullError
 from steersman.modes.ebpf.datapath import Datapath, EbpfOptions
+from steersman.modes.ebpf.failures import EbpfFailures
 from steersman.modes.ebpf.layout import CONFIG_GUARD_NODE_PORTS, NODE_VALUE, Kind, kind_of
 from steersman.modes.ebpf.netns import NodeNetns
 from steersman.modes.ebpf.probe import mount_bpffs, probe
@@ -183,6 +184,10 @@ class EbpfMode(Mode):
     async def hold_nat_hooks(self) -> None:
         """Keep connections alive that netfilter translates for the mode before."""
         await self._nat_guard.create()
+
+    def watch_failures(self) -> EbpfFailures:
+        """Return what sees connections fail, at sockets and as packets."""
+        return EbpfFailures(self.datapath.pins.maps)
 
     def tracer(self) -> EbpfTracer:
         """Return what watches a packet beside the programs, whichever process has loaded these."""

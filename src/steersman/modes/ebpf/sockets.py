@@ -19,7 +19,7 @@ import errno
 import logging
 import socket
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -40,7 +40,11 @@ _ID = struct.Struct("=4s16s16sIQ")
 # Offset of `id` in `struct inet_diag_msg`, after family, state and two timers.
 _ID_AT = 4
 _CONNECTED = 1 << 1  # TCP_ESTABLISHED; the kernel uses it for connected UDP sockets, too
-_UDP = Protocol.UDP.number
+_CONNECTING = 1 << 2  # TCP_SYN_SENT
+_LISTENS = 10  # TCP_LISTEN
+_ANY_STATE = 0xFFFFFFFF
+_NO_COOKIE = (1 << 64) - 1
+_UDP, _TCP = Protocol.UDP.number, Protocol.TCP.number
 log = logging.getLogger("steersman.ebpf")
 
 
@@ -86,9 +90,11 @@ def stale_peers(peers: Iterable[Peer], stale: Stale) -> Iterator[Peer]:
 
 
 class Socket(NamedTuple):
-    """A connected UDP socket."""
+    """A connected UDP socket, or one of TCP that connects."""
 
     cookie: int
+    own: bytes
+    """Its own end, packed as an endpoint."""
     peer: bytes
     """Packed endpoint."""
     family: int
@@ -99,10 +105,12 @@ class Socket(NamedTuple):
     def unpack(cls, payload: bytes) -> Socket:
         """Take a `struct inet_diag_msg` apart."""
         identity = payload[_ID_AT : _ID_AT + _ID.size]
-        ports, _, destination, _, cookie = _ID.unpack(identity)
+        ports, source, destination, _, cookie = _ID.unpack(identity)
         if payload[0] == socket.AF_INET:
+            source = layout.IPV4_PREFIX + source[:4]
             destination = layout.IPV4_PREFIX + destination[:4]
-        return cls(cookie, destination + ports[2:], payload[0], identity)
+        ends = source + ports[:2], destination + ports[2:]
+        return cls(cookie, *ends, payload[0], identity)
 
 
 def destroy(doomed: Collection[tuple[int, bytes]]) -> int:
@@ -111,44 +119,81 @@ def destroy(doomed: Collection[tuple[int, bytes]]) -> int:
     Args:
         doomed: cookie and peer of each.
     """
+    wanted = frozenset(doomed)
+    return in_all_namespaces(lambda netlink: _destroy_here(netlink, wanted)) if doomed else 0
 
-    def visit(wanted: frozenset[tuple[int, bytes]]) -> int:
-        destroyed = 0
+
+def in_all_namespaces(visit: Callable[[Netlink], int]) -> int:
+    """Call a function with a socket of sock_diag in each network namespace; return the sum."""
+
+    def visit_all() -> int:
+        total = 0
         for path in namespaces():
             try:
                 enter(path)
-                destroyed += _destroy_here(wanted)
+                with Netlink(NETLINK_SOCK_DIAG, buffer=1 << 20) as netlink:
+                    total += visit(netlink)
             except OSError as error:
                 # ENOENT: it ended in the meantime. EINVAL: it is no namespace.
                 if error.errno not in (errno.ENOENT, errno.EINVAL):
-                    log.warning("ebpf: cannot end UDP sockets in %s: %s", path, error)
-        return destroyed
+                    log.warning("ebpf: cannot look at the sockets in %s: %s", path, error)
+        return total
 
-    if not doomed:
-        return 0
     # In a thread of its own, which stays in the last namespace and ends there.
     with ThreadPoolExecutor(1, thread_name_prefix="ebpf sockets") as pool:
-        return pool.submit(visit, frozenset(doomed)).result()
+        return pool.submit(visit_all).result()
 
 
-def _destroy_here(doomed: frozenset[tuple[int, bytes]]) -> int:
-    destroyed = 0
-    with Netlink(NETLINK_SOCK_DIAG, buffer=1 << 20) as netlink:
-        found = [sock for sock in connected(netlink) if (sock.cookie, sock.peer) in doomed]
-        for sock in found:
-            head = _REQUEST.pack(sock.family, _UDP, _CONNECTED)
-            try:
-                netlink.request(Request(_SOCK_DESTROY, head + sock.identity))
-                destroyed += 1
-            except NetlinkError as error:
-                if error.errno != errno.ENOENT:  # its owner has closed it
-                    raise
-    return destroyed
+def _destroy_here(netlink: Netlink, doomed: frozenset[tuple[int, bytes]]) -> int:
+    found = [sock for sock in connected(netlink) if (sock.cookie, sock.peer) in doomed]
+    return sum(destroy_one(netlink, sock) for sock in found)
+
+
+def destroy_one(netlink: Netlink, sock: Socket, protocol: int = _UDP) -> bool:
+    """Destroy a socket; return False if its owner has closed it."""
+    head = _REQUEST.pack(sock.family, protocol, _ANY_STATE)
+    try:
+        netlink.request(Request(_SOCK_DESTROY, head + sock.identity))
+    except NetlinkError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False
+    return True
 
 
 def connected(netlink: Netlink) -> Iterator[Socket]:
     """Yield the connected UDP sockets of both families."""
+    return _sockets(netlink, _UDP, _CONNECTED)
+
+
+def connecting(netlink: Netlink) -> Iterator[Socket]:
+    """Yield the TCP sockets that wait for an answer to their SYN, of both families."""
+    return _sockets(netlink, _TCP, _CONNECTING)
+
+
+def _sockets(netlink: Netlink, protocol: int, states: int) -> Iterator[Socket]:
     for family in (socket.AF_INET, socket.AF_INET6):
-        head = _REQUEST.pack(family, _UDP, _CONNECTED)
+        head = _REQUEST.pack(family, protocol, states)
         for reply in netlink.dump(Request(_SOCK_DIAG_BY_FAMILY, head + bytes(_ID.size))):
             yield Socket.unpack(reply.payload)
+
+
+def exists(netlink: Netlink, own: bytes, peer: bytes) -> bool:
+    """Whether a TCP socket has these two ends, packed as endpoints."""
+    (source, port), (destination, to) = (
+        (end[: layout.ADDRESS_SIZE], end[layout.ADDRESS_SIZE :]) for end in (own, peer)
+    )
+    family = socket.AF_INET6
+    if layout.is_ipv4(own):
+        family = socket.AF_INET
+        source, destination = (each[len(layout.IPV4_PREFIX) :] for each in (source, destination))
+    identity = _ID.pack(port + to, source, destination, 0, _NO_COOKIE)
+    head = _REQUEST.pack(family, _TCP, _ANY_STATE)
+    try:
+        replies = netlink.request(Request(_SOCK_DIAG_BY_FAMILY, head + identity))
+    except NetlinkError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False
+    # The second byte is the state. The kernel finds a socket that listens on the port, too.
+    return any(reply.payload[1] != _LISTENS for reply in replies)

@@ -91,7 +91,7 @@ class PresenceFilter:
             clients: packed addresses of all present flows.
             served: packed addresses of all frontends, and of the node for its node ports.
         """
-        self._add(clients)
+        self.note(clients)
         self.serve(served)
         self._memory[_AT["trusted"]] = 1
 
@@ -112,12 +112,13 @@ class PresenceFilter:
         filling = self._memory[_AT["filling"]] & 1
         other = self._clients[1 - filling]
         if any(other.tobytes()):
-            self._add(clients())
+            self.note(clients())
             other[:] = bytes(_PLACES)
         elif self._clients[filling].tobytes().count(1) > _CROWDED:
             self._memory[_AT["filling"]] = 1 - filling
 
-    def _add(self, clients: Iterable[bytes]) -> None:
+    def note(self, clients: Iterable[bytes]) -> None:
+        """Add clients, before they get a flow."""
         filled = self._clients[self._memory[_AT["filling"]] & 1]
         for place in set(map(place_of, clients)):
             filled[place] = 1

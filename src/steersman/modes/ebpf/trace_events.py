@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import errno
 import functools
 import os
 import struct
@@ -20,18 +19,10 @@ from msgspec.structs import replace
 
 from steersman.model.plan import SourceClass
 from steersman.model.tracing import STEERSMAN, TraceStep, WatchedFlow
-from steersman.modes.ebpf import bpf, layout
-from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, HashMap, Link, Object
+from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.bpf import CGROUP_ATTACH_TYPES, HashMap
 from steersman.modes.ebpf.dump import Ruling, TraceMaps, endpoint_name
-from steersman.modes.ebpf.loader import (
-    SAMPLE,
-    OpenedObject,
-    Shape,
-    StaleMapsError,
-    differences,
-    library,
-    load_error,
-)
+from steersman.modes.ebpf.loader import BesideObject, library
 
 # -- The programs ----------------------------------------------------------------------------------
 
@@ -107,7 +98,7 @@ class TraceEvent(NamedTuple):
         )
 
 
-class Watcher:
+class Watcher(BesideObject):
     """Watches flows while it is open; to open and to close it blocks, for some milliseconds."""
 
     def __init__(self, maps: Path, cgroup: int, wanted: bytes) -> None:
@@ -119,63 +110,27 @@ class Watcher:
             wanted: a FILTER.
 
         Raises:
-            FileNotFoundError: nothing is pinned, or the object is missing.
-            ObjectError: libbpf or the kernel refused the programs.
-            StaleMapsError: the mode's maps are those of another version.
+            OSError, StaleMapsError: as BesideObject.
         """
-        self._attached: list[Object] = []
-        self._ring: int | None = None
         self._events: list[TraceEvent] = []
-
-        def keep(_context: int, data: int, size: int) -> int:
-            self._events.append(TraceEvent.unpack(ctypes.string_at(data, size)))
-            return 0
-
-        self._callback = SAMPLE(keep)  # an attribute, because libbpf has a pointer to it
-        self._object = OpenedObject(FILE)
+        super().__init__(FILE, maps, _SIZES)
         try:
-            handle = self._object.handle
-            if wrong := next(iter(differences(handle, _SIZES, {})), ""):
-                raise load_error(errno.EINVAL, f"{FILE} has other structs: {wrong}")
-            # Use the mode's maps where the object declares the same ones.
-            btf, pinned, stale = library().bpf_object__btf(handle), set(os.listdir(maps)), set()
-            for name, own in self._object.each("map"):
-                if name not in pinned:
-                    continue
-                shared = Object.pinned(maps / name)
-                if not Shape.of_map(shared.fd).serves_as(Shape.of_object(btf, own)):
-                    stale.add(name)
-                library().bpf_map__reuse_fd(own, shared.fd)  # libbpf duplicates it
-                shared.close()
-            if stale:
-                raise StaleMapsError(frozenset(stale))
-            self._object.load()
-            fds = self._object.descriptors("map")
-            self._filter = HashMap(fds["filter"])
+            self._filter = HashMap(self.maps["filter"])
             self._filter.put(_ONLY_KEY, wanted)
-            self._ring = library().ring_buffer__new(fds["events"], self._callback, None, None)
-            if not self._ring:
-                raise load_error(ctypes.get_errno(), "there is no ring buffer")
-            # Attach: to the cgroup after the mode's programs, or to a tracepoint.
-            for name, program in self._object.descriptors("program").items():
+            self.listen("events", lambda data: self._events.append(TraceEvent.unpack(data)))
+            for name in self.programs:
                 attach_type = CGROUP_ATTACH_TYPES.get(name.replace("trace_", "sm_"))
                 if attach_type is None:
-                    descriptor = bpf.call(bpf.RAW_TRACEPOINT_OPEN, "=QII", 0, program, 0)
-                    self._attached.append(Object(descriptor))
+                    self.attach(name)
                 elif cgroup >= 0:
-                    self._attached.append(Link.attach(program, cgroup, attach_type))
+                    self.attach_socket(name, cgroup, attach_type)
         except BaseException:
             self.close()
             raise
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable when there are events."""
-        number: int = library().ring_buffer__epoll_fd(self._ring)
-        return number
-
     def read(self) -> Sequence[TraceEvent]:
         """Return the events since the last time."""
-        library().ring_buffer__consume(self._ring)
+        self.consume()
         events, self._events = self._events, []
         return events
 
@@ -183,19 +138,6 @@ class Watcher:
         """Count the events for which the buffer had no room."""
         lost: int = FILTER.unpack(self._filter.get(_ONLY_KEY) or bytes(FILTER.size))[-1]
         return lost
-
-    def program_ids(self) -> list[int]:
-        """Return the kernel's ids of the programs."""
-        return [Object(number).id for number in self._object.descriptors("program").values()]
-
-    def close(self) -> None:
-        """Detach everything. Idempotent."""
-        for each in self._attached:
-            each.close()
-        if self._ring:
-            library().ring_buffer__free(self._ring)
-        self._object.close()
-        self._attached, self._ring = [], None
 
 
 @functools.cache

@@ -41,7 +41,7 @@ from steersman.modes.ebpf.tables import Tables
 # its port for another connection a moment after one has ended, so each entry is read again just
 # before it is deleted.
 
-OPENING, ESTABLISHED, CLOSING, WAITING, FINISHED = range(5)
+OPENING, ESTABLISHED, CLOSING, WAITING, FINISHED, REFUSED = range(6)
 INGRESS, EGRESS = range(2)
 TO_ENDPOINT, FROM_SERVICE, MASQUERADE, TO_CLIENT = 1, 2, 3, 4
 UDP, _SCTP = Protocol.UDP.number, Protocol.SCTP.number
@@ -178,17 +178,41 @@ def delete_stale(flows: HashMap, found: Iterable[bytes], stale: Stale) -> Remove
     """
     now = ((key, FlowEntry.unpack(key, value)) for key in found if (value := flows.get(key)))
     doomed = [(key, flow) for key, flow in now if flow.kind == TO_ENDPOINT and flow.is_stale(stale)]
-    keys = []
-    for key, flow in doomed:
-        client, endpoint, protocol = flow.source, flow.rewritten, flow.protocol
-        # The entry of answers, and the two of masquerading, if there are any.
-        answers_at = EGRESS if flow.hook == INGRESS else INGRESS
-        keys += [key, layout.flow_key(endpoint, client, protocol, answers_at)]
-        masqueraded = layout.flow_key(client, endpoint, protocol, EGRESS)
-        if value := flows.get(masqueraded):
-            node = FlowEntry.unpack(masqueraded, value).rewritten
-            keys += [masqueraded, layout.flow_key(endpoint, node, protocol, INGRESS)]
+    keys = [each for key, flow in doomed for each in connection_keys(flows, key, flow)]
     return Removed(len(doomed), flows.delete_all(keys))
+
+
+def connection_keys(flows: HashMap, key: bytes, flow: FlowEntry) -> list[bytes]:
+    """Return the keys of all entries of a connection, given that of TO_ENDPOINT."""
+    client, endpoint, protocol = flow.source, flow.rewritten, flow.protocol
+    # The entry of answers, and the two of masquerading, if there are any.
+    answers_at = EGRESS if flow.hook == INGRESS else INGRESS
+    keys = [key, layout.flow_key(endpoint, client, protocol, answers_at)]
+    masqueraded = layout.flow_key(client, endpoint, protocol, EGRESS)
+    if value := flows.get(masqueraded):
+        node = FlowEntry.unpack(masqueraded, value).rewritten
+        keys += [masqueraded, layout.flow_key(endpoint, node, protocol, INGRESS)]
+    return keys
+
+
+def delete_unanswered(flows: HashMap, endpoints: Collection[tuple[int, bytes]]) -> Removed:
+    """Delete connections that endpoints have not answered, so that the next packet begins again.
+
+    Args:
+        flows: the map.
+        endpoints: protocol number and packed endpoint of each.
+    """
+    keys, connections = [], 0
+    for back, value in flows.items():
+        if layout.flow_kind(value) != FROM_SERVICE or layout.flow_state(value) != OPENING:
+            continue
+        answers = FlowEntry.unpack(back, value)
+        if (answers.protocol, answers.source) in endpoints:
+            key = _opposite(back, value)
+            if there := flows.get(key):
+                keys += connection_keys(flows, key, FlowEntry.unpack(key, there))
+                connections += 1
+    return Removed(connections, flows.delete_all(keys))
 
 
 def count_open(flows: HashMap, timeouts: Timeouts) -> int:

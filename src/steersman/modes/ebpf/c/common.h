@@ -2,29 +2,6 @@
 // Helpers of all programs.
 #pragma once
 
-#define INLINE static __always_inline
-// A function that the verifier checks once per call, not once per path.
-#define NOINLINE static __noinline
-// A global function: the verifier checks it once for all callers (Linux 5.13). So it must test its
-// pointers, and memory behind them may hold anything. Before Linux 6.2 none may be the key of a
-// map.
-#define VERIFIED_ONCE __attribute__((noinline))
-
-// Return CLOCK_MONOTONIC as of the last tick, in ns (Linux 5.11). It costs nothing to read, and all
-// times that are compared with it are seconds old.
-INLINE __u64 now(void)
-{
-	return bpf_ktime_get_coarse_ns();
-}
-
-// Return the time since an event. Another CPU may have noted a later time in between.
-INLINE __u64 since(__u64 last)
-{
-	__s64 passed = now() - last;
-
-	return passed < 0 ? 0 : passed;
-}
-
 INLINE void count(__u32 which)
 {
 	__u64 *value = bpf_map_lookup_elem(&counters, &which);

@@ -52,6 +52,30 @@ NOINLINE int rewrite_outer(struct __sk_buff *skb, struct packet *outer, int side
 	return 0;
 }
 
+// Report that an endpoint cannot be reached, or that nothing listens there. Connections that were
+// balanced at a socket have no flow, so every error counts: failures.py compares with the
+// endpoints.
+VERIFIED_ONCE int report_error(struct __sk_buff *skb, const struct packet *outer,
+			       const struct packet *inner)
+{
+	struct watching *watch = watcher();
+	struct slot endpoint = {};
+	__u8 icmp[2]; // type and code
+	int refused;
+
+	if (!watch || !outer || !inner || !LOAD(skb, outer->l4, icmp))
+		return 0;
+	if (icmp[0] != (outer->ipv4 ? 3 : 1) || (outer->ipv4 && icmp[1] == 4)) // 4: path MTU
+		return 0;
+	if (!within(&watch->window, &watch->errors, ERRORS))
+		return 0;
+	refused = icmp[1] == (outer->ipv4 ? 3 : 4);
+	endpoint.address = inner->key.destination;
+	endpoint.port = inner->key.destination_port;
+	return send_failure(&endpoint, &inner->key.source, inner->key.protocol,
+			    refused ? FAILED_REFUSED : FAILED_UNREACHABLE);
+}
+
 // At ingress an error goes to the sender of the quoted packet. At egress it may come from the
 // destination of that packet; a router in between keeps its address. An error with another
 // destination is forged.
@@ -65,6 +89,9 @@ VERIFIED_ONCE int translate_error(struct __sk_buff *skb, struct packet *outer)
 	if (!outer || !parse_quoted(skb, outer, &inner) ||
 	    !same_address(&outer->key.destination, &inner.key.source))
 		return 0;
+	if (outer->key.hook == INGRESS ||
+	    !skb->ingress_ifindex) // once on its way through this node
+		report_error(skb, outer, &inner);
 	reversed(&inner.key, outer->key.hook, &key);
 	found = bpf_map_lookup_elem(&flows, &key);
 	if (!found || found->state == WAITING)

@@ -83,6 +83,34 @@ INLINE __u8 other_hook(const struct packet *packet)
 	return packet->key.hook == INGRESS ? EGRESS : INGRESS;
 }
 
+// Look at another SYN of a connection that is not complete, or at the answer to it.
+VERIFIED_ONCE int repeat_or_answer(struct flow *flow, const struct packet *packet)
+{
+	struct slot endpoint = {};
+	struct flow_key back;
+	struct flow *answers;
+
+	if (!packet || !flow || packet->key.protocol != IPPROTO_TCP)
+		return 0;
+	if (flow->kind == FROM_SERVICE && flow->state == OPENING && packet->flags & TCP_ACK) {
+		flow->state = ANSWERED;
+		endpoint.address = packet->key.source;
+		endpoint.port = packet->key.source_port;
+		return note_answer(&endpoint);
+	}
+	if (flow->kind != TO_ENDPOINT || since(flow->last) < SOONEST_REPEAT)
+		return 0;
+	endpoint.address = flow->address;
+	endpoint.port = flow->port;
+	reversed(&packet->key, other_hook(packet), &back);
+	back.source = endpoint.address;
+	back.source_port = endpoint.port;
+	answers = bpf_map_lookup_elem(&flows, &back);
+	if (!answers || answers->state != OPENING)
+		return 0;
+	return report_failure(&endpoint, &packet->key.source, IPPROTO_TCP, FAILED_SILENT);
+}
+
 INLINE int side_of(const struct flow *flow)
 {
 	return flow->kind == TO_ENDPOINT || flow->kind == TO_CLIENT ? DESTINATION : SOURCE;
@@ -97,7 +125,6 @@ VERIFIED_ONCE int update_flow(struct __sk_buff *skb, struct flow *flow, const st
 
 	if (!packet || !flow)
 		return 0;
-	flow->last = now();
 	if (flow->kind == TO_ENDPOINT) {
 		slot.address = flow->address;
 		slot.port = flow->port;
@@ -113,10 +140,18 @@ VERIFIED_ONCE int update_flow(struct __sk_buff *skb, struct flow *flow, const st
 			back.source = flow->address, back.source_port = flow->port;
 		else
 			back.destination = flow->address, back.destination_port = flow->port;
+		if (flow->kind == FROM_SERVICE && flow->state == OPENING &&
+		    packet->key.protocol == IPPROTO_TCP && packet->flags & TCP_RST)
+			report_failure(&slot, &packet->key.destination, IPPROTO_TCP,
+				       FAILED_REFUSED);
 		end_flow(flow, &back, packet->flags);
-	} else if (flow->state == OPENING && !(packet->flags & TCP_SYN)) {
-		flow->state = ESTABLISHED;
+	} else if (flow->state == OPENING || flow->state == ANSWERED) {
+		if (packet->flags & TCP_SYN)
+			repeat_or_answer(flow, packet);
+		else
+			flow->state = ESTABLISHED;
 	}
+	flow->last = now();
 	return 0;
 }
 

@@ -2,15 +2,6 @@
 // The maps.
 #pragma once
 
-#define MAP(name, kind, key_type, value_type, entries, options) \
-	struct { \
-		__uint(type, kind); \
-		__uint(max_entries, entries); \
-		__uint(map_flags, options); \
-		__type(key, key_type); \
-		__type(value, value_type); \
-	} name SEC(".maps")
-
 // Written by steersman
 MAP(frontends, BPF_MAP_TYPE_HASH, struct frontend_key, struct frontend, 262144, BPF_F_NO_PREALLOC);
 MAP(services, BPF_MAP_TYPE_ARRAY, __u32, struct service, 131072, BPF_F_MMAPABLE);

@@ -12,10 +12,12 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "basics.h"
 #include "constants.h"
 #include "structs.h"
 #include "maps.h"
 #include "common.h"
+#include "failures.h"
 #include "balance.h"
 #include "peers.h"
 #include "socket.h"

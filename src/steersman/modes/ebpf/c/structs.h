@@ -203,3 +203,38 @@ struct marks {
 				     // index
 	struct mark places[1 << PRESENCE_BITS];
 };
+
+// Failing connections (failures.h)
+
+// Whether anybody watches; failures.py writes the first two, and renews them.
+struct watching {
+	__u64 until;
+	__u64 answers; // until when answers are noted, too: while something fails
+	__u64 window; // the second in which `errors` are counted
+	__u32 errors;
+	__u32 zero;
+};
+
+// The state of an endpoint that has failed or answered while something fails.
+struct health {
+	__u64 answered; // the last SYN
+	__u64 window; // the second in which `events` are counted
+	__u32 events;
+	__u32 zero;
+};
+
+// The last answer that a CPU has seen.
+struct answer {
+	struct slot endpoint;
+	__u64 time;
+};
+
+struct failure {
+	struct address endpoint;
+	struct address client;
+	__u64 time;
+	__be16 port; // of the endpoint
+	__u8 protocol;
+	__u8 kind;
+	__u32 zero;
+};

@@ -18,11 +18,9 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
+#include "basics.h"
 #include "constants.h"
 #include "structs.h"
-
-#define INLINE static __always_inline
-#define NOINLINE static __noinline
 
 #define TCP_SYN 2
 #define TCP_RST 4
@@ -135,18 +133,10 @@ struct view {
 	__u8 zero;
 };
 
-#define MAP(name, kind, key_type, value_type, entries) \
-	struct { \
-		__uint(type, kind); \
-		__uint(max_entries, entries); \
-		__type(key, key_type); \
-		__type(value, value_type); \
-	} name SEC(".maps")
-
-MAP(filter, BPF_MAP_TYPE_ARRAY, __u32, struct trace_filter, 1);
+MAP(filter, BPF_MAP_TYPE_ARRAY, __u32, struct trace_filter, 1, 0);
 // Flows by addresses and ports (with hook 0), and by the cookie of their socket.
-MAP(watched, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct trace_watched, 4096);
-MAP(sockets, BPF_MAP_TYPE_LRU_HASH, __u64, __u32, 1024);
+MAP(watched, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct trace_watched, 4096, 0);
+MAP(sockets, BPF_MAP_TYPE_LRU_HASH, __u64, __u32, 1024, 0);
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -154,16 +144,10 @@ struct {
 } events SEC(".maps");
 
 // Maps of the mode, which are pinned; the declarations are those of maps.h.
-MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 262144);
-MAP(reverses, BPF_MAP_TYPE_LRU_HASH, struct reverse_key, struct reverse, 65536);
-MAP(crowded, BPF_MAP_TYPE_LRU_HASH, __u64, struct peer, 16384);
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, SOCKET_SLOTS);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct socket_slot);
-} seats SEC(".maps");
+MAP(flows, BPF_MAP_TYPE_LRU_HASH, struct flow_key, struct flow, 262144, 0);
+MAP(reverses, BPF_MAP_TYPE_LRU_HASH, struct reverse_key, struct reverse, 65536, 0);
+MAP(crowded, BPF_MAP_TYPE_LRU_HASH, __u64, struct peer, 16384, 0);
+MAP(seats, BPF_MAP_TYPE_ARRAY, __u32, struct socket_slot, SOCKET_SLOTS, BPF_F_MMAPABLE);
 
 #include "peers.h"
 

@@ -82,7 +82,7 @@ INLINE int view_packet(struct xdp_md *ctx, struct view *view, struct flow_key *k
 INLINE void refresh_flow(struct flow *flow)
 {
 	flow->last = now();
-	if (flow->state == OPENING)
+	if (flow->state == OPENING || flow->state == ANSWERED)
 		flow->state = ESTABLISHED;
 }
 

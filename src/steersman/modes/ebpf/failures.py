@@ -1,0 +1,441 @@
+"""See connections to endpoints fail, and move those that wait for an endpoint to another one.
+
+    programs of devices (c/failures.h) --+--> ring buffer --> receive()
+    tracepoints (c/failures.bpf.c) ------+--> the time of each endpoint's last answer
+
+Programs note nothing unless `watching.until` is in the future. The watch renews it, so that also a
+killed process is soon forgotten; its tracepoints go with it at once.
+
+Answers are counted from a failure on, until there was none for a minute: a connection that succeeds
+while nothing fails costs nothing. For the first moments it is not known whether an endpoint answers
+others, so no more than two of its silent connections are returned: three would be taken as proof.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from steersman.failover.watch import Failure, FailureWatch
+from steersman.host.netlink import Netlink
+from steersman.host.process import to_thread_to_end
+from steersman.model.errors import BusyError
+from steersman.model.failover import Backend, Observation
+from steersman.model.names import PROTOCOL_BY_NUMBER, Family, Protocol
+from steersman.modes.ebpf import layout
+from steersman.modes.ebpf.bpf import ArrayMap, HashMap, Object
+from steersman.modes.ebpf.loader import BesideObject, StaleMapsError
+from steersman.modes.ebpf.sockets import (
+    Peer,
+    Socket,
+    connecting,
+    destroy_one,
+    exists,
+    in_all_namespaces,
+    read_peers,
+)
+from steersman.modes.ebpf.tables import PresenceFilter
+from steersman.modes.ebpf.tracking import (
+    CLOSING,
+    EGRESS,
+    FROM_SERVICE,
+    INGRESS,
+    OPENING,
+    REFUSED,
+    TO_ENDPOINT,
+    delete_unanswered,
+)
+
+FILE = Path(__file__).with_name(f"failures-{'el' if sys.byteorder == 'little' else 'eb'}.o")
+"""The object for this machine; the build creates it (hatch_build.py)."""
+_RENEWAL = 20.0  # seconds
+_LEASE = 60_000_000_000  # ns
+_SYN_AGE = 900_000_000  # ns; a SYN is that old at least when it is sent again
+_COUNTED = 60.0  # seconds after the last failure in which answers are counted
+_UNKNOWN = 1.5  # seconds from when they are counted until it is known who answers
+_UNKNOWN_SILENT = 2  # silent connections of an endpoint that are returned in this time
+_REMEMBERED = 4096  # endpoints
+_ONLY = layout.number_key(0)
+_OBSERVATIONS = (
+    *(Observation.ANSWERED, Observation.SILENT),
+    *(Observation.REFUSED, Observation.UNREACHABLE),
+)
+"""By number: `enum failure_kind`; none of them is an answer."""
+_TCP = Protocol.TCP.number
+
+
+class Event(NamedTuple):
+    """A `struct failure`."""
+
+    endpoint: bytes
+    """Packed."""
+    client: bytes
+    """Packed address; unspecified if it is not known."""
+    time: int
+    """CLOCK_MONOTONIC, ns."""
+    protocol: int
+    kind: int
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Event:
+        """Take a record of the ring buffer apart."""
+        address, client, at, port, protocol, kind = layout.FAILURE.unpack(data)
+        return cls(address + port, client, at, protocol, kind)
+
+    @property
+    def failure(self) -> Failure:
+        """The same as addresses and names."""
+        known = self.client not in layout.UNSPECIFIED.values()
+        client = layout.print_address(self.client) if known else ""
+        return Failure(_backend(self.endpoint, self.protocol), _OBSERVATIONS[self.kind], client)
+
+
+def _backend(endpoint: bytes, protocol: int) -> Backend:
+    address, port = layout.split_endpoint(endpoint)
+    return Backend(layout.print_address(address), port, PROTOCOL_BY_NUMBER[protocol])
+
+
+class EbpfFailures(FailureWatch):
+    """Failures of connections that the mode's programs balance."""
+
+    counts_answers = True
+
+    def __init__(self, maps: Path) -> None:
+        """Start to watch.
+
+        Args:
+            maps: directory of the mode's pinned maps.
+
+        Raises:
+            BusyError: it cannot be seen here; the message says why.
+        """
+        self._events: list[Event] = []
+        self._told: dict[bytes, int] = {}
+        """The last answer of each endpoint that `receive` has returned."""
+        self._last_read = 0
+        self._closed = False
+        self._attaching = threading.Lock()
+        self._counting: Object | None = None
+        self._counts_since = self._counts_until = 0.0
+        self._silent: Counter[bytes] = Counter()
+        """Silent connections by endpoint while it is not known who answers."""
+        self._mover = Mover(maps)
+        try:
+            self._object = BesideObject(FILE, maps, layout.FAILURE_SIZES, layout.OFFSETS)
+        except (OSError, StaleMapsError) as error:
+            raise BusyError(
+                f"ebpf: connections cannot be seen to fail: {explain(error)}"
+            ) from error
+        try:
+            fds = self._object.maps
+            self._health, self._answers = HashMap(fds["health"]), HashMap(fds["answers"])
+            self._watching = ArrayMap(fds["watching"])
+            self._object.listen("failures", lambda data: self._events.append(Event.unpack(data)))
+            self._object.consume()  # what a killed process has left
+            self._events.clear()
+            self._object.attach("failure_repeat")
+            self._object.attach("failure_error")
+            self._renew()
+        except OSError as error:
+            self._object.close()
+            raise BusyError(
+                f"ebpf: connections cannot be seen to fail: {explain(error)}"
+            ) from error
+
+    async def receive(self) -> list[Failure]:
+        """Wait for failures, and say which endpoints answer meanwhile."""
+        while True:
+            self._renew()
+            self._object.consume()
+            if self._events:
+                # To attach a program waits for other CPUs. A cancelled call loses no events.
+                await asyncio.shield(asyncio.to_thread(self._count_answers))
+                events, self._events = self._events, []
+                return [*self._answered(events), *self._failures(events)]
+            if self._counting and time.monotonic() > self._counts_until:
+                self._stop_counting()
+            await self._wait()
+
+    def _count_answers(self) -> None:
+        """Count answers from now on, and for a while."""
+        with self._attaching:
+            now = time.monotonic()
+            if self._counting is None and not self._closed:
+                self._counting = self._object.attach("failure_answer")
+                self._counts_since = now
+                self._silent.clear()
+                self._store("answers", _LEASE)
+            self._counts_until = now + _COUNTED
+
+    def _stop_counting(self) -> None:
+        if self._counting:
+            self._counting.close()
+        self._counting = None
+        self._store("answers", 0)
+
+    def _failures(self, events: Collection[Event]) -> Iterator[Failure]:
+        """Yield failures, but few silent connections while it is not known who answers."""
+        unknown = time.monotonic() - self._counts_since < _UNKNOWN
+        for event in events:
+            if unknown and _OBSERVATIONS[event.kind] is Observation.SILENT:
+                self._silent[event.endpoint] += 1
+                if self._silent[event.endpoint] > _UNKNOWN_SILENT:
+                    continue
+            yield event.failure
+
+    async def _wait(self) -> None:
+        """Wait for a record, but not longer than the lease allows."""
+        news = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._object.fileno(), news.set)
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), _RENEWAL)
+        finally:
+            loop.remove_reader(self._object.fileno())
+
+    def _renew(self) -> None:
+        self._store("until", _LEASE)
+        if self._counting:
+            self._store("answers", _LEASE)
+
+    def _store(self, field: str, lease: int) -> None:
+        until = time.monotonic_ns() + lease if lease else 0
+        place = layout.OFFSETS["watching"][field]
+        self._watching.store(0, place, until.to_bytes(8, layout.BYTE_ORDER))
+
+    def _answered(self, events: Collection[Event]) -> Iterator[Failure]:
+        """Yield the answers that are newer than the failures, and the last ones of others.
+
+        A SYN that is sent again was sent before a second ago: an answer since then shows that the
+        endpoint is alive, an earlier one shows nothing.
+        """
+        failed = {event.endpoint: event for event in events if event.protocol == _TCP}
+        if len(self._told) > _REMEMBERED:
+            self._told.clear()
+        for endpoint, event in failed.items():
+            value = self._health.get(layout.SLOT.pack(endpoint))
+            answered = layout.HEALTH.unpack(value)[0] if value else 0
+            silent = _OBSERVATIONS[event.kind] is Observation.SILENT
+            since = event.time - _SYN_AGE if silent else event.time
+            if answered > max(since, self._told.get(endpoint, 0)):
+                self._told[endpoint] = answered
+                yield Failure(_backend(endpoint, _TCP), Observation.ANSWERED)
+        # One of each CPU. They are witnesses: this node's own link works.
+        latest = {
+            endpoint: at
+            for endpoint, at in layout.ANSWER.iter_unpack(self._answers.get(_ONLY) or b"")
+            if at > self._last_read and endpoint not in failed
+        }
+        for endpoint, at in latest.items():
+            self._last_read = max(self._last_read, at)
+            yield Failure(_backend(endpoint, _TCP), Observation.ANSWERED)
+
+    def program_ids(self) -> list[int]:
+        """Return the kernel's ids of the programs at tracepoints."""
+        return self._object.program_ids()
+
+    async def cut(self, backends: Collection[Backend]) -> int:
+        """Let connections that wait for these endpoints begin again, or move them to others."""
+        return await to_thread_to_end(self._mover.cut, frozenset(backends))
+
+    def close(self) -> None:
+        """Detach everything; the mode's programs note nothing more."""
+        with self._attaching:
+            self._closed = True
+            self._store("until", 0)
+            self._store("answers", 0)
+            self._object.close()
+
+
+def explain(error: OSError | StaleMapsError) -> str:
+    """Say why connections cannot be seen to fail."""
+    if isinstance(error, StaleMapsError):
+        return f"the running programs are those of another version of steersman ({error})"
+    if isinstance(error, FileNotFoundError) and error.filename == str(FILE):
+        return f"the programs for that are not installed ({FILE.name} is missing)"
+    if isinstance(error, FileNotFoundError):
+        return "the mode's programs are not attached yet"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return f"it needs root (CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN): {error}"
+    return f"it needs Linux 5.18 with BTF (/sys/kernel/btf/vmlinux): {error}"
+
+
+# -- Connections that wait -------------------------------------------------------------------------
+#
+# A client outside sends its SYN to the Service again, so it is enough to delete the flow. A socket
+# of this node or of a pod sends it to the endpoint that was chosen when it connected, and cannot be
+# changed. But its packets can: they get a flow as if the endpoint were a Service, whose only
+# endpoint is another one.
+#
+#     ingress  client -> endpoint        TO_ENDPOINT    destination := the other one
+#     egress   the other one -> client   FROM_SERVICE   source := the endpoint
+#
+# The node's own packets have TO_ENDPOINT at egress, and FROM_SERVICE at ingress. Loopback has no
+# programs, so a socket of the node that connects to the node itself is destroyed instead: its owner
+# gets ECONNABORTED.
+
+_SO_NETNS_COOKIE = 71
+_TRIES = 16
+_NODE, _POD, _OTHERS = 1, 0, 2  # enum source_class
+_ACTION_BITS = 4
+_OVER = (CLOSING, REFUSED)
+_DETECTORS = layout.CONFIG_DETECTOR_CIDR | layout.CONFIG_DETECTOR_DEVICE
+_MAPS = (
+    *("flows", "frontends", "services", "slots", "members", "config", "marks", "affinities"),
+    *("seats", "crowded", "reverses"),
+)
+
+
+class Mover:
+    """Moves connections that have no answer yet to other endpoints."""
+
+    def __init__(self, maps: Path) -> None:
+        """Open nothing yet.
+
+        Args:
+            maps: directory of the mode's pinned maps.
+        """
+        self._directory = maps
+        self._moved: dict[int, bytes] = {}
+        """Where sockets that still wait were moved to, by cookie."""
+
+    def cut(self, backends: Collection[Backend]) -> int:
+        """Move what waits for these endpoints; return the number of connections. It blocks.
+
+        Raises:
+            OSError: the maps are gone.
+        """
+        doomed = {(each.protocol.number, _packed(each)) for each in backends}
+        pinned = {name: Object.pinned(self._directory / name) for name in _MAPS}
+        try:
+            maps = {name: each.fd for name, each in pinned.items()}
+            cut = delete_unanswered(HashMap(maps["flows"]), doomed).connections
+            return cut + self._move_sockets(maps, {end for number, end in doomed if number == _TCP})
+        finally:
+            for each in pinned.values():
+                each.close()
+
+    def _move_sockets(self, maps: Mapping[str, int], doomed: Collection[bytes]) -> int:
+        wanted = {
+            peer.cookie: peer
+            for peer in read_peers(maps)
+            if self._moved.get(peer.cookie, peer.endpoint) in doomed
+        }
+        if not wanted:
+            return 0
+        seen: dict[int, bytes] = {}
+
+        def visit(netlink: Netlink) -> int:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                cookie = sock.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, 8)
+            move = _Move(maps, netlink, int.from_bytes(cookie, layout.BYTE_ORDER), doomed)
+            moved = 0
+            for each in list(connecting(netlink)):
+                peer = wanted.get(each.cookie)
+                if peer is None or peer.endpoint != each.peer:
+                    if each.cookie in self._moved:
+                        seen[each.cookie] = self._moved[each.cookie]
+                elif to := move.socket(each, peer):
+                    seen[each.cookie] = to
+                    moved += 1
+            return moved
+
+        moved = in_all_namespaces(visit)
+        self._moved = seen
+        return moved
+
+
+def _packed(backend: Backend) -> bytes:
+    return layout.pack_address(backend.ip) + backend.port.to_bytes(2, "big")
+
+
+class _Move:
+    """Moves sockets of one network namespace."""
+
+    def __init__(
+        self, maps: Mapping[str, int], netlink: Netlink, netns: int, doomed: Collection[bytes]
+    ) -> None:
+        self._maps = {name: HashMap(fd) for name, fd in maps.items() if name != "marks"}
+        self._presence = PresenceFilter(maps["marks"])
+        self._netlink = netlink
+        self._netns = netns
+        self._doomed = doomed
+        config = layout.CONFIG.unpack(self._maps["config"].get(_ONLY) or bytes(layout.CONFIG.size))
+        self._own = netns == config[0]
+        self._class = _NODE if self._own else _POD if config[3] & _DETECTORS else _OTHERS
+
+    def socket(self, sock: Socket, peer: Peer) -> bytes:
+        """Move a socket, or destroy it if its packets pass no device.
+
+        Returns:
+            The packed endpoint that it connects to from now on; b"" if it stays as it is.
+        """
+        client, dead = sock.own, peer.endpoint
+        if layout.address_of(client) == layout.address_of(dead):
+            return dead if destroy_one(self._netlink, sock, _TCP) else b""
+        there, back = (EGRESS, INGRESS) if self._own else (INGRESS, EGRESS)
+        flows = self._maps["flows"]
+        for service, session, end in self._candidates(peer.frontend):
+            answers = layout.flow_key(end, client, _TCP, back)
+            other = flows.get(answers)
+            # The client may have a connection from this port to that endpoint, too.
+            taken = other is not None and layout.flow_state(other) not in _OVER
+            if end in self._doomed or taken or exists(self._netlink, client, end):
+                continue
+            self._presence.note((layout.address_of(client),))
+            self._put(answers, dead, FROM_SERVICE, service)
+            self._put(layout.flow_key(client, dead, _TCP, there), end, TO_ENDPOINT, service)
+            if session:
+                address, port = layout.address_of(end), end[layout.ADDRESS_SIZE :]
+                value = layout.AFFINITY.pack(address, time.monotonic_ns(), port)
+                self._maps["affinities"].put(session, value)
+            return end
+        return b""
+
+    def _put(self, key: bytes, end: bytes, kind: int, service: int) -> None:
+        address, port = layout.address_of(end), end[layout.ADDRESS_SIZE :]
+        value = layout.FLOW.pack(address, time.monotonic_ns(), port, kind, OPENING, service)
+        self._maps["flows"].put(key, value)
+
+    def _candidates(self, frontend: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+        """Yield endpoints of the Service that a socket has connected to, as c/balance.h chooses.
+
+        Each comes with the number of the ServicePort, and the key of the client's session; b"" if
+        it has no affinity.
+        """
+        address, port = layout.split_endpoint(frontend)
+        family = Family.IPV4 if layout.is_ipv4(address) else Family.IPV6
+        for at in (address, layout.UNSPECIFIED[family]):
+            key = layout.FRONTEND_KEY.pack(at, port, _TCP)
+            if value := self._maps["frontends"].get(key):
+                break
+        else:
+            return
+        service, actions, _ = layout.FRONTEND.unpack(value)
+        record = self._maps["services"].get(layout.number_key(service))
+        *pools, seconds, _ = layout.SERVICE.unpack(record or bytes(layout.SERVICE.size))
+        local = bool(actions >> _ACTION_BITS * self._class & layout.ACTION_LOCAL)
+        base, count = pools[2 * local : 2 * local + 2]
+        session = layout.AFFINITY_KEY.pack(layout.netns_client(self._netns), service)
+        if not seconds:
+            session = b""
+        elif known := self._maps["affinities"].get(session):
+            own, _, own_port = layout.AFFINITY.unpack(known)
+            member = layout.MEMBER_KEY.pack(service, own + own_port)
+            in_pools = layout.read_number(self._maps["members"].get(member) or bytes(4))
+            if in_pools & 1 << local:
+                yield service, session, own + own_port
+        for place in random.sample(range(count), min(count, _TRIES)):
+            slot = self._maps["slots"].get(layout.number_key(base + place))
+            yield service, session, layout.SLOT.unpack(slot or bytes(layout.SLOT.size))[0]
