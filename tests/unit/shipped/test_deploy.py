@@ -353,11 +353,14 @@ def test_chart_has_no_lint() -> None:
     assert found["errors"] == []
 
 
-def test_commands_of_the_migration_page_render() -> None:
-    """What docs/migration.md gives to helm is understood by the chart."""
-    text = (ROOT / "docs" / "migration.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^ +(helm (?:install|upgrade).*)$", text, re.MULTILINE)
-    assert len(commands) == 2
+@pytest.mark.parametrize(
+    ("page", "count"), [("docs/migration.md", 3), ("docs/install.md", 1), ("README.md", 1)]
+)
+def test_commands_of_the_pages_render(page: str, count: int) -> None:
+    """What the pages give to helm is understood by the chart."""
+    text = (ROOT / page).read_text().replace("\\\n", " ")
+    commands = re.findall(r"^ +.*(helm (?:install|upgrade).*)$", text, re.MULTILINE)
+    assert len(commands) == count
     for command in commands:
         values: Object = {}
         for name in re.findall(r"(?:-f|--values) (\S+)", command):
