@@ -14,6 +14,7 @@ from benchmarks import (
     churn,
     cold,
     ebpf,
+    failover_cost,
     footprint,
     idle,
     memory,
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "operate": operate.run,
     "stream": stream.run,
     "ui": ui.run,
+    "failover": failover_cost.run,
 }
 NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui"}
 

@@ -84,6 +84,11 @@ class DualStackNode(FaultyNode):
     def reached(self, vip: str) -> set[str]:
         return {each.endpoint or each.kind for each in self.connect(vip)}
 
+    def says_doctor(self) -> list[tuple[str, str]]:
+        """Verdicts and texts of doctor about failover."""
+        results = self.doctor().results
+        return [(each["verdict"], each["text"]) for each in results if each["check"] == "failover"]
+
     def ejected(self, address: str) -> int:
         """How many times an endpoint was ejected."""
         where = printed(address, 8080)
@@ -125,6 +130,7 @@ def test_an_endpoint_of_ipv6_that_fails_is_left_and_used_again(
     fail(node, ENDS6[1], VIP6, action)
     assert sum(map(node.ejected, (*ENDS, *ENDS6))) == 1
     assert "conntrack entries are listed" not in node.log
+    assert node.says_doctor() == [("ok", "packets of connections that fail are logged")]
 
 
 def test_silent_endpoints_are_left_where_packets_cannot_be_logged(tmp_path: Path) -> None:
@@ -142,8 +148,11 @@ def test_silent_endpoints_are_left_where_packets_cannot_be_logged(tmp_path: Path
 
         node.lab.node.call(listen)
         node.start()
-        node.until(lambda: "so conntrack entries are listed instead" in node.log)
+        node.until(lambda: "conntrack entries are listed, as other programs" in node.log)
         for vip, address in ((VIP, ENDS[1]), (VIP6, ENDS6[1])):
             assert len(node.reached(vip)) == 3
             fail(node, address, vip, "drop")
+        [(verdict, text)] = node.says_doctor()
+        assert verdict == "warning"
+        assert "endpoints that refuse connections are not ejected" in text
         assert "steersman-failures" not in node.lab.run("nft", "list", "tables")

@@ -244,22 +244,24 @@ def test_old_attempts_are_not_counted_against_an_endpoint(lab: Lab) -> None:
     assert {each.client for each in failures} == {net.outside}
 
 
-def test_the_list_of_entries_takes_the_place_of_packets_that_cannot_be_logged(lab: Lab) -> None:
-    async def opened() -> list[str]:
-        names = []
+@pytest.mark.parametrize(
+    ("taken", "expected"), [(GROUPS[:1], FailureLog), (GROUPS, ConntrackWatch)]
+)
+def test_other_programs_listen_to_groups(
+    lab: Lab, taken: Sequence[int], expected: type[FailureWatch]
+) -> None:
+    async def opened() -> FailureWatch:
         with ExitStack() as others:
-            for group in GROUPS:  # other programs listen to all of them
+            for group in taken:
                 netlink = others.enter_context(Netlink(NETLINK_NETFILTER))
-                nflog.listen(netlink.request, [group])
-            for _ in range(2):
-                watch = open_watch()
-                names.append(type(watch).__name__)
-                watch.close()
-                others.close()
-        return names
+                assert nflog.listen(netlink.request, [group]) == group
+            watch = open_watch()
+            watch.close()
+            return watch
 
-    asyncio.run(program(mode_of(lab, "nftables", "nft")))
-    assert inside(lab, opened()) == ["ConntrackWatch", "FailureLog"]
+    watch = inside(lab, opened())
+    assert type(watch) is expected
+    assert ("listen to all NFLOG groups" in watch.limits) == (expected is ConntrackWatch)
 
 
 def test_a_killed_process_leaves_no_rules(lab: Lab) -> None:

@@ -1,6 +1,6 @@
 """See connections to endpoints fail: retransmitted SYNs, resets and ICMP errors, by NFLOG.
 
-    table inet steersman-failures-PID      owned by our socket: it vanishes with this process
+    table inet steersman-failures-PID-GROUP      owned by our socket: it vanishes with this process
       postrouting, input    a SYN of a connection that conntrack knows already: the first SYN is
                             confirmed only behind these hooks, so this one is a retransmission
       prerouting, output    RST with sequence number 0, which only answers a SYN
@@ -31,18 +31,16 @@ from typing import NamedTuple
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.host.netlink import NETLINK_NETFILTER, Netlink
 from steersman.host.nlmsg import be16, be32, messages, text
-from steersman.host.process import NEEDS_NET_ADMIN
+from steersman.host.process import CAP_NET_ADMIN, NEEDS_NET_ADMIN, has_capability
 from steersman.model.addresses import canonical_ip
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
-from steersman.model.names import PROTOCOL_BY_NUMBER, Family
+from steersman.model.names import PROTOCOL_BY_NUMBER
 from steersman.netfilter import nflog
 from steersman.netfilter.conntrack_watch import ConntrackWatch, delete_unanswered
 from steersman.netfilter.owned_table import (
     INPUT,
     META_L4PROTO,
-    META_NFPROTO,
-    NFPROTO,
     OUTPUT,
     POSTROUTING,
     PREROUTING,
@@ -92,7 +90,8 @@ class FailureLog(FailureWatch):
                 for size in (1 << 20, 1 << 18)
             )
             group = nflog.listen(listener.request, GROUPS)
-            name = f"{TABLE_PREFIX}{os.getpid()}"
+            # In another pod on the network of the node, another steersman may have our process id.
+            name = f"{TABLE_PREFIX}{os.getpid()}-{group}"
             refused = owner.batch(owned_table(name, chains(group, translated)))
             if refused:
                 raise min(refused.items())[1]
@@ -125,8 +124,8 @@ class FailureLog(FailureWatch):
 def _explain(error: OSError) -> str:
     """Say why packets cannot be logged."""
     if error.errno in (errno.EPERM, errno.EACCES):
-        return f"logging packets of failing connections {NEEDS_NET_ADMIN}"
-    if error.errno == errno.EBUSY:
+        if not has_capability(CAP_NET_ADMIN):
+            return f"logging packets of failing connections {NEEDS_NET_ADMIN}"
         return f"other programs listen to all NFLOG groups from {GROUPS[0]} to {GROUPS[-1]}"
     needs = "needs nf_tables with owned tables and NFLOG, Linux 5.12"
     return f"logging packets of failing connections {needs} ({error.strerror})"
@@ -149,11 +148,11 @@ def open_watch(*, translated: bool = True) -> FailureWatch:
         watch = ConntrackWatch(translated=translated)
     except BusyError as error:
         raise BusyError(f"connections are not seen to fail: {why}; {error}") from error
-    log.warning(
-        "%s; so conntrack entries are listed instead: endpoints that do not answer are seen later, "
-        "those that refuse connections are not",
-        why,
+    watch.limits = (
+        "endpoints that refuse connections are not ejected, those that do not answer are later: "
+        f"conntrack entries are listed, as {why}"
     )
+    log.warning("%s", watch.limits)
     return watch
 
 
@@ -164,31 +163,30 @@ def chains(group: int, translated: bool) -> list[Chain]:
     """Return the chains with the rules that log to a group."""
     known = _CONFIRMED | (_DST_NAT if translated else 0)
     bits = struct.pack("=I", known)
+    # Comparisons of 4 bytes are several times as fast as others, and the ones that most packets
+    # fail come first. The word at 12 has the flags: SYN, and none of FIN, RST, ACK; or RST and ACK.
     retransmitted = [
+        *_flags_are(b"\x17", b"\x02"),
         *meta_is(META_L4PROTO, _TCP),
-        payload(TRANSPORT, 13, 1),  # the flags: SYN, and none of FIN, RST, ACK
-        *register_bits_are(b"\x17", b"\x02"),
-        load_ct(_CT_STATE),
-        *register_bits_are(_STATE_NEW, _STATE_NEW),
         load_ct(_CT_STATUS),
         *register_bits_are(bits, bits),
+        load_ct(_CT_STATE),
+        *register_bits_are(_STATE_NEW, _STATE_NEW),
         *_logged(group, "syn"),
     ]
     refused = [
-        *meta_is(META_L4PROTO, _TCP),
-        payload(TRANSPORT, 13, 1),  # RST and ACK, without SYN
-        *register_bits_are(b"\x16", b"\x14"),
         *payload_is(TRANSPORT, 4, bytes(4)),
+        *_flags_are(b"\x16", b"\x14"),
+        *meta_is(META_L4PROTO, _TCP),
         *_logged(group, "rst"),
     ]
     unreachable = [
         [
-            *meta_is(META_NFPROTO, NFPROTO[family]),
-            *meta_is(META_L4PROTO, number),
             *payload_is(TRANSPORT, 0, bytes((kind,))),
+            *meta_is(META_L4PROTO, number),
             *_logged(group, "icmp"),
         ]
-        for family, number, kind in ((Family.IPV4, _ICMP, 3), (Family.IPV6, _ICMPV6, 1))
+        for number, kind in ((_ICMP, 3), (_ICMPV6, 1))
     ]
     return [
         Chain("postrouting", POSTROUTING, _AFTER_CONNTRACK, [retransmitted]),
@@ -198,6 +196,12 @@ def chains(group: int, translated: bool) -> list[Chain]:
             for name, hook in (("prerouting", PREROUTING), ("output", OUTPUT))
         ),
     ]
+
+
+def _flags_are(mask: bytes, value: bytes) -> list[bytes]:
+    """Compare some flags of TCP, in the word of the length of the header, flags and window."""
+    around = b"\0%b\0\0"
+    return [payload(TRANSPORT, 12, 4), *register_bits_are(around % mask, around % value)]
 
 
 def _logged(group: int, prefix: str) -> Sequence[bytes]:

@@ -41,15 +41,15 @@ def listen(request: Callable[[Request], object], groups: Sequence[int]) -> int:
         groups: numbers.
 
     Raises:
-        OSError: EBUSY if every group has a listener, EPERM without CAP_NET_ADMIN, EINVAL if
-            the kernel has no nfnetlink_log.
+        OSError: EPERM if every group has a listener, or without CAP_NET_ADMIN; EINVAL
+            if the kernel has no nfnetlink_log.
     """
     for number, group in enumerate(groups, 1):
         head = struct.pack("!BBH", 0, 0, group)
         try:
             request(Request(_CONFIG, head + attr(_COMMAND, bytes((_BIND,)))))
         except OSError as error:
-            if error.errno == errno.EBUSY and number < len(groups):
+            if error.errno == errno.EPERM and number < len(groups):
                 continue
             raise
         mode = attr(_MODE, struct.pack("!IBx", BYTES, _COPY_PACKET))

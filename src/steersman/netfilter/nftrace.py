@@ -294,7 +294,7 @@ class TraceLog:
         try:
             nflog.listen(self._netlink.request, [_LOG_GROUP])
         except NetlinkError as error:
-            if error.errno in (errno.EPERM, errno.EBUSY):
+            if error.errno == errno.EPERM:
                 why = (
                     "another program (ulogd? another trace?) listens to NFLOG group 0, or this"
                     " process lacks CAP_NET_ADMIN"

@@ -173,6 +173,8 @@ class Failover:
             OSError: failures cannot be seen any more.
         """
         self._failures = failures
+        # It also ends the Finding that failures cannot be seen.
+        self._store.report("failover", self._findings())
         self._policy.counts_answers = failures.counts_answers
         self._policy.of_this_node = failures.of_this_node
         receiving = asyncio.create_task(failures.receive())
@@ -302,6 +304,8 @@ class Failover:
             more = len(findings) - _MOST_FINDINGS
             text = f"{more} more endpoints are ejected; see steersman services"
             findings[_MOST_FINDINGS:] = [Finding("the node", "failover", text)]
+        if self._failures and self._failures.limits:
+            findings.append(Finding("the node", "failover", self._failures.limits))
         return tuple(findings)
 
     def _give_up(self, problem: str) -> None:

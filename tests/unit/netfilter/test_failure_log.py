@@ -43,7 +43,11 @@ TO_END6 = ipv6(CLIENT6, END6, 6, ports(40000, 8080))
     [
         ("syn", TO_END4, Failure(TCP, Observation.SILENT, "10.0.9.9")),
         ("syn", TO_END6, Failure(TCP6, Observation.SILENT, "::9")),
-        ("rst", ipv4(END4, CLIENT4, 6, ports(8080, 40000)), Failure(TCP, Observation.REFUSED)),
+        (
+            "rst",
+            ipv4(END4, CLIENT4, 6, ports(8080, 40000)),
+            Failure(TCP, Observation.REFUSED, "10.0.9.9"),
+        ),
         (
             "icmp",
             ipv4(END4, CLIENT4, 1, bytes((3, 3)) + bytes(6) + TO_END4),

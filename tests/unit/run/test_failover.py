@@ -252,6 +252,24 @@ async def test_a_kernel_that_refuses_the_log_is_a_finding() -> None:
     assert "retrying in 60s" in finding.reason
 
 
+async def test_failures_that_are_not_seen_are_a_finding_while_that_is_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("steersman.run.failover._RETRY", 0.01)
+    monkeypatch.setattr(Log, "limits", "refusals are not seen")
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    Log.error = BusyError("seeing connections fail needs nf_tables")
+
+    def said() -> list[str]:
+        return [each.reason for each in ejecting.world.store.findings]
+
+    async with ejecting.running():
+        await until(lambda: "needs nf_tables" in "".join(said()))
+        Log.error = None
+        await until(lambda: said() == ["refusals are not seen"])
+
+
 async def test_a_probe_that_cannot_be_sent_says_nothing() -> None:
     ejecting = Ejecting(eject_failing_endpoints=True)
     await ejecting.serve()

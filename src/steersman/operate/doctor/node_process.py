@@ -14,6 +14,7 @@ from steersman.model.plan import Pool, ServicePlan, Verdict
 from steersman.model.ruleset import Ruleset
 from steersman.modes.base import Mode
 from steersman.modes.specs import ModeOptions
+from steersman.netfilter.failure_log import TABLE_PREFIX
 from steersman.operate.doctor.check import (
     Cause,
     Check,
@@ -283,6 +284,28 @@ def _outdated(mode: Mode, plans: Iterable[ServicePlan], have: Ruleset, context: 
     return f"{len(wrong)} object{'s' * (len(wrong) > 1)}" if wrong else ""
 
 
+async def failover(context: Context) -> Iterable[CheckResult]:
+    """Check that failing endpoints are seen if that is asked for, and nothing of it is left."""
+    results = [
+        warning(each.reason, remedy="docs/failover.md says what that needs of the kernel")
+        for each in context.world.findings
+        if (each.object, each.field) == ("the node", "failover")
+    ]
+    watched = []
+    for family, name in await asyncio.to_thread(context.list_tables):
+        if name.startswith(TABLE_PREFIX):
+            pid, _, _ = name.removeprefix(TABLE_PREFIX).partition("-")
+            if context.path(f"proc/{pid}").exists():
+                watched.append(f"table {family} {name}")
+            else:
+                text = f"the table {family} {name} is left of process {pid}, which has ended"
+                remedy = "end the process that has inherited its socket"
+                results.append(warning(text, remedy=remedy))
+    if watched:
+        results.append(ok("packets of connections that fail are logged", *watched))
+    return results or [ok("nothing keeps failing endpoints from being ejected, if asked for")]
+
+
 async def api_server(context: Context) -> Iterable[CheckResult]:
     """Compare the clock and the version of the API server with ours."""
     if context.ask_api is None:
@@ -340,6 +363,7 @@ PROCESS_CHECKS: Final = (
     Check("node", "this node", node, cause=Cause.PROXY + 2),
     Check("pods", "pod network", pods, cause=Cause.PROXY + 3),
     Check("other-proxy", "other proxies", other_proxy, on_the_node, Cause.PROXY + 1),
+    Check("failover", "failing endpoints", failover, on_the_node, Cause.PROXY + 5),
     Check("api-server", "clock and version", api_server, cause=Cause.PROXY + 4),
 )
 """Checks of the process."""

@@ -25,7 +25,7 @@ from tests.support.builders.doctor import NOON, context_of, only, results
 from tests.support.builders.objects import CONFIG, endpoint, node, service, slice_
 from tests.support.modes.memory import MemoryMode
 
-PROCESS, SOURCE, NODE, PODS, OTHER, API = node_process.PROCESS_CHECKS
+PROCESS, SOURCE, NODE, PODS, OTHER, FAILOVER, API = node_process.PROCESS_CHECKS
 
 
 def status(**more: Any) -> ProcessStatus:
@@ -250,3 +250,35 @@ def test_an_api_server_without_a_date() -> None:
         return ApiReply(200, {}, {"gitVersion": "v1.36.0"})
 
     assert results(API, context_of(ask_api=ask))[0].text == "the API server sends no date"
+
+
+NOT_SEEN = Finding("the node", "failover", "failing endpoints are not ejected: no nf_tables")
+
+
+def failover(root: Path, *findings: Finding, tables: tuple[str, ...] = ()) -> list[tuple[str, str]]:
+    """Verdicts and texts about these Findings and tables; process 7 runs."""
+    context = context_of(
+        root=root,
+        files={"proc/7/comm": "steersman"},
+        world={"findings": findings},
+        list_tables=lambda: [("inet", name) for name in tables],
+    )
+    return [(each.verdict.value, each.text) for each in results(FAILOVER, context)]
+
+
+def test_nothing_is_said_against_failover_that_works(tmp_path: Path) -> None:
+    other = Finding("Service shop/web", "endpoint 10.0.0.1:80", "is ejected")
+    [(verdict, _)] = failover(tmp_path, other, tables=("steersman", "filter"))
+    assert verdict == "ok"
+    found = failover(tmp_path, tables=("steersman-failures-7-21364",))
+    assert found == [("ok", "packets of connections that fail are logged")]
+
+
+def test_failover_that_cannot_be_had_is_explained(tmp_path: Path) -> None:
+    assert failover(tmp_path, NOT_SEEN) == [("warning", NOT_SEEN.reason)]
+
+
+def test_a_table_that_a_dead_process_left_is_named(tmp_path: Path) -> None:
+    found = failover(tmp_path, tables=("steersman-failures-8-21364",))
+    text = "the table inet steersman-failures-8-21364 is left of process 8, which has ended"
+    assert found == [("warning", text)]
