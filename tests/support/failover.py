@@ -173,7 +173,7 @@ class Network:
         policy = self.policy
         if policy is None:
             return
-        for backend, timeout in policy.advance(self.now):
+        for backend, timeout, *_ in policy.advance(self.now):
             self.probes += 1
             what = self._answer(backend, "")
             took = timeout if what is Observation.SILENT else ROUND_TRIP

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from steersman.compile.failover import read_check
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service import PROTOCOLS
 from steersman.model.addresses import canonical_ip
@@ -39,10 +40,11 @@ def with_options(service: Service, plans: Plans) -> tuple[Plans, tuple[Finding, 
     """Return plans with the options of the Service's annotations, and the problems of those.
 
     `steersman/load-balancing`, `steersman/ipvs-scheduler`, `steersman/ipvs-scheduler-flags`,
-    `steersman/proxy-protocol`, `steersman/metrics` and `steersman/eject`, which is only checked
-    here.
+    `steersman/proxy-protocol`, `steersman/metrics`, and `steersman/eject` and `steersman/probe`,
+    which are only checked here.
     """
     given = service.metadata.annotations
+    _, wrong = read_check(service)
     if given is None or not (
         given.load_balancing
         or given.proxy_protocol
@@ -51,7 +53,7 @@ def with_options(service: Service, plans: Plans) -> tuple[Plans, tuple[Finding, 
         or given.metrics
         or given.eject
     ):
-        return plans, ()
+        return plans, wrong
     problems = FindingCollector("Service", service.metadata)
     for name, word, known in (
         ("load-balancing", given.load_balancing, _BALANCING),
@@ -91,7 +93,7 @@ def with_options(service: Service, plans: Plans) -> tuple[Plans, tuple[Finding, 
             ),
             proxy=replace(plan.proxy, proxy_protocol=given.proxy_protocol == "v2" and is_tcp),
         )
-    return out, problems.findings
+    return out, (*problems.findings, *wrong)
 
 
 def with_weights(

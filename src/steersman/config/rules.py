@@ -376,6 +376,11 @@ _FAILOVER_RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "most_suspects": (1, 4096),
     "first_probes": (1, 1000),
     "first_interval": (_S // 100, 60 * _S),
+    "check_interval": (_S, 3600 * _S),
+    "check_failures": (1, 99),
+    "check_successes": (1, 99),
+    "check_timeout": (_S // 100, 60 * _S),
+    "most_checks": (1, 1024),
 }
 """The least and the largest value of each field; durations in nanoseconds."""
 

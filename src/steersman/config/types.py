@@ -230,6 +230,11 @@ class FailoverSection(Section, frozen=True):
     most_suspects: Int32 = _POLICY.most_suspects
     first_probes: Int32 = _POLICY.first_probes
     first_interval: Duration = seconds(_POLICY.first_interval)
+    check_interval: Duration = seconds(_POLICY.check_interval)
+    check_failures: Int32 = _POLICY.check_failures
+    check_successes: Int32 = _POLICY.check_successes
+    check_timeout: Duration = seconds(_POLICY.check_timeout)
+    most_checks: Int32 = _POLICY.most_checks
 
 
 class Tracing(Section, frozen=True):

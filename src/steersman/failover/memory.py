@@ -41,6 +41,8 @@ class Known(msgspec.Struct):
     ejection: Ejection | None = None
     returning: bool = False
     """Whether a probe for its return is under way."""
+    by_check: bool = False
+    """Whether a check ejected it, so that a check ends this."""
     pending: int = 0
     """Other probes that are under way."""
     answered_at: float = float("-inf")

@@ -268,7 +268,9 @@ class Policy(Generic[Pool]):
                 continue
             if found.series is not None:
                 probes += self._advance_series(now, backend, found, found.series)
-            elif found.ejection is not None and now >= found.ejection.until and not found.returning:
+            elif (ejection := found.ejection) is None or found.by_check or found.returning:
+                continue
+            elif now >= ejection.until:
                 found.returning = True
                 probes.append(Probe(backend, self.settings.return_interval))
         return probes
@@ -406,6 +408,24 @@ class Policy(Generic[Pool]):
                 self._lift(other, known)
                 known.returned_at = now
 
+    # Checks that a Service asks for
+
+    def fail_check(self, now: float, backend: Backend, reason: Observation) -> None:
+        """Eject an endpoint whose checks fail while those of others pass (failover/checks.py)."""
+        found = self._backends.get(backend)
+        if found is not None and found.ejection is None:
+            found.by_check = True
+            self._eject(now, backend, found, reason, confirmed=True)
+
+    def pass_check(self, now: float, backend: Backend) -> None:
+        """Take note that the checks of an endpoint pass; end its ejection by checks, if held."""
+        found = self._backends.get(backend)
+        if found is None:
+            return
+        if found.ejection is not None and found.by_check and now >= found.ejection.until:
+            self._return(now, backend, found)
+        self._answered(now, backend, found)
+
     # Ejections
 
     def _eject(
@@ -425,7 +445,7 @@ class Policy(Generic[Pool]):
             found.strikes += 1
         hold = min(settings.hold * 2 ** (found.strikes - 1), settings.longest_hold)
         found.ejection = Ejection(backend, reason, now, now + hold, found.strikes, confirmed, node)
-        if not node:
+        if not (node or found.by_check):
             heappush(self._timers, (now + hold, backend))
         self._changed.update(found.pools)
 
@@ -433,6 +453,7 @@ class Policy(Generic[Pool]):
         found.series = None
         found.waits = False
         found.returning = False
+        found.by_check = False
         self._running.discard(backend)
         if found.ejection is not None:
             found.ejection = None

@@ -1,17 +1,21 @@
-"""Try whether somebody listens: a TCP connection that is reset at once, or an empty datagram."""
+"""Try whether somebody listens: a TCP connection that is reset at once, a request by HTTP, or an
+empty datagram."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import re
 import socket
 import struct
 from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
-Outcome: TypeAlias = Literal["answered", "silent", "refused", "unreachable"]
+Outcome: TypeAlias = Literal["answered", "silent", "refused", "unreachable", "unhealthy"]
 
+_SUCCESS = re.compile(rb"HTTP/1\.[01] [23][0-9][0-9][ \r\n]")
 _RESET = struct.pack("ii", 1, 0)  # struct linger: close() sends a reset, and leaves no TIME_WAIT
 _UNREACHABLE = {
     *(errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN),
@@ -27,6 +31,7 @@ _WINDOWS: dict[int, Outcome] = {
 }
 """Errors of Windows' Proactor loop that have no errno (winerror.h): ERROR_SEM_TIMEOUT,
 ERROR_NETWORK_UNREACHABLE, ERROR_HOST_UNREACHABLE, ERROR_PORT_UNREACHABLE."""
+_LONGEST_LINE = 4096
 _UDP_SECONDS = 0.3  # for the ICMP error; silence is the good answer
 
 
@@ -69,6 +74,42 @@ async def try_tcp(address: str, port: int, timeout: float) -> Outcome:
                 sock.getpeername()
                 return "answered"
         return outcome
+
+
+async def try_http(address: str, port: int, path: str, timeout: float) -> Outcome:
+    """Ask for a path by HTTP/1.1; only the status line is read, and no redirect is followed.
+
+    Args:
+        address: the address.
+        port: the port.
+        path: the path, without spaces.
+        timeout: seconds until the other side counts as silent, from connecting to the status.
+
+    Returns:
+        "answered" with a status from 200 to 399, "unhealthy" with any other or something else.
+
+    Raises:
+        OSError: this machine cannot open the connection (descriptors, ports).
+    """
+    host = f"[{address}]" if ":" in address else address
+    request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUser-Agent: steersman\r\n"
+    statuses: list[bytes] = []
+
+    async def ask() -> None:
+        reader, writer = await asyncio.open_connection(address, port, limit=_LONGEST_LINE)
+        try:
+            connected = writer.get_extra_info("socket")
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            writer.write(f"{request}Connection: close\r\n\r\n".encode())
+            with contextlib.suppress(ConnectionError, ValueError):  # a reset, or a longer line
+                statuses.append(await reader.readline())
+        finally:
+            writer.transport.abort()
+
+    outcome = await _outcome(ask(), timeout, "silent")
+    if outcome != "answered":
+        return outcome
+    return "answered" if statuses and _SUCCESS.match(statuses[0]) else "unhealthy"
 
 
 async def try_udp(address: str, port: int) -> Outcome:

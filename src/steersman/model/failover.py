@@ -29,6 +29,8 @@ class Observation(enum.StrEnum):
     """A TCP reset, or ICMP port unreachable."""
     UNREACHABLE = "unreachable"
     """ICMP host or network unreachable."""
+    UNHEALTHY = "unhealthy"
+    """An answer to a check by HTTP that is no success."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -80,10 +82,30 @@ class Settings(msgspec.Struct, frozen=True):
     """New endpoints that are probed together."""
     first_interval: float = 0.2
     """Between two such groups."""
+    check_interval: float = 10.0
+    """Between two checks of an endpoint whose Service asks for them, and names no interval."""
+    check_failures: int = 3
+    """Checks in a row that fail before an ejection."""
+    check_successes: int = 1
+    """Checks in a row that succeed before the return."""
+    check_timeout: float = 1.0
+    most_checks: int = 64
+    """Checks that run at the same time."""
 
 
 MOST_SILENT_CONNECTS = 8
 """Silent connects of an endpoint that the policy remembers."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """What a Service asks for by annotation: its endpoints are checked, with traffic or without."""
+
+    path: str = ""
+    """Path for a request by HTTP; "" if a connection is enough."""
+    interval: float = 0.0
+    """Seconds; 0 for the default of Settings, as below."""
+    failures: int = 0
+    successes: int = 0
 
 
 class Probe(NamedTuple):
@@ -92,6 +114,10 @@ class Probe(NamedTuple):
     backend: Backend
     timeout: float
     """Seconds."""
+    path: str = ""
+    """Path of a request by HTTP that must succeed; "" for none."""
+    check: bool = False
+    """Whether it is one of the checks that a Service asks for."""
 
 
 class Ejection(msgspec.Struct, frozen=True):
@@ -122,4 +148,5 @@ _REASONS = {
     Observation.SILENT: "it has not answered connections",
     Observation.REFUSED: "it has refused connections",
     Observation.UNREACHABLE: "it has been unreachable",
+    Observation.UNHEALTHY: "it has answered checks with an error",
 }

@@ -64,6 +64,14 @@ class Annotations(Lean, frozen=True, rename=None):
     """On a Service: "true" shows its connections on `/metrics`, by frontend and endpoint."""
     eject: str | None = msgspec.field(name="steersman/eject", default=None)
     """On a Service: "true" ejects its endpoints that do not answer, "false" never does."""
+    probe: str | None = msgspec.field(name="steersman/probe", default=None)
+    """On a Service: its endpoints are checked, "tcp" by a connection, "http:/path" by a request."""
+    probe_interval: str | None = msgspec.field(name="steersman/probe-interval", default=None)
+    """On a Service: time between two checks of an endpoint, such as "10s"."""
+    probe_failures: str | None = msgspec.field(name="steersman/probe-failures", default=None)
+    """On a Service: checks in a row that fail before an ejection."""
+    probe_successes: str | None = msgspec.field(name="steersman/probe-successes", default=None)
+    """On a Service: checks in a row that succeed before the return."""
 
 
 class ObjectMeta(Lean, frozen=True):

@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from math import inf
 from typing import Any
 
 import msgspec
 
-from steersman.compile.failover import ejects, watched_pools
+from steersman.compile.failover import ejects, read_check, watched_pools
 from steersman.config import ProxyConfig, to_failover_settings
+from steersman.failover.checks import Checks
 from steersman.failover.policy import Policy
-from steersman.failover.watch import FailureWatch
-from steersman.host.connect import try_tcp, try_udp
+from steersman.failover.watch import Failure, FailureWatch
+from steersman.host.connect import try_http, try_tcp, try_udp
 from steersman.model.addresses import join_host_port
 from steersman.model.errors import BusyError
-from steersman.model.failover import Backend, Ejection, Observation, Probe
+from steersman.model.failover import Backend, Check, Ejection, Observation, Probe
 from steersman.model.findings import Finding
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.run.engine import Engine
@@ -47,9 +50,23 @@ TryBackend = Callable[[Probe], Awaitable[Observation]]
 async def try_backend(probe: Probe) -> Observation:
     """Connect to an endpoint once."""
     backend = probe.backend
+    if probe.path:
+        outcome = await try_http(backend.ip, backend.port, probe.path, probe.timeout)
+        return Observation(outcome)
     if backend.protocol is Protocol.UDP:
         return Observation(await try_udp(backend.ip, backend.port))
     return Observation(await try_tcp(backend.ip, backend.port, probe.timeout))
+
+
+class _Blind(FailureWatch):
+    """Sees nothing: for checks alone."""
+
+    async def receive(self) -> list[Failure]:
+        await asyncio.Event().wait()
+        return []
+
+    def close(self) -> None:
+        pass
 
 
 class Failover:
@@ -85,6 +102,9 @@ class Failover:
         self._clock = clock
         self._wall = wall
         self._policy: Policy[PlanKey] = Policy()
+        self._checks: Checks[PlanKey] = Checks(random.random)
+        self._problem = ""
+        """Why connections are not seen to fail; "" if they are."""
         self._pools: dict[ObjectName, tuple[PlanKey, ...]] = {}
         """The watched ServicePorts of each Service."""
         self._unread: dict[ObjectName, None] = {}
@@ -104,7 +124,9 @@ class Failover:
     def observe(self, report: SyncReport) -> None:
         """Take the Services that a sync changed."""
         self._report = report
-        self._policy.configure(to_failover_settings(self._config()))
+        settings = to_failover_settings(self._config())
+        self._policy.configure(settings)
+        self._checks.settings = settings
         default = self._config().steersman.eject_failing_endpoints
         if default != self._was_default or (report.result and report.result.reason == "start"):
             self._unread.update(dict.fromkeys(report.state.snapshot.services))
@@ -130,19 +152,40 @@ class Failover:
         snapshot, settings = report.state.snapshot, report.state.plan.settings
         service = snapshot.services.get(name)
         pools: dict[PlanKey, dict[Backend, str]] = {}
+        check: Check | None = None
         if service is not None and ejects(service, self._was_default):
             slices = snapshot.slices.get(name, {}).values()
             pools = watched_pools(service, slices, settings.families, settings.node_name)
+            check, _ = read_check(service)
         for key in self._pools.pop(name, ()):
             if key not in pools:
                 self._policy.serve(key, {})
+            if key not in pools or check is None:
+                self._checks.forget(key)
         for key, members in pools.items():
             self._policy.serve(key, members, name.namespace)
+            if check is not None and key.name.protocol is Protocol.TCP:
+                used = self._used(key, report)
+                self._checks.serve(
+                    self._clock(), key, [each for each in members if each in used], check
+                )
         if pools:
             self._pools[name] = tuple(pools)
         elif name in self._store.snapshot.ejected:
             self._store.eject(name, ())
             self._count()
+
+    def _used(self, key: PlanKey, report: SyncReport) -> set[Backend]:
+        """Return the endpoints that this node uses, those included that are ejected."""
+        plan = report.state.plan.services.get(key)
+        used = (
+            {Backend(each.ip, each.port, key.name.protocol) for each in plan.reachable}
+            if plan
+            else set()
+        )
+        return used | {
+            each.backend for each in self._store.snapshot.ejected.get(key.name.object_name, ())
+        }
 
     # At work
 
@@ -156,17 +199,25 @@ class Failover:
                 await self._wake.wait()
                 continue
             try:
-                await self._watch(engine.mode.watch_failures())
+                failures = engine.mode.watch_failures()
+                self._problem = ""
+                await self._watch(failures)
                 continue
             except (BusyError, OSError) as error:
                 problem = f"{error}; retrying in {_RETRY:g}s"
             if problem != told:
                 log.warning("failing endpoints are not ejected: %s", problem)
                 told = problem
-            self._give_up(problem)
-            await asyncio.sleep(_RETRY)
+            if not (self._checks and self._problem):  # ejections by checks go on
+                self._give_up()
+            self._problem = problem
+            self._count()
+            if self._checks:
+                await self._watch(_Blind(), self._clock() + _RETRY)
+            else:
+                await asyncio.sleep(_RETRY)
 
-    async def _watch(self, failures: FailureWatch) -> None:
+    async def _watch(self, failures: FailureWatch, ends: float = inf) -> None:
         """Follow the kernel and the policy while anything is watched; close `failures` at the end.
 
         Raises:
@@ -180,9 +231,10 @@ class Failover:
         receiving = asyncio.create_task(failures.receive())
         waking = asyncio.create_task(self._wake.wait())
         try:
-            while self._pools or self._unread:
-                deadline = self._policy.deadline
-                wait = None if deadline is None else max(0.0, deadline - self._clock())
+            while (self._pools or self._unread) and self._clock() < ends:
+                due = (self._policy.deadline, self._checks.deadline, ends)
+                deadline = min(at for at in due if at is not None)
+                wait = None if deadline == inf else max(0.0, deadline - self._clock())
                 await asyncio.wait(
                     (receiving, waking), timeout=wait, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -202,10 +254,12 @@ class Failover:
                 task.cancel()
             await asyncio.gather(receiving, waking, *self._tasks, return_exceptions=True)
             self._failures = None
+            self._checks.interrupt(self._clock())
             failures.close()
 
     async def _advance(self) -> None:
-        for probe in self._policy.advance(self._clock()):
+        now = self._clock()
+        for probe in (*self._policy.advance(now), *self._checks.advance(now)):
             self._start(self._probe(probe))
         self._publish()
         if self._due:
@@ -237,7 +291,13 @@ class Failover:
         except OSError as error:  # no descriptor or port is left: that says nothing about it
             log.debug("cannot probe %s: %s", probe.backend, error)
             outcome = Observation.ANSWERED
-        self._policy.probed(self._clock(), probe.backend, outcome)
+        now = self._clock()
+        if not probe.check:
+            self._policy.probed(now, probe.backend, outcome)
+        elif (well := self._checks.checked(now, probe.backend, outcome)) is False:
+            self._policy.fail_check(now, probe.backend, outcome)
+        elif well:
+            self._policy.pass_check(now, probe.backend)
         self._wake.set()
 
     # Ejections
@@ -306,14 +366,16 @@ class Failover:
             findings[_MOST_FINDINGS:] = [Finding("the node", "failover", text)]
         if self._failures and self._failures.limits:
             findings.append(Finding("the node", "failover", self._failures.limits))
+        if self._problem:
+            text = f"failing endpoints are not ejected: {self._problem}"
+            if self._checks:
+                text += "; only checks (steersman/probe) show them"
+            findings.insert(0, Finding("the node", "failover", text))
         return tuple(findings)
 
-    def _give_up(self, problem: str) -> None:
-        """Withdraw all ejections, as nothing would end them; say why."""
+    def _give_up(self) -> None:
+        """Withdraw all ejections, as nothing would end them."""
         for name in list(self._store.snapshot.ejected):
             self._store.eject(name, ())
         self._policy = Policy(self._policy.settings)
         self._unread.update(dict.fromkeys(self._pools))
-        self._metrics.ejected().set(0)
-        text = f"failing endpoints are not ejected: {problem}"
-        self._store.report("failover", (Finding("the node", "failover", text),))

@@ -204,3 +204,11 @@ def test_hostile_weights_are_one_finding() -> None:
     assert weights == {"10.0.0.1": 3}
     assert "'x', 'x', 'x' and 1996 more: ignored" in finding
     assert len(finding) < 400
+
+
+def test_a_malformed_check_is_a_finding_of_the_plan() -> None:
+    _, [finding] = planned(probe="ftp:/x")
+    assert "steersman/probe" in finding
+    assert "tcp, or http:/PATH" in finding
+    _, both = planned(probe="ftp:/x", eject="perhaps")
+    assert len(both) == 2

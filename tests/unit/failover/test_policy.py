@@ -46,7 +46,7 @@ class Node:
             for each in sorted(each for each in results if each[0] <= self.now):
                 results.remove(each)
                 self.policy.probed(*each)
-            for backend, timeout in self.policy.advance(self.now):
+            for backend, timeout, *_ in self.policy.advance(self.now):
                 self.probes.append((self.now, backend))
                 what = self.down.get(backend, ANSWERED)
                 results.append((self.now + (timeout if what is SILENT else 0.001), backend, what))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from steersman.host.connect import outcome_of, try_tcp, try_udp
+from steersman.host.connect import outcome_of, try_http, try_tcp, try_udp
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -95,3 +95,44 @@ class WindowsError(OSError):
 )
 def test_what_an_error_says_about_the_other_side(error: OSError, outcome: str | None) -> None:
     assert outcome_of(error) == outcome
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n", "answered"),
+        (b"HTTP/1.0 302 Found\r\nLocation: /elsewhere\r\n\r\n", "answered"),
+        (b"HTTP/1.1 399\r\n\r\n", "answered"),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n", "unhealthy"),
+        (b"HTTP/1.1 503 Service Unavailable\r\n\r\n", "unhealthy"),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", "unhealthy"),
+        (b"SSH-2.0-OpenSSH\r\n", "unhealthy"),
+        (b"x" * 100_000, "unhealthy"),
+        (b"", "unhealthy"),
+    ],
+)
+async def test_a_request_by_http(address: str, answer: bytes, outcome: str) -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(serve, address, 0) as server:
+        number = server.sockets[0].getsockname()[1]
+        assert await try_http(address, number, "/healthz?a=b", 20) == outcome
+    [request] = asked
+    assert request.startswith(b"GET /healthz?a=b HTTP/1.1\r\nHost: ")
+
+
+async def test_a_request_without_an_answer_in_time_is_silence(
+    address: str, listener: socket.socket
+) -> None:
+    assert await try_http(address, listener.getsockname()[1], "/", 0.2) == "silent"
+
+
+async def test_a_request_to_nobody(address: str, listener: socket.socket) -> None:
+    number = listener.getsockname()[1]
+    listener.close()
+    assert await try_http(address, number, "/", 20) == "refused"

@@ -12,9 +12,11 @@ import pytest
 from msgspec import structs
 
 from steersman.config import ProxyConfig
+from steersman.config.go import seconds
+from steersman.config.types import FailoverSection
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.model.errors import BusyError
-from steersman.model.failover import Backend, Observation, Probe
+from steersman.model.failover import Backend, Ejection, Observation, Probe
 from steersman.model.inputs import NodeConfig
 from steersman.model.kube import Annotations, Service
 from steersman.model.names import Protocol
@@ -80,6 +82,8 @@ class Ejecting:
         self.metrics = Metrics("iptables")
         self.recorder = Recorder(self, "me")
         self.down: dict[Backend, Observation] = {}
+        self.paths: list[str] = []
+        """Of the checks that ran."""
         self.tried: set[Backend] = set()
         config = ProxyConfig()
         settings = structs.replace(config.steersman, **steersman)
@@ -96,17 +100,21 @@ class Ejecting:
 
     async def _try(self, probe: Probe) -> Observation:
         self.tried.add(probe.backend)
+        if probe.check:
+            self.paths.append(probe.path)
         return self.down.get(probe.backend, Observation.ANSWERED)
 
     async def sync(self) -> None:
         if (report := await self.world.sync.run()) is not None:
+            self.report = report
             self.failover.observe(report)
 
-    async def serve(self, annotation: str = "") -> None:
+    async def serve(self, annotation: str = "", **more: str) -> None:
         obj = service()
         assert isinstance(obj, Service)
-        if annotation:
-            metadata = structs.replace(obj.metadata, annotations=Annotations(eject=annotation))
+        if annotation or more:
+            given = Annotations(eject=annotation or None, **more)
+            metadata = structs.replace(obj.metadata, annotations=given)
             obj = structs.replace(obj, metadata=metadata)
         self.world.store.upsert(obj)
         self.world.store.upsert(slice_(ips=IPS))
@@ -239,6 +247,40 @@ async def test_a_mode_that_sees_nothing_says_so(caplog: pytest.LogCaptureFixture
     [finding] = ejecting.world.store.findings
     assert "mode does not see connections fail" in finding.reason
     assert "failing endpoints are not ejected" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [MemoryMode(), Seeing()], ids=["blind", "seeing"])
+async def test_checks_eject_in_every_mode(mode: MemoryMode) -> None:
+    section = FailoverSection(check_failures=2, check_interval=seconds(0.05), hold=seconds(0.1))
+    ejecting = Ejecting(failover=section)
+    await ejecting.serve(probe="http:/healthz")
+    async with ejecting.running(mode):
+        await until(lambda: "/healthz" in ejecting.paths)
+        ejecting.down[backend("10.1.0.2")] = Observation.UNHEALTHY
+        await until(lambda: ejecting.out == ["10.1.0.2"])
+        await ejecting.sync()
+        findings = [each for each in ejecting.world.store.findings if "endpoint" in each.field]
+        assert "it has answered checks with an error" in findings[0].reason
+        del ejecting.down[backend("10.1.0.2")]
+        await until(lambda: ejecting.out == [])
+        for ip in IPS:
+            ejecting.down[backend(ip)] = Observation.SILENT
+        tried = len(ejecting.paths)
+        await until(lambda: len(ejecting.paths) > tried + 12)
+        assert ejecting.out == [], "if all fail, none is ejected"
+        await ejecting.serve("false", probe="http:/healthz")
+        await until(lambda: not ejecting.failover._checks)
+
+
+async def test_only_endpoints_that_this_node_uses_are_checked() -> None:
+    section = FailoverSection(check_interval=seconds(0.01))
+    ejecting = Ejecting(failover=section)
+    await ejecting.serve(probe="tcp")
+    key = next(iter(ejecting.world.sync.state.plan.services))
+    assert {each.ip for each in ejecting.failover._used(key, ejecting.report)} == set(IPS)
+    ejection = Ejection(backend("10.9.9.9"), Observation.SILENT, 0, 1, 1)
+    ejecting.world.store.eject(WEB, (ejection,))
+    assert "10.9.9.9" in {each.ip for each in ejecting.failover._used(key, ejecting.report)}
 
 
 async def test_a_kernel_that_refuses_the_log_is_a_finding() -> None:

@@ -213,6 +213,20 @@ async def test_probes_ask_for_pages_that_there_are(variant: tuple[str, list[Obje
             assert (await ask(port, running[probe]["httpGet"]["path"])).status == 200
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_recommended_values_turn_failover_on_in_every_mode(mode: str) -> None:
+    recommended = yaml.safe_load((CHART / "values-recommended.yaml").read_text())
+    values = yaml.safe_load((CHART / f"values-{mode}.yaml").read_text())
+    config = {**values.pop("config", {}), **recommended["config"]}
+    for servers in (SERVERS, [*SERVERS, "https://second:6443"]):
+        objects = rendered(**{**values, "apiServers": servers, "config": config})
+        data = one(objects, "ConfigMap")["data"]["config.conf"]
+        found = load(data)
+        assert found.warnings == ()
+        assert found.config.steersman.eject_failing_endpoints
+        assert len(found.config.steersman.api_servers) == (len(servers) if len(servers) > 1 else 0)
+
+
 def test_chart_takes_the_configmap_of_kubeadm() -> None:
     objects = rendered(existingConfigMap="kube-proxy", apiServers=[])
     assert "ConfigMap" not in {each["kind"] for each in objects}

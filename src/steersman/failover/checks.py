@@ -1,0 +1,145 @@
+"""Active checks: which endpoints are probed when nobody connects to them; no clock, no I/O.
+
+A Service asks for them by annotation, because its traffic is too thin to show failures. Each node
+checks only what it would use itself. Checks are spread over the interval, and few run at a time:
+
+    well --a check fails, as often as the threshold says--> failing --successes in a row--> well
+
+Failing is what the policy takes for a confirmed suspicion: it ejects within its limits. What keeps
+an endpoint in is that another one of the Service must have passed its last check. If all of them
+fail (a database that all need is down, or the path is wrong), none is ejected for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from heapq import heappop, heappush
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from steersman.model.failover import Backend, Check, Observation, Probe, Settings
+
+Pool = TypeVar("Pool", bound=Hashable)
+
+
+class _Checked(msgspec.Struct):
+    """An endpoint that is checked, for each of its pools by that pool's Check."""
+
+    checks: dict[Any, Check]
+    running: bool = False
+    failures: int = 0
+    """In a row."""
+    passes: int = 0
+    """In a row."""
+
+
+class Checks(Generic[Pool]):
+    """Says when endpoints are checked, and what the results mean."""
+
+    def __init__(self, random: Callable[[], float], settings: Settings | None = None) -> None:
+        """Check nothing yet.
+
+        Args:
+            random: returns numbers from 0 to 1, which spread the checks.
+            settings: limits, and what Checks leave open.
+        """
+        self.settings = settings or Settings()
+        self._random = random
+        self._pools: dict[Pool, tuple[Backend, ...]] = {}
+        self._backends: dict[Backend, _Checked] = {}
+        self._timers: list[tuple[float, Backend]] = []
+        self._running = 0
+
+    def __bool__(self) -> bool:
+        """Whether anything is checked."""
+        return bool(self._backends)
+
+    def serve(self, now: float, pool: Pool, members: Collection[Backend], check: Check) -> None:
+        """Replace the endpoints of a pool that are checked."""
+        for backend in self._pools.pop(pool, ()):
+            if backend not in members:
+                self._leave(backend, pool)
+        if members:
+            self._pools[pool] = tuple(members)
+        for backend in members:
+            if backend not in self._backends:
+                self._backends[backend] = _Checked({})
+                heappush(self._timers, (now + self._random() * self._interval(check), backend))
+            self._backends[backend].checks[pool] = check
+
+    def forget(self, pool: Pool) -> None:
+        """Check the endpoints of a pool no longer."""
+        for backend in self._pools.pop(pool, ()):
+            self._leave(backend, pool)
+
+    def _leave(self, backend: Backend, pool: Pool) -> None:
+        found = self._backends[backend]
+        del found.checks[pool]
+        if not found.checks:
+            self._running -= found.running
+            del self._backends[backend]
+
+    def _interval(self, check: Check) -> float:
+        return check.interval or self.settings.check_interval
+
+    def _check_of(self, found: _Checked) -> Check:
+        """Return the Check that counts: the one that runs most often."""
+        return min(found.checks.values(), key=lambda each: (self._interval(each), each.path))
+
+    @property
+    def deadline(self) -> float | None:
+        """When `advance` must be called next; None if a result comes first, or nothing is due."""
+        room = self._running < self.settings.most_checks
+        return self._timers[0][0] if self._timers and room else None
+
+    def advance(self, now: float) -> list[Probe]:
+        """Return the checks to start now. Report each by `checked`."""
+        probes: list[Probe] = []
+        while self._timers and self._timers[0][0] <= now:
+            if self._running >= self.settings.most_checks:
+                break
+            _, backend = heappop(self._timers)
+            found = self._backends.get(backend)
+            if found is None or found.running:
+                continue
+            found.running = True
+            self._running += 1
+            probes.append(
+                Probe(backend, self.settings.check_timeout, self._check_of(found).path, check=True)
+            )
+        return probes
+
+    def checked(self, now: float, backend: Backend, outcome: Observation) -> bool | None:
+        """Take the result of a check; return whether the endpoint is well, None if that is open."""
+        found = self._backends.get(backend)
+        if found is None or not found.running:  # it has gone, or is another one by now
+            return None
+        found.running = False
+        self._running -= 1
+        check = self._check_of(found)
+        wait = self._interval(check) * (0.9 + 0.2 * self._random())
+        heappush(self._timers, (now + wait, backend))
+        if outcome is Observation.ANSWERED:
+            found.failures, found.passes = 0, found.passes + 1
+            return (
+                True if found.passes >= (check.successes or self.settings.check_successes) else None
+            )
+        found.failures, found.passes = found.failures + 1, 0
+        enough = found.failures >= (check.failures or self.settings.check_failures)
+        return False if enough and self._others_pass(backend, found) else None
+
+    def interrupt(self, now: float) -> None:
+        """Take it that all checks under way have no result; they start again."""
+        for backend, found in self._backends.items():
+            if found.running:
+                found.running = False
+                heappush(self._timers, (now, backend))
+        self._running = 0
+
+    def _others_pass(self, backend: Backend, found: _Checked) -> bool:
+        """Whether in each pool another endpoint passed its last check."""
+        return all(
+            any(self._backends[other].passes for other in self._pools[pool] if other != backend)
+            for pool in found.checks
+        )
