@@ -20,15 +20,14 @@ What keeps a healthy endpoint in:
    endpoints of its pool failed before they answered, the more must fail, up to 20. If half of the
    living ones lost some, no silent one is ejected: otherwise an overload would eject endpoints, and
    the load that moves to the others would get these ejected, too.
-2. An endpoint is ejected from a pool only if another one of that pool has answered since the
+2. An endpoint is ejected from a pool only if another one of that pool answered a probe since the
    suspicion began. Otherwise this node's own link may be down, or a policy may deny the probes, and
    there is no better choice anyway. Probes of up to three others of its pools, on other nodes if
    there are any, run at the same time for that; of other pools if it is alone.
-3. Probes that fail, or are refused, are believed only of an endpoint that answered one before: a
-   policy may deny the node's probes, and a client its packets. So that this is known, each new
-   endpoint is probed once, a few at a time. One that never answered is believed to be down if two
-   client addresses found it so, and another endpoint of each of its pools answered a probe. If this
-   node itself connects for its clients, they cannot reach an endpoint that denies the node either.
+3. Probes that fail, or are refused, are believed only of an endpoint that answered one before, or
+   that failed two client addresses: a policy may deny the node's probes of one endpoint, and a
+   client its packets. So that this is known, each new endpoint is probed once, a few at a time. If
+   this node itself connects for its clients, they cannot reach one that denies the node either.
 4. At most 90 % of a pool are ejected; 50 % if they are not confirmed (a mode that counts successes
    may eject before the probes have ended, but not before the first has had its time). At least one
    stays, and all of them if all are down.

@@ -47,7 +47,8 @@ class Known(msgspec.Struct):
     """Other probes that are under way."""
     answered_at: float = float("-inf")
     """When it last answered a probe or a client."""
-    answers_probes: bool = False
+    probed_at: float = float("-inf")
+    """When it last answered a probe."""
     clients: tuple[str, ...] = ()
     """Up to two addresses whose connections failed since it last answered."""
     cleared_at: float = float("-inf")

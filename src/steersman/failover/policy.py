@@ -143,24 +143,24 @@ class Policy(Generic[Pool]):
         recent = [at for at in found.silent if at > now - settings.silent_window]
         silent = len(recent) >= settings.silent_connects
         quiet = found.answered_at <= now - settings.quiet
-        believed = self.of_this_node or found.answers_probes or len(found.clients) > 1
         return (
             silent
             and quiet
-            and believed
-            and self._others_answer(backend, found, recent[0])
+            and self._is_believed(found)
+            and self._others_answer(backend, found, series.began)
             and self._probes_needed(now, found) > 0
         )
 
     def _others_answer(self, backend: Backend, found: Known, since: float) -> bool:
-        """Whether another endpoint of a pool, or anyone if it is alone, has answered since then."""
+        """Whether another endpoint of a pool, or anyone if it is alone, answered a probe since."""
         mates = [other for p in found.pools for other in self._pools[p] if other != backend]
         if not mates:
             return any(at >= since for at, other in self._answers if other != backend)
-        return any(self._backends[other].answered_at >= since for other in mates)
+        return any(self._backends[other].probed_at >= since for other in mates)
 
     def _answered(self, now: float, backend: Backend, found: Known) -> None:
         """Note an answer: a suspicion was wrong, and so was an ejection without confirmation."""
+        self._reconsider(now, backend, found)
         others = [each for each in self._answers if each[1] != backend]
         self._answers = ((now, backend), *others[:1])
         found.answered_at = now
@@ -174,6 +174,20 @@ class Policy(Generic[Pool]):
         if found.ejection is not None and not found.ejection.confirmed:
             self._lift(backend, found)
             found.cleared_at = now
+
+    def _reconsider(self, now: float, backend: Backend, found: Known) -> None:
+        """Confirm again which others are down of those that are used as nobody answered.
+
+        They may have recovered long ago, and would leave now that somebody answers.
+        """
+        mates = {other for pool in found.pools for other in self._pools[pool]} - {backend}
+        for other in sorted(each for each in mates if self._backends[each].ejection):
+            known = self._backends[other]
+            used = not any(self.ejected(pool) for pool in known.pools)
+            if used and known.ejection and not known.ejection.node:
+                self._lift(other, known)
+                known.returned_at, known.tried_at = now, float("-inf")
+                self._suspect(now, other, known)
 
     # Suspicion and confirmation
 
@@ -308,13 +322,10 @@ class Policy(Generic[Pool]):
         if not returning:
             found.pending = max(found.pending - 1, 0)
         if outcome is Observation.ANSWERED:
-            found.answers_probes = True
-            mates = (other for pool in found.pools for other in self._pools[pool])
-            if any(self._backends[other].ejection for other in mates):
-                self._changed.update(found.pools)  # an ejection may be in force from now on
+            found.probed_at = now
+            self._answered(now, backend, found)
             if returning:
                 self._return(now, backend, found)
-            self._answered(now, backend, found)
         elif returning:
             # A silent probe has already taken its time.
             at = now if outcome is Observation.SILENT else now + self.settings.return_interval
@@ -342,7 +353,7 @@ class Policy(Generic[Pool]):
             return
         self._end_series(now, backend, found)
         works = self._others_answer(backend, found, series.began) and (needed > 0 or refused)
-        believed = works and self._is_believed(backend, found)
+        believed = works and self._is_believed(found)
         if refused and (believed or backend.protocol is Protocol.UDP):
             self._eject(now, backend, found, Observation.REFUSED, confirmed=True)
             return
@@ -352,22 +363,9 @@ class Policy(Generic[Pool]):
         else:
             found.fruitless = min(found.fruitless + 1, 10)
 
-    def _is_believed(self, backend: Backend, found: Known) -> bool:
+    def _is_believed(self, found: Known) -> bool:
         """Whether failed probes of an endpoint show that it is down (rule 3)."""
-        return (
-            self.of_this_node
-            or found.answers_probes
-            or (
-                len(found.clients) > 1
-                and all(
-                    any(
-                        other != backend and self._backends[other].answers_probes
-                        for other in self._pools[pool]
-                    )
-                    for pool in found.pools
-                )
-            )
-        )
+        return self.of_this_node or found.probed_at > float("-inf") or len(found.clients) > 1
 
     def _owners_of(self, found: Known) -> set[str]:
         return {self._owners[pool] for pool in found.pools}
@@ -460,8 +458,8 @@ class Policy(Generic[Pool]):
             self._changed.update(found.pools)
 
     def take_changed(self) -> list[Pool]:
-        """Return the pools whose ejections may have changed since the last call."""
-        changed = [pool for pool in self._changed if pool in self._pools]
+        """Return the pools whose ejections may have changed since the last call; some are empty."""
+        changed = list(self._changed)
         self._changed.clear()
         return changed
 
@@ -479,7 +477,7 @@ class Policy(Generic[Pool]):
             return ()
         confirmed = self._limit(len(members), self.settings.confirmed_share)
         unconfirmed = self._limit(len(members), self.settings.unconfirmed_share)
-        answered = max(each.answered_at for each in known if not each.ejection)
+        answered = max(each.probed_at for each in known if not each.ejection)
         return tuple(
             each
             for number, each in enumerate(down)

@@ -263,7 +263,7 @@ def test_if_a_service_denies_all_probes_they_say_nothing(what: Observation) -> N
     for client in ("10.0.9.1", "10.0.9.2", "10.0.9.3"):
         node.see(A, what, client=client)
         node.until(node.now + 10)
-    assert list(node.policy.ejections) == []
+    assert node.out == []
 
 
 def test_a_policy_that_denies_probes_from_now_on_ejects_nobody(node: Node) -> None:
@@ -288,13 +288,37 @@ def test_an_ejection_is_in_force_where_another_one_answers(node: Node) -> None:
     node.until(21)
     assert node.out == [A]
     assert node.policy.ejected("denied") == ()
+
+
+def test_who_is_used_as_all_are_down_is_confirmed_when_one_returns(node: Node) -> None:
+    node.fail([A, B], REFUSED)
+    node.see(A, REFUSED)
+    node.until(15)
+    node.see(B, REFUSED)
+    node.until(16)
+    assert node.out == [A, B]
+    node.policy.serve("pool", {A: "node-0", B: "node-1"})
     node.policy.take_changed()
+    del node.down[A]
+    node.until(21)  # A returns, 4 s before B is tried again
+    assert node.out == [B]
+    assert node.policy.take_changed() == ["pool"]
+    [ejection] = node.policy.ejections
+    assert ejection.strikes == 2
+
+
+def test_who_has_recovered_meanwhile_stays_when_one_returns(node: Node) -> None:
+    node.fail([A, B], REFUSED)
+    node.see(A, REFUSED)
+    node.until(15)
+    node.see(B, REFUSED)
+    node.until(16)
+    node.policy.serve("pool", {A: "node-0", B: "node-1"})
     node.down.clear()
-    node.fail([A])
-    node.see(first)
-    node.until(22)
-    assert "denied" in node.policy.take_changed()
-    assert [each.backend for each in node.policy.ejected("denied")] == [A]
+    while node.now < 30:
+        assert node.out == []
+        node.until(node.now + 0.1)
+    assert list(node.policy.ejections) == []
 
 
 def test_a_neighbour_that_denies_probes_stays_when_one_of_its_node_is_down() -> None:

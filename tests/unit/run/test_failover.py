@@ -199,6 +199,17 @@ async def test_only_services_that_ask_for_it_are_watched(
         assert Log.opened == watched
 
 
+async def test_the_ejections_of_a_service_without_endpoints_end() -> None:
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    async with ejecting.running():
+        await ejecting.refuse("10.1.0.2")
+        ejecting.world.store.upsert(slice_(ips=()))
+        await ejecting.sync()
+        await until(lambda: ejecting.out == [])
+        assert ejecting.metrics.ejected()._value.get() == 0
+
+
 async def test_a_service_that_no_longer_asks_gets_its_endpoints_back() -> None:
     ejecting = Ejecting()
     await ejecting.serve("true")
