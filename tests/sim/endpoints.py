@@ -15,7 +15,7 @@ from steersman.failover.policy import Policy
 from steersman.failover.watch import Failure, FailureWatch
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Ejection, Observation, Probe
-from steersman.model.names import PlanKey, Protocol
+from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.model.plan import NodePlan, Verdict
 from tests.sim.universe import Universe
 
@@ -54,6 +54,7 @@ class Endpoints:
         """Endpoints whose waiting connections were cut, and when."""
         self.changed_at = 0.0
         """When an ejection last began or ended."""
+        self._denied_at = 0.0
         self._lossy_until = 0.0
         self._watches: dict[SimWatch, None] = {}
 
@@ -63,6 +64,11 @@ class Endpoints:
         """Let an address, a node or EVERYTHING fail."""
         self._faults[key] = how
         self._begun[key] = self._universe.now
+
+    def deny(self, ips: Collection[str]) -> None:
+        """Let a policy deny the probes of nodes."""
+        self.denied = set(ips)
+        self._denied_at = self._universe.now
 
     def heal(self) -> None:
         """Let everything answer."""
@@ -173,8 +179,10 @@ class Endpoints:
 
     # What must be true
 
-    def judge(self, before: Collection[Ejection], after: Iterable[Ejection]) -> None:
-        """See that the ejections that are new are right."""
+    def judge(
+        self, service: ObjectName, before: Collection[Ejection], after: Iterable[Ejection]
+    ) -> None:
+        """See that the new ejections of a Service are right."""
         known = {each.backend for each in before}
         now = self._universe.now
         self.changed_at = now
@@ -185,7 +193,10 @@ class Endpoints:
             since = self._answers_since(backend.ip)
             if since is not None and now - since > _SERIES:
                 self._fail(f"{backend} is ejected ({ejection.reason}), and it answers")
-            if backend.ip in self.denied and not self._faults:
+            broken = any(key in self._faults for key in self._keys(backend.ip))
+            # For its own Service the attacker may do without them.
+            denied = backend.ip in self.denied and now - self._denied_at > _SERIES
+            if denied and not broken and service.namespace != "evil":
                 self._fail(f"{backend} is ejected, and only the node's probes are denied")
             dark = now - self._begun[EVERYTHING] if EVERYTHING in self._faults else 0.0
             if dark > _SERIES and self._faults[EVERYTHING] is Observation.SILENT:

@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from msgspec import structs
+
+from steersman.compile import service_plan
 from steersman.compile.planner import Planner
+from steersman.failover.memory import Known
+from steersman.failover.policy import Policy
 from steersman.host import linux, rtnetlink
 from steersman.model.conntrack import Stale
+from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.kube import Node
 from steersman.model.plan import NodeSettings
 from steersman.model.ruleset import Diff
@@ -95,6 +101,59 @@ def show_every_service() -> None:
     _replace(ModeMetrics, "__init__", always)
 
 
+# Rules of failover, taken away (failover/policy.py)
+
+
+def believe_every_probe() -> None:
+    """Failed probes also count of an endpoint whose policy denies them."""
+    _replace(Policy, "_is_believed", lambda *_: True)
+    _replace(Policy, "_others_answer", lambda *_: True)
+    ejected = Policy.ejected
+
+    def anyway(self: Policy[Any], pool: Any) -> tuple[Ejection, ...]:
+        for backend in self._pools.get(pool, ()):
+            self._backends[backend].suspected_at = float("-inf")
+        return ejected(self, pool)
+
+    _replace(Policy, "ejected", anyway)
+
+
+def eject_all() -> None:
+    """No share of a Service's endpoints has to stay."""
+
+    def everyone(self: Policy[Any], pool: Any) -> tuple[Ejection, ...]:
+        found = (self._backends[each].ejection for each in self._pools.get(pool, ()))
+        return tuple(each for each in found if each)
+
+    def not_ready(states: Any, protocol: Any, ejections: Any) -> Any:
+        out = {(e.backend.ip, e.backend.port) for e in ejections if e.backend.protocol is protocol}
+        return tuple(
+            structs.replace(each, ready=False, serving=False)
+            if (each.endpoint.ip, each.endpoint.port) in out
+            else each
+            for each in states
+        )
+
+    _replace(Policy, "ejected", everyone)
+    _replace(service_plan, "with_ejections", not_ready)
+
+
+def eject_without_probes() -> None:
+    """A client that fails is enough."""
+
+    def suspect(self: Policy[Any], now: float, backend: Backend, found: Known) -> None:
+        found.suspected_at = float("-inf")
+        if found.ejection is None:
+            self._eject(now, backend, found, Observation.SILENT, confirmed=True)
+
+    _replace(Policy, "_suspect", suspect)
+
+
+def never_return() -> None:
+    """A probe that answers after the hold changes nothing."""
+    _replace(Policy, "_return", lambda *_: None)
+
+
 def _replace(owner: object, name: str, value: object) -> None:
     assert hasattr(owner, name), name
     setattr(owner, name, value)
@@ -108,6 +167,10 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         count_link_local_addresses,
         mix_families,
         show_every_service,
+        believe_every_probe,
+        eject_all,
+        eject_without_probes,
+        never_return,
     )
 }
 """By name, for `--mutation`."""

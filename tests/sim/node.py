@@ -98,6 +98,8 @@ class Node:
         """Seconds between two comparisons: the retry interval, too."""
         self.ejects = universe.dice.random() < 0.5
         """Whether endpoints that fail are ejected."""
+        self.oracle_looks = False
+        """Whether it is the oracle that puts ejections into a Store."""
         self.document = self._document()
         self.file = folder / "config.json"
         self._daemons: dict[Process, Daemon] = {}
@@ -115,7 +117,8 @@ class Node:
         endpoints = self.kernel.endpoints
 
         def eject(store: Store, service: ObjectName, ejections: tuple[Ejection, ...]) -> None:
-            endpoints.judge(store.snapshot.ejected.get(service, ()), ejections)
+            if not self.oracle_looks:
+                endpoints.judge(service, store.snapshot.ejected.get(service, ()), ejections)
             _EJECT(store, service, ejections)
 
         doors: tuple[tuple[object, str, object], ...] = (

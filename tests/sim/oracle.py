@@ -158,8 +158,10 @@ class Oracle:
         for kind, objects in self._objects(names, around).items():
             store.replace(kind, objects)
         self.snapshot = store.snapshot
+        self._node.oracle_looks = True
         for service, ejections in ejected.items():
             store.eject(service, ejections)
+        self._node.oracle_looks = False
         return compile_all(store.snapshot, around.config, around.facts, self._mode.traits)
 
     @property
@@ -308,6 +310,9 @@ class Oracle:
         ejected = self._ejected()
         if ejected and not self._node.ejects:
             raise Violation(f"{len(ejected)} Services have ejections although none are wanted")
+        known = {each.backend for each in daemon._failover._policy.ejections}
+        if unknown := {each.backend for some in ejected.values() for each in some} - known:
+            raise Violation(f"nothing will end the ejections of {unknown}")
         if gone := ejected.keys() - daemon.sync.state.snapshot.services.keys():
             raise Violation(f"ejections of Services that are gone: {gone}")
 

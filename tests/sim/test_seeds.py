@@ -34,6 +34,10 @@ def test_nodes_survive_their_lives() -> None:
         ("count_link_local_addresses", "noise costs"),
         ("mix_families", "the connection of a client that nothing concerned was cut"),
         ("show_every_service", "the default page of metrics has series by Service"),
+        ("believe_every_probe", "canary/.* becomes|only the node's probes are denied"),
+        ("eject_all", "no endpoints left, as all are ejected"),
+        ("eject_without_probes", "canary/.* becomes|is ejected .*, and it answers"),
+        ("never_return", "is still ejected"),
     ],
 )
 def test_an_old_defect_is_found_again(mutation: str, found: str) -> None:

@@ -328,23 +328,23 @@ def attacked(life: Life) -> None:
     """A tenant wants the endpoints of others to be ejected.
 
     A policy drops its packets to them, or rejects them; it forges sources, and ICMP errors about
-    connections of its own. It has blackholes, which it says are on the nodes of its victims, and
+    connections of its own. It has endpoints on the nodes of its victims that become blackholes, and
     claims the endpoints of others for a Service of its own. Some victims deny probes.
     """
     endpoints, dice = life.node.kernel.endpoints, life.dice
     victims = [each for each in _listed(life, "canary") if each.ip not in BLACKHOLES]
     plain = {each.ip for each in victims if each.ip.endswith("240")}
     if dice.random() < 0.5:
-        endpoints.denied |= plain
+        endpoints.deny(plain)
     node = dice.choice(("node-b", "node-d"))
     blackholes = [endpoint(ip, node) for ip in BLACKHOLES]
     claimed = [endpoint(dice.choice(victims).ip, "node-b"), endpoint("10.244.2.77", "node-b")]
     listed = blackholes + (claimed if dice.random() < 0.5 else [])
     life.etcd.put(service_of("evil", "evil", 230))
     life.etcd.put(slice_of("evil", "evil", "evil-x", "IPv4", listed))
+    life.universe.run(5.0)  # they answer a first probe
     for ip in BLACKHOLES:
         endpoints.break_(ip)
-    life.universe.run(3.0)
     one = dice.choice(victims)
     for _ in range(dice.randint(20, 200)):
         victim = one if dice.random() < 0.5 else dice.choice(victims)
