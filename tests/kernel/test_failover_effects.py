@@ -51,6 +51,14 @@ HERE = ("10.244.0.4", "10.244.3.4")
 LEAVING = ("10.244.0.5", "10.244.0.6", "10.244.3.5")
 NAMES = ("10.244.0.7", "10.244.3.7")
 PODS = (*STICKY, *STICKY6, *KEPT, *KEPT6, *HERE, *LEAVING, *NAMES)
+CONFIG = """
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+mode: {}
+clusterCIDR: 10.244.0.0/16,fd00:244::/32
+conntrack: {{maxPerCore: 0}}
+steersman: {{failover: {{hold: 1s}}}}
+"""
 SILENT, REFUSING = "drop", "reject with tcp reset"
 
 
@@ -218,10 +226,10 @@ def node(
     )
     layout = Layout({"eth0": (f"{NODE}/24", f"{NODE6}/64")}, (*OUTSIDE, *OUTSIDE6), pods)
     mode, *flags = request.param.split()
-    words = [sys.executable, "-m", "steersman", "run", f"--proxy-mode={mode}", *flags]
+    (tmp / "config.yaml").write_text(CONFIG.format(mode))
+    words = [sys.executable, "-m", "steersman", "run", f"--config={tmp / 'config.yaml'}", *flags]
     words += [f"--manifests={manifests(tmp / 'manifests', *world())}", "-v=2"]
-    words += ["--hostname-override=node-a", "--cluster-cidr=10.244.0.0/16,fd00:244::/32"]
-    words += ["--conntrack-max-per-core=0", "--eject-failing-endpoints"]
+    words += ["--hostname-override=node-a", "--eject-failing-endpoints"]
     with Lab(layout) as lab, (tmp / "log").open("wb") as log:
         for pod in set(PODS) - {*KEPT, *KEPT6}:
             lab.serve(pod, 8080, "UDP" if pod in NAMES else "TCP")
