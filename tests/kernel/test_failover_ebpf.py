@@ -444,14 +444,15 @@ def test_three_silent_connects_eject_an_endpoint_while_another_answers(lab: Lab)
 
 @contextlib.contextmanager
 def clients(lab: Lab) -> Iterator[None]:
-    """Eight clients in a pod that connect all the time."""
+    """Clients in a pod that connect all the time, each with a patience of its own."""
     ended = threading.Event()
 
-    def connect() -> None:
+    def connect(patience: float) -> None:
         while not ended.is_set():
-            lab.probe(LOOKER, VIP, 80, timeout=1.4)
+            lab.probe(LOOKER, VIP, 80, timeout=patience)
 
-    threads = [threading.Thread(target=connect) for _ in range(8)]
+    patience = [1.1 + number / 10 for number in range(16)]
+    threads = [threading.Thread(target=connect, args=(each,)) for each in patience]
     for each in threads:
         each.start()
     try:

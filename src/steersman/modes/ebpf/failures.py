@@ -161,7 +161,9 @@ class EbpfFailures(FailureWatch):
                 # To attach a program waits for other CPUs. A cancelled call loses no events.
                 await asyncio.shield(asyncio.to_thread(self._count_answers))
                 events, self._events = self._events, []
-                return [*self._answered(events), *self._failures(events)]
+                if events:  # no other call has taken them meanwhile
+                    return [*self._answered(events), *self._failures(events)]
+                continue
             if self._counting and time.monotonic() > self._counts_until:
                 self._stop_counting()
             await self._wait()
@@ -231,11 +233,13 @@ class EbpfFailures(FailureWatch):
             if answered > max(since, self._told.get(endpoint, 0)):
                 self._told[endpoint] = answered
                 yield Failure(_backend(endpoint, _TCP), Observation.ANSWERED)
-        # One of each CPU. They are witnesses: this node's own link works.
+        # One of each CPU. They are witnesses: this node's own link works, or did when the SYN was
+        # sent; an older answer says nothing.
+        oldest = max(self._last_read, min(event.time for event in events) - _SYN_AGE)
         latest = {
             endpoint: at
             for endpoint, at in layout.ANSWER.iter_unpack(self._answers.get(_ONLY) or b"")
-            if at > self._last_read and endpoint not in failed
+            if at > oldest and endpoint not in failed
         }
         for endpoint, at in latest.items():
             self._last_read = max(self._last_read, at)
