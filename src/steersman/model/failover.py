@@ -89,6 +89,7 @@ class Settings(msgspec.Struct, frozen=True):
     check_successes: int = 1
     """Checks in a row that succeed before the return."""
     check_timeout: float = 1.0
+    """Time that a check may take."""
     most_checks: int = 64
     """Checks that run at the same time."""
 
