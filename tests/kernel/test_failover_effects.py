@@ -17,9 +17,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from steersman.modes.ebpf.probe import cgroup_root
 from tests.support.builders import kube
+from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab, Layout, Pod
-from tests.support.lab.sockets import printed
+from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.sockets import CGROUPS, printed
 from tests.support.processes.steersman import manifests
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +37,7 @@ MODES = [
     "userspace --userspace-portals=iptables --iptables-variant=nft",
     "userspace --userspace-portals=iptables --iptables-variant=legacy",
     "userspace --userspace-portals=nftables",
+    pytest.param("ebpf", marks=MARKS),
 ]
 
 NODE, CLIENT, BALANCER = "192.0.2.1", "10.244.7.7", "198.51.100.1"
@@ -183,6 +187,14 @@ class Node:
             return answer.status, json.loads(answer.read())
 
 
+def with_cgroup(lab: Lab, words: list[str]) -> list[str]:
+    """Run a command where a cgroup of the lab is the root, and bpffs goes with the command."""
+    ebpf.compiled()
+    CGROUPS[lab.node.path] = cgroup = ebpf.new_cgroup(ebpf.next_number())
+    mounts = f"mount --bind {cgroup} {cgroup_root()} && mount -t bpf bpf /sys/fs/bpf"
+    return ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh", *words]
+
+
 class Talkers:
     """Endpoints that answer each message with their name, for as long as a connection lasts."""
 
@@ -233,6 +245,8 @@ def node(
     with Lab(layout) as lab, (tmp / "log").open("wb") as log:
         for pod in set(PODS) - {*KEPT, *KEPT6}:
             lab.serve(pod, 8080, "UDP" if pod in NAMES else "TCP")
+        if mode == "ebpf":
+            words = with_cgroup(lab, words)
         talkers = Talkers(lab, (*KEPT, *KEPT6))
         node = Node(lab, tmp / "log")
         process = subprocess.Popen(lab.exec_argv(words), cwd=ROOT, stdout=log, stderr=log)
@@ -245,6 +259,7 @@ def node(
             process.terminate()
             process.wait(LONGEST)
             talkers.close()
+            CGROUPS.pop(lab.node.path, None)
 
 
 class Client(NamedTuple):
