@@ -68,6 +68,26 @@ async def watches(server: ApiServer) -> bool:
     return len({request.kind for request in server.requests(verb="watch")}) == 4
 
 
+@pytest.mark.parametrize("abstract", [False, True], ids=["file", "abstract"])
+def test_systemd_is_told_when_the_rules_are_in_force(tmp_path: Path, abstract: bool) -> None:
+    """The first sync reached the kernel; and it stops."""
+    shown = f"@sm-{tmp_path.name}" if abstract else str(tmp_path / "notify")
+
+    async def body() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+            supervisor.bind(shown.replace("@", "\0"))
+            supervisor.settimeout(30)
+            through = ("env", f"NOTIFY_SOCKET={shown}")
+            folder = manifests(tmp_path / "m", *world())
+            async with steersman(tmp_path, f"--manifests={folder}", through=through) as proxy:
+                assert await asyncio.to_thread(supervisor.recv, 100) == b"READY=1"
+                assert "KUBE-SVC" in rules()
+                assert await proxy.stop() == 0
+                assert supervisor.recv(100) == b"STOPPING=1"
+
+    in_namespace(body)
+
+
 def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
     """The file is behind a link, as in a ConfigMap: its directory has no event."""
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -26,6 +27,22 @@ INLINE_OBJECTS = 64
 """Number of objects up to which writing them to the kernel takes less time than a thread."""
 MOST_DESCRIPTORS = 1 << 20
 """The limit is raised to this: more was never needed, and some programs try each number."""
+
+
+def notify_supervisor(state: str) -> None:
+    """Tell systemd what this process does: READY=1 or STOPPING=1 (sd_notify(3), Type=notify).
+
+    Without systemd, or if it does not listen, nothing happens.
+    """
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if sys.platform != "linux" or not address:
+        return
+    if address.startswith("@"):  # an abstract socket
+        address = f"\0{address[1:]}"
+    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as sock:
+        sock.setblocking(False)
+        sock.sendto(state.encode(), address)
 
 
 def has_capability(number: int, proc: Path = Path("/proc"), pid: int | str = "self") -> bool:

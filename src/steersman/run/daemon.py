@@ -21,6 +21,7 @@ import msgspec
 
 from steersman.config import ConfigError, ProxyConfig
 from steersman.host.facts import watch_addresses
+from steersman.host.process import notify_supervisor
 from steersman.model.errors import BusyError
 from steersman.model.inputs import NodeConfig
 from steersman.model.switch import SwitchRequest, SwitchResult, Tell
@@ -186,6 +187,7 @@ class Daemon:
             if self._stop.failure:
                 await self._servers.flush_events()
             log.info("stopping; the rules stay in force")
+            notify_supervisor("STOPPING=1")
             for task in tasks:
                 task.cancel()
         # All tasks have ended: nothing is written any more. Connections may drain beside the next
@@ -264,6 +266,7 @@ class Daemon:
             log.log(v(2) if result.reason == "changes" else logging.INFO, "%s", result)
         if first:
             self.serving.set()
+            notify_supervisor("READY=1")
             if sync.store.snapshot.node is None:
                 log.warning(
                     "there is no Node %s: its zone and addresses are not known; add its Node "
