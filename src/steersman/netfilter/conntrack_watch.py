@@ -53,7 +53,7 @@ _DST_NAT = 1 << 5  # IPS_DST_NAT
 _FIRST_SECONDS = "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_syn_sent"
 """How long an entry lasts from its SYN on, if no answer comes."""
 _SHORTEST, _LONGEST = 1.0, 5.0  # seconds between two listings
-_SHARE = 0.02  # of a core that listings may take; less than that at most times
+_SHARE = 0.018  # of a core that listings may take; with all around them less than 0.02
 _MOST = 20_000  # entries that are read of one listing: a SYN scan leaves any number
 _MOST_OF_ONE = 8  # attempts that are reported of one endpoint
 _LISTINGS = 5  # attempts at a complete list, while the table changes

@@ -195,7 +195,9 @@ class Failover:
         while True:
             self._wake.clear()
             await self._read_services()
-            if not self._pools:
+            if not self._pools:  # nobody asks for it: nothing that is said of it matters now
+                self._problem = ""
+                self._store.report("failover", self._findings())
                 await self._wake.wait()
                 continue
             try:

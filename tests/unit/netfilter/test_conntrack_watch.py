@@ -165,7 +165,7 @@ def test_the_pause_follows_the_cost(kernel: Kernel, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(asyncio, "sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(watch.receive())
-    assert pauses == pytest.approx([1.0, 1.0, 2.5, 5.0, 1.0])
+    assert pauses == pytest.approx([1.0, 1.0, 0.05 / conntrack_watch._SHARE, 5.0, 1.0])
 
 
 def test_a_kernel_that_ignores_masks_is_too_old(kernel: Kernel) -> None:

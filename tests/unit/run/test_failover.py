@@ -321,6 +321,11 @@ async def test_failures_that_are_not_seen_are_a_finding_while_that_is_so(
         await until(lambda: "needs nf_tables" in "".join(said()))
         Log.error = None
         await until(lambda: said() == ["refusals are not seen"])
+        off = structs.replace(ejecting.config.steersman, eject_failing_endpoints=False)
+        ejecting.config = structs.replace(ejecting.config, steersman=off)
+        ejecting.world.store.upsert(slice_(ips=IPS[:2]))
+        await ejecting.sync()
+        await until(lambda: said() == [])
 
 
 async def test_a_probe_that_cannot_be_sent_says_nothing() -> None:
