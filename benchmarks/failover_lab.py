@@ -208,6 +208,8 @@ class Lab:
             proxy.write()
             words = [sys.executable, "-m", "steersman", "run", f"--manifests={proxy.manifests}"]
             words += [f"--hostname-override={proxy.name}", f"--cluster-cidr={CLUSTER_CIDR}"]
+            # Only the first network namespace may size conntrack's table (Linux 6.1 says so).
+            words.append("--conntrack-max-per-core=0")
             words += proxy.words
             # Each has its own bpffs and, as the root of cgroups, that of its client.
             mounts = "mount -t bpf bpf /sys/fs/bpf"
