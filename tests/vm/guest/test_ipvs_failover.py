@@ -225,6 +225,7 @@ def test_what_waits_begins_again_and_what_is_established_stays(node: Node) -> No
                 live = stack.enter_context(node.connecting(12))
                 names = live.answers()
                 assert set(names) == {DEAD, OTHER}
+                await watch.cut([BACKEND])  # attempts of earlier tests, which last two minutes
                 stack.enter_context(node.fault(DEAD, "ct state new drop"))
                 waiting = stack.enter_context(node.connecting(12))
                 await failures(watch)
