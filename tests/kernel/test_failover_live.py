@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +23,7 @@ MODES = [
     ("iptables", "--iptables-variant=nft"),
     ("iptables", "--iptables-variant=legacy"),
     ("ebpf",),
+    ("userspace",),
 ]
 STEERSMAN = (sys.executable, "-m", "steersman")
 LONGEST = 60.0
@@ -53,6 +56,14 @@ class Node:
     def reached(self, number: int = 40) -> set[str]:
         """The pods that answer many connections at once; and errors."""
         return self.cluster.inside("pod-1", lambda: connect_all(number))
+
+    def send_signal(self, pod: str, number: signal.Signals) -> None:
+        """Send a signal to what a pod runs."""
+        listed = subprocess.run(
+            ["ip", "netns", "pids", self.cluster.netns(pod)], capture_output=True, check=True
+        )
+        for pid in listed.stdout.split():
+            os.kill(int(pid), number)
 
     def until(self, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + LONGEST
@@ -106,7 +117,8 @@ def test_a_silent_endpoint_is_left_and_used_again(node: Node) -> None:
     node.nft("pod-3", "drop")
     # Every connection is answered: those that wait are moved to another endpoint.
     assert node.reached() == {"pod-1", "pod-2", "pod-3"} - {"pod-3"}
-    assert "endpoint 10.244.2.13:8080 of Service shop/web is ejected" in node.log
+    ejected = "endpoint 10.244.2.13:8080 of Service shop/web is ejected"
+    node.until(lambda: ejected in node.log)  # userspace has dialled the next one before
     assert node.reached() == {"pod-1", "pod-2"}
     explained = node.command("explain", "shop/web")
     assert "out: ejected: it has not answered connections" in explained
@@ -121,7 +133,32 @@ def test_a_process_that_stops_is_left(node: Node) -> None:
     ejected = "endpoint 10.244.2.13:8080 of Service shop/web is ejected: it has refused connections"
 
     node.until(lambda: node.reached() == {"pod-1", "pod-2"})
-    assert ejected in node.log
+    node.until(lambda: ejected in node.log)
+
+
+def test_a_pod_that_hangs_is_left_until_it_goes_on(node: Node) -> None:
+    """Its process accepts nothing, and its backlog is full: the node's probes are dropped, too."""
+
+    def fill_backlog() -> list[socket.socket]:
+        socks = [socket.socket() for _ in range(600)]
+        for sock in socks:
+            sock.setblocking(False)
+            sock.connect_ex(("10.244.2.13", 8080))
+        return socks
+
+    node.send_signal("pod-3", signal.SIGSTOP)
+    waiting = node.cluster.inside("pod-3", fill_backlog)
+    try:
+        assert node.reached() == {"pod-1", "pod-2"}
+        ejected = "endpoint 10.244.2.13:8080 of Service shop/web is ejected: it has not"
+        node.until(lambda: ejected in node.log)
+        assert node.reached() == {"pod-1", "pod-2"}
+    finally:
+        node.send_signal("pod-3", signal.SIGCONT)
+        for sock in waiting:
+            sock.close()
+    node.until(lambda: "endpoint 10.244.2.13:8080 of Service shop/web answers again" in node.log)
+    node.until(lambda: "pod-3" in node.reached())
 
 
 def test_if_no_endpoint_answers_none_is_ejected(node: Node) -> None:
