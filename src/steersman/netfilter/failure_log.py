@@ -64,6 +64,7 @@ GROUPS = range(0x5374, 0x5384)
 _AFTER_CONNTRACK = -150
 _AFTER_IPVS = 150  # which takes packets at 98 and 99; conntrack confirms connections last
 _RATE = 1000  # packets of each kind a second; more prove no more
+_TOO_BIG = 4  # code of ICMP destination unreachable: fragmentation needed (RFC 1191)
 _TCP, _ICMP, _ICMPV6 = 6, 1, 58
 _CT_STATE, _CT_STATUS = 0, 2  # NFT_CT_*
 _STATE_NEW = struct.pack("=I", 8)
@@ -252,6 +253,8 @@ def parse_packet(prefix: str, packet: bytes) -> Failure | None:
     if about is None:
         return None
     code = packet[ends.transport + 1]
+    if ends.protocol == _ICMP and code == _TOO_BIG:  # the connection goes on in smaller packets
+        return None
     port_closed = code == (3 if ends.protocol == _ICMP else 4)
     return _failure(about, Observation.REFUSED if port_closed else Observation.UNREACHABLE)
 

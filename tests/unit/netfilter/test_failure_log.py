@@ -69,6 +69,7 @@ TO_END6 = ipv6(CLIENT6, END6, 6, ports(40000, 8080))
             Failure(TCP6, Observation.UNREACHABLE, "::9"),
         ),
         ("icmp", ipv4(END4, CLIENT4, 1, bytes((3, 3)) + bytes(6) + TO_END4[:21]), None),
+        ("icmp", ipv4(END4, CLIENT4, 1, bytes((3, 4)) + bytes(6) + TO_END4), None),
         ("syn", TO_END4[:22], None),
         ("syn", b"", None),
         ("syn", b"\x75" + bytes(60), None),
