@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from steersman.host.listening import listening_sockets
-from steersman.model.addresses import in_cidr
+from steersman.model.addresses import in_cidr, join_host_port
 from steersman.model.names import Family
 from steersman.model.plan import Pool, ServicePlan, Verdict
 from steersman.model.ruleset import Ruleset
@@ -42,6 +42,8 @@ _SKEW = 5.0, 300.0
 """Seconds that clocks may differ; beyond the second, tokens and certificates are refused."""
 _KUBERNETES = 1, 36
 """Version whose kube-proxy this program equals."""
+_MOST_EJECTED = 20
+"""Ejected endpoints that are listed."""
 _BEHIND = 3
 """Minor versions that the proxy may be older than the API server (Kubernetes' skew policy)."""
 
@@ -357,6 +359,28 @@ def _version(body: dict[str, object]) -> Iterable[CheckResult]:
         )
 
 
+async def ejected(context: Context) -> Iterable[CheckResult]:
+    """Check whether endpoints are out of use because they did not answer this node."""
+    asked, world = context.question.service, context.world
+    out = [
+        f"Service {name}: {join_host_port(*each.backend[:2])} is ejected: {each.why}"
+        for name, ejections in sorted(world.snapshot.ejected.items())
+        for each in ejections
+        if asked is None or asked == name
+    ]
+    if out:
+        return [
+            warning(
+                f"endpoints that did not answer get no new connections from this node: {len(out)}",
+                *out[:_MOST_EJECTED],
+                remedy="look at their pods and nodes; they return once they answer "
+                '(steersman/eject: "false" on a Service keeps its endpoints in)',
+                suspect=True,
+            )
+        ]
+    return [ok("no endpoint is ejected")]
+
+
 PROCESS_CHECKS: Final = (
     Check("process", "proxy process", process, on_the_node, Cause.PROXY),
     Check("source", "source of objects", source, on_the_node, Cause.PROXY + 1),
@@ -365,5 +389,6 @@ PROCESS_CHECKS: Final = (
     Check("other-proxy", "other proxies", other_proxy, on_the_node, Cause.PROXY + 1),
     Check("failover", "failing endpoints", failover, on_the_node, Cause.PROXY + 5),
     Check("api-server", "clock and version", api_server, cause=Cause.PROXY + 4),
+    Check("ejected", "ejected endpoints", ejected, cause=Cause.ENDPOINTS + 1),
 )
 """Checks of the process."""

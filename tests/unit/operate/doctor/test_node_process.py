@@ -11,21 +11,22 @@ import msgspec
 import pytest
 
 from steersman.host.listening import ListeningSocket
+from steersman.model.failover import Backend, Ejection, Observation
 from steersman.model.findings import Finding, Severity
 from steersman.model.inputs import NodeConfig
-from steersman.model.names import Protocol
+from steersman.model.names import ObjectName, Protocol
 from steersman.model.plan import NodeSettings, ServicePlan
 from steersman.model.world import LastSync, ProcessStatus, SourceStatus
 from steersman.modes.base import Mode
 from steersman.operate.doctor import node_process
-from steersman.operate.doctor.check import ApiReply, Check, Context, Verdict
+from steersman.operate.doctor.check import ApiReply, Check, Context, Question, Verdict
 from steersman.operate.doctor.service_listener import Owner
 from steersman.run.instance import Holder
-from tests.support.builders.doctor import NOON, context_of, only, results
+from tests.support.builders.doctor import CART, NOON, context_of, only, results
 from tests.support.builders.objects import CONFIG, endpoint, node, service, slice_
 from tests.support.modes.memory import MemoryMode
 
-PROCESS, SOURCE, NODE, PODS, OTHER, FAILOVER, API = node_process.PROCESS_CHECKS
+PROCESS, SOURCE, NODE, PODS, OTHER, FAILOVER, API, EJECTED = node_process.PROCESS_CHECKS
 
 
 def status(**more: Any) -> ProcessStatus:
@@ -282,3 +283,23 @@ def test_a_table_that_a_dead_process_left_is_named(tmp_path: Path) -> None:
     found = failover(tmp_path, tables=("steersman-failures-8-21364",))
     text = "the table inet steersman-failures-8-21364 is left of process 8, which has ended"
     assert found == [("warning", text)]
+
+
+def ejecting(name: ObjectName, **more: Any) -> Context:
+    """A question about shop/cart while an endpoint of a Service is ejected."""
+    backend = Backend("10.0.0.1", 8080, Protocol.TCP)
+    ejection = Ejection(backend, Observation.REFUSED, NOON - 60, NOON + 20, 2)
+    context = context_of(question=Question(CART), **more)
+    snapshot = msgspec.structs.replace(context.world.snapshot, ejected={name: (ejection,)})
+    context.world = msgspec.structs.replace(context.world, snapshot=snapshot)
+    return context
+
+
+def test_ejected_endpoints_are_named_with_the_reason() -> None:
+    assert only(EJECTED, context_of()).verdict is Verdict.OK
+    assert only(EJECTED, ejecting(ObjectName("other", "web"))).verdict is Verdict.OK
+    result = only(EJECTED, ejecting(CART))
+    assert result.verdict is Verdict.WARNING
+    assert result.text.endswith("get no new connections from this node: 1")
+    assert "10.0.0.1:8080 is ejected: it has refused connections since" in result.evidence[0]
+    assert "steersman/eject" in result.remedy
