@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from msgspec import structs
+
 from steersman.compile.endpoints import limited_slices, read_endpoints
 from steersman.compile.findings import FindingCollector
 from steersman.compile.service import parse_service, service_ports
 from steersman.model.addresses import canonical_ip
 from steersman.model.failover import Backend, Check
 from steersman.model.findings import Finding, quoted
-from steersman.model.kube import EndpointSlice, Service
+from steersman.model.kube import EndpointSlice, Service, SliceEndpoint
 from steersman.model.names import Family, PlanKey, Protocol
 
 _PATH = re.compile(r"/[!-~]{0,999}")
@@ -77,6 +79,16 @@ def read_check(service: Service) -> tuple[Check | None, tuple[Finding, ...]]:
             "metadata.annotations[steersman/probe]", "the Service has no TCP port to check"
         )
     return Check(path, interval, *counts), problems.findings
+
+
+def entries_of(slices: Iterable[EndpointSlice], ip: str) -> tuple[SliceEndpoint, ...]:
+    """Return all that slices say about an address, except for hints: these depend on others."""
+    return tuple(
+        structs.replace(end, hints=None)
+        for slice_ in slices
+        for end in slice_.endpoints or ()
+        if end.addresses and canonical_ip(end.addresses[0]) == ip
+    )
 
 
 def watched_pools(

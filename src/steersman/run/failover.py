@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from steersman.compile.failover import ejects, read_check, watched_pools
+from steersman.compile.failover import ejects, entries_of, read_check, watched_pools
 from steersman.config import ProxyConfig, to_failover_settings
 from steersman.failover.checks import Checks
 from steersman.failover.policy import Policy
@@ -30,6 +30,7 @@ from steersman.model.addresses import join_host_port
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Check, Ejection, Observation, Probe
 from steersman.model.findings import Finding
+from steersman.model.kube import SliceEndpoint
 from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.run.engine import Engine
 from steersman.run.events import Recorder, Regarding
@@ -112,6 +113,8 @@ class Failover:
         self._failures: FailureWatch | None = None
         self._report: SyncReport | None = None
         self._was_default = False
+        self._entries: dict[ObjectName, dict[Backend, tuple[SliceEndpoint, ...]]] = {}
+        """Of ejected endpoints: their entries in EndpointSlices when they were ejected."""
         self._cut: dict[ObjectName, set[Backend]] = {}
         """Ejected endpoints whose connections are cut once the rules are in force."""
         self._due: set[Backend] = set()
@@ -157,6 +160,10 @@ class Failover:
             slices = snapshot.slices.get(name, {}).values()
             pools = watched_pools(service, slices, settings.families, settings.node_name)
             check, _ = read_check(service)
+        # What Kubernetes newly says about an endpoint counts for more than what was seen before.
+        for backend, entries in self._entries.get(name, {}).items():
+            if entries != self._entries_of(name, backend):
+                self._policy.renew(backend)
         for key in self._pools.pop(name, ()):
             if key not in pools:
                 self._policy.serve(key, {})
@@ -174,6 +181,11 @@ class Failover:
         elif name in self._store.snapshot.ejected:
             self._store.eject(name, ())
             self._count()
+
+    def _entries_of(self, name: ObjectName, backend: Backend) -> tuple[SliceEndpoint, ...]:
+        assert self._report is not None
+        slices = self._report.state.snapshot.slices.get(name, {})
+        return entries_of(slices.values(), backend.ip)
 
     def _used(self, key: PlanKey, report: SyncReport) -> set[Backend]:
         """Return the endpoints that this node uses, those included that are ejected."""
@@ -315,13 +327,22 @@ class Failover:
                 for ejection in self._policy.ejected(key)
             }
             known = {each.backend for each in before}
+            entries = self._entries.pop(name, {})
+            if found:
+                self._entries[name] = {
+                    backend: entries.get(backend) or self._entries_of(name, backend)
+                    for backend in found
+                }
             self._store.eject(name, tuple(found.values()))
             for ejection in (each for each in found.values() if each.backend not in known):
                 self._cut.setdefault(name, set()).add(ejection.backend)
                 self._metrics.ejections(ejection.reason.value).inc()
-                self._tell(name, ejection.backend, f"is ejected: {ejection.why}")
+                self._tell_of_ejection(name, ejection)
             for backend in known - found.keys():
-                self._tell(name, backend, "")
+                news = entries.get(backend) != self._entries_of(name, backend)
+                self._tell_of_return(
+                    name, backend, "was changed by Kubernetes" if news else "answers again"
+                )
         if names:
             self._count()
 
@@ -338,18 +359,22 @@ class Failover:
             ejection, since=ejection.since + offset, until=ejection.until + offset
         )
 
-    def _tell(self, name: ObjectName, backend: Backend, ejected: str) -> None:
-        """Log an ejection, or a return ("" for `ejected`), and post an Event about the Service."""
-        where = join_host_port(backend.ip, backend.port)
-        log.warning("endpoint %s of Service %s %s", where, name, ejected or "answers again")
-        # The text of an Event has no times, so that the recorder drops repetitions.
+    # Texts of Events have no times, so that the recorder drops repetitions.
+
+    def _tell_of_ejection(self, name: ObjectName, ejection: Ejection) -> None:
+        where = join_host_port(ejection.backend.ip, ejection.backend.port)
+        log.warning("endpoint %s of Service %s is ejected: %s", where, name, ejection.why)
         about = Regarding("Service", name.name, name.namespace)
-        if ejected:
-            note = f"endpoint {where} does not answer and gets no new connections"
-            self._recorder.record(about, "Warning", "EndpointEjected", "Eject", note)
-        else:
-            note = f"endpoint {where} answers again"
-            self._recorder.record(about, "Normal", "EndpointReturned", "Return", note)
+        note = f"endpoint {where} does not answer and gets no new connections"
+        self._recorder.record(about, "Warning", "EndpointEjected", "Eject", note)
+
+    def _tell_of_return(self, name: ObjectName, backend: Backend, why: str) -> None:
+        where = join_host_port(backend.ip, backend.port)
+        log.warning("endpoint %s of Service %s %s; it is not ejected any more", where, name, why)
+        about = Regarding("Service", name.name, name.namespace)
+        self._recorder.record(
+            about, "Normal", "EndpointReturned", "Return", f"endpoint {where} {why}"
+        )
 
     def _findings(self) -> tuple[Finding, ...]:
         ejected = self._store.snapshot.ejected

@@ -18,7 +18,7 @@ from steersman.failover.watch import Failure, FailureWatch
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Ejection, Observation, Probe
 from steersman.model.inputs import NodeConfig
-from steersman.model.kube import Annotations, Service
+from steersman.model.kube import Annotations, EndpointSlice, Service
 from steersman.model.names import Protocol
 from steersman.run.engine import Engine
 from steersman.run.events import Recorder
@@ -180,6 +180,42 @@ async def test_kubernetes_ends_an_ejection() -> None:
         await ejecting.sync()
         await until(lambda: ejecting.out == [])
         assert ejecting.world.store.findings == ()
+        assert ejecting.events == ["EndpointEjected", "EndpointReturned"]
+
+
+async def test_an_endpoint_that_kubernetes_changes_is_used_again() -> None:
+    """Such as a pod that one of another node with its address replaces, in one update."""
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    async with ejecting.running():
+        await ejecting.refuse("10.1.0.2")
+        # News of others change nothing.
+        ejecting.world.store.upsert(slice_(ips=(*IPS, "10.1.0.4")))
+        await ejecting.sync()
+        await until(lambda: Log.cuts == [backend("10.1.0.2")])
+        assert ejecting.out == ["10.1.0.2"]
+        changed = slice_(ips=(*IPS, "10.1.0.4"))
+        assert isinstance(changed, EndpointSlice)
+        ends = [structs.replace(end, node_name="other") for end in changed.endpoints or ()]
+        ejecting.world.store.upsert(structs.replace(changed, endpoints=ends))
+        await ejecting.sync()
+        await until(lambda: ejecting.out == [])
+
+
+async def test_a_flapping_endpoint_makes_one_event_of_each_kind() -> None:
+    ejecting = Ejecting(eject_failing_endpoints=True)
+    await ejecting.serve()
+    async with ejecting.running():
+        for _ in range(3):
+            await ejecting.refuse("10.1.0.2")
+            ejecting.world.store.upsert(slice_(ips=("10.1.0.1", "10.1.0.3")))
+            await ejecting.sync()
+            await until(lambda: ejecting.out == [])
+            del ejecting.down[backend("10.1.0.2")]
+            ejecting.tried.clear()
+            ejecting.world.store.upsert(slice_(ips=IPS))
+            await ejecting.sync()
+        assert ejecting.metrics.ejections("refused")._value.get() == 3
         assert ejecting.events == ["EndpointEjected", "EndpointReturned"]
 
 
