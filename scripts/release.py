@@ -86,6 +86,8 @@ def manifests(release: Release) -> None:
     """A file for each mode, for those who use neither helm nor kustomize."""
     for values in sorted(CHART.glob("values-*.yaml")):
         mode = values.stem.removeprefix("values-")
+        if mode == "recommended":  # beside those of a mode: what goes beyond upstream's behaviour
+            continue
         name = release.out / f"steersman-{mode}.yaml"
         name.write_text(manifest(mode, yaml.safe_load(values.read_text())))
 
