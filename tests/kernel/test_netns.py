@@ -13,12 +13,13 @@ from tests.support.lab.cluster import Lab, Layout, Pod
 
 pytestmark = pytest.mark.kernel
 
-NODE, POD, ELSEWHERE = "192.0.2.1", "10.244.0.5", "10.244.0.6"
+# Other tests run beside these, and have labs, too: the addresses are of this module alone.
+NODE, POD, ELSEWHERE = "198.18.77.1", "10.251.77.5", "10.251.77.6"
 
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    pods = (Pod(POD), Pod("fd00:10:244::5"))
+    pods = (Pod(POD), Pod("fd00:10:251:77::5"))
     with Lab(Layout({"eth0": (f"{NODE}/24",)}, pods=pods)) as lab:
         yield lab
 
@@ -27,7 +28,7 @@ def same(one: str | Path, other: str | Path) -> bool:
     return os.stat(one).st_ino == os.stat(other).st_ino
 
 
-@pytest.mark.parametrize("address", [NODE, POD, "fd00:10:244::5"])
+@pytest.mark.parametrize("address", [NODE, POD, "fd00:10:251:77::5"])
 def test_a_namespace_is_found_by_its_address(lab: Lab, address: str) -> None:
     found = find_namespace(address)
     assert found is not None
