@@ -27,6 +27,7 @@ settings.load_profile("steersman")  # how fast examples are made is the machine'
 SETTINGS = pytest.StashKey[dict[str, str]]()
 CHANGED = pytest.StashKey[list[str]]()
 BROWSER = "tests/browser/"
+BY_MODE = {f"tests/kernel/test_failover_{name}.py" for name in ("effects", "families", "live")}
 TOOLS = ("ip", "iptables", "ip6tables", "iptables-restore", "nft", "conntrack", "unshare")
 
 
@@ -70,10 +71,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives a process all tests of a module; one of them gets all that use a browser."""
+    """Gives a process all tests of a module; one of them gets all that use a browser.
+
+    Of modules that wait for minutes it gets those of one mode, which is the parameter.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return BROWSER if nodeid.startswith(BROWSER) else nodeid.partition("::")[0]
+        if nodeid.startswith(BROWSER):
+            return BROWSER
+        module, _, test = nodeid.partition("::")
+        if module not in BY_MODE:
+            return module
+        return module + test.partition("[")[2].partition("-IPv")[0]
 
 
 def is_worker(config: pytest.Config) -> bool:

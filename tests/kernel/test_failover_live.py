@@ -16,7 +16,7 @@ import pytest
 from demo_cluster import POD_CIDR, Cluster
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.slow(seconds=25)]
 VIP = "10.96.0.10"
 MODES = [
     ("nftables",),
