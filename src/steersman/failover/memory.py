@@ -88,6 +88,8 @@ def probes_needed(
             each
             for each in members
             if each.answered_at > since and not each.ejection and each is not found
+            # One that has failed whole series since may be dead: nobody knows.
+            if not each.fruitless
         ]
         cleared = [each.misses for each in living if each.cleared_at > since]
         if len(living) > 1 and 2 * sum(map(bool, cleared)) >= len(living):

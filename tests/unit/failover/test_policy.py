@@ -583,6 +583,28 @@ def test_if_all_are_down_all_stay(node: Node) -> None:
     assert node.out == []
 
 
+def test_when_one_of_many_dead_is_back_the_others_leave_soon(node: Node) -> None:
+    """It failed probes, and one that is dead answered not long ago: that is no loss of packets."""
+    members = list(MEMBERS)
+    node.fail(members)
+    for second in range(11, 25):
+        for backend in members:
+            node.see(backend)
+        node.until(second)
+    assert node.out == []
+    back = members[0]
+    while len(node.probed(back, 24)) < 1:
+        node.see(back)
+        node.until(node.now + 0.1)
+    del node.down[back]  # while it is probed
+    end = node.now + 20
+    while node.now < end:
+        for backend in members[1:]:
+            node.see(backend)
+        node.until(node.now + 1)
+    assert node.out == members[1:]
+
+
 def test_from_the_panic_share_on_all_stay() -> None:
     members = endpoints(4, nodes=4)
     node = Node(members, settings=Settings(panic_share=0.75))
