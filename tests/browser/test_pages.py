@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -55,11 +56,14 @@ async def test_a_page_is_in_order(chrome: Browser, url: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", SHOWN)
 async def test_the_content_needs_no_script(chrome: Browser, url: str, path: str) -> None:
+    missing, end = list(SHOWN[path]), time.monotonic() + 4 * WAIT
     async with tab(chrome, url, javascript=False) as opened:
-        await opened.open(path)
-        main = opened.page.locator("main")
-        for text in SHOWN[path]:
-            await expect(main).to_contain_text(text)
+        # Without scripts a reader loads a page again if a node had no time to answer.
+        while missing and time.monotonic() < end:
+            await opened.open(path)
+            shown = await opened.page.locator("main").text_content() or ""
+            missing = [text for text in SHOWN[path] if text not in shown]
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", SHOWN)
