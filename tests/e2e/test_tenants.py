@@ -65,6 +65,10 @@ def test_a_manifest_cannot_take_the_node_port_of_a_service_that_serves(tmp_path:
                 return node_port_of() not in ("", before)
 
             await until(is_taken)
-            assert not json.loads((await get("/state"))[1])["findings"]
+
+            async def is_well() -> bool:
+                return not json.loads((await get("/state"))[1])["findings"]
+
+            await until(is_well)
 
     in_namespace(body)
