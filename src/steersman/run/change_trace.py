@@ -138,9 +138,9 @@ class ChangeTracer:
         endpoint = config.endpoint.rstrip("/")
         if not endpoint.endswith("/v1/traces"):
             endpoint += "/v1/traces"
-        exporter = OTLPSpanExporter(endpoint=endpoint, timeout=5)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=5)
         self._provider.add_span_processor(
-            BatchSpanProcessor(exporter, max_queue_size=_QUEUE, schedule_delay_millis=1000)
+            BatchSpanProcessor(self._exporter, max_queue_size=_QUEUE, schedule_delay_millis=1000)
         )
         self._tracer = self._provider.get_tracer("steersman", __version__)
         self._parent = set_span_in_context
@@ -166,8 +166,14 @@ class ChangeTracer:
         root.end(int(whole.end * 1e9))
 
     async def run(self) -> None:
-        """Wait until cancelled, then send the spans that are left if that is fast."""
+        """Wait until cancelled; then send the spans that are left if that is fast, and close."""
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.to_thread(self._provider.force_flush, _FLUSH_MILLISECONDS)
+            await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._provider.force_flush(_FLUSH_MILLISECONDS)
+        # The exporter first: it may wait a minute for its next try, and the provider for it.
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._provider.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime
 
@@ -99,11 +100,19 @@ async def test_only_a_share_is_sampled() -> None:
 
 
 async def test_a_receiver_that_is_gone_costs_nothing() -> None:
+    before = set(threading.enumerate())
     tracer = ChangeTracer(Tracing(endpoint="http://127.0.0.1:9"), lambda: "node-a")
+    running = asyncio.create_task(tracer.run())
     began = time.monotonic()
     for _ in range(3000):
         tracer.observe(report(time.time()))
     assert time.monotonic() - began < 20
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    # The SDK's thread ends too, also while it waits to try again.
+    left = {each for each in threading.enumerate() if each.name.startswith("Otel")} - before
+    assert not left
 
 
 def test_without_the_packages_the_error_says_what_to_install(
