@@ -34,7 +34,7 @@ _MOST_TIMES = 1000
 """Trigger times that are looked at in one report."""
 _QUEUE = 2048
 """Spans that wait to be sent; more are dropped."""
-_FLUSH_MILLISECONDS = 500
+_FLUSH_SECONDS = 0.5
 
 
 class Span(NamedTuple):
@@ -170,10 +170,9 @@ class ChangeTracer:
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        self._provider.force_flush(_FLUSH_MILLISECONDS)
-        # The exporter first: it may wait a minute for its next try, and the provider for it.
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
-        self._provider.shutdown()
+            # The SDK ignores the time limit of a flush and tries again for many seconds.
+            flush = asyncio.create_task(asyncio.to_thread(self._provider.force_flush))
+            await asyncio.wait({flush}, timeout=_FLUSH_SECONDS)
+            self._exporter.shutdown()  # type: ignore[no-untyped-call] # ends the flush too
+            await asyncio.to_thread(self._provider.shutdown)
+            await flush
