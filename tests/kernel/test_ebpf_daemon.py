@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from steersman.modes.ebpf.probe import cgroup_root
 from tests.support.builders import kube
 from tests.support.builders.ebpf_node_plan import (
     CLIENT,
@@ -28,9 +27,9 @@ from tests.support.builders.ebpf_node_plan import (
     POD,
     VIP,
 )
-from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab
 from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.mounts import Mounts, ebpf_mounts
 from tests.support.lab.sockets import CGROUPS
 
 pytestmark = MARKS
@@ -45,23 +44,16 @@ def manifests(endpoint: str) -> str:
 
 
 class Machine:
-    """A mount namespace, kept by a process that sleeps in it."""
+    """A node with mounts of its own, which stay when the program is killed."""
 
     def __init__(self, lab: Lab, directory: Path) -> None:
         self.lab, self.directory = lab, directory
-        self.cgroup = ebpf.new_cgroup(ebpf.next_number())
-        CGROUPS[lab.node.path] = self.cgroup
-        mounts = f"mount --bind {self.cgroup} {cgroup_root()} && mount -t bpf bpf /sys/fs/bpf"
-        argv = ["unshare", "-m", "sh", "-c", f"{mounts} && echo mounted && exec sleep 600"]
-        self.keeper = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        assert self.keeper.stdout
-        assert self.keeper.stdout.readline() == b"mounted\n"
+        self.mounts = Mounts(ebpf_mounts(lab)[1])
 
     def start(self) -> subprocess.Popen[bytes]:
-        inside = ["nsenter", f"--mount=/proc/{self.keeper.pid}/ns/mnt"]
         command = [sys.executable, "-m", "steersman", "run", "--manifests", str(self.directory)]
         with (self.directory.parent / "log").open("ab") as log:
-            argv = self.lab.exec_argv([*inside, *command, *FLAGS])
+            argv = self.lab.exec_argv(self.mounts.argv(*command, *FLAGS))
             return subprocess.Popen(argv, stdout=log, stderr=log)
 
     def serve(self, endpoint: str) -> None:
@@ -70,10 +62,7 @@ class Machine:
         new.rename(self.directory / "web.yaml")
 
     def close(self) -> None:
-        self.keeper.kill()
-        self.keeper.wait()
-        assert self.keeper.stdout
-        self.keeper.stdout.close()
+        self.mounts.close()
         del CGROUPS[self.lab.node.path]
 
 
@@ -123,7 +112,7 @@ async def test_a_second_one_of_another_network_namespace_is_told_who_has_the_map
     second = None
     try:
         await reaches(machine.lab, POD)
-        inside = ["nsenter", f"--mount=/proc/{machine.keeper.pid}/ns/mnt", "unshare", "--net"]
+        inside = machine.mounts.argv("unshare", "--net")
         argv = [sys.executable, "-m", "steersman", "run", f"--manifests={machine.directory}"]
         with (tmp_path / "second").open("ab") as log:
             second = subprocess.Popen([*inside, *argv, *FLAGS], stdout=log, stderr=log)  # noqa: ASYNC220
@@ -148,11 +137,10 @@ async def test_trace_beside_the_process(machine: Machine, client: str) -> None:
     process = machine.start()
     try:
         await reaches(machine.lab, POD)
-        inside = ["nsenter", f"--mount=/proc/{machine.keeper.pid}/ns/mnt"]
         words = ["trace", "--from", client, "--to", "shop/web:80", "-o", "json"]
         if client == LOOKER:  # other labs may have the address, too
             words += ["--netns", machine.lab.netns(LOOKER).path]
-        argv = machine.lab.exec_argv([*inside, sys.executable, "-m", "steersman", *words])
+        argv = machine.lab.exec_argv(machine.mounts.argv(sys.executable, "-m", "steersman", *words))
         child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
         out, _ = await child.communicate()
         answer = json.loads(out)

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from steersman.modes.ebpf.probe import cgroup_root
 from tests.support.builders import kube
-from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab, Layout, Pod
 from tests.support.lab.ebpf_node import MARKS
+from tests.support.lab.mounts import ebpf_mounts
 from tests.support.lab.sockets import CGROUPS, printed
 from tests.support.processes.steersman import manifests
 
@@ -189,10 +188,8 @@ class Node:
 
 def with_cgroup(lab: Lab, words: list[str]) -> list[str]:
     """Run a command where a cgroup of the lab is the root, and bpffs goes with the command."""
-    ebpf.compiled()
-    CGROUPS[lab.node.path] = cgroup = ebpf.new_cgroup(ebpf.next_number())
-    mounts = f"mount --bind {cgroup} {cgroup_root()} && mount -t bpf bpf /sys/fs/bpf"
-    return ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh", *words]
+    _, script = ebpf_mounts(lab)
+    return ["unshare", "--mount", "sh", "-ec", f'{script}; exec "$@"', "sh", *words]
 
 
 class Talkers:

@@ -19,11 +19,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from steersman.modes.ebpf.probe import cgroup_root
 from tests.support.apiserver.remote import control
 from tests.support.builders import kube
-from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.mounts import Mounts, ebpf_mounts
 from tests.support.lab.sockets import CGROUPS
 
 ROOT = Path(__file__).parents[2]
@@ -73,22 +72,15 @@ class Daemon:
 
     def __init__(self, lab: Lab, mode: str, log: Path) -> None:
         self._lab, self._mode, self._log = lab, mode, log
-        self._cgroup = ebpf.new_cgroup(ebpf.next_number())
-        CGROUPS[lab.node.path] = self._cgroup
-        mounts = f"mount --bind {self._cgroup} {cgroup_root()} && mount -t bpf bpf /sys/fs/bpf"
-        argv = ["unshare", "-m", "sh", "-c", f"{mounts} && echo mounted && exec sleep 1000000"]
-        self._keeper = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        assert self._keeper.stdout
-        if self._keeper.stdout.readline() != b"mounted\n":
-            raise SoakError("the node's mounts cannot be made")
+        self._cgroup, script = ebpf_mounts(lab)
+        self._mounts = Mounts(script)
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self, *words: str) -> list[str]:
         """Return the command line of one of our commands on the node."""
         into = f'echo 0 > {self._cgroup}/cgroup.threads && exec "$@"'
-        inside = ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt"]
-        ours = [sys.executable, "-m", "steersman", *words]
-        return self._lab.exec_argv(["sh", "-c", into, "sh", *inside, *ours])
+        ours = self._mounts.argv(sys.executable, "-m", "steersman", *words)
+        return self._lab.exec_argv(["sh", "-c", into, "sh", *ours])
 
     def start(self) -> None:
         words = ["run", f"--master=http://127.0.0.1:{API_PORT}", f"--proxy-mode={self._mode}"]
@@ -110,16 +102,13 @@ class Daemon:
 
     def pins(self) -> list[str]:
         """Return the files in the node's bpffs."""
-        root = Path(f"/proc/{self._keeper.pid}/root/sys/fs/bpf")
+        root = self._mounts.path("/sys/fs/bpf")
         return [str(path.relative_to(root)) for path in root.rglob("*")]
 
     def close(self) -> None:
         if self.process and self.process.poll() is None:
             self.stop(signal.SIGKILL)
-        self._keeper.kill()
-        self._keeper.wait()
-        assert self._keeper.stdout
-        self._keeper.stdout.close()
+        self._mounts.close()
         del CGROUPS[self._lab.node.path]
 
 

@@ -93,7 +93,7 @@ def machine(lab: Lab, tmp_path: Path) -> Iterator[Machine]:
 def kernel(machine: Machine) -> list[str]:
     """What the kernel has of the process, in the words of its tools."""
     texts = [CHANGING.sub("", machine.lab.run(*argv)) for argv in LISTINGS]
-    pins = Path(f"/proc/{machine.keeper.pid}/root/sys/fs/bpf")
+    pins = machine.mounts.path("/sys/fs/bpf")
     lines = [line.strip() for text in texts for line in text.splitlines()]
     lines += [str(path.relative_to(pins)) for path in pins.rglob("*")]
     return sorted(filter(None, lines))

@@ -19,6 +19,7 @@ from steersman.operate.client import Client
 from steersman.run.world_wire import decode_world
 from tests.support.builders import kube
 from tests.support.lab.cluster import Lab, Layout, Pod
+from tests.support.lab.mounts import Mounts
 from tests.support.processes.steersman import FLAGS, manifests
 
 NODE, OUTSIDE = "192.0.2.1", "203.0.113.9"
@@ -82,12 +83,10 @@ class FaultyNode:
     def __enter__(self) -> Self:
         self.lab.__enter__()
         (self.folder / "lock").touch()
-        mounts = "mount -t tmpfs none /sys/fs/bpf; "
-        mounts += f"[ ! -e {LOCK} ] || mount --bind {self.folder / 'lock'} {LOCK}; "
-        argv = ["unshare", "--mount", "sh", "-ec", f"{mounts} echo mounted; exec sleep 3600"]
-        self.keeper = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        assert self.keeper.stdout
-        assert self.keeper.stdout.readline() == b"mounted\n"
+        self.mounts = Mounts(
+            "mount -t tmpfs none /sys/fs/bpf\n"
+            f"[ ! -e {LOCK} ] || mount --bind {self.folder / 'lock'} {LOCK}"
+        )
         self.serve()
         self.write(world())
         self.start()
@@ -95,16 +94,12 @@ class FaultyNode:
 
     def __exit__(self, *_: object) -> None:
         self.stop(signal.SIGKILL)
-        self.keeper.kill()
-        self.keeper.wait()
-        assert self.keeper.stdout
-        self.keeper.stdout.close()
+        self.mounts.close()
         self.lab.close()
 
     def exec_argv(self, argv: Sequence[str]) -> list[str]:
         """A command line that runs on the node."""
-        path = f"/proc/{self.keeper.pid}/ns/mnt"
-        return self.lab.exec_argv(["nsenter", f"--mount={path}", *argv])
+        return self.lab.exec_argv(self.mounts.argv(*argv))
 
     # -- the process ----------------------------------------------------------------------
 

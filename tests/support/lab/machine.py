@@ -13,10 +13,9 @@ from typing import Any
 
 import yaml
 
-from steersman.modes.ebpf.probe import cgroup_root
 from tests.support.builders import kube
-from tests.support.lab import ebpf
 from tests.support.lab.cluster import Lab
+from tests.support.lab.mounts import Mounts, ebpf_mounts
 from tests.support.lab.sockets import CGROUPS
 from tests.support.lab.switches import ENDS, WAYS, Clients, ask, connected
 
@@ -32,14 +31,8 @@ class Machine:
 
     def __init__(self, lab: Lab, directory: Path) -> None:
         self.lab, self.directory = lab, directory
-        self.cgroup = ebpf.new_cgroup(ebpf.next_number())
-        CGROUPS[lab.node.path] = self.cgroup
-        # The program looks for the cgroup2 root and a bpffs; here both are of this test only.
-        mounts = f"mount --bind {self.cgroup} {cgroup_root()} && mount -t bpf bpf /sys/fs/bpf"
-        argv = ["unshare", "-m", "sh", "-c", f"{mounts} && echo mounted && exec sleep 3600"]
-        self.keeper = subprocess.Popen(argv, stdout=subprocess.PIPE)
-        assert self.keeper.stdout
-        assert self.keeper.stdout.readline() == b"mounted\n"
+        self.cgroup, script = ebpf_mounts(lab)
+        self.mounts = Mounts(script)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.log = directory / "log"
         ports = [{"port": 80, "targetPort": 8080, "nodePort": 30080}]
@@ -60,9 +53,8 @@ class Machine:
 
     def argv(self, *command: str) -> list[str]:
         """The command line of a command on the node, in its mounts and its cgroup."""
-        inside = ["nsenter", f"--mount=/proc/{self.keeper.pid}/ns/mnt"]
         into = f'echo 0 > {self.cgroup}/cgroup.threads && exec "$@"'
-        return self.lab.exec_argv(["sh", "-c", into, "sh", *inside, *command])
+        return self.lab.exec_argv(["sh", "-c", into, "sh", *self.mounts.argv(*command)])
 
     def start(
         self, mode: str, *flags: str, program: Sequence[str] = PROGRAM
@@ -108,7 +100,7 @@ class Machine:
             case "nftables":
                 return "table ip kube-proxy\n" in self.lab.run("nft", "list", "tables")
             case "ebpf":
-                return Path(f"/proc/{self.keeper.pid}/root/sys/fs/bpf/steersman").exists()
+                return self.mounts.path("/sys/fs/bpf/steersman").exists()
             case _:
                 return "KUBE-PORTALS" in self.lab.run("iptables-save")
 
@@ -116,10 +108,7 @@ class Machine:
         for process in self.processes:
             process.kill()
             process.wait()
-        self.keeper.kill()
-        self.keeper.wait()
-        assert self.keeper.stdout
-        self.keeper.stdout.close()
+        self.mounts.close()
         del CGROUPS[self.lab.node.path]
 
 

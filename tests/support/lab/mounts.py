@@ -1,0 +1,46 @@
+"""A mount namespace of a test's own, for what is one per machine: bpffs, cgroups, lock files."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from steersman.modes.ebpf.probe import cgroup_root
+from tests.support.lab import ebpf
+from tests.support.lab.cluster import Lab
+from tests.support.lab.sockets import CGROUPS
+
+
+class Mounts:
+    """A mount namespace, kept by a process that sleeps in it."""
+
+    def __init__(self, script: str) -> None:
+        """Enter a new namespace and run a shell script there that mounts."""
+        argv = ["unshare", "--mount", "sh", "-ec", f"{script}\necho mounted; exec sleep infinity"]
+        self._keeper = subprocess.Popen(argv, stdout=subprocess.PIPE)
+        assert self._keeper.stdout
+        assert self._keeper.stdout.readline() == b"mounted\n", script
+
+    def argv(self, *words: str) -> list[str]:
+        """A command line that runs here."""
+        return ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", *words]
+
+    def path(self, path: str) -> Path:
+        """What is mounted at an absolute path here, as seen from outside."""
+        return Path(f"/proc/{self._keeper.pid}/root{path}")
+
+    def close(self) -> None:
+        self._keeper.kill()
+        self._keeper.wait()
+        assert self._keeper.stdout
+        self._keeper.stdout.close()
+
+
+def ebpf_mounts(lab: Lab) -> tuple[Path, str]:
+    """A cgroup for the sockets of a lab's node, and a script for its mounts.
+
+    The program looks for the cgroup2 root and for a bpffs; with these both are the test's own.
+    """
+    ebpf.compiled()
+    cgroup = CGROUPS[lab.node.path] = ebpf.new_cgroup(ebpf.next_number())
+    return cgroup, f"mount --bind {cgroup} {cgroup_root()}; mount -t bpf bpf /sys/fs/bpf"
