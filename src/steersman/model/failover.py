@@ -24,7 +24,8 @@ class Observation(enum.StrEnum):
 
     ANSWERED = "answered"
     SILENT = "silent"
-    """No answer to a SYN within a second; to a probe: within its timeout."""
+    """No answer to a SYN before it is sent again (1 s), to a dial of our proxy in 0.25 s, or to a
+    probe within its timeout."""
     REFUSED = "refused"
     """A TCP reset, or ICMP port unreachable."""
     UNREACHABLE = "unreachable"

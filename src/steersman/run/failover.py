@@ -113,6 +113,8 @@ class Failover:
         self._failures: FailureWatch | None = None
         self._report: SyncReport | None = None
         self._was_default = False
+        self._configured: ProxyConfig | None = None
+        """The configuration that the policy has."""
         self._entries: dict[ObjectName, dict[Backend, tuple[SliceEndpoint, ...]]] = {}
         """Of ejected endpoints: their entries in EndpointSlices when they were ejected."""
         self._cut: dict[ObjectName, set[Backend]] = {}
@@ -127,15 +129,17 @@ class Failover:
     def observe(self, report: SyncReport) -> None:
         """Take the Services that a sync changed."""
         self._report = report
-        settings = to_failover_settings(self._config())
-        self._policy.configure(settings)
-        self._checks.settings = settings
-        default = self._config().steersman.eject_failing_endpoints
+        config = self._config()
+        if config is not self._configured:
+            self._configured = config
+            self._checks.settings = to_failover_settings(config)
+            self._policy.configure(self._checks.settings)
+        default = config.steersman.eject_failing_endpoints
         if default != self._was_default or (report.result and report.result.reason == "start"):
             self._unread.update(dict.fromkeys(report.state.snapshot.services))
             self._was_default = default
         self._unread.update(dict.fromkeys(report.changes.services))
-        for name in report.changes.endpoints & self._cut.keys():
+        for name in report.changes.ejections & self._cut.keys():
             self._due |= self._cut.pop(name)
         if self._unread or self._due:
             self._wake.set()
@@ -339,9 +343,9 @@ class Failover:
                 self._metrics.ejections(ejection.reason.value).inc()
                 self._tell_of_ejection(name, ejection)
             for backend in known - found.keys():
-                news = entries.get(backend) != self._entries_of(name, backend)
+                is_same = entries.get(backend) == self._entries_of(name, backend)
                 self._tell_of_return(
-                    name, backend, "was changed by Kubernetes" if news else "answers again"
+                    name, backend, "answers again" if is_same else "was changed by Kubernetes"
                 )
         if names:
             self._count()
@@ -404,5 +408,6 @@ class Failover:
         """Withdraw all ejections, as nothing would end them."""
         for name in list(self._store.snapshot.ejected):
             self._store.eject(name, ())
+        self._entries.clear()
         self._policy = Policy(self._policy.settings)
         self._unread.update(dict.fromkeys(self._pools))

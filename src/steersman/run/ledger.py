@@ -157,6 +157,7 @@ def _united(one: Changes, other: Changes) -> Changes:
         services=one.services | other.services,
         service_objects=one.service_objects | other.service_objects,
         endpoints=one.endpoints | other.endpoints,
+        ejections=one.ejections | other.ejections,
         node=one.node or other.node,
         trigger_times=times,
         received=one.received if one.received is not None else other.received,

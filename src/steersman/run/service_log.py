@@ -86,12 +86,13 @@ class ServiceLog:
 
 
 def cause(name: ObjectName, changes: Changes) -> str:
-    """Say which objects made a Service change."""
+    """Say what made a Service change: its objects, or failover."""
     kinds = [
         kind
         for kind, names in (
             ("Service", changes.service_objects),
             ("EndpointSlice", changes.endpoints),
+            ("failover", changes.ejections),
         )
         if name in names
     ]

@@ -130,11 +130,13 @@ class Changes(msgspec.Struct, frozen=True):
     """The changes between two syncs."""
 
     services: frozenset[ObjectName] = frozenset()
-    """Services that changed themselves, or have a changed EndpointSlice."""
+    """Services that changed themselves, or whose endpoints changed in either way."""
     service_objects: frozenset[ObjectName] = frozenset()
     """Services that changed themselves, and did not change back (behaviour 3)."""
     endpoints: frozenset[ObjectName] = frozenset()
     """Services with a changed EndpointSlice (behaviour 4)."""
+    ejections: frozenset[ObjectName] = frozenset()
+    """Services of which other endpoints are ejected than before."""
     node: bool = False
     """Whether this node's object or the ServiceCIDRs changed in a relevant field."""
     trigger_times: Mapping[ObjectName, tuple[str, ...]] = {}
@@ -215,6 +217,7 @@ class Store:
         self._synced: set[str] = set()  # kinds with a complete initial list
         self._before: dict[ObjectName, object] = {}  # sync_fields at the last take, if different
         self._endpoints: set[ObjectName] = set()
+        self._ejections: set[ObjectName] = set()
         self._triggers: dict[ObjectName, list[str]] = {}
         self._node_changed = False
         self._received: float | None = None  # when the first change since the last take came
@@ -282,17 +285,19 @@ class Store:
     def take(self) -> Changes:
         """Return the changes since the last call, and forget them."""
         services = frozenset(self._before)
-        endpoints = frozenset(self._endpoints)
+        endpoints, ejections = frozenset(self._endpoints), frozenset(self._ejections)
         changes = Changes(
-            services=services | endpoints,
+            services=services | endpoints | ejections,
             service_objects=services,
             endpoints=endpoints,
+            ejections=ejections,
             node=self._node_changed,
             trigger_times={name: tuple(times) for name, times in self._triggers.items()},
             received=self._received,
         )
         self._before = {}
         self._endpoints = set()
+        self._ejections = set()
         self._triggers = {}
         self._node_changed = False
         self._received = None
@@ -304,7 +309,7 @@ class Store:
         if ejections:
             self._ejected[service] = ejections
         if {each.backend for each in before} != {each.backend for each in ejections}:
-            self._endpoints.add(service)
+            self._ejections.add(service)
             self._on_change()
 
     # The interface of EventHandler

@@ -1,4 +1,4 @@
-"""A mount namespace of a test's own, for what is one per machine: bpffs, cgroups, lock files."""
+"""A mount namespace of a test's own, for files that a machine has once: bpffs, cgroups, locks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Mounts:
         return ["nsenter", f"--mount=/proc/{self._keeper.pid}/ns/mnt", *words]
 
     def path(self, path: str) -> Path:
-        """What is mounted at an absolute path here, as seen from outside."""
+        """A file of this namespace, as other processes see it."""
         return Path(f"/proc/{self._keeper.pid}/root{path}")
 
     def close(self) -> None:

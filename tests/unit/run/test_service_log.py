@@ -105,4 +105,5 @@ async def test_a_lower_verbosity_logs_and_keeps_nothing(
 
 def test_the_cause_may_be_elsewhere() -> None:
     assert cause(WEB, Changes(node=True)) == "Node"
+    assert cause(WEB, Changes(ejections=frozenset({WEB}))) == "failover"
     assert "configuration" in cause(WEB, Changes())

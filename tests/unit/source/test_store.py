@@ -15,7 +15,7 @@ from steersman.model.kube import (
     ServiceCIDR,
 )
 from steersman.model.names import ObjectName, Protocol
-from steersman.source.store import Store
+from steersman.source.store import Changes, Store
 from tests.support.builders import kube
 from tests.support.builders.store import make, service, slice_
 
@@ -309,16 +309,16 @@ def ejection(ip: str, strikes: int = 1) -> Ejection:
     return Ejection(Backend(ip, 80, Protocol.TCP), Observation.SILENT, 1.0, 11.0, strikes)
 
 
-def test_an_ejection_is_a_change_of_endpoints() -> None:
+def test_an_ejection_is_a_change() -> None:
     calls: list[str] = []
     store = Store(on_change=lambda: calls.append("changed"))
     store.eject(WEB, (ejection("10.0.0.1"),))
-    assert store.take().endpoints == {WEB}
+    assert store.take() == Changes(services=frozenset({WEB}), ejections=frozenset({WEB}))
     assert store.snapshot.ejected == {WEB: (ejection("10.0.0.1"),)}
     store.eject(WEB, (ejection("10.0.0.1", strikes=2),))  # the same endpoint
     assert not store.take()
     assert store.snapshot.ejected[WEB][0].strikes == 2
     store.eject(WEB, ())
-    assert store.take().endpoints == {WEB}
+    assert store.take() == Changes(services=frozenset({WEB}), ejections=frozenset({WEB}))
     assert store.snapshot.ejected == {}
     assert calls == ["changed"] * 2
