@@ -269,7 +269,7 @@ class Resilience(Chaos):
 
 def least_wait(failures: int, status: int) -> float:
     """Seconds that have to pass after so many failures in a row, by the documented delays."""
-    delay = 0.5 * min(0.5 * 2.0 ** (failures - 1), 30.0)
+    delay = 0.1 * min(2.0 ** (failures - 1), 30.0)
     return max(delay, RETRY_AFTER) if status == 429 else delay
 
 

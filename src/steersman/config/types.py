@@ -294,7 +294,7 @@ class Steersman(Section, frozen=True):
     kubeconfig_context: Annotated[str, RESTART] = ""
     """Context of the kubeconfig; "" for its current one."""
     api_servers: Annotated[tuple[str, ...], RESTART] = ()
-    """URLs that override the kubeconfig's server, tried in turn."""
+    """URLs that override the kubeconfig's server, in a random order for each node."""
     state: Annotated[StateServer, RESTART] = StateServer()
     """The server for pages of a cluster."""
     tracing: Annotated[Tracing, RESTART] = Tracing()

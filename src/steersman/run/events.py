@@ -1,6 +1,7 @@
 """Events about this node and about Services, in events.k8s.io/v1 (behaviour 13).
 
-Recording never waits and never fails. A task of its own posts the Events in order; one that cannot
+Recording never waits and never fails. A task of its own posts the Events in order, each after a
+random delay, since what one node reports all nodes of a cluster may report at once. One that cannot
 be posted is only logged: nothing depends on them. The same Event is recorded once in ten minutes,
 and an object has a limit of different ones, as in client-go's EventCorrelator.
 """
@@ -9,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -73,6 +76,7 @@ class Recorder:
         *,
         hostname: str = "",
         clock: Callable[[], int] = time.time_ns,
+        spread: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Create a recorder.
 
@@ -81,11 +85,14 @@ class Recorder:
             node_name: this node, which most Events are about.
             hostname: hostname of this machine, part of the reporting instance.
             clock: nanoseconds since 1970.
+            spread: the longest delay of an Event, in seconds; the nodes' Events are spread over it.
         """
         self._poster = poster
         self._node = Regarding("Node", node_name)
         self._instance = f"{CONTROLLER}-{hostname or node_name}"
         self._clock = clock
+        self._spread = spread
+        self._hurry = asyncio.Event()
         self._queue: asyncio.Queue[tuple[str, Event]] = asyncio.Queue(_QUEUE)
         self._recorded: dict[tuple[Regarding, str, str], int] = {}
         """Time of each recent Event, oldest first."""
@@ -175,6 +182,9 @@ class Recorder:
         while True:
             namespace, event = await self._queue.get()
             try:
+                delay = self._spread() * random.random()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), delay)
                 await self._poster.post_event(namespace, event)
             except Exception as error:
                 log.warning("event %s could not be posted: %s", event["reason"], error)
@@ -182,5 +192,9 @@ class Recorder:
                 self._queue.task_done()
 
     async def flush(self) -> None:
-        """Wait until every Event recorded so far was posted, or posting failed."""
-        await self._queue.join()
+        """Post every Event recorded so far without delays; wait until that is done, or failed."""
+        self._hurry.set()
+        try:
+            await self._queue.join()
+        finally:
+            self._hurry.clear()

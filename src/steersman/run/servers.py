@@ -49,7 +49,7 @@ from steersman.run.state_server import serve_state
 from steersman.run.sync import Sync
 from steersman.run.world_wire import Head, concerning, encode_stats, encode_world, names
 from steersman.source.apiserver import ApiEventPoster, NoEvents, fetch_nodes
-from steersman.source.base import SourceStats
+from steersman.source.base import SourceStats, Timing
 from steersman.source.kubeconfig import KubeconfigError
 from steersman.source.packed import trimmed_node, unpacked
 from steersman.source.wire import ApiError
@@ -98,7 +98,13 @@ class Servers:
         standalone = bool(config.steersman.manifests)
         poster = NoEvents() if standalone else ApiEventPoster(cluster_access(config))
         self._without_node = Node(ObjectMeta(name=node_name)) if standalone else None
-        self.recorder = Recorder(poster, node_name, hostname=hostname())
+        timing = Timing()
+        self.recorder = Recorder(
+            poster,
+            node_name,
+            hostname=hostname(),
+            spread=lambda: min(stats.nodes * timing.list_spacing, timing.longest) if stats else 0.0,
+        )
         self.health = ProxyHealth(2 * config.sync_period.seconds)
         self.health_checks = {
             family: ServiceHealthServers(

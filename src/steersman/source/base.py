@@ -7,7 +7,15 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -122,6 +130,8 @@ class SourceStats:
     server: str = ""
     """URL of the server in use."""
     failovers: int = 0
+    nodes: int = 1
+    """Nodes with endpoints in the last list of EndpointSlices: about the size of the cluster."""
 
     def kind(self, kind: str) -> KindStats:
         """Return the counters of a kind."""
@@ -158,10 +168,14 @@ class Timing:
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
     random: Callable[[], float] = random.random
     """Uniform in [0, 1)."""
-    first: float = 0.5
-    """The first delay after a failure, before jitter of half of it up and down."""
+    first: float = 1.0
+    """The first delay after a failure is at most this; each further one, `factor` times as much."""
     factor: float = 2.0
     longest: float = 30.0
+    resume_spacing: float = 0.001
+    """Between two nodes that resume their watches; all nodes take this times their number."""
+    list_spacing: float = 0.005
+    """The same of nodes that list everything again."""
     optional_retry: float = 300.0
     """Between attempts at a kind that this server does not have or forbids."""
     connect: float = 10.0
@@ -183,7 +197,7 @@ class Timing:
 
 
 class Backoff:
-    """Jittered exponential delays for one series of failures."""
+    """Exponential delays with full jitter, for one series of failures."""
 
     def __init__(self, timing: Timing) -> None:
         self._timing = timing
@@ -193,30 +207,136 @@ class Backoff:
     @property
     def grown(self) -> bool:
         """Whether the delay has reached its maximum."""
-        return self._delay() >= self._timing.longest
+        return self._window() >= self._timing.longest
 
-    def _delay(self) -> float:
+    def _window(self) -> float:
         return min(self._timing.first * self._timing.factor**self.level, self._timing.longest)
 
     def reset(self) -> None:
         """End the series after a success."""
         self.level = 0
 
-    def next(self, retry_after: float = 0.0) -> float:
+    def next(self, retry_after: float = 0.0, spread: float = 0.0) -> float:
         """Return the seconds to wait, and grow.
 
         Args:
-            retry_after: seconds that the server asks to wait; if they are more than the delay,
-                half of the delay is added to them.
+            retry_after: seconds that the server asks to wait; the delay is added to them.
+            spread: seconds over which the nodes of the cluster are to come, see `Pace`.
         """
-        timing = self._timing
-        delay = self._delay()
+        window = max(self._window(), spread)
         if not self.grown:
             self.level += 1
-        # Jitter keeps the nodes of a cluster from retrying all at the same time.
-        jittered = delay * (0.5 + timing.random())
-        least = min(retry_after, MAX_RETRY_AFTER)
-        return least + jittered * 0.5 if least > jittered else jittered
+        # All of the window is used: nodes that fail together come back evenly spread over it.
+        # A tenth of it is the least, or a node may be unlucky and ask again at once, repeatedly.
+        return min(retry_after, MAX_RETRY_AFTER) + window * (0.1 + 0.9 * self._timing.random())
+
+
+class Pace:
+    """When one of thousands of nodes may ask again, so that they do not all come at once.
+
+    If an API server ends, all its nodes notice in the same instant. Two laws keep the servers'
+    load even, whatever the size of the cluster:
+
+    - They return evenly spread over a time that is proportional to their number: 1,000 nodes a
+      second resume their watches, 200 a second list everything (hundreds of kilobytes each). So
+      10 nodes wait no longer than a first retry, and 5,000 come within 5 or 25 s. The
+      number is estimated by the node names in EndpointSlices, which every node reads anyway.
+    - While no server answers, the node makes one attempt at a time, not one for each kind. Any
+      answer ends the wait of all kinds.
+    """
+
+    def __init__(self, timing: Timing, stats: SourceStats) -> None:
+        self._timing = timing
+        self._stats = stats
+        self._backoff = Backoff(timing)
+        self._turn = asyncio.Lock()
+        self._answered = asyncio.Event()
+        self._answers = 0
+        self.unreachable = False
+        """Whether the last request met no server at all."""
+
+    @property
+    def level(self) -> int:
+        """Number of consecutive attempts that met no server, see `Backoff.level`."""
+        return self._backoff.level
+
+    def answered(self) -> None:
+        """Record an answer of any kind: a server is there."""
+        self.unreachable = False
+        self._answers += 1
+        self._answered.set()
+        self._backoff.reset()
+
+    def spread(self, spacing: float) -> float:
+        """Return the seconds over which all nodes come, one in each `spacing`."""
+        return min(self._stats.nodes * spacing, self._timing.longest)
+
+    async def wait_for_server(self) -> None:
+        """Wait for the next attempt after one that met no server, or until another one met one."""
+        answers = self._answers
+        async with self._turn:  # others wait here for their turn, and leave it if one succeeds
+            if self._answers != answers:
+                return
+            self._answered.clear()
+            delay = self._backoff.next(spread=self.spread(self._timing.resume_spacing))
+            sleep = asyncio.ensure_future(self._timing.sleep(delay))
+            answer = asyncio.ensure_future(self._answered.wait())
+            try:
+                await asyncio.wait((sleep, answer), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sleep.cancel()
+                answer.cancel()
+
+    def counted(self, objects: Iterable[KubeObject]) -> Iterator[KubeObject]:
+        """Yield the objects of a list; count the nodes in it if they are EndpointSlices."""
+        nodes: set[str | None] = set()
+        for obj in objects:
+            if isinstance(obj, EndpointSlice):
+                nodes.update(endpoint.node_name for endpoint in obj.endpoints or ())
+            yield obj
+        if nodes:
+            self._stats.nodes = len(nodes)
+
+
+class ServerOrder:
+    """Which of several API servers to use: the one that works.
+
+    Each node has an order of its own, by chance, so that all servers are used. After a failover it
+    returns to its first server some minutes later, or a rolling restart would leave all nodes to
+    the servers that were restarted first.
+    """
+
+    def __init__(self, servers: Sequence[str], timing: Timing) -> None:
+        self._servers = sorted(servers, key=lambda _: timing.random())
+        self._timing = timing
+        self._index = 0
+        self._return_at = 0.0
+        self._failures = 0  # of the first server since it last answered
+
+    def current(self) -> str:
+        """Return the server to ask."""
+        if self._index and self._timing.now() >= self._return_at:
+            self._index = 0
+        return self._servers[self._index]
+
+    def leave(self, server: str) -> bool:
+        """Use the next one after a server failed; return whether that is another one."""
+        timing = self._timing
+        if len(self._servers) == 1 or self._servers[self._index] != server:
+            return False
+        if not self._index:
+            span = timing.watch_longest - timing.watch_shortest
+            delay = timing.watch_shortest + span * timing.random()
+            # It may be gone for good: look for it after 5 to 10 minutes, later about once an hour.
+            self._return_at = timing.now() + delay * 2 ** min(self._failures, 3)
+            self._failures += 1
+        self._index = (self._index + 1) % len(self._servers)
+        return True
+
+    def answered(self, server: str) -> None:
+        """Record that a server answers."""
+        if server == self._servers[0]:
+            self._failures = 0
 
 
 class LogThrottle:

@@ -26,7 +26,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from steersman import __version__
 from steersman.host.process import in_thread
 from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr, join_host_port
-from steersman.source.base import LogThrottle, SourceStats, Timing
+from steersman.source.base import LogThrottle, Pace, ServerOrder, SourceStats, Timing
 from steersman.source.credentials import CredentialError, Credentials, KeyPair
 from steersman.source.kubeconfig import ClusterAccess
 from steersman.source.wire import MAX_LINE, ApiError, Status, shown
@@ -259,9 +259,10 @@ class ApiClient:
         self.throttle = LogThrottle(timing.now)
         self.large_body = asyncio.Lock()
         """Held while an unusually large body is in memory."""
-        self._current = 0
+        self.pace = Pace(timing, stats)
+        self._order = ServerOrder(access.servers, timing)
         self._session: aiohttp.ClientSession | None = None
-        stats.server = access.servers[0]
+        stats.server = self._order.current()
 
     async def __aenter__(self) -> Self:
         encoding = "identity" if self._access.disable_compression else "gzip"
@@ -290,10 +291,8 @@ class ApiClient:
 
     def failed(self, server: str) -> None:
         """Record that a server failed: the next request goes to the next one."""
-        servers = self._access.servers
-        if len(servers) > 1 and servers[self._current] == server:
-            self._current = (self._current + 1) % len(servers)
-            self._stats.server = servers[self._current]
+        if self._order.leave(server):
+            self._stats.server = self._order.current()
             self._stats.failovers += 1
             words = f"API server {server} failed, trying {self._stats.server}"
             log.log(self.throttle.level(words), "%s", words)
@@ -394,7 +393,7 @@ class ApiClient:
         access, timing = self._access, self._timing
         last: Exception | None = None
         for _ in access.servers:
-            server = access.servers[self._current]  # `failed` moves on to the next one
+            server = self._stats.server = self._order.current()  # `failed` moves on
             secure = server.startswith("https:")
             try:
                 tls = self._tls.current(await self._credentials.key_pair()) if secure else None
@@ -418,6 +417,8 @@ class ApiClient:
                         server_hostname=(access.tls_server_name or None) if tls else None,
                         proxy=access.proxy_url or environment_proxy(server, os.environ),
                     )
+                    self.pace.answered()
+                    self._order.answered(server)
                     return response, server
             except (CredentialError, TlsError) as error:
                 raise ApiError("credentials", str(error)) from error
@@ -425,6 +426,7 @@ class ApiClient:
                 last = error
                 self.failed(server)
         assert last is not None
+        self.pace.unreachable = True
         raise connection_error(last) from last
 
     async def _check(

@@ -36,6 +36,9 @@ from steersman.source.wire import (
 )
 
 _ABSENT = frozenset({403, 404})
+_UNREACHABLE = frozenset({"connect", "connection", "timeout", "tls"})
+# Seconds before its end at which a watch that ends was ended by a server that shuts down.
+_EARLY = 5.0
 
 log = logging.getLogger("steersman.source")
 
@@ -128,12 +131,14 @@ class Reflector:
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        stats, timing, backoff = self._stats, self._timing, self._backoff
+        stats, timing, backoff, pace = self._stats, self._timing, self._backoff, self._client.pace
         while True:
             failure = await self._attempt()
             if failure.status == 410 or failure.reason == "relist":
                 self._version = ""
             stats.errors[failure.reason] += 1
+            spread = pace.spread(timing.resume_spacing if self._version else timing.list_spacing)
+            alone, delay = False, 0.0
             if self._resource.optional and failure.status in _ABSENT:
                 # Continue without the kind, as if its list were empty.
                 if not stats.lists:
@@ -143,22 +148,24 @@ class Reflector:
                 # A server that has just started forbids for a moment what it allows, so the first
                 # attempts after a 403 come soon.
                 if failure.status == 403 and not backoff.grown:
-                    delay = min(delay, backoff.next(failure.retry_after))
+                    delay = min(delay, backoff.next(failure.retry_after, spread))
             else:
                 self._suspect = True
                 stats.connected = False
                 stats.retries += 1
-                delay = backoff.next(failure.retry_after)
+                alone = pace.unreachable and failure.reason in _UNREACHABLE
+                delay = 0.0 if alone else backoff.next(failure.retry_after, spread)
 
             # Log the same failure again only when the delays have grown. A server that fails meets
             # all kinds; the throttle makes the first one log it.
-            key = (backoff.level, str(failure))
+            key = (backoff.level + pace.level, str(failure))
             known = key == self._logged
             level = logging.DEBUG if known else self._client.throttle.level(str(failure))
             self._logged = key
-            text = "%s: %s; keeping previous state, retrying in %.1fs"
-            log.log(level, text, self._resource.kind, failure, delay)
-            await timing.sleep(delay)
+            when = "with delays that grow" if alone else f"in {delay:.1f}s"
+            text = "%s: %s; keeping previous state, retrying %s"
+            log.log(level, text, self._resource.kind, failure, when)
+            await (pace.wait_for_server() if alone else timing.sleep(delay))
 
     async def _attempt(self) -> ApiError:
         """List or watch for as long as that works; return the failure that ended it."""
@@ -166,9 +173,10 @@ class Reflector:
             while True:
                 if not self._version:
                     listing = await self._lister.fetch()
-                    await self._updater.replace(listing.objects, listing.findings)
+                    objects = self._client.pace.counted(listing.objects)
+                    await self._updater.replace(objects, listing.findings)
                     self._version, self._suspect = listing.version, False
-                    del listing  # free the list before the watch, which lasts
+                    del listing, objects  # free the list before the watch, which lasts
                 elif self._suspect:
                     await self._lister.probe(self._version)
                 await self._watch()
@@ -227,6 +235,10 @@ class Reflector:
         # Not even a bookmark: the server may wait for a resourceVersion that it will never reach.
         if stats.received_bytes == received_before:
             self._suspect = True
+        # A server that shuts down ends the watches of all nodes at once.
+        if timing.now() - began < seconds - _EARLY:
+            spread = self._client.pace.spread(timing.resume_spacing)
+            await timing.sleep(spread * timing.random())
 
     def _handle(self, event: WatchEvent) -> None:
         """Pass on one event, then move the resourceVersion.
