@@ -155,6 +155,8 @@ def _groups(lines: list[str], spell: Callable[[str], str]) -> dict[str, list[str
 # Additions go from endpoints to jumps, removals back: nothing leads to a chain that is incomplete.
 _NODE_CHAINS, _SERVICE_CHAINS, _RULES, _TAIL, _JUMPS, _REMOVE_SERVICE, _REMOVE_NODE = range(7)
 """The phases of a Diff that is cut into several runs."""
+_ORDER = {prefix: order for order, prefix in enumerate(SERVICE_PREFIXES)}
+"""By prefix of a chain of a ServicePort, which leads only to those before; others are the node's."""
 
 
 def write_runs(
@@ -202,11 +204,8 @@ def write_runs(
 def _chain_steps(key: RuleKey, new: str | None, referenced: bool) -> list[Step]:
     """Return the steps for a chain and, unless it is shared, its rules; `new` None removes it."""
     _, table, chain, _ = key
-    order = -1  # among the chains of a ServicePort, which lead only to those before; -1: the node's
-    for place, prefix in enumerate(SERVICE_PREFIXES):
-        if chain.startswith(prefix) and len(chain) == len(prefix) + 16:
-            order = place
-            break
+    # The hash of a chain of a ServicePort has 16 characters, and no dash.
+    order = _ORDER.get(chain[:-16], -1)
     if new is not None:
         # Not sorted by `order`: rendering puts chains after those that they lead to, and a run that
         # holds all chains of its owners takes iptables-nft two thirds of the time.
