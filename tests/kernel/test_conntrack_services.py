@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -14,12 +14,18 @@ import pytest
 from steersman.compile.planner import Planner
 from steersman.host.exec import SubprocessExec
 from steersman.host.facts import read_facts
+from steersman.host.netlink import NETLINK_NETFILTER, Netlink
+from steersman.host.nlmsg import be32
+from steersman.model.conntrack import Cleanup
 from steersman.model.inputs import NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family
+from steersman.model.plan import ServicePlan
 from steersman.modes.base import Mode
 from steersman.modes.iptables.mode import IptablesMode
 from steersman.modes.nftables.mode import NftablesMode
+from steersman.netfilter import conntrack
+from steersman.netfilter.conntrack_watch import delete_untranslated
 from steersman.run.health import ProxyHealth
 from steersman.run.metrics import Metrics
 from steersman.run.observers import SyncObservers
@@ -27,6 +33,7 @@ from steersman.run.sync import Sync
 from steersman.source.store import Store
 from tests.support.apiserver.reading import until
 from tests.support.builders.store import make
+from tests.support.lab.conntrack_flows import FlowEntry, add_entries, creation
 from tests.support.lab.namespace import in_namespace, sh
 
 pytestmark = pytest.mark.kernel
@@ -52,6 +59,10 @@ class Proxy:
             self.store.upsert(obj)
         if report := await (self._sync.check() if drift else self._sync.run()):
             await self._observers.observe(report)
+
+    @property
+    def plans(self) -> Collection[ServicePlan]:
+        return self._sync.state.plan.services.values()
 
     async def cleaned(self) -> None:
         """Wait until nothing is owed to conntrack."""
@@ -268,3 +279,104 @@ def test_who_lost_an_address_cuts_no_connection_there(mode: str) -> None:
                     await loop.sock_recv(sock, 100)
 
     run(mode, body)
+
+
+def _tcp_service(**spec: Any) -> KubeObject:
+    """A Service that does not ask for its connections to be closed."""
+    meta = {"namespace": "shop", "name": "dns"}
+    ports = [{"name": "dns", "port": 53, "protocol": "TCP"}]
+    spec = {"clusterIP": "10.96.0.10", "ports": ports, **spec}
+    return make("Service", {"metadata": meta, "spec": spec})
+
+
+def _flush(mode: str) -> None:
+    """Remove the rules of the mode as another program would."""
+    if mode == "nftables":
+        sh("nft delete table ip kube-proxy")
+    else:
+        sh("iptables-nft -t nat -F; iptables-nft -t filter -F; iptables-nft -t nat -X")
+
+
+@both_modes
+def test_who_connects_while_the_rules_are_gone_gets_through_after_the_repair(mode: str) -> None:
+    """Its first SYN is lost; the entry that it leaves would keep the next ones untranslated."""
+    elsewhere, silent = ("10.96.0.77", 53), ("10.96.0.10", 53)
+
+    def unanswered() -> dict[tuple[str, int], int]:
+        """Client ports of the connections that nobody has answered, by destination."""
+        to = frozenset([elsewhere, silent])
+        found = conntrack.tracked(Family.IPV4, to)
+        return {(e.address, e.port): e.client_port for e in found if not e.answered}
+
+    async def body(made: Proxy) -> None:
+        loop = asyncio.get_running_loop()
+        sh(
+            "nft 'add table ip sm-other; add chain ip sm-other out { type filter hook output"
+            " priority 0; }; add rule ip sm-other out ct state new accept'"
+        )  # conntrack goes on
+        for address, _ in (elsewhere, silent):  # the machines of these addresses say nothing
+            sh(f"ip neighbour add {address} lladdr 02:00:00:00:00:99 dev dm0")
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server((ENDS[0], 5300)))
+            listener.setblocking(False)
+            await made.sync(_tcp_service(), ends(ENDS[0], protocol="TCP"))
+            await made.cleaned()
+            _flush(mode)
+            clients = {to: stack.enter_context(socket.socket()) for to in (elsewhere, silent)}
+            waiting = []
+            for to, sock in clients.items():
+                sock.setblocking(False)
+                waiting.append(asyncio.create_task(loop.sock_connect(sock, to)))
+            await until(lambda: unanswered().keys() == clients.keys(), 20.0)
+            before = unanswered()
+            await made.sync(drift=True)
+            await made.cleaned()
+            assert elsewhere in unanswered()
+            assert unanswered()[elsewhere] == before[elsewhere], "it is nobody's of ours"
+            async with asyncio.timeout(40):  # it sends again after 1, 3, 7 and 15 s
+                await waiting[1]
+                server, (_, port) = await loop.sock_accept(listener)
+            stack.enter_context(server)
+            assert port == clients[silent].getsockname()[1]
+            waiting[0].cancel()
+
+    run(mode, body)
+
+
+@pytest.mark.parametrize(
+    ("family", "address", "end", "who"),
+    [
+        (Family.IPV4, "10.96.0.10", ENDS[0], "10.244.9.1"),
+        (Family.IPV6, "fd00:10:96::10", ENDS6[0], "fd00:10:244::99"),
+    ],
+)
+def test_only_unanswered_untranslated_connections_are_deleted(
+    family: Family, address: str, end: str, who: str
+) -> None:
+    tcp, udp = socket.IPPROTO_TCP, socket.IPPROTO_UDP
+    flows = [
+        FlowEntry(tcp, who, 1001, address, 53, address, 53),  # the one that goes
+        FlowEntry(tcp, who, 1002, address, 53, end, 5300),  # translated
+        FlowEntry(tcp, who, 1003, address, 54, address, 54),  # not a port of the Service
+        FlowEntry(tcp, who, 1004, who, 53, who, 53),  # not its address
+        FlowEntry(udp, who, 1005, address, 53, address, 53),  # left to `delete_stale`
+    ]
+    answered = creation(FlowEntry(tcp, who, 1006, address, 53, address, 53))
+    answered = answered._replace(
+        payload=answered.payload.replace(be32(3, 0x8), be32(3, 0x8 | conntrack.SEEN_REPLY))
+    )
+
+    async def body(made: Proxy) -> None:
+        both = {"clusterIPs": ["10.96.0.10", "fd00:10:96::10"], "ipFamilies": ["IPv4", "IPv6"]}
+        await made.sync(_tcp_service(**both), ends(*ENDS, protocol="TCP"))
+        await made.sync(ends(*ENDS6, protocol="TCP"))
+        await made.cleaned()
+        add_entries(flows)
+        with Netlink(NETLINK_NETFILTER) as netlink:
+            assert netlink.batch([answered]) == {}
+        done = delete_untranslated(family, made.plans)
+        assert done == Cleanup(1, 0, complete=True)
+        left = conntrack.tracked(family, [("", 53), ("", 54)])
+        assert sorted(entry.client_port for entry in left) == [1002, 1003, 1004, 1005, 1006]
+
+    run("nftables", body)

@@ -20,7 +20,7 @@ import asyncio
 import errno
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from ipaddress import ip_address
 
 from steersman.failover.watch import Failure, FailureWatch
@@ -33,8 +33,11 @@ from steersman.host.netlink import (
 from steersman.host.nlmsg import Request, attributes, be32, iter_attributes
 from steersman.host.process import NEEDS_NET_ADMIN
 from steersman.host.sysctl import SysctlError, read
+from steersman.model.conntrack import Cleanup, pack_socket
 from steersman.model.errors import BusyError
 from steersman.model.failover import Backend, Observation
+from steersman.model.names import Family, Protocol
+from steersman.model.plan import ServicePlan
 from steersman.netfilter.conntrack import (
     AF_NUMBERS,
     CT_GET,
@@ -155,9 +158,10 @@ def _silent(payload: bytes, ages: range, known: Counter[bytes]) -> Failure | Non
     return Failure(backend, Observation.SILENT, entry.client)
 
 
-def _listing(status: int, mask: int) -> Request:
-    """Return a request for the entries of both families whose status has some bits."""
-    return Request(CT_GET, bytes(4) + be32(CTA_STATUS, status) + be32(CTA_STATUS_MASK, mask))
+def _listing(status: int, mask: int, family: int = 0) -> Request:
+    """Return a request for the entries whose status has some bits, of both families or of one."""
+    header = bytes((family, 0, 0, 0))
+    return Request(CT_GET, header + be32(CTA_STATUS, status) + be32(CTA_STATUS_MASK, mask))
 
 
 def delete_unanswered(backends: Collection[Backend]) -> int:
@@ -173,24 +177,66 @@ def delete_unanswered(backends: Collection[Backend]) -> int:
         bytes((each.protocol.number,)) + ip_address(each.ip).packed + each.port.to_bytes(2, "big")
         for each in backends
     }
-    deleted = 0
+
+    def is_wanted(payload: bytes) -> bool:
+        destination, source = entry_keys(payload, _LAYOUT_OF[payload[0]])
+        return destination[:1] + source in wanted
+
+    return _delete_silent(_listing(0, SEEN_REPLY), is_wanted).deleted if wanted else 0
+
+
+def delete_untranslated(family: Family, plans: Iterable[ServicePlan]) -> Cleanup:
+    """Delete unanswered connections to Services that were not translated; it blocks.
+
+    They began while rules were missing. Conntrack keeps such an entry for two minutes, and renews
+    it before Linux 6.3: as long as it is there, no rule of a nat chain sees the client's packets.
+    Without it the next SYN is translated. Entries of UDP are left to `delete_stale`, and node ports
+    to the kernel: it answers, so their connections end.
+
+    Args:
+        family: the family whose entries are listed.
+        plans: the Services.
+
+    Raises:
+        OSError: the entries cannot be listed.
+    """
+    wanted = {
+        bytes((plan.key.name.protocol.number,)) + pack_socket(frontend.address, frontend.port)
+        for plan in plans
+        if plan.key.family is family and plan.key.name.protocol is not Protocol.UDP
+        for frontend in plan.frontends
+        if frontend.address
+    }
+    layout = LAYOUTS[family]
+
+    def is_wanted(payload: bytes) -> bool:
+        destination, source = entry_keys(payload, layout)
+        return destination[1:] == source and destination in wanted
+
+    listing = _listing(0, SEEN_REPLY | _DST_NAT, AF_NUMBERS[family])
+    return _delete_silent(listing, is_wanted) if wanted else Cleanup(0, 0, complete=True)
+
+
+def _delete_silent(request: Request, is_wanted: Callable[[bytes], bool]) -> Cleanup:
+    """Delete those of the listed entries that have seen no reply and are wanted."""
+    deleted = failed = 0
+    complete = False
     with Netlink(NETLINK_NETFILTER) as listing, Netlink(NETLINK_NETFILTER) as deleting:
-        for _ in range(_LISTINGS if wanted else 0):
+        for _ in range(_LISTINGS):
             found: list[bytes] = []
             try:
-                for reply in listing.dump(_listing(0, SEEN_REPLY)):
-                    payload = reply.payload
-                    destination, source = entry_keys(payload, _LAYOUT_OF[payload[0]])
+                for reply in listing.dump(request):
                     # Kernels before 5.15 send answered entries, too.
-                    if destination[:1] + source in wanted and not _answered(payload):
-                        found.append(payload)
+                    if is_wanted(reply.payload) and not _answered(reply.payload):
+                        found.append(reply.payload)
                 complete = True
             except DumpInterruptedError:  # some may be missing: list again
                 complete = False
-            deleted += delete_entries(deleting, found)[0]
+            gone, kept = delete_entries(deleting, found)
+            deleted, failed = deleted + gone, failed + kept
             if complete:
                 break
-    return deleted
+    return Cleanup(deleted, failed, complete)
 
 
 def _answered(payload: bytes) -> bool:

@@ -11,7 +11,8 @@ it has one) and in every family:
 A debt is removed only by a pass that began after the change and deleted everything it had to. So a
 pass may fail, be interrupted or overtaken at any point: the debt remains, and is retried after
 growing pauses. In addition every Service that can have stale entries is cleaned once an hour, at
-the start, and after rules were missing from the kernel.
+the start, and after rules were missing from the kernel. Then the connections of all Services that
+began without rules are deleted, too: they wait for an answer to untranslated packets.
 
 All of this runs in a task of its own. Listing takes a thread; the rest yields to the loop.
 """
@@ -19,8 +20,9 @@ All of this runs in a task of its own. Listing takes a thread; the rest yields t
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TypeAlias
 
 from steersman.compile.conntrack import (
@@ -31,8 +33,10 @@ from steersman.compile.conntrack import (
     stale,
 )
 from steersman.compile.planner import PlanChange
+from steersman.host.sysctl import SysctlError
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.names import Family, ObjectName
+from steersman.model.plan import NodePlan, ServicePlan
 from steersman.modes.base import Mode
 from steersman.run.metrics import Metrics
 from steersman.run.runner import Clock, MonotonicClock
@@ -52,6 +56,11 @@ _SHARE = 4
 
 Delete: TypeAlias = Callable[[Stale, Confirm], Awaitable[Cleanup]]
 """Deletes stale entries of one table."""
+DeleteUntranslated: TypeAlias = Callable[[Family, Collection[ServicePlan]], Awaitable[Cleanup]]
+"""Deletes unanswered connections to these Services that no rule has translated."""
+_UNTRANSLATED = "untranslated connections"
+_ALL = (ObjectName("", ""),)
+"""The one debt of a family that is about all its Services: see `DeleteUntranslated`."""
 
 
 class Debts:
@@ -99,6 +108,7 @@ class StaleEntryCleaner:
         *,
         mode: Mode | None = None,
         delete: Delete | None = None,
+        untranslated: DeleteUntranslated | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Start without debts.
@@ -107,6 +117,7 @@ class StaleEntryCleaner:
             metrics: counts durations and deletions.
             mode: its own connection table is cleaned, too, if it has one.
             delete: deletes conntrack entries; None for the kernel's.
+            untranslated: deletes those that began without rules; None for the kernel's.
             clock: for tests.
         """
         self._metrics = metrics
@@ -120,11 +131,16 @@ class StaleEntryCleaner:
 
             tables = {f"{mode.name} mode": flush, **tables}
         self._tables = tables
-        self._owed = {(table, family): Debts() for table in tables for family in Family}
+        self._untranslated = untranslated or _delete_untranslated
+        # Untranslated connections come first: their clients wait, and send again after a second.
+        places = (_UNTRANSLATED, *tables)
+        self._owed = {(table, family): Debts() for table in places for family in Family}
         self._destinations = Destinations()
         self._unindexed: list[PlanChange] = []
         """Changes that are not in the index of destinations yet."""
         self._state: State | None = None
+        self._plan: NodePlan | None = None
+        """The plan in force, also if connections end in this process."""
         self._all_owed = 0
         """How often everything became owed."""
         self._all_noted = 0
@@ -150,21 +166,26 @@ class StaleEntryCleaner:
 
         If connections end in this process, entries lead to it, and the mode cleans up itself.
         """
-        plan = report.state.plan
+        plan = self._plan = report.state.plan
+        result, written = report.result, report.written
+        starting = result is not None and result.reason == "start"
+        repaired = starting or (report.compared and bool(written.added or written.changed))
+        if repaired:  # connections made while rules were missing are not translated
+            for family in plan.settings.families:
+                self._owed[_UNTRANSLATED, family].owe(_ALL)
+            self._wake.set()
         if plan.settings.traits.terminates_connections:
             return
         self._state = report.state
         # Index the destinations now if that is cheap, else in the task: a report must not wait.
-        change, result, written = report.plans, report.result, report.written
+        change = report.plans
         if self._unindexed or len(change.changed) > _SLICE:
             self._unindexed.append(change)
             self._wake.set()
         else:
             self._destinations.update(change.changed, change.removed)
-        starting = result is not None and result.reason == "start"
-        if starting or (report.compared and (written.added or written.changed)):
-            self._all_owed += 1  # connections made while rules were missing are not translated
-            self._wake.set()
+        if repaired:
+            self._all_owed += 1
         else:
             # Changed Services, and others that won or lost a destination to them.
             names = {*report.changes.services, *(key.name.object_name for key in change.changed)}
@@ -174,8 +195,8 @@ class StaleEntryCleaner:
     def _owe(self, names: Iterable[ObjectName]) -> None:
         names = tuple(names)
         assert self._state is not None
-        for (_, family), owed in self._owed.items():
-            if names and family in self._state.plan.settings.families:
+        for (table, family), owed in self._owed.items():
+            if names and table != _UNTRANSLATED and family in self._state.plan.settings.families:
                 owed.owe(names)
                 self._wake.set()
 
@@ -265,11 +286,16 @@ class StaleEntryCleaner:
 
     async def _pass(self, table: str, family: Family, debts: Mapping[ObjectName, int]) -> Cleanup:
         """Delete the stale entries of some Services."""
-        what = await self._stale(debts, family)
-        if not what:  # the Services are gone, or have no endpoints
-            return Cleanup(0, 0, complete=True)
         began, label = self._clock.time(), family.kubernetes
-        result = await self._tables[table](what, lambda: self._stale(debts, family))
+        if table == _UNTRANSLATED:
+            assert self._plan is not None
+            result = await self._untranslated(family, tuple(self._plan.services.values()))
+        else:
+            what = await self._stale(debts, family)
+            if not what:  # the Services are gone, or have no endpoints
+                return Cleanup(0, 0, complete=True)
+            began = self._clock.time()
+            result = await self._tables[table](what, lambda: self._stale(debts, family))
         # Rest in proportion, so that a full table never costs more than a share of a core.
         seconds = self._clock.time() - began
         self._rest = self._clock.time() + min(_SHARE * seconds, _LONGEST)
@@ -316,3 +342,18 @@ async def _delete_entries(what: Stale, confirm: Confirm) -> Cleanup:
     from steersman.netfilter.conntrack import delete_stale  # noqa: PLC0415 - not on Windows
 
     return await delete_stale(what, confirm)
+
+
+async def _delete_untranslated(family: Family, plans: Collection[ServicePlan]) -> Cleanup:
+    from steersman.netfilter import conntrack, conntrack_watch  # noqa: PLC0415 - not on Windows
+
+    try:
+        return await asyncio.to_thread(conntrack_watch.delete_untranslated, family, plans)
+    except OSError as error:
+        try:
+            conntrack.usage()
+        except SysctlError:  # this kernel tracks no connections
+            return Cleanup(0, 0, complete=True)
+        if error.errno == errno.EPERM:  # a process without rights has no rules, either
+            return Cleanup(0, 0, complete=True)
+        raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from steersman.compile.planner import Planner
 from steersman.model.conntrack import Cleanup, Confirm, Stale
 from steersman.model.inputs import NodeConfig
 from steersman.model.kube import KubeObject
 from steersman.model.names import Family
+from steersman.model.plan import ServicePlan
 from steersman.modes.base import Mode
 from steersman.run.metrics import Metrics
 from steersman.run.stale_entries import StaleEntryCleaner
@@ -28,6 +29,17 @@ class Table:
         self.answers: list[Cleanup | Exception] = []
         """Of the next passes; then nothing is stale any more."""
         self.during: Callable[[], Awaitable[None]] | None = None
+        self.untranslated: list[Cleanup | Exception] = []
+        """Of the next passes over untranslated connections."""
+        self.untranslated_looked: list[set[str]] = []
+
+    async def delete_untranslated(self, family: Family, plans: Collection[ServicePlan]) -> Cleanup:
+        assert family is Family.IPV4
+        self.untranslated_looked.append({plan.key.name.service for plan in plans})
+        answer = self.untranslated.pop(0) if self.untranslated else Cleanup(0, 0, True)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def delete(self, stale: Stale, confirm: Confirm) -> Cleanup:
         self.asked.append(stale)
@@ -60,7 +72,11 @@ class World:
         self.sync = Sync(self.store, planner, self.kernel, FACTS)
         self.metrics = Metrics("iptables")
         self.stale_entries = StaleEntryCleaner(
-            self.metrics, mode=mode, delete=self.table.delete, clock=self.clock
+            self.metrics,
+            mode=mode,
+            delete=self.table.delete,
+            untranslated=self.table.delete_untranslated,
+            clock=self.clock,
         )
 
     async def change(self, *objects: KubeObject) -> list[list[str]]:

@@ -316,6 +316,25 @@ async def test_rules_that_were_missing_make_everything_owed() -> None:
         assert world.table.take() == [], "nothing was missing"
 
 
+async def test_untranslated_connections_are_looked_at_after_rules_were_missing() -> None:
+    """Those of all Services, in one pass; a change of rules that were there makes none."""
+    web = [dns("web", 3, "TCP"), ends("web", "10.1.0.3", protocol="TCP")]
+    async with running(*A, *web) as world:
+        looked = world.table.untranslated_looked
+        assert looked == [{"a", "web"}], "at the start"
+        await world.change(ends("web", "10.1.0.8", protocol="TCP"))
+        assert len(looked) == 1
+        world.table.untranslated = [OSError(errno.ENOBUFS, "full"), Cleanup(0, 0, complete=False)]
+        world.kernel.kernel.clear()
+        world.sync.suspect()
+        await world.report()
+        assert len(looked) == 2
+        await world.advance(1.0)
+        await world.advance(2.0)
+        assert looked == [{"a", "web"}] * 4, "twice without success"
+        assert world.stale_entries.owed == 0
+
+
 async def test_everything_is_looked_at_once_an_hour() -> None:
     async with running(*A, *B) as world:
         world.table.take()
@@ -417,5 +436,5 @@ async def test_deletions_are_counted_and_logged(caplog: pytest.LogCaptureFixture
         await world.change(ends("a", "10.1.0.9"))
         text = world.metrics.render()[0].decode()
         assert 'conntrack_reconciler_deleted_entries_total{ip_family="IPv4"} 3.0' in text
-        assert 'conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"} 2.0' in text
+        assert 'conntrack_reconciler_sync_duration_seconds_count{ip_family="IPv4"} 3.0' in text
         assert "IPv4 conntrack: 3 stale entries deleted" in caplog.text

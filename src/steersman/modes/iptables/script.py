@@ -156,7 +156,7 @@ def _groups(lines: list[str], spell: Callable[[str], str]) -> dict[str, list[str
 _NODE_CHAINS, _SERVICE_CHAINS, _RULES, _TAIL, _JUMPS, _REMOVE_SERVICE, _REMOVE_NODE = range(7)
 """The phases of a Diff that is cut into several runs."""
 _ORDER = {prefix: order for order, prefix in enumerate(SERVICE_PREFIXES)}
-"""By prefix of a chain of a ServicePort, which leads only to those before; others are the node's."""
+"""Chains of a ServicePort by prefix: each leads only to those before. Others are the node's."""
 
 
 def write_runs(
