@@ -61,8 +61,9 @@ def run(quick: bool) -> list[Figure]:
             by_name = dict(zip(names, values, strict=True))
             reference = by_name.get("haproxy")
             found += [figure(what, n, 0, (v, unit), reference) for n, v in by_name.items()]
-        memory = _idle(ways["userspace"], idle)
-    return [*found, figure("memory of an idle connection", "userspace", 0, (memory / 1000, "kB"))]
+        held = {n: _idle(ways[n], idle) / 1000 for n in ("haproxy", "userspace") if n in ways}
+    what, reference = "memory of an idle connection", held.get("haproxy")
+    return [*found, *(figure(what, n, 0, (kb, "kB"), reference) for n, kb in held.items())]
 
 
 def _proxies(stack: contextlib.ExitStack, endpoint: int) -> Iterator[tuple[str, Way]]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 
 from steersman.model.addresses import canonical_ip
 from steersman.model.plan import Endpoint, Verdict
@@ -169,17 +168,15 @@ class Route:
             least_connections=plan.least_connections,
         )
 
-    @contextmanager
-    def dialling(self) -> Iterator[bool]:
-        """Count a client that waits for endpoints; False if the ServicePort has too many."""
-        balancer = self.balancer
-        allowed = balancer.dialling < self.budget.dial_limit
+    def begin_dialling(self) -> bool:
+        """Count a client that waits for endpoints, at the Balancer; False if there are too many.
+
+        After True the caller takes one from `Balancer.dialling` in the end.
+        """
+        allowed = self.balancer.dialling < self.budget.dial_limit
         self.budget.refused += not allowed
-        balancer.dialling += allowed
-        try:
-            yield allowed
-        finally:
-            balancer.dialling -= allowed
+        self.balancer.dialling += allowed
+        return allowed
 
     def serves(self, endpoint: Endpoint) -> bool:
         """Whether the plan has an endpoint, for any client."""

@@ -64,18 +64,25 @@ class Ranking(Generic[K]):
 
     def add(self, key: K, count: int) -> None:
         """Add to the count of a key and mark it as used."""
-        before = self._counts.pop(key, 0)
+        counts, levels = self._counts, self._levels
+        before = counts.get(key, 0)
+        after = before + count
         if before:
-            level = self._levels[before]
+            level = levels[before]
             del level[key]
             if not level:
-                del self._levels[before]
-        if before + count:
-            self._counts[key] = before + count
-            self._levels.setdefault(before + count, OrderedDict())[key] = None
-        self._highest = max(self._highest, before + count)
+                del levels[before]
+        if after:
+            counts[key] = after
+            found = levels.get(after)
+            if found is None:
+                found = levels[after] = OrderedDict()
+            found[key] = None
+            self._highest = max(self._highest, after)
+        elif before:
+            del counts[key]
         # Counts change by a few at a time, so the next level is near.
-        while self._highest and self._highest not in self._levels:
+        while self._highest and self._highest not in levels:
             self._highest -= 1
 
     def touch(self, key: K) -> None:
@@ -164,8 +171,13 @@ class DescriptorBudget:
             self.evicted += 1
             self.release(victim)
             victim.evict()
-        share = self._shares.setdefault(owner, _Share())
-        share.reservations.setdefault(reservation.client, OrderedDict())[reservation] = None
+        share = self._shares.get(owner)
+        if share is None:
+            share = self._shares[owner] = _Share()
+        of_client = share.reservations.get(reservation.client)
+        if of_client is None:
+            of_client = share.reservations[reservation.client] = OrderedDict()
+        of_client[reservation] = None
         if is_udp:
             share.unassured[reservation] = None
             self.sessions += 1

@@ -30,6 +30,7 @@ from steersman.proxy.balance import Balancer, Route
 from steersman.proxy.budget import DescriptorBudget
 from steersman.proxy.dns import PORT_NAME, SearchingSession
 from steersman.proxy.listeners import FrontendKey, ListenerPlan
+from steersman.proxy.poller import Poller, make_poller
 from steersman.proxy.sockets import (
     BACKLOG,
     DialRegistry,
@@ -166,6 +167,8 @@ class Proxy:
         self._listeners: dict[FrontendKey, RunningListener] = {}
         self._stopped: list[RunningListener] = []
         """Stopped listeners that still have connections."""
+        self._poller: Poller | None = None
+        """What TCP connections wait with, from the first listener on."""
 
     @property
     def listeners(self) -> dict[FrontendKey, ListenerPlan]:
@@ -302,9 +305,12 @@ class Proxy:
         cut = self.open_connections
         for listener in self._stopped:
             listener.abort()
-        # Aborted transports close their sockets a few rounds of the loop later.
+        # Without readers sockets are closed a few rounds of the loop later.
         for _ in range(_CLOSING_ROUNDS):
             await asyncio.sleep(0)
+        if self._poller is not None:
+            self._poller.stop()
+            self._poller = None
         return cut
 
     async def _open(self, key: FrontendKey, plan: ListenerPlan) -> RunningListener:
@@ -333,7 +339,9 @@ class Proxy:
             if key.protocol is Protocol.TCP:
                 request_arrivals(sock)  # accepted connections inherit it
                 sock.listen(BACKLOG)
-                listener = TcpListener(sock, route)
+                if self._poller is None:
+                    self._poller = make_poller()
+                listener = TcpListener(sock, route, self._poller)
             else:
                 session: MakeSession | None = None
                 if self.dns_search and plan.owner.name.port == PORT_NAME:

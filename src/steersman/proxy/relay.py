@@ -1,14 +1,14 @@
-"""A relayed TCP connection: each side passes on what the other one sends.
+"""A relayed TCP connection: two directions, each from one socket to the other.
 
-    client  <->  RelaySide (client)  <->  RelaySide (server)  <->  endpoint
+    client  --- Direction -->  endpoint
+    client  <-- Direction ---  endpoint
 
-A side's bytes, half-close and reset go to its peer, and a slow reader stops its writer. So the only
-memory of a connection is what its slower side has not taken yet.
+A direction writes what it has read at once, and reads on only when all of it was taken: so a slow
+reader stops its writer, and the only memory of a connection is what one read brought that the
+target has not taken yet. Half-close and reset are passed on like bytes.
 
-Bytes are copied through asyncio's transports at first. If a direction proves to be a long stream,
-the kernel moves the rest of it from socket to socket through a pipe (splice(2)). That takes as many
-system calls as copying, but half of the CPU time. The transports keep their sockets meanwhile,
-because asyncio cannot give them back; a splice waits for duplicates of their descriptors.
+If a direction proves to be a long stream, the kernel moves the rest of it from socket to socket
+through a pipe (splice(2)). That takes as many system calls as copying, but half of the CPU time.
 """
 
 from __future__ import annotations
@@ -17,24 +17,21 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import cast
+from contextlib import ExitStack, suppress
 
 from steersman.model.plan import Endpoint
 from steersman.proxy.budget import DescriptorBudget, Reservation
+from steersman.proxy.poller import BUFFER, ENDING, READABLE, WRITABLE, Poller
 from steersman.proxy.sockets import RESET_ON_CLOSE
 from steersman.proxy.traffic import EndpointCounters
 
-_BUFFER = 1 << 16  # bytes that wait for a slow reader before its writer is stopped
 SPLICE_AFTER = 1 << 20
 """Bytes of a direction in large reads after which the kernel moves the rest."""
 _LARGE_READ = 1 << 14
-_ENDS = 2
-
-SPLICE_DESCRIPTORS = 4
-"""Descriptors of one spliced direction: two ends of a pipe, two duplicates."""
+SPLICE_DESCRIPTORS = 2
+"""Descriptors of one spliced direction: the ends of a pipe."""
 PIPE = 1 << 20  # bytes that may wait for a slow reader; a small pipe is slower than copying
-_ROUNDS = 8  # of a splice before other connections have their turn
+_ROUNDS = 8  # of a direction before other connections have their turn
 _F_SETPIPE_SZ = 1031  # linux/fcntl.h
 _FLAGS = getattr(os, "SPLICE_F_MOVE", 0) | getattr(os, "SPLICE_F_NONBLOCK", 0)
 
@@ -45,294 +42,272 @@ def splice_supported() -> bool:
 
 
 class Splice:
-    """One direction of a connection, moved by the kernel."""
+    """A pipe between two sockets, through which the kernel moves bytes."""
 
-    __slots__ = ("_ended", "_in_pipe", "_loop", "_moved", "_pipe", "_source", "_target")
+    __slots__ = ("_inside", "_pipe", "_source", "_target")
 
-    def __init__(
-        self,
-        source: int,
-        target: int,
-        moved: Callable[[int], None],
-        ended: Callable[[OSError | None], None],
-    ) -> None:
-        """Start, on the running loop.
-
-        Args:
-            source: descriptor of a socket that nothing else reads.
-            target: descriptor of a socket that nothing else writes.
-            moved: called with the number of bytes that were passed on.
-            ended: called once, after everything is closed: with None if the source has ended,
-                or with the error.
+    def __init__(self, source: int, target: int) -> None:
+        """Make the pipe between two descriptors.
 
         Raises:
             OSError: there are no descriptors for it, or pipes have used up the user's limit
-                (pipe(7)); nothing has changed then.
+                (pipe(7)).
         """
         from fcntl import fcntl  # noqa: PLC0415  # POSIX only
 
-        self._loop = asyncio.get_running_loop()
-        self._moved, self._ended = moved, ended
-        self._in_pipe = 0
+        self._source, self._target = source, target
+        self._inside = 0
         with ExitStack() as undo:
             self._pipe: tuple[int, ...] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             for end in self._pipe:
                 undo.callback(os.close, end)
             fcntl(self._pipe[1], _F_SETPIPE_SZ, PIPE)
-            self._source = os.dup(source)
-            undo.callback(os.close, self._source)
-            self._target = os.dup(target)
             undo.pop_all()
-        self._loop.add_reader(self._source, self._pass_on)
 
-    def close(self) -> None:
-        """Stop; bytes in the pipe are lost. Idempotent."""
-        if self._pipe:
-            self._loop.remove_reader(self._source)
-            self._loop.remove_writer(self._target)
-            for descriptor in (*self._pipe, self._source, self._target):
-                os.close(descriptor)
-            self._pipe = ()
+    def fill(self) -> int:
+        """Take bytes from the source into the empty pipe; 0 if the source has ended.
 
-    def _pass_on(self) -> None:
-        """Fill the pipe and empty it, while there are bytes to take and the target takes them."""
-        try:
-            for _ in range(_ROUNDS):
-                try:
-                    self._in_pipe = os.splice(self._source, self._pipe[1], PIPE, flags=_FLAGS)
-                except BlockingIOError:
-                    return
-                if not self._in_pipe:
-                    self._end(None)
-                    return
-                if not self._empty_pipe():
-                    self._loop.remove_reader(self._source)
-                    self._loop.add_writer(self._target, self._resume)
-                    return
-        except OSError as error:
-            self._end(error)
+        Raises:
+            BlockingIOError: there are none now.
+            OSError: the source is broken.
+        """
+        self._inside = os.splice(self._source, self._pipe[1], PIPE, flags=_FLAGS)
+        return self._inside
 
-    def _resume(self) -> None:
-        """Read again once the target has taken everything from the pipe."""
-        try:
-            if self._empty_pipe():
-                self._loop.remove_writer(self._target)
-                self._loop.add_reader(self._source, self._pass_on)
-        except OSError as error:
-            self._end(error)
+    def empty(self) -> bool:
+        """Write the bytes in the pipe to the target; False if it does not take all of them now.
 
-    def _empty_pipe(self) -> bool:
-        """Write to the target; False if it takes no more now."""
-        while self._in_pipe:
+        Raises:
+            OSError: the target is broken.
+        """
+        while self._inside:
             try:
-                count = os.splice(self._pipe[0], self._target, self._in_pipe, flags=_FLAGS)
+                self._inside -= os.splice(self._pipe[0], self._target, self._inside, flags=_FLAGS)
             except BlockingIOError:
                 return False
-            self._in_pipe -= count
-            self._moved(count)
         return True
 
-    def _end(self, error: OSError | None) -> None:
-        self.close()
-        self._ended(error)
+    def close(self) -> None:
+        """Close the pipe; bytes in it are lost. Idempotent."""
+        for end in self._pipe:
+            os.close(end)
+        self._pipe = ()
 
 
-class RelaySide(asyncio.Protocol):
-    """One of the two sides of a relayed connection."""
+class Direction:
+    """One of the two directions of a relayed connection."""
 
     __slots__ = (
-        *("_bulk", "_connection", "_counters", "_direction", "_splice", "_splice_pending"),
-        *("ended", "peer", "transport"),
+        *("_bulk", "_connection", "_index", "_splice", "back", "blocked", "ended"),
+        *("source", "target", "unsent"),
     )
 
     def __init__(
-        self, connection: RelayedConnection, counters: EndpointCounters, direction: int
+        self,
+        connection: RelayedConnection,
+        index: int,
+        source: socket.socket,
+        target: socket.socket,
     ) -> None:
         self._connection = connection
-        self._counters = counters
-        self._direction = direction
-        self.peer: RelaySide
-        self.transport: asyncio.Transport
+        self._index = index
+        self.source = source
+        self.target = target
+        self.back: Direction
+        """The other direction."""
         self.ended = False
-        """This side has sent its end."""
+        """The source has sent its end, and it was passed on."""
+        self.blocked = False
+        """The target takes no more now; nothing is read until it does."""
+        self.unsent = b""
+        """What was read and not taken."""
         self._bulk = 0
         """Bytes of large reads; -1 once they are no longer counted."""
-        self._splice_pending = False
-        """To be spliced as soon as the peer has sent everything that was copied to it."""
         self._splice: Splice | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Read nothing before the other side is connected, too."""
-        self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(_BUFFER)
-        self.transport.pause_reading()
-        self._connection.transports.append(self.transport)
+    def handle(self, events: int) -> None:
+        """Take the events of the source, which is the target of the way back."""
+        if events & WRITABLE and self.back.blocked:
+            self.back.resume()
+        if events & READABLE:
+            self.pass_on(more=bool(events & ENDING))
 
-    def data_received(self, data: bytes) -> None:
-        """Pass bytes on."""
-        connection = self._connection
-        connection.budget.touch(connection.reservation)
-        self._counters.move(self._direction, len(data))
-        self.peer.transport.write(data)
-        if len(data) >= _LARGE_READ and self._bulk >= 0:
-            self._bulk += len(data)
-            if self._bulk >= SPLICE_AFTER:
-                self._prepare_splice()
-
-    def eof_received(self) -> bool:
-        """Pass the end of this direction on; the other direction continues."""
-        self.ended = True
-        peer = self.peer
-        if peer.ended:  # both directions have ended: close in order
-            self.transport.close()
-            peer.transport.close()
-        elif not peer.transport.is_closing():
-            try:
-                peer.transport.write_eof()
-            except OSError:  # it was reset, and its transport has not noticed yet
-                abort(peer.transport)
-        return True  # keep the transport open: its other direction continues
-
-    def pause_writing(self) -> None:
-        """Stop reading from the peer: this side reads slowly."""
-        self.peer.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        """Read from the peer again: this side has caught up."""
-        if self.peer._splice_pending:
-            self.peer._start_splice()
-        else:
-            self.peer.transport.resume_reading()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Close the other side, too: with a reset, unless both sides had ended in order."""
-        del error
-        if not self._connection.joined:
-            self._connection.broken = True
-            return
-        self._stop_splice()
-        self.peer._stop_splice()
-        if not self.peer.transport.is_closing():
-            abort(self.peer.transport)
-        self._connection.side_lost()
-
-    # Splicing
-
-    def _prepare_splice(self) -> None:
-        """Start to splice once the peer has sent what was copied to it."""
-        self._bulk = -1
-        if not splice_supported() or not self._connection.budget.has_free(SPLICE_DESCRIPTORS):
-            return
-        # The bytes that were copied must reach the socket before those of the pipe.
-        self._splice_pending = True
-        self.transport.pause_reading()
-        peer = self.peer.transport
-        peer.set_write_buffer_limits(0)  # `resume_writing` now means that all is sent
-        if not peer.get_write_buffer_size():
-            self._start_splice()
-
-    def _start_splice(self) -> None:
-        self._splice_pending = False
-        transports = (self.transport, self.peer.transport)
-        if any(transport.is_closing() for transport in transports):
-            return  # `connection_lost` comes next
-        source, target = (int(t.get_extra_info("socket").fileno()) for t in transports)
-        if source < 0 or target < 0:
-            return
-        connection = self._connection
-        if connection.budget.grow(connection.reservation, SPLICE_DESCRIPTORS):
-            try:
-                self._splice = Splice(source, target, self._count, self._splice_ended)
-            except OSError:
-                connection.budget.shrink(connection.reservation, SPLICE_DESCRIPTORS)
+    def resume(self) -> None:
+        """Give the target what waits for it, then read on."""
+        try:
+            if self._splice is not None:
+                self.blocked = not self._splice.empty()
             else:
-                return
-        # No descriptors for splicing: copy as before.
-        self.peer.transport.set_write_buffer_limits(_BUFFER)
-        self.transport.resume_reading()
-
-    def _count(self, moved: int) -> None:
-        self._connection.budget.touch(self._connection.reservation)
-        self._counters.move(self._direction, moved)
-
-    def _splice_ended(self, error: OSError | None) -> None:
-        self._stop_splice()
-        if error is not None:
-            abort(self.transport)
+                self.send(self.unsent)
+        except OSError:
+            self._connection.abort()
         else:
-            self.eof_received()
+            self.pass_on()
 
-    def _stop_splice(self) -> None:
+    def pass_on(self, *, more: bool = True) -> None:
+        """Read and write until the source has nothing or the target takes no more.
+
+        Args:
+            more: read again after a read that brought less than it might have. It need not be if
+                no end was announced: later bytes are a later event (epoll(7), questions).
+        """
+        connection = self._connection
+        poller = connection.poller
+        try:
+            for _ in range(_ROUNDS):
+                if self.blocked or self.ended or connection.closed:
+                    return
+                if self._splice is not None:
+                    size = self._splice.fill()
+                else:
+                    size = self.source.recv_into(poller.buffer)
+                if not size:
+                    self.end()
+                    return
+                connection.count(self._index, size)
+                if self._splice is not None:
+                    self.blocked = not self._splice.empty()
+                    if self.blocked:
+                        poller.await_writable(self.target)
+                else:
+                    self.send(poller.view[:size])
+                    if size >= _LARGE_READ and self._bulk >= 0:
+                        self._consider_splice(size)
+                    elif size < BUFFER and not more:
+                        return
+        except BlockingIOError:
+            return
+        except OSError:
+            connection.abort()
+            return
+        poller.again(self.pass_on)
+
+    def send(self, data: bytes | memoryview) -> None:
+        """Write, and keep what the target does not take.
+
+        Raises:
+            OSError: the target is broken.
+        """
+        try:
+            sent = self.target.send(data)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            self.blocked, self.unsent = True, bytes(data[sent:])
+            self._connection.poller.await_writable(self.target)
+        else:
+            self.blocked, self.unsent = False, b""
+
+    def end(self) -> None:
+        """Pass the end of this direction on; the way back continues."""
+        self.ended = True
+        self.stop_splice()
+        if self.back.ended:  # both have ended: close in order
+            self._connection.close()
+            return
+        try:
+            self.target.shutdown(socket.SHUT_WR)
+        except OSError:  # it was reset
+            self._connection.abort()
+
+    async def copy(self) -> None:
+        """Pass on by waiting, on a loop without readers."""
+        connection, loop = self._connection, asyncio.get_running_loop()
+        try:
+            await loop.sock_sendall(self.target, self.unsent)
+            while data := await loop.sock_recv(self.source, BUFFER):
+                connection.count(self._index, len(data))
+                await loop.sock_sendall(self.target, data)
+            self.end()
+        except OSError:
+            connection.abort()
+
+    def _consider_splice(self, size: int) -> None:
+        """Count a large read, and let the kernel move the rest of a long stream."""
+        self._bulk += size
+        # Copied bytes must reach the target before spliced ones.
+        if self._bulk < SPLICE_AFTER or self.blocked:
+            return
+        self._bulk = -1
+        budget, reservation = self._connection.budget, self._connection.reservation
+        if splice_supported() and budget.grow(reservation, SPLICE_DESCRIPTORS):
+            try:
+                self._splice = Splice(self.source.fileno(), self.target.fileno())
+            except OSError:  # copy as before
+                budget.shrink(reservation, SPLICE_DESCRIPTORS)
+
+    def stop_splice(self) -> None:
+        """Close the pipe, if there is one."""
         if self._splice is not None:
             self._splice.close()
             self._splice = None
             self._connection.budget.shrink(self._connection.reservation, SPLICE_DESCRIPTORS)
 
 
-def abort(transport: asyncio.BaseTransport) -> None:
-    """Close a connection with a reset."""
-    sock = cast("socket.socket | None", transport.get_extra_info("socket"))
-    if sock is not None and sock.fileno() >= 0:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-    cast(asyncio.Transport, transport).abort()
-
-
 class RelayedConnection:
-    """A client, an endpoint, and the two sides that relay between them."""
+    """A client, an endpoint, and the two directions between them."""
 
     __slots__ = (
-        *("_lost", "_on_end", "broken", "budget", "client"),
-        *("endpoint", "joined", "reservation", "server", "transports"),
+        *("_counters", "_on_end", "back", "budget", "closed", "endpoint", "forth", "poller"),
+        "reservation",
     )
 
     def __init__(
         self,
+        sockets: tuple[socket.socket, socket.socket],
         endpoint: Endpoint,
         counters: EndpointCounters,
         budget: DescriptorBudget,
         reservation: Reservation,
+        *,
+        poller: Poller,
         on_end: Callable[[RelayedConnection], None],
     ) -> None:
-        """Make a connection without transports; `on_end` is called when both sides are lost."""
+        """Make a connection of two connected sockets (the client's, then the endpoint's).
+
+        `on_end` is called once, when both are closed.
+        """
         self.endpoint = endpoint
         self.budget = budget
         self.reservation = reservation
-        self.client = RelaySide(self, counters, 0)
-        self.server = RelaySide(self, counters, 1)
-        self.client.peer, self.server.peer = self.server, self.client
-        self.transports: list[asyncio.Transport] = []
-        """Those of both sides, as far as they are connected."""
-        self.joined = False
-        self.broken = False
-        """A side was lost before they were joined."""
+        self.poller = poller
+        self._counters = counters
         self._on_end = on_end
-        self._lost = 0
+        client, server = sockets
+        self.forth = Direction(self, 0, client, server)
+        self.back = Direction(self, 1, server, client)
+        self.forth.back, self.back.back = self.back, self.forth
+        self.closed = False
 
-    async def join(self, client: socket.socket, server: socket.socket, greeting: bytes) -> None:
-        """Relay between two connected sockets; the server receives the greeting first.
+    def start(self, greeting: bytes) -> None:
+        """Relay; the endpoint receives the greeting first.
 
         Raises:
-            OSError: one of them is broken.
+            OSError: the endpoint is gone.
         """
-        loop = asyncio.get_running_loop()
-        # Both sides pause reading as soon as they are connected; see `connection_made`.
-        await loop.create_connection(lambda: self.server, sock=server)
         if greeting:
-            self.server.transport.write(greeting)
-        await loop.create_connection(lambda: self.client, sock=client)
-        if self.broken:
-            raise ConnectionResetError
-        self.joined = True
-        self.server.transport.resume_reading()
-        self.client.transport.resume_reading()
+            self.forth.send(greeting)
+        self.poller.relay(self.forth, self.back)
 
-    def side_lost(self) -> None:
-        """Note that a side has no connection any more."""
-        self._lost += 1
-        if self._lost == _ENDS:
-            self._on_end(self)
+    def count(self, direction: int, size: int) -> None:
+        """Count bytes, and mark the connection as used."""
+        self.budget.touch(self.reservation)
+        self._counters.move(direction, size)
 
     def abort(self) -> None:
-        """Reset both sides, or the one that is connected."""
-        for transport in self.transports:
-            abort(transport)
+        """Reset both sides."""
+        if not self.closed:
+            for direction in (self.forth, self.back):
+                with suppress(OSError):
+                    direction.source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+            self.close()
+
+    def close(self) -> None:
+        """Close both sides. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        for direction in (self.forth, self.back):
+            direction.stop_splice()
+            self.poller.close(direction.source)
+        self._on_end(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import logging
@@ -29,7 +28,10 @@ OpenSocket: TypeAlias = Callable[[str, str], socket.socket]
 """Makes a socket from an address (for its family) and a protocol."""
 
 _LINUX = sys.platform == "linux"
-_KINDS = {Protocol.TCP: socket.SOCK_STREAM, Protocol.UDP: socket.SOCK_DGRAM}
+_KINDS: dict[str, socket.SocketKind] = {
+    Protocol.TCP: socket.SOCK_STREAM,
+    Protocol.UDP: socket.SOCK_DGRAM,
+}
 _COOL_DOWN = 0.5  # seconds until a freed proxy port is given out again
 BACKLOG = 4096
 """Clients that may wait to be accepted."""
@@ -37,7 +39,16 @@ _FOR_OTHERS = 256
 """Descriptors that connections may not take. The health servers need some; they in turn leave the
 last 128 to the rest of the process."""
 _DEFAULT_LIMIT = 8192
-_KEEPALIVE = {"TCP_KEEPIDLE": 120, "TCP_KEEPINTVL": 30, "TCP_KEEPCNT": 5}
+_TUNING = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 120), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 5))
+        if hasattr(socket, name)
+    ),
+)
+"""Options of a TCP connection: level, option, value."""
 _FREE_BIND = {socket.AF_INET: (0, 15), socket.AF_INET6: (socket.IPPROTO_IPV6, 78)}
 """IP_FREEBIND and IPV6_FREEBIND of linux/in.h and linux/in6.h."""
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -75,7 +86,7 @@ class PortError(OSError):
 def open_socket(address: str, protocol: str) -> socket.socket:
     """Make a socket of the family of an address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.socket(family, _KINDS[Protocol(protocol)])
+    return socket.socket(family, _KINDS[protocol])
 
 
 def wildcard(ipv6: bool) -> str:
@@ -157,11 +168,16 @@ def prepare(sock: socket.socket, *, shared: bool) -> None:
 def tune(sock: socket.socket) -> None:
     """Set the options of a TCP connection: send at once, and notice a peer that vanished."""
     sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    for option in _TUNING:
+        sock.setsockopt(*option)
+
+
+def tune_accepted(sock: socket.socket) -> None:
+    """Do the same for a connection that was accepted from a socket that is tuned."""
+    if _LINUX:  # it has inherited the options (tcp(7))
+        sock.setblocking(False)
+    else:
+        tune(sock)
 
 
 def reset(sock: socket.socket) -> None:
@@ -272,7 +288,7 @@ log = logging.getLogger(__name__)
 class Dial:
     """A socket that is, or is about to be, connected to an endpoint."""
 
-    __slots__ = ("attempt", "endpoint", "local", "owner", "relayed", "socket")
+    __slots__ = ("endpoint", "give_up", "local", "owner", "relayed", "socket")
 
     def __init__(
         self, sock: socket.socket, owner: PlanKey, endpoint: Endpoint, *, relayed: bool
@@ -283,8 +299,8 @@ class Dial:
         self.relayed = relayed
         """It was made for a client that is a dial of this process, too."""
         self.local: _Local | None = None
-        self.attempt: asyncio.Timeout | None = None
-        """The time limit while it is being connected (TCP)."""
+        self.give_up: Callable[[], bool] | None = None
+        """Lets it time out now, while it is being connected (TCP); False if it does already."""
 
 
 class DialRegistry:
@@ -324,14 +340,14 @@ class DialRegistry:
         self,
         protocol: Protocol,
         peer: SocketAddress,
-        reached: Collection[SocketAddress] | None = None,
+        reached: Callable[[], Collection[SocketAddress]] | None = None,
     ) -> Dial | None:
         """Return the dial that a client is; None if the client is another process.
 
         Args:
             protocol: of both.
             peer: the client's address.
-            reached: the addresses by which the client may have reached the listener: another
+            reached: tells the addresses by which the client may have reached the listener: another
                 program's TCP socket may have the same local address if it is connected to
                 another destination. None for UDP, where a local address has one socket.
         """
@@ -351,7 +367,7 @@ class DialRegistry:
         if reached is None:
             return next(iter(dials), None)
         # TCP: of the dials with this local address, the one to our address.
-        found = {_plain(address) for address in reached} if dials else ()
+        found = {_plain(address) for address in reached()} if dials else ()
         return next((d for d in dials if (d.endpoint.ip, d.endpoint.port) in found), None)
 
     def refuses(self, caller: Dial, owner: PlanKey) -> bool:
@@ -375,9 +391,8 @@ class DialRegistry:
         given_up = 0
         for dial in found:
             where = Backend(dial.endpoint.ip, dial.endpoint.port, dial.owner.name.protocol)
-            if dial.attempt is not None and where in backends and not dial.attempt.expired():
-                dial.attempt.reschedule(0.0)  # a time that has passed
-                given_up += 1
+            if dial.give_up is not None and where in backends:
+                given_up += dial.give_up()
         return given_up
 
     def forget(self, owner: PlanKey) -> None:

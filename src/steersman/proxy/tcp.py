@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import select
 import socket
 import struct
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import cycle
 
@@ -20,8 +23,17 @@ from steersman.model.plan import Endpoint
 from steersman.proxy.balance import Balancer, Route
 from steersman.proxy.budget import Reservation
 from steersman.proxy.listeners import ListenerPlan
+from steersman.proxy.poller import Poller
 from steersman.proxy.relay import RelayedConnection
-from steersman.proxy.sockets import BACKLOG, Dial, SocketAddress, interface_of, reset, tune
+from steersman.proxy.sockets import (
+    BACKLOG,
+    Dial,
+    SocketAddress,
+    interface_of,
+    reset,
+    tune,
+    tune_accepted,
+)
 
 DIAL_TIMEOUTS = (0.25, 0.5, 1.0, 2.0)
 """Seconds for each attempt to reach an endpoint (behaviour 11.2)."""
@@ -42,52 +54,59 @@ _TCP4, _TCP6 = 0x11, 0x21
 class TcpListener:
     """Accepts the clients of a Route; its connections outlive the listener."""
 
-    def __init__(self, sock: socket.socket, route: Route) -> None:
+    def __init__(self, sock: socket.socket, route: Route, poller: Poller) -> None:
         """Start to accept from a listening socket, on the running loop."""
         self.route = route
         self.socket = sock
+        self.poller = poller
         self.port = int(sock.getsockname()[1])
-        self._loop = asyncio.get_running_loop()
-        self._dialling: dict[asyncio.Task[bool], tuple[socket.socket, Reservation]] = {}
-        """The tasks that bring clients to endpoints."""
+        self.loop = asyncio.get_running_loop()
+        self.dialling: set[Dialling] = set()
+        """Clients that wait for an endpoint."""
+        self.connections: set[RelayedConnection] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._proactor: asyncio.Task[None] | None = None
-        self.connections: set[RelayedConnection] = set()
+        tune(sock)  # what it accepts inherits that, on Linux
         self._start()
 
     @property
     def open_connections(self) -> int:
         """The number of connections, with those that are being dialled."""
-        return len(self.connections) + len(self._dialling)
+        return len(self.connections) + len(self.dialling)
 
     # Accepting
 
     def _start(self) -> None:
         self._retry = None
         try:
-            self._loop.add_reader(self.socket, self._acceptable)
-        except NotImplementedError:  # Windows' Proactor loop has no readers
-            self._proactor = self._loop.create_task(self._accept_forever())
+            self._queue = select.poll()
+            self._queue.register(self.socket, select.POLLIN)
+            self.loop.add_reader(self.socket, self._acceptable)
+        except (AttributeError, NotImplementedError):  # Windows has no poll, its loop no readers
+            self._proactor = self.loop.create_task(self._accept_forever())
 
     def _acceptable(self, most: int = 0) -> None:
-        """Accept clients; only some if others must be evicted, which close a moment later."""
+        """Accept clients; only some if others must be evicted, which takes time."""
         scarce = not self.route.budget.has_free(_DESCRIPTORS * _ACCEPT_AT_ONCE)
         for _ in range(most or (_ACCEPT_IF_SCARCE if scarce else _ACCEPT_AT_ONCE)):
             try:
                 client, peer = self.socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return  # the loop calls again if there are more
+                return
             except OSError as error:  # no descriptors or no memory: stop for a moment
                 self.route.budget.refused += error.errno in _EXHAUSTED
-                self._loop.remove_reader(self.socket)
-                self._retry = self._loop.call_later(_ACCEPT_AGAIN, self._start)
+                self.loop.remove_reader(self.socket)
+                self._retry = self.loop.call_later(_ACCEPT_AGAIN, self._start)
                 return
             self._admit(client, peer)
+            # To accept nobody costs ten times as much as to ask: the kernel makes a socket first.
+            if not self._queue.poll(0):
+                return
 
     async def _accept_forever(self) -> None:
         while True:
             try:
-                client, peer = await self._loop.sock_accept(self.socket)
+                client, peer = await self.loop.sock_accept(self.socket)
             except ConnectionError:
                 continue
             except OSError as error:
@@ -102,17 +121,18 @@ class TcpListener:
         if reservation is None:
             reset(client)
             return
-        task = self._loop.create_task(self._serve(client, peer, reservation))
-        reservation.evict = task.cancel
-        self._dialling[task] = (client, reservation)
-        task.add_done_callback(self._served)
+        dialling = Dialling(self, client, peer, reservation)
+        reservation.evict = dialling.abort
+        self.dialling.add(dialling)
+        dialling.begin()
 
     def follow(self, plan: ListenerPlan) -> None:
         """Use another plan. Connections continue, unless it wants them closed."""
         self.route.plan = plan
-        self._reset_unwanted(self.connections)
+        self.reset_unwanted(self.connections)
 
-    def _reset_unwanted(self, connections: Iterable[RelayedConnection]) -> None:
+    def reset_unwanted(self, connections: Iterable[RelayedConnection]) -> None:
+        """Reset those whose endpoint the plan does not let them keep."""
         kept = self.route.plan.kept
         if kept is not None:
             for connection in [each for each in connections if each.endpoint not in kept]:
@@ -129,147 +149,232 @@ class TcpListener:
                 self._acceptable(BACKLOG)
             if self._retry is not None:
                 self._retry.cancel()
-            self._loop.remove_reader(self.socket)
+            self.loop.remove_reader(self.socket)
         self.socket.close()
 
     def abort(self) -> None:
         """Reset every connection."""
-        for task in tuple(self._dialling):
-            task.cancel()
+        for dialling in tuple(self.dialling):
+            dialling.abort()
         for connection in tuple(self.connections):
             connection.abort()
 
-    # Serving
-
-    async def _serve(
-        self, client: socket.socket, peer: SocketAddress, reservation: Reservation
-    ) -> bool:
-        """Connect a client with an endpoint; False to reset it."""
-        route = self.route
-        try:
-            tune(client)
-            # Refuse a client that is this process, if it would come back without end.
-            reached = (client.getsockname(), route.destination)
-            caller = route.dials.find(Protocol.TCP, peer, reached)
-            if caller is not None and route.dials.refuses(caller, route.plan.owner):
-                return False
-            # Choose endpoints and dial them.
-            interface = "" if route.plan.same_for_all else interface_of(client)
-            endpoints = route.endpoints(peer[0], interface)
-            if not endpoints:
-                return False
-            started, dial = self._loop.time(), None
-            with route.dialling() as allowed:
-                if allowed:
-                    dial = await self._dial(endpoints, peer[0], interface, caller)
-            if dial is None:
-                return False
-            # Relay. The route may get another balancer while the connection lasts.
-            balancer = route.balancer
-            counters = route.reached(peer[0], dial.endpoint, self._loop.time() - started)
-            route.answered(dial.endpoint, counters)
-            on_end = partial(self._ended, balancer, dial)
-            connection = RelayedConnection(
-                dial.endpoint, counters, route.budget, reservation, on_end
-            )
-            try:
-                greeting = b""
-                if route.plan.proxy_protocol:
-                    here, (address, port) = client.getsockname()[0], route.destination
-                    destination = (address or canonical_ip(here) or here, port)
-                    source = (canonical_ip(peer[0]) or peer[0], peer[1])
-                    greeting = proxy_protocol_header(source, destination)
-                await connection.join(client, dial.socket, greeting)
-            except (OSError, asyncio.CancelledError):  # `abort` and evictions cancel the task
-                balancer.ended(dial.endpoint)
-                connection.abort()
-                self._hang_up(dial)
-                raise
-            self.connections.add(connection)
-            reservation.evict = connection.abort
-            self._reset_unwanted([connection])  # the plan may have changed during the dial
-        except OSError:  # the client is gone already
-            return False
-        return True
-
-    def _served(self, task: asyncio.Task[bool]) -> None:
-        """Reset a client that was not connected, even if its task was cancelled before it began."""
-        (client, reservation), connected = self._dialling.pop(task), False
-        try:
-            connected = not task.cancelled() and task.result()
-        finally:
-            if not connected:
-                self.route.budget.release(reservation)
-                reset(client)
-
-    async def _dial(
-        self, endpoints: list[Endpoint], client: str, interface: str, caller: Dial | None
-    ) -> Dial | None:
-        """Try one endpoint after the other; one that refused is not tried again."""
-        route = self.route
-        plan, choices = route.plan, cycle(endpoints)
-        refused: set[Endpoint] = set()
-        for timeout in DIAL_TIMEOUTS:
-            # The endpoints may be others by now: one that failed may have been ejected.
-            if route.plan is not plan:
-                plan, endpoints = route.plan, route.endpoints(client, interface)
-                choices = cycle(endpoints)
-            if not endpoints:
-                break
-            endpoint = next(choices)
-            if endpoint in refused:
-                continue
-            sock = route.open_socket(endpoint.ip, "TCP")
-            dial = route.dials.add(sock, plan.owner, endpoint, caller)
-            try:
-                tune(sock)
-                await self._connect(dial, timeout)
-            except OSError as error:
-                self._hang_up(dial)
-                route.failed(endpoint, client, error)
-                if not isinstance(error, TimeoutError):
-                    refused.add(endpoint)
-            except asyncio.CancelledError:
-                self._hang_up(dial)
-                raise
-            else:
-                return dial
-        return None
-
-    async def _connect(self, dial: Dial, seconds: float) -> None:
-        """Connect within a time limit; `DialRegistry.give_up` ends it.
-
-        A timer that fires late shows that this process stood still (because of a CPU limit, say).
-        The endpoint is not to blame then, so the attempt gets the same time again.
-
-        Raises:
-            TimeoutError: the endpoint did not answer.
-            OSError: it refused.
-        """
-        address = (dial.endpoint.ip, dial.endpoint.port)
-        for _ in range(_MAX_STALLS):
-            due = self._loop.time() + seconds
-            try:
-                async with asyncio.timeout_at(due) as dial.attempt:
-                    # Continues an attempt that has begun.
-                    await self._loop.sock_connect(dial.socket, address)
-            except TimeoutError:
-                if self._loop.time() - due < _STALL:
-                    break
-            else:
-                return
-            finally:
-                dial.attempt = None
-        raise TimeoutError
-
-    def _hang_up(self, dial: Dial) -> None:
-        self.route.dials.remove(dial)
-        dial.socket.close()
-
-    def _ended(self, balancer: Balancer, dial: Dial, connection: RelayedConnection) -> None:
+    def ended(self, balancer: Balancer, dial: Dial, connection: RelayedConnection) -> None:
+        """Note the end of a connection."""
         self.connections.discard(connection)
         self.route.dials.remove(dial)
         self.route.ended(balancer, connection.endpoint, connection.reservation)
+
+
+class Dialling:
+    """A client that waits for an endpoint: one after the other is dialled until one answers.
+
+    One that refused is not tried again. Everything happens in the calls of `begin`, the poller and
+    the timer; a dial that is answered at once needs no timer.
+    """
+
+    __slots__ = (
+        *("_began", "_choices", "_client", "_counted", "_dial", "_due", "_endpoints"),
+        *("_interface", "_listener", "_peer", "_plan", "_refused", "_reservation", "_stalls"),
+        *("_caller", "_timeouts", "_timer"),
+    )
+
+    def __init__(
+        self,
+        listener: TcpListener,
+        client: socket.socket,
+        peer: SocketAddress,
+        reservation: Reservation,
+    ) -> None:
+        self._listener = listener
+        self._client = client
+        self._peer = peer
+        self._reservation = reservation
+        self._interface = ""
+        self._caller: Dial | None = None
+        self._plan = listener.route.plan
+        """The plan that the endpoints are of."""
+        self._endpoints: list[Endpoint] = []
+        self._choices: Iterator[Endpoint]
+        self._timeouts = iter(DIAL_TIMEOUTS)
+        self._refused: set[Endpoint] = set()
+        self._dial: Dial | None = None
+        self._began = 0.0
+        self._due = 0.0
+        self._stalls = 0
+        """Timers of this attempt that fired late."""
+        self._timer: asyncio.Handle | None = None
+        self._counted: Balancer | None = None
+        """The Balancer that counts this client as one that waits."""
+
+    def begin(self) -> None:
+        """Choose endpoints and dial the first; reset the client if there is none for it."""
+        route = self._listener.route
+        try:
+            tune_accepted(self._client)
+            # Refuse a client that is this process, if it would come back without end.
+            caller = self._caller = route.dials.find(Protocol.TCP, self._peer, self._reached)
+            if caller is not None and route.dials.refuses(caller, self._plan.owner):
+                self.abort()
+                return
+            if not self._plan.same_for_all:
+                self._interface = interface_of(self._client)
+        except OSError:  # the client is gone already
+            self.abort()
+            return
+        self._choose()
+        if self._endpoints and route.begin_dialling():
+            self._counted = route.balancer
+            self._began = time.monotonic()
+            self._dial_next()
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Reset the client, and give up the dial. Idempotent."""
+        listener = self._listener
+        if self in listener.dialling:
+            self._leave()
+            self._hang_up()
+            listener.route.budget.release(self._reservation)
+            reset(self._client)
+
+    def _reached(self) -> tuple[SocketAddress, SocketAddress]:
+        """Return the addresses by which the client may have reached the listener."""
+        return self._client.getsockname(), self._listener.route.destination
+
+    def _choose(self) -> None:
+        route = self._listener.route
+        self._plan, self._endpoints = route.plan, route.endpoints(self._peer[0], self._interface)
+        self._choices = cycle(self._endpoints)
+
+    def _dial_next(self) -> None:
+        """Dial one endpoint after the other until one may answer; none does: reset the client."""
+        route, poller = self._listener.route, self._listener.poller
+        for seconds in self._timeouts:
+            # The endpoints may be others by now: one that failed may have been ejected.
+            if route.plan is not self._plan:
+                self._choose()
+            if not self._endpoints:
+                break
+            endpoint = next(self._choices)
+            if endpoint in self._refused:
+                continue
+            try:
+                sock = route.open_socket(endpoint.ip, "TCP")
+            except OSError:
+                break
+            dial = route.dials.add(sock, self._plan.owner, endpoint, self._caller)
+            dial.give_up = self._give_up
+            self._dial = dial
+            try:
+                tune(sock)
+                error = poller.connect(sock, (endpoint.ip, endpoint.port), self._connected)
+            except OSError as problem:  # its address is none
+                error = problem.errno or errno.EINVAL
+            if error == errno.EINPROGRESS:
+                self._stalls = 0
+                self._wait(seconds)
+                return
+            if not error:
+                self._join(dial)
+                return
+            self._failed(dial, OSError(error, os.strerror(error)))
+        self.abort()
+
+    def _wait(self, seconds: float) -> None:
+        loop = self._listener.loop
+        self._due = loop.time() + seconds
+        self._timer = loop.call_at(self._due, self._expired, seconds)
+
+    def _expired(self, seconds: float) -> None:
+        """Give an endpoint up that did not answer.
+
+        A timer that fires late shows that this process stood still (because of a CPU limit, say).
+        The endpoint is not to blame then, so the attempt gets the same time again.
+        """
+        self._stalls += 1
+        if self._listener.loop.time() - self._due >= _STALL and self._stalls < _MAX_STALLS:
+            self._wait(seconds)
+        elif self._dial is not None:
+            self._failed(self._dial, TimeoutError())
+            self._dial_next()
+
+    def _give_up(self) -> bool:
+        """Let the attempt time out now; False if it does so already."""
+        if self._timer is None or self._due == 0.0:
+            return False
+        self._timer.cancel()
+        self._due, self._stalls = 0.0, _MAX_STALLS
+        self._timer = self._listener.loop.call_soon(self._expired, 0.0)
+        return True
+
+    def _connected(self, error: int) -> None:
+        """Go on after a dial that was answered or refused."""
+        dial = self._dial
+        if dial is None:  # given up
+            return
+        if error:
+            self._failed(dial, OSError(error, os.strerror(error)))
+            self._dial_next()
+        else:
+            self._join(dial)
+
+    def _failed(self, dial: Dial, error: OSError) -> None:
+        self._hang_up()
+        self._listener.route.failed(dial.endpoint, self._peer[0], error)
+        if not isinstance(error, TimeoutError):
+            self._refused.add(dial.endpoint)
+
+    def _hang_up(self) -> None:
+        """Close the dial's socket, if there is one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._dial is not None:
+            self._listener.route.dials.remove(self._dial)
+            self._listener.poller.close(self._dial.socket)
+            self._dial = None
+
+    def _leave(self) -> None:
+        """Wait no longer."""
+        self._listener.dialling.discard(self)
+        if self._counted is not None:
+            self._counted.dialling -= 1
+            self._counted = None
+
+    def _join(self, dial: Dial) -> None:
+        """Relay between the client and its endpoint."""
+        if self._timer is not None:
+            self._timer.cancel()
+        dial.give_up = None
+        self._leave()
+        listener, route, client = self._listener, self._listener.route, self._client
+        counters = route.reached(self._peer[0], dial.endpoint, time.monotonic() - self._began)
+        route.answered(dial.endpoint, counters)
+        connection = RelayedConnection(
+            (client, dial.socket),
+            dial.endpoint,
+            counters,
+            route.budget,
+            self._reservation,
+            poller=listener.poller,
+            # The route may get another balancer while the connection lasts.
+            on_end=partial(listener.ended, route.balancer, dial),
+        )
+        listener.connections.add(connection)
+        self._reservation.evict = connection.abort
+        try:
+            connection.start(self._greeting() if route.plan.proxy_protocol else b"")
+        except OSError:  # one of them is gone already
+            connection.abort()
+        listener.reset_unwanted([connection])  # the plan may have changed during the dial
+
+    def _greeting(self) -> bytes:
+        here, (address, port) = self._client.getsockname()[0], self._listener.route.destination
+        destination = (address or canonical_ip(here) or here, port)
+        source = (canonical_ip(self._peer[0]) or self._peer[0], self._peer[1])
+        return proxy_protocol_header(source, destination)
 
 
 def proxy_protocol_header(client: tuple[str, int], destination: tuple[str, int]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -36,12 +37,12 @@ class EndpointCounters:
 
     def dialled(self, seconds: float) -> None:
         """Count a connection that was made."""
-        self.connections += 1
-        self.dial_seconds += seconds
-        bucket = sum(seconds > end for end in LATENCY_BUCKETS)
-        self.dial_buckets[bucket] += 1
-        if self.total is not None:
-            self.total.dialled(seconds)
+        bucket = bisect_left(LATENCY_BUCKETS, seconds)
+        for counters in (self, self.total):
+            if counters is not None:
+                counters.connections += 1
+                counters.dial_seconds += seconds
+                counters.dial_buckets[bucket] += 1
 
     def failed(self) -> None:
         """Count a dial that was refused or timed out."""
@@ -73,9 +74,12 @@ class Traffic:
 
     def of(self, owner: PlanKey, endpoint: Endpoint) -> EndpointCounters:
         """Return the counters of an endpoint; new ones are kept only while the owner is known."""
-        counters = self._counters.get(owner, {})
         # Connections may outlive their ServicePort; their counters then only feed the total.
-        return counters.setdefault(endpoint, EndpointCounters(self.total))
+        by_endpoint = self._counters.get(owner, {})
+        counters = by_endpoint.get(endpoint)
+        if counters is None:
+            counters = by_endpoint[endpoint] = EndpointCounters(self.total)
+        return counters
 
     def keep(self, owner: PlanKey, endpoints: Collection[Endpoint]) -> None:
         """Drop the counters of a ServicePort's other endpoints, but for the latest former ones."""

@@ -271,12 +271,14 @@ def test_a_dial_is_known_before_its_task_runs_again_and_as_an_ipv4_mapped_addres
         sock.connect_ex((f"::ffff:{LOCAL}", port))
         with server.accept()[0] as client:
             peer = client.getpeername()
-            assert dials.find(TCP, peer, [client.getsockname()]) is dial
-            assert dials.find(TCP, (f"::ffff:{LOCAL}", peer[1], 0, 0), [(LOCAL, port)]) is dial
-            assert dials.find(TCP, peer, [("10.96.0.1", 80)]) is None
+            assert dials.find(TCP, peer, lambda: [client.getsockname()]) is dial
+            assert (
+                dials.find(TCP, (f"::ffff:{LOCAL}", peer[1], 0, 0), lambda: [(LOCAL, port)]) is dial
+            )
+            assert dials.find(TCP, peer, lambda: [("10.96.0.1", 80)]) is None
             assert dials.find(UDP, peer) is None
         dials.remove(dial)
-        assert dials.find(TCP, peer, [(LOCAL, port)]) is None
+        assert dials.find(TCP, peer, lambda: [(LOCAL, port)]) is None
         assert len(dials) == 0
 
 

@@ -119,9 +119,11 @@ async def test_connections_count_for_their_service_port_after_a_rename() -> None
 async def test_clients_waiting_to_be_accepted_are_reset_if_no_endpoint_is_left() -> None:
     async with endpoint(answering(b"1")) as one, proxy() as made:
         await made.start({key(): listener(one, kept=(one,))})
-        with socket.create_connection((LOCAL, made.port(key()))):  # no turn of the loop
+        with socket.create_connection((LOCAL, made.port(key()))) as client:  # no turn of the loop
             made.reset_connections([key()])
             made.stop(made.take([key()]))
-            assert made.open_connections == 1
             await until(lambda: made.open_connections == 0)
+            assert made.traffic.total.connections == 1, "it was accepted"
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
         assert made.budget.used == 0

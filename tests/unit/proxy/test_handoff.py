@@ -69,10 +69,11 @@ async def test_all_sockets_are_handed_over_without_losing_a_client() -> None:
                 await until(lambda: before.stage is Stage.RETIRED)
                 assert after.stage is Stage.SERVING
                 assert {k: new.port(k) for k in wanted} == ports
-                await old.drain(1)
+                draining = asyncio.create_task(old.drain(20))
                 for reader, writer in waiting:
                     assert await reader.readexactly(1) == b"1"
                     writer.close()
+                assert await draining == 0
                 for port in tuple(ports.values())[::50]:
                     assert await ask(port) == b"1"
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from steersman.proxy import tcp
+from steersman.proxy.relay import Direction
 from tests.support.modes.userspace_proxy import (
     LOCAL,
     answering,
@@ -118,3 +119,41 @@ async def test_a_loop_without_readers_accepts_after_a_failure(monkeypatch: Any) 
         await made.start({key(): listener(one)})
         assert await ask(made.port(key()), b"!") == b"one!"
         assert made.budget.refused == 1
+
+
+async def test_both_sockets_of_a_connection_send_at_once_and_notice_a_peer_that_vanished() -> None:
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        reader, writer = await asyncio.open_connection(LOCAL, made.port(key()))
+        assert await reader.readexactly(1) == b"1"
+        server = made._listeners[key()]
+        assert isinstance(server, tcp.TcpListener)
+        (connection,) = server.connections
+        for sock in (connection.forth.source, connection.back.source):
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 120
+            assert sock.gettimeout() == 0.0
+        writer.close()
+
+
+async def test_a_mistake_in_one_connection_is_reported_and_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+    handle = Direction.handle
+
+    def fails_once(direction: Direction, events: int) -> None:
+        if not told:
+            raise ValueError("a mistake")
+        handle(direction, events)
+
+    monkeypatch.setattr(Direction, "handle", fails_once)
+    async with endpoint(answering(b"1")) as one, proxy() as made:
+        await made.start({key(): listener(one)})
+        _, first = await asyncio.open_connection(LOCAL, made.port(key()))
+        await until(lambda: told == ["a mistake"])
+        assert await ask(made.port(key()), b"?") == b"1?"
+        first.close()
