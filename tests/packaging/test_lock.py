@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import distribution
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from scripts import image_lock
@@ -28,6 +30,15 @@ def test_every_package_has_hashes_of_its_files() -> None:
 def test_no_line_names_a_host_or_a_place() -> None:
     pattern = re.compile(r"://|@ |^-|--(index|extra-index|find-links|trusted-host)", re.MULTILINE)
     assert pattern.findall(TEXT) == []
+
+
+def test_every_package_runs_on_the_oldest_python_that_we_support() -> None:
+    # That of Debian 12: `make setup` installs all of the lock there.
+    needs = {name: distribution(name).metadata["Requires-Python"] for name in ENTRIES}
+    too_new = {
+        name: text for name, text in needs.items() if "3.11.2" not in SpecifierSet(text or "")
+    }
+    assert not too_new
 
 
 @pytest.mark.parametrize("extra", ["", *sorted(PROJECT["optional-dependencies"])])
