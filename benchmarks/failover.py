@@ -57,8 +57,7 @@ def _flap(lab: Lab) -> Iterator[float]:
 
 
 def _all_dead(lab: Lab) -> None:
-    for pod in lab.pods:
-        lab.drop(pod.name, "tcp dport 8080 drop")
+    lab.drop_at_once([pod.name for pod in lab.pods], "tcp dport 8080 drop")
 
 
 def _lose(lab: Lab, percent: int) -> None:

@@ -241,9 +241,25 @@ class Lab:
 
     def drop(self, name: str, rule: str, hooks: Sequence[str] = ("input",)) -> None:
         """Add a rule of nftables to hooks of a namespace."""
+        self.drop_at_once([name], rule, hooks)
+
+    def drop_at_once(
+        self, names: Sequence[str], rule: str, hooks: Sequence[str] = ("input",)
+    ) -> None:
+        """Add a rule to several namespaces: all programs are started before one has its rule."""
         chains = [f"chain {h} {{ type filter hook {h} priority 0; {rule}; }}" for h in hooks]
         text = "\n".join(("table inet fault {", *chains, "}"))
-        subprocess.run(self.argv(name, "nft", "-f", "-"), input=text, text=True, check=True)
+        programs = [
+            subprocess.Popen(self.argv(name, "nft", "-f", "-"), stdin=subprocess.PIPE, text=True)
+            for name in names
+        ]
+        for program in programs:
+            assert program.stdin
+            program.stdin.write(text)
+            program.stdin.close()
+        for program in programs:
+            if program.wait():
+                raise subprocess.CalledProcessError(program.returncode, program.args)
 
     def heal(self, name: str) -> None:
         """Remove the rules of `drop`."""
