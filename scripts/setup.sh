@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up all that `make` needs: Debian packages (as root, when missing), a virtual environment in
 # .venv, the locked dependencies and steersman itself. Done already: returns at once.
-# `scripts/setup.sh tests` also installs what only tests call.
+# `scripts/setup.sh tests` also installs what only tests and developers call.
 #
 # Environment: PYTHON, an interpreter to use (3.11 or newer); pip's own settings (index, proxy).
 # Without root: says in one line what is missing for demo, kernel tests and benchmarks.
@@ -14,7 +14,7 @@ stamp=$venv/.steersman-setup
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
-# Command of each tool that demo, kernel tests, benchmarks and image call, and its Debian package.
+# Command of each tool that demo, checks and benchmarks call, and its Debian package.
 missing_packages() {
     local tool package
     [ -e /usr/include/bpf/bpf_helpers.h ] || echo libbpf-dev # no command: headers, with clang
@@ -25,7 +25,6 @@ iptables iptables
 ip6tables-legacy iptables
 nft nftables
 clang clang
-clang-format clang-format
 llvm-strip llvm
 ipset ipset
 conntrack conntrack
@@ -33,16 +32,25 @@ ip iproute2
 ping iputils-ping
 unshare util-linux
 sysctl procps
-mmdebstrap mmdebstrap
-buildah buildah
-zsh zsh
-fish fish
-groff groff-base
 TOOLS
 }
 
 # What only tests need; they are skipped with a reason where it is missing. Each function is
 # installed apart: not every distribution has all of these packages.
+
+developer_tools() { # shells that complete, pages of the manual, `make image`, `make format`
+    local tool package
+    while read -r tool package; do
+        command -v "$tool" >/dev/null || printf '%s\n' "$package"
+    done <<'TOOLS'
+buildah buildah
+clang-format clang-format
+fish fish
+groff groff-base
+mmdebstrap mmdebstrap
+zsh zsh
+TOOLS
+}
 
 browser_packages() { # tests/browser
     command -v chromium-headless-shell chromium >/dev/null || echo chromium-headless-shell
@@ -96,14 +104,14 @@ update_lists() {
 
 system_tools() {
     local kind packages
-    for kind in missing_packages "$@"; do
+    for kind in "$@"; do
         packages=$($kind | tr '\n' ' ')
         [ -z "$packages" ] && continue
         if can_install; then
             # shellcheck disable=SC2086 - one word per package
             install_packages $packages || say "could not install: $packages"
         else
-            say "missing for demo, tests, benchmarks and image: ${packages% } (apt-get install, as root)"
+            say "missing for demo, tests and benchmarks: ${packages% } (apt-get install, as root)"
         fi
     done
 }
@@ -133,21 +141,29 @@ make_venv() {
     "$python" -m venv --clear "$venv"
 }
 
-install_python_packages() {
-    "$venv/bin/python" -c 'import pip' 2>/dev/null || make_venv
-    say "installing the locked Python packages into $venv"
-    "$venv/bin/python" -m pip install --quiet --require-hashes -r requirements.lock
-    "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
-}
-
 # The directory is part of it: a virtual environment does not survive being moved.
 wanted=$(cat requirements.lock pyproject.toml scripts/setup.sh <(pwd) | sha256sum)
+is_current() { [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; }
+
+kinds=(missing_packages)
 case ${1:-} in
-"") system_tools ;;
-tests) system_tools browser_packages monitoring_packages machine_packages package_tools ;;
+"") ;;
+tests) kinds+=(developer_tools browser_packages monitoring_packages machine_packages package_tools) ;;
 *) say "unknown argument $1" && exit 2 ;;
 esac
-if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
-    install_python_packages
-    printf '%s\n' "$wanted" >"$stamp"
+if is_current; then
+    system_tools "${kinds[@]}"
+    exit
 fi
+"$venv/bin/python" -c 'import pip' 2>/dev/null || make_venv
+# pip works while apt does: on two cores this takes as long as the slower of them.
+say "installing the locked Python packages into $venv"
+"$venv/bin/python" -m pip install --quiet --require-hashes -r requirements.lock &
+pip=$!
+trap 'kill "$pip" 2>/dev/null || true' EXIT
+system_tools "${kinds[@]}"
+wait "$pip"
+trap - EXIT
+# Last, because it compiles the programs of the ebpf mode.
+"$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
+printf '%s\n' "$wanted" >"$stamp"
