@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import socket
 import statistics
 import subprocess
 import time
@@ -18,7 +20,8 @@ from benchmarks.packets import _SERVER, _Client
 from steersman.compile.planner import Planner
 from steersman.host.facts import read_facts
 from steersman.model.inputs import NodeConfig
-from steersman.model.names import Family, ObjectName
+from steersman.model.names import Family, ObjectName, Protocol, ServicePortName
+from steersman.model.stats import ConnectionStats
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.event_loop import collect_rarely, freeze_live_objects
 from steersman.run.sync import Sync
@@ -88,23 +91,48 @@ class NftNode(Node):
         assert report is not None
         return took, len(report.written)
 
-    def heal(self) -> float:
-        """Milliseconds from the end of `nft flush ruleset` until everything is in force again."""
-        self.netns.enter()
-        return self._runner.run(self._heal())
+    def use(self, number: int) -> None:
+        """Let the node learn that a Service is used most."""
+        counts = {(ServicePortName("bench", f"service-{number}", "http", Protocol.TCP), ""): 1000}
+        self._sync.usage.note(ConnectionStats(counts, {}))
 
-    async def _heal(self) -> float:
+    def heal(self, *targets: str) -> tuple[float, ...]:
+        """Milliseconds from the end of `nft flush ruleset`.
+
+        Args:
+            targets: clusterIPs to which a client tries to connect all the time.
+
+        Returns:
+            Until everything is in force again, then until each target answers.
+        """
+        self.netns.enter()
+        return self._runner.run(self._heal(targets))
+
+    async def _heal(self, targets: tuple[str, ...]) -> tuple[float, ...]:
         assert isinstance(self._mode, NftablesMode)
         heard = asyncio.create_task(self._mode.wait_for_external_change())
         await asyncio.sleep(0)  # it listens from now on
         await self._sync.check()
         await asyncio.to_thread(subprocess.run, ["nft", "flush", "ruleset"], check=True)
         begun = time.perf_counter()
+        answers = [asyncio.create_task(asyncio.to_thread(_until_answered, to)) for to in targets]
         await heard
         healed = await self._sync.check()
+        took = time.perf_counter() - begun
         assert healed
         assert healed.written.added
-        return (time.perf_counter() - begun) * 1e3
+        answered = await asyncio.gather(*answers)
+        return tuple(end * 1e3 for end in (took, *(at - begun for at in answered)))
+
+
+def _until_answered(address: str) -> float:
+    """Connect again and again; return when the first connection was made."""
+    while True:
+        with socket.socket() as client:
+            client.settimeout(0.002)
+            with contextlib.suppress(OSError):
+                client.connect((address, 80))
+                return time.perf_counter()
 
 
 def events_of(numbers: Sequence[int], count: int = world.ENDPOINTS) -> list[tuple[str, bytes]]:
@@ -206,13 +234,21 @@ class _Changes:
 
 
 def _healing(services: int, runs: int) -> list[Figure]:
-    """Somebody flushes the ruleset."""
-    node = NftNode()
+    """Somebody flushes the ruleset; clients of the Service used most and of the last one wait."""
+    node, used, last = NftNode(), services // 2, services - 1
     node.feed(events_of(range(services)))
+    node.feed([*_slice(used, [_SERVER]), *_slice(last, [_SERVER])])
+    node.use(used)
     freeze_live_objects()
-    took = [node.heal() for _ in range(runs)]
+    client = _Client(node.netns, world.cluster_ip(used), 80)
+    rounds = [node.heal(world.cluster_ip(used), world.cluster_ip(last)) for _ in range(runs)]
+    client.close()
     node.close()
-    return [figure("healed after flush", MODE, services, (statistics.median(took), "ms"))]
+    names = ("healed after flush", "  the Service used most answers", "  the last one answers")
+    return [
+        figure(name, MODE, services, (statistics.median(took), "ms"))
+        for name, took in zip(names, zip(*rounds, strict=True), strict=True)
+    ]
 
 
 def _changes(services: int, runs: int, flat_services: int) -> list[Figure]:

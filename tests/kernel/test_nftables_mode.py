@@ -15,7 +15,7 @@ from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
 from steersman.model.ruleset import Diff, Ruleset, diff, merge
-from steersman.modes.nftables.layout import Kind, is_local, prefix, without_locality
+from steersman.modes.nftables.layout import Kind, is_local, kind_of, prefix, without_locality
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
 from steersman.source.store import Store
@@ -85,6 +85,47 @@ def test_every_form_is_read_back_and_listed(form: str, of: NodeSettings) -> None
     async def body() -> None:
         await program(new_mode(), [FORMS[form]], of)
         assert "chain nat-prerouting" in listing()
+
+    in_namespace(body)
+
+
+def test_parts_make_what_one_batch_makes() -> None:
+    """Also objects that several Services share: cluster IPs, endpoints on this node."""
+
+    async def body() -> None:
+        plans = [
+            make.port(
+                range(4),
+                of=make.key(name=f"s{number}"),
+                frontends=[
+                    make.cluster_ip(address=f"10.96.1.{number}"),
+                    Frontend(FrontendKind.CLUSTER_IP, "10.96.0.10", 1000 + number, *PLAIN),
+                    Frontend(FrontendKind.NODE_PORT, "", 30100 + number, *EXTERNAL_LOCAL),
+                ],
+                affinity=60 if number % 3 == 0 else 0,
+            )
+            for number in range(9)
+        ]
+        whole = await program(new_mode(), plans)
+        nft("flush ruleset")
+        mode = new_mode()
+        node = dict(mode.render_node(make.SETTINGS))
+        each = [dict(mode.render_service(plan, make.SETTINGS)) for plan in plans]
+        parts = [Diff({**node, **each[0]}), *map(Diff, each[1:])]
+        await mode.apply_parts(parts)
+        other = new_mode()
+        other.render_node(make.SETTINGS)  # it tells texts by their hashes
+        assert await other.read() == await mode.read() == whole
+        # The mode knows what it has: a shared object stays until its last Service goes.
+        for number in range(9):
+            assert "10.96.0.10" in elements("cluster-ips")
+            await mode.apply(Diff(removed=each[number]))
+        assert "10.96.0.10" not in elements("cluster-ips")
+        slots = [key for key in each[1] if kind_of(key) == Kind.SERVICE_ENDPOINTS]
+        refused = Diff({**each[2], slots[0]: each[1][slots[1]]})  # the slot has another endpoint
+        with pytest.raises(ApplyError):
+            await mode.apply_parts([Diff(each[0]), Diff(each[1]), refused])
+        assert await mode.read() == {**node, **each[0], **each[1]}
 
     in_namespace(body)
 

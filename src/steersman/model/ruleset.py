@@ -51,6 +51,8 @@ class Script(NamedTuple):
 
 def diff(have: Ruleset, want: Ruleset) -> Diff:
     """Return the Diff that turns `have` into `want`."""
+    if not have:  # at the start, and after a flush: nothing is to be looked up
+        return Diff(dict(want))
     added: dict[Any, Any] = {}
     removed: dict[Any, Any] = {}
     changed: dict[Any, tuple[Any, Any]] = {}

@@ -255,6 +255,8 @@ class Mode(ABC):
     """Whether `prepare` does something; it takes more privileges than running the mode."""
     has_connection_table = False
     """Whether connections are kept in a table beside conntrack, for `flush_stale` to clean."""
+    writes_in_parts = False
+    """Whether Services that `apply_parts` has written serve before the last part is written."""
     hands_over_sockets = False
     """Whether `wait_for_handoff` waits: the next process starts to serve while this one does."""
 
@@ -348,6 +350,14 @@ class Mode(ABC):
                 a harmless part) is in force.
             BusyError: it was not tried; the same Diff can be applied again.
         """
+
+    async def apply_parts(self, parts: Iterable[Diff]) -> None:
+        """Fill an empty kernel with Diffs that only add, in this order; raises as `apply`.
+
+        Each part is all or nothing, and whole Services; the first has what belongs to the node.
+        """
+        for part in parts:
+            await self.apply(part)
 
     async def fingerprint(self) -> Hashable | None:
         """Return a cheap token that differs whenever `read` could differ; None if there is none.

@@ -172,6 +172,7 @@ class Daemon:
             "health checks": self._observers.health_checks.run(),
             "failover": self._with_engine(self._failover.run),
             "external changes": self._with_engine(self._watch_for_external_changes),
+            "usage": self._with_engine(lambda engine: engine.follow_usage()),
             "leftovers": self._remove_leftovers(),
             "hand-over": self._hand_over(),
             "switches": self._carry_out_switches(),

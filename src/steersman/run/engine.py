@@ -60,6 +60,11 @@ class Engine:
         self.config, self.node = config, node
         self.sync.use_planner(Planner(node, self.mode.traits))
 
+    async def follow_usage(self) -> None:
+        """Learn which Services are used most, until cancelled."""
+        sync = self.sync
+        await sync.usage.follow(self.mode, lambda: tuple(sync.state.plan.services.values()))
+
 
 def setting_changes(old: Engine, new: Engine) -> list[str]:
     """Say which settings differ because the mode does: defaults depend on it."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeAlias
 
 from steersman.compile.planner import PlanChange
@@ -176,6 +177,10 @@ ADOPTED = "objects of an earlier process"
 need them: the kernel does not tell which of them its last version was made of."""
 
 
+_MOST_USED, _PART = 200, 2000
+"""Services in the first part of a Diff, and in each other one: see `ObjectLedger.parts`."""
+
+
 class ObjectLedger:
     """The Ruleset by owner, so that a sync costs what changed."""
 
@@ -254,8 +259,36 @@ class ObjectLedger:
 
         Rejected owners come first, so a later claim overrides them.
         """
+        if not self.rejected:
+            return self.wanted()
         ordered = sorted(self.owners, key=lambda owner: owner not in self.rejected)
         return _flat(map(self._effective, ordered))
+
+    def parts(self, objects: int, first: Iterable[ObjectName]) -> Iterator[Diff] | None:
+        """Return `effective` as Diffs for an empty kernel, each made when it is asked for.
+
+        Each has whole Services: traffic to a port of theirs that comes later would be refused.
+
+        Args:
+            objects: their number in all.
+            first: Services of the first part, beside the objects that belong to none.
+
+        Returns:
+            None if an owner is rejected, or two owners claim one object.
+        """
+        if self.rejected or sum(map(len, self._want.values())) != objects:
+            return None
+        services: dict[ObjectName | None, list[Owner]] = {None: []}
+        for owner in self._want:
+            name = owner.name.object_name if isinstance(owner, PlanKey) else None
+            services.setdefault(name, []).append(owner)
+        used = dict.fromkeys([None, *islice((n for n in first if n in services), _MOST_USED)])
+        rest = [name for name in services if name not in used]
+        together = [[*used], *(rest[at : at + _PART] for at in range(0, len(rest), _PART))]
+        return (
+            Diff(_flat(self._want[owner] for name in names for owner in services[name]))
+            for names in together
+        )
 
     def part(self, kernel: Ruleset, owners: Collection[Owner]) -> Diff:
         """Return the Diff for some owners, or for unowned objects (STALE alone)."""

@@ -22,7 +22,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ from steersman.model.ruleset import Diff, Ruleset, diff
 from steersman.modes.base import ByOthers, Mode
 from steersman.run.bisector import Bisector
 from steersman.run.ledger import ADOPTED, NODE, ObjectLedger, Owed, Owner
+from steersman.run.repair_order import Usage
 from steersman.run.state import (
     RefusedBatches,
     State,
@@ -58,6 +59,8 @@ _SLICE = 48
 """ServicePorts rendered before other tasks may run, a few milliseconds."""
 _EXAMPLES, _EXAMPLE_LENGTH, _WRITERS = 5, 160, 8
 """Lines of its repair that a Drift keeps, their characters, and the number of programs."""
+_PARTS_FROM = 5000
+"""Objects from which an empty kernel is filled in parts: a part takes about ten milliseconds."""
 _INLINE = 500
 """Objects or owners up to which a computation on them is not worth a thread."""
 
@@ -105,6 +108,8 @@ class Sync:
         self._wall = wall
         self._token: Hashable | None = None
         """The kernel's fingerprint when it was last known to equal the ledger."""
+        self.usage = Usage()
+        """Decides what comes first if everything has to be written again."""
         self._phases: dict[str, float] = {}
         self._refused_batches = RefusedBatches()
         self._running = asyncio.Lock()
@@ -333,7 +338,7 @@ class Sync:
         # (then there is no Diff), or the kernel may refuse the batch: both need a comparison.
         if not owed.unread:
             change = await _in_thread(ledger.changes, ledger.outstanding)
-            if change is not None and (not change or await self._accepts(change, partial=True)):
+            if change is not None and (not change or await self._accepts((change,), partial=True)):
                 await _in_thread(ledger.mark_written, ledger.outstanding)
                 return False, change
         return True, await self._write_everything(looks_for_drift)
@@ -353,26 +358,35 @@ class Sync:
             with self._timed("diff"):
                 size = len(kernel) + ledger.objects + ledger.outstanding
                 change = await _in_thread(lambda: diff(kernel, ledger.effective()), size)
+                parts: Iterable[Diff] = (change,)
+                if not kernel and self.mode.writes_in_parts and len(change) > _PARTS_FROM:
+                    busiest, number = self.usage.busiest(), len(change)
+                    split = await to_thread_to_end(lambda: ledger.parts(number, busiest))
+                    parts = split or parts
             writers = self.mode.take_writers()
-            if looks_for_drift and change:
-                # Note which part of the Diff repairs what others changed: the rest was owed anyway.
-                have = await _in_thread(lambda: dict(ledger.in_force()), ledger.objects)
-                repair = by_others(change, have, self.mode.changed_by_others)
-                self.drift = self._drift(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
             # A fingerprint stays valid if nothing is written, or if own writes do not change it.
             if not change or isinstance(token, ByOthers):
                 self._token = token
-            if not change or await self._accepts(change, partial=False):
+            try:
+                accepts = not change or await self._accepts(parts, partial=False)
+            finally:
+                if looks_for_drift and change:
+                    # Note which part of the Diff repairs what others changed: the rest was owed.
+                    # It takes as long as a part of the repair, so clients need not wait for it.
+                    have = await _in_thread(lambda: dict(ledger.in_force()), ledger.objects)
+                    repair = by_others(change, have, self.mode.changed_by_others)
+                    self.drift = self._drift(repair, writers[-_WRITERS:], _EXAMPLES) or self.drift
+            if accepts:
                 accepted = ledger.owners - ledger.rejected.keys()
                 await _in_thread(lambda: ledger.accept(accepted), len(accepted))
-                parts = [change, *await self._bisector.retry_rejected()]
+                done = [change, *await self._bisector.retry_rejected()]
             else:
-                parts = await self._bisector.write_all()
+                done = await self._bisector.write_all()
             # Adopted objects that no owner needs any more are removed by another comparison.
             ledger.mark_compared()
             owed.unread = ledger.release_adopted()
         written = Diff(added={}, removed={}, changed={})
-        for part in parts:
+        for part in done:
             written.added.update(part.added)
             written.removed.update(part.removed)
             written.changed.update(part.changed)
@@ -392,16 +406,20 @@ class Sync:
             writers=writers,
         )
 
-    async def _accepts(self, change: Diff, *, partial: bool) -> bool:
+    async def _accepts(self, parts: Iterable[Diff], *, partial: bool) -> bool:
         """Apply a whole batch; return whether the kernel accepted it.
 
         Args:
-            change: not empty.
+            parts: the Diff in a tuple, or those that fill an empty kernel.
             partial: the batch holds only changes, not the difference to the whole kernel.
         """
         try:
             with self._owed.writing():
-                await self._apply(change)
+                if isinstance(parts, tuple):
+                    await self._apply(*parts)
+                else:
+                    with self._timed("apply"):
+                        await self.mode.apply_parts(parts)
         except ApplyError:
             self._refused_batches = self._refused_batches.plus(partial)
             return False

@@ -19,6 +19,7 @@ import errno
 import os
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -346,6 +347,28 @@ class KernelTables:
             self._forget(dropped)
         self._derived.commit(counts, dropped)
         flush_affinity(self.sender, change.removed)
+
+    def write_parts(self, parts: Iterable[Diff]) -> None:
+        """Carry out Diffs that only add, a transaction each; raises as `write`.
+
+        The kernel works in another thread while the next transaction is made: that takes nearly as
+        long as the kernel.
+        """
+        with ThreadPoolExecutor(1) as kernel:
+            sent: Future[None] | None = None
+            for part in parts:
+                counts = self._derived.counts_after(part)
+                whole = self._derived.complete(part, counts)
+                lazy = needed_lazy(whole.added) - self._active
+                operations = [*_activation(lazy), *transaction(whole, destroy=self.sender.destroys)]
+                if sent is not None:
+                    sent.result()
+                sent = kernel.submit(self.sender.send, operations)
+                # In force soon. If it is refused, the caller reads everything again.
+                self._derived.commit(counts, set())
+                self._active |= lazy
+            if sent is not None:
+                sent.result()
 
     def _commit(self, drops: list[Operation], change: Diff) -> None:
         """Send a transaction; leave chains and sets that are still in use to later ones."""

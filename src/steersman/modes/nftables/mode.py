@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -94,6 +94,7 @@ class NftablesMode(Mode):
     """Programs nftables: text for the skeleton, raw elements for all that changes."""
 
     name = "nftables"
+    writes_in_parts = True
 
     def __init__(
         self,
@@ -283,6 +284,23 @@ class NftablesMode(Mode):
         for key in change.removed:
             if is_first_slot(key):
                 self.slots.pop(key, None)
+
+    async def apply_parts(self, parts: Iterable[Diff]) -> None:
+        """Carry out the first part as `apply` does, and the others in a transaction each."""
+        others = iter(parts)
+        await self.apply(next(others))
+        listeners: list[Diff] = []
+
+        def in_kernel() -> Iterator[Diff]:
+            for part in others:
+                kernel, ours = split_listeners(part)
+                listeners.append(ours)
+                yield kernel
+
+        async with self._lock:
+            await asyncio.to_thread(self._opened().write_parts, in_kernel())
+            for each in filter(None, listeners):
+                await self._relay.apply(each)
 
     async def aclose(self, drain: float = 0.0) -> int:
         """Stop serving loopback; return how many connections were cut after `drain` seconds."""
