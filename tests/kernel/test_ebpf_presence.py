@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from steersman.modes.ebpf import layout, tracking
+from steersman.model.names import Family
+from steersman.model.plan import FamilySettings, NodeSettings
+from steersman.model.ruleset import diff
+from steersman.modes.ebpf import layout, render, tracking
 from steersman.modes.ebpf.bpf import ArrayMap
-from steersman.modes.ebpf.layout import L3_DEVICE_PLACES, OFFSETS, PRESENCE_BITS, pack_address
-from steersman.modes.ebpf.tables import PresenceFilter, place_of
+from steersman.modes.ebpf.layout import (
+    L3_DEVICE_PLACES,
+    LISTED_CIDRS,
+    OFFSETS,
+    PRESENCE_BITS,
+    Kind,
+    pack_address,
+)
+from steersman.modes.ebpf.tables import PresenceFilter, Tables, place_of
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     CLIENT,
@@ -22,6 +32,7 @@ from tests.support.lab.ebpf_packets import (
     NODE,
     POD,
     POD6,
+    SHOT,
     VIP,
     VIP6,
     Programs,
@@ -31,6 +42,33 @@ from tests.support.lab.frames import ACK, SYN, packet, see
 pytestmark = MARKS
 PLACES, MARK = 1 << PRESENCE_BITS, 4
 AT = OFFSETS["marks"]
+
+
+def serve_cidrs(programs: Programs, cidrs: tuple[str, ...]) -> Callable[[], None]:
+    """Add ServiceCIDRs; return a function that removes them."""
+    own = FamilySettings(service_cidrs=cidrs)
+    settings = NodeSettings(families=(Family.IPV4,), ipv4=own)
+    objects = render.render_node(settings, render.Programs(bytes(16)))
+    prefixes = {key: value for key, value in objects.items() if key[:1] == Kind.PREFIX}
+    tables = Tables(programs.loaded.maps)
+    tables.write(diff({}, prefixes))
+    return lambda: tables.write(diff(prefixes, {}))
+
+
+@pytest.mark.parametrize("trusting", [True, False], ids=["filter", "no filter"])
+@pytest.mark.parametrize("number", [1, LISTED_CIDRS, LISTED_CIDRS + 1])
+def test_addresses_of_service_cidrs_without_a_service_are_dropped(
+    number: int, trusting: bool
+) -> None:
+    programs = Programs(trusting=trusting)
+    remove = serve_cidrs(programs, tuple(f"10.{96 + n}.0.0/16" for n in range(number)))
+    inside = [packet((CLIENT, 4000), (f"10.{96 + n}.7.7", 80)) for n in range(number)]
+    beside = packet((CLIENT, 4000), (f"10.{96 + number}.7.7", 80))
+    assert {programs.ingress(each)[0] for each in inside} == {SHOT}
+    assert programs.ingress(beside)[0] == NEXT
+    remove()
+    assert {programs.ingress(each)[0] for each in inside} == {NEXT}
+    programs.loaded.close()
 
 
 class Marked(Programs):

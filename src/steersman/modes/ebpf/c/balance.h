@@ -29,25 +29,36 @@ INLINE int serves_node_ports(const struct address *address, int own)
 	return bpf_map_lookup_elem(&node_ips, &key) != NULL;
 }
 
-// Find the frontend of the destination in `key`; node ports change the key to their own.
-NOINLINE int find_frontend(struct frontend_key *key, int own, struct frontend *out)
+// Find the frontend of a destination; that of a node port gets the frontend's own key.
+VERIFIED_ONCE int find_frontend(struct frontend_key *destination, int own, struct frontend *out)
 {
-	struct address address = key->address;
+	struct frontend_key key;
+	struct address address;
 
-	if (!is_unspecified(&address) && read_frontend(key, out))
+	if (!destination || !out)
+		return NOTHING;
+	key = *destination;
+	address = key.address;
+
+	// Most connections are to no Service.
+	if (!is_unspecified(&address) && !is_loopback4(&address) && serves_nothing(&address))
+		return NOTHING;
+	if (!is_unspecified(&address) && read_frontend(&key, out))
 		return FRONTEND;
 	if (serves_node_ports(&address, own)) {
 		if (is_ipv4(&address))
-			key->address.words[3] = 0;
+			key.address.words[3] = 0;
 		else
-			key->address.halves[0] = key->address.halves[1] = 0;
-		if (read_frontend(key, out))
+			key.address.halves[0] = key.address.halves[1] = 0;
+		if (read_frontend(&key, out)) {
+			*destination = key;
 			return FRONTEND;
+		}
 	}
-	*key = (struct frontend_key){ .address = address };
-	if (read_frontend(key, out))
+	key = (struct frontend_key){ .address = address };
+	if (read_frontend(&key, out))
 		return UNKNOWN_PORT;
-	return in_prefixes(PREFIXES_SERVICE_CIDRS, &address) ? UNASSIGNED : NOTHING;
+	return in_service_cidrs(&address) ? UNASSIGNED : NOTHING;
 }
 
 INLINE __u32 action_of(const struct frontend *frontend, __u32 class)

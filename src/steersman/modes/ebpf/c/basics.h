@@ -20,7 +20,22 @@
 	} name SEC(".maps")
 
 #ifndef CLOCK
-#define CLOCK bpf_ktime_get_coarse_ns // as of the last tick (Linux 5.11): it costs nothing to read
+// Reading the clock costs as much as finding a flow, but it moves with the tick only: read it
+// (Linux 5.11) once in each, and jiffies, one load, otherwise. CPUs may write these at the same
+// time: then a time is one tick old.
+static volatile __u64 clock_jiffies, clock_time;
+
+INLINE __u64 read_clock(void)
+{
+	__u64 jiffies = bpf_jiffies64();
+
+	if (clock_jiffies != jiffies) {
+		clock_time = bpf_ktime_get_coarse_ns();
+		clock_jiffies = jiffies;
+	}
+	return clock_time;
+}
+#define CLOCK read_clock
 #endif
 
 // Return CLOCK_MONOTONIC in ns. All times that are compared with it are tenths of a second old.

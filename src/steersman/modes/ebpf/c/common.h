@@ -9,12 +9,13 @@ INLINE void count(__u32 which)
 		*value += 1;
 }
 
+// Count a connection, and its first packets if those are rewritten.
 VERIFIED_ONCE int count_connection(const struct frontend_key *frontend, __u32 service,
-				   const struct slot *slot)
+				   const struct slot *slot, __u32 packets, __u32 bytes)
 {
+	struct tally *use, first = { .connections = 1, .packets_in = packets, .bytes_in = bytes };
 	struct member_key key = { .service = service };
 	struct frontend_key own;
-	struct tally *use, first = { .connections = 1 };
 	__u64 *reach, one = 1;
 
 	if (!frontend || !slot)
@@ -28,10 +29,11 @@ VERIFIED_ONCE int count_connection(const struct frontend_key *frontend, __u32 se
 		*reach += 1;
 	else
 		bpf_map_update_elem(&reached, &own, &one, BPF_NOEXIST);
-	if (use)
-		use->connections += 1;
-	else
-		bpf_map_update_elem(&used, &key, &first, BPF_NOEXIST);
+	if (!use)
+		return bpf_map_update_elem(&used, &key, &first, BPF_NOEXIST);
+	use->connections += 1;
+	use->packets_in += packets;
+	use->bytes_in += bytes;
 	return 0;
 }
 

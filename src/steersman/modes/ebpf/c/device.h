@@ -3,13 +3,40 @@
 // be balanced at the socket.
 #pragma once
 
+INLINE __u32 device_flags(struct __sk_buff *skb)
+{
+	__u32 index = skb->ifindex;
+	struct device *device = bpf_map_lookup_elem(&devices, &index);
+
+	return device ? device->flags : 0;
+}
+
+// Return the length of the link's header. L3 devices share their place with some that have one.
+INLINE __u32 link_header(struct __sk_buff *skb, const struct marks *all)
+{
+	if (all && !all->bare[skb->ifindex % L3_DEVICE_PLACES])
+		return ETH_HLEN;
+	return device_flags(skb) & DEVICE_NO_ETHERNET ? 0 : ETH_HLEN;
+}
+
+// Whether a plain packet certainly belongs to no flow, and opens none.
+INLINE int concerns_no_flow(const struct marks *all, const struct packet *packet)
+{
+	__u32 source = presence_place(&packet->key.source);
+	__u32 destination = presence_place(&packet->key.destination);
+
+	if (!all->trusted || all->places[source].either || all->places[destination].either)
+		return 0;
+	return !opens(packet) || serves_nothing(&packet->key.destination);
+}
+
 INLINE __u32 class_of(struct __sk_buff *skb, const struct packet *packet)
 {
 	const struct config *config = get_config();
 
 	if (!config)
 		return EXTERNAL;
-	if (config->flags & CONFIG_DETECTOR_CIDR && in_prefixes(PREFIXES_PODS, &packet->key.source))
+	if (config->flags & CONFIG_DETECTOR_CIDR && in_pod_cidrs(&packet->key.source))
 		return POD;
 	if (config->flags & CONFIG_DETECTOR_DEVICE && device_flags(skb) & DEVICE_POD)
 		return POD;
@@ -47,10 +74,36 @@ NOINLINE int redirect_to_endpoint(struct __sk_buff *skb, const struct packet *pa
 	return bpf_redirect_neigh(route.ifindex, NULL, 0, 0);
 }
 
-// Handle a packet that opens a connection; `class` is NODE for packets of this node. If the client
+struct opening {
+	struct packet *packet;
+	struct slot slot;
+	__u32 service;
+	__u32 action;
+	int by_table; // use its Maglev table, if it has one
+	int failed; // 0, or the counter of the reason for dropping it
+};
+
+// Try to open a connection; 0 if another endpoint should be tried.
+static __noinline long try_endpoint(__u32 round, struct opening *own)
+{
+	struct packet *packet = own->packet;
+	struct slot slot = {};
+
+	if (!(own->by_table && choose_by_table(packet, own->service, own->action, &slot)) &&
+	    !choose(own->service, own->action, &packet->key.source, &slot)) {
+		own->failed = DROPPED_NO_ENDPOINT;
+		return 1;
+	}
+	own->failed = open_flow(packet, own->service, own->action, &slot);
+	own->slot = slot;
+	own->by_table = 0;
+	return !own->failed;
+}
+
+// Handle a packet that opens a connection, of this node (`own`) or of others. If the client
 // has a connection from the same port to the same endpoint through another Service, their answers
 // would be indistinguishable: then choose another endpoint, if there is one.
-NOINLINE int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 class)
+NOINLINE int new_packet(struct __sk_buff *skb, struct packet *packet, int own)
 {
 	struct frontend_key key = {
 		.address = packet->key.destination,
@@ -58,14 +111,14 @@ NOINLINE int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 clas
 		.protocol = packet->key.protocol,
 	};
 	struct frontend frontend = {};
-	struct slot slot = {};
+	struct opening opening = { .packet = packet, .failed = DROPPED_NO_FLOW };
 	const struct marks *all = presence_filter();
-	__u32 action;
-	int found, failed = DROPPED_NO_FLOW;
+	__u32 class, action;
+	int found;
 
 	if (!all || !all->attached)
 		return NEXT;
-	found = find_frontend(&key, class == NODE, &frontend);
+	found = find_frontend(&key, own, &frontend);
 	if (found == NOTHING)
 		return NEXT;
 	if (found == UNKNOWN_PORT)
@@ -74,26 +127,25 @@ NOINLINE int new_packet(struct __sk_buff *skb, struct packet *packet, __u32 clas
 		return drop(DROPPED_UNASSIGNED);
 	if (frontend.flags & FRONTEND_RANGES && !in_prefixes(frontend.service, &packet->key.source))
 		return drop(DROPPED_BY_RANGES);
+	class = own ? NODE : class_of(skb, packet);
 	action = action_of(&frontend, class);
 	if ((action & ACTION_VERDICT) == REJECT)
 		return refuse_packet(skb, packet);
 	if ((action & ACTION_VERDICT) == DROP)
 		return drop(DROPPED_NO_ENDPOINT);
-	for (int try = 0; failed && try < CHOICES; try++) {
-		if (!(class == EXTERNAL && !try &&
-		      choose_by_table(packet, frontend.service, action, &slot)) &&
-		    !choose(frontend.service, action, &packet->key.source, &slot))
-			return drop(DROPPED_NO_ENDPOINT);
-		failed = open_flow(packet, frontend.service, action, &slot);
-	}
-	if (failed)
-		return drop(failed);
+	opening.service = frontend.service;
+	opening.action = action;
+	opening.by_table = class == EXTERNAL;
+	if (!try_endpoint(0, &opening)) // the verifier looks at one round of a bpf_loop
+		bpf_loop(CHOICES - 1, try_endpoint, &opening, 0);
+	if (opening.failed)
+		return drop(opening.failed);
 	add_half_open(packet);
 	count(PACKET_FORWARDED);
-	count_connection(&key, frontend.service, &slot);
-	count_traffic(skb, packet, frontend.service, &slot, DESTINATION);
-	rewrite(skb, packet, DESTINATION, &slot.address, slot.port);
-	return class == NODE ? redirect_to_endpoint(skb, packet) : NEXT;
+	count_connection(&key, frontend.service, &opening.slot, segments(skb),
+			 skb->len - packet->l3);
+	rewrite(skb, packet, DESTINATION, &opening.slot.address, opening.slot.port);
+	return own ? redirect_to_endpoint(skb, packet) : NEXT;
 }
 
 // Whether an association was not established in time; the limit is that of netfilter.
@@ -185,7 +237,7 @@ VERIFIED_ONCE int handle_ingress(struct __sk_buff *skb, struct packet *packet)
 	if (!flow && !opens(packet))
 		return NEXT;
 	if (!flow)
-		return new_packet(skb, packet, class_of(skb, packet));
+		return new_packet(skb, packet, 0);
 	update_flow(skb, flow, packet);
 	address = flow->address;
 	rewrite(skb, packet, side_of(flow), &address, flow->port);
@@ -209,7 +261,7 @@ VERIFIED_ONCE int handle_egress(struct __sk_buff *skb, struct packet *packet)
 	if (!flow && masquerade_loopback(skb, packet))
 		flow = find_flow(packet);
 	if (!flow)
-		return is_own(skb, packet) ? new_packet(skb, packet, NODE) : NEXT;
+		return is_own(skb, packet) ? new_packet(skb, packet, 1) : NEXT;
 	if (flow->state == WAITING && !choose_masquerade(skb, packet, flow))
 		return drop(DROPPED_NO_FLOW);
 	update_flow(skb, flow, packet);

@@ -46,10 +46,15 @@ NOINLINE int tally(__u32 service, const struct slot *slot, int side, __u32 packe
 	return 0;
 }
 
+INLINE __u32 segments(struct __sk_buff *skb)
+{
+	return skb->gso_segs ? skb->gso_segs : 1;
+}
+
 INLINE void count_traffic(struct __sk_buff *skb, const struct packet *packet, __u32 service,
 			  const struct slot *slot, int side)
 {
-	tally(service, slot, side, skb->gso_segs ? skb->gso_segs : 1, skb->len - packet->l3);
+	tally(service, slot, side, segments(skb), skb->len - packet->l3);
 }
 
 INLINE int is_over(const struct flow *flow)
@@ -323,7 +328,8 @@ INLINE void add_half_open(const struct packet *packet)
 		return;
 	oldest = *place;
 	*place = packet->key;
-	delete_half_open(&oldest);
+	if (oldest.protocol)
+		delete_half_open(&oldest);
 }
 
 INLINE int masquerade_address(struct __sk_buff *skb, const struct packet *packet,

@@ -163,6 +163,67 @@ VERIFIED_ONCE int parse(struct __sk_buff *skb, struct packet *packet)
 	return parse_transport(skb, packet);
 }
 
+// Read the ports of TCP or UDP; 0 for other protocols.
+INLINE int parse_plain_transport(struct packet *packet, const __be16 *start, void *end)
+{
+	if ((void *)(start + 2) > end)
+		return 0;
+	packet->has_ports = 1;
+	packet->key.source_port = start[0];
+	packet->key.destination_port = start[1];
+	if (packet->key.protocol != IPPROTO_TCP)
+		return packet->key.protocol == IPPROTO_UDP;
+	if ((void *)start + 14 > end)
+		return 0;
+	packet->flags = ((const __u8 *)start)[13];
+	return 1;
+}
+
+// Packets from or to 127.0.0.0/8 are never plain.
+INLINE int parse_plain_ipv4(struct packet *packet, const struct iphdr *ip, void *end)
+{
+	if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 ||
+	    ip->frag_off & bpf_htons(0x3fff) || in_loopback4(ip->saddr) || in_loopback4(ip->daddr))
+		return 0;
+	packet->ipv4 = 1;
+	packet->checksum = ip->check;
+	packet->l4 = packet->l3 + sizeof(*ip);
+	packet->key.protocol = ip->protocol;
+	set_ipv4(&packet->key.source, ip->saddr);
+	set_ipv4(&packet->key.destination, ip->daddr);
+	return parse_plain_transport(packet, (const void *)(ip + 1), end);
+}
+
+INLINE int parse_plain_ipv6(struct packet *packet, const struct ipv6hdr *ip, void *end)
+{
+	if ((void *)(ip + 1) > end || ip->version != 6)
+		return 0;
+	packet->l4 = packet->l3 + sizeof(*ip);
+	packet->key.protocol = ip->nexthdr;
+	__builtin_memcpy(&packet->key.source, &ip->saddr, 16);
+	__builtin_memcpy(&packet->key.destination, &ip->daddr, 16);
+	return parse_plain_transport(packet, (const void *)(ip + 1), end);
+}
+
+// Parse a plain packet: TCP or UDP, no fragment, no options or extension headers. 0 for others.
+INLINE int parse_plain(struct __sk_buff *skb, struct packet *packet)
+{
+	void *start = (void *)(long)skb->data + packet->l3, *end = (void *)(long)skb->data_end;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		packet->plain = parse_plain_ipv4(packet, start, end);
+	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		packet->plain = parse_plain_ipv6(packet, start, end);
+	return packet->plain;
+}
+
+// Whether a packet may open a connection: UDP, SYN, INIT.
+INLINE int opens(const struct packet *packet)
+{
+	return packet->key.protocol == IPPROTO_UDP ||
+	       (packet->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
 #define SOURCE 0
 #define DESTINATION 1
 

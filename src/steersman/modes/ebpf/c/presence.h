@@ -32,91 +32,44 @@ INLINE void note_client(const struct address *client)
 		all->places[place].clients[all->filling & 1] = 1;
 }
 
-INLINE __u32 device_flags(struct __sk_buff *skb)
+// Whether a CIDR of this list has an address. Unused ones have none.
+INLINE int in_list(const struct cidr *list, const struct address *address)
 {
-	__u32 index = skb->ifindex;
-	struct device *device = bpf_map_lookup_elem(&devices, &index);
+	for (int place = 0; place < LISTED_CIDRS; place++) {
+		const struct cidr *own = &list[place];
 
-	return device ? device->flags : 0;
+		if ((address->halves[0] & own->mask.halves[0]) == own->network.halves[0] &&
+		    (address->halves[1] & own->mask.halves[1]) == own->network.halves[1])
+			return 1;
+	}
+	return 0;
 }
 
-// Return the length of the link's header. L3 devices share their place with some that have one.
-INLINE __u32 link_header(struct __sk_buff *skb, const struct marks *all)
+INLINE int in_service_cidrs(const struct address *address)
 {
-	if (all && !all->bare[skb->ifindex % L3_DEVICE_PLACES])
-		return ETH_HLEN;
-	return device_flags(skb) & DEVICE_NO_ETHERNET ? 0 : ETH_HLEN;
+	__u32 zero = 0;
+	const struct cidrs *own = bpf_map_lookup_elem(&cidrs, &zero);
+
+	if (own && own->complete)
+		return in_list(own->services, address);
+	return in_prefixes(PREFIXES_SERVICE_CIDRS, address);
 }
 
-// Read the ports of TCP or UDP; 0 for other protocols.
-INLINE int parse_plain_transport(struct packet *packet, const __be16 *start, void *end)
+INLINE int in_pod_cidrs(const struct address *address)
 {
-	if ((void *)(start + 2) > end)
-		return 0;
-	packet->has_ports = 1;
-	packet->key.source_port = start[0];
-	packet->key.destination_port = start[1];
-	if (packet->key.protocol != IPPROTO_TCP)
-		return packet->key.protocol == IPPROTO_UDP;
-	if ((void *)start + 14 > end)
-		return 0;
-	packet->flags = ((const __u8 *)start)[13];
-	return 1;
+	__u32 zero = 0;
+	const struct cidrs *own = bpf_map_lookup_elem(&cidrs, &zero);
+
+	if (own && own->complete)
+		return in_list(own->pods, address);
+	return in_prefixes(PREFIXES_PODS, address);
 }
 
-// Packets from or to 127.0.0.0/8 are never plain.
-INLINE int parse_plain_ipv4(struct packet *packet, const struct iphdr *ip, void *end)
+// Whether an address certainly belongs to no frontend and to no ServiceCIDR.
+INLINE int serves_nothing(const struct address *address)
 {
-	if ((void *)(ip + 1) > end || ip->version != 4 || ip->ihl != 5 ||
-	    ip->frag_off & bpf_htons(0x3fff) || in_loopback4(ip->saddr) || in_loopback4(ip->daddr))
-		return 0;
-	packet->ipv4 = 1;
-	packet->checksum = ip->check;
-	packet->l4 = packet->l3 + sizeof(*ip);
-	packet->key.protocol = ip->protocol;
-	set_ipv4(&packet->key.source, ip->saddr);
-	set_ipv4(&packet->key.destination, ip->daddr);
-	return parse_plain_transport(packet, (const void *)(ip + 1), end);
-}
+	struct marks *all = presence_filter();
 
-INLINE int parse_plain_ipv6(struct packet *packet, const struct ipv6hdr *ip, void *end)
-{
-	if ((void *)(ip + 1) > end || ip->version != 6)
-		return 0;
-	packet->l4 = packet->l3 + sizeof(*ip);
-	packet->key.protocol = ip->nexthdr;
-	__builtin_memcpy(&packet->key.source, &ip->saddr, 16);
-	__builtin_memcpy(&packet->key.destination, &ip->daddr, 16);
-	return parse_plain_transport(packet, (const void *)(ip + 1), end);
-}
-
-// Parse a plain packet: TCP or UDP, no fragment, no options or extension headers. 0 for others.
-INLINE int parse_plain(struct __sk_buff *skb, struct packet *packet)
-{
-	void *start = (void *)(long)skb->data + packet->l3, *end = (void *)(long)skb->data_end;
-
-	if (skb->protocol == bpf_htons(ETH_P_IP))
-		packet->plain = parse_plain_ipv4(packet, start, end);
-	else if (skb->protocol == bpf_htons(ETH_P_IPV6))
-		packet->plain = parse_plain_ipv6(packet, start, end);
-	return packet->plain;
-}
-
-// Whether a packet may open a connection: UDP, SYN, INIT.
-INLINE int opens(const struct packet *packet)
-{
-	return packet->key.protocol == IPPROTO_UDP ||
-	       (packet->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
-}
-
-// Whether a plain packet certainly belongs to no flow, and opens none.
-INLINE int concerns_no_flow(const struct marks *all, const struct packet *packet)
-{
-	__u32 source = presence_place(&packet->key.source);
-	__u32 destination = presence_place(&packet->key.destination);
-
-	if (!all->trusted || all->places[source].either || all->places[destination].either)
-		return 0;
-	return !opens(packet) || (!all->places[destination].served &&
-				  !in_prefixes(PREFIXES_SERVICE_CIDRS, &packet->key.destination));
+	return address && all && all->trusted && !all->places[presence_place(address)].served &&
+	       !in_service_cidrs(address);
 }

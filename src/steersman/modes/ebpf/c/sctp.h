@@ -37,25 +37,34 @@ static const __u32 crc_powers[16] = {
 	0x35d73a62, 0x28461564, 0xbf455269, 0xe2ea32dc,
 };
 
+struct product {
+	__u32 a;
+	__u32 b;
+	__u32 sum;
+};
+
+static long crc_multiply_bit(__u32 bit, struct product *own)
+{
+	own->sum ^= own->b & -(own->a >> 31);
+	own->a <<= 1;
+	own->b = own->b >> 1 ^ (CRC32C & -(own->b & 1));
+	return 0;
+}
+
 VERIFIED_ONCE __u32 crc_multiply(__u32 a, __u32 b)
 {
-	__u32 product = 0;
+	struct product product = { a, b, 0 };
 
-	for (int bit = 0; bit < 32; bit++) {
-		product ^= b & -(a >> 31);
-		a <<= 1;
-		b = b >> 1 ^ (CRC32C & -(b & 1));
-	}
-	return product;
+	bpf_loop(32, crc_multiply_bit, &product, 0); // the verifier looks at it once
+	return product.sum;
 }
 
 // Return the XOR for the CRC of `length` bytes whose first four were XORed with `change`.
 VERIFIED_ONCE __u32 crc_change(__u32 change, __u32 length)
 {
-	__u32 value = change;
+	__u32 value;
 
-	for (int bit = 0; bit < 32; bit++)
-		value = value >> 1 ^ (CRC32C & -(value & 1));
+	value = crc_multiply(CRC32C, change); // the polynomial is x^32
 	for (int power = 0; power < 16; power++)
 		value = crc_multiply((length - 4) >> power & 1 ? crc_powers[power] : CRC_ONE,
 				     value);

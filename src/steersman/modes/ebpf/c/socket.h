@@ -120,7 +120,7 @@ INLINE int balance(struct bpf_sock_addr *ctx, struct address *address, __be16 *p
 	*port = slot.port;
 	count(SOCKET_FORWARDED);
 	if (chosen == CHOSEN)
-		count_connection(&key, frontend.service, &slot);
+		count_connection(&key, frontend.service, &slot, 0, 0);
 	return REPLACED;
 }
 
