@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from demo_cluster import POD_CIDR, Cluster
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +34,8 @@ LONGEST = 60.0
 class Node:
     """node-a, which ejects endpoints; pod-3 runs on node-b."""
 
-    def __init__(self, cluster: Cluster, log: Path) -> None:
-        self.cluster, self._log = cluster, log
+    def __init__(self, cluster: Cluster, log: Path, manifests: Path) -> None:
+        self.cluster, self._log, self._manifests = cluster, log, manifests
 
     @property
     def log(self) -> str:
@@ -48,6 +50,18 @@ class Node:
     def heal(self, where: str) -> None:
         argv = self.cluster.argv(where, ["nft", "delete", "table", "inet", "fault"])
         subprocess.run(argv, check=True)
+
+    def annotate(self, **annotations: str) -> None:
+        """Give every Service annotations of steersman."""
+        for path in self._manifests.iterdir():
+            objects = list(yaml.safe_load_all(path.read_text()))
+            for each in objects:
+                if each["kind"] == "Service":
+                    named = {f"steersman/{name}": text for name, text in annotations.items()}
+                    each["metadata"]["annotations"] = named
+            new = path.with_suffix(".new")
+            new.write_text(yaml.safe_dump_all(objects))
+            new.rename(path)
 
     def command(self, *words: str) -> str:
         argv = self.cluster.argv("node-a", [*STEERSMAN, *words])
@@ -96,7 +110,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     for path in (ROOT / "demo").glob("*.yaml"):
         (manifests / path.name).write_text(path.read_text())
     cluster = Cluster()
-    node = Node(cluster, log)
+    node = Node(cluster, log, manifests)
     mode, *more = request.param
     try:
         cluster.build()
@@ -126,6 +140,20 @@ def test_a_silent_endpoint_is_left_and_used_again(node: Node) -> None:
     node.until(lambda: "endpoint 10.244.2.13:8080 of Service shop/web answers again" in node.log)
     node.until(lambda: "pod-3" in node.reached())
     assert "ejected" not in node.command("explain", "shop/web")
+
+
+def test_a_check_ejects_without_any_connection(node: Node) -> None:
+    node.annotate(probe="tcp", **{"probe-interval": "1s"})
+    node.nft("pod-3", "drop")
+    ejected = "endpoint 10.244.2.13:8080 of Service shop/web is ejected"
+    node.until(lambda: ejected in node.log)
+    assert node.reached() == {"pod-1", "pod-2"}
+    [port] = json.loads(node.command("services", "shop/web", "-o", "json"))["ports"]
+    [out] = [each for each in port["endpoints"] if not each["used"]]
+    assert out["address"] == "10.244.2.13:8080"
+    assert "ejected: it has not answered" in out["reason"]
+    node.heal("pod-3")
+    node.until(lambda: "endpoint 10.244.2.13:8080 of Service shop/web answers again" in node.log)
 
 
 def test_a_process_that_stops_is_left(node: Node) -> None:
