@@ -22,7 +22,7 @@ from steersman.modes.ebpf.layout import (
     Kind,
     pack_address,
 )
-from steersman.modes.ebpf.tables import PresenceFilter, Tables, place_of
+from steersman.modes.ebpf.tables import PresenceFilter, Tables, places_of
 from tests.support.lab.ebpf_node import MARKS
 from tests.support.lab.ebpf_packets import (
     CLIENT,
@@ -117,14 +117,14 @@ def test_programs_and_we_mark_the_same_places(marked: Marked, client: str) -> No
     with flow(marked, 4000, client):
         before = set(tracking.clients(marked.flows))
         assert pack_address(client) in before
-        assert marked.generation(0) == set(map(place_of, before))
+        assert marked.generation(0) == places_of(before)
 
 
 def test_addresses_spread() -> None:
     near = [pack_address(str(ipaddress.ip_address("10.244.0.0") + n)) for n in range(1000)]
     far = [secrets.token_bytes(16) for _ in range(1000)]
     for addresses in (near, far):
-        assert len(set(map(place_of, addresses))) > 900
+        assert len(places_of(addresses)) > 900
 
 
 def test_an_unmarked_packet_is_not_looked_at(marked: Marked) -> None:
@@ -150,7 +150,7 @@ def test_a_crowd_of_marks_goes_and_flows_stay(marked: Marked) -> None:
         with flow(marked, 4002, "203.0.113.77"):
             marked.renew()
             assert not marked.generation(0)
-            assert marked.generation(1) == set(map(place_of, tracking.clients(marked.flows)))
+            assert marked.generation(1) == places_of(tracking.clients(marked.flows))
             marked.renew()
             assert marked.filling == 1
 

@@ -14,7 +14,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.model.errors import ApplyError
 from steersman.model.names import Family, PlanKey, Protocol, ServicePortName
 from steersman.model.plan import Frontend, FrontendKind, NodeSettings, ServicePlan
-from steersman.model.ruleset import Diff, Ruleset, diff, merge
+from steersman.model.ruleset import Diff, Ruleset, diff, diff_of_owners
 from steersman.modes.nftables.layout import Kind, is_local, kind_of, prefix, without_locality
 from steersman.modes.nftables.mode import NftablesMode
 from steersman.run.sync import Sync
@@ -172,7 +172,7 @@ def test_changes_lead_where_a_fresh_start_leads(
                 owner: mode.render_service(plan, make.SETTINGS) for owner, plan in world.items()
             }
             owners = have.keys() | want.keys()
-            await mode.apply(merge(diff(have.get(o, {}), want.get(o, {})) for o in owners))
+            await mode.apply(diff_of_owners((have.get(o, {}), want.get(o, {})) for o in owners))
             have = want
             kernel = await mode.read()
             assert kernel == {k: v for part in want.values() for k, v in part.items()}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steersman.model.addresses import canonical_cidr, canonical_ip, in_cidr
-from steersman.model.ruleset import diff, merge, patch
+from steersman.model.ruleset import diff, diff_of_owners, patch
 
 RULESETS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 2))
 
@@ -24,12 +24,12 @@ def test_patching_by_the_diff_gives_what_is_wanted(
 
 
 @given(RULESETS, RULESETS, RULESETS, RULESETS)
-def test_merged_diffs_of_separate_owners_are_the_diff_of_both(
+def test_the_diff_of_separate_owners_is_the_diff_of_both(
     have: dict[str, int], want: dict[str, int], have2: dict[str, int], want2: dict[str, int]
 ) -> None:
     other = {key.upper(): value for key, value in have2.items()}
     other_want = {key.upper(): value for key, value in want2.items()}
-    assert merge([diff(have, want), diff(other, other_want)]) == diff(
+    assert diff_of_owners([(have, want), (other, other_want)]) == diff(
         have | other, want | other_want
     )
 

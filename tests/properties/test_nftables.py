@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from steersman.model.names import PlanKey
 from steersman.model.plan import ServicePlan, Verdict
-from steersman.model.ruleset import diff, merge, patch
+from steersman.model.ruleset import diff, diff_of_owners, patch
 from steersman.modes.nftables.layout import Kind, size_for, unpack_slot
 from steersman.modes.nftables.render import Slots, assign_slots, render_service
 from steersman.modes.nftables.text import ruleset_text
@@ -70,7 +70,7 @@ def test_changes_by_owner_lead_to_the_same_whole(
     slots: Slots = {}
     old = {key: render_service(plan, make.SETTINGS, slots) for key, plan in before.items()}
     new = {key: render_service(plan, make.SETTINGS, slots) for key, plan in after.items()}
-    change = merge(diff(old.get(k, {}), new.get(k, {})) for k in old.keys() | new.keys())
+    change = diff_of_owners((old.get(k, {}), new.get(k, {})) for k in old.keys() | new.keys())
     whole = {k: v for part in old.values() for k, v in part.items()}
     assert patch(whole, change) == {k: v for part in new.values() for k, v in part.items()}
 

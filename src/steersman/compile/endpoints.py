@@ -44,6 +44,8 @@ PortKey: TypeAlias = tuple[str, Protocol]
 """Port name and protocol: they join a Service's port with a slice's."""
 
 _ADDRESS_TYPES = {family: family.kubernetes for family in Family}
+_KNOWN_TYPES = frozenset(_ADDRESS_TYPES.values())
+_IPV6 = Family.IPV6  # a member by name costs ten times as much (Python 3.11)
 _NOWHERE = "\0"
 """The name of a node that has none. "" would match slices that do not name a node."""
 
@@ -117,13 +119,17 @@ def limited_slices(
 
 def check_address_types(slices: Iterable[EndpointSlice]) -> tuple[Finding, ...]:
     """Report the slices of an unknown address type (behaviour 2: FQDN is ignored)."""
-    findings: list[Finding] = []
-    for slice_ in slices:
-        if slice_.address_type not in _ADDRESS_TYPES.values():
-            name, word = slice_.metadata.object_name, quoted(slice_.address_type)
-            reason = f"{word} is not served; write IPv4 or IPv6"
-            findings.append(Finding(f"EndpointSlice {name}", "addressType", reason))
-    return tuple(findings)
+    return tuple(
+        [
+            Finding(
+                f"EndpointSlice {slice_.metadata.object_name}",
+                "addressType",
+                f"{quoted(slice_.address_type)} is not served; write IPv4 or IPv6",
+            )
+            for slice_ in slices
+            if slice_.address_type not in _KNOWN_TYPES
+        ]
+    )
 
 
 def read_endpoints(
@@ -151,10 +157,11 @@ def read_endpoints(
     """
     found: dict[PortKey, dict[str, EndpointState]] = {}
     findings: list[Finding] = []
-    here, is_ipv6, room = node_name or _NOWHERE, family is Family.IPV6, MAX_ENDPOINTS
-    for slice_ in sorted(slices, key=lambda each: each.metadata.name):
+    here, is_ipv6, room = node_name or _NOWHERE, family is _IPV6, MAX_ENDPOINTS
+    address_type = _ADDRESS_TYPES[family]
+    for slice_ in sorted(slices, key=_slice_name):
         labels = slice_.metadata.labels
-        if slice_.address_type != _ADDRESS_TYPES[family] or room < 0:
+        if slice_.address_type != address_type or room < 0:
             continue
         if labels is not None and labels.headless is not None:
             continue
@@ -165,15 +172,17 @@ def read_endpoints(
             ports = [each for each in ports if each[0] in wanted] or ports[:1]
         targets = [(found.setdefault(key, {}), port, f":{port}") for key, port in ports]
         for index, entry in enumerate(slice_.endpoints or ()):
-            if not entry.addresses:
+            addresses, given, hints = entry.addresses, entry.conditions, entry.hints
+            if not addresses:
                 continue
-            ip = canonical_ip(entry.addresses[0])  # the others do not count (behaviour 4)
+            ip = canonical_ip(addresses[0])  # the others do not count (behaviour 4)
             if ip is None or (strict and ((":" in ip) is not is_ipv6 or special_range(ip))):
-                if ip and (word := special_range(ip)):
-                    reason = f"{ip} is {word}, which no endpoint may be"
-                else:
-                    address = quoted(entry.addresses[0])
-                    reason = f"{address} is not an {slice_.address_type} address"
+                word = special_range(ip) if ip else ""
+                reason = (
+                    f"{ip} is {word}, which no endpoint may be"
+                    if word
+                    else f"{quoted(addresses[0])} is not an {address_type} address"
+                )
                 field = f"endpoints[{index}].addresses[0]"
                 problems.add(field, f"{reason}; the endpoint is ignored")
                 continue
@@ -183,15 +192,18 @@ def read_endpoints(
                 reason += f" {MAX_ENDPOINTS} that are served; the others are ignored"
                 problems.add(f"endpoints[{index}]", reason, Severity.ERROR)
                 break
+            local = entry.node_name == here
+            host = f"[{ip}]" if ":" in ip else ip
+            if given is None and hints is None:  # almost always
+                for states, port, printed_port in targets:
+                    states[host + printed_port] = EndpointState(Endpoint(ip, port, local))
+                continue
             # Null and absent conditions mean ready, serving and not terminating.
-            given, hints = entry.conditions, entry.hints
             ready = given is None or given.ready is not False
             serving = given is None or given.serving is not False
             terminating = given is not None and given.terminating is True
             zones = tuple([hint.name for hint in hints.for_zones or ()]) if hints else ()
             nodes = tuple([hint.name for hint in hints.for_nodes or ()]) if hints else ()
-            local = entry.node_name == here
-            host = f"[{ip}]" if ":" in ip else ip
             for states, port, printed_port in targets:
                 printed = host + printed_port
                 if not (terminating and printed in states):
@@ -203,6 +215,10 @@ def read_endpoints(
         key: tuple([states[name] for name in sorted(states)]) for key, states in found.items()
     }
     return by_port, tuple(findings)
+
+
+def _slice_name(slice_: EndpointSlice) -> str:
+    return slice_.metadata.name
 
 
 def build_endpoints(

@@ -218,7 +218,7 @@ class Planner:
             compiled[name] = (parsed, plans, findings)
             if parsed is None or parsed is not known:
                 self._update_claims(known, parsed, plans)
-            cost += 1 + sum(len(plan.reachable) for plan in plans.values()) // _ENDPOINTS
+            cost += 1 + sum([len(plan.reachable) for plan in plans.values()]) // _ENDPOINTS
             if cost >= _SLICE:
                 cost = 0
                 yield
@@ -230,9 +230,7 @@ class Planner:
         changed: Plans = {}
         removed: set[PlanKey] = set()
         for index, (name, result) in enumerate(compiled.items(), 1):
-            change = self._store(name, snapshot, result)
-            changed |= change.changed
-            removed |= change.removed
+            self._store(name, snapshot, result, changed, removed)
             if index % (10 * _SLICE or 1) == 0:
                 yield
         return PlanChange(False, changed, frozenset(removed), frozenset(failed))
@@ -276,8 +274,23 @@ class Planner:
             elif reordered:
                 claims.review(claim)
 
-    def _store(self, name: ObjectName, snapshot: Snapshot, compiled: _Compiled) -> PlanChange:
-        """Store a Service's plans without the Frontends that others hold, and its Findings."""
+    def _store(
+        self,
+        name: ObjectName,
+        snapshot: Snapshot,
+        compiled: _Compiled,
+        changed: Plans,
+        removed: set[PlanKey],
+    ) -> None:
+        """Store a Service's plans without the Frontends that others hold, and its Findings.
+
+        Args:
+            name: the Service.
+            snapshot: the present cluster.
+            compiled: its plans as if it were alone.
+            changed: gets the plans that are new or differ.
+            removed: gets the keys of removed plans.
+        """
         # Take away what others hold.
         parsed, plans, findings = compiled
         checks = any(plan.health_check_node_port for plan in plans.values())
@@ -296,19 +309,16 @@ class Planner:
             self._parsed.pop(name, None)
         else:
             self._parsed[name] = parsed
-        removed = []
         if known is not None and known is not parsed:
-            removed = [key for key, _ in known.ports if key not in plans]
-        for key in removed:
-            self._endpoints -= len(self._plans.pop(key).reachable)
-            self._lost.pop(key, None)
-        changed: Plans = {}
+            for key in [key for key, _ in known.ports if key not in plans]:
+                self._endpoints -= len(self._plans.pop(key).reachable)
+                self._lost.pop(key, None)
+                removed.add(key)
         for key, plan in plans.items():
             old = self._plans.get(key)
             if old != plan:
                 self._endpoints += len(plan.reachable) - (len(old.reachable) if old else 0)
                 self._plans[key] = changed[key] = plan
-        return PlanChange(changed=changed, removed=frozenset(removed))
 
 
 def _policy(settings: NodeSettings) -> tuple[object, ...]:

@@ -80,7 +80,7 @@ class Pool(enum.StrEnum):
     LOCAL = "local"
 
 
-_CLUSTER = Pool.CLUSTER
+_CLUSTER, _FORWARD = Pool.CLUSTER, Verdict.FORWARD
 
 
 class Action(Value, frozen=True):
@@ -184,11 +184,11 @@ class ServicePlan(Value, frozen=True):
         return self._uses(Pool.LOCAL)
 
     def _uses(self, pool: Pool) -> bool:
-        return any(
-            action.verdict is Verdict.FORWARD and action.pool is pool
-            for frontend in self.frontends
-            for action in (frontend.pod, frontend.node, frontend.external)
-        )
+        for frontend in self.frontends:
+            for action in (frontend.pod, frontend.node, frontend.external):
+                if action.pool is pool and action.verdict is _FORWARD:
+                    return True
+        return False
 
     def pool(self, pool: Pool) -> tuple[Endpoint, ...]:
         """Return the endpoints of a pool."""

@@ -51,20 +51,37 @@ class Script(NamedTuple):
 
 def diff(have: Ruleset, want: Ruleset) -> Diff:
     """Return the Diff that turns `have` into `want`."""
+    change = Diff({}, {}, {})
+    _add_differences(have, want, *change.parts)
+    return change
+
+
+def _add_differences(
+    have: Ruleset,
+    want: Ruleset,
+    added: dict[Any, Any],
+    removed: dict[Any, Any],
+    changed: dict[Any, tuple[Any, Any]],
+) -> int:
+    """Add the steps from `have` to `want` to the parts of a Diff; return their number."""
     if not have:  # at the start, and after a flush: nothing is to be looked up
-        return Diff(dict(want))
-    added: dict[Any, Any] = {}
-    removed: dict[Any, Any] = {}
-    changed: dict[Any, tuple[Any, Any]] = {}
+        added.update(want)
+        return len(want)
+    new = other = 0
     for key, value in want.items():
         before = have.get(key, _NOTHING)
         if before is _NOTHING:
             added[key] = value
+            new += 1
         elif before != value:
             changed[key] = (before, value)
-    if len(have) + len(added) > len(want):  # otherwise every present key is wanted
-        removed = {key: value for key, value in have.items() if key not in want}
-    return Diff(added, removed, changed)
+            other += 1
+    if len(have) + new > len(want):  # otherwise every present key is wanted
+        for key, value in have.items():
+            if key not in want:
+                removed[key] = value
+                other += 1
+    return new + other
 
 
 def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
@@ -77,30 +94,27 @@ def patch(have: Ruleset, change: Diff) -> dict[Any, Any]:
     return out
 
 
-def merge(parts: Iterable[Diff]) -> Diff:
-    """Combine the Diffs of different owners into one.
+def diff_of_owners(pairs: Iterable[tuple[Ruleset, Ruleset]]) -> Diff:
+    """Return one Diff for several owners, given what each has and wants.
 
-    A key that one owner removes and another owner adds becomes a change of its value.
+    A key that one owner drops and another wants becomes a change of its value.
 
     Raises:
         ValueError: two owners add, change or remove the same key.
     """
-    added: dict[Any, Any] = {}
-    removed: dict[Any, Any] = {}
-    changed: dict[Any, tuple[Any, Any]] = {}
+    change = Diff({}, {}, {})
+    added, removed, changed = parts = change.parts
     total = 0
-    for part in parts:
-        added.update(part.added)
-        removed.update(part.removed)
-        changed.update(part.changed)
-        total += len(part)
-    # A key of two parts in one dictionary shows in the sum of the sizes.
-    if len(added) + len(removed) + len(changed) != total or changed.keys() & (added | removed):
+    for have, want in pairs:
+        total += _add_differences(have, want, *parts)
+    # A key of two owners in one dictionary shows in the sum of the sizes.
+    twice = len(added) + len(removed) + len(changed) != total
+    if twice or not (changed.keys().isdisjoint(added) and changed.keys().isdisjoint(removed)):
         raise ValueError("two owners claim the same kernel object")
     # One owner removes a key and another adds it: a Service took over a destination.
     for key in added.keys() & removed.keys():
         changed[key] = (removed.pop(key), added.pop(key))
-    return Diff(added, removed, changed)
+    return change
 
 
 def format_diff(change: Diff) -> str:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from steersman.compile.planner import PlanChange
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
-from steersman.model.ruleset import Diff, Ruleset, diff, merge
+from steersman.model.ruleset import Diff, Ruleset, diff, diff_of_owners
 from steersman.source.store import MOST_TRIGGERS, Changes
 
 # -- Owed to the kernel ----------------------------------------------------------------------------
@@ -167,6 +167,8 @@ def _united(one: Changes, other: Changes) -> Changes:
 
 # -- The ledger ------------------------------------------------------------------------------------
 
+_NO_OBJECTS: Ruleset = {}
+
 Owner: TypeAlias = PlanKey | str
 """The owner of a kernel object: a ServicePort, NODE, or STALE (objects without an owner)."""
 
@@ -234,9 +236,11 @@ class ObjectLedger:
 
     def changes(self) -> Diff | None:
         """Return the Diff of the dirty owners; None if two of them want, or drop, one object."""
-        parts = (diff(self._have.get(o, {}), self._want.get(o, {})) for o in self._dirty)
+        have, want = self._have, self._want
         try:
-            return merge(parts)
+            return diff_of_owners(
+                (have.get(o, _NO_OBJECTS), want.get(o, _NO_OBJECTS)) for o in self._dirty
+            )
         except ValueError:
             return None
 
@@ -309,16 +313,17 @@ class ObjectLedger:
         # `losers` are the owners that may have one of these objects: usually few, or none.
         taken: set[Any] = set()
         for owner in owners:
-            self.rejected.pop(owner, None)
-            self._missing.pop(owner, None)
-            self._recorded -= len(self._have.get(owner, ()))
-            if owner in self._want:
-                self._have[owner] = self._want[owner]
-                self._recorded += len(self._want[owner])
+            if self.rejected or self._missing:
+                self.rejected.pop(owner, None)
+                self._missing.pop(owner, None)
+            had, want = self._have.get(owner, _NO_OBJECTS), self._want.get(owner)
+            self._recorded += len(want or ()) - len(had)
+            if want is not None:
+                self._have[owner] = want
             else:
                 self._have.pop(owner, None)
             if losers:
-                taken.update(self._want.get(owner, ()))
+                taken.update(want or ())
         for loser in losers:
             had = self._have.get(loser, {})
             if lost := taken & had.keys():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from steersman.model.ruleset import Diff, diff, format_diff, merge, patch
+from steersman.model.ruleset import Diff, diff, diff_of_owners, format_diff, patch
 
 
 def test_diff_names_what_is_added_removed_and_changed() -> None:
@@ -17,24 +17,29 @@ def test_nothing_to_do_is_false() -> None:
     assert diff({}, {"a": None})
 
 
-def test_merge_unites_owners() -> None:
-    assert merge([Diff({"a": 1}), Diff({}, {"b": 2}), Diff({}, {}, {"c": (1, 2)})]) == Diff(
-        {"a": 1}, {"b": 2}, {"c": (1, 2)}
-    )
+def test_the_differences_of_all_owners_are_one_diff() -> None:
+    owners = [({}, {"a": 1}), ({"b": 2}, {}), ({"c": 1, "d": 1}, {"c": 2, "d": 1})]
+    assert diff_of_owners(owners) == Diff({"a": 1}, {"b": 2}, {"c": (1, 2)})
 
 
-def test_merge_refuses_two_owners_of_one_object() -> None:
+@pytest.mark.parametrize(
+    "owners",
+    [
+        [({}, {"a": 1}), ({}, {"a": 2})],
+        [({"a": 1}, {}), ({"a": 1}, {})],
+        [({"a": 1}, {"a": 2}), ({}, {"a": 3})],
+        [({"a": 1}, {"a": 2}), ({"a": 1}, {})],
+    ],
+)
+def test_two_owners_of_one_object_are_refused(
+    owners: list[tuple[dict[str, int], dict[str, int]]],
+) -> None:
     with pytest.raises(ValueError, match="two owners"):
-        merge([Diff({"a": 1}), Diff({"a": 2})])
+        diff_of_owners(owners)
 
 
 def test_a_key_that_changes_hands_is_a_change() -> None:
-    assert merge([Diff({}, {"a": 1}), Diff({"a": 2})]) == Diff({}, {}, {"a": (1, 2)})
-
-
-def test_merge_refuses_a_change_of_what_another_takes() -> None:
-    with pytest.raises(ValueError, match="two owners"):
-        merge([Diff({}, {}, {"a": (1, 2)}), Diff({"a": 3})])
+    assert diff_of_owners([({"a": 1}, {}), ({}, {"a": 2})]) == Diff({}, {}, {"a": (1, 2)})
 
 
 def test_a_diff_is_printed_by_line() -> None:

@@ -158,6 +158,21 @@ def test_targets_are_kept_beside_the_plans_part(refs: list[ObjectReference | Non
     )
 
 
+def test_slices_of_a_service_are_in_order_of_their_names() -> None:
+    held = PackedSlices()
+    for name in ("web-3", "web-1", "web-2"):
+        slice_ = of_pods(POD)
+        slice_ = replace(slice_, metadata=replace(slice_.metadata, name=name))
+        assert held.put(ObjectName("shop", name), OWNER, slice_)
+    slices = held[OWNER]
+    assert list(slices) == ["web-1", "web-2", "web-3"]
+    assert [each.metadata.name for each in slices.values()] == list(slices)
+    assert list(slices.values()) == [slices[name] for name in slices]
+    for absent in ("web-0", "web-10", "web-4", ""):
+        with pytest.raises(KeyError):
+            slices[absent]
+
+
 def test_a_new_pod_name_alone_is_kept_and_no_change() -> None:
     held = PackedSlices()
     assert held.put(NAME, OWNER, of_pods(None))

@@ -16,7 +16,7 @@ from steersman.host.exec import SubprocessExec
 from steersman.host.netlink import NETLINK_GENERIC, Netlink
 from steersman.model.names import Protocol
 from steersman.model.plan import NodePlan
-from steersman.model.ruleset import diff, merge
+from steersman.model.ruleset import diff
 from steersman.modes.ipvs.mode import IpvsMode
 from steersman.modes.ipvs.names import ServerKey
 from steersman.modes.ipvs.wire import Command, destination, resolve
@@ -91,7 +91,7 @@ async def one_change(mode: IpvsMode) -> float:
     for turn in range(TIMES):
         started = time.perf_counter()
         want = mode.render_service(plans[turn % 2 == 0], SETTINGS)
-        await mode.apply(merge([diff(have, want)]))
+        await mode.apply(diff(have, want))
         times.append(time.perf_counter() - started)
         have = want
     return statistics.median(times)

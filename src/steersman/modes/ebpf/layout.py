@@ -13,8 +13,9 @@ import ipaddress
 import socket
 import struct
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from steersman.model.names import Family, PlanKey
 from steersman.model.plan import Action, Endpoint, Pool, Verdict
@@ -354,10 +355,16 @@ def split_key(key: bytes) -> tuple[Kind, bytes]:
     return Kind(key[:1]), key[1:]
 
 
-def of_kind(kind: Kind, objects: Mapping[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys (without their kind) and values of one kind."""
-    first = kind.value
-    return ((key[1:], value) for key, value in objects.items() if key[:1] == first)
+ByKind: TypeAlias = defaultdict[bytes, list[tuple[bytes, bytes]]]
+"""Keys without their kind, and values, by the kind as bytes."""
+
+
+def by_kind(objects: Mapping[bytes, bytes]) -> ByKind:
+    """Sort objects by kind, in one pass over all of them."""
+    found: ByKind = defaultdict(list)
+    for key, value in objects.items():
+        found[key[:1]].append((key[1:], value))
+    return found
 
 
 def split_range(rest: bytes) -> tuple[bytes, bytes]:

@@ -11,17 +11,18 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 
 from steersman.model.names import Family
 from steersman.model.plan import (
+    Action,
+    Endpoint,
     Frontend,
     FrontendKind,
     NodeSettings,
-    Pool,
     ServicePlan,
-    SourceClass,
 )
 from steersman.modes.ebpf import layout
 from steersman.modes.ebpf.layout import FrontendValue, Kind, ServiceValue, pack_address, pack_cidr
@@ -31,8 +32,6 @@ MAGLEV_SIZE = 4093
 to two milliseconds: a quarter of the cost of the usual 16,381 places."""
 MAGLEV_PADDED = 4096
 """Places of a table in the map."""
-# In the order of `enum source_class`.
-_CLASSES = (SourceClass.POD, SourceClass.NODE, SourceClass.EXTERNAL)
 
 
 class Programs(msgspec.Struct, frozen=True):
@@ -94,9 +93,7 @@ def render_service(plan: ServicePlan) -> dict[bytes, bytes]:
     name = layout.service_name(plan.key)
     out: dict[bytes, bytes] = {}
     for frontend in plan.frontends:
-        actions = 0
-        for place, source in enumerate(_CLASSES):
-            actions |= layout.pack_action(frontend.action(source)) << 4 * place
+        actions = _pack_actions(frontend.pod, frontend.node, frontend.external)
         flags = layout.FRONTEND_RANGES if frontend.source_ranges else 0
         if frontend.kind is FrontendKind.CLUSTER_IP:
             flags |= layout.FRONTEND_CLUSTER_IP
@@ -106,8 +103,8 @@ def render_service(plan: ServicePlan) -> dict[bytes, bytes]:
             out[Kind.RANGE + pack_cidr(cidr) + name] = b""
     # Endpoints only matter if a frontend leads to them.
     if out:
-        cluster = _endpoints(plan, Pool.CLUSTER) if plan.uses_cluster else b""
-        local = _endpoints(plan, Pool.LOCAL) if plan.uses_local else b""
+        cluster = _endpoints(plan.cluster) if plan.cluster and plan.uses_cluster else b""
+        local = _endpoints(plan.local) if plan.local and plan.uses_local else b""
         value = ServiceValue(plan.affinity_seconds, cluster, local)
         out[Kind.SERVICE + name] = value.pack()
         if plan.maglev and plan.uses_cluster and plan.cluster:
@@ -115,8 +112,15 @@ def render_service(plan: ServicePlan) -> dict[bytes, bytes]:
     return out
 
 
-def _endpoints(plan: ServicePlan, pool: Pool) -> bytes:
-    return b"".join(map(layout.pack_endpoint, plan.pool(pool)))
+@lru_cache(maxsize=256)  # there are a dozen
+def _pack_actions(pod: Action, node: Action, external: Action) -> int:
+    """Pack the Actions of a Frontend, in the order of `enum source_class`."""
+    packed = map(layout.pack_action, (pod, node, external))
+    return sum(action << 4 * place for place, action in enumerate(packed))
+
+
+def _endpoints(pool: Sequence[Endpoint]) -> bytes:
+    return b"".join(map(layout.pack_endpoint, pool))
 
 
 def frontend_key(plan: ServicePlan, frontend: Frontend) -> bytes:

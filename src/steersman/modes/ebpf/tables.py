@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from steersman.model.ruleset import Diff
@@ -24,10 +24,11 @@ from steersman.modes.ebpf.layout import (
     OFFSETS,
     PRESENCE_BITS,
     PRESENCE_FACTOR,
+    ByKind,
     FrontendValue,
     Kind,
     ServiceValue,
-    of_kind,
+    by_kind,
 )
 from steersman.modes.ebpf.services import Record, ServiceTable
 
@@ -55,11 +56,13 @@ _AT = OFFSETS["marks"]
 _SERVED_AT = OFFSETS["mark"]["served"]
 
 
-def place_of(address: bytes) -> int:
-    """Return the place of a packed address, as `presence_place` does in C."""
-    a, b, c, d = _WORDS.unpack(address)
-    place: int = ((a ^ b ^ c ^ d) * PRESENCE_FACTOR & 0xFFFFFFFF) >> (32 - PRESENCE_BITS)
-    return place
+def places_of(addresses: Iterable[bytes]) -> set[int]:
+    """Return the places of packed addresses, as `presence_place` does in C."""
+    shift = 32 - PRESENCE_BITS
+    return {
+        ((a ^ b ^ c ^ d) * PRESENCE_FACTOR & 0xFFFFFFFF) >> shift
+        for a, b, c, d in _WORDS.iter_unpack(b"".join(addresses))
+    }
 
 
 class PresenceFilter:
@@ -97,7 +100,7 @@ class PresenceFilter:
 
     def serve(self, addresses: Iterable[bytes]) -> None:
         """Add destinations, before they get a frontend. They are never removed."""
-        for place in set(map(place_of, addresses)):
+        for place in places_of(addresses):
             self._served[place] = 1
 
     def renew(self, clients: Callable[[], Iterable[bytes]]) -> None:
@@ -120,7 +123,7 @@ class PresenceFilter:
     def note(self, clients: Iterable[bytes]) -> None:
         """Add clients, before they get a flow."""
         filled = self._clients[self._memory[_AT["filling"]] & 1]
-        for place in set(map(place_of, clients)):
+        for place in places_of(clients):
             filled[place] = 1
 
     def set_l3_devices(self, devices: Iterable[int]) -> None:
@@ -169,24 +172,24 @@ class FrontendTable:
                 own = FrontendValue(actions, flags, names.get(number, b""))
                 yield Kind.FRONTEND + key, own.pack()
 
-    def put(self, new: Mapping[bytes, bytes], records: Mapping[bytes, Record]) -> None:
+    def put(self, new: Iterable[tuple[bytes, bytes]], records: Mapping[bytes, Record]) -> None:
         """Write new and changed frontends; `records` has every ServicePort that they name."""
-        values = {}
-        for key, value in of_kind(Kind.FRONTEND, new):
-            own = FrontendValue.unpack(value)
-            number = records[own.service].number
-            values[key] = layout.FRONTEND.pack(number, own.actions, own.flags)
-            frontends = self._cluster_ips[layout.address_of(key)]
-            if own.flags & layout.FRONTEND_CLUSTER_IP:
-                frontends.add(key)
+        values: list[tuple[bytes, bytes]] = []
+        addresses: set[bytes] = set()
+        for key, value in new:
+            actions, flags, service = FrontendValue.unpack(value)
+            values.append((key, layout.FRONTEND.pack(records[service].number, actions, flags)))
+            address = layout.address_of(key)
+            addresses.add(address)
+            if flags & layout.FRONTEND_CLUSTER_IP:
+                self._cluster_ips[address].add(key)
             else:
-                frontends.discard(key)
-        self.map.put_all(values.items())
-        self._update_markers(set(map(layout.address_of, values)))
+                self._cluster_ips[address].discard(key)
+        self.map.put_all(values)
+        self._update_markers(addresses)
 
-    def remove(self, removed: Mapping[bytes, bytes]) -> None:
+    def remove(self, keys: Collection[bytes]) -> None:
         """Remove frontends; markers go first, as they would refuse connections in between."""
-        keys = [key for key, _ in of_kind(Kind.FRONTEND, removed)]
         for key in keys:
             self._cluster_ips[layout.address_of(key)].discard(key)
         self._update_markers(set(map(layout.address_of, keys)))
@@ -322,51 +325,55 @@ class Tables:
             FullError: a map is full; the part that is already written does no harm.
             OSError: the kernel refused.
         """
-        new = dict(change.added)
-        new.update((key, pair[1]) for key, pair in change.changed.items())
+        new = by_kind(change.added)
+        added = [name for name, _ in new[Kind.SERVICE.value]]
+        for kind, pairs in by_kind({key: pair[1] for key, pair in change.changed.items()}).items():
+            new[kind] += pairs
         # ServicePorts and what belongs to them. A new name comes first, a new list of endpoints
         # before the word that points to it.
         self.services.begin()
-        self.services.add(key for key, _ in of_kind(Kind.SERVICE, change.added))
-        for key, value in of_kind(Kind.SERVICE, new):
+        self.services.add(added)
+        for key, value in new[Kind.SERVICE.value]:
             self.services.put(key, ServiceValue.unpack(value))
         records = self.services.records
         self.maglevs.put_all(
             (layout.number_key(records[name].number), table)
-            for name, table in of_kind(Kind.MAGLEV, new)
+            for name, table in new[Kind.MAGLEV.value]
         )
-        for key in [*self._node_prefixes(new), *self._range_prefixes(new)]:
+        for key in [*_node_prefixes(new), *self._range_prefixes(new)]:
             self.prefixes.put(key, _ONE)  # tries take no batches before Linux 5.16
-        self._list_cidrs(added=self._node_prefixes(new))
+        self._list_cidrs(added=_node_prefixes(new))
 
         # Addresses and frontends; the presence filter knows an address before it is served.
-        node_ips = [key for key, _ in of_kind(Kind.NODE_IP, new)]
+        frontends = new[Kind.FRONTEND.value]
+        node_ips = [key for key, _ in new[Kind.NODE_IP.value]]
         self.presence.serve(node_ips)
-        self.presence.serve(layout.address_of(key) for key, _ in of_kind(Kind.FRONTEND, new))
+        self.presence.serve({layout.address_of(key) for key, _ in frontends})
         self.node_ips.put_all((key, _ONE) for key in node_ips)
-        for _, value in of_kind(Kind.CONFIG, new):
+        for _, value in new[Kind.CONFIG.value]:
             self.node.put(value)
-        self.frontends.put(new, self.services.records)
+        self.frontends.put(frontends, records)
 
         # Removed objects, frontends first. After that no frontend leads to a pool to be emptied.
-        self._remove(change.removed)
+        if change.removed:
+            self._remove(by_kind(change.removed))
         self.services.empty_pools()
 
-    def _remove(self, removed: Mapping[bytes, bytes]) -> None:
+    def _remove(self, removed: ByKind) -> None:
         # Without its frontend a packet would be dropped for its ServiceCIDR; without the source
         # ranges of its frontend, for them.
-        self.prefixes.delete_all(self._node_prefixes(removed))
-        self._list_cidrs(removed=self._node_prefixes(removed))
-        self.frontends.remove(removed)
-        self.node_ips.delete_all(key for key, _ in of_kind(Kind.NODE_IP, removed))
+        self.prefixes.delete_all(_node_prefixes(removed))
+        self._list_cidrs(removed=_node_prefixes(removed))
+        self.frontends.remove([key for key, _ in removed[Kind.FRONTEND.value]])
+        self.node_ips.delete_all(key for key, _ in removed[Kind.NODE_IP.value])
         self.prefixes.delete_all(self._range_prefixes(removed))
         records = self.services.records
         self.maglevs.delete_all(
             layout.number_key(records[name].number)
-            for name, _ in of_kind(Kind.MAGLEV, removed)
+            for name, _ in removed[Kind.MAGLEV.value]
             if name in records
         )
-        for name in [name for name, _ in of_kind(Kind.SERVICE, removed) if name in records]:
+        for name in [name for name, _ in removed[Kind.SERVICE.value] if name in records]:
             self.services.remove(name)
 
     def repair(self) -> None:
@@ -374,17 +381,13 @@ class Tables:
         self.services.repair()
         self.frontends.repair()
 
-    def served(self) -> Iterator[bytes]:
-        """Yield addresses of frontends, and of this node for its node ports."""
-        for table in (self.frontends.map, self.node_ips):
-            yield from (layout.address_of(key) for key, _ in table.items())
-
-    def _node_prefixes(self, objects: Mapping[bytes, bytes]) -> list[bytes]:
-        """Return the trie keys of the node's prefixes."""
-        return [
-            layout.pack_prefix(*layout.split_node_prefix(rest))
-            for rest, _ in of_kind(Kind.PREFIX, objects)
-        ]
+    def served(self) -> set[bytes]:
+        """Return the addresses of frontends, and of this node for its node ports."""
+        return {
+            layout.address_of(key)
+            for table in (self.frontends.map, self.node_ips)
+            for key, _ in table.items()
+        }
 
     def _list_cidrs(self, added: Iterable[bytes] = (), removed: Iterable[bytes] = ()) -> None:
         """Bring the map `cidrs` up to date, given changed keys of the node's prefixes."""
@@ -406,12 +409,20 @@ class Tables:
         )
         self._node_cidrs = now
 
-    def _range_prefixes(self, objects: Mapping[bytes, bytes]) -> list[bytes]:
+    def _range_prefixes(self, objects: ByKind) -> list[bytes]:
         """Return the trie keys of source ranges; those of a ServicePort go before it."""
-        ranges = (layout.split_range(rest) for rest, _ in of_kind(Kind.RANGE, objects))
+        ranges = (layout.split_range(rest) for rest, _ in objects[Kind.RANGE.value])
         records = self.services.records
         return [
             layout.pack_prefix(records[name].number, cidr)
             for cidr, name in ranges
             if name in records
         ]
+
+
+def _node_prefixes(objects: ByKind) -> list[bytes]:
+    """Return the trie keys of the node's prefixes."""
+    return [
+        layout.pack_prefix(*layout.split_node_prefix(rest))
+        for rest, _ in objects[Kind.PREFIX.value]
+    ]

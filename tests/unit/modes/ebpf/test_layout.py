@@ -68,7 +68,7 @@ def test_frontends_survive(actions: int, flags: int, service: bytes) -> None:
 
 def test_keys_begin_with_their_kind() -> None:
     objects = {b"Na": b"", b"Nb": b"", b"Ra": b""}
-    assert dict(layout.of_kind(Kind.NODE_IP, objects)) == {b"a": b"", b"b": b""}
+    assert layout.by_kind(objects) == {b"N": [(b"a", b""), (b"b", b"")], b"R": [(b"a", b"")]}
     assert layout.split_key(b"Ra") == (Kind.RANGE, b"a")
     assert layout.kind_of(b"Ra") == Kind.RANGE
 

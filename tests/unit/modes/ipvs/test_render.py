@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from steersman.model.names import Family, Protocol
 from steersman.model.plan import FamilySettings, LocalDetector, NodeSettings, Scheduling
-from steersman.model.ruleset import diff, merge
+from steersman.model.ruleset import diff_of_owners
 from steersman.modes.ipvs.names import DEVICE, DeviceKey, MemberKey, Server, ServerKey, SetKey
 from steersman.modes.ipvs.render import node_port_addresses, render_node, render_service
 from steersman.netfilter.rule_text import canonical
@@ -123,7 +123,7 @@ def test_no_two_plans_claim_one_object() -> None:
     plans = [random_plan(rng, number, family) for number in range(200) for family in Family]
     rendered = [render_service(of, SETTINGS, RR) for of in plans]
     node = render_node(SETTINGS, random_fully=True)
-    assert merge(diff({}, ruleset) for ruleset in [*rendered, node])
+    assert diff_of_owners(({}, ruleset) for ruleset in [*rendered, node])
     names = {k.set for k in node if type(k) is SetKey}
     assert {k.set for ruleset in rendered for k in ruleset if type(k) is MemberKey} <= names
     assert all(len(name) <= 31 for name in names)
