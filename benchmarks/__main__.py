@@ -15,6 +15,7 @@ from benchmarks import (
     cold,
     ebpf,
     failover_cost,
+    fleet,
     footprint,
     idle,
     memory,
@@ -48,8 +49,9 @@ BENCHMARKS: dict[str, Callable[[bool], list[Figure]]] = {
     "stream": stream.run,
     "ui": ui.run,
     "failover": failover_cost.run,
+    "fleet": fleet.run,
 }
-NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui"}
+NEED_ROOT = set(BENCHMARKS) - {"memory", "proxy", "ui", "fleet"}
 
 
 def main() -> int:

@@ -199,7 +199,8 @@ class Endpoints:
             if denied and not broken and service.namespace != "evil":
                 self._fail(f"{backend} is ejected, and only the node's probes are denied")
             dark = now - self._begun[EVERYTHING] if EVERYTHING in self._faults else 0.0
-            if dark > _SERIES and self._faults[EVERYTHING] is Observation.SILENT:
+            # One that refuses connections is reached, whatever the others do.
+            if dark > _SERIES and self.answer(backend) is Observation.SILENT:
                 self._fail(f"{backend} is ejected, and this node reaches no endpoint")
 
     def overdue(self, policy: Policy[PlanKey]) -> str:

@@ -53,7 +53,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             await self.create_future()  # until the client's timeout
         await asyncio.sleep(2 * _LATENCY)
         if where not in self.network.hosts:
-            self.network.refused += 1
+            self.network.refused.append(self.time())
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         self._connecting[sock.fileno()] = where
 
@@ -67,7 +67,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         self.network.connections += 1
         here = MemoryTransport(self, protocol_factory())
-        there = MemoryTransport(self, server())
+        there = MemoryTransport(self, server(), serves=True)
         here.peer, there.peer = there, here
         there.protocol.connection_made(there)
         here.protocol.connection_made(here)
@@ -77,9 +77,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 class MemoryTransport(asyncio.Transport):
     """One end of a connection; bytes arrive at the other end in order, after a latency."""
 
-    def __init__(self, loop: VirtualLoop, protocol: Any) -> None:
+    def __init__(self, loop: VirtualLoop, protocol: Any, *, serves: bool = False) -> None:
         super().__init__()
         self._loop = loop
+        self._serves = serves
         self.protocol = protocol
         self.peer: MemoryTransport | None = None
         self._sent: list[bytes] = []
@@ -98,6 +99,8 @@ class MemoryTransport(asyncio.Transport):
 
     def _arrive(self) -> None:
         data, self._sent = b"".join(self._sent), []
+        if self._serves:
+            self._loop.network.sent += len(data)
         peer = self.peer
         if peer is None or peer._lost:
             return
@@ -174,7 +177,10 @@ class Network:
         self.silent: set[tuple[str, int]] = set()
         """Addresses that do not answer at all."""
         self.connections = 0
-        self.refused = 0
+        self.refused: list[float] = []
+        """Times at which connections were refused."""
+        self.sent = 0
+        """Bytes that servers sent."""
 
 
 def run(main: Callable[[VirtualLoop], Coroutine[Any, Any, Result]]) -> Result:

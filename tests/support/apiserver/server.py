@@ -138,6 +138,7 @@ class ApiServer:
         self.stalled = False
         self._faults: list[Fault] = []
         self._watchers: set[Watcher] = set()
+        self._encoded: dict[Selector, tuple[Change, bytes]] = {}
         self._connections: set[asyncio.Transport] = set()
         self._host, self._port, self._tls = host, port, tls
         self.load(objects)
@@ -300,7 +301,7 @@ class ApiServer:
     ) -> web.StreamResponse | None:
         """Log a request; the answer if it is refused or meets a fault."""
         query, headers = dict(request.query), dict(request.headers)
-        entry = Request(time.monotonic(), kind.kind, verb, query, headers, subject_of(request))
+        entry = Request(_now(), kind.kind, verb, query, headers, subject_of(request))
         self.log.append(entry)
         answer = self._refusal(request, kind) or await self._faulty(request, kind, verb)
         if answer is not None and answer.status >= 400:
@@ -434,7 +435,7 @@ class ApiServer:
         self._watchers.add(watcher)
         try:
             deadline = float(request.query.get("timeoutSeconds") or 3600)
-            await self._feed(response, watcher, kind, time.monotonic() + deadline)
+            await self._feed(response, watcher, kind, _now() + deadline)
         except ConnectionError:
             pass  # the client went away
         finally:
@@ -457,13 +458,13 @@ class ApiServer:
     async def _feed(
         self, response: web.StreamResponse, watcher: Watcher, kind: Kind, deadline: float
     ) -> None:
-        next_bookmark = time.monotonic() + self.bookmark_seconds
-        while (now := time.monotonic()) < deadline:
+        next_bookmark = _now() + self.bookmark_seconds
+        while (now := _now()) < deadline:
             wait = min(deadline, next_bookmark) - now
             try:
                 text = await asyncio.wait_for(watcher.queue.get(), max(wait, 0))
             except TimeoutError:
-                if time.monotonic() < next_bookmark:
+                if _now() < next_bookmark:
                     return
                 next_bookmark += self.bookmark_seconds
                 if self.stalled or watcher.after > self.world.version:
@@ -480,9 +481,22 @@ class ApiServer:
 
     def _enqueue(self, watcher: Watcher, change: Change) -> None:
         if watcher.kind == change.kind and change.version > watcher.after:
-            event = watch_event(change, watcher.selector)
-            if event is not None:
-                watcher.queue.put_nowait(line(event))
+            text = self._encode(change, watcher.selector)
+            if text:
+                watcher.queue.put_nowait(text)
+
+    def _encode(self, change: Change, selector: Selector) -> bytes:
+        """The line of an event, made once for all watches alike; b"" if they do not see it."""
+        known = self._encoded.get(selector)
+        if known is None or known[0] is not change:
+            event = watch_event(change, selector)
+            known = self._encoded[selector] = (change, line(event) if event else b"")
+        return known[1]
+
+
+def _now() -> float:
+    """The time of the loop, which is virtual in some tests."""
+    return asyncio.get_running_loop().time()
 
 
 async def _not_found(request: web.Request) -> web.Response:

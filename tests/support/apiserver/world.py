@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import bisect
+import itertools
 import json
 import time
 import uuid
@@ -159,7 +161,8 @@ class World:
         return sorted(found, key=key_of)
 
     def since(self, version: int) -> Iterable[Change]:
-        return (change for change in self.history if change.version > version)
+        first = bisect.bisect_right(self.history, version, key=lambda change: change.version)
+        return itertools.islice(self.history, first, None)
 
     def _record(self, change: Change) -> Change:
         self.history.append(change)
