@@ -152,6 +152,21 @@ def test_what_an_older_version_has_not_marked_lives_on(node: Node) -> None:
         talk(ends)
 
 
+@pytest.mark.parametrize("shape", ["other", "same"])
+def test_a_map_of_another_version_goes(node: Node, shape: str) -> None:
+    if shape == "same":
+        asyncio.run(node.modes[-1].aclose())
+        asyncio.run(bring(node.mode(), PLAN))
+    marks = ArrayMap.pinned(node.pins / "maps" / "marks")
+    marks.pin(node.pins / "maps" / "unknown")
+    marks.close()
+    asyncio.run(node.modes[-1].aclose())
+    with connection(node) as ends:
+        asyncio.run(bring(node.mode(), PLAN))
+        talk(ends)
+    assert "unknown" not in {path.name for path in (node.pins / "maps").iterdir()}
+
+
 def trusted(node: Node, maps: str) -> int:
     """Whether programs rely on the marks in a directory of pins."""
     marks = ArrayMap.pinned(node.pins / maps / "marks")

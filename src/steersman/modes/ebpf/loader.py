@@ -257,6 +257,8 @@ class LoadedObject(OpenedObject):
     def __init__(self, path: Path, pins: Path | None) -> None:
         """Load an object; use the maps that are pinned in `pins`, and pin the others there.
 
+        Pins of maps that only another version has are removed; its programs keep the maps.
+
         Raises:
             ObjectError: libbpf or the kernel refused it, or its structs are not ours.
             StaleMapsError: maps of another shape are pinned.
@@ -277,6 +279,9 @@ class LoadedObject(OpenedObject):
         self.programs = self.descriptors("program")
         """Descriptors by name."""
         self.maps = self.descriptors("map")
+        for pin in pins.iterdir() if pins else ():
+            if pin.name not in self.maps:
+                pin.unlink()
 
     def _use_pins(self, pins: Path) -> None:
         """Set the pins of all maps; StaleMapsError if some have another shape."""
