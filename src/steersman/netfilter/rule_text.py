@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from steersman.model.addresses import canonical_ip, family_of
@@ -351,7 +352,7 @@ def write_steps(
     """
     for family in sorted(steps):
         own = steps[family]
-        own.sort(key=lambda step: step.phase)
+        own.sort(key=itemgetter(0))  # the phase
         if len(own) <= limits.whole:
             yield Run(family, _run_text(own, spellings))
             continue
@@ -370,25 +371,36 @@ def _run_text(steps: list[Step], spellings: Mapping[str, str]) -> str:
     order, chains that are looked up one after the other are neighbours in memory. For 40,000
     chains iptables-legacy-restore takes 0.8 s of CPU instead of 1.1 s.
     """
+    by_table: dict[str, list[Step]] = {}
+    for step in steps:
+        by_table.setdefault(step.table, []).append(step)
     lines: list[str] = []
     for table in _TABLES:
-        own = [step for step in steps if step.table == table]
-        if not own:
+        if table not in by_table:
             continue
         lines.append(f"*{table}")
+        # One pass over the steps: a large Diff has tens of thousands.
+        declared: dict[str, str] = {}
+        others: list[Step] = []
+        changes: list[str] = []
+        for step in by_table[table]:
+            _, _, chain, _, append, delete, insert, _, remove = step
+            if chain:
+                declared[chain] = append
+            elif delete or insert:
+                if delete:
+                    changes += [f"-D{spellings.get(rule, rule)[2:]}" for rule in delete]
+                changes += [f"-I{rule[2:]}" for rule in reversed(insert)]  # each goes to the top
+            if remove or not chain:
+                others.append(step)
         # Declare all chains first, so that rules may lead to any of them; `:CHAIN` also empties it.
-        declared = {step.declare: step.append for step in own if step.declare}
         order = sorted(declared, reverse=True)
         lines += [f":{chain} - [0:0]" for chain in order]
-        lines += [f"-N {step.create}" for step in own if step.create]
+        lines += [f"-N {step.create}" for step in others if step.create]
         lines += [declared[chain] for chain in order if declared[chain]]
-        # -I puts a rule at the top, so insert in reverse.
-        for step in own:
-            if step.delete or step.insert:
-                lines += [f"-D{spellings.get(rule, rule)[2:]}" for rule in step.delete]
-                lines += [f"-I{rule[2:]}" for rule in reversed(step.insert)]
-        lines += [rule for step in own if step.last for rule in step.last]
-        lines += [f"-X {step.remove}" for step in own if step.remove]
+        lines += changes
+        lines += [rule for step in others for rule in step.last]
+        lines += [f"-X {step.remove}" for step in others if step.remove]
         lines.append("COMMIT")
     lines.append("")
     return "\n".join(lines)

@@ -72,9 +72,12 @@ def last_octet(address: str) -> int:
     return int(address.rpartition(".")[2])
 
 
+_BUCKETS = tuple(f"{BUCKET}{octet:02x}" for octet in range(256))
+
+
 def bucket_chain(octet: int) -> str:
     """Return the chain that holds the rules of addresses with these low eight bits."""
-    return f"{BUCKET}{octet:02x}"
+    return _BUCKETS[octet]
 
 
 def is_shared(table: str, chain: str) -> bool:

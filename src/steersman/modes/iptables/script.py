@@ -156,7 +156,11 @@ def _groups(lines: list[str], spell: Callable[[str], str]) -> dict[str, list[str
 _NODE_CHAINS, _SERVICE_CHAINS, _RULES, _TAIL, _JUMPS, _REMOVE_SERVICE, _REMOVE_NODE = range(7)
 """The phases of a Diff that is cut into several runs."""
 _ORDER = {prefix: order for order, prefix in enumerate(SERVICE_PREFIXES)}
-"""Chains of a ServicePort by prefix: each leads only to those before. Others are the node's."""
+"""Chains of a ServicePort by prefix, which a hash of 16 characters follows: each leads only to
+those before. Other chains are the node's."""
+# Not by `_ORDER`: rendering puts chains after those that they lead to, and a run that holds all
+# chains of its owners takes iptables-nft two thirds of the time.
+_OF_NODE, _OF_SERVICE = (_NODE_CHAINS, 0), (_SERVICE_CHAINS, 0)
 
 
 def write_runs(
@@ -180,12 +184,19 @@ def write_runs(
         family, table, chain, part = key
         if new_text is None and is_kubelets(key):
             continue
-        own = steps.setdefault(family, [])
-        if part == WHOLE and not is_kubelets(key):
-            own += _chain_steps(key, new_text, (family, table, chain) in referenced)
+        own = steps.get(family)
+        if own is None:
+            own = steps[family] = []
+        if part == WHOLE and chain != KUBELET_FIREWALL:
+            if new_text is None:
+                own += _removal_steps(table, chain, (family, table, chain) in referenced)
+            else:  # most objects of a large Diff
+                phase = _OF_SERVICE if chain[:-16] in _ORDER else _OF_NODE
+                own.append(Step(phase, table, chain, "", new_text))
             continue
         # A part of a chain that has other parts; a chain that goes is emptied anyway.
-        old = rule_lines(None if (family, table, chain) in gone else old_text)
+        goes = old_text is None or (family, table, chain) in gone
+        old = [] if goes else rule_lines(old_text)
         new = rule_lines(new_text)
         if chain == KUBELET_FIREWALL and part == WHOLE:
             own.append(Step((_NODE_CHAINS, 0), table, create=chain))
@@ -197,20 +208,13 @@ def write_runs(
             own.append(Step(phase, table, delete=old, insert=new))
         else:
             phase = (_TAIL if part == SPLIT else _RULES, 0)
-            own.append(Step(phase, table, delete=old, insert=new))
+            own.append(Step(phase, table, "", "", "", old, new))
     return write_steps(steps, limits, spellings)
 
 
-def _chain_steps(key: RuleKey, new: str | None, referenced: bool) -> list[Step]:
-    """Return the steps for a chain and, unless it is shared, its rules; `new` None removes it."""
-    _, table, chain, _ = key
-    # The hash of a chain of a ServicePort has 16 characters, and no dash.
+def _removal_steps(table: str, chain: str, referenced: bool) -> list[Step]:
+    """Return the steps that remove a chain."""
     order = _ORDER.get(chain[:-16], -1)
-    if new is not None:
-        # Not sorted by `order`: rendering puts chains after those that they lead to, and a run that
-        # holds all chains of its owners takes iptables-nft two thirds of the time.
-        phase = _NODE_CHAINS if order < 0 else _SERVICE_CHAINS
-        return [Step((phase, 0), table, declare=chain, append=new)]
     remove = "" if referenced else chain
     if order >= 0:
         return [Step((_REMOVE_SERVICE, -order), table, declare=chain, remove=remove)]
