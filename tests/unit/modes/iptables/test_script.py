@@ -53,6 +53,15 @@ def test_an_endpoint_change_writes_only_its_chains() -> None:
     assert not any(line.startswith(("-I", "-D", "-X")) for line in run)
 
 
+def test_chains_are_declared_and_filled_in_descending_order() -> None:
+    """iptables-legacy inserts a name that sorts before all others at once."""
+    (run,) = lines(diff({}, {**service(1), **service(2), **service(3)}))
+    declared = [line[1:].partition(" ")[0] for line in run if line.startswith(":")]
+    filled = [line.split(" ")[1] for line in run if line.startswith("-A ")]
+    assert len(declared) == len(set(declared)) > 6
+    assert declared == sorted(declared, reverse=True) == list(dict.fromkeys(filled))
+
+
 def test_a_service_added_and_removed() -> None:
     (added,) = lines(diff({}, service(1)))
     assert [line for line in added if line.startswith("-I")] == [
