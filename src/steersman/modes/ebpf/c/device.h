@@ -78,24 +78,22 @@ struct opening {
 	struct packet *packet;
 	struct slot slot;
 	__u32 service;
-	__u32 action;
-	int by_table; // use its Maglev table, if it has one
-	int failed; // 0, or the counter of the reason for dropping it
+	__u16 action; // small fields, as frames on a path share 512 bytes
+	__u8 by_table; // use its Maglev table, if it has one
+	__u8 failed; // 0, or the counter of the reason for dropping it
 };
 
 // Try to open a connection; 0 if another endpoint should be tried.
 static __noinline long try_endpoint(__u32 round, struct opening *own)
 {
 	struct packet *packet = own->packet;
-	struct slot slot = {};
 
-	if (!(own->by_table && choose_by_table(packet, own->service, own->action, &slot)) &&
-	    !choose(own->service, own->action, &packet->key.source, &slot)) {
+	if (!(own->by_table && choose_by_table(packet, own->service, own->action, &own->slot)) &&
+	    !choose(own->service, own->action, &packet->key.source, &own->slot)) {
 		own->failed = DROPPED_NO_ENDPOINT;
 		return 1;
 	}
-	own->failed = open_flow(packet, own->service, own->action, &slot);
-	own->slot = slot;
+	own->failed = open_flow(packet, own->service, own->action, &own->slot);
 	own->by_table = 0;
 	return !own->failed;
 }

@@ -244,9 +244,6 @@ INLINE int add_masquerade_flow(const struct packet *packet, const struct slot *s
 VERIFIED_ONCE int open_flow(struct packet *packet, __u32 service, __u32 action,
 			    const struct slot *slot)
 {
-	struct flow flow = { .kind = TO_ENDPOINT, .service = service };
-	struct flow_key key;
-
 	if (!packet || !slot)
 		return DROPPED_NO_FLOW;
 	if (!add_return_flow(packet, slot, service))
@@ -258,10 +255,15 @@ VERIFIED_ONCE int open_flow(struct packet *packet, __u32 service, __u32 action,
 		else if (!add_masquerade_flow(packet, slot, service))
 			return DROPPED_NO_FLOW;
 	}
-	flow.address = slot->address;
-	flow.port = slot->port;
-	flow.last = now();
-	key = packet->key;
+	struct flow flow = {
+		.address = slot->address,
+		.last = now(),
+		.port = slot->port,
+		.kind = TO_ENDPOINT,
+		.service = service,
+	};
+	struct flow_key key = packet->key;
+
 	if (add_flow(&key, &flow, &key.source) || replace_flow(&key, &flow))
 		return 0;
 	return DROPPED_NO_FLOW;
