@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from steersman.netfilter.names import chain_hash
 
@@ -47,10 +47,13 @@ def service(number: int) -> bytes:
     ).encode()
 
 
-def endpoint_slice(number: int, addresses: Iterable[str]) -> bytes:
+def endpoint_slice(
+    number: int, addresses: Iterable[str], others: Mapping[str, Mapping[str, bool]] | None = None
+) -> bytes:
+    """Return the slice of a Service; `others`: conditions of endpoints that are not ready."""
     meta = _meta(f"service-{number}-abcde")
     meta["labels"] = {"kubernetes.io/service-name": f"service-{number}"}
-    conditions = {"ready": True, "serving": True, "terminating": False}
+    ready = {"ready": True, "serving": True, "terminating": False}
     return json.dumps(
         {
             "metadata": meta,
@@ -58,7 +61,7 @@ def endpoint_slice(number: int, addresses: Iterable[str]) -> bytes:
             "endpoints": [
                 {
                     "addresses": [address],
-                    "conditions": conditions,
+                    "conditions": (others or {}).get(address, ready),
                     "nodeName": NODE if _is_here(address) else f"node-{index}",
                     "targetRef": {"kind": "Pod", "namespace": "bench", "name": f"pod-{address}"},
                 }

@@ -172,13 +172,15 @@ def _targets(slice_: EndpointSlice) -> bytes:
         return b""
     namespace = slice_.metadata.namespace
     short = [
-        ref.name
-        if ref and (ref.kind, ref.namespace or namespace) == ("Pod", namespace)
-        else ref and [ref.kind, ref.namespace, ref.name]
+        None
+        if ref is None
+        else ref.name
+        if ref.kind == "Pod" and (ref.namespace or namespace) == namespace
+        else [ref.kind, ref.namespace, ref.name]
         for ref in refs
     ]
     names = [name for name in short if isinstance(name, str)]
-    first, last = min(names, default=""), max(names, default="")
+    first, last = (min(names), max(names)) if names else ("", "")
     shared = 0  # letters that the first and the last name share, and so all names between them
     for one, other in zip(first, last, strict=False):
         if one != other:
