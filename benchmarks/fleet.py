@@ -292,18 +292,18 @@ class Fleet:
         return self.loop.time() - began
 
     def converged(self) -> bool:
-        """Whether every node knows everything that is older than a tenth of a second."""
-        return all(self._knows(node) for node in self.nodes)
-
-    def _knows(self, node: Node) -> bool:
-        if len(node.ready) < 4 or not node.source.stats.connected:
-            return False
-        wrong = 0
-        for kind in ("Service", "EndpointSlice"):
-            for (namespace, name), obj in self.world.objects[kind].items():
-                version = node.told.get((kind, ObjectName(namespace, name)))
-                wrong += version != obj["metadata"]["resourceVersion"]
-        return wrong <= 1  # the change of this moment is on its way
+        """Whether every node knows everything but, at most, the change of this moment."""
+        wanted = {
+            (kind, ObjectName(*key)): obj["metadata"]["resourceVersion"]
+            for kind in ("Service", "EndpointSlice")
+            for key, obj in self.world.objects[kind].items()
+        }.items()
+        return all(
+            node.source.stats.connected
+            and len(node.ready) == 4
+            and len(wanted - node.told.items()) <= 1
+            for node in self.nodes
+        )
 
     async def measure(self, name: str, scenario: Callable[[], Awaitable[None]]) -> Outcome:
         """Run a scenario until every node has converged."""
@@ -348,16 +348,22 @@ class Fleet:
             await asyncio.sleep(60 / changes)
 
 
-def simulate(nodes: int, seed: int = 1, *, balanced: bool = True) -> list[Outcome]:
-    """Run the scenarios one after the other; return what each cost."""
+def simulate(
+    nodes: int,
+    seed: int = 1,
+    *,
+    balanced: bool = True,
+    tell: Callable[[Outcome], None] = lambda _: None,
+) -> list[Outcome]:
+    """Run the scenarios one after the other; return what each cost, and tell it at once."""
 
     async def main(loop: VirtualLoop) -> list[Outcome]:
         async with Fleet(loop, nodes, seed, balanced=balanced) as fleet:
-            await fleet.measure("restart", fleet.restart)
+            tell(await fleet.measure("restart", fleet.restart))
             await asyncio.sleep(30)
-            await fleet.measure("outage", fleet.outage)
+            tell(await fleet.measure("outage", fleet.outage))
             await asyncio.sleep(30)
-            await fleet.measure("rollout", fleet.rollout)
+            tell(await fleet.measure("rollout", fleet.rollout))
             return fleet.outcomes
 
     return in_virtual_time(main)
@@ -453,10 +459,13 @@ def main() -> int:
         cost = asyncio.run(_be_idle(options.idle, options.nodes, options.seconds))
         print(msgspec.json.encode(cost).decode())
         return 0
-    outcomes = simulate(options.nodes, options.seed, balanced=not options.urls)
-    print(HEADER)
-    for outcome in outcomes:
-        print(outcome.line())
+    print(HEADER, flush=True)
+    outcomes = simulate(
+        options.nodes,
+        options.seed,
+        balanced=not options.urls,
+        tell=lambda outcome: print(outcome.line(), flush=True),
+    )
     for outcome in outcomes if options.histogram else ():
         print(f"\n{outcome.name}: requests and refused connections in each second\n")
         print(outcome.histogram())
