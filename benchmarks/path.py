@@ -71,9 +71,12 @@ class Plot:
         self.inside = _linked(node, "server", SERVER, _GATEWAY)
         self.inside.enter()
         self.server = socket.create_server((SERVER, 8080), backlog=1024)
+        self.datagrams = socket.socket(type=socket.SOCK_DGRAM)
+        self.datagrams.bind((SERVER, 8080))
 
     def close(self) -> None:
         self.server.close()
+        self.datagrams.close()
         for each in (self.pod, self.outside, self.inside):
             each.close()
 
@@ -126,18 +129,20 @@ class Client:
         return [statistics.median(self.times[n : n + _ROUND]) for n in firsts]
 
 
-def target_service(number: int) -> tuple[bytes, bytes]:
+def target_service(number: int, protocol: str = "TCP") -> tuple[bytes, bytes]:
     """A Service with a node port whose one endpoint is the server."""
     raw = json.loads(world.service(number))
     raw["spec"]["type"] = "NodePort"
-    raw["spec"]["ports"][0]["nodePort"] = _NODE_PORT
-    return json.dumps(raw).encode(), world.endpoint_slice(number, [SERVER])
+    raw["spec"]["ports"][0] |= {"nodePort": _NODE_PORT, "protocol": protocol}
+    ends = json.loads(world.endpoint_slice(number, [SERVER]))
+    ends["ports"][0]["protocol"] = protocol
+    return json.dumps(raw).encode(), json.dumps(ends).encode()
 
 
-def node_with(mode: str, services: int) -> tuple[Node, str]:
+def node_with(mode: str, services: int, protocol: str = "TCP") -> tuple[Node, str]:
     """A node with Services, and the address of the one that came last."""
     node = Node(mode.removeprefix("iptables-"), services)
-    raw, ends = target_service(services)
+    raw, ends = target_service(services, protocol)
     node.event("Service", raw)
     node.event("EndpointSlice", ends)
     return node, world.cluster_ip(services)
@@ -149,23 +154,29 @@ def _upstream(services: int) -> tuple[Any, str]:
     return flat, world.cluster_ip(services)
 
 
-class _Ways:
+class Ways:
     """Every way to the server through one node."""
 
-    def __init__(self, name: str, make: Callable[[], tuple[Any, str]], node_port: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], tuple[Any, str]],
+        node_port: bool,
+        client: type[Client] = Client,
+    ) -> None:
         node, address = make()
         self.name, self._node, self.plot = name, node, Plot(node.netns)
         if isinstance(node, Node):
             node.look()
             node.sync()
-        elif isinstance(node, _Bare):
+        elif isinstance(node, Bare):
             node.netns.enter()
             node.ready()
         place = node.place if isinstance(node, Node) else None
-        self.direct = Client(self.plot, self.plot.pod, (SERVER, 8080), place)
-        self.service = Client(self.plot, self.plot.pod, (address, 80), place)
-        self.from_outside = Client(self.plot, self.plot.outside, (SERVER, 8080))
-        self.node_port = Client(self.plot, self.plot.outside, (_NODE, _NODE_PORT))
+        self.direct = client(self.plot, self.plot.pod, (SERVER, 8080), place)
+        self.service = client(self.plot, self.plot.pod, (address, 80), place)
+        self.from_outside = client(self.plot, self.plot.outside, (SERVER, 8080))
+        self.node_port = client(self.plot, self.plot.outside, (_NODE, _NODE_PORT))
         self.clients = [self.direct, self.service]
         self.clients += [self.from_outside, self.node_port] if node_port else []
 
@@ -175,10 +186,10 @@ class _Ways:
 
 
 def _measure(services: int, rounds: int, modes: Sequence[str]) -> list[Figure]:
-    bare = _Ways("no rules", lambda: (_Bare(), SERVER), node_port=False)
-    flat = _Ways("upstream's", functools.partial(_upstream, services), node_port=False)
-    ways = [_Ways(m, functools.partial(node_with, m, services), node_port=True) for m in modes]
-    idle = [_Ways("idle programs", lambda: (_Idle(), SERVER), node_port=False)] if tcx() else []
+    bare = Ways("no rules", lambda: (Bare(), SERVER), node_port=False)
+    flat = Ways("upstream's", functools.partial(_upstream, services), node_port=False)
+    ways = [Ways(m, functools.partial(node_with, m, services), node_port=True) for m in modes]
+    idle = [Ways("idle programs", lambda: (_Idle(), SERVER), node_port=False)] if tcx() else []
     everyone = [*bare.clients[:1], bare.from_outside, *flat.clients[1:]]
     everyone += [client for way in idle for client in (way.direct, way.from_outside)]
     everyone += [client for way in ways for client in way.clients]
@@ -200,7 +211,7 @@ def _compared(name: str, mode: str, services: int, ours: Client, other: Client) 
     return msgspec.structs.replace(compared, ratio=round(ours.beside(other), 3))
 
 
-def _floor(services: int, idle: _Ways, bare: _Ways) -> list[Figure]:
+def _floor(services: int, idle: Ways, bare: Ways) -> list[Figure]:
     """What programs on devices cost that do nothing."""
     name = "empty programs, direct"
     return [
@@ -212,17 +223,20 @@ def _floor(services: int, idle: _Ways, bare: _Ways) -> list[Figure]:
     ]
 
 
-def _figures(mode: str, services: int, way: _Ways, bare: _Ways) -> list[Figure]:
+def _figures(mode: str, services: int, way: Ways, bare: Ways) -> list[Figure]:
     own = [_compared("ClusterIP from a pod", mode, services, way.service, bare.direct)]
     if way.direct.times:
         own += [
             _compared("  direct, same node", mode, services, way.service, way.direct),
             _compared("NodePort from outside", mode, services, way.node_port, bare.from_outside),
+            _compared("  direct, same node", mode, services, way.node_port, way.from_outside),
+            _compared("no Service, from a pod", mode, services, way.direct, bare.direct),
+            _compared("  from outside", mode, services, way.from_outside, bare.from_outside),
         ]
     return own
 
 
-class _Bare:
+class Bare:
     """A node that only forwards."""
 
     def __init__(self) -> None:
@@ -235,7 +249,7 @@ class _Bare:
         self.netns.close()
 
 
-class _Idle(_Bare):
+class _Idle(Bare):
     """One that has programs on its devices, too, which do nothing: less than that none can cost."""
 
     def __init__(self) -> None:
