@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 from benchmarks import world
 from benchmarks.figures import Figure, figure
 from benchmarks.node import Netns
-from benchmarks.process import api_server, get, memory, steersman, wait_ready
+from benchmarks.process import api_server, environment, get, memory, steersman, wait_ready
+from steersman.host.local_socket import CONTROL
 
-_PAGES = ("metrics", "state", "configz")
+_PAGES = ("metrics", "metrics/services", "state", "configz")
+_ANSWERS = ("world", "state", "names", "stats", "status", "node", "history", "digests", "top")
 
 
 def objects(services: int) -> list[bytes]:
@@ -24,33 +30,67 @@ def objects(services: int) -> list[bytes]:
 
 
 def measured(mode: str, services: int) -> tuple[float, float, float]:
-    """MB resident when all rules are in, after each page was served once, and at the most."""
+    """MB resident when all rules are in, after each answer was given once, and at the most."""
     netns = Netns()
     netns.enter()
     with tempfile.TemporaryDirectory() as directory:  # noqa: SIM117 - the flag needs its URL
         with api_server(objects(services), Path(directory)) as url:
             with steersman("--master", url, "--proxy-mode", mode) as process:
                 wait_ready(process)
-                first = memory(process.pid)
+                first = _settled(process.pid)
                 for page in _PAGES:
                     get(f"http://127.0.0.1:10249/{page}")
-                now, most = memory(process.pid), memory(process.pid, "VmHWM")
+                for page in _ANSWERS:
+                    _ask(page)
+                now, most = _settled(process.pid), memory(process.pid, "VmHWM")
     netns.close()
     return first, now, most
 
 
+def _settled(pid: int) -> float:
+    """MB resident once they have stopped changing: memory is given back after the first sync."""
+    seen: list[float] = []
+    while len(seen) < 100 and (len(seen) < 8 or max(seen[-8:]) - min(seen[-8:]) > 1):
+        time.sleep(0.25)
+        seen.append(memory(pid))
+    return seen[-1]
+
+
+def _ask(page: str) -> None:
+    """Ask the process on its local socket, as commands do."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(f"\0{CONTROL}")
+        sock.sendall(f"GET /{page} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        status = sock.recv(1 << 16)
+        assert status.startswith(b"HTTP/1.1 200"), status
+        while sock.recv(1 << 16):
+            pass
+
+
+def _imports(mode: str) -> float:
+    """MB resident of a fresh process that has imported what the process needs in a mode."""
+    code = (
+        "from steersman.cli.commands import run; run.import_aiohttp(); "
+        f"import steersman.run.assemble, steersman.modes.{mode}.mode; "
+        "print(*[line for line in open('/proc/self/status') if line.startswith('VmRSS')])"
+    )
+    argv = [sys.executable, "-c", code]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, env=environment())
+    return int(done.stdout.split()[1]) * 1024 / 1e6
+
+
 def run(quick: bool) -> list[Figure]:
-    """Measure 5,000 Services with iptables and 10,000 with nftables (500 when quick)."""
+    """Measure without Services, with 10,000 and with 50,000 (500 when quick)."""
     figures = []
-    for mode, services in (("iptables", 5_000), ("nftables", 10_000)):
-        size = 500 if quick else services
+    for mode in ("nftables", "iptables", "ebpf"):
         name = "iptables-nft" if mode == "iptables" else mode
-        empty, _, _ = measured(mode, 0)
-        first, now, most = measured(mode, size)
-        figures += [
-            figure("the process: resident memory", name, size, (first, "MB")),
-            figure("  after metrics and state", name, size, (now, "MB")),
-            figure("  at the most", name, size, (most, "MB")),
-            figure("  without any Service", name, 0, (empty, "MB")),
-        ]
+        figures.append(figure("imports: resident memory", name, 0, (_imports(mode), "MB")))
+        for size in (0, 500) if quick else (0, 10_000, 50_000):
+            first, now, most = measured(mode, size)
+            figures += [
+                figure("the process: resident memory", name, size, (first, "MB")),
+                figure("  after each answer", name, size, (now, "MB")),
+                figure("  at the most", name, size, (most, "MB")),
+            ]
     return figures

@@ -26,10 +26,15 @@ def put(ledger: ObjectLedger, world: dict[int, tuple[Owner, int]]) -> None:
         ledger.put(owner, of(world, owner))
 
 
-@given(st.lists(steps, max_size=4), st.dictionaries(st.integers(0, 8), st.integers(0, 2)))
+@given(
+    st.lists(steps, max_size=4),
+    st.dictionaries(st.integers(0, 8), st.integers(0, 2)),
+    st.booleans(),
+)
 def test_the_kernel_has_what_is_in_force(
     history: list[tuple[dict[int, tuple[Owner, int]], list[list[Owner]], set[Owner]]],
     found: dict[int, int],
+    packs: bool,
 ) -> None:
     ledger, kernel = ObjectLedger(), dict(found)
     for world, order, refused in history:
@@ -40,6 +45,8 @@ def test_the_kernel_has_what_is_in_force(
             else:
                 kernel = patch(kernel, ledger.part(kernel, part))
                 ledger.accept(part)
+            if packs:
+                ledger.pack()
         kernel = patch(kernel, ledger.part(kernel, [STALE]))
         assert kernel == ledger.effective() == dict(ledger.in_force())
         assert ledger.objects == len(list(ledger.in_force()))
@@ -48,14 +55,16 @@ def test_the_kernel_has_what_is_in_force(
                 assert of(world, owner).items() <= kernel.items()
 
 
-@given(worlds, worlds)
+@given(worlds, worlds, st.booleans())
 def test_changes_lead_from_one_world_to_the_next(
-    first: dict[int, tuple[Owner, int]], second: dict[int, tuple[Owner, int]]
+    first: dict[int, tuple[Owner, int]], second: dict[int, tuple[Owner, int]], packs: bool
 ) -> None:
     """Also where an object changes hands."""
     ledger = ObjectLedger()
     put(ledger, first)
     ledger.mark_written()
+    if packs:
+        ledger.pack()
     have: dict[Any, Any] = ledger.effective()
     put(ledger, second)
     change = ledger.changes()

@@ -258,6 +258,7 @@ class Daemon:
             self._servers.failure = ""
             if report is not None:
                 await self._observers.observe(report)
+                await sync.pack()
         if sync.store.synced and sync.owes:  # before, the awaited list requests a run
             self._runner.request()
         if report is None or (result := report.result) is None:

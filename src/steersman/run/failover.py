@@ -35,7 +35,7 @@ from steersman.model.names import ObjectName, PlanKey, Protocol
 from steersman.run.engine import Engine
 from steersman.run.events import Recorder, Regarding
 from steersman.run.metrics import Metrics
-from steersman.run.state import SyncReport
+from steersman.run.state import State, SyncReport
 from steersman.source.store import Store
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,8 @@ class Failover:
         self._unread: dict[ObjectName, None] = {}
         """Services that changed, in order."""
         self._failures: FailureWatch | None = None
-        self._report: SyncReport | None = None
+        self._state: State | None = None
+        """Of the last sync. Its report would keep everything that the sync planned and wrote."""
         self._was_default = False
         self._configured: ProxyConfig | None = None
         """The configuration that the policy has."""
@@ -128,7 +129,7 @@ class Failover:
 
     def observe(self, report: SyncReport) -> None:
         """Take the Services that a sync changed."""
-        self._report = report
+        self._state = report.state
         config = self._config()
         if config is not self._configured:
             self._configured = config
@@ -147,16 +148,16 @@ class Failover:
     async def _read_services(self) -> None:
         """Give the policy the endpoints of Services that changed."""
         number = 0
-        while self._unread and self._report is not None:
+        while self._unread and self._state is not None:
             name = next(iter(self._unread))
             del self._unread[name]
-            self._read_service(name, self._report)
+            self._read_service(name, self._state)
             number += 1
             if number % _SLICE == 0:
                 await asyncio.sleep(0)
 
-    def _read_service(self, name: ObjectName, report: SyncReport) -> None:
-        snapshot, settings = report.state.snapshot, report.state.plan.settings
+    def _read_service(self, name: ObjectName, state: State) -> None:
+        snapshot, settings = state.snapshot, state.plan.settings
         service = snapshot.services.get(name)
         pools: dict[PlanKey, dict[Backend, str]] = {}
         check: Check | None = None
@@ -176,7 +177,7 @@ class Failover:
         for key, members in pools.items():
             self._policy.serve(key, members, name.namespace)
             if check is not None and key.name.protocol is Protocol.TCP:
-                used = self._used(key, report)
+                used = self._used(key, state)
                 self._checks.serve(
                     self._clock(), key, [each for each in members if each in used], check
                 )
@@ -187,13 +188,13 @@ class Failover:
             self._count()
 
     def _entries_of(self, name: ObjectName, backend: Backend) -> tuple[SliceEndpoint, ...]:
-        assert self._report is not None
-        slices = self._report.state.snapshot.slices.get(name, {})
+        assert self._state is not None
+        slices = self._state.snapshot.slices.get(name, {})
         return entries_of(slices.values(), backend.ip)
 
-    def _used(self, key: PlanKey, report: SyncReport) -> set[Backend]:
+    def _used(self, key: PlanKey, state: State) -> set[Backend]:
         """Return the endpoints that this node uses, those included that are ejected."""
-        plan = report.state.plan.services.get(key)
+        plan = state.plan.services.get(key)
         used = (
             {Backend(each.ip, each.port, key.name.protocol) for each in plan.reachable}
             if plan

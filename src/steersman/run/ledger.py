@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from steersman.compile.planner import PlanChange
 from steersman.model.names import ObjectName, PlanKey
 from steersman.model.plan import ServicePlan
-from steersman.model.ruleset import Diff, Ruleset, diff, diff_of_owners
+from steersman.model.ruleset import Diff, Packer, Ruleset, diff, diff_of_owners
 from steersman.source.store import MOST_TRIGGERS, Changes
 
 # -- Owed to the kernel ----------------------------------------------------------------------------
@@ -183,6 +183,10 @@ _MOST_USED, _PART = 200, 2000
 """Services in the first part of a Diff, and in each other one: see `ObjectLedger.parts`."""
 
 
+_FEW = 1000
+"""Owners that are packed in any order."""
+
+
 class ObjectLedger:
     """The Ruleset by owner, so that a sync costs what changed."""
 
@@ -194,8 +198,11 @@ class ObjectLedger:
         """Number of objects of all owners."""
         self._missing: dict[Owner, int] = {}
         """Number of objects that rejected owners keep here, but that others removed."""
-        self._want: dict[Owner, Ruleset] = {}
-        self._have: dict[Owner, Ruleset] = {}
+        self._want: dict[Owner, Ruleset | bytes] = {}
+        self._have: dict[Owner, Ruleset | bytes] = {}
+        self._packer = Packer()
+        self._loose: set[Owner] = set()
+        """Owners that were accepted since the last `pack`."""
         self._dirty: set[Owner] = set()
         self._adopters: set[Owner] = set()
         """Owners that were rejected before any of their objects was known to be in force."""
@@ -221,9 +228,9 @@ class ObjectLedger:
 
     def drop_claimed(self, owners: Iterable[Owner]) -> None:
         """Drop from outdated owners the objects that dirty owners want."""
-        claims = [(other, self._want.get(other, {})) for other in self._dirty]
+        claims = [(other, self._wants(other)) for other in self._dirty]
         for owner in owners:
-            want = self._want.get(owner, {})
+            want = self._wants(owner)
             lost = {key for other, claim in claims if other != owner for key in claim.keys() & want}
             if lost:
                 self._dirty.add(owner)
@@ -236,11 +243,8 @@ class ObjectLedger:
 
     def changes(self) -> Diff | None:
         """Return the Diff of the dirty owners; None if two of them want, or drop, one object."""
-        have, want = self._have, self._want
         try:
-            return diff_of_owners(
-                (have.get(o, _NO_OBJECTS), want.get(o, _NO_OBJECTS)) for o in self._dirty
-            )
+            return diff_of_owners((self._has(owner), self._wants(owner)) for owner in self._dirty)
         except ValueError:
             return None
 
@@ -256,7 +260,7 @@ class ObjectLedger:
 
     def wanted(self) -> dict[Any, Any]:
         """Return the objects that all owners want, rejected ones included."""
-        return _flat(self._want.values())
+        return _flat(map(self._packer.unpack, self._want.values()))
 
     def effective(self) -> dict[Any, Any]:
         """Return the objects that the kernel should have now.
@@ -280,7 +284,7 @@ class ObjectLedger:
         Returns:
             None if an owner is rejected, or two owners claim one object.
         """
-        if self.rejected or sum(map(len, self._want.values())) != objects:
+        if self.rejected or sum(map(self._packer.size, self._want.values())) != objects:
             return None
         services: dict[ObjectName | None, list[Owner]] = {None: []}
         for owner in self._want:
@@ -290,7 +294,7 @@ class ObjectLedger:
         rest = [name for name in services if name not in used]
         together = [[*used], *(rest[at : at + _PART] for at in range(0, len(rest), _PART))]
         return (
-            Diff(_flat(self._want[owner] for name in names for owner in services[name]))
+            Diff(_flat(self._wants(owner) for name in names for owner in services[name]))
             for names in together
         )
 
@@ -300,9 +304,9 @@ class ObjectLedger:
             claimed = _keys(map(self._effective, self.owners))
             return Diff(removed={k: v for k, v in kernel.items() if k not in claimed})
         # These owners may remove the objects they have, unless another owner has claimed them.
-        want = _flat(self._want.get(owner, {}) for owner in owners)
+        want = _flat(map(self._wants, owners))
         taken = _keys(map(self._effective, self.owners.difference(owners)))
-        keys = set(want) | (_keys(self._have.get(owner, {}) for owner in owners) - taken)
+        keys = set(want) | (_keys(map(self._has, owners)) - taken)
         return diff({key: kernel[key] for key in keys if key in kernel}, want)
 
     def accept(self, owners: Collection[Owner]) -> None:
@@ -316,16 +320,18 @@ class ObjectLedger:
             if self.rejected or self._missing:
                 self.rejected.pop(owner, None)
                 self._missing.pop(owner, None)
-            had, want = self._have.get(owner, _NO_OBJECTS), self._want.get(owner)
-            self._recorded += len(want or ()) - len(had)
-            if want is not None:
-                self._have[owner] = want
-            else:
-                self._have.pop(owner, None)
+            want = self._want.get(owner)
+            if want is not self._have.get(owner):
+                self._recorded += self._size(self._want, owner) - self._size(self._have, owner)
+                if want is None:
+                    del self._have[owner]
+                else:
+                    self._have[owner] = want
+                    self._loose.add(owner)
             if losers:
-                taken.update(want or ())
+                taken.update(self._wants(owner))
         for loser in losers:
-            had = self._have.get(loser, {})
+            had = self._has(loser)
             if lost := taken & had.keys():
                 self._have[loser] = {k: v for k, v in had.items() if k not in lost}
                 self._recorded -= len(lost)
@@ -345,22 +351,23 @@ class ObjectLedger:
         self._adopters.update(fresh)
         # Give owners without a history the objects that they want and that no other owner has.
         others = self.owners.difference(fresh, {ADOPTED})  # adopted objects stay adopted
-        taken = _keys(map(self._effective, others)) | _keys(self._have.get(o, {}) for o in others)
+        taken = _keys(map(self._effective, others)) | _keys(map(self._has, others))
         for owner in fresh:
-            wanted = self._want[owner].keys() - taken
+            wanted = self._wants(owner).keys() - taken
             if found := {key: kernel[key] for key in wanted if key in kernel}:
                 self._have[owner] = found
                 self._recorded += len(found)
                 taken |= found.keys()
         # The others keep the objects they had, even missing ones: a later write puts them back.
         for owner in owners:
-            self._count_missing(owner, sum(key not in kernel for key in self._have.get(owner, ())))
+            self._count_missing(owner, sum(key not in kernel for key in self._has(owner)))
         if not fresh:
             return
         # Adopt the rest of the kernel's objects: any of them may belong to the old versions.
         taken |= _keys(map(self._effective, fresh))
         leftovers = {key: value for key, value in kernel.items() if key not in taken}
-        self._recorded += len(leftovers) - len(self._have.pop(ADOPTED, ()))
+        self._recorded += len(leftovers) - self._size(self._have, ADOPTED)
+        self._have.pop(ADOPTED, None)
         if leftovers:
             self._have[ADOPTED] = leftovers
             names = ", ".join(sorted(map(str, self._adopters))[:3])
@@ -376,11 +383,12 @@ class ObjectLedger:
         if self._adopters or ADOPTED not in self.rejected:
             return False
         del self.rejected[ADOPTED]
-        self._recorded -= len(self._have.pop(ADOPTED))
+        self._recorded -= self._size(self._have, ADOPTED)
+        del self._have[ADOPTED]
         return True
 
     def _count_missing(self, owner: Owner, number: int) -> None:
-        if number := min(number, len(self._have.get(owner, ()))):
+        if number := min(number, self._size(self._have, owner)):
             self._missing[owner] = number
         else:
             self._missing.pop(owner, None)
@@ -388,11 +396,40 @@ class ObjectLedger:
     def in_force(self) -> Iterator[tuple[Any, Any]]:
         """Yield every kernel object that is in force, as far as known."""
         for part in tuple(self._have.values()):
-            yield from part.items()
+            yield from self._packer.unpack(part).items()
+
+    @property
+    def unpacked(self) -> int:
+        """Number of owners that `pack` would pack."""
+        return len(self._loose)
+
+    def pack(self) -> None:
+        """Keep the objects that are in force as bytes until somebody asks for them."""
+        # In the order in which they were rendered: memory that was allocated together is free
+        # together, and goes back to the system. In another order little of it would.
+        ordered = (
+            self._loose
+            if len(self._loose) < _FEW
+            else filter(self._loose.__contains__, [*self._want])
+        )
+        for owner in ordered:
+            part = self._have.get(owner)
+            if part is self._want.get(owner) and part and not isinstance(part, bytes):
+                self._want[owner] = self._have[owner] = self._packer.pack(part)
+        self._loose.clear()
+
+    def _size(self, parts: Mapping[Owner, Ruleset | bytes], owner: Owner) -> int:
+        return self._packer.size(parts.get(owner, _NO_OBJECTS))
+
+    def _wants(self, owner: Owner) -> Ruleset:
+        return self._packer.unpack(self._want.get(owner, _NO_OBJECTS))
+
+    def _has(self, owner: Owner) -> Ruleset:
+        return self._packer.unpack(self._have.get(owner, _NO_OBJECTS))
 
     def _effective(self, owner: Owner) -> Ruleset:
         """Return the objects an owner should have now: the last good version if rejected."""
-        return (self._have if owner in self.rejected else self._want).get(owner, {})
+        return self._has(owner) if owner in self.rejected else self._wants(owner)
 
 
 def _flat(parts: Iterable[Ruleset]) -> dict[Any, Any]:

@@ -207,6 +207,11 @@ class Sync:
         self.suspect()
         return await self.run()
 
+    async def pack(self) -> None:
+        """Keep what the last syncs wrote in little memory."""
+        async with self._running:
+            await _in_thread(self._ledger.pack, self._ledger.unpacked)
+
     async def compare(self, most: int = _EXAMPLES) -> Drift | None:
         """Compare the kernel with the objects in force, and write nothing.
 

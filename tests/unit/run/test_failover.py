@@ -324,10 +324,10 @@ async def test_only_endpoints_that_this_node_uses_are_checked() -> None:
     ejecting = Ejecting(failover=section)
     await ejecting.serve(probe="tcp")
     key = next(iter(ejecting.world.sync.state.plan.services))
-    assert {each.ip for each in ejecting.failover._used(key, ejecting.report)} == set(IPS)
+    assert {each.ip for each in ejecting.failover._used(key, ejecting.report.state)} == set(IPS)
     ejection = Ejection(backend("10.9.9.9"), Observation.SILENT, 0, 1, 1)
     ejecting.world.store.eject(WEB, (ejection,))
-    assert "10.9.9.9" in {each.ip for each in ejecting.failover._used(key, ejecting.report)}
+    assert "10.9.9.9" in {each.ip for each in ejecting.failover._used(key, ejecting.report.state)}
 
 
 async def test_a_kernel_that_refuses_the_log_is_a_finding() -> None:
